@@ -53,7 +53,7 @@ from seed_season import write_season
 
 from trader.clock import SystemClock, floor_time, iso
 from trader.commands.models import Opening, create_models
-from trader.commands.models_file import Entry, day_cost_of, entry_of, read_models
+from trader.commands.models_file import Entry, day_cost_of, entry_of, read_models, variant_argument
 from trader.domain.models import VariantId
 from trader.dotenv import add_env_file_option
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
@@ -122,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="scripts/seed_accounts.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("file", nargs="?", type=Path, help="a TOML file of models")
-    parser.add_argument("--variant", choices=[variant.value for variant in VariantId], help="one model of this variant")
+    parser.add_argument("--variant", type=variant_argument, help="one model of this variant")
     parser.add_argument("--provider", help="of that model")
     parser.add_argument("--router-model", help="of that model: the provider's name for it")
     parser.add_argument("--id", help="of that model; default: made of the two before and the variant")

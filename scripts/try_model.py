@@ -1,25 +1,10 @@
 #!/usr/bin/env python3
-"""Run one invocation of one model on the current market and print everything. Nothing of it stays.
+"""`trader models try` from a checkout: makes the environment when it is missing. Takes the arguments of the command."""
 
-  scripts/try_model.py --provider openrouter --model deepseek/deepseek-chat --variant Apex
-  scripts/try_model.py --provider openai --model gpt-5.6 --variant Apex --request '{"reasoning_effort": "none"}'
-  scripts/try_model.py --provider rules --model rules/apex --variant Apex --demo
-
-Keys and the market source are read like those of the service, from the environment and .env; --demo uses the synthetic
-market. The model sees a new account with SIM_INITIAL_CAPITAL. Its calls pass the real workflow, the real guard and the
-paper exchange, whatever TRADING_MODE says: its orders are filled on the current books, in a temporary database that is
-gone afterwards, so the model is shown the answers that it would have had.
-"""
-
-import argparse
-import asyncio
 import importlib.util
-import logging
 import os
 import subprocess
 import sys
-import tempfile
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,149 +15,7 @@ if importlib.util.find_spec("trader") is None:  # called by a Python without the
     os.execv(python, [str(python), __file__, *sys.argv[1:]])  # noqa: S606 - as above
 
 # ruff: noqa: E402 - nothing of the service can be imported before its environment is there
-import orjson
-
-from trader.clock import Clock, LockstepClock
-from trader.commands.models_file import request_fields
-from trader.domain.agents.invocations import Invocation
-from trader.domain.models import Model, ModelConfiguration, VariantId
-from trader.domain.money import format_decimal
-from trader.dotenv import add_env_file_option
-from trader.embedded.server import EmbeddedPostgres
-from trader.errors import TraderError
-from trader.external import settle_seed
-from trader.gateways.agents.providers import make_providers
-from trader.gateways.agents.taapi import make_supplier
-from trader.gateways.sources import make_source
-from trader.provider_settings import PROVIDERS
-from trader.services.agents.entrants import Entrants
-from trader.services.agents.observer import Observer
-from trader.services.agents.payloads import PayloadPacker, unpacked
-from trader.services.agents.recorder import InvocationRecorder
-from trader.services.agents.workflow import InvocationLimits, Workflow
-from trader.services.events import EventBus
-from trader.services.exchange.accounts import Accounts
-from trader.services.exchange.halts import Halts
-from trader.services.exchange.ledger_writer import LedgerWriter
-from trader.services.exchange.paper import PaperExchange
-from trader.services.market.feed import MarketFeed
-from trader.settings import Settings
-from trader.store.agents.invocations import select_payloads, select_steps, select_tool_calls, upsert_model
-from trader.store.database.partitions import ensure_partitions
-from trader.store.database.pool import Database
-from trader.store.database.schema import apply_schema
-
-QUOTES_WAIT_S = 15.0
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--provider", required=True, choices=[*PROVIDERS, "rules"])
-    parser.add_argument("--model", required=True, help="the provider's name for it")
-    parser.add_argument("--variant", required=True, choices=list(VariantId))
-    parser.add_argument("--demo", action="store_true", help="the synthetic market instead of the configured one")
-    parser.add_argument("--request", metavar="JSON", help="fields of every request, as in the models file")
-    add_env_file_option(parser)
-    options = parser.parse_args()
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
-    try:
-        options.request = request_fields(options.request or {})
-        settings = Settings.load(os.environ, options.env_file, demo=options.demo or options.provider == "rules")
-        with tempfile.TemporaryDirectory(prefix="trader-try-") as folder:
-            Path(folder).chmod(0o755)  # as root the server runs as `nobody`, which must have access
-            return asyncio.run(_try(settings, options, Path(folder)))
-    except TraderError as error:
-        print(f"try_model: {error}", file=sys.stderr)
-        return 1
-
-
-async def _try(settings: Settings, options: argparse.Namespace, folder: Path) -> int:
-    async with AsyncExitStack() as stack:
-        source = make_source(settings)
-        await source.open()
-        stack.push_async_callback(source.close)
-        server = await stack.enter_async_context(EmbeddedPostgres(folder, durable=False))
-        database = await Database.connect(await server.ensure_database("try"), size=2)
-        stack.push_async_callback(database.close)
-        await apply_schema(database)
-        await settle_seed(source, database, is_written=True)
-        clock, events = source.clock(None), EventBus()
-        market = MarketFeed(source, clock)
-        accounts, halts = Accounts(database, LedgerWriter(database), events), Halts(database, clock, events)
-        exchange = PaperExchange(database, market, clock, settings, accounts, halts)
-        await exchange.lead()
-        stack.push_async_callback(exchange.resign)
-        feed = asyncio.create_task(market.run(exchange.on_tick, clock.now()), name="market feed")
-        stack.push_async_callback(_cancel, feed)
-        await _first_quotes(market, clock)
-        providers = make_providers(settings)
-        stack.push_async_callback(providers.close)
-        supplier = make_supplier(settings, clock)
-        if supplier is not None:
-            stack.push_async_callback(supplier.close)
-            supplier.latest(next(iter(market.markets)))  # one market only: a free plan allows one request at a time
-            await supplier.settled()
-        observer = Observer(database, exchange, market, settings, supplier)
-        model = Model(
-            id="try",
-            name=options.model,
-            variant=VariantId(options.variant),
-            provider=options.provider,
-            router_model_name=options.model,
-            created_at=clock.now(),
-            configuration=ModelConfiguration(request=options.request),
-        )
-        async with database.connection() as conn:
-            await ensure_partitions(conn, clock.now())
-            await upsert_model(conn, model)
-        entrants = Entrants(database, settings)
-        record = InvocationRecorder(database, events, PayloadPacker(), entrants, model, clock.now(), exchange.settle)
-        limits = InvocationLimits(settings.run_tokens_max, settings.answer_tokens_max)
-        async with clock.busy():
-            await Workflow(record, providers, exchange, observer, clock, events, limits).execute()
-        await _print(database, record.invocation)
-        return 0 if record.invocation.status == "completed" else 1
-
-
-async def _first_quotes(market: MarketFeed, clock: Clock) -> None:
-    """Wait until every market has a price, at most `QUOTES_WAIT_S`."""
-    if isinstance(clock, LockstepClock):
-        return
-    for _ in range(int(QUOTES_WAIT_S * 10)):
-        if market.quotes().keys() >= market.markets.keys():
-            return
-        await asyncio.sleep(0.1)
-    missing = market.markets.keys() - market.quotes().keys()
-    print(f"no price of {', '.join(sorted(missing))} after {QUOTES_WAIT_S:g} s: {market.last_error or 'no update'}")
-
-
-async def _print(database: Database, invocation: Invocation) -> None:
-    """Print the messages, calls, steps and response of an invocation, as they are recorded."""
-    async with database.connection() as conn:
-        payloads = await select_payloads(conn, [invocation])
-        steps = (await select_steps(conn, [invocation.id])).get(invocation.id, [])
-        calls = (await select_tool_calls(conn, [invocation.id])).get(invocation.id, [])
-    for message in [message for content in payloads.values() for message in unpacked(content).messages]:
-        print(f"\n=== {message['role']}\n{message.get('content') or ''}")
-    for call in calls:
-        print(f"\n=== call {call.number}: {call.metadata['raw']['name']} → {call.status}")
-        print(f"    {call.metadata['raw']['arguments']}")
-        for result in call.metadata["results"]:
-            print(f"    {orjson.dumps(result).decode()}")
-    print(f"\n=== {invocation.status}{f': {invocation.failure_reason}' if invocation.failure_reason else ''}")
-    for step in steps:
-        key = "" if step.key_number is None else f" with key {step.key_number}"
-        cost = "not reported" if step.cost_usd is None else f"{format_decimal(step.cost_usd)} USD"
-        tokens = " + ".join("?" if count is None else str(count) for count in (step.input_tokens, step.output_tokens))
-        print(f"step {step.number}: {step.model}{key}, {tokens} tokens, {step.duration_ms} ms, cost {cost}")
-    if invocation.response:
-        print(f"\n{invocation.response}")
-
-
-async def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.wait([task])
-
+from trader.__main__ import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(["models", "try", *sys.argv[1:]]))

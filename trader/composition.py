@@ -13,7 +13,7 @@ from trader.api.stream_table import state_loaders
 from trader.clock import Clock, iso
 from trader.external import ExternalSystems
 from trader.gateways.agents.anchor_sinks import make_sink
-from trader.gateways.agents.providers import Provider, find_outages, make_providers
+from trader.gateways.agents.providers import Provider, find_resting, make_providers
 from trader.gateways.agents.taapi import make_supplier
 from trader.gateways.market.source import MarketSource
 from trader.gateways.sources import make_recorder
@@ -86,7 +86,7 @@ async def make_service(settings: Settings, external: ExternalSystems, alarms: Al
     limits = LossLimits(database, exchange, halts, settings)
     controls = TradingControls(halts, limits, OperatorCommands(database, exchange, halts, limits))
     providers = make_providers(settings)
-    alarms.providers = lambda: find_outages(providers)
+    alarms.providers = lambda: find_resting(providers)
     stack.push_async_callback(providers.close)
     supplier = make_supplier(settings, clock)
     if supplier is not None:
@@ -103,6 +103,7 @@ async def make_service(settings: Settings, external: ExternalSystems, alarms: Al
         evidence=Evidence(database, runs, luck, clock),
         agents=Agents(database, exchange, market, clock, events, settings, providers, supplier=supplier, leader=leader),
     )
+    alarms.models = lambda: {name: failing.reason for name, failing in context.agents.failing().items()}
     baselines = Baselines(database, exchange, market, clock, settings)
     schedulers = _make_schedulers(context, events, baselines)
     hubs = streams.Hubs(state_loaders(context), events, clock)
@@ -177,6 +178,7 @@ def leader_view(context: Context) -> LeaderView:
         market_troubles=troubles,
         account_troubles=dict(context.exchange.troubles),
         warning=context.agents.warning(),
+        model_warnings=dict(context.agents.model_warnings()),
         snapshots_created=context.portfolio.created,
     )
 

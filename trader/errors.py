@@ -61,13 +61,17 @@ class InternalError(TraderError):
 class ProviderError(TraderError):
     """An AI provider gave no usable answer. `raw` is what it sent instead, without secrets, for the record only.
 
-    `unmetered_attempts` counts the attempts that may have cost tokens which nobody reported.
+    `unmetered_attempts` counts the attempts that may have cost tokens which nobody reported, and `unreported` are the
+    most that they may have been: input and output.
     """
 
-    def __init__(self, message: str, raw: str = "", *, unmetered_attempts: int = 0) -> None:
+    def __init__(
+        self, message: str, raw: str = "", *, unmetered_attempts: int = 0, unreported: tuple[int, int] = (0, 0)
+    ) -> None:
         super().__init__(message)
         self.raw = raw
         self.unmetered_attempts = unmetered_attempts
+        self.unreported = unreported
 
 
 class ProviderTimeout(ProviderError):

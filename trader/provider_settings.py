@@ -14,7 +14,10 @@ PROVIDERS: Final = ("openrouter", "nim", "mistral", "openai")
 KEY_NAMES: Final = tuple(f"{provider.upper()}_API_KEY" for provider in PROVIDERS)
 BASE_URL_NAMES: Final = tuple(f"{provider.upper()}_BASE_URL" for provider in PROVIDERS)
 KEY_NAME: Final = re.compile(rf"({'|'.join(PROVIDERS).upper()})_API_KEY(?:_?([0-9]{{1,3}}))?")
-"""A variable with a key of a provider; the number of a further key may follow."""
+"""A variable with a key of a provider that ships; the number of a further key may follow."""
+
+OTHER_KEY_NAME: Final = re.compile(r"(?!VENUE_|TAAPI_)([A-Z][A-Z0-9_]*?)_API_KEY(?:_?([0-9]{1,3}))?")
+"""A variable that may have a key of a provider of the models file."""
 
 
 class ProviderSettings(msgspec.Struct, frozen=True):
@@ -24,19 +27,30 @@ class ProviderSettings(msgspec.Struct, frozen=True):
     keys: tuple[Secret, ...]
 
 
+def name_of_keys(variable: str) -> str:
+    """Return the name under which the keys of such a variable are kept."""
+    return variable.removesuffix("_API_KEY").lower()
+
+
 def read_providers(texts: Mapping[str, str], problems: list[str]) -> Mapping[str, ProviderSettings]:
-    """Return the settings of each provider that has a key or an address; add a problem for each mistake."""
+    """Return the settings of each provider that has a key or an address; add a problem for each mistake.
+
+    Keys of other names are those of providers that models bring, or belong to other programs: whatever is no key is
+    passed over.
+    """
     keys: dict[str, list[tuple[int, str, Secret]]] = {name: [] for name in PROVIDERS}
     for name, text in texts.items():
-        if found := KEY_NAME.fullmatch(name):
-            key = parse_setting(name, forms.SECRET, text, problems)
+        own = KEY_NAME.fullmatch(name)
+        if match := own or OTHER_KEY_NAME.fullmatch(name):
+            key = parse_setting(name, forms.SECRET, text, problems if own else [])
             if key is not None:
-                keys[found.group(1).lower()].append((int(found.group(2) or 0), name, key))
+                keys.setdefault(match.group(1).lower(), []).append((int(match.group(2) or 0), name, key))
     providers = {}
-    for provider, name in zip(PROVIDERS, BASE_URL_NAMES, strict=True):
+    for provider, entries in keys.items():
         # An address may carry a key in its path, so a wrong one is not shown.
-        url = parse_setting(name, forms.WEB_ADDRESS._replace(is_secret=True), texts.get(name, ""), problems)
-        ordered = dict.fromkeys(key for _, _, key in sorted(keys[provider], key=lambda entry: entry[:2]))
+        name, form = f"{provider.upper()}_BASE_URL", forms.WEB_ADDRESS._replace(is_secret=True)
+        url = parse_setting(name, form, texts.get(name, ""), problems) if name in BASE_URL_NAMES else None
+        ordered = dict.fromkeys(key for _, _, key in sorted(entries, key=lambda entry: entry[:2]))
         if ordered or url is not None:
             providers[provider] = ProviderSettings(url, tuple(ordered))
     return MappingProxyType(providers)

@@ -155,7 +155,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         "When set, procedures that change something need `Authorization: Bearer <token>`.")]
     max_parallel_models: Annotated[int, Variable(
         "MAX_PARALLEL_MODELS", "8", forms.whole_number(1, 256),
-        "How many models of one provider may be invoked at the same time.")]
+        "How many models with the same name at the same provider may be invoked at the same time.")]
     run_tokens_max: Annotated[int, Variable(
         "RUN_TOKENS_MAX", "60000", forms.whole_number(1_000, 100_000_000),
         "Tokens that one invocation of a model may spend, prompts and answers together.")]

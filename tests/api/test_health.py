@@ -15,6 +15,7 @@ from trader.api import health
 from trader.api.subscriber import Subscriber
 from trader.errors import Unavailable
 from trader.services.agents.budgets import Budget
+from trader.services.agents.model_warnings import Failing
 
 PATHS = ("/health", "/api/health", "/health/schedulers", "/api/health/schedulers")
 
@@ -142,10 +143,16 @@ async def test_the_detailed_report(path: str) -> None:
         }
         house.agents.queued = {"ada": START}
         assert (await get(client, path))[1]["modelsWaiting"] == [{"modelId": "ada", "waitingForSeconds": 1.0}]
-        house.agents.spent = {"ada": Budget(Decimal(2), Decimal("2.5"), True, "manage")}
+        house.agents.spent = {"ada": Budget(Decimal(2), Decimal("1.8"), True, "manage", Decimal("0.1"))}
         assert (await get(client, path))[1]["budgets"] == {
-            "ada": {"usdPerDay": 2.0, "spentTodayUsd": 2.5, "isPartial": True, "state": "manage"}
+            "ada": {"usdPerDay": 2.0, "spentTodayUsd": 1.8, "reservedUsd": 0.1, "isEstimated": True, "state": "manage"}
         }
+        house.agents.failures = {"ada": Failing(3, "no answer")}
+        house.agents.rests = {"nim key 2": "is out of credit (402)"}
+        report = (await get(client, path))[1]
+        assert report["modelsFailing"] == [{"modelId": "ada", "failures": 3, "reason": "no answer"}]
+        assert report["providersResting"] == {"nim key 2": "is out of credit (402)"}
+        assert not any("no answer" in reason for reason in (await get(client, "/health"))[1].get("reasons", []))
         house.market.last_update_at = START
         market = (await get(client, path))[1]["market"]
         assert market == {"source": "synthetic", "lastUpdateAt": "2025-01-01T12:00:00.000Z", "stale": False}

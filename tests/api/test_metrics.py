@@ -24,10 +24,11 @@ from trader.api.stream_messages import EventsMessage, NumberedEvent
 from trader.api.subscriber import Subscriber
 from trader.domain.exchange.orders import OrderStatus
 from trader.domain.operations.alarms import AlarmCause
-from trader.gateways.agents.chat import ChatClient
+from trader.gateways.agents.client import ProviderClient
 from trader.gateways.agents.providers import PROVIDERS, RuleProvider
 from trader.gateways.operations.notifications import HttpSink
 from trader.schedulers import JobStatus
+from trader.services.agents.model_warnings import Failing
 from trader.services.exchange.accounts import Tally
 from trader.services.operations.alarms import Alarms
 from trader.setting_forms import Secret
@@ -64,7 +65,7 @@ class Parts(House):
         self.hub = Broadcaster("workflow", capacity=3)
         self.status = JobStatus(interval_ms=1000, running=True, runs=7, failures=2, skipped=1, last_lag_ms=250)
         self.tally = Tally()
-        self.provider = ChatClient(PROVIDERS["openai"], [Secret("k" * 30)])
+        self.provider = ProviderClient(PROVIDERS["openai"], [Secret("k" * 30)])
         self.alarms = Alarms([HttpSink(1, Secret("http://127.0.0.1:9/"), "here")])
         self.agents.started = {"m": START}
         self.agents.queued = {"n": START, "o": START}
@@ -148,6 +149,8 @@ async def test_what_the_parts_count_is_told(client: AppClient, parts: Parts) -> 
         parts.hub.send(EventsMessage([NumberedEvent("workflow:step", b"{}", "1")]))
     parts.tally.orders[OrderStatus.FILLED] += 3
     parts.tally.maker_fills, parts.tally.taker_fills, parts.tally.trades = 2, 5, 4
+    parts.agents.failures = {"m": Failing(3, "no answer")}
+    parts.agents.rests = {"nim key 2": "is out of credit (402)"}
     parts.provider.usage.attempts["rate_limited"] += 1
     parts.provider.usage.input_tokens = 900
     parts.provider.usage.rests["out_of_credit"] += 1
@@ -182,6 +185,8 @@ async def test_what_the_parts_count_is_told(client: AppClient, parts: Parts) -> 
         ("trader_models_running", ()): 1,
         ("trader_models_waiting", ()): 2,
         ("trader_model_cycles_skipped_total", ("waiting",)): 4,
+        ("trader_model_failures", ("m",)): 3,
+        ("trader_provider_resting", ("nim key 2",)): 1,
     }
     assert {key: seen.get(key) for key in expected} == expected
     assert parts.hub.dropped == 1

@@ -24,6 +24,7 @@ from trader.api.schemas.positions import GetPositionsInput
 from trader.api.schemas.trades import GetTradesInput
 from trader.domain.exchange.orders import ExitPlan
 from trader.domain.models import Model, VariantId
+from trader.gateways.agents.providers import Providers
 from trader.services.agents.schedule import Agents
 from trader.services.events import EventBus
 from trader.services.portfolio.analytics import Analytics
@@ -62,7 +63,7 @@ async def house(database: Database) -> AsyncIterator[House]:
         await upsert_model(conn, Model(**{**{f: getattr(idle, f) for f in idle.__struct_fields__}, "active": False}))
     async with running(database, ScriptedSource(), ManualClock(START)) as venue:
         exchange, clock = venue.exchange, venue.clock
-        agents = Agents(database, exchange, venue.market, clock, EventBus(), settings, {})
+        agents = Agents(database, exchange, venue.market, clock, EventBus(), settings, Providers())
         await agents.start()
         context = Context(
             settings=settings,

@@ -25,7 +25,7 @@ provider = "openai"
 router_model = "lab/one"
 every = "5m"
 training_cutoff = 2025-06-30
-price = {input = 1.0, output = 2.0}
+price = {input = 0.36, output = 2.0}
 """
 PERIOD = ("--from", "2025-03-01T12:00:00Z", "--to", "2025-03-01T12:30:00Z")
 
@@ -162,7 +162,7 @@ def test_what_is_missing_is_named(
     assert backtest(data, out, *asking) == 2
     said = capsys.readouterr().err
     assert "--budget-usd is missing" in said
-    assert "one: 7 decisions, 0.0 million tokens, 0.04 USD when the provider caches prompts and 0.04 USD" in said
+    assert "one: 7 decisions, 0.0 million tokens, 0.02 USD when the provider caches prompts and 0.02 USD" in said
     assert backtest(data, out, *asking, "--budget-usd", "0") == 2
     assert "--budget-usd is '0'; it must be an amount above 0" in capsys.readouterr().err
     assert backtest(data, out, *asking, "--budget-usd", "nan", "--funding", "0") == 2

@@ -8,7 +8,9 @@ import pytest
 
 from trader.__main__ import main
 from trader.commands.command import MODULES, REGISTRY, load, make_parser, table, to_wire
+from trader.commands.models_file import variant_argument
 from trader.domain.exchange.halts import Outcome
+from trader.domain.models import VariantId
 
 ROOT = Path(__file__).parents[2]
 load("")
@@ -52,6 +54,22 @@ def test_documents_name_only_commands_that_exist(file: str, capsys: pytest.Captu
                 main([*name.split(), "--help"])
             shown = capsys.readouterr().out
             assert [option for option in options if option not in shown] == [], f"{file}: trader {line}"
+
+
+@pytest.mark.parametrize(
+    ("text", "variant"), [("apex", VariantId.APEX), ("Apex", VariantId.APEX), ("SOVEREIGN", VariantId.SOVEREIGN)]
+)
+def test_a_variant_is_understood_in_any_case(text: str, variant: VariantId) -> None:
+    assert variant_argument(text) is variant
+
+
+def test_an_unknown_variant_is_refused_in_plain_words(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["models", "try"], ["backtest"], ["board"]):
+        with pytest.raises(SystemExit):
+            main([*command, "--variant", "ape"])
+        assert (
+            "there is no variant 'ape'; there are Apex, Trendsurfer, Contrarian, Sovereign" in capsys.readouterr().err
+        )
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from support.records import HOUR, START, add_invocation, add_model, add_trade
 from support.served import make_health_app, served
 
 from trader.__main__ import main
-from trader.domain.models import VariantId
+from trader.domain.models import Model, ModelConfiguration, Price, VariantId
+from trader.store.agents.invocations import upsert_model
 from trader.store.database.leadership import LeaderLock
 from trader.store.database.pool import Database
 
@@ -212,3 +213,29 @@ async def test_unknown_names_are_answered_with_those_that_there_are(
 ) -> None:
     found = await call(*words)
     assert (found.code, said in found.err) == (1, True), found
+
+
+async def test_budgets_of_today_are_shown(call: Call, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    capped = ModelConfiguration(price=Price(input=1, output=2), budget_usd_per_day=1, when_spent="pause")
+    async with database.connection() as conn:
+        await conn.execute(
+            "INSERT INTO service_state (market_identity, trading_mode, lived_until) VALUES ('m', 'simulated', $1)",
+            START + HOUR,
+        )
+        for name in ("ada", "bob"):
+            model = Model(
+                id=name, name=name, variant=VariantId.APEX, provider="openai", router_model_name="lab/one",
+                created_at=START, configuration=capped,
+            )  # fmt: skip
+            await upsert_model(conn, model)
+        await add_invocation(conn, "bob", START)
+        await conn.execute("UPDATE invocations SET cost_usd = 0.995, unmetered_attempts = 1")
+    monkeypatch.setenv("AI_BUDGET_USD_PER_DAY", "5")
+    said = await call("budgets")
+    assert "~0.9950 USD  paused by its budget" in said.out
+    assert "All models: 0.995 of 5 USD (AI_BUDGET_USD_PER_DAY)." in said.out
+    listed = {row.split()[0]: row for row in (await call("models", "list")).out.splitlines() if row.strip()}
+    assert "active" in listed["ada"]
+    assert "paused by its budget" in listed["bob"]
+    budget = (await call("budgets", "--json")).value["budgets"]["bob"]
+    assert budget == {"usd": 1, "spentUsd": 0.995, "isEstimated": True, "state": "pause"}

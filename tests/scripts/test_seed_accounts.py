@@ -150,7 +150,7 @@ def test_mistakes_are_reported_and_nothing_is_changed(
 @pytest.mark.parametrize(
     ("change", "problems"),
     [
-        (("[[models]]", "[[model]]"), ["line 2: model: unknown field; known are models"]),
+        (("[[models]]", "[[model]]"), ["line 2: model: unknown field; known are models, providers, owners, rates"]),
         (('"Apex"', '"apex"'), ["line 5: model 1.variant: expected one of Apex, Trendsurfer"]),
         (("active = false", "active = 0"), ["line 15: model 2.active: expected true or false, got 0"]),
         (("2500.5", "-1"), ["line 8: model 1.initial_capital: expected a number above 0 up to 1e+09, got -1"]),
@@ -181,6 +181,56 @@ def test_mistakes_are_reported_and_nothing_is_changed(
             ("\nname", "\nprice = {input = -1, output = 2}\nname"),
             ["line 4: model 1.price.input: expected USD per million"],
         ),
+        (("\nname", "\nprice = 0.28\nname"), ["line 4: model 1.price: a price without a unit: expected a table with"]),
+        (
+            ("\nname", '\nprice = {input = 1, output = 2, currency = "EUR"}\nname'),
+            ["line 4: model 1.price.currency: there is no rate of EUR: give the price in USD, or"],
+        ),
+        (
+            ("\nname", '\nowner = "lab"\nname'),
+            ["line 4: model 1.owner: there is no owner 'lab' in [[owners]]; there are n"],
+        ),
+        (
+            ("\nname", "\nowner_budget_usd_per_day = 1\nname"),
+            ["line 4: model 1.owner_budget_usd_per_day: set it as budget_usd_per_day of the owner"],
+        ),
+        (
+            ("[[models]]", '[[owners]]\nname = "a"\nbudget_usd_per_day = 1\n' * 2 + "[[models]]"),
+            ["line 6: owner 2.name: 'a' is given twice; every owner has a name of its own"],
+        ),
+        (("[[models]]", '[[owners]]\nname = "a"\n[[models]]'), ["owner 1.budget_usd_per_day: required"]),
+        (
+            ("[[models]]", "[rates]\nEUR = 0\n[[models]]"),
+            ["line 3: rates.EUR: expected USD for one EUR, a number above 0"],
+        ),
+        (
+            ("[[models]]", '[[providers]]\nname = "openai"\nbase_url = "http://a/v1"\n[[models]]'),
+            ["line 3: provider 1.name: 'openai' ships with the service; give another name"],
+        ),
+        (
+            ("[[models]]", '[[providers]]\nname = "lab"\nbase_url = "a"\nprotocol = "soap"\nslot = 1\n[[models]]'),
+            [
+                "line 4: provider 1.base_url: expected an http or https address",
+                "line 5: provider 1.protocol: expected one of chat, gemini, messages, responses",
+                "line 6: provider 1.slot: unknown field; known are",
+            ],
+        ),
+        (
+            ("[[models]]", '[[providers]]\nname = "a"\nbase_url = "http://a/v1"\n' * 2 + "[[models]]"),
+            ["line 6: provider 2.name: 'a' is given twice"],
+        ),
+        (
+            (
+                "[[models]]",
+                '[[providers]]\nname = "a"\nbase_url = "http://a"\nprotocol = "gemini"\nstream = true\n'
+                'headers = {Authorization = "x"}\nrequest = {contents = []}\n[[models]]',
+            ),
+            [
+                "line 6: provider 1.stream: only the protocols chat and responses are streamed",
+                "line 7: provider 1.headers.Authorization: expected a header's name, but none of authorization",
+                "line 8: provider 1.request.contents: the service sets it itself",
+            ],
+        ),
         (("\nname", '\nevery = "90s"\nname'), ['line 4: model 1.every: expected minutes or hours, such as "5m"']),
         (("\nname", "\nbudget_usd_per_day = 0\nname"), ["line 4: model 1.budget_usd_per_day: expected USD, a number"]),
         (("\nname", "\nbudget_usd_per_day = nan\nname"), ["line 4: model 1.budget_usd_per_day: expected USD"]),
@@ -206,6 +256,17 @@ def test_mistakes_in_the_file_are_located(
     reported = capsys.readouterr().err
     for problem in problems:
         assert problem in reported
+
+
+async def test_owners_and_other_currencies_are_stored_in_usd(seed: ModuleType, database: Database, dsn: str) -> None:
+    whole = '[rates]\nEUR = 1.25\n[[owners]]\nname = "lab"\nbudget_usd_per_day = 7\n' + FILE
+    price = '\nowner = "lab"\nprice = {input = 1, cached = 0.5, output = 2, currency = "EUR"}\nname'
+    Path("models.toml").write_text(whole.replace("\nname", price, 2).replace(price, "\nname", 1), encoding="utf-8")
+    assert _run(seed, "models.toml", "--demo", "--database-url", dsn) == 0
+    async with database.connection() as conn:
+        model = next(model for model in await select_models(conn) if model.provider != "rules")
+    assert model.configuration.price == Price(input=1.25, cached=0.625, output=2.5)
+    assert (model.configuration.owner, model.configuration.owner_budget_usd_per_day) == ("lab", 7)
 
 
 async def test_fields_of_requests_are_stored(seed: ModuleType, database: Database, dsn: str) -> None:

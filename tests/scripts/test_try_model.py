@@ -95,6 +95,7 @@ async def test_messages_calls_verdicts_tokens_and_cost_are_shown(tmp_path: Path,
         "=== completed",
         "step 1: lab/one-2026 with key 1, 8123 + 77 tokens, ",
         "cost 0.0042 USD",
+        "in all: 16,246 tokens of input (not reported from the cache), 154 of output, cost 0.0084 USD",
         "enough seen",
     ):
         assert part in said, part
@@ -117,7 +118,7 @@ async def test_a_failing_provider_is_reported(tmp_path: Path, provider: FakeProv
 
 async def test_without_a_provider_it_says_what_is_missing(tmp_path: Path) -> None:
     code, said, complained = await run(tmp_path, *OPENAI[:-1])
-    assert code == 1
+    assert code == 2
     assert said == ""
     assert "OPENAI_API_KEY" in complained
     assert "Traceback" not in complained

@@ -13,7 +13,7 @@ from aiohttp import web
 from trader.domain.agents.conversation import Turn
 from trader.domain.agents.view import ObservedAccount, ObservedStats, View
 from trader.domain.models import Model, VariantId
-from trader.gateways.agents.chat import ChatClient
+from trader.gateways.agents.client import ProviderClient
 
 NOW = datetime(2025, 1, 2, 12, tzinfo=UTC)
 KEYS = ("sk-alpha-000000000001", "sk-beta-0000000000002", "sk-gamma-000000000003")
@@ -105,4 +105,4 @@ class Timer:
         await asyncio.sleep(0)
 
 
-MakeClient = Callable[..., ChatClient]
+MakeClient = Callable[..., ProviderClient]

@@ -96,7 +96,8 @@ TOOL_CALL_TYPE = ("CREATE_POSITION", "CLOSE_POSITION", "UPDATE_EXIT_PLAN", "HOLD
 BUDGET = {
     "usdPerDay?": number,
     "spentTodayUsd": number,
-    "isPartial?": True,
+    "reservedUsd?": number,
+    "isEstimated?": True,
     "state": ("open", "manage", "pause"),
 }
 INVOCATION = {
@@ -114,6 +115,7 @@ INVOCATION = {
     "outputTokens": (count, None),
     "unmeteredAttempts?": count,
     "costIsPartial?": True,
+    "costIsEstimated?": True,
     "costUsd?": number,
     "durationMs": count,
     "timestamp": iso,
@@ -296,6 +298,7 @@ OUTPUTS: Mapping[str, Shape] = {
                 "createdAt": iso,
                 "invocationCount": count,
                 "lastInvokedAt?": iso,
+                "warning?": text,
             }
         ],
         "warning?": text,

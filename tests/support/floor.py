@@ -150,13 +150,14 @@ class Floor:
         *model_ids: str,
         variant: VariantId = VariantId.APEX,
         provider: str = "fake",
+        router_model: str | None = None,
         configuration: ModelConfiguration | None = None,
     ) -> None:
         async with self.database.connection() as conn:
             for model_id in model_ids:
                 model = Model(
                     id=model_id, name=model_id.title(), variant=variant, provider=provider,
-                    router_model_name=f"lab/{model_id}", created_at=START,
+                    router_model_name=router_model or f"lab/{model_id}", created_at=START,
                     configuration=configuration or ModelConfiguration(),
                 )  # fmt: skip
                 await upsert_model(conn, model)

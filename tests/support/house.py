@@ -14,6 +14,7 @@ from trader.api.context import ALARMS, CONTEXT, DATABASE, HALTS, RELAY, ROLE, SC
 from trader.api.streams import HUBS
 from trader.schedulers import Job, Schedulers
 from trader.services.agents.budgets import Budget
+from trader.services.agents.model_warnings import Failing
 from trader.settings import Settings
 from trader.store.database.pool import PoolUse
 
@@ -61,6 +62,8 @@ class FakeAgents:
         self.started: dict[str, datetime] = {}
         self.queued: dict[str, datetime] = {}
         self.spent: dict[str, Budget] = {}
+        self.failures: dict[str, Failing] = {}
+        self.rests: dict[str, str] = {}
         self.skipped = {"running": 3, "waiting": 4}
         self.budgets = self
 
@@ -69,6 +72,12 @@ class FakeAgents:
 
     def waiting(self) -> Mapping[str, datetime]:
         return self.queued
+
+    def failing(self) -> Mapping[str, Failing]:
+        return self.failures
+
+    def resting(self) -> Mapping[str, str]:
+        return self.rests
 
     def states(self, _: object) -> Mapping[str, Budget]:
         return self.spent

@@ -21,6 +21,7 @@ from trader.api.schemas.health import (
     HealthReport,
     LiveReport,
     MarketHealth,
+    ModelFailing,
     ModelRunning,
     ModelWaiting,
     SchedulerHealth,
@@ -251,6 +252,12 @@ def _schedulers_report(app: web.Application, database: DatabaseHealth) -> Schedu
             for model_id, since in agents.waiting().items()
         ]
         or UNSET,
+        models_failing=[
+            ModelFailing(model_id=model_id, failures=failing.in_a_row, reason=failing.reason)
+            for model_id, failing in agents.failing().items()
+        ]
+        or UNSET,
+        providers_resting=dict(agents.resting()) or UNSET,
         budgets={model_id: BudgetUse.of(budget) for model_id, budget in budgets.items()} or UNSET,
         halts=halts_in_force(app[HALTS].in_force),
         lag_seconds=_lag(app),

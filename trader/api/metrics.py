@@ -23,7 +23,7 @@ from trader.api.routes import Documented, Route
 from trader.api.rpc import DISPATCHER, Dispatcher
 from trader.api.state_broadcast import StateBroadcaster
 from trader.api.streams import HUBS
-from trader.gateways.agents.chat import ChatClient
+from trader.gateways.agents.client import ProviderClient
 from trader.gateways.agents.providers import Provider, find_outages
 from trader.schedulers import JobStatus
 from trader.services.agents.budgets import Budget
@@ -109,8 +109,12 @@ def _answers_of(dispatcher: Dispatcher) -> Iterator[Metric]:
 def _models_of(agents: Agents) -> Iterator[Metric]:
     yield GaugeMetricFamily("trader_models_running", "Models that think now.", len(agents.running()))
     waiting = len(agents.waiting())
-    yield GaugeMetricFamily("trader_models_waiting", "Models that wait for a slot of their provider.", waiting)
+    yield GaugeMetricFamily("trader_models_waiting", "Models that wait for a slot.", waiting)
     yield _counters("trader_model_cycles_skipped", "Cycles that passed over models.", "state", agents.skipped)
+    failing = {model_id: one.in_a_row for model_id, one in agents.failing().items()}
+    yield _gauges("trader_model_failures", "Failures in a row of a model with three or more.", "model", failing)
+    resting = dict.fromkeys(agents.resting(), 1)
+    yield _gauges("trader_provider_resting", "1 while a provider or key cannot be used.", "provider", resting)
 
 
 def _requests_of(latencies: Mapping[tuple[str, int], Latencies]) -> Metric:
@@ -185,9 +189,8 @@ def _providers_of(providers: Mapping[str, Provider]) -> Iterator[Metric]:
         "trader_provider_unmetered_attempts", "Calls that may have cost tokens nobody reported.", labels=["provider"]
     )
     outages = find_outages(providers)
-    out = CounterMetricFamily("trader_provider_keys_out", "Keys that were refused.", labels=["provider"])
     for name, provider in providers.items():
-        if not isinstance(provider, ChatClient):
+        if not isinstance(provider, ProviderClient):
             continue
         usage = provider.usage
         for outcome, count in usage.attempts.items():
@@ -198,9 +201,8 @@ def _providers_of(providers: Mapping[str, Provider]) -> Iterator[Metric]:
         for reason, count in usage.rests.items():
             rests.add_metric([name, reason], count)
         unmetered.add_metric([name], usage.unmetered_attempts)
-        out.add_metric([name], usage.keys_out)
-    yield from (attempts, tokens, unmetered, rests, out)
-    down = {name: int(name in outages) for name, provider in providers.items() if isinstance(provider, ChatClient)}
+    yield from (attempts, tokens, unmetered, rests)
+    down = {name: int(name in outages) for name, provider in providers.items() if isinstance(provider, ProviderClient)}
     yield _gauges("trader_provider_out", "1 while no model can ask it.", "provider", down)
 
 

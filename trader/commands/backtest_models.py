@@ -21,7 +21,7 @@ from trader.errors import SettingsError
 from trader.gateways.agents.cassette import ANSWERS, MODELS, Cassette
 from trader.gateways.agents.providers import make_providers
 from trader.gateways.market.replay import ReplaySource
-from trader.provider_settings import PROVIDERS
+from trader.provider_settings import OTHER_KEY_NAME, PROVIDERS
 from trader.services.backtest.accounts import DecisionSource, RuleAgentSource
 from trader.services.backtest.answers import KeptAnswers, Spending
 from trader.services.backtest.run import rule_models
@@ -127,6 +127,7 @@ def _of_file(
         raise SettingsError(problems)
     cassette, spending = Cassette.load(options.cassette or options.out / CASSETTE), Spending(budget)
     clients = make_providers(asking)
+    clients.learn(asked)
     stack.push_async_callback(clients.close)
     providers = {
         name: KeptAnswers(name, cassette, spending, client, asking.max_parallel_models)
@@ -138,7 +139,8 @@ def _of_file(
 
 def _is_of_providers(name: str) -> bool:
     of_provider = name.startswith(tuple(f"{provider.upper()}_" for provider in PROVIDERS))
-    return name in _FROM_ENVIRONMENT or (of_provider and ("_API_KEY" in name or name.endswith("_BASE_URL")))
+    is_own = of_provider and ("_API_KEY" in name or name.endswith("_BASE_URL"))
+    return name in _FROM_ENVIRONMENT or is_own or OTHER_KEY_NAME.fullmatch(name) is not None
 
 
 def _model(entry: Entry, every: str | None, at: datetime) -> Model:
@@ -164,7 +166,7 @@ def _with_source(
 
 
 def _without_key(models: Sequence[Model], settings: Settings) -> Iterator[str]:
-    for provider in dict.fromkeys(model.provider for model in models):
+    for provider in dict.fromkeys(model.provider for model in models if not model.configuration.provider_definition):
         if provider not in settings.providers:
             names = ", ".join(model.id for model in models if model.provider == provider)
             key = provider.upper()

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import msgspec
 
+from trader.commands.models_file import variant_argument
 from trader.domain.market.markets import PLAIN_FUNDING_RATE
 from trader.domain.market.presets import PRESET_MARKETS
-from trader.domain.models import ModelConfiguration, VariantId
+from trader.domain.models import ModelConfiguration
 from trader.dotenv import add_env_file_option
 from trader.errors import SettingsError
 from trader.gateways.market.files import find_files
@@ -34,7 +35,7 @@ _OPTIONS: Mapping[str, str] = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--data", type=Path, metavar="FOLDER", help="1-minute candles as Binance publishes them")
-    add("--variant", action="append", choices=list(VariantId), help="a rule agent; repeat it for more; default: all")
+    add("--variant", action="append", type=variant_argument, help="a rule agent; repeat it for more; default: all")
     add("--market", action="append", metavar="SYMBOL", help="repeat it for more; default: all that the folder has")
     add("--from", dest="start", metavar="TIME", help="ISO 8601 in UTC; default: a day after the first candle")
     add("--to", dest="end", metavar="TIME", help="default: the last candle")

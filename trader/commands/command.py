@@ -27,6 +27,7 @@ MODULES: Final[Mapping[str, str]] = {
     "version": "serve",
     "status": "status",
     "models": "models",
+    "budgets": "models_budgets",
     "accounts": "accounts",
     "positions": "accounts",
     "trades": "trades",

@@ -8,19 +8,23 @@ from decimal import Decimal
 from pathlib import Path
 from typing import NamedTuple
 
+import trader.commands.models_try  # noqa: F401 - declares its command
 from trader.clock import SystemClock
 from trader.commands.command import EXIT_WRONG_SETTINGS, Result, allowed, moment, table
 from trader.commands.database import FoundDatabase, database_command
+from trader.commands.models_budgets import STATES, read_budgets
 from trader.commands.models_file import Entry, day_cost_of, read_models, surplus_replicates
 from trader.domain.exchange.ledger import unopened_account
 from trader.domain.models import Model
 from trader.domain.money import format_decimal, from_number
 from trader.errors import SettingsError, StartError
+from trader.services.agents.budgets import Budget
 from trader.settings import read_some
 from trader.store.agents.invocations import (
     select_model_activity,
     select_models,
     update_model_active,
+    update_provider_definition,
     update_venue_account_index,
     upsert_model,
 )
@@ -32,10 +36,12 @@ _SOON = "A running service takes this up with its next cycle, within a minute."
 
 
 @database_command("models list", example="trader models list")
-async def list_models(_: argparse.Namespace, found: FoundDatabase) -> Result:
+async def list_models(options: argparse.Namespace, found: FoundDatabase) -> Result:
     """List every model, the oldest first, and what it has done."""
     async with found.reading() as conn:
         models, activity = await select_models(conn), await select_model_activity(conn)
+    by_id = {model.id: model for model in models}
+    budgets = (await read_budgets(options, found, by_id)).states(by_id)
     heads = ("model", "variant", "provider", "name at the provider", "state", "every", "invocations", "last")
     listed = [(model, *activity.get(model.id, (0, None))) for model in models]
     rows = [
@@ -44,7 +50,7 @@ async def list_models(_: argparse.Namespace, found: FoundDatabase) -> Result:
             model.variant,
             model.provider,
             model.router_model_name,
-            "active" if model.active else "paused",
+            _state(model, budgets.get(model.id)),
             model.configuration.every or "1m",
             f"{count:,}",
             moment(last),
@@ -55,6 +61,12 @@ async def list_models(_: argparse.Namespace, found: FoundDatabase) -> Result:
         "models": [{"model": model, "invocationCount": count, "lastInvokedAt": last} for model, count, last in listed]
     }
     return Result(value, table(heads, rows, text_columns=6))
+
+
+def _state(model: Model, budget: Budget | None) -> str:
+    if not model.active:
+        return "paused"
+    return "active" if budget is None or budget.state == "open" else STATES[budget.state]
 
 
 def _file_argument(parser: argparse.ArgumentParser) -> None:
@@ -122,6 +134,9 @@ async def create_models(
         if account is not None and entry.initial_capital is not None and account.run.initial_capital != capital:
             stays = format_decimal(account.run.initial_capital)
             notes.append(f"{entry.id} is open with {stays} already; its capital stays.")
+    definitions = {entry.provider: entry.provider_definition for entry in entries if entry.provider_definition}
+    for name, definition in definitions.items():
+        await update_provider_definition(conn, name, definition)
     present = {model.id: model for model in await select_models(conn)}
     for model_id in surplus_replicates(present, entries):
         await update_model_active(conn, model_id, is_active=False)

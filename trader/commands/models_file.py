@@ -1,22 +1,34 @@
 """The models file: its entries, read from TOML or from arguments, with the line of every mistake."""
 
+import argparse
 import math
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec.structs import replace
 
 from trader.api.inputs import find_issues
-from trader.domain.models import CYCLE, RESERVED_REQUEST_FIELDS, Model, ModelConfiguration, ModelId, VariantId
+from trader.commands.toml_lines import lines_of
+from trader.domain.models import (
+    CYCLE,
+    RESERVED_REQUEST_FIELDS,
+    Model,
+    ModelConfiguration,
+    ModelId,
+    ProviderDefinition,
+    Usd,
+    VariantId,
+)
 from trader.errors import Issue, SettingsError
 from trader.provider_settings import PROVIDERS
 
-ROOT_NAMES = ("models",)
-"""The only name at the top of a file."""
+ROOT_NAMES: Final = {"models": "model", "owners": "owner", "providers": "provider"}
+"""The lists of tables at the top of a file, and what each of their tables is called."""
 
 Line = Annotated[
     str,
@@ -31,7 +43,10 @@ Capital = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 VenueAccountIndex = Annotated[int, msgspec.Meta(ge=0, lt=2**48)]
 Replicates = Annotated[int, msgspec.Meta(ge=1, le=100)]
 
-AI_FIELDS = ("request", "attempt_timeout_s", "price", "budget_usd_per_day", "when_spent", "prompt", "training_cutoff")
+AI_FIELDS = (
+    "request", "attempt_timeout_s", "price", "budget_usd_per_day", "when_spent", "manage_usd_per_day", "owner",
+    "prompt", "training_cutoff",
+)  # fmt: skip
 """Fields that mean nothing for a rule agent."""
 
 PROMPT_CHARACTERS_MAX = 40_000
@@ -63,10 +78,29 @@ class Entry(ModelConfiguration, frozen=True, kw_only=True, forbid_unknown_fields
         return msgspec.convert(self, ModelConfiguration, from_attributes=True)
 
 
+STREAMED: Final = ("chat", "responses")
+"""The protocols whose answers can be streamed."""
+
+KEY_HEADERS: Final = ("authorization", "x-api-key", "x-goog-api-key")
+
+
+class Owner(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who owns some of the models, and what they may cost together within a UTC day."""
+
+    name: ModelId
+    budget_usd_per_day: Usd
+
+
 class File(msgspec.Struct, forbid_unknown_fields=True):
-    """A whole file."""
+    """A whole file, whose tables are not checked yet.
+
+    `rates` has what a unit of another currency than USD is worth in USD.
+    """
 
     models: list[Any]
+    providers: list[Any] = []
+    owners: list[Any] = []
+    rates: dict[str, Any] = {}
 
 
 def read_models(file: Path) -> list[Entry]:
@@ -80,16 +114,21 @@ def read_models(file: Path) -> list[Entry]:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingsError([f"{file}: {error}"]) from None
     issues = list(_struct_issues(File, document))
+    if not issues:
+        issues += _head_issues(document)
     entries = []
     if not issues:
-        for index, values in enumerate(document["models"]):
-            found = [*_entry_issues(values), *_replace_prompt(values, file.parent)]
-            issues += [Issue(("models", index, *path), message) for path, message in found]
-            if not found:
-                entries += _replicates(_entry(values))
-        issues += _repeated_ids(document["models"])
+        whole = msgspec.convert(document, File)
+        whole.owners = msgspec.convert(whole.owners, list[Owner])
+        whole.providers = msgspec.convert(whole.providers, list[ProviderDefinition])
+        for index, values in enumerate(whole.models):
+            mistakes = [*_entry_issues(values, whole), *_replace_prompt(values, file.parent)]
+            issues += [Issue(("models", index, *path), message) for path, message in mistakes]
+            if not mistakes:
+                entries += _replicates(_entry(values, whole))
+        issues += _repeated("models", "id", whole.models)
     if issues:
-        lines = _lines_of(text, [issue.path for issue in issues])
+        lines = lines_of(text, [issue.path for issue in issues])
         located = sorted(zip(lines, issues, strict=True), key=lambda pair: pair[0])
         raise SettingsError([f"{file}, line {line}: {_name(path)}: {message}" for line, (path, message) in located])
     return entries
@@ -100,9 +139,17 @@ def entry_of(values: Mapping[str, Any]) -> Entry:
 
     :raises SettingsError: with every mistake
     """
-    if issues := list(_entry_issues(values)):
+    if issues := list(_entry_issues(values, File([]))):
         raise SettingsError([f"the model: {_name(path)}: {message}" for path, message in issues])
-    return _entry(values)
+    return _entry(values, File([]))
+
+
+def variant_argument(text: str) -> VariantId:
+    """Return the variant that an argument names, in upper or lower case."""
+    for variant in VariantId:
+        if text.lower() == variant.value.lower():
+            return variant
+    raise argparse.ArgumentTypeError(f"there is no variant {text!r}; there are {', '.join(VariantId)}")
 
 
 def request_fields(request: Any) -> Mapping[str, Any]:
@@ -133,9 +180,16 @@ def day_cost_of(entry: Entry) -> str | None:
     )
 
 
-def _entry(values: Mapping[str, Any]) -> Entry:
+def _entry(values: Mapping[str, Any], whole: File) -> Entry:
+    """Return the entry of a table without mistakes, with its price in USD and the budget of its owner."""
     request = values.get("request", {})
-    return msgspec.convert({**values, "request": _decoded(request)}, Entry)
+    entry = msgspec.convert({**values, "request": _decoded(request)}, Entry)
+    if entry.price is not None:
+        entry = replace(entry, price=entry.price.in_usd({"USD": 1.0, **whole.rates}[entry.price.currency]))
+    owner = next((owner for owner in whole.owners if owner.name == entry.owner), None)
+    definition = next((definition for definition in whole.providers if definition.name == entry.provider), None)
+    budget = None if owner is None else owner.budget_usd_per_day
+    return replace(entry, owner_budget_usd_per_day=budget, provider_definition=definition)
 
 
 def _decoded(request: Any) -> Any:
@@ -149,16 +203,72 @@ def _decoded(request: Any) -> Any:
         raise ValueError(str(error)) from None
 
 
-def _entry_issues(values: Any) -> Iterator[Issue]:
+def _head_issues(document: Mapping[str, Any]) -> Iterator[Issue]:
+    """Yield what is wrong with everything in a file but its models."""
+    owners = document.get("owners", [])
+    for index, values in enumerate(owners):
+        for path, message in _struct_issues(Owner, values):
+            yield Issue(("owners", index, *path), message)
+    yield from _repeated("owners", "name", owners)
+    providers = document.get("providers", [])
+    for index, values in enumerate(providers):
+        for path, message in _provider_issues(values):
+            yield Issue(("providers", index, *path), message)
+    yield from _repeated("providers", "name", providers)
+    for currency, rate in document.get("rates", {}).items():
+        if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate < 1e6:
+            yield Issue(("rates", currency), f"expected USD for one {currency}, a number above 0, got {rate!r}")
+
+
+def _provider_issues(values: Any) -> Iterator[Issue]:
+    """Yield what is wrong with the definition of a provider."""
+    yield from _struct_issues(ProviderDefinition, values)
+    if not isinstance(values, Mapping):
+        return
+    yield from _request_issues(values.get("request", {}))
+    if values.get("name") in (*PROVIDERS, "rules"):
+        yield Issue(("name",), f"{values['name']!r} ships with the service; give another name")
+    if values.get("stream") is True and values.get("protocol", "chat") not in STREAMED:
+        yield Issue(("stream",), f"only the protocols {' and '.join(STREAMED)} are streamed")
+    for name, text in values.get("headers", {}).items() if isinstance(values.get("headers"), Mapping) else ():
+        if not re.fullmatch(r"[A-Za-z0-9-]{1,64}", name) or name.lower() in KEY_HEADERS:
+            hint = f"a header's name, but none of {', '.join(KEY_HEADERS)}: keys are in the variable `key_variable`"
+            yield Issue(("headers", name), f"expected {hint}")
+        elif not isinstance(text, str) or not re.fullmatch(r"[\x20-\x7e]{1,500}", text):
+            yield Issue(("headers", name), "expected a text of 1 to 500 printable ASCII characters")
+
+
+def _entry_issues(values: Any, whole: File) -> Iterator[Issue]:
     if isinstance(values, Mapping):
+        yield from _reference_issues(values, whole)
         yield from _request_issues(values.get("request", {}))
         values = {name: value for name, value in values.items() if name != "request"}
     yield from _struct_issues(Entry, values)
     provider = values.get("provider") if isinstance(values, Mapping) else None
     if provider == "rules":
         yield from (Issue((name,), "only an AI model has it, no rule agent") for name in AI_FIELDS if name in values)
-    if isinstance(provider, str) and provider not in (providers := (*PROVIDERS, "rules")):
+    providers = (*PROVIDERS, *(definition.name for definition in whole.providers), "rules")
+    if isinstance(provider, str) and provider not in providers:
         yield Issue(("provider",), f"there is no provider {provider!r}; there are {', '.join(providers)}")
+
+
+def _reference_issues(values: Mapping[str, Any], whole: File) -> Iterator[Issue]:
+    """Yield what a table refers to that the rest of the file does not have: its owner, the rate of its currency."""
+    owner, owners = values.get("owner"), [owner.name for owner in whole.owners]
+    if isinstance(owner, str) and owner not in owners:
+        yield Issue(("owner",), f"there is no owner {owner!r} in [[owners]]; there are {', '.join(owners) or 'none'}")
+    if "owner_budget_usd_per_day" in values:
+        yield Issue(("owner_budget_usd_per_day",), "set it as budget_usd_per_day of the owner in [[owners]]")
+    if "provider_definition" in values:
+        yield Issue(("provider_definition",), "define the provider in [[providers]], and name it as `provider`")
+    price = values.get("price")
+    currency = price.get("currency", "USD") if isinstance(price, Mapping) else "USD"
+    if currency != "USD" and currency not in whole.rates:
+        hint = f"give the price in USD, or what a unit is worth in USD as [rates] {currency} = …"
+        yield Issue(("price", "currency"), f"there is no rate of {currency}: {hint}")
+    if price is not None and not isinstance(price, Mapping):
+        hint = "input and output in USD per million tokens, such as {input = 0.28, output = 0.42}"
+        yield Issue(("price",), f"a price without a unit: expected a table with {hint}")
 
 
 def _struct_issues(struct: type[msgspec.Struct], values: Any) -> Iterator[Issue]:
@@ -248,55 +358,20 @@ def _is_json(value: Any) -> bool:
         return False
 
 
-def _repeated_ids(models: Sequence[Any]) -> Iterator[Issue]:
+def _repeated(root: str, field: str, tables: Sequence[Any]) -> Iterator[Issue]:
+    """Yield every table whose id or name an earlier one has."""
     seen: set[Any] = set()
-    for index, values in enumerate(models):
-        model_id = values.get("id") if isinstance(values, Mapping) else None
-        if isinstance(model_id, str):
-            if model_id in seen:
-                yield Issue(("models", index, "id"), f"{model_id!r} is given twice; every model has an id of its own")
-            seen.add(model_id)
+    for index, values in enumerate(tables):
+        name = values.get(field) if isinstance(values, Mapping) else None
+        if isinstance(name, str):
+            if name in seen:
+                each = f"every {ROOT_NAMES[root]} has {'an id' if field == 'id' else 'a name'} of its own"
+                yield Issue((root, index, field), f"{name!r} is given twice; {each}")
+            seen.add(name)
 
 
 def _name(path: Sequence[str | int]) -> str:
-    """Return a path as people write it: the n-th table of models from 1, then its field."""
-    if path[:1] == ROOT_NAMES and len(path) > 1 and isinstance(path[1], int):
-        path = (f"model {path[1] + 1}", *path[2:])
+    """Return a path as people write it: the n-th table of a list from 1, then its field."""
+    if len(path) > 1 and path[0] in ROOT_NAMES and isinstance(path[1], int):
+        path = (f"{ROOT_NAMES[str(path[0])]} {path[1] + 1}", *path[2:])
     return ".".join(str(part) for part in path) or "the file"
-
-
-def _lines_of(text: str, paths: Sequence[Sequence[str | int]]) -> list[int]:
-    """Return the line on which each of these values begins, counted from 1; of a missing one, that of its table.
-
-    The parser reports no lines, but it parses every beginning of a file that ends between two statements: a value
-    begins after the last beginning that does not have it yet.
-    """
-    found: dict[tuple[str | int, ...], int] = {}
-    wanted = {tuple(path[:length]) for path in paths for length in range(1, len(path) + 1)}
-    lines = text.splitlines(keepends=True)
-    complete = 0
-    for count in range(1, len(lines) + 1):
-        try:
-            document = tomllib.loads("".join(lines[:count]))
-        except tomllib.TOMLDecodeError:
-            continue
-        for path in wanted - found.keys():
-            if _has(document, path):
-                found[path] = complete + 1
-        complete = count
-    return [next((found[key] for key in _prefixes(path) if key in found), 1) for path in paths]
-
-
-def _prefixes(path: Sequence[str | int]) -> Iterator[tuple[str | int, ...]]:
-    """Yield the path and those of the tables around it, from the inside."""
-    for length in range(len(path), 0, -1):
-        yield tuple(path[:length])
-
-
-def _has(value: Any, path: Sequence[str | int]) -> bool:
-    for part in path:
-        try:
-            value = value[part]
-        except (KeyError, IndexError, TypeError):
-            return False
-    return True

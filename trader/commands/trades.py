@@ -4,11 +4,12 @@ import argparse
 from typing import get_args
 
 from trader.api.schemas.analytics import LeaderboardDetails, LeaderboardRow
-from trader.api.schemas.common import VariantFilter, chosen_variant
+from trader.api.schemas.common import chosen_variant
 from trader.api.schemas.trades import TradeView
 from trader.commands.accounts import known_account
 from trader.commands.command import Result, moment, money, table
 from trader.commands.database import FoundDatabase, database_command
+from trader.commands.models_file import variant_argument
 from trader.domain.money import format_decimal
 from trader.domain.portfolio.histories import WINDOWS, minute_end, value_account
 from trader.services.portfolio.leaderboard import RankedEntrant, SortKey, make_board, make_entries
@@ -62,7 +63,11 @@ async def trades(options: argparse.Namespace, found: FoundDatabase) -> Result:
 def _board_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--window", choices=list(WINDOWS), default="7d", help="default: 7d")
     parser.add_argument("--sort-by", choices=get_args(SortKey), default="pnlPercent", help="default: pnlPercent")
-    parser.add_argument("--variant", choices=get_args(VariantFilter), default="all", help="default: all")
+    parser.add_argument("--variant", type=_variant_or_all, default="all", help="default: all")
+
+
+def _variant_or_all(text: str) -> str:
+    return "all" if text.lower() == "all" else variant_argument(text).value
 
 
 @database_command("board", example="trader board --window 24h", arguments=_board_arguments)

@@ -9,7 +9,13 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-RESERVED_REQUEST_FIELDS: Final = ("messages", "model", "n", "stream", "tools")
+ANSWER_LIMIT_FIELDS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+"""The fields of a request that limit the tokens of an answer, by protocol."""
+
+RESERVED_REQUEST_FIELDS: Final = (
+    "contents", "include", "input", "messages", "model", "n", "store", "stream", "stream_options", "system",
+    "systemInstruction", "tools",
+)  # fmt: skip
 """Fields of a request that the service sets itself; a configuration may set any other."""
 
 CYCLE: Final = timedelta(seconds=60)
@@ -41,15 +47,25 @@ Color = Annotated[str, Meta(pattern="^#[0-9a-fA-F]{6}$"), _described('a color su
 ModelId = Annotated[
     str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,64}$"), _described("1 to 64 letters, digits or any of . _ : -")
 ]
+Currency = Annotated[str, Meta(pattern="^[A-Z]{3}$"), _described('a currency such as "USD"')]
 Day = Annotated[date, _described("a date such as 2025-06-30")]
 
 
-class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a model's tokens cost. `cached` is the price of input from the provider's cache; None: as other input."""
+class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a model's tokens cost. `cached` is the price of input from the provider's cache; None: as other input.
+
+    A models file may give it in another `currency`; in the database it is in USD.
+    """
 
     input: UsdPerMillion
     output: UsdPerMillion
     cached: UsdPerMillion | None = None
+    currency: Currency = "USD"
+
+    def in_usd(self, rate: float) -> "Price":
+        """Return the price in USD, of which a unit of its currency is worth `rate`."""
+        cached = None if self.cached is None else self.cached * rate
+        return Price(input=self.input * rate, output=self.output * rate, cached=cached)
 
     def cost(self, input_tokens: int, cached_tokens: int, output_tokens: int) -> Decimal:
         """Return the cost of an answer in USD; `cached_tokens` are a part of the input."""
@@ -62,6 +78,38 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return sum((Decimal(repr(price)) * tokens for price, tokens in parts), Decimal(0)) / 1_000_000
 
 
+ProtocolName = Literal["chat", "responses", "messages", "gemini"]
+"""The protocols of AI providers: OpenAI's chat completions and Responses, Anthropic's Messages, Gemini's own."""
+
+ProviderName = Annotated[
+    str, Meta(pattern=r"^[a-z][a-z0-9-]{0,31}$"), _described("1 to 32 lower-case letters, digits or -")
+]
+KeyVariable = Annotated[
+    str, Meta(pattern=r"^[A-Z][A-Z0-9_]{0,50}_API_KEY$"), _described('a variable such as "ANTHROPIC_API_KEY"')
+]
+WebAddress = Annotated[str, Meta(pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?$"), _described("an http or https address")]
+
+
+class ProviderDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """An AI provider: where it is, how it is asked, and which variable has its keys.
+
+    Further keys are in variables of the same name with a number at the end. With `stream` answers are streamed, which
+    some models demand. `slots` limits how many models of one name are asked at once (None: the service's limit).
+    `request` has fields of every request; null leaves out one that the service sends. `limit_field` is the name of the
+    field that limits an answer's tokens (None: that of the protocol).
+    """
+
+    name: ProviderName
+    base_url: WebAddress
+    protocol: ProtocolName = "chat"
+    key_variable: KeyVariable | None = None
+    stream: bool = False
+    headers: Mapping[str, str] = {}
+    slots: Annotated[int, Meta(ge=1, le=256)] | None = None
+    request: Mapping[str, Any] = {}
+    limit_field: Literal["max_tokens", "max_completion_tokens"] | None = None
+
+
 class ModelConfiguration(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the models file sets for a model beside its identity; the file and the database have the same names.
 
@@ -71,6 +119,9 @@ class ModelConfiguration(msgspec.Struct, frozen=True, kw_only=True, omit_default
     that is spent, it only manages what it holds, or pauses. `prompt` replaces the prompt of its variant: in the file
     the name of a text file, in the database the text. `training_cutoff` is the end of what it was trained on. Models
     with the same `replicate_of` are replicates: one model several times, to see how much of a result is its own noise.
+    `owner_budget_usd_per_day` limits all models of one `owner` together; of each budget `manage_usd_per_day` is kept
+    for managing positions (None: a fifth). `provider_definition` is that of a provider of the models file; the
+    database has it with each of its models.
     """
 
     request: Mapping[str, Any] = {}
@@ -79,10 +130,19 @@ class ModelConfiguration(msgspec.Struct, frozen=True, kw_only=True, omit_default
     price: Price | None = None
     budget_usd_per_day: Usd | None = None
     when_spent: Literal["manage", "pause"] = "manage"
+    manage_usd_per_day: Usd | None = None
+    owner: ModelId | None = None
+    owner_budget_usd_per_day: Usd | None = None
     prompt: str | None = None
     training_cutoff: Day | None = None
     color: Color | None = None
     replicate_of: ModelId | None = None
+    provider_definition: ProviderDefinition | None = None
+
+    def answer_tokens_max(self, default: int) -> int:
+        """Return the limit of an answer's tokens: the one that the request fields set, else the default."""
+        own = (self.request.get(field) for field in ANSWER_LIMIT_FIELDS)
+        return next((limit for limit in own if isinstance(limit, int) and limit > 0), default)
 
     @property
     def cadence(self) -> timedelta:

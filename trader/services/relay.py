@@ -55,7 +55,8 @@ class LeaderView(msgspec.Struct, frozen=True):
     """What the leader sees at `now` of its clock and writes to no other rows.
 
     `updated_at` is the time of the market's last tick. `market_troubles` are by symbol, `account_troubles` by account
-    id. `warning` is what keeps models from running. `markets` is None in most records.
+    id. `warning` is what keeps models from running, and `model_warnings` what is wrong with each, by model id.
+    `markets` is None in most records.
     """
 
     now: datetime
@@ -66,6 +67,7 @@ class LeaderView(msgspec.Struct, frozen=True):
     account_troubles: dict[str, str]
     warning: str | None
     snapshots_created: int
+    model_warnings: dict[str, str] = {}
     events: tuple[RelayedEvent, ...] = ()
     term: int = 0
     events_before: int = 0

@@ -68,6 +68,24 @@ async def test_models_with_their_activity(caller: Caller) -> None:
     assert answer["warning"] == "1 active model(s) name a provider that is not configured: eve (nim)"
 
 
+async def test_a_model_that_failed_three_times_in_a_row_is_named(caller: Caller) -> None:
+    floor = caller.floor
+    await floor.add("ada", "bob")
+    floor.provider.scripts["ada"] = [ProviderError("fake answered 400")]
+    for _ in range(2):
+        await floor.cycle()
+        assert "warning" not in await caller.call("models.getModels")
+    await floor.cycle()
+    answer = await caller.call("models.getModels")
+    warnings = {model["id"]: model.get("warning") for model in answer["models"]}
+    assert warnings == {"ada": "ada failed 3 times in a row: fake answered 400", "bob": None}
+    assert answer["warning"] == warnings["ada"]
+    assert floor.agents.failing() == {"ada": (3, "fake answered 400")}
+    floor.provider.scripts["ada"] = [hold()]
+    await floor.cycle()
+    assert "warning" not in await caller.call("models.getModels")
+
+
 async def test_an_invocation_in_full(caller: Caller) -> None:
     await caller.floor.add("ada")
     caller.floor.provider.scripts["ada"] = [calling(opening(leverage=11), text="all in"), hold("told off")]

@@ -81,7 +81,7 @@ async def context(database: Database) -> RecordsContext:
         portfolio=Portfolio(database, exchange, clock, settings),
         analytics=Analytics(database, exchange, clock, CurrentRuns(database)),
         evidence=Evidence(database, CurrentRuns(database), luck, clock),
-        agents=RecordsAgents(Budgets(database, None)),
+        agents=RecordsAgents(Budgets(database, None, 60_000, 8_192)),
         exchange=exchange,
     )
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Collection
 from decimal import Decimal
 
 import pytest
@@ -22,7 +23,7 @@ from trader.domain.models import Model, ModelConfiguration, VariantId
 
 MODEL = make_model("one")
 LIMITS = VariantLimits(leverage_max=5)
-SERVICE = ServiceConditions(60_000, 8_192, Decimal(5), Decimal(2), 200, "1.0")
+SERVICE = ServiceConditions("https://lab.example/v1", 60_000, 8_192, Decimal(5), Decimal(2), 200, "1.0")
 
 
 def _configuration(
@@ -32,8 +33,9 @@ def _configuration(
     limits: VariantLimits = LIMITS,
     temperature: float = 0.7,
     service: ServiceConditions = SERVICE,
+    left_out: Collection[str] = (),
 ) -> str:
-    return configuration_of(model, prompt, limits, temperature, service)
+    return configuration_of(model, prompt, limits, temperature, service, left_out)
 
 
 def test_the_fingerprint_is_the_sha_256_of_canonical_json() -> None:
@@ -53,6 +55,8 @@ def test_the_fingerprint_is_the_sha_256_of_canonical_json() -> None:
         _configuration(replace(MODEL, router_model_name="lab/two")),
         _configuration(replace(MODEL, configuration=ModelConfiguration(request={"seed": 7}))),
         _configuration(replace(MODEL, configuration=ModelConfiguration(every="5m"))),
+        _configuration(left_out=["temperature"]),
+        _configuration(service=SERVICE._replace(base_url="https://other.example/v1")),
         _configuration(service=SERVICE._replace(invocation_tokens_max=9)),
         _configuration(service=SERVICE._replace(answer_tokens_max=9)),
         _configuration(service=SERVICE._replace(taker_fee_bps=Decimal(9))),
@@ -63,6 +67,12 @@ def test_the_fingerprint_is_the_sha_256_of_canonical_json() -> None:
 )
 def test_whatever_decides_how_it_trades_changes_the_fingerprint(other: str) -> None:
     assert fingerprint(other, "lab/one") != fingerprint(_configuration(), "lab/one")
+
+
+def test_a_field_that_is_not_sent_is_not_a_part_of_it() -> None:
+    without = ModelConfiguration(request={"temperature": None})
+    assert _configuration(replace(MODEL, configuration=without)) == _configuration(left_out=["temperature"])
+    assert "temperature" not in json.loads(_configuration(left_out=["temperature"]))["sampling"]
 
 
 def test_the_model_that_answered_changes_the_fingerprint() -> None:

@@ -7,7 +7,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from support.chat_server import FakeServer, MakeClient, Timer
 
-from trader.gateways.agents.chat import ChatClient, ProviderRow
+from trader.domain.models import ProviderDefinition
+from trader.gateways.agents.client import ProviderClient
 from trader.setting_forms import Secret
 
 
@@ -22,12 +23,12 @@ async def fake() -> AsyncIterator[tuple[FakeServer, str]]:
 
 @pytest.fixture
 async def client_of(fake: tuple[FakeServer, str]) -> AsyncIterator[MakeClient]:
-    made: list[ChatClient] = []
+    made: list[ProviderClient] = []
 
-    def make(*keys: str, timer: Timer | None = None, limit_s: float = 5.0) -> ChatClient:
+    def make(*keys: str, timer: Timer | None = None, limit_s: float = 5.0) -> ProviderClient:
         timer = timer or Timer()
-        client = ChatClient(
-            ProviderRow("fake", fake[1]),
+        client = ProviderClient(
+            ProviderDefinition(name="fake", base_url=fake[1]),
             [Secret(key) for key in keys],
             timer=timer,
             sleep=timer.sleep,

@@ -25,9 +25,10 @@ from support.chat_server import (
 )
 
 from trader.domain.agents.tools import Holding, decode
-from trader.domain.models import ModelConfiguration
+from trader.domain.models import ModelConfiguration, ProviderDefinition
 from trader.errors import ProviderError, ProviderTimeout
-from trader.gateways.agents.chat import ANSWER_BYTES_MAX, FAILED_TURNS_MAX, ChatClient, ProviderRow
+from trader.gateways.agents.attempts import ANSWER_BYTES_MAX
+from trader.gateways.agents.client import FAILED_TURNS_MAX, ProviderClient
 from trader.setting_forms import Secret
 
 
@@ -140,7 +141,7 @@ async def test_a_rest_of_no_time_is_not_used_up_at_once(fake: tuple[FakeServer, 
         assert len(server.keys) == calls, "each key is asked once for an answer"
 
 
-async def test_refused_keys_are_out_until_restart(
+async def test_refused_keys_are_asked_again_after_ten_minutes(
     fake: tuple[FakeServer, str], client_of: MakeClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     server, timer = fake[0], Timer()
@@ -150,14 +151,17 @@ async def test_refused_keys_are_out_until_restart(
     with caplog.at_level(logging.DEBUG), pytest.raises(ProviderError) as caught:
         await client.answer(TURN)
     assert str(caught.value) == (
-        "fake cannot be asked for lab/one now: key 1 was refused (401) and is out of use until a restart; "
-        "key 2 was refused (403) and is out of use until a restart"
+        "fake cannot be asked for lab/one now: key 1 was refused (401: Incorrect API key provided: ***) and rests for "
+        "600 s; key 2 was refused (403: This API key has been disabled) and rests for 600 s"
     )
-    assert "key 1 was refused with status 401" in caplog.text
-    timer.now += 10_000
+    assert "key 1 was refused (401" in caplog.text
+    timer.now += 599
     with pytest.raises(ProviderError):
         await client.answer(TURN)
-    assert len(server.keys) == 2
+    assert len(server.keys) == 2, "nobody asks with a refused key before its rest is over"
+    timer.now += 1
+    del server.by_key[KEYS[0]]
+    assert (await client.answer(TWO)).key_number == 1, "a transient 401 needs no restart"
     produced = caplog.text + str(caught.value) + repr(client)
     assert not any(key in produced for key in KEYS)
 
@@ -244,11 +248,7 @@ def broken_off(code: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("reply", "reason"),
     [
-        (raw_answer(b"<html>Login</html>", "text/html"), "text/html instead of JSON"),
-        (raw_answer(b'{"choices": ['), "unusable JSON"),
         (raw_answer(b"[" * 100_000), "unusable JSON"),
-        (raw_answer(b'{"choices": [], "a": "\xff\xfe"}'), "(unusable JSON|without choices)"),
-        (raw_answer(b""), "unusable JSON"),
         (answering(200, {}), "without choices"),
         (answering(200, {"choices": None, "error": None}), "without choices"),
         (answering(200, {"choices": [], "error": {}}), "without choices"),
@@ -271,6 +271,24 @@ async def test_unusable_answers_with_status_200(
     assert len(fake[0].keys) == 4
     fake[0].script = [reply, OK]
     assert (await client_of(KEYS[0]).answer(TURN)).calls
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (raw_answer(b"<html>Login</html>", "text/html"), "text/html instead of JSON"),
+        (raw_answer(b'{"choices": ['), "a body that is not JSON"),
+        (raw_answer(b"\xff\xfe{"), "a body that is not JSON"),
+        (raw_answer(b""), "a body that is not JSON"),
+    ],
+)
+async def test_a_body_that_is_not_json_is_paid_for_once(
+    fake: tuple[FakeServer, str], client_of: MakeClient, reply: Reply, reason: str
+) -> None:
+    fake[0].script = [reply]
+    with pytest.raises(ProviderError, match=f"fake answered 200 with {reason}") as caught:
+        await client_of(*KEYS).answer(TURN)
+    assert len(fake[0].keys) == caught.value.unmetered_attempts == 1
 
 
 @pytest.mark.parametrize(
@@ -311,7 +329,7 @@ async def test_a_refusal_that_is_not_about_the_key_leaves_it_in_use(
     fake[0].script = [reply, OK]
     with pytest.raises(ProviderError, match=reason):
         await client.answer(TURN)
-    assert client.usage.keys_out == 0
+    assert not client.usage.rests
     assert len({(await client.answer(TURN)).key_number for _ in KEYS}) == len(KEYS)
 
 
@@ -336,7 +354,7 @@ def refusing(field: str) -> Reply:
 
 # --- what a refusal counts against -----------------------------------------------------------------------------------
 
-TWO = msgspec.structs.replace(TURN, model=msgspec.structs.replace(MODEL, router_model_name="lab/two"))
+TWO = msgspec.structs.replace(TURN, model=msgspec.structs.replace(MODEL, id="n", router_model_name="lab/two"))
 
 
 def by_model(**replies: Reply) -> Reply:
@@ -368,14 +386,12 @@ async def test_a_refused_model_does_not_stop_its_neighbours(
             await client.answer(TURN)
         assert (await client.answer(TWO)).calls
     assert len(fake[0].keys) == 4, "the model that rests is not asked for again"
-    assert client.usage.keys_out == 0
 
 
 @pytest.mark.parametrize(
     ("status", "error"),
     [
         (402, {"message": "Insufficient Balance"}),
-        (402, {"code": 402, "message": "This request requires more credits, or fewer max_tokens."}),
         (
             429,
             {"message": "You exceeded your current quota", "type": "insufficient_quota", "code": "insufficient_quota"},
@@ -396,9 +412,47 @@ async def test_out_of_credit_is_said_and_tried_again(
     assert len(server.keys) == 1
     assert f"fake: key 1 is out of credit ({status}" in caplog.text
     assert (client.usage.attempts, client.usage.rests) == ({"out_of_credit": 1}, {"out_of_credit": 1})
-    timer.now += 600
+    timer.now += 60
     server.script = [OK]
-    assert (await client.answer(TURN)).calls, "no restart is needed"
+    assert (await client.answer(TWO)).calls, "it is tried once a minute, and no restart is needed"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"code": 402, "message": "This request requires more credits, or fewer max_tokens. You requested 64000."},
+        {"code": 402, "message": "Insufficient Balance", "metadata": {"provider_name": "Lab"}},
+    ],
+)
+async def test_a_402_about_one_request_rests_its_model_only(
+    fake: tuple[FakeServer, str], client_of: MakeClient, error: object
+) -> None:
+    server = fake[0]
+    server.script = [answering(402, {"error": error}), OK]
+    client = client_of(KEYS[0])
+    with pytest.raises(ProviderError, match=r"key 1 cannot pay for a request .* \(402: .*\) and rests for 30 s"):
+        await client.answer(TURN)
+    namesake = msgspec.structs.replace(TURN, model=msgspec.structs.replace(MODEL, id="n"))
+    assert [(await client.answer(turn)).key_number for turn in (TWO, namesake)] == [1, 1]
+    with pytest.raises(ProviderError, match="rests"):
+        await client.answer(TURN)
+    assert client.outage() is None
+
+
+async def test_models_that_fail_beside_one_that_is_answered_are_no_outage(
+    fake: tuple[FakeServer, str], client_of: MakeClient
+) -> None:
+    timer = Timer()
+    fake[0].script = [by_model(one=answering(400), two=OK)]
+    client = client_of(KEYS[0], timer=timer)
+    await client.answer(TWO)
+    for number in range(FAILED_TURNS_MAX):
+        other = msgspec.structs.replace(MODEL, id=f"failing-{number}")
+        with pytest.raises(ProviderError):
+            await client.answer(msgspec.structs.replace(TURN, model=other))
+        assert client.outage() is None
+    timer.now += 601
+    assert client.outage() is not None, "nothing was answered for ten minutes"
 
 
 async def test_an_outage_is_reported_until_the_provider_answers(
@@ -412,7 +466,7 @@ async def test_an_outage_is_reported_until_the_provider_answers(
     server.by_key[KEYS[1]] = answering(401)
     with pytest.raises(ProviderError):
         await client.answer(TURN)
-    assert client.outage() == "key 1 is out of credit; key 2 is out of use"
+    assert client.outage() == "key 1 is out of credit (402); key 2 was refused (401)"
     timer.now += 601
     server.by_key[KEYS[0]] = OK
     await client.answer(TURN)
@@ -483,7 +537,7 @@ async def test_attempts_whose_tokens_nobody_reported_are_counted(
     fake: tuple[FakeServer, str], client_of: MakeClient
 ) -> None:
     server, client = fake[0], client_of(KEYS[0])
-    server.script = [answering(502), raw_answer(b"{"), answering(429, None, Retry_After="0"), OK]
+    server.script = [answering(502), answering(200, {}), answering(429, None, Retry_After="0"), OK]
     answer = await client.answer(msgspec.structs.replace(TURN, wait_max_s=20.0))
     assert (answer.input_tokens, answer.unmetered_attempts) == (100, 2), "a rate limit costs nothing"
     server.script = [answering(200, completion(held(), usage=None))]
@@ -513,7 +567,7 @@ async def test_a_models_own_fields_are_merged_into_every_request(
     assert (body["reasoning_effort"], body["provider"]) == ("none", own["provider"])
     assert body["tool_choice"] == "auto"
     assert not {"temperature", "max_tokens"} & body.keys(), "null drops a default, and one limit is enough"
-    assert body["max_completion_tokens"] == 500
+    assert body["max_completion_tokens"] == TURN.answer_tokens_max, "its value is the turn's limit, where it is 500"
     await client.answer(TURN)
     assert fake[0].bodies[1].keys() >= {"temperature", "max_tokens"}, "they are this model's only"
 
@@ -583,7 +637,9 @@ async def test_huge_answers_are_bounded(fake: tuple[FakeServer, str], client_of:
 
 
 async def test_unreachable_server() -> None:
-    client = ChatClient(ProviderRow("fake", "http://127.0.0.1:1/v1"), [Secret(KEYS[0])], backoff_s=0.001)
+    client = ProviderClient(
+        ProviderDefinition(name="fake", base_url="http://127.0.0.1:1/v1"), [Secret(KEYS[0])], backoff_s=0.001
+    )
     with pytest.raises(ProviderError, match="could not be reached") as caught:
         await client.answer(TURN)
     assert caught.value.unmetered_attempts == 0, "nothing was sent"

@@ -4,19 +4,23 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
+from support.chat_server import MODEL
 
 from trader.gateways.agents.keys import (
+    KEY_REFUSED,
     MODEL_REFUSED,
     OUT_OF_CREDIT,
     OVERLOADED,
     RATE_LIMITED,
+    UNAFFORDABLE,
     KeyRefusal,
     KeyRing,
 )
 from trader.setting_forms import Secret
 
 KEY = "sk-live-4f9a8b7c6d5e"
-MODEL = "lab/one"
+TWO = replace(MODEL, id="n", router_model_name="lab/two")
 
 
 def ring(*keys: str) -> KeyRing:
@@ -91,41 +95,93 @@ def test_a_refusal_about_a_model_leaves_the_key_to_the_others(refusal: KeyRefusa
     assert key is not None
     keys.rest(key, MODEL, refusal, "429", 10)
     assert keys.take(MODEL) is None
-    assert keys.take("lab/two") is key
-    assert (keys.free_in_s(MODEL), keys.free_in_s("lab/two")) == (10, 0)
+    assert keys.take(TWO) is key
+    assert (keys.free_in_s(MODEL), keys.free_in_s(TWO)) == (10, 0)
 
 
-def test_a_key_that_is_out_of_credit_rests_for_all_models_and_is_tried_again() -> None:
+def test_a_refusal_about_one_models_requests_leaves_the_key_to_its_namesakes() -> None:
+    keys, namesake = ring(KEY), replace(MODEL, id="n")
+    key = keys.take(MODEL)
+    assert key is not None
+    keys.rest(key, MODEL, UNAFFORDABLE, "402", 10)
+    assert (keys.free_in_s(MODEL), keys.free_in_s(namesake), keys.free_in_s(TWO)) == (10, 0, 0)
+
+
+@pytest.mark.parametrize("refusal", [OUT_OF_CREDIT, KEY_REFUSED])
+def test_a_refused_account_or_key_rests_for_all_models_and_is_tried_again(refusal: KeyRefusal) -> None:
     now = 0.0
     keys = KeyRing("fake", [Secret(KEY)], lambda: now)
+    key = keys.take(TWO)
+    assert key is not None
+    keys.accepted(key, TWO)
     for rest_s in (600, 1200, 2400, 3600, 3600):
         key = keys.take(MODEL)
         assert key is not None, "it is tried again"
-        keys.rest(key, MODEL, OUT_OF_CREDIT, "402", 5)
-        assert keys.take("lab/two") is None
-        assert keys.free_in_s("lab/two") == rest_s, "whatever a Retry-After says"
+        keys.rest(key, MODEL, refusal, "402", 5)
+        assert keys.take(MODEL) is None
+        assert keys.free_in_s(MODEL) == rest_s, "whatever a Retry-After says"
+        assert keys.resting() == {"key 1": f"{refusal.words} (402)"}
         now += rest_s
     key = keys.take(MODEL)
     assert key is not None
     keys.accepted(key, MODEL)
+    keys.rest(key, MODEL, refusal, "402")
+    now += 600
+    assert keys.take(MODEL) is key, "after an answer it begins anew"
+
+
+def test_one_healthy_model_probes_an_account_once_a_minute() -> None:
+    now = 0.0
+    keys = KeyRing("fake", [Secret(KEY)], lambda: now)
+    key = keys.take(TWO)
+    assert key is not None
+    keys.accepted(key, TWO)
+    keys.take(MODEL)
     keys.rest(key, MODEL, OUT_OF_CREDIT, "402")
-    assert keys.free_in_s(MODEL) == 600, "after an answer it begins anew"
+    for _ in range(3):
+        assert keys.take(TWO) is None
+        now += 60
+        assert keys.take(MODEL) is None, "the model whose request was refused does not probe"
+        assert keys.take(TWO) is key
+        keys.rest(key, TWO, OUT_OF_CREDIT, "402")
+    now += 60
+    assert keys.take(TWO) is key
+    keys.accepted(key, TWO)
+    assert keys.take(MODEL) is key, "an answer to the probe ends the rest"
+
+
+def test_the_only_model_of_an_account_probes_it() -> None:
+    now = 0.0
+    keys = KeyRing("fake", [Secret(KEY)], lambda: now)
+    key = keys.take(MODEL)
+    assert key is not None
+    keys.rest(key, MODEL, OUT_OF_CREDIT, "402")
+    now = 59.9
+    assert keys.take(MODEL) is None
+    now = 60.0
+    assert keys.take(MODEL) is key
+
+
+def test_a_rest_that_began_while_a_request_was_under_way_stays() -> None:
+    keys = ring(KEY)
+    key = keys.take(MODEL)
+    assert key is not None
+    keys.rest(key, MODEL, RATE_LIMITED, "429", 120)
+    keys.accepted(key, MODEL)
+    assert keys.free_in_s(MODEL) == 120
 
 
 def test_the_reason_tells_the_state_of_each_key() -> None:
     keys = ring(KEY, "other-key-0001", "other-key-0002")
-    for refusal in (RATE_LIMITED, OUT_OF_CREDIT):
+    for refusal in (RATE_LIMITED, OUT_OF_CREDIT, KEY_REFUSED):
         key = keys.take(MODEL)
         assert key is not None
         keys.rest(key, MODEL, refusal, "why")
-    key = keys.take(MODEL)
-    assert key is not None
-    keys.take_out(key, 401)
     assert keys.unavailable_reason(MODEL) == (
         "fake cannot be asked for lab/one now: key 1 is rate-limited (why) and rests for 30 s; "
-        "key 2 is out of credit (why) and rests for 600 s; key 3 was refused (401) and is out of use until a restart"
+        "key 2 is out of credit (why) and rests for 600 s; key 3 was refused (why) and rests for 600 s"
     )
-    assert keys.usage.keys_out == 1
+    assert keys.outage() is None, "key 1 rests for one model only"
 
 
 def test_words_that_are_no_secrets_stay() -> None:

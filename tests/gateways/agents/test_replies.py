@@ -10,11 +10,13 @@ from support.chat_server import KEYS, OK, TURN, FakeServer, MakeClient, answerin
 
 from trader.domain.agents.conversation import ModelAnswer
 from trader.domain.agents.tools import BadCall, Holding, decode
-from trader.gateways.agents.chat import ChatClient
+from trader.gateways.agents.client import ProviderClient
 from trader.gateways.agents.replies import decode_reply
 
 
-async def read(fake: tuple[FakeServer, str], client: ChatClient, message: dict[str, Any], **more: Any) -> ModelAnswer:
+async def read(
+    fake: tuple[FakeServer, str], client: ProviderClient, message: dict[str, Any], **more: Any
+) -> ModelAnswer:
     fake[0].script = [answering(200, completion(message, **more))]
     return await client.answer(TURN)
 
@@ -70,7 +72,7 @@ async def test_a_long_answer_is_parsed_in_a_thread(
         readers.append(threading.current_thread() is threading.main_thread())
         return decode_reply(content)
 
-    monkeypatch.setattr("trader.gateways.agents.chat.decode_reply", noting)
+    monkeypatch.setattr("trader.gateways.agents.client.decode_reply", noting)
     client = client_of(KEYS[0])
     for size in (10, 200_000):
         answer = await read(fake, client, {"content": "x" * size})

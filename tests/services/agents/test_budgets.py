@@ -8,9 +8,11 @@ import msgspec
 import pytest
 from support.floor import Floor, calling, hold, open_floor, opening
 
-from trader.domain.agents.conversation import ModelAnswer
+from trader.domain.agents.conversation import ModelAnswer, Turn
+from trader.domain.agents.prompt import estimated_tokens
 from trader.domain.models import ModelConfiguration, Price
-from trader.services.agents.budgets import Budget
+from trader.errors import ProviderTimeout
+from trader.services.agents.budgets import ASSUMED_PRICE
 from trader.store.database.paging import Page
 from trader.store.database.pool import Database
 
@@ -52,24 +54,102 @@ async def test_a_cycle_that_the_executor_missed_is_made_up_for(floor: Floor) -> 
 
 
 async def test_a_model_whose_budget_is_spent_only_reduces_once_in_15_minutes(floor: Floor) -> None:
-    configuration = ModelConfiguration(price=PRICE, budget_usd_per_day=0.0005)
+    configuration = ModelConfiguration(price=PRICE, budget_usd_per_day=0.1, manage_usd_per_day=0.05)
     await floor.add("ada", configuration=configuration)
-    fields = {"input_tokens": 200, "output_tokens": 50, "cached_tokens": 100}
+    fields = {"input_tokens": 5_000, "output_tokens": 7_500, "cached_tokens": 0}  # 0.02 USD
     floor.provider.scripts["ada"] = [priced(calling(opening()), **fields), priced(hold(), **fields)]
-    # Each step costs (100 × 1 + 100 × 0.1 + 50 × 2) / 1,000,000 USD, two of them 0.00042.
-    assert len(await run_minutes(floor, 2)) == 4, "the invocation that reaches the budget is the last"
+    assert await run_minutes(floor, 1) == ["12:01", "12:01"]
     (budget,) = floor.agents.budgets.states(floor.agents.models).values()
-    assert budget == Budget(Decimal("0.0005"), Decimal("0.00084"), False, "manage")
+    assert (budget.usd, budget.spent, budget.state) == (Decimal("0.1"), Decimal("0.04"), "manage")
     floor.provider.scripts["ada"] = [calling(opening(), ("closePosition", {"symbol": "BTC"})), hold()]
     assert await run_minutes(floor, 20) == ["12:15", "12:15"]
     view = floor.provider.turns[-1].view
     assert view.restriction is not None
-    assert "your budget of 0.0005 USD for the day is spent" in floor.provider.turns[-1].messages[1]["content"]
+    assert "your budget of 0.1 USD for the day is spent" in floor.provider.turns[-1].messages[1]["content"]
     (record,) = await floor.agents.invocations(page=Page(1))
     assert [call.status for call in record.tool_calls] == ["rejected", "ok", "ok"]
     assert record.tool_calls[0].metadata["results"][0]["rule"] == "budget"
     assert floor.exchange.account("ada").positions == {}
     assert "ada only manages what it holds until 00:00 UTC" in (floor.agents.warning() or "")
+
+
+def spending_all(turn: Turn) -> ModelAnswer:
+    """Answer with as many tokens as the turn allows; nothing of the prompt is cached."""
+    fetch = calling(("fetchIndicators", {"symbol": "BTC", "interval": "1h"}))
+    asked, said = estimated_tokens(turn.messages), turn.answer_tokens_max
+    return priced(fetch, tokens_spent=asked + said, input_tokens=asked, output_tokens=said, cached_tokens=0)
+
+
+@pytest.mark.parametrize("when_spent", ["manage", "pause"])
+@pytest.mark.parametrize("budget", [0.02, 0.05, 0.4])
+async def test_a_budget_is_never_exceeded(floor: Floor, when_spent: Any, budget: float) -> None:
+    await floor.add(
+        "ada", configuration=ModelConfiguration(price=PRICE, budget_usd_per_day=budget, when_spent=when_spent)
+    )
+    floor.provider.scripts["ada"] = [spending_all]
+    await run_minutes(floor, 40)
+    (state,) = floor.agents.budgets.states(floor.agents.models).values()
+    assert 0.5 * budget < float(state.spent) <= budget, "and most of it can be used"
+    assert state.state == "pause"
+    assert not state.reserved
+
+
+async def test_models_that_run_at_once_do_not_exceed_the_budget_of_all(database: Database) -> None:
+    async with open_floor(database, AI_BUDGET_USD_PER_DAY="0.3") as floor:
+        for number in range(8):
+            await floor.add(f"m{number}", configuration=ModelConfiguration(price=PRICE, when_spent="pause"))
+            floor.provider.scripts[f"m{number}"] = [spending_all]
+        await run_minutes(floor, 6)
+        assert Decimal("0.25") < floor.agents.budgets.total_spent <= Decimal("0.3")
+
+
+async def test_the_models_of_an_owner_share_a_budget(floor: Floor) -> None:
+    owned = ModelConfiguration(price=PRICE, owner="lab", owner_budget_usd_per_day=0.1, when_spent="pause")
+    await floor.add("ada", "bob", configuration=owned)
+    await floor.add("eve", configuration=ModelConfiguration(price=PRICE))
+    for name in ("ada", "bob", "eve"):
+        floor.provider.scripts[name] = [spending_all]
+    await run_minutes(floor, 10)
+    states = floor.agents.budgets.states(floor.agents.models)
+    assert set(states) == {"ada", "bob"}
+    assert sum(state.spent for state in states.values()) <= Decimal("0.1")
+    assert floor.provider.turns[-1].model.id == "eve"
+
+
+async def test_a_prompt_that_a_budget_cannot_pay_is_not_asked(floor: Floor) -> None:
+    configuration = ModelConfiguration(price=PRICE, budget_usd_per_day=0.015, when_spent="pause", prompt="x" * 30_000)
+    await floor.add("ada", configuration=configuration)
+    (record,) = await floor.cycle()
+    assert "its budget leaves 8" in (record.invocation.failure_reason or "")
+    assert not floor.provider.turns
+
+
+async def test_what_nobody_reported_is_estimated(database: Database) -> None:
+    """A model that times out is charged the most that its requests may have cost."""
+    timeout = ProviderTimeout("late", unmetered_attempts=1, unreported=(6_000, 8_000))
+    async with open_floor(database, AI_BUDGET_USD_PER_DAY="5") as floor:
+        await floor.add("ada", configuration=ModelConfiguration(price=PRICE))
+        await floor.add("bob")
+        for name in ("ada", "bob"):
+            floor.provider.scripts[name] = [timeout]
+        ada, bob = await floor.cycle()
+        assert (ada.invocation.cost_usd, ada.invocation.unpriced_steps) == (Decimal("0.044"), 0), "it was asked twice"
+        assert ada.invocation.is_cost_estimated
+        assert (bob.invocation.cost_usd, bob.invocation.unpriced_steps) == (None, 2)
+        states = floor.agents.budgets.states(floor.agents.models)
+        assert (states["ada"].spent, states["ada"].is_estimated) == (Decimal("0.044"), True)
+        assert states["bob"].spent > 1, "without a price the dearest is assumed"
+        assert "bob has a budget and no price" in (floor.agents.warning() or "")
+        floor.agents.budgets.forget()
+        await floor.agents.budgets.follow(floor.clock.now(), floor.agents.models)
+        assert floor.agents.budgets.states(floor.agents.models) == states, "as the rows say"
+
+
+async def test_the_price_of_the_file_wins_over_the_cost_of_the_provider(floor: Floor) -> None:
+    await floor.add("ada", configuration=ModelConfiguration(price=PRICE))
+    floor.provider.scripts["ada"] = [priced(hold(), input_tokens=1_000_000, output_tokens=0, cost_usd=Decimal(9))]
+    (record,) = await floor.cycle()
+    assert record.invocation.cost_usd == 1
 
 
 async def test_a_model_that_pauses_is_asked_again_the_next_day(floor: Floor) -> None:
@@ -87,14 +167,14 @@ async def test_a_model_that_pauses_is_asked_again_the_next_day(floor: Floor) -> 
 async def test_the_budget_of_all_models_limits_each(database: Database) -> None:
     async with open_floor(database, AI_BUDGET_USD_PER_DAY="3") as floor:
         await floor.add("ada", "bob", configuration=ModelConfiguration(when_spent="pause"))
-        floor.provider.scripts["ada"] = [priced(hold(), cost_usd=Decimal(2))]
+        floor.provider.scripts["ada"] = [priced(hold(), cost_usd=Decimal("0.9"))]
         floor.provider.scripts["bob"] = [priced(hold(), cost_usd=None)]
-        assert len(await run_minutes(floor, 5)) == 4
+        await run_minutes(floor, 5)
         states = floor.agents.budgets.states(floor.agents.models)
-        assert states == {
-            "ada": Budget(None, Decimal(4), False, "pause"),
-            "bob": Budget(None, Decimal(0), True, "pause"),
-        }
+        asked = {name: sum(turn.model.id == name for turn in floor.provider.turns) for name in states}
+        assert states["ada"][1:4] == (asked["ada"] * Decimal("0.9"), False, "pause")
+        assert states["bob"][1:4] == (asked["bob"] * ASSUMED_PRICE.cost(100, 0, 100), asked["bob"] > 0, "pause")
+        assert floor.agents.budgets.total_spent <= 3
 
 
 async def test_what_was_spent_before_a_restart_counts(database: Database) -> None:

@@ -15,9 +15,9 @@ from support.chat_server import KEYS, FakeServer, Timer, answering, completion, 
 from support.floor import MIDS, Floor, calling, hold, open_floor, opening, run_one
 
 from trader.domain.agents.conversation import ModelAnswer, Turn
-from trader.domain.models import Model, ModelConfiguration, VariantId
+from trader.domain.models import Model, ModelConfiguration, ProviderDefinition, VariantId
 from trader.errors import ProviderTimeout
-from trader.gateways.agents.chat import ChatClient, ProviderRow
+from trader.gateways.agents.client import ProviderClient
 from trader.services.agents.schedule import FinishedInvocation
 from trader.setting_forms import Secret
 from trader.store.agents.invocations import upsert_model
@@ -99,7 +99,7 @@ async def test_a_timeout_after_calls_keeps_them(floor: Floor) -> None:
 
 @pytest.mark.parametrize(("seconds", "status"), [(90, "ok"), (91, "rejected")])
 async def test_a_decision_on_an_old_view_is_refused(floor: Floor, seconds: float, status: str) -> None:
-    again = calling(opening(), ("holding", {"reason": "x"}))
+    again = calling(opening())
     record = await run_as_time_passes(floor, late(floor, seconds, calling(opening())), again)
     first, second = record.tool_calls[:2]
     assert first.status == status
@@ -117,7 +117,7 @@ async def test_a_decision_on_an_old_view_is_refused(floor: Floor, seconds: float
 
 
 async def test_every_change_is_judged_by_the_age_of_its_view(floor: Floor) -> None:
-    await run_one(floor, calling(opening(), ("holding", {"reason": "in"})))
+    await run_one(floor, calling(opening()), hold("in"))
     changes = calling(("closePosition", {"symbol": "BTC"}), ("updateExitPlan", {"symbol": "BTC", "stop": 91_000}))
     record = await run_as_time_passes(floor, late(floor, 100, changes), hold())
     rules = [call.metadata["results"][0].get("rule") for call in record.tool_calls]
@@ -142,6 +142,10 @@ async def test_a_view_is_renewed_once(floor: Floor) -> None:
         (calling(), "the answer is empty: neither text nor a tool call"),
         (calling(text=" \n"), "the answer is empty: neither text nor a tool call"),
         (
+            calling(text='<tool_call>{"name": "holding", "arguments": {"reason": "calm"}}</tool_call>'),
+            "the answer has a tool call written as text, which is not executed",
+        ),
+        (
             msgspec.structs.replace(calling(), is_legacy_call=True),
             "the answer has a function_call, the form that preceded tool calls, which is not executed",
         ),
@@ -158,6 +162,34 @@ async def test_an_answer_that_decides_nothing_is_told_once(floor: Floor, flawed:
     assert record.invocation.step_count == 2, "what it took is recorded"
     record = await run_one(floor, flawed)
     assert (record.invocation.status, record.invocation.failure_reason) == ("failed", f"{flaw}, for the second time")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        msgspec.structs.replace(calling(text="No financial advice."), is_refusal=True),
+        calling(text="I'm sorry, but I can't assist with that request."),
+    ],
+)
+async def test_a_refusal_is_a_failure(floor: Floor, answer: ModelAnswer) -> None:
+    record = await run_one(floor, answer)
+    assert record.invocation.status == "failed"
+    assert record.invocation.failure_reason == f"the model refused to answer: {answer.text}"
+    assert record.invocation.step_count == 1
+
+
+@pytest.mark.parametrize("order", [opening(), ("closePosition", {"symbol": "BTC"}), ("createPosition", "{")])
+async def test_holding_beside_an_order_is_refused_with_a_hint(floor: Floor, order: Any) -> None:
+    record = await run_one(floor, calling(("holding", {"reason": "done"}), order), hold("now it is done"))
+    assert [(call.type, call.status) for call in record.tool_calls][::2] == [
+        ("HOLDING", "rejected"),
+        ("HOLDING", "ok"),
+    ]
+    assert (record.invocation.status, record.invocation.response) == ("completed", "now it is done")
+    seen = orjson.loads(floor.provider.turns[1].messages[-2]["content"])
+    assert seen["rule"] == "holding"
+    assert "call `holding` alone" in seen["reason"]
+    assert bool(floor.exchange.account("ada").positions) == (order == opening()), "the order stands"
 
 
 async def test_calls_that_are_not_executed_are_told(floor: Floor) -> None:
@@ -181,8 +213,11 @@ async def real_client(database: Database) -> AsyncIterator[tuple[Floor, FakeServ
     app = web.Application()
     app.router.add_post("/v1/chat/completions", server.handle)
     async with TestServer(app) as running:
-        client = ChatClient(
-            ProviderRow("fake", str(running.make_url("/v1"))), [Secret(KEYS[0])], timer=timer, sleep=timer.sleep
+        client = ProviderClient(
+            ProviderDefinition(name="fake", base_url=str(running.make_url("/v1"))),
+            [Secret(KEYS[0])],
+            timer=timer,
+            sleep=timer.sleep,
         )
         async with open_floor(database, provider=client, limit_s=600) as floor:
             yield floor, server, timer
@@ -247,13 +282,9 @@ async def test_a_run_that_has_traded_waits_as_long_as_it_lasts(database: Databas
         refused = answering(status, None, Retry_After="300")
         server.script = [answering(200, completion(placed())), refused, answering(200, completion(held()))]
         record = await run_ada(floor)
-        if status == 402:  # its rest of 10 minutes is longer than what is left of the invocation
-            assert record.invocation.failure_reason is not None
-            assert "key 1 is out of credit (402) and rests for 600 s" in record.invocation.failure_reason
-            assert [call.status for call in record.tool_calls] == ["ok"]
-        else:
-            assert record.invocation.status == "completed", record.invocation.failure_reason
-            assert timer.now == pytest.approx(1300, abs=1)
+        assert record.invocation.status == "completed", record.invocation.failure_reason
+        waited_s = 60 if status == 402 else 300  # an account is asked again after a minute
+        assert timer.now == pytest.approx(1000 + waited_s, abs=1)
 
 
 async def test_a_run_that_has_not_traded_is_told_the_true_reason(database: Database) -> None:

@@ -151,10 +151,20 @@ async def test_a_cycle_is_due_by_the_cadence_even_when_the_budget_is_spent(floor
     assert (record.cycles_decided, record.cycles_due) == (1, 3)
 
 
+async def test_a_field_that_its_provider_refused_begins_the_next_one(floor: Floor) -> None:
+    await floor.add("ada")
+    await floor.cycle()
+    floor.provider.refused_fields = {"ada": ["temperature"]}
+    await floor.cycle()
+    await floor.cycle()
+    assert await _numbers(floor) == [1, 2, 2]
+
+
 async def test_a_model_that_a_shared_budget_drops_while_it_waits_has_missed_its_cycle(database: Database) -> None:
     settings = {"AI_BUDGET_USD_PER_DAY": "1", "MAX_PARALLEL_MODELS": "1"}
     async with open_floor(database, **settings) as floor:
-        await floor.add("ada", "bob", configuration=ModelConfiguration(when_spent="pause"))
+        paused = ModelConfiguration(when_spent="pause")
+        await floor.add("ada", "bob", router_model="lab/one", configuration=paused)
         await floor.agents.start()
         floor.provider.scripts["ada"] = [replace(hold(), cost_usd=Decimal(1))]
         for _ in range(2):

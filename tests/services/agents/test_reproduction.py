@@ -42,8 +42,8 @@ async def again(floor: Floor, record: FinishedInvocation) -> InvocationReproduct
 
 async def test_the_whole_life_of_a_position_is_reproduced(floor: Floor) -> None:
     runs = [
-        [calling(opening(), ("holding", {"reason": "in"}))],
-        [calling(opening(quantity=0.25, leverage=10), ("holding", {"reason": "more"}))],
+        [calling(opening()), hold("in")],
+        [calling(opening(quantity=0.25, leverage=10)), hold("more")],
         [calling(("updateExitPlan", {"symbol": "BTC", "stop": 93_000.5})), hold()],
         [calling(("closePosition", {"symbol": "btcusdt", "fraction": 0.3})), hold()],
         [calling(("closePosition", {"symbol": "BTC"})), hold()],
@@ -65,7 +65,7 @@ async def test_the_whole_life_of_a_position_is_reproduced(floor: Floor) -> None:
 
 
 async def test_calls_that_change_nothing_are_reproduced(floor: Floor) -> None:
-    await run_one(floor, calling(opening(), ("holding", {"reason": "in"})))
+    await run_one(floor, calling(opening()), hold("in"))
     record = await run_one(
         floor,
         calling(
@@ -146,13 +146,13 @@ async def test_an_order_that_met_no_book_is_reproduced(database: Database) -> No
 
 async def test_inputs_of_a_rule_agent_are_recorded(floor: Floor) -> None:
     floor.provider.is_remote = False
-    reproduction = await again(floor, await run_one(floor, calling(opening(), ("holding", {"reason": "in"}))))
+    reproduction = await again(floor, await run_one(floor, calling(opening()), hold("in")))
     assert reproduction.is_same, reproduction
     assert reproduction.calls[0][1].detail == "1 fills, to the last digit"
 
 
 async def test_a_change_of_the_books_is_noticed(floor: Floor) -> None:
-    record = await run_one(floor, calling(opening(), ("holding", {"reason": "in"})))
+    record = await run_one(floor, calling(opening()), hold("in"))
     async with floor.database.connection() as conn:
         await conn.execute("UPDATE fills SET price = price + 0.1")
     reproduction = await again(floor, record)
@@ -176,7 +176,7 @@ async def test_a_change_of_the_books_is_noticed(floor: Floor) -> None:
     ],
 )
 async def test_other_inputs_give_other_books(floor: Floor, path: tuple[Any, ...], value: Any) -> None:
-    record = await run_one(floor, calling(opening(), ("holding", {"reason": "in"})))
+    record = await run_one(floor, calling(opening()), hold("in"))
     async with floor.database.connection() as conn:
         kept = orjson.loads(zlib.decompress(await conn.fetchval("SELECT payload FROM invocation_payloads")))
         place = kept["meetings"][0]
@@ -189,7 +189,7 @@ async def test_other_inputs_give_other_books(floor: Floor, path: tuple[Any, ...]
 
 
 async def test_missing_inputs_are_reported(floor: Floor) -> None:
-    record = await run_one(floor, calling(opening(), ("holding", {"reason": "in"})))
+    record = await run_one(floor, calling(opening()), hold("in"))
     async with floor.database.connection() as conn:
         await conn.execute("DELETE FROM invocation_payloads")
     reproduction = await again(floor, record)
@@ -218,7 +218,7 @@ async def test_calls_executed_at_a_venue_are_not_reproduced_on_paper(floor: Floo
 
 
 async def test_the_command_reports_the_result(floor: Floor, dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
-    record = await run_one(floor, calling(opening(), ("holding", {"reason": "in"})))
+    record = await run_one(floor, calling(opening()), hold("in"))
 
     def run(invocation: UUID) -> int:
         with ThreadPoolExecutor(1) as pool:  # the test has an event loop already

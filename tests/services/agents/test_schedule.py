@@ -173,9 +173,9 @@ async def test_cancelled_before_its_order_was_placed(database: Database) -> None
 
 async def test_time_stands_still_for_an_invocation_until_its_order_waits(database: Database) -> None:
     async with open_floor(database, SIM_LATENCY_MS="200", MAX_PARALLEL_MODELS="1") as floor:
-        await floor.add("ada", "bob")
+        await floor.add("ada", "bob", router_model="lab/one")
         for name in ("ada", "bob"):
-            floor.provider.scripts[name] = [calling(opening(), ("holding", {"reason": "in"}))]
+            floor.provider.scripts[name] = [calling(opening()), hold("in")]
         await floor.start_batch()
         for price in ("94010", "94020", "94030"):
             await floor.see({"BTC": price})
@@ -217,7 +217,7 @@ async def test_calls_are_recovered_from_orders_of_a_killed_process(floor: Floor)
 # --- many runs --------------------------------------------------------------------------------------------------------
 
 
-async def test_at_most_max_parallel_models_run_at_once(database: Database) -> None:
+async def test_at_most_max_parallel_models_of_one_name_run_at_once(database: Database) -> None:
     release = asyncio.Event()
 
     async def wait(_: Turn) -> ModelAnswer:
@@ -226,7 +226,7 @@ async def test_at_most_max_parallel_models_run_at_once(database: Database) -> No
 
     async with open_floor(database, MAX_PARALLEL_MODELS="3") as floor:
         names = [f"m{n:02}" for n in range(8)]
-        await floor.add(*names)
+        await floor.add(*names, router_model="lab/one")
         floor.provider.scripts = {name: [wait] for name in names}
         await floor.start_batch()
         while floor.provider.active < 3:
@@ -244,7 +244,7 @@ async def test_at_most_max_parallel_models_run_at_once(database: Database) -> No
         assert [batch.details for batch in batches] == [{"modelIds": names}]
 
 
-async def test_a_provider_that_hangs_delays_no_other(database: Database) -> None:
+async def test_models_that_hang_delay_no_model_of_another_name(database: Database) -> None:
     release = asyncio.Event()
 
     async def hang(_: Turn) -> ModelAnswer:
@@ -253,13 +253,15 @@ async def test_a_provider_that_hangs_delays_no_other(database: Database) -> None
 
     other = ScriptedProvider("other")
     async with open_floor(database, also=[other], MAX_PARALLEL_MODELS="2") as floor:
-        await floor.add("h1", "h2", "h3")
-        await floor.add("o1", "o2", "o3", provider="other")
+        await floor.add("h1", "h2", "h3", router_model="lab/hanging")
+        await floor.add("m1", "m2")
+        await floor.add("o1", "o2", "o3", provider="other", router_model="lab/hanging")
         floor.provider.scripts = {name: [hang] for name in ("h1", "h2", "h3")}
         await floor.start_batch()
         while floor.provider.active < 2 or len(floor.agents.running()) > 2:
             await asyncio.sleep(0.001)
         assert {turn.model.id for turn in other.turns} == {"o1", "o2", "o3"}
+        assert {turn.model.id for turn in floor.provider.turns} == {"h1", "h2", "m1", "m2"}
         assert sorted(floor.agents.running()) == ["h1", "h2"]
         assert list(floor.agents.waiting()) == ["h3"]
         release.set()
@@ -287,7 +289,7 @@ async def test_a_queued_model_is_invoked_with_its_current_definition(database: D
         return hold()
 
     async with open_floor(database, MAX_PARALLEL_MODELS="1") as floor:
-        await floor.add("ada", "bob", "eve")
+        await floor.add("ada", "bob", "eve", router_model="lab/one")
         floor.provider.scripts["ada"] = [think]
         await floor.start_batch()
         async with database.connection() as conn:
@@ -296,7 +298,7 @@ async def test_a_queued_model_is_invoked_with_its_current_definition(database: D
         await floor.start_batch()
         may_end.set()
         await floor.idle()
-        assert [turn.model.router_model_name for turn in floor.provider.turns] == ["lab/ada", "lab/new"]
+        assert [turn.model.router_model_name for turn in floor.provider.turns] == ["lab/one", "lab/new"]
         batches = [event.details for event in floor.progress() if event.type == "batch:complete"]
         assert batches == [{"modelIds": ["ada", "bob", "eve"]}]
 
@@ -379,11 +381,11 @@ async def test_a_repeated_moment_of_a_replay_is_not_invoked_again(
     floor: Floor, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A restarted replay continues from its last tick, at which the last process may have invoked its models."""
-    first = await run_one(floor, calling(opening(), ("holding", {"reason": "in"})))
+    first = await run_one(floor, calling(opening()), hold("in"))
     assert floor.clock.now() == first.invocation.started_at
     await floor.start_batch()
     await floor.idle()
     assert [record.invocation.id for record in await floor.agents.invocations()] == [first.invocation.id]
-    assert len(floor.provider.turns) == 1
+    assert len(floor.provider.turns) == 2
     assert floor.exchange.account("ada").positions["BTC"].quantity == Decimal("0.1")
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]

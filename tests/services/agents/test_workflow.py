@@ -23,7 +23,7 @@ from trader.domain.exchange.orders import Side
 from trader.domain.market.markets import Quote
 from trader.domain.models import VariantId
 from trader.errors import ProviderError
-from trader.gateways.agents.chat import ChatClient
+from trader.gateways.agents.client import ProviderClient
 from trader.gateways.agents.providers import PROVIDERS
 from trader.services.events import ConversationsChanged
 from trader.setting_forms import Secret
@@ -95,10 +95,10 @@ async def test_position_is_opened_through_the_exchange(floor: Floor) -> None:
 
 
 async def test_next_invocation_sees_position_and_last_action(floor: Floor) -> None:
-    await run_one(floor, calling(opening(), ("holding", {"reason": "in"})))
+    await run_one(floor, calling(opening()), hold("in"))
     await floor.see(after_s=60)
     record = await run_one(floor, calling(("closePosition", {"symbol": "btcusdt", "fraction": 0.5})), hold())
-    view = floor.provider.turns[1].view
+    view = floor.provider.turns[2].view
     assert [(held.symbol, held.quantity, held.entry_price) for held in view.positions] == [
         ("BTC", Decimal("0.1"), Decimal("94000.1"))
     ]
@@ -130,14 +130,14 @@ async def test_next_invocation_sees_position_and_last_action(floor: Floor) -> No
 async def test_no_reversal_soon_after_an_exit_by_the_exchange(
     floor: Floor, close_reason: str, plan: dict[str, Any], btc: str
 ) -> None:
-    await run_one(floor, calling(opening(**plan), ("holding", {"reason": "in"})))
+    await run_one(floor, calling(opening(**plan)), hold("in"))
     mids = MIDS | {"BTC": btc}
     await floor.see(mids, after_s=60)
     async with asyncio.timeout(10):
         while floor.exchange.account("ada").positions:  # what is not closed at once follows
             await floor.see(mids)
-    short = calling(opening(side="SHORT", quantity=0.01, stop=99_000, target=None), ("holding", {"reason": "x"}))
-    record = await run_one(floor, short)
+    short = calling(opening(side="SHORT", quantity=0.01, stop=99_000, target=None))
+    record = await run_one(floor, short, hold("x"))
     view = floor.provider.turns[-1].view
     assert view.trades[0].close_reason == close_reason
     last = view.markets["BTC"].last_action
@@ -147,12 +147,12 @@ async def test_no_reversal_soon_after_an_exit_by_the_exchange(
     rule = "day loss" if close_reason == "liquidation" else "reversal"
     assert (call.status, call.metadata["results"][0]["rule"]) == ("rejected", rule)
     await floor.see(after_s=240)
-    record = await run_one(floor, short)
+    record = await run_one(floor, short, hold("x"))
     assert record.tool_calls[0].status == ("rejected" if close_reason == "liquidation" else "ok")
 
 
 async def test_exit_plan_is_moved(floor: Floor) -> None:
-    await run_one(floor, calling(opening(), ("holding", {"reason": "in"})))
+    await run_one(floor, calling(opening()), hold("in"))
     record = await run_one(
         floor, calling(("updateExitPlan", {"symbol": "BTC", "stop": 93_000}), ("holding", {"reason": "x"}))
     )
@@ -185,9 +185,9 @@ async def test_guard_refuses_and_the_model_sees_why(floor: Floor) -> None:
 
 
 async def test_reversal_soon_after_is_refused_across_invocations(floor: Floor) -> None:
-    await run_one(floor, calling(opening(), ("holding", {"reason": "in"})))
+    await run_one(floor, calling(opening()), hold("in"))
     short = opening(side="SHORT", stop=99_000, target=90_000)
-    record = await run_one(floor, calling(("closePosition", {"symbol": "BTC"}), short, ("holding", {"reason": "x"})))
+    record = await run_one(floor, calling(("closePosition", {"symbol": "BTC"}), short), hold("x"))
     assert [call.status for call in record.tool_calls] == ["ok", "rejected", "ok"]
     assert record.tool_calls[1].metadata["results"][0]["rule"] == "reversal"
 
@@ -424,8 +424,8 @@ async def test_a_failing_invocation_produces_no_key(database: Database, caplog: 
     app.router.add_post("/chat/completions", reply)
     caplog.set_level(logging.DEBUG)
     async with TestServer(app) as server, AsyncExitStack() as stack:
-        row = PROVIDERS["openai"]._replace(base_url=str(server.make_url("/")))
-        client = ChatClient(row, [Secret(key)], backoff_s=0)
+        row = msgspec.structs.replace(PROVIDERS["openai"], base_url=str(server.make_url("/")))
+        client = ProviderClient(row, [Secret(key)], backoff_s=0)
         floor = await stack.enter_async_context(open_floor(database, provider=client, OPENAI_API_KEY=key))
         await floor.add("ada", provider="openai")
         (record,) = await floor.cycle()

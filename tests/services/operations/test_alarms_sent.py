@@ -199,6 +199,25 @@ async def test_conditions_become_alarms_when_they_begin() -> None:
         assert alarms.is_healthy
 
 
+async def test_a_failing_model_is_one_alarm_and_its_end_another() -> None:
+    async with sinks() as here, alarms_to(f"{here.url}/works") as alarms:
+        alarms.models = lambda: {"ada": "fake answered 400"}
+        alarms.providers = lambda: {"nim key 2": "is out of credit (402)"}
+        for _ in range(3):
+            alarms.watch([])
+        assert alarms.is_healthy, "the service does its work"
+        alarms.models = alarms.providers = dict
+        for _ in range(2):
+            alarms.watch([])
+        bodies = await heard(here, "/works", 4)
+        assert [(one["cause"], one["subject"], one["message"]) for one in bodies] == [
+            ("provider", "nim key 2", "is out of credit (402)"),
+            ("model", "ada", "ada fails: fake answered 400"),
+            ("model recovered", "ada", "model ada works again"),
+            ("provider recovered", "nim key 2", "provider nim key 2 works again"),
+        ]
+
+
 async def test_the_dead_man_is_pinged_while_the_service_is_healthy_only() -> None:
     healthy = asyncio.Event()
     async with sinks() as here:

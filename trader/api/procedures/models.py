@@ -20,9 +20,10 @@ from trader.api.schemas.paging import cut_page, page_of
 async def get_models(context: Context, _: Empty) -> GetModelsOutput:
     """List the models with their activity."""
     summaries = await context.agents.model_summaries()
-    warning = context.agents.warning()
+    warning, warnings = context.agents.warning(), context.agents.model_warnings()
     return GetModelsOutput(
-        models=[ModelView.of(summary) for summary in summaries], warning=UNSET if warning is None else warning
+        models=[ModelView.of(summary, warnings.get(summary.model.id)) for summary in summaries],
+        warning=UNSET if warning is None else warning,
     )
 
 

@@ -111,13 +111,15 @@ class Input(msgspec.Struct, rename="camel", kw_only=True, forbid_unknown_fields=
 class BudgetUse(Wire, kw_only=True):
     """What a model has cost today (UTC) and may cost. `usdPerDay` is absent when only AI_BUDGET_USD_PER_DAY limits it.
 
-    `state` is `open` until a budget is spent; then, until 00:00 UTC, it is `manage` (the model may only reduce, once in
-    15 minutes) or `pause`. `isPartial` is true when it has cost more than is known.
+    `reservedUsd` is what its invocation under way may cost at most. `state` is `open` until a budget is spent; then,
+    until 00:00 UTC, it is `manage` (the model may only reduce, once in 15 minutes) or `pause`. `isEstimated` is true
+    when a part of the cost was not reported.
     """
 
     usd_per_day: float | UnsetType = UNSET
     spent_today_usd: float
-    is_partial: bool | UnsetType = UNSET
+    reserved_usd: float | UnsetType = UNSET
+    is_estimated: bool | UnsetType = UNSET
     state: Literal["open", "manage", "pause"]
 
     @classmethod
@@ -125,7 +127,8 @@ class BudgetUse(Wire, kw_only=True):
         return cls(
             usd_per_day=UNSET if budget.usd is None else float(budget.usd),
             spent_today_usd=float(budget.spent),
-            is_partial=budget.is_partial or UNSET,
+            reserved_usd=float(budget.reserved) or UNSET,
+            is_estimated=budget.is_estimated or UNSET,
             state=budget.state,
         )
 

@@ -98,10 +98,20 @@ class ModelWaiting(Wire):
     waiting_for_seconds: float
 
 
+class ModelFailing(Wire):
+    """A model whose last invocations failed, three or more in a row; `reason` is that of the last one."""
+
+    model_id: str
+    failures: int
+    reason: str
+
+
 class SchedulersReport(Wire):
     """`GET /health/schedulers`. Of several processes one leads and trades; the others stand by, or only read.
 
-    `modelsWaiting` are the models that wait for a slot of their provider (`MAX_PARALLEL_MODELS`); absent without any.
+    `modelsWaiting` are the models that wait for a slot (`MAX_PARALLEL_MODELS`); absent without any.
+    `modelsFailing` failed three times in a row or more often, and `providersResting` are the AI providers and keys that
+    no model can use now, with the reasons; both are absent when there are none, and leave the service healthy.
     `budgets` are those of the models that have one, by id. `lagSeconds` is that of `GET /health`.
     """
 
@@ -116,6 +126,8 @@ class SchedulersReport(Wire):
     schedulers: dict[str, SchedulerHealth]
     models_running: list[ModelRunning]
     models_waiting: list[ModelWaiting] | UnsetType = UNSET
+    models_failing: list[ModelFailing] | UnsetType = UNSET
+    providers_resting: dict[str, str] | UnsetType = UNSET
     budgets: dict[str, BudgetUse] | UnsetType = UNSET
     halts: list[HaltInForce] | UnsetType = UNSET
     lag_seconds: float | UnsetType = UNSET

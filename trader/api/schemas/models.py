@@ -30,7 +30,7 @@ FinishedStatus = Literal["completed", "failed", "timeout"]
 
 
 class ModelView(Wire, kw_only=True):
-    """A model. `invocation_count` counts its finished runs."""
+    """A model. `invocation_count` counts its finished runs. `warning` says what is wrong with it, when something is."""
 
     id: str
     name: str
@@ -43,15 +43,17 @@ class ModelView(Wire, kw_only=True):
     created_at: Timestamp
     invocation_count: int
     last_invoked_at: Timestamp | UnsetType = UNSET
+    warning: str | UnsetType = UNSET
 
     @classmethod
-    def of(cls, summary: ModelSummary) -> "ModelView":
+    def of(cls, summary: ModelSummary, warning: str | None) -> "ModelView":
         model, last = summary.model, summary.last_invoked_at
         return cls.from_attributes(
             model,
             color=color_of(model),
             invocation_count=summary.invocation_count,
             last_invoked_at=UNSET if last is None else iso(last),
+            warning=or_unset(warning),
         )
 
 
@@ -100,7 +102,8 @@ class InvocationView(Wire, kw_only=True):
 
     Tokens are those that the provider reported (null: none were). `unmeteredAttempts`, when there are any, counts the
     requests that may have cost others, such as those that timed out. `costIsPartial` is true when it has cost more than
-    `costUsd`, because a part was not reported and the model has no price.
+    `costUsd`, because a part was not reported and the model has no price; `costIsEstimated` when such a part is in it,
+    at the most that it may have been.
 
     `responsePayload` holds the provider's raw answers, one text per step, in `getInvocations` only, and while they are
     kept: of a run at most 32 KiB and of all together 512 KiB, the latest runs first; what is longer is left out.
@@ -121,6 +124,7 @@ class InvocationView(Wire, kw_only=True):
     unmetered_attempts: int | UnsetType = UNSET
     cost_usd: Decimal | UnsetType = UNSET
     cost_is_partial: bool | UnsetType = UNSET
+    cost_is_estimated: bool | UnsetType = UNSET
     duration_ms: int
     timestamp: Timestamp
     tool_calls: list[ToolCallView]
@@ -174,6 +178,7 @@ def invocation_of(record: FinishedInvocation) -> InvocationView:
         output_tokens=None if nothing_known else invocation.output_tokens,
         unmetered_attempts=invocation.unmetered_attempts or UNSET,
         cost_is_partial=invocation.is_cost_partial or UNSET,
+        cost_is_estimated=invocation.is_cost_estimated or UNSET,
         cost_usd=or_unset(invocation.cost_usd),
         duration_ms=(ended_at - invocation.started_at) // timedelta(milliseconds=1),
         timestamp=iso(invocation.started_at),

@@ -27,7 +27,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """The input of one step. `number` counts the steps of the invocation from 1.
 
     AI providers read `messages`, and `answer_tokens_max` limits their answer; rule agents read `view`. `wait_max_s` is
-    how long a provider may wait for its keys to be free again.
+    how long a provider may wait for its keys to be free again, and `tokens_max` what all attempts together may take
+    (None: no limit).
     """
 
     model: Model
@@ -37,6 +38,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     messages: list[Message]
     answer_tokens_max: int
     wait_max_s: float = 0.0
+    tokens_max: int | None = None
 
 
 class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,11 +47,13 @@ class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
     `model` is the one that answered and `key_number` the provider's key, from 1 (None: no key). Tokens and a `cost_usd`
     that the provider does not report are None; `cached_tokens` of the input came from its cache. `tokens_spent` counts
     against the budget of the invocation and is estimated where needed. `unmetered_attempts` counts the attempts that
-    may have cost tokens which nobody reported, failed ones before this answer included. `duration_ms` is in real time,
+    may have cost tokens which nobody reported, failed ones before this answer included, and `unreported` are the most
+    that they may have been, input and output. `duration_ms` is in real time,
     whatever the clock of the market (None: no provider was asked), and `waited_s` is the part of it that was waited
     for a rest of the keys. `calls_left_out` counts the calls beyond the limit of an answer; `is_legacy_call` says that
     it has a call in the form that preceded tools. `cut_by` is what cut the answer off: its limit of tokens (`length`)
-    or a filter of the provider (None: it is complete).
+    or a filter of the provider (None: it is complete). `is_refusal`: the protocol says that the model refuses, and
+    `text` has its words.
     """
 
     text: str | None
@@ -64,10 +68,12 @@ class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
     cost_usd: Decimal | None = None
     tokens_spent: int = 0
     unmetered_attempts: int = 0
+    unreported: tuple[int, int] = (0, 0)
     duration_ms: int | None = None
     waited_s: float = 0.0
     calls_left_out: int = 0
     is_legacy_call: bool = False
+    is_refusal: bool = False
     cut_by: Literal["length", "content_filter"] | None = None
 
 

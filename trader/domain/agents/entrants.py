@@ -1,7 +1,7 @@
 """Entrants: models as they were configured, and the fingerprint that says whether two were configured alike."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
@@ -68,8 +68,12 @@ NO_RECORD: Final = EntrantRecord(0, None, None, 0, 0)
 
 
 class ServiceConditions(NamedTuple):
-    """What the service adds to the configuration of every model: its bounds of tokens, fees, latency and version."""
+    """What the service adds to the configuration of every model: its bounds of tokens, fees, latency and version.
 
+    `base_url` is the address that the model is asked at, None for a rule agent.
+    """
+
+    base_url: str | None
     invocation_tokens_max: int
     answer_tokens_max: int
     taker_fee_bps: Decimal
@@ -109,9 +113,20 @@ def _with_doubles(value: Any) -> Any:
 
 
 def configuration_of(
-    model: Model, prompt: str, limits: VariantLimits, temperature: float, service: ServiceConditions
+    model: Model,
+    prompt: str,
+    limits: VariantLimits,
+    temperature: float,
+    service: ServiceConditions,
+    left_out: Collection[str],
 ) -> str:
-    """Return everything that decides how a model trades, as canonical JSON; what only names or shows it is left out."""
+    """Return everything that decides how a model trades, as canonical JSON; what only names or shows it is left out.
+
+    `left_out` are the fields that its provider refused, and that its requests therefore do not have.
+    """
+    definition = model.configuration.provider_definition
+    own = {} if definition is None else definition.request
+    sampling = {"temperature": temperature, **own, **model.configuration.request}
     return canonical_json(
         {
             "prompt": prompt,
@@ -120,7 +135,9 @@ def configuration_of(
             "variant": model.variant.value,
             "provider": model.provider,
             "routerModelName": model.router_model_name,
-            "sampling": {"temperature": temperature, **model.configuration.request},
+            "baseUrl": service.base_url,
+            "protocol": "chat" if definition is None else definition.protocol,
+            "sampling": {name: value for name, value in sampling.items() if name not in left_out and value is not None},
             "tokens": {"invocation": service.invocation_tokens_max, "answer": service.answer_tokens_max},
             "cadenceSeconds": model.configuration.cadence.total_seconds(),
             "fees": {

@@ -57,8 +57,9 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 class Invocation(msgspec.Struct, frozen=True, kw_only=True):
     """One pass of a model through the trading workflow. `entrant` is the number of the model's entrant at that time.
 
-    Tokens and cost are the reported ones; `unmetered_attempts` counts the attempts at a provider, failed or answered,
-    that may have cost others, and `unpriced_steps` the answers whose cost is not known.
+    Tokens are the reported ones; `unmetered_attempts` counts the attempts at a provider, failed or answered, that may
+    have cost others. `cost_usd` includes the most that these may have cost, where the model has a price;
+    `unpriced_steps` counts the answers and attempts whose cost is not known.
     """
 
     id: UUID
@@ -79,7 +80,12 @@ class Invocation(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_cost_partial(self) -> bool:
         """Whether it has cost more than the known cost."""
-        return self.cost_usd is not None and bool(self.unmetered_attempts or self.unpriced_steps)
+        return self.cost_usd is not None and self.unpriced_steps > 0
+
+    @property
+    def is_cost_estimated(self) -> bool:
+        """Whether a part of the cost is an estimate, since nobody reported the tokens."""
+        return self.cost_usd is not None and self.unmetered_attempts > 0
 
 
 def invocation_id(model: Model, started_at: datetime) -> UUID:

@@ -1,8 +1,8 @@
 """The prompt: the system message of an entrant, and the view as JSON, in the order in which its parts change.
 
 Providers keep the beginning of a prompt that they have seen before and charge a fraction for it. So what never changes
-comes first (prompt, rules, glossary, the markets' own figures), then what changes with a trade, then the candles, the
-longest interval first, and last what changes every minute. Candles are rows by time, all markets beside each other, and
+comes first (prompt, rules, glossary, the markets' own figures), then the candles, the longest interval first, then what
+changes with a trade, and last what changes every minute. Candles are rows by time, all markets beside each other, and
 the first row stays for several candles, so that a new candle is added at the end.
 """
 
@@ -45,6 +45,9 @@ MINUTE: Final = timedelta(minutes=1)
 
 DIGITS_MAX: Final = 8
 """Significant digits of an amount; the books may have three times as many, of which each third one is a token."""
+
+CANDLES_END: Final = ',"stats":'
+"""Where the part of a view ends that stays the same until a candle closes."""
 
 INVALIDATION_CHARACTERS: Final = 120
 """How much the model is shown of its own words about a position."""
@@ -89,7 +92,7 @@ A guard refuses what breaks a rule, and you are told why.
 stop, target, time or liquidation included. A cycle is 60 seconds.
 - After a loss of {limits.day_loss_max_percent} % of `dayOpeningEquity` only reducing is allowed until 00:00 UTC.
 
-You act through the tools only; people read what you write. Call `holding` last, to end the cycle."""
+You act through the tools only; people read what you write. Call `holding` alone, to end the cycle."""
 
 
 def estimated_tokens(messages: Sequence[Message]) -> int:
@@ -108,9 +111,9 @@ def view_text(view: View) -> str:
     markets = view.markets
     shown: dict[str, Any] = {
         "markets": {symbol: _part(market, MARKET_FIELDS) for symbol, market in markets.items()},
+        **{interval: _interval_part(markets, interval, view.at) for interval in _intervals(markets)},
         "stats": _shortened(_plain(view.stats)),
         "trades": _trade_table(view.trades),
-        **{interval: _interval_part(markets, interval, view.at) for interval in _intervals(markets)},
         "at": iso(view.at),
         "minute": minute_of(view.at),
         **({} if view.restriction is None else {"restriction": view.restriction}),

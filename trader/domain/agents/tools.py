@@ -110,7 +110,7 @@ class FetchIndicators(Tool, frozen=True, kw_only=True):
 
 
 class Holding(Tool, frozen=True, kw_only=True):
-    """End this cycle. Call it once, last, with what you did or why you do nothing."""
+    """End this cycle. Call it alone, last, with what you did or why you do nothing."""
 
     reason: Annotated[str, Meta(min_length=1, max_length=4000, description="Why, with the figures that decided it.")]
 
@@ -128,6 +128,9 @@ TOOLS: Final[Mapping[str, type[Decision]]] = {
     "holding": Holding,
 }
 """The tools by the name that models call."""
+
+ORDER_TOOLS: Final = frozenset({"createPosition", "closePosition"})
+"""The tools that place an order; `holding` is refused beside them."""
 
 TOOL_NAMES: Final[Mapping[type[Decision], str]] = {struct: name for name, struct in TOOLS.items()}
 

@@ -21,6 +21,9 @@ Kind = Literal[
     "liquidation",
     "reconciliation",
     "provider",
+    "provider recovered",
+    "model",
+    "model recovered",
     "scheduler",
     "market",
     "database",
@@ -28,12 +31,15 @@ Kind = Literal[
     "books",
 ]
 
+RECOVERED: Final[Mapping[Kind, Kind]] = {"provider": "provider recovered", "model": "model recovered"}
+"""The conditions whose end is an alarm as well."""
+
 EVERY_S: Final = 3600.0
 """The shortest time between two notices of one cause, in real seconds."""
 
 
 class AlarmCause(NamedTuple):
-    """What an alarm is about. `subject` is a provider, a scheduler, or `all accounts`; never one of many accounts."""
+    """What an alarm is about. `subject` is a provider, a model, a scheduler, or `all accounts`; never an account."""
 
     kind: Kind
     subject: str = ""
@@ -99,6 +105,15 @@ def add_conditions(
         if alarm.cause not in before or (known.waiting is None and known.may_send(now_s)):
             held = add(held, alarm, at)
     return held
+
+
+def ended(before: Set[AlarmCause], found: Set[AlarmCause]) -> list[Alarm]:
+    """Return the alarms of conditions whose end is one."""
+    return [
+        Alarm(AlarmCause(RECOVERED[cause.kind], cause.subject), f"{cause} works again")
+        for cause in sorted(before - found)
+        if cause.kind in RECOVERED
+    ]
 
 
 def take_due(held: AllHeld, now_s: float) -> tuple[list[Notice], AllHeld]:

@@ -1,13 +1,16 @@
-"""API keys of one AI provider: used in turn, rested or taken out of use by what was refused, and counts of their usage.
+"""API keys of one AI provider: used in turn, at rest for as long as a refusal demands, and counts of their usage.
 
-    refusal          counts against    what follows
-    RATE_LIMITED     key and model     rests for Retry-After, else 30 s, doubling to 10 min
-    MODEL_REFUSED    key and model     the same
-    OVERLOADED       key and model     rests for Retry-After
-    OUT_OF_CREDIT    key               rests 10 min, doubling to 1 h
-    (take_out)       key               out of use until a restart
+    refusal          applies to                         rest
+    RATE_LIMITED     key and the provider's model       Retry-After, else 30 s, doubling to 10 min
+    MODEL_REFUSED    key and the provider's model       the same
+    OVERLOADED       key and the provider's model       Retry-After
+    UNAFFORDABLE     key and the model of the service   30 s, doubling to 10 min
+    OUT_OF_CREDIT    key                                10 min, doubling to 1 h; probed once a minute
+    KEY_REFUSED      key                                10 min, doubling to 1 h
 
-A key that is out of credit stands for its account: other keys of the account are refused when their turn comes.
+A key that is out of credit stands for its account: other keys of the account are refused when their turn comes. While
+it rests, one model asks with it once a minute: one whose last request it answered, so that a model whose own requests
+are refused does not use up the attempts. Without any such model, whichever asks first.
 Logs and records name a key by its number, from 1. Its value leaves this module only for the request's own header.
 """
 
@@ -20,6 +23,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 import orjson
 
+from trader.domain.models import Model
 from trader.setting_forms import Secret
 
 SCRUBBED_MIN = 8
@@ -30,31 +34,51 @@ NESTED_MAX = 3
 """Depth to which JSON within JSON texts is scrubbed; the arguments of a tool call are such a text."""
 
 Outcome = Literal[
-    "answered", "failed", "timed_out", "rate_limited", "overloaded", "out_of_credit", "model_refused", "key_refused"
+    "answered",
+    "failed",
+    "timed_out",
+    "rate_limited",
+    "overloaded",
+    "unaffordable",
+    "out_of_credit",
+    "model_refused",
+    "key_refused",
 ]
 """How an attempt ended. `failed` are server errors, unusable answers and refused requests."""
 
 
+Scope = Literal["key", "provider model", "model"]
+"""What a rest of a key applies to: every request, those for one model of the provider, or those of one model here."""
+
+
 class KeyRefusal(NamedTuple):
-    """A kind of refusal: its outcome and words, whether it is about one model, and its shortest and longest rest."""
+    """A kind of refusal: its outcome and words, the scope of the rest, and its shortest and longest duration.
+
+    While a key rests for a refusal that `is_probed`, it is tried again once in `PROBE_EVERY_S`.
+    """
 
     outcome: Outcome
     words: str
-    is_about_model: bool
+    scope: Scope
     first_rest_s: float
     last_rest_s: float
+    is_probed: bool = False
 
 
-RATE_LIMITED: Final = KeyRefusal("rate_limited", "is rate-limited", True, 30, 600)
-MODEL_REFUSED: Final = KeyRefusal("model_refused", "was refused the model", True, 30, 600)
-OVERLOADED: Final = KeyRefusal("overloaded", "was asked to wait by an overloaded server", True, 30, 600)
-OUT_OF_CREDIT: Final = KeyRefusal("out_of_credit", "is out of credit", False, 600, 3600)
+RATE_LIMITED: Final = KeyRefusal("rate_limited", "is rate-limited", "provider model", 30, 600)
+MODEL_REFUSED: Final = KeyRefusal("model_refused", "was refused the model", "provider model", 30, 600)
+OVERLOADED: Final = KeyRefusal("overloaded", "was asked to wait by an overloaded server", "provider model", 30, 600)
+UNAFFORDABLE: Final = KeyRefusal("unaffordable", "cannot pay for a request of this size or upstream", "model", 30, 600)
+OUT_OF_CREDIT: Final = KeyRefusal("out_of_credit", "is out of credit", "key", 600, 3600, is_probed=True)
+KEY_REFUSED: Final = KeyRefusal("key_refused", "was refused", "key", 600, 3600)
+
+PROBE_EVERY_S: Final = 60.0
 
 _log = logging.getLogger("trader.agents")
 
 
 class Usage:
-    """Usage of a provider since the start of the process: attempts and rests by outcome, tokens, keys out of use.
+    """Usage of a provider since the start of the process: attempts and rests by outcome, and tokens.
 
     `unmetered_attempts` counts those that may have cost tokens which nobody reported.
     """
@@ -66,14 +90,26 @@ class Usage:
         self.output_tokens = 0
         self.cached_tokens = 0
         self.unmetered_attempts = 0
-        self.keys_out = 0
+
+
+RestKey = tuple[Scope, str]
+"""What a rest applies to: the scope, and the name of the model in it (empty for the whole key)."""
+
+_WHOLE_KEY: Final[RestKey] = ("key", "")
+
+
+def _rest_key(refusal: KeyRefusal, model: Model) -> RestKey:
+    names = {"key": "", "provider model": model.router_model_name, "model": model.id}
+    return refusal.scope, names[refusal.scope]
+
+
+def _rest_keys(model: Model) -> tuple[RestKey, ...]:
+    """Return the keys of the rests that keep a key from a model."""
+    return _WHOLE_KEY, ("provider model", model.router_model_name), ("model", model.id)
 
 
 class _Rest(msgspec.Struct):
-    """The rest of a key, for one model or for all, and the answer that began it.
-
-    `next_s` is how long the next one in a row takes.
-    """
+    """A rest of a key, and the answer that began it. `next_s` is how long the next one in a row takes."""
 
     refusal: KeyRefusal
     answer: str
@@ -84,23 +120,25 @@ class _Rest(msgspec.Struct):
 class Key:
     """One key of a provider; `secret` is None for a local server without keys.
 
-    `rests` are those for a model by its name, and under None the one for all of them.
+    `answered` has the ids of the models whose last request with it was answered, `probe_s` is the time from which on it
+    may be tried during a rest.
     """
 
-    __slots__ = ("number", "refused_with", "rests", "secret")
+    __slots__ = ("answered", "number", "probe_s", "rests", "secret")
 
     def __init__(self, number: int | None, secret: Secret | None) -> None:
         self.number = number
         self.secret = secret
-        self.rests: dict[str | None, _Rest] = {}
-        self.refused_with: int | None = None
+        self.rests: dict[RestKey, _Rest] = {}
+        self.answered: set[str] = set()
+        self.probe_s = 0.0
 
     def __repr__(self) -> str:
         return f"Key({self.number})"
 
-    def longest_rest(self, model: str) -> _Rest | None:
+    def longest_rest(self, model: Model) -> _Rest | None:
         """Return the rest, over or not, that ends last of those that keep this key from the model."""
-        rests = [rest for rest in (self.rests.get(None), self.rests.get(model)) if rest is not None]
+        rests = [self.rests[key] for key in _rest_keys(model) if key in self.rests]
         return max(rests, key=lambda rest: rest.until_s, default=None)
 
 
@@ -114,82 +152,98 @@ class KeyRing:
         self._turn = 0
         self.usage = Usage()
 
-    def take(self, model: str, spent: Collection[Key] = ()) -> Key | None:
-        """Return the next key in turn for a model; None when each one rests, is out of use, or is among the `spent`."""
+    def take(self, model: Model, spent: Collection[Key] = ()) -> Key | None:
+        """Return the next key in turn for a model; None when each one rests or is among the `spent`."""
         for offset in range(len(self._keys)):
             key = self._keys[(self._turn + offset) % len(self._keys)]
-            if key.refused_with is None and self._left_s(key, model) <= 0 and key not in spent:
+            if key not in spent and self._left_s(key, model) <= 0:
                 self._turn = (self._turn + offset + 1) % len(self._keys)
+                key.probe_s = self._timer() + PROBE_EVERY_S
                 return key
         return None
 
-    def take_out(self, key: Key, status: int) -> None:
-        """Stop using the key until the service restarts."""
-        self.usage.keys_out += key.refused_with is None
-        key.refused_with = status
-        _log.error("%s: key %s was refused with status %d and is out of use", self._name, key.number, status)
-
-    def rest(self, key: Key, model: str, refusal: KeyRefusal, answer: str, retry_after_s: float | None = None) -> None:
+    def rest(
+        self, key: Key, model: Model, refusal: KeyRefusal, answer: str, retry_after_s: float | None = None
+    ) -> None:
         """Rest the key for as long as the refusal says; `answer` is the provider's status and words.
 
         Several requests are under way at once: a refusal that arrives while the key rests does not double its rest.
         """
-        about = model if refusal.is_about_model else None
-        asked_s = retry_after_s if refusal.is_about_model else None
-        now, rest = self._timer(), key.rests.get(about)
+        rest_key = _rest_key(refusal, model)
+        asked_s = None if refusal.scope == "key" else retry_after_s
+        now, rest = self._timer(), key.rests.get(rest_key)
         if rest is None or rest.refusal is not refusal:
             until_s = now if rest is None else rest.until_s
-            rest = key.rests[about] = _Rest(refusal, answer, until_s, refusal.first_rest_s)
+            rest = key.rests[rest_key] = _Rest(refusal, answer, until_s, refusal.first_rest_s)
         elif asked_s is None and rest.until_s > now:
             return
+        key.answered.discard(model.id)
         if asked_s is None:
             asked_s = rest.next_s
             rest.next_s = min(asked_s * 2, refusal.last_rest_s)
         rest.answer = answer
         rest.until_s = max(rest.until_s, now + min(asked_s, refusal.last_rest_s))
         self.usage.rests[refusal.outcome] += 1
-        subject = f"{_name(key)}, asked for {model}," if about else _name(key)
+        subject = _name(key) if refusal.scope == "key" else f"{_name(key)}, asked for {model.router_model_name},"
         rest_s = rest.until_s - now
         _log.warning("%s: %s %s (%s) and rests for %.0f s", self._name, subject, refusal.words, answer, rest_s)
 
-    def accepted(self, key: Key, model: str) -> None:
-        """Reset the next rests of a key that the provider accepted to the shortest."""
-        for about in (None, model):
-            if rest := key.rests.get(about):
-                rest.next_s = rest.refusal.first_rest_s
+    def accepted(self, key: Key, model: Model) -> None:
+        """Note that a request was answered: rests that it probed or that were over begin anew with the shortest.
 
-    def free_in_s(self, model: str) -> float | None:
-        """Return the seconds until a key can be used for a model; None when all are out of use."""
-        return min((self._left_s(key, model) for key in self._keys if key.refused_with is None), default=None)
+        One that began while the request was under way stays.
+        """
+        key.answered.add(model.id)
+        for rest_key in _rest_keys(model):
+            if (rest := key.rests.get(rest_key)) and (rest.refusal.is_probed or rest.until_s <= self._timer()):
+                del key.rests[rest_key]
+
+    def failed(self, key: Key, model: Model) -> None:
+        """Note that a request was not answered, for whatever reason."""
+        key.answered.discard(model.id)
+
+    def free_in_s(self, model: Model) -> float:
+        """Return the seconds until a key can be used for a model."""
+        return min(self._left_s(key, model) for key in self._keys)
+
+    def resting(self) -> dict[str, str]:
+        """Return the keys that rest for all models, by their names, with the reasons."""
+        resting = {}
+        for key in self._keys:
+            rest = key.rests.get(_WHOLE_KEY)
+            if rest is not None and rest.until_s > self._timer():
+                resting[_name(key)] = f"{rest.refusal.words} ({rest.answer})"
+        return resting
 
     def outage(self) -> str | None:
         """Return why no model at all can be asked now; None while a key may work."""
-        reasons = []
-        for key in self._keys:
-            rest = key.rests.get(None)
-            if key.refused_with is None and (rest is None or rest.until_s <= self._timer()):
-                return None
-            words = "is out of use" if rest is None or key.refused_with is not None else rest.refusal.words
-            reasons.append(f"{_name(key)} {words}")
-        return "; ".join(reasons)
+        resting = self.resting()
+        if len(resting) < len(self._keys):
+            return None
+        return "; ".join(f"{name} {why}" for name, why in resting.items())
 
-    def unavailable_reason(self, model: str) -> str:
+    def unavailable_reason(self, model: Model) -> str:
         """Return why no key can be used for a model now, for each key."""
-        return f"{self._name} cannot be asked for {model} now: " + "; ".join(
+        return f"{self._name} cannot be asked for {model.router_model_name} now: " + "; ".join(
             self._state(key, model) for key in self._keys
         )
 
-    def _state(self, key: Key, model: str) -> str:
-        if key.refused_with is not None:
-            return f"{_name(key)} was refused ({key.refused_with}) and is out of use until a restart"
+    def _state(self, key: Key, model: Model) -> str:
         rest = key.longest_rest(model)
         if rest is None:
             return f"{_name(key)} is free"
-        return f"{_name(key)} {rest.refusal.words} ({rest.answer}) and rests for {self._left_s(key, model):.0f} s"
+        left_s = max(0.0, rest.until_s - self._timer())
+        return f"{_name(key)} {rest.refusal.words} ({rest.answer}) and rests for {left_s:.0f} s"
 
-    def _left_s(self, key: Key, model: str) -> float:
-        rest = key.longest_rest(model)
-        return 0.0 if rest is None else max(0.0, rest.until_s - self._timer())
+    def _left_s(self, key: Key, model: Model) -> float:
+        """Return the seconds until a key can be used for a model: until its rests end, or it may be probed."""
+        now, left_s = self._timer(), 0.0
+        for rest_key in _rest_keys(model):
+            if rest := key.rests.get(rest_key):
+                is_prober = rest.refusal.is_probed and (model.id in key.answered or not key.answered)
+                until_s = min(rest.until_s, key.probe_s) if is_prober else rest.until_s
+                left_s = max(left_s, until_s - now)
+        return left_s
 
     def scrub(self, content: bytes) -> bytes:
         """Return a provider's answer with the values of all keys hidden, also within JSON escapes."""

@@ -1,28 +1,33 @@
 """Providers of decisions: the table of AI providers, and the rule agents, which need no network."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Final, Protocol
 
 import msgspec
 
 from trader.domain.agents.conversation import ModelAnswer, ToolRequest, Turn
 from trader.domain.agents.tools import TOOL_NAMES, Decision
-from trader.domain.models import Model
-from trader.gateways.agents.chat import ChatClient, ProviderRow
+from trader.domain.models import Model, ProviderDefinition
+from trader.gateways.agents.client import ProviderClient
 from trader.provider_settings import PROVIDERS as CONFIGURABLE
+from trader.provider_settings import ProviderSettings, name_of_keys
 from trader.settings import Settings
 from trader.variants import VARIANTS
 
-PROVIDERS: Final[Mapping[str, ProviderRow]] = {
-    row.name: row
-    for row in (
-        ProviderRow("openrouter", "https://openrouter.ai/api/v1", extra={"usage": {"include": True}}),
-        ProviderRow("nim", "https://integrate.api.nvidia.com/v1"),
-        ProviderRow("mistral", "https://api.mistral.ai/v1"),
-        ProviderRow("openai", "https://api.openai.com/v1", limit_field="max_completion_tokens"),
+PROVIDERS: Final[Mapping[str, ProviderDefinition]] = {
+    definition.name: definition
+    for definition in (
+        ProviderDefinition(
+            name="openrouter", base_url="https://openrouter.ai/api/v1", request={"usage": {"include": True}}
+        ),
+        ProviderDefinition(name="nim", base_url="https://integrate.api.nvidia.com/v1"),
+        ProviderDefinition(name="mistral", base_url="https://api.mistral.ai/v1"),
+        ProviderDefinition(name="openai", base_url="https://api.openai.com/v1", limit_field="max_completion_tokens"),
     )
 }
-assert set(PROVIDERS) == set(CONFIGURABLE), "every provider that can be configured has its row"
+"""The providers that ship with the service; their keys and addresses are settings."""
+
+assert set(PROVIDERS) == set(CONFIGURABLE), "every provider that can be configured has its definition"
 
 
 class Provider(Protocol):
@@ -52,7 +57,7 @@ class Provider(Protocol):
 
 
 class RuleProvider:
-    """The rule agents as a provider: all their decisions are in the first answer, the second has none."""
+    """The rule agents as a provider: their orders are in the first answer, `holding` in one of its own."""
 
     name = "rules"
     is_remote = False
@@ -62,7 +67,8 @@ class RuleProvider:
 
     async def answer(self, turn: Turn) -> ModelAnswer:
         variant = VARIANTS[turn.model.variant]
-        decisions = variant.agent(turn.view, variant.limits) if turn.number == 1 else []
+        *changes, holding = variant.agent(turn.view, variant.limits)
+        decisions = changes if changes and turn.number == 1 else [holding]
         return ModelAnswer(
             text=None,
             calls=tuple(_tool_request(number, decision) for number, decision in enumerate(decisions, 1)),
@@ -81,10 +87,14 @@ def _tool_request(number: int, decision: Decision) -> ToolRequest:
 
 
 class Providers(Mapping[str, Provider]):
-    """The configured providers by name."""
+    """The providers by name: the configured ones, and those that models bring. `make` returns the client of one."""
 
-    def __init__(self, *providers: Provider) -> None:
+    def __init__(
+        self, *providers: Provider, make: Callable[[ProviderDefinition], ProviderClient] | None = None
+    ) -> None:
         self._providers = {provider.name: provider for provider in providers}
+        self._make = make
+        self._replaced: list[Provider] = []
 
     def __getitem__(self, name: str) -> Provider:
         return self._providers[name]
@@ -95,27 +105,68 @@ class Providers(Mapping[str, Provider]):
     def __len__(self) -> int:
         return len(self._providers)
 
+    def learn(self, models: Iterable[Model]) -> None:
+        """Make a client of every provider that models bring; one that is defined otherwise than before is replaced."""
+        for model in models:
+            definition = model.configuration.provider_definition
+            known = self._providers.get(model.provider)
+            if definition is None or self._make is None:
+                continue
+            if isinstance(known, ProviderClient) and known.definition == definition:
+                continue
+            if known is not None:
+                self._replaced.append(known)  # its requests under way go on
+            self._providers[model.provider] = self._make(definition)
+
     async def close(self) -> None:
         """Close the connections of all providers."""
-        for provider in self._providers.values():
+        for provider in (*self._providers.values(), *self._replaced):
             await provider.close()
 
 
 def make_providers(settings: Settings) -> Providers:
     """Return a client per configured provider, and the rule agents, which need no configuration."""
-    clients = (
-        ChatClient(
-            PROVIDERS[name],
+
+    def make(definition: ProviderDefinition) -> ProviderClient:
+        configured = settings.providers.get(_configured_as(definition), ProviderSettings(None, ()))
+        is_shipped = definition.name in PROVIDERS
+        return ProviderClient(
+            definition,
             configured.keys,
-            base_url=configured.base_url,
+            base_url=configured.base_url if is_shipped else None,
             attempt_limit_s=settings.attempt_timeout_s,
         )
-        for name, configured in settings.providers.items()
-    )
-    return Providers(RuleProvider(), *clients)
+
+    clients = [make(PROVIDERS[name]) for name in settings.providers if name in PROVIDERS]
+    return Providers(RuleProvider(), *clients, make=make)
+
+
+def base_url_of(model: Model, settings: Settings) -> str | None:
+    """Return the address at which a model is asked; None for a rule agent, and for a provider that nobody defined."""
+    definition = model.configuration.provider_definition or PROVIDERS.get(model.provider)
+    if definition is None:
+        return None
+    configured = settings.providers.get(model.provider) if model.provider in PROVIDERS else None
+    return definition.base_url if configured is None else configured.base_url or definition.base_url
+
+
+def _configured_as(definition: ProviderDefinition) -> str:
+    """Return under which name the settings have the keys of a provider."""
+    if definition.name in PROVIDERS:
+        return definition.name
+    return "" if definition.key_variable is None else name_of_keys(definition.key_variable)
+
+
+def find_resting(providers: Mapping[str, Provider]) -> dict[str, str]:
+    """Return the AI providers that no model can ask at present, and the single keys that rest, with the reasons."""
+    resting = find_outages(providers)
+    for name, provider in providers.items():
+        if isinstance(provider, ProviderClient) and name not in resting:
+            resting |= {f"{name} {key}": why for key, why in provider.resting_keys().items()}
+    return resting
 
 
 def find_outages(providers: Mapping[str, Provider]) -> dict[str, str]:
     """Return the AI providers that no model can ask at present, with the reason."""
-    outages = {name: provider.outage() for name, provider in providers.items() if isinstance(provider, ChatClient)}
+    outages = {name: provider.outage() for name, provider in providers.items() if isinstance(provider, ProviderClient)}
     return {name: reason for name, reason in outages.items() if reason is not None}

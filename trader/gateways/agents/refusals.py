@@ -12,8 +12,9 @@ import orjson
 
 from trader.domain.agents.conversation import storable
 
-About = Literal["key", "credit", "rate", "model", "request"]
-"""What a refusal is about: the key, its account's credit, the rate of requests, the model, or the request alone."""
+About = Literal["key", "credit", "size", "rate", "model", "request"]
+"""What a refusal is about: the key, its account's credit, what this request may cost, the rate of requests, the model,
+or the request alone."""
 
 NOT_ABOUT_KEY: Final = frozenset({"reasons", "flagged_input", "provider_name"})
 """Metadata that a gateway adds to a 401 or 403 not about its key: a moderation or a provider behind it refused."""
@@ -33,6 +34,9 @@ CREDIT_WORDS: Final = re.compile(
     r"|(?:out of|no|used all)[\w ]{0,20} credits",
     re.IGNORECASE,
 )
+SIZE_WORDS: Final = re.compile(r"\bmax_(?:completion_|output_)?tokens\b", re.IGNORECASE)
+"""In a 402: a smaller request of the same account would be accepted."""
+
 KEY_CODES: Final = frozenset(
     {"account_deactivated", "api_key_invalid", "authentication_error", "invalid_api_key", "invalid_authentication"}
 )
@@ -71,7 +75,7 @@ def subject_of(status: int, content: bytes) -> About:
     if status in {401, 403} and _is_not_about_key(error):
         return "request"
     if status == 402:
-        return "credit"
+        return "size" if SIZE_WORDS.search(said) or _is_from_upstream(error) else "credit"
     if status in {400, 403, 429} and (codes & CREDIT_CODES or CREDIT_WORDS.search(said)):
         return "credit"
     if status == 401 or (status in {400, 403} and (codes & KEY_CODES or KEY_WORDS.search(said))):
@@ -145,6 +149,14 @@ def _is_not_about_key(error: Any) -> bool:
     try:
         return bool(error.get("choices")) or not NOT_ABOUT_KEY.isdisjoint(error["error"]["metadata"])
     except (AttributeError, KeyError, TypeError):
+        return False
+
+
+def _is_from_upstream(error: Any) -> bool:
+    """Return whether a gateway names the provider behind it that refused."""
+    try:
+        return bool(error["error"]["metadata"]["provider_name"])
+    except (KeyError, TypeError):
         return False
 
 

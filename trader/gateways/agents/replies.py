@@ -71,7 +71,7 @@ def decode_reply(content: bytes) -> Reply:
 
 
 def answer_of(reply: Reply, turn: Turn, key_number: int | None, asked_bytes: int) -> ModelAnswer:
-    """Return the answer of a reply with a choice. Without reported usage the tokens spent are estimated from bytes."""
+    """Return the answer of a reply with a choice. Tokens that are not reported are estimated at their most."""
     assert reply.choices, "the caller has checked that there is one"
     sent, reason = reply.choices[0].message, reply.choices[0].finish_reason
     message = msgspec.convert(sent, _ReplyMessage)
@@ -86,12 +86,17 @@ def answer_of(reply: Reply, turn: Turn, key_number: int | None, asked_bytes: int
         for index, call in enumerate(requested[:CALLS_MAX], 1)
     )
     usage = reply.usage if isinstance(reply.usage, dict) else {}
-    input_tokens, output_tokens = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
+    input_tokens, output_tokens = _count(usage.get("prompt_tokens")), _output_tokens(usage)
+    unreported = (
+        estimated_count(asked_bytes) if input_tokens is None else 0,
+        turn.answer_tokens_max if output_tokens is None else 0,
+    )
     return ModelAnswer(
         text=_text(message.content) or _text(message.refusal),
         calls=calls,
         calls_left_out=len(requested) - len(calls),
         is_legacy_call=message.function_call is not None,
+        is_refusal=_text(message.refusal) is not None,
         message=_message(sent, calls),
         model=(storable(reply.model) if isinstance(reply.model, str) else "") or turn.model.router_model_name,
         raw=reply.raw,
@@ -100,8 +105,9 @@ def answer_of(reply: Reply, turn: Turn, key_number: int | None, asked_bytes: int
         output_tokens=output_tokens,
         cached_tokens=_cached(usage),
         cost_usd=_cost(usage),
-        tokens_spent=(input_tokens or 0) + (output_tokens or 0) or (asked_bytes + len(reply.raw)) // 4,
+        tokens_spent=(input_tokens or 0) + (output_tokens or 0) + sum(unreported),
         unmetered_attempts=int(input_tokens is None and output_tokens is None),
+        unreported=unreported,
         cut_by=reason if reason in ("length", "content_filter") else None,
     )
 
@@ -171,6 +177,23 @@ def _valid_json(arguments: str) -> str:
 
 def _count(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**12 else None
+
+
+def _output_tokens(usage: Mapping[str, Any]) -> int | None:
+    """Return the tokens of the answer. Some gateways count those of the reasoning beside them, not among them."""
+    prompt, output = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
+    if output is None:
+        return None
+    total, details = _count(usage.get("total_tokens")), usage.get("completion_tokens_details")
+    if prompt is not None and total is not None:
+        return max(output, total - prompt)
+    reasoning = _count(details.get("reasoning_tokens")) if isinstance(details, dict) else None
+    return output + reasoning if reasoning is not None and reasoning > output else output
+
+
+def estimated_count(size: int) -> int:
+    """Return how many tokens a request of so many bytes has at most."""
+    return size // 3
 
 
 def _cached(usage: Mapping[str, Any]) -> int | None:

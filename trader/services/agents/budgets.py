@@ -1,118 +1,178 @@
-"""Budgets: what the models have cost today (UTC), and what those whose budget is spent may still do.
+"""Budgets: what models have cost today (UTC), and what each may still cost.
 
-A budget is spent when the known costs reach it, so the invocation that reaches it is the last. Then, until 00:00 UTC,
-the model only manages what it holds, once in 15 minutes, or pauses, as it is configured. Costs that nobody reported and
-no price tells count as 0, and the state says that they are missing.
+A budget is a cap. Before an invocation starts, the most that it may cost is reserved against every budget that limits
+the model: its own, its owner's, and the one of all models. When it has ended, its true cost replaces that. A run gets
+fewer tokens when a budget does not allow all of them, and is not started when it would get fewer than `RUN_TOKENS_MIN`.
+
+A part of each budget is kept for managing positions: when the rest is spent, a model that is configured to `manage` is
+asked once in 15 minutes and may only reduce, within that part. Then it pauses until 00:00 UTC.
+
+What nobody reported is estimated: at the price of the model, else at `ASSUMED_PRICE`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final, Literal, NamedTuple
 
 from trader.clock import floor_time
 from trader.domain.agents.invocations import Invocation
-from trader.domain.models import CYCLE, Model
+from trader.domain.models import CYCLE, Model, Price
 from trader.domain.money import ZERO, format_decimal, from_number
-from trader.store.agents.invocations import select_costs_since
+from trader.store.agents.invocations import DayCost, select_costs_since
 from trader.store.database.pool import Database
 
 MANAGE_EVERY: Final = timedelta(minutes=15)
+MANAGE_SHARE: Final = Decimal("0.2")
+"""The part of a budget that is kept for managing positions, when the model does not say how much."""
+
 DAY: Final = timedelta(days=1)
+ASSUMED_PRICE: Final = Price(input=15, output=75)
+"""USD per million tokens of a model without a price, as dear as any in use: a budget holds for it as well."""
+
+RUN_TOKENS_MIN: Final = 8_000
+"""A first prompt and a short answer. With fewer tokens a model is not asked."""
+
+PROMPT_TOKENS_MAX: Final = 6_500
+"""The longest first prompt of the four variants, for attempts whose tokens nobody reported."""
+
+PROMPT_TOKENS_MIN: Final = 3_000
+"""The shortest prompt of a step: the shorter it is, the more of an invocation's tokens may be the dearer output."""
 
 State = Literal["open", "manage", "pause"]
 
 
 class Budget(NamedTuple):
-    """The budget of a model and what it has cost today. `usd` is its own, None when only the one of all limits it.
+    """The budget of a model, and what of it is used. `usd` is its own, None when only shared ones limit it.
 
-    `is_partial`: it has cost more than that, and nobody knows how much.
+    `reserved` is what its invocation under way may cost at most. `is_estimated`: a part of `spent` was not reported.
+    `tokens` are those that its next invocation may take.
     """
 
     usd: Decimal | None
     spent: Decimal
-    is_partial: bool
+    is_estimated: bool
     state: State
+    reserved: Decimal = ZERO
+    tokens: int = 0
 
 
-class _Cost(NamedTuple):
-    usd: Decimal = ZERO
-    is_partial: bool = False
+class _Cap(NamedTuple):
+    """A budget that limits a model: its limit, what has been used and reserved of it, and whose it is."""
+
+    usd: Decimal
+    used: Decimal
+    whose: str
 
 
 class Budgets:
-    """The costs of the present day. `total_usd` is the budget of all models together, None for none."""
+    """The costs of the present day. `total_usd` is the budget of all models together, None for none.
 
-    def __init__(self, database: Database, total_usd: Decimal | None) -> None:
+    An invocation takes at most `run_tokens_max` tokens, of which an answer takes `answer_tokens_max` unless the model
+    has a limit of its own.
+    """
+
+    def __init__(
+        self, database: Database, total_usd: Decimal | None, run_tokens_max: int, answer_tokens_max: int
+    ) -> None:
         self._database = database
         self.total_usd = total_usd
+        self._run_tokens_max = run_tokens_max
+        self._answer_tokens_max = answer_tokens_max
         self._day: datetime | None = None
-        self._costs: dict[str, _Cost] = {}
+        self._costs: dict[str, DayCost] = {}
+        self._reserved: dict[str, Decimal] = {}
+        self._models: Mapping[str, Model] = {}
         self._last_cycle: datetime | None = None
 
     def forget(self) -> None:
         """Read the costs again with the next cycle: another process may have led meanwhile."""
         self._day = self._last_cycle = None
         self._costs = {}
+        self._reserved = {}
 
-    async def begin_cycle(self, now: datetime) -> None:
+    async def begin_cycle(self, now: datetime, models: Mapping[str, Model]) -> None:
         """Read the costs of the day when it is another one than in the last cycle.
 
         :raises Unavailable: they cannot be read
         """
+        self._models = models
         day = floor_time(now, DAY)
         if day != self._day:
             await self._read(day)
 
-    async def follow(self, now: datetime) -> None:
+    async def follow(self, now: datetime, models: Mapping[str, Model]) -> None:
         """Read the costs of the day that another process counts.
 
         :raises Unavailable: they cannot be read
         """
+        self._models = models
         await self._read(floor_time(now, DAY))
 
     async def _read(self, day: datetime) -> None:
         async with self._database.connection() as conn:
-            found = await select_costs_since(conn, day)
-        self._costs = {model_id: _Cost(cost or ZERO, is_partial) for model_id, cost, is_partial in found}
+            self._costs = await select_costs_since(conn, day)
         self._day = day
 
     def end_cycle(self, now: datetime) -> None:
         """Note a cycle, from which the next ones are counted."""
         self._last_cycle = now
 
-    def add(self, invocation: Invocation) -> None:
-        """Count an invocation that has ended."""
+    def reserve(self, model: Model) -> int | None:
+        """Reserve the most that an invocation of the model may cost now.
+
+        Return how many tokens it may take; None when the budgets do not allow it at present.
+        """
+        self._reserved.pop(model.id, None)
+        budget = self.of(model)
+        if budget is None:
+            return self._run_tokens_max
+        tokens = self._affordable_tokens(model, budget.state == "manage")
+        if budget.state == "pause" or tokens < RUN_TOKENS_MIN:
+            return None
+        self._reserved[model.id] = tokens * self._token_cost(model)
+        return tokens
+
+    def settle(self, invocation: Invocation) -> None:
+        """Replace what was reserved for an invocation by what it has cost."""
+        self._reserved.pop(invocation.model_id, None)
         if self._day is None or floor_time(invocation.started_at, DAY) != self._day:
             return
-        before = self._costs.get(invocation.model_id, _Cost())
-        is_partial = before.is_partial or bool(invocation.unmetered_attempts or invocation.unpriced_steps)
-        self._costs[invocation.model_id] = _Cost(before.usd + (invocation.cost_usd or ZERO), is_partial)
+        before = self._costs.get(invocation.model_id, DayCost())
+        self._costs[invocation.model_id] = before.plus(invocation)
 
     @property
     def total_spent(self) -> Decimal:
         """What all models together have cost today."""
-        return sum((cost.usd for cost in self._costs.values()), ZERO)
+        return sum(map(self._spent, self._costs), ZERO)
 
     def of(self, model: Model) -> Budget | None:
         """Return the budget that limits a model; None without one, and before the first cycle of this process."""
-        wanted = model.configuration.budget_usd_per_day
-        if model.provider == "rules" or self._day is None or (wanted is None and self.total_usd is None):
+        if self._day is None or not any(self._caps(model)):
             return None
-        usd, cost = None if wanted is None else from_number(wanted), self._costs.get(model.id, _Cost())
-        is_spent = (usd is not None and cost.usd >= usd) or (
-            self.total_usd is not None and self.total_spent >= self.total_usd
+        wanted, cost = model.configuration.budget_usd_per_day, self._costs.get(model.id, DayCost())
+        state: State = "open"
+        if self._affordable_tokens(model, is_managing=False, with_reserved=False) < RUN_TOKENS_MIN:
+            state = model.configuration.when_spent
+            if self._affordable_tokens(model, is_managing=True, with_reserved=False) < RUN_TOKENS_MIN:
+                state = "pause"
+        return Budget(
+            usd=None if wanted is None else from_number(wanted),
+            spent=self._spent(model.id),
+            is_estimated=cost.is_estimated,
+            state=state,
+            reserved=self._reserved.get(model.id, ZERO),
+            tokens=self._affordable_tokens(model, is_managing=state == "manage"),
         )
-        return Budget(usd, cost.usd, cost.is_partial, model.configuration.when_spent if is_spent else "open")
 
     def limits(self, models: Iterable[Model]) -> bool:
         """Return whether there is a budget for any of these models."""
-        return self.total_usd is not None or any(model.configuration.budget_usd_per_day for model in models)
+        return any(any(self._caps(model)) for model in models)
 
     def states(self, models: Mapping[str, Model]) -> dict[str, Budget]:
         """Return the budgets of the models that have one, by id."""
-        found = {model.id: self.of(model) for model in models.values()}
-        return {model_id: budget for model_id, budget in found.items() if budget is not None}
+        budgets = {model.id: self.of(model) for model in models.values()}
+        return {model_id: budget for model_id, budget in budgets.items() if budget is not None}
 
     def is_due(self, model: Model, now: datetime) -> bool:
         """Return whether a model decides in this cycle, as its cadence asks for and its budget allows."""
@@ -141,9 +201,62 @@ class Budgets:
         budget = self.of(model)
         if budget is None or budget.state == "open":
             return None
-        whose = (
-            f"your budget of {format_decimal(budget.usd)} USD"
-            if budget.usd is not None and budget.spent >= budget.usd
-            else (f"the budget of {format_decimal(self.total_usd or ZERO)} USD for all models")
+        cap = min(self._caps(model), key=lambda cap: self._left(model, cap, is_managing=False))
+        return (
+            f"Only reducing is allowed until 00:00 UTC: {cap.whose} of {format_decimal(cap.usd)} USD for the day is "
+            "spent, except for what is kept for managing positions."
         )
-        return f"Only reducing is allowed until 00:00 UTC: {whose} for the day is spent."
+
+    # --- what is left -------------------------------------------------------------------------------------------------
+
+    def _caps(self, model: Model, *, with_reserved: bool = False) -> Iterator[_Cap]:
+        """Yield the budgets that limit a model. A rule agent has none: it costs nothing."""
+        if model.provider == "rules":
+            return
+        configuration = model.configuration
+        if configuration.budget_usd_per_day is not None:
+            usd = from_number(configuration.budget_usd_per_day)
+            yield _Cap(usd, self._used([model.id], with_reserved=with_reserved), "your budget")
+        if configuration.owner_budget_usd_per_day is not None:
+            owned = [one.id for one in self._models.values() if one.configuration.owner == configuration.owner]
+            usd = from_number(configuration.owner_budget_usd_per_day)
+            yield _Cap(usd, self._used(owned, with_reserved=with_reserved), "the budget of your owner")
+        if self.total_usd is not None:
+            everyone = {*self._costs, *self._reserved}
+            yield _Cap(self.total_usd, self._used(everyone, with_reserved=with_reserved), "the budget of all models")
+
+    def _used(self, model_ids: Iterable[str], *, with_reserved: bool) -> Decimal:
+        ids = set(model_ids)
+        used = sum((self._spent(model_id) for model_id in ids), ZERO)
+        return used + sum((self._reserved.get(model_id, ZERO) for model_id in ids), ZERO) if with_reserved else used
+
+    def _spent(self, model_id: str) -> Decimal:
+        cost = self._costs.get(model_id, DayCost())
+        attempt = ASSUMED_PRICE.cost(PROMPT_TOKENS_MAX, 0, self._answer_tokens_max)
+        unreported = ASSUMED_PRICE.cost(cost.unpriced_input, 0, cost.unpriced_output)
+        return cost.usd + unreported + cost.unpriced_attempts * attempt
+
+    def _left(self, model: Model, cap: _Cap, *, is_managing: bool) -> Decimal:
+        """Return what is left of a budget, for managing or for anything."""
+        kept = ZERO
+        if not is_managing and model.configuration.when_spent == "manage":
+            own = model.configuration.manage_usd_per_day
+            kept = cap.usd * MANAGE_SHARE if own is None else min(from_number(own), cap.usd)
+        return cap.usd - kept - cap.used
+
+    def _affordable_tokens(self, model: Model, is_managing: bool, *, with_reserved: bool = True) -> int:
+        """Return how many tokens an invocation may take, so that no budget can be exceeded by it."""
+        left = min(
+            self._left(model, cap, is_managing=is_managing) for cap in self._caps(model, with_reserved=with_reserved)
+        )
+        token_cost = self._token_cost(model)
+        if not token_cost:
+            return self._run_tokens_max
+        return min(self._run_tokens_max, max(0, int(left / token_cost)))
+
+    def _token_cost(self, model: Model) -> Decimal:
+        """Return the most that a token of an invocation costs on average: with prompts as short as they can be."""
+        price = model.configuration.price or ASSUMED_PRICE
+        answer = model.configuration.answer_tokens_max(self._answer_tokens_max)
+        mixed = price.cost(PROMPT_TOKENS_MIN, 0, answer) / (PROMPT_TOKENS_MIN + answer)
+        return max(mixed, price.cost(1, 0, 0))

@@ -7,6 +7,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from trader.domain.agents.answers import contains_tool_call
 from trader.domain.agents.conversation import Message, ModelAnswer, Turn
 from trader.domain.agents.prompt import estimated_tokens, opening_messages
 from trader.domain.agents.view import View
@@ -39,6 +40,7 @@ class Conversation:
         restriction: str | None,
         *,
         thinks_until: datetime | None,
+        tokens: int,
     ) -> None:
         self._record = record
         self._model: Model = record.model
@@ -54,6 +56,9 @@ class Conversation:
         self._was_corrected = False
         self._messages: list[Message] = []
         self.view: View
+        self.tokens_left = tokens
+        """What is left of the invocation's tokens, with attempts that nobody reported counted at their most."""
+
         self.was_renewed = False
         self.has_traded = False
         self.is_prompt_cut = False
@@ -90,19 +95,23 @@ class Conversation:
                 messages=self._messages,
                 answer_tokens_max=answer_tokens_max,
                 wait_max_s=self._wait_max_s(),
+                tokens_max=self.tokens_left,
             )
             try:
                 answer = await self._think(turn)
             except asyncio.CancelledError:
                 if self._provider.is_remote:  # what it was asked may be charged, whoever hears the answer
-                    self._record.add_failure(ProviderError("cancelled", unmetered_attempts=1))
+                    most = self.expected_tokens(), answer_tokens_max
+                    self._record.add_failure(ProviderError("cancelled", unmetered_attempts=1, unreported=most))
                 raise
             except ProviderError as error:
                 self._record.add_failure(error)
-                if not isinstance(error, ProviderTimeout) or self.was_renewed:
+                self.tokens_left -= sum(error.unreported)
+                if not isinstance(error, ProviderTimeout) or self.was_renewed or not self._can_ask(answer_tokens_max):
                     raise
                 _log.info("%s: %s; asked once more with a new view", self._model.id, error)
             else:
+                self.tokens_left -= answer.tokens_spent
                 self._waited_s += answer.waited_s
                 self._calibrate(answer, number)
                 return answer
@@ -123,6 +132,10 @@ class Conversation:
     def expected_tokens(self) -> int:
         """Return how many tokens the next prompt will have, as the provider counts them."""
         return round(estimated_tokens(self._messages) * self._tokens_by_estimate) if self._provider.is_remote else 0
+
+    def _can_ask(self, answer_tokens_max: int) -> bool:
+        """Return whether the invocation's tokens allow the same request again."""
+        return self.tokens_left >= self.expected_tokens() + answer_tokens_max
 
     async def renew_view(self) -> None:
         """Show the model the markets and its account as they are now."""
@@ -186,4 +199,8 @@ def _flaw(answer: ModelAnswer) -> str | None:
         return None
     if answer.is_legacy_call:
         return "the answer has a function_call, the form that preceded tool calls, which is not executed"
-    return None if (answer.text or "").strip() else "the answer is empty: neither text nor a tool call"
+    if not (answer.text or "").strip():
+        return "the answer is empty: neither text nor a tool call"
+    if contains_tool_call(answer.text or ""):
+        return "the answer has a tool call written as text, which is not executed"
+    return None

@@ -1,6 +1,6 @@
 """Entrants of the models: the one that trades for each now, and the next one when anything in it changes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 
 from msgspec.structs import replace
@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from trader import __version__
 from trader.domain.agents.entrants import FIRST, Entrant, ServiceConditions, configuration_of, fingerprint
 from trader.domain.models import Model
+from trader.gateways.agents.providers import base_url_of
 from trader.settings import Settings
 from trader.store.agents.entrants import (
     insert_entrant,
@@ -20,13 +21,19 @@ from trader.variants import VARIANTS
 
 
 class Entrants:
-    """Knows the present entrant of each model, as its rows do. One process at a time may begin new ones."""
+    """Knows the present entrant of each model, as its rows do. One process at a time may begin new ones.
 
-    def __init__(self, database: Database, settings: Settings) -> None:
+    `left_out` returns the fields that the requests of a model do not have, since its provider refused them.
+    """
+
+    def __init__(
+        self, database: Database, settings: Settings, left_out: Callable[[Model], Collection[str]] = lambda _: ()
+    ) -> None:
         self._database = database
         self._settings = settings
+        self._left_out = left_out
         self._present: dict[str, Entrant] = {}
-        self._configurations: dict[str, tuple[Model, str]] = {}
+        self._configurations: dict[str, tuple[Model, Collection[str], str]] = {}
 
     def forget(self) -> None:
         """Read the rows again from now on: another process may have led meanwhile."""
@@ -83,16 +90,18 @@ class Entrants:
             await upsert_missed_cycles(conn, entrants)
 
     def _configuration(self, model: Model) -> str:
-        found = self._configurations.get(model.id)
-        if found is None or found[0] != model:
-            found = self._configurations[model.id] = (model, configuration_in(model, self._settings))
-        return found[1]
+        known, left_out = self._configurations.get(model.id), frozenset(self._left_out(model))
+        if known is None or known[:2] != (model, left_out):
+            configuration = configuration_in(model, self._settings, left_out)
+            known = self._configurations[model.id] = (model, left_out, configuration)
+        return known[2]
 
 
-def configuration_in(model: Model, settings: Settings) -> str:
+def configuration_in(model: Model, settings: Settings, left_out: Collection[str] = ()) -> str:
     """Return everything that decides how a model trades in a service with these settings, as canonical JSON."""
     variant = VARIANTS[model.variant]
     conditions = ServiceConditions(
+        base_url=base_url_of(model, settings),
         invocation_tokens_max=settings.run_tokens_max,
         answer_tokens_max=settings.answer_tokens_max,
         taker_fee_bps=settings.taker_fee_bps,
@@ -101,7 +110,7 @@ def configuration_in(model: Model, settings: Settings) -> str:
         version=__version__,
     )
     prompt = model.configuration.prompt or variant.prompt
-    return configuration_of(model, prompt, variant.limits, variant.temperature, conditions)
+    return configuration_of(model, prompt, variant.limits, variant.temperature, conditions, left_out)
 
 
 def first_entrant(model: Model, settings: Settings, answered_by: str | None, at: datetime) -> Entrant:

@@ -1,11 +1,18 @@
 """Warnings about models: what keeps them from running, or from what is configured for them."""
 
-from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Container, Iterable, Mapping
+from typing import Final, NamedTuple
 
+from trader.domain.agents.invocations import Invocation
 from trader.domain.models import Model
 from trader.gateways.agents.providers import Provider
-from trader.services.agents.budgets import Budget, Budgets
+from trader.services.agents.budgets import ASSUMED_PRICE, Budget, Budgets
+
+INTERRUPTED: Final = "interrupted"
+"""The reason of an invocation that the end of its process cancelled."""
+
+FAILURES_MAX: Final = 3
+"""So many failed invocations of a model in a row are reported."""
 
 CUT_PROMPT: Final = (
     "its provider counted less than half of the tokens of the prompt, so it seems to cut it; "
@@ -13,37 +20,90 @@ CUT_PROMPT: Final = (
 )
 
 
+class Failing(NamedTuple):
+    """The invocations of a model that failed in a row up to now, and the reason of the last one."""
+
+    in_a_row: int
+    reason: str
+
+
+class FailureCounts:
+    """Counts the failed invocations in a row of each model, since the start of the process."""
+
+    def __init__(self) -> None:
+        self._failing: dict[str, Failing] = {}
+
+    def add(self, invocation: Invocation) -> None:
+        """Count an invocation that has ended; one that the end of the process interrupted says nothing."""
+        if invocation.status == "completed":
+            self._failing.pop(invocation.model_id, None)
+        elif invocation.failure_reason != INTERRUPTED:
+            count = self._failing.get(invocation.model_id, Failing(0, "")).in_a_row + 1
+            self._failing[invocation.model_id] = Failing(count, invocation.failure_reason or invocation.status)
+
+    def failing(self, models: Iterable[Model]) -> dict[str, Failing]:
+        """Return the active models whose last `FAILURES_MAX` invocations failed, or more of them."""
+        return {
+            model.id: failing
+            for model in models
+            if model.active and (failing := self._failing.get(model.id)) and failing.in_a_row >= FAILURES_MAX
+        }
+
+
+def model_warnings(
+    models: Iterable[Model],
+    providers: Mapping[str, Provider],
+    budgets: Budgets,
+    with_cut_prompts: Container[str],
+    failing: Mapping[str, Failing],
+) -> dict[str, str]:
+    """Return what is wrong with each active model of which something is, in words."""
+    warnings = {}
+    for model in models:
+        provider = providers.get(model.provider)
+        if not model.active or (provider is None and model.id not in failing):
+            continue
+        found = []
+        if model.id in failing:
+            count, reason = failing[model.id]
+            found.append(f"{model.id} failed {count} times in a row: {reason}")
+        if provider is not None and (fields := sorted(provider.left_out(model))):
+            found.append(f"{model.id} is asked without {', '.join(fields)}, which its provider refused")
+        found += [f"{model.id}: {CUT_PROMPT}"] if model.id in with_cut_prompts else []
+        found += _budget_warning(model, budgets)
+        if found:
+            warnings[model.id] = "; ".join(found)
+    return warnings
+
+
 def warning_about(
-    models: Iterable[Model], providers: Mapping[str, Provider], budgets: Budgets, with_cut_prompts: Container[str]
+    models: Iterable[Model], providers: Mapping[str, Provider], warnings: Mapping[str, str], resting: Mapping[str, str]
 ) -> str | None:
-    """Return what is wrong with the active models, in words; None for nothing."""
+    """Return what is wrong with the active models and their providers, in words; None for nothing."""
     active = [model for model in models if model.active]
     if not active:
         return "No model is active, so nothing trades. Add models with `trader models add FILE`."
-    warnings = []
+    found = []
     if idle := [model for model in active if model.provider not in providers]:
         names = ", ".join(f"{model.id} ({model.provider})" for model in idle[:10])
-        warnings.append(f"{len(idle)} active model(s) name a provider that is not configured: {names}")
-    for model in active:
-        provider = providers.get(model.provider)
-        if provider is not None and (fields := sorted(provider.left_out(model))):
-            warnings.append(f"{model.id} is asked without {', '.join(fields)}, which its provider refused")
-    warnings += [f"{model.id}: {CUT_PROMPT}" for model in active if model.id in with_cut_prompts]
-    warnings += _budget_warnings(active, budgets)
-    return "; ".join(warnings) or None
+        found.append(f"{len(idle)} active model(s) name a provider that is not configured: {names}")
+    found += [f"{name}: {why}" for name, why in resting.items()]
+    return "; ".join([*found, *warnings.values()]) or None
 
 
-def _budget_warnings(active: Sequence[Model], budgets: Budgets) -> list[str]:
-    warnings = []
-    for model in active:
-        budget = budgets.of(model)
-        if budget is None:
-            continue
-        if budget.state != "open":
-            warnings.append(spent_budget(model, budget))
-        elif budget.is_partial and not budget.spent:
-            warnings.append(f"{model.id} has a budget but no known cost: give it a price in the models file")
-    return warnings
+def _budget_warning(model: Model, budgets: Budgets) -> list[str]:
+    budget = budgets.of(model)
+    if budget is None:
+        return []
+    if budget.state != "open":
+        return [spent_budget(model, budget)]
+    if budget.is_estimated and model.configuration.price is None:
+        price = f"{ASSUMED_PRICE.input:g} and {ASSUMED_PRICE.output:g} USD per million tokens of input and output"
+        return [
+            f"{model.id} has a budget and no price, so what its provider does not report is estimated at {price}: "
+            "give it a price in the models file"
+        ]
+    return []
 
 
 def spent_budget(model: Model, budget: Budget) -> str:

@@ -42,11 +42,15 @@ class AlreadyClosed(Exception):
 
 
 def cost_of(answer: ModelAnswer, model: Model) -> Decimal | None:
-    """Return what an answer cost in USD: as its provider reports, else by the price of the model; None if unknown."""
+    """Return what an answer cost in USD: by the price of the model, else as its provider reports; None if unknown.
+
+    With a price, the tokens that were not reported are included at their most.
+    """
     price = model.configuration.price
-    if answer.cost_usd is not None or price is None or answer.input_tokens is None or answer.output_tokens is None:
+    if price is None:
         return answer.cost_usd
-    return price.cost(answer.input_tokens, answer.cached_tokens or 0, answer.output_tokens)
+    known = price.cost(answer.input_tokens or 0, answer.cached_tokens or 0, answer.output_tokens or 0)
+    return known + price.cost(answer.unreported[0], 0, answer.unreported[1])
 
 
 class PendingOrder(msgspec.Struct, frozen=True):
@@ -160,10 +164,20 @@ class InvocationRecord:
             self._answers.append(raw)
 
     def add_failure(self, error: ProviderError) -> None:
-        """Add what a provider sent instead of an answer, and the attempts that may have cost tokens."""
+        """Add what a provider sent instead of an answer, and what the attempts may have cost at most."""
         self.add_answer(error.raw)
-        unmetered = self.invocation.unmetered_attempts + error.unmetered_attempts
-        self.invocation = msgspec.structs.replace(self.invocation, unmetered_attempts=unmetered)
+        before, price, (input_tokens, output_tokens) = self.invocation, self.model.configuration.price, error.unreported
+        cost, is_unpriced = before.cost_usd, False
+        if any(error.unreported):
+            is_unpriced = price is None
+            if price is not None:
+                cost = (cost or Decimal(0)) + price.cost(input_tokens, 0, output_tokens)
+        self.invocation = msgspec.structs.replace(
+            before,
+            cost_usd=cost,
+            unmetered_attempts=before.unmetered_attempts + error.unmetered_attempts,
+            unpriced_steps=before.unpriced_steps + is_unpriced,
+        )
 
     def add_inputs(self, inputs: CallInputs | None) -> None:
         """Add the inputs of a call, so that it can be reproduced; None where they are not recorded."""

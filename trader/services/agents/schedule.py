@@ -1,9 +1,9 @@
-"""Agents: start an invocation of every active model per cycle, a bounded number at a time, and read the records."""
+"""Agents: start an invocation of every active model that is due in a cycle, and read the records."""
 
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Final, Literal
@@ -17,18 +17,26 @@ from trader.domain.agents.invocations import Invocation, ToolCall
 from trader.domain.market.markets import STALE_AFTER
 from trader.domain.models import Model, VariantId, rule_model
 from trader.errors import NotFound, Unavailable
-from trader.gateways.agents.providers import Provider
+from trader.gateways.agents.providers import Providers, find_resting
 from trader.gateways.agents.taapi import Taapi
 from trader.logs import log_bug
 from trader.services.agents.budgets import Budgets
 from trader.services.agents.chain import append_interrupted
 from trader.services.agents.entrants import Entrants
-from trader.services.agents.model_warnings import CUT_PROMPT, spent_budget, warning_about
+from trader.services.agents.model_warnings import (
+    CUT_PROMPT,
+    INTERRUPTED,
+    Failing,
+    FailureCounts,
+    model_warnings,
+    spent_budget,
+    warning_about,
+)
 from trader.services.agents.observer import Observer
 from trader.services.agents.payloads import PayloadPacker, answers_of, unpacked
 from trader.services.agents.recorder import InvocationRecorder, recovered_call
-from trader.services.agents.slots import Batch, Queued, Slots
-from trader.services.agents.workflow import INTERRUPTED, INVOCATION_LIMIT_S, InvocationLimits, Workflow
+from trader.services.agents.slots import Batch, Queued, SlotName, Slots, slot_name
+from trader.services.agents.workflow import INVOCATION_LIMIT_S, InvocationLimits, Workflow
 from trader.services.events import EventBus, WorkflowProgress
 from trader.services.exchange.protocol import Exchange
 from trader.services.market.feed import MarketFeed
@@ -89,7 +97,7 @@ class ModelSummary(msgspec.Struct, frozen=True):
 
 
 class Agents:
-    """Owns every invocation. At most so many models of one provider run at once; the others of it wait for a slot.
+    """Owns every invocation. Models with the same name at the same provider share slots, and wait for a free one.
 
     `skipped` counts the cycles that passed over models which were still running, or still waiting.
     """
@@ -102,7 +110,7 @@ class Agents:
         clock: Clock,
         events: EventBus,
         settings: Settings,
-        providers: Mapping[str, Provider],
+        providers: Providers,
         *,
         supplier: Taapi | None = None,
         invocation_limit_s: float = INVOCATION_LIMIT_S,
@@ -124,9 +132,12 @@ class Agents:
         )
         self._observer = Observer(database, exchange, market, settings, supplier)
         self._packer = PayloadPacker()
-        self._entrants = Entrants(database, settings)
-        self.budgets = Budgets(database, settings.ai_budget_usd_per_day)
+        self._entrants = Entrants(database, settings, self._left_out)
+        self.budgets = Budgets(
+            database, settings.ai_budget_usd_per_day, settings.run_tokens_max, settings.answer_tokens_max
+        )
         self._with_cut_prompts: set[str] = set()
+        self._failures = FailureCounts()
         self._models: dict[str, Model] = {}
         self.version = 0
         """Grows when the models change."""
@@ -163,7 +174,7 @@ class Agents:
         """Only load the models and what they cost, for a process that reads what another one trades."""
         await self._reload_models()
         if self.budgets.limits(self._models.values()):
-            await self.budgets.follow(self._clock.now())
+            await self.budgets.follow(self._clock.now(), self._models)
 
     async def close(self) -> None:
         """Cancel the invocations and let them write their records."""
@@ -204,6 +215,7 @@ class Agents:
 
     def _know(self, models: Sequence[Model]) -> None:
         known = {model.id: model for model in models}
+        self._providers.learn(models)
         if known != self._models:
             self._models = known
             self.version += 1
@@ -220,7 +232,7 @@ class Agents:
         return {model_id: since for model_id, (_, since) in self._running.items()}
 
     def waiting(self) -> Mapping[str, datetime]:
-        """Return the models that wait for a slot of their provider, and since when."""
+        """Return the models that wait for a slot, and since when."""
         return self._slots.waiting()
 
     async def invocations(
@@ -271,7 +283,22 @@ class Agents:
         """Return what keeps models from running or from what is configured for them, in words; None for nothing."""
         if self._leader is not None:
             return None if self._leader.view is None else self._leader.view.warning
-        return warning_about(self._models.values(), self._providers, self.budgets, self._with_cut_prompts)
+        return warning_about(self._models.values(), self._providers, self.model_warnings(), self.resting())
+
+    def model_warnings(self) -> Mapping[str, str]:
+        """Return what is wrong with each model of which something is, in words."""
+        if self._leader is not None:
+            return {} if self._leader.view is None else self._leader.view.model_warnings
+        models = self._models.values()
+        return model_warnings(models, self._providers, self.budgets, self._with_cut_prompts, self.failing())
+
+    def failing(self) -> Mapping[str, Failing]:
+        """Return the active models that failed three times in a row or more often."""
+        return self._failures.failing(self._models.values())
+
+    def resting(self) -> Mapping[str, str]:
+        """Return the providers and keys that no model can use at present, with the reasons."""
+        return find_resting(self._providers)
 
     # --- invocations --------------------------------------------------------------------------------------------------
 
@@ -285,7 +312,7 @@ class Agents:
         if self._is_closing:
             return
         waiting = self.waiting()
-        await self.budgets.begin_cycle(now)
+        await self.budgets.begin_cycle(now, self._models)
         asked = [model for model in self._models.values() if model.active and self.budgets.is_asked_for(model, now)]
         active = [model for model in asked if self.budgets.is_due(model, now)]
         self.budgets.end_cycle(now)
@@ -297,8 +324,8 @@ class Agents:
             batch = Batch(tuple(model.id for model in due))
             for model in due:
                 self._slots.add(Queued(model, batch, now))
-            for provider in {model.provider: None for model in due}:
-                self._fill_slots(provider)
+            for name in dict.fromkeys(slot_name(model) for model in due):
+                self._fill_slots(name)
             await asyncio.sleep(0)  # lets the invocations start, so that the clock waits for them
         if missed := [model for model in asked if model not in due]:
             await self._entrants.count_missed(missed, now)
@@ -306,33 +333,39 @@ class Agents:
             dropped, self._dropped = self._dropped, []  # counted once at the most, also when the commit is in doubt
             await self._entrants.count_missed(dropped, now)
 
+    def _left_out(self, model: Model) -> Collection[str]:
+        provider = self._providers.get(model.provider)
+        return () if provider is None else provider.left_out(model)
+
     def _count_skipped(self, state: Literal["running", "waiting"], model_ids: Sequence[str], now: datetime) -> None:
         if model_ids:
             self.skipped[state] += len(model_ids)
             _log.warning("cycle %s skipped for models that are still %s: %s", iso(now), state, ", ".join(model_ids))
 
-    def _fill_slots(self, provider: str) -> None:
-        """Start queued invocations of a provider's models while it has room.
+    def _fill_slots(self, name: SlotName) -> None:
+        """Start queued invocations while there are free slots of this name.
 
         An invocation that ends calls this while it is still busy, so that a clock in lockstep cannot advance between.
         """
-        while not self._is_closing and (queued := self._slots.take(provider)):
+        while not self._is_closing and (queued := self._slots.take(name)):
             batch = queued.batch
             model = self._models.get(queued.model.id)  # it may have changed while it was queued
-            budget = None if model is None else self.budgets.of(model)
-            is_paused = budget is not None and budget.state == "pause"  # others spent it while the model waited
-            if model is None or not model.active or is_paused:
-                self._slots.free(provider)
+            tokens = self.budgets.reserve(model) if model is not None and model.active else None
+            if model is None or tokens is None:  # others may have reserved what is left
+                self._slots.free(name)
                 self._ended(batch)
                 self._dropped += [model] if model is not None and model.active else []
                 continue
             started_at = cut_to_ms(self._clock.now())
-            invocation = self._invoke(model, batch, started_at, provider)
+            limits = self._limits._replace(tokens=tokens, is_capped=tokens < self._limits.tokens)
+            invocation = self._invoke(model, batch, started_at, name, limits)
             task = asyncio.create_task(invocation, name=f"invocation of {model.id}")
             task.add_done_callback(log_bug)
             self._running[model.id] = (task, started_at)
 
-    async def _invoke(self, model: Model, batch: Batch, started_at: datetime, slot_of: str) -> None:
+    async def _invoke(
+        self, model: Model, batch: Batch, started_at: datetime, slot: SlotName, limits: InvocationLimits
+    ) -> None:
         async with self._clock.busy():
             record = InvocationRecorder(
                 self._database,
@@ -350,7 +383,7 @@ class Agents:
                 self._observer,
                 self._clock,
                 self._events,
-                self._limits,
+                limits,
                 self.budgets.restriction(model),
             )
             try:
@@ -362,14 +395,15 @@ class Agents:
                     self._unsaved.append(record)
                 self._note_end(record, workflow)
                 del self._running[model.id]
-                self._slots.free(slot_of)
+                self._slots.free(slot)
                 self._ended(batch)
-                self._fill_slots(slot_of)
+                self._fill_slots(slot)
 
     def _note_end(self, record: InvocationRecorder, workflow: Workflow) -> None:
         """Count the cost of an invocation, and report a spent budget and a cut prompt, each once."""
         model, before = record.model, self.budgets.of(record.model)
-        self.budgets.add(record.invocation)
+        self.budgets.settle(record.invocation)
+        self._failures.add(record.invocation)
         after = self.budgets.of(model)
         if before is not None and after is not None and before.state == "open" != after.state:
             _log.warning("%s", spent_budget(model, after))

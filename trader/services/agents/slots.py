@@ -1,4 +1,7 @@
-"""Slots: at most so many invocations of one provider at once; the models that are due beyond that wait in turn."""
+"""Slots: at most so many invocations of one model of a provider at once; those beyond that wait in turn.
+
+A model that hangs takes the slots of its own name at the provider only, so it delays no other model.
+"""
 
 from collections import Counter, deque
 from collections.abc import Mapping
@@ -19,36 +22,49 @@ class Batch:
 
 
 class Queued(NamedTuple):
-    """A model that waits for a slot of its provider."""
+    """A model that waits for a slot."""
 
     model: Model
     batch: Batch
     since: datetime
 
 
+SlotName = tuple[str, str]
+"""What shares slots: the provider, and its name of the model."""
+
+
+def slot_name(model: Model) -> SlotName:
+    """Return which slots a model uses: those of its name at its provider."""
+    return model.provider, model.router_model_name
+
+
 class Slots:
-    """The slots of every provider, and the models that wait for one."""
+    """The slots of every model of a provider, and the models that wait for one."""
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._taken: Counter[str] = Counter()
-        self._queues: dict[str, deque[Queued]] = {}
+        self._taken: Counter[SlotName] = Counter()
+        self._queues: dict[SlotName, deque[Queued]] = {}
 
     def add(self, queued: Queued) -> None:
-        """Let a model wait for a slot of its provider."""
-        self._queues.setdefault(queued.model.provider, deque()).append(queued)
+        """Let a model wait for a slot."""
+        self._queues.setdefault(slot_name(queued.model), deque()).append(queued)
 
-    def take(self, provider: str) -> Queued | None:
+    def take(self, name: SlotName) -> Queued | None:
         """Take a slot for the model that has waited longest; None when no slot is free, or no model waits."""
-        queue = self._queues.get(provider)
-        if not queue or self._taken[provider] >= self._size:
+        queue = self._queues.get(name)
+        if not queue or self._taken[name] >= self._size_for(queue[0].model):
             return None
-        self._taken[provider] += 1
+        self._taken[name] += 1
         return queue.popleft()
 
-    def free(self, provider: str) -> None:
+    def _size_for(self, model: Model) -> int:
+        definition = model.configuration.provider_definition
+        return self._size if definition is None or definition.slots is None else definition.slots
+
+    def free(self, name: SlotName) -> None:
         """Give a slot back."""
-        self._taken[provider] -= 1
+        self._taken[name] -= 1
 
     def clear(self) -> None:
         """Forget the models that wait."""

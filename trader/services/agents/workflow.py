@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from trader.clock import iso
+from trader.domain.agents.answers import refusal_in
 from trader.domain.agents.conversation import ModelAnswer, ToolRequest, storable
 from trader.domain.agents.guard import STALE_DECISION, Refusal, judge
 from trader.domain.agents.invocations import InvocationStatus, ToolCallStatus
@@ -26,7 +27,7 @@ from trader.domain.agents.messages import (
     refused,
     tool_message,
 )
-from trader.domain.agents.tools import BadCall, Change, Decision, FetchIndicators, Holding, decode
+from trader.domain.agents.tools import ORDER_TOOLS, BadCall, Change, Decision, FetchIndicators, Holding, decode
 from trader.domain.exchange.orders import ExitPlan
 from trader.domain.market.markets import canonical_symbol
 from trader.domain.models import Model
@@ -39,6 +40,7 @@ from trader.errors import (
 )
 from trader.gateways.agents.providers import Provider
 from trader.services.agents.conversation import Conversation
+from trader.services.agents.model_warnings import INTERRUPTED
 from trader.services.agents.protocols import AgentClock, AgentExchange, AgentObserver
 from trader.services.agents.record import InvocationRecord, PendingOrder
 from trader.services.events import EventBus, WorkflowProgress, WorkflowType
@@ -52,9 +54,14 @@ STEP_TEXT_MAX: Final = 4_000
 """Characters of a step's text that are published; the record has all of it."""
 
 INVOCATION_LIMIT_S: Final = 600.0
-INTERRUPTED: Final = "interrupted"
 CLOSING_S: Final = 1.5
 """How long a cancelled invocation may take to write its record."""
+
+HOLDING_BESIDE_ORDER: Final = Refusal(
+    "holding",
+    "An answer either places orders or holds. The other calls of this answer were executed, so do not repeat them: "
+    "look at their results, then call `holding` alone to end the cycle.",
+)
 
 EndedBy = Literal["holding", "answer", "steps", "tokens"]
 """What ended a completed invocation: the model, by a call or by an answer without one, or one of the two limits."""
@@ -65,6 +72,8 @@ _log = logging.getLogger("trader.agents")
 class InvocationLimits(NamedTuple):
     """Limits of one invocation: its tokens, the tokens of one answer, and seconds of real time.
 
+    `is_capped`: the tokens are what a budget has left, so even the first prompt must fit into them.
+
     `thinks_until` is the time of the market beyond which nobody waits for a model that thinks: the end of a recording;
     None: a replay stands still while models think.
     """
@@ -73,6 +82,7 @@ class InvocationLimits(NamedTuple):
     answer_tokens: int
     seconds: float = INVOCATION_LIMIT_S
     thinks_until: datetime | None = None
+    is_capped: bool = False
 
 
 class Workflow:
@@ -141,25 +151,31 @@ class Workflow:
             self._limits.seconds,
             self._restriction,
             thinks_until=self._limits.thinks_until,
+            tokens=self._limits.tokens,
         )
         await talk.open()
-        tokens_left = self._limits.tokens
+        answer_tokens = self._model.configuration.answer_tokens_max(self._limits.answer_tokens)
         for number in range(1, STEPS_MAX + 1):
-            tokens_for_answer = tokens_left - talk.expected_tokens()
-            if number > 1 and tokens_for_answer < ANSWER_TOKENS_MIN:
-                return "tokens"
-            limit = min(self._limits.answer_tokens, max(ANSWER_TOKENS_MIN, tokens_for_answer))
+            tokens_for_answer = talk.tokens_left - talk.expected_tokens()
+            if tokens_for_answer < ANSWER_TOKENS_MIN:
+                if number > 1:
+                    return "tokens"
+                if self._limits.is_capped:
+                    raise ProviderError(
+                        f"its budget leaves {talk.tokens_left} tokens, too few for a prompt of about "
+                        f"{talk.expected_tokens()} and an answer"
+                    )
+            limit = min(answer_tokens, max(ANSWER_TOKENS_MIN, tokens_for_answer))
             answer = await self._step(provider, number, limit)
-            tokens_left -= answer.tokens_spent
-            if tokens_left > 0 and talk.correct(answer):
+            if talk.tokens_left > 0 and talk.correct(answer):
                 continue
             talk.add(answer.message)
             if not answer.calls:
-                is_last = tokens_left <= 0 or limit < self._limits.answer_tokens
+                is_last = talk.tokens_left <= 0 or limit < answer_tokens
                 return _ended_without_calls(answer, limit, is_last=is_last)
             if await self._execute_calls(answer):
                 return "holding"
-            if tokens_left <= 0:
+            if talk.tokens_left <= 0:
                 return "tokens"
             if self._is_stale and not talk.was_renewed:
                 await talk.renew_view()
@@ -191,12 +207,16 @@ class Workflow:
     async def _execute_calls(self, answer: ModelAnswer) -> bool:
         """Execute the calls of an answer in order. Return whether one of them ended the cycle."""
         ended = False
+        has_order = any(request.name in ORDER_TOOLS for request in answer.calls)
         for request in answer.calls:
             decision = decode(request)
             number = self._record.next_call()
             if isinstance(decision, BadCall):
                 status, result = failed(decision.error)
                 self._record_call(number, request, None, status, result)
+            elif isinstance(decision, Holding) and has_order:
+                status, result = refused(HOLDING_BESIDE_ORDER)
+                self._record_call(number, request, decision, status, result)
             else:
                 result = await self._execute(number, request, decision)
                 ended = ended or isinstance(decision, Holding)
@@ -326,8 +346,10 @@ class Workflow:
 def _ended_without_calls(answer: ModelAnswer, limit: int, *, is_last: bool) -> EndedBy:
     """Return what ended an invocation whose model called no tool. `is_last`: there were no tokens for more than that.
 
-    :raises ProviderError: the answer was cut off before it decided anything
+    :raises ProviderError: it refused to answer, or the answer was cut off before it decided anything
     """
+    if (refusal := refusal_in(answer)) is not None:
+        raise ProviderError(f"the model refused to answer: {refusal}")
     if answer.cut_by is None:
         return "answer"
     if answer.cut_by == "length" and is_last:

@@ -110,8 +110,8 @@ class Outlet:
 class Alarms:
     """Every alarm of this process. `timer` is a monotonic clock in seconds, `now` gives the dates of notices.
 
-    `providers` says which AI providers are out, and why. Of halts only the leader raises an alarm. The disk of `folder`
-    is nearly full with less than `disk_least` bytes left.
+    `providers` says which AI providers and keys are out, `models` which models fail, and why. Of halts only the leader
+    raises an alarm. The disk of `folder` is nearly full with less than `disk_least` bytes left.
     """
 
     def __init__(
@@ -128,6 +128,7 @@ class Alarms:
         self.counts: Counter[AlarmCause] = Counter(dict.fromkeys(_COUNTED_FROM_ZERO, 0))
         self.is_healthy = False
         self.providers: Callable[[], Mapping[str, str]] = dict
+        self.models: Callable[[], Mapping[str, str]] = dict
         self.is_leader: Callable[[], bool] = lambda: True
         self._folder = folder
         self._disk_least = disk_least
@@ -149,12 +150,15 @@ class Alarms:
         # Differences between books and venue are events, each with its own words.
         found = [alarm for alarm in problems if alarm.cause.kind != "reconciliation"]
         found += [Alarm(AlarmCause("provider", name), why) for name, why in self.providers().items()]
+        found += [Alarm(AlarmCause("model", name), f"{name} fails: {why}") for name, why in self.models().items()]
         free = shutil.disk_usage(self._folder).free
         if free < self._disk_least:
             found.append(Alarm(AlarmCause("disk"), f"the disk of the working folder has {free / 1e6:.0f} MB left"))
         conditions = frozenset(alarm.cause for alarm in found)
         self.counts.update(conditions - self._conditions)
         self._held = rules.add_conditions(self._held, self._conditions, found, self._now(), self._timer())
+        for alarm in rules.ended(self._conditions, conditions):
+            self.add(alarm)
         self._conditions = conditions
         self._queue_due()
 

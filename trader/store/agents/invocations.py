@@ -10,7 +10,7 @@ import msgspec
 
 from trader.domain.agents.invocations import Invocation, Step, ToolCall
 from trader.domain.exchange.orders import Cause, Fill, OrderAnswer, OrderSide
-from trader.domain.models import Model, ModelConfiguration, VariantId
+from trader.domain.models import Model, ModelConfiguration, ProviderDefinition, VariantId
 from trader.store.database.paging import Page
 from trader.store.database.pool import Connection
 
@@ -78,6 +78,17 @@ async def upsert_model(conn: Connection, model: Model) -> None:
     )
 
 
+UPDATE_PROVIDER_DEFINITION = """
+UPDATE models SET configuration = configuration || jsonb_build_object('provider_definition', $2::jsonb)
+WHERE provider = $1
+"""
+
+
+async def update_provider_definition(conn: Connection, provider: str, definition: ProviderDefinition) -> None:
+    """Set the definition of a provider for every model that uses it."""
+    await conn.execute(UPDATE_PROVIDER_DEFINITION, provider, msgspec.to_builtins(definition))
+
+
 SELECT_MODEL_ACTIVITY = """
 SELECT m.id,
        coalesce((SELECT sum(finished) FROM invocation_counts WHERE model_id = m.id), 0)::bigint AS invocation_count,
@@ -139,8 +150,36 @@ def invocation_values(invocation: Invocation) -> tuple[object, ...]:
     )
 
 
+class DayCost(NamedTuple):
+    """What invocations have cost: the known part in USD, and the tokens of those of which a part has no price.
+
+    `unpriced_attempts` may have cost further tokens. `is_estimated`: a part of the cost was not reported.
+    """
+
+    usd: Decimal = Decimal(0)
+    is_estimated: bool = False
+    unpriced_input: int = 0
+    unpriced_output: int = 0
+    unpriced_attempts: int = 0
+
+    def plus(self, invocation: Invocation) -> "DayCost":
+        """Return the cost with that of a further invocation."""
+        is_unpriced = invocation.unpriced_steps > 0
+        return DayCost(
+            self.usd + (invocation.cost_usd or 0),
+            self.is_estimated or is_unpriced or invocation.unmetered_attempts > 0,
+            self.unpriced_input + is_unpriced * invocation.input_tokens,
+            self.unpriced_output + is_unpriced * invocation.output_tokens,
+            self.unpriced_attempts + is_unpriced * invocation.unmetered_attempts,
+        )
+
+
 SELECT_COSTS_SINCE = """
-SELECT model_id, sum(cost_usd) AS cost_usd, bool_or(unmetered_attempts > 0 OR unpriced_steps > 0) AS is_partial
+SELECT model_id, coalesce(sum(cost_usd), 0) AS usd,
+       coalesce(bool_or(unmetered_attempts > 0 OR unpriced_steps > 0), false) AS is_estimated,
+       coalesce(sum(input_tokens) FILTER (WHERE unpriced_steps > 0), 0)::bigint AS unpriced_input,
+       coalesce(sum(output_tokens) FILTER (WHERE unpriced_steps > 0), 0)::bigint AS unpriced_output,
+       coalesce(sum(unmetered_attempts) FILTER (WHERE unpriced_steps > 0), 0)::bigint AS unpriced_attempts
 FROM invocations
 WHERE started_at >= $1
 GROUP BY model_id
@@ -148,10 +187,10 @@ ORDER BY model_id
 """
 
 
-async def select_costs_since(conn: Connection, since: datetime) -> list[tuple[str, Decimal | None, bool]]:
-    """Return per model what its invocations since a moment have cost, as far as it is known, and whether it is not."""
+async def select_costs_since(conn: Connection, since: datetime) -> dict[str, DayCost]:
+    """Return what the invocations of each model since a moment have cost."""
     rows = await conn.fetch(SELECT_COSTS_SINCE, since)
-    return [(row["model_id"], row["cost_usd"], row["is_partial"]) for row in rows]
+    return {row["model_id"]: DayCost(*list(row.values())[1:]) for row in rows}
 
 
 UPDATE_INTERRUPTED = """

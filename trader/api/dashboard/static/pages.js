@@ -14,7 +14,7 @@ import { Trades } from './trades.js'
 
 const BUDGET_STATES = { manage: 'budget spent: only reduces', pause: 'budget spent: paused' }
 
-const budgetNote = budget => `${budget.isPartial ? 'at least; ' : ''}${budget.usdPerDay == null ? 'within the budget of all models' : `of ${number(budget.usdPerDay)} a day`}`
+const budgetNote = budget => `${budget.isEstimated ? 'estimated; ' : ''}${budget.usdPerDay == null ? 'within the budget of all models' : `of ${number(budget.usdPerDay)} a day`}`
 
 export function Overview({ route }) {
   const [window, setWindow] = useWindow(route)
@@ -91,6 +91,7 @@ export function ModelPage({ route, id }) {
       <span class="badge">${model.provider}</span><span class="soft">${model.routerModelName}</span>
       ${!model.active && html`<span class="badge warn">inactive</span>`}
       ${figures?.budget && figures.budget.state !== 'open' && html`<span class="badge warn">${BUDGET_STATES[figures.budget.state]}</span>`}</div>
+    ${model.warning && html`<p class="notice">${model.warning}</p>`}
     <${Failed} entry=${overall} what="The statistics" />
     <section class="panel" aria-label="Figures"><div class="body tiles">
       <${Tile} label="Equity" value=${number(figureOf(figures?.accountValue))} note=${figures && html`<span class=${tone(figureOf(figures.returnPercent))}>${signedPercent(figureOf(figures.returnPercent))}</span> since the start`} />

@@ -1,0 +1,42 @@
+"""Lines of a TOML file: on which of them a value begins, for reports of mistakes."""
+
+import tomllib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+
+def lines_of(text: str, paths: Sequence[Sequence[str | int]]) -> list[int]:
+    """Return the line on which each of these values begins, counted from 1; of a missing one, that of its table.
+
+    The parser reports no lines, but it parses every beginning of a file that ends between two statements: a value
+    begins after the last beginning that does not have it yet.
+    """
+    found: dict[tuple[str | int, ...], int] = {}
+    wanted = {tuple(path[:length]) for path in paths for length in range(1, len(path) + 1)}
+    lines = text.splitlines(keepends=True)
+    complete = 0
+    for count in range(1, len(lines) + 1):
+        try:
+            document = tomllib.loads("".join(lines[:count]))
+        except tomllib.TOMLDecodeError:
+            continue
+        for path in wanted - found.keys():
+            if _has(document, path):
+                found[path] = complete + 1
+        complete = count
+    return [next((found[key] for key in _prefixes(path) if key in found), 1) for path in paths]
+
+
+def _prefixes(path: Sequence[str | int]) -> Iterator[tuple[str | int, ...]]:
+    """Yield the path and those of the tables around it, from the inside."""
+    for length in range(len(path), 0, -1):
+        yield tuple(path[:length])
+
+
+def _has(value: Any, path: Sequence[str | int]) -> bool:
+    for part in path:
+        try:
+            value = value[part]
+        except (KeyError, IndexError, TypeError):
+            return False
+    return True

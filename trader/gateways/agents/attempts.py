@@ -1,0 +1,98 @@
+"""Attempts at a provider: how each may fail, what those of one answer have come to, and the reading of a response."""
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping
+from email.utils import parsedate_to_datetime
+from typing import Final, TypeVar
+
+import aiohttp
+
+from trader.domain.agents.conversation import Turn
+from trader.errors import ProviderError
+from trader.gateways.agents.keys import Key
+from trader.gateways.agents.replies import estimated_count
+
+ANSWER_BYTES_MAX = 4 * 1024 * 1024
+PARSE_INLINE_MAX: Final = 64 * 1024
+"""Bytes up to which an answer is parsed on the event loop; a longer one may take seconds and is parsed in a thread."""
+
+T = TypeVar("T")
+
+
+class Transient(ProviderError):
+    """This attempt failed; another may succeed."""
+
+
+class KeyUnusable(ProviderError):
+    """The key of this attempt rests; another key may work."""
+
+
+class FieldRefused(ProviderError):
+    """The model does not accept a field of the request; without it the request may succeed."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class Progress:
+    """What the attempts of one answer have come to. `spent` are keys that are not used again before a wait."""
+
+    def __init__(self) -> None:
+        self.spent: set[Key] = set()
+        self.failed: set[Key] = set()
+        self.failures = 0
+        self.unmetered = 0
+        self.unreported = (0, 0)
+        self.waits = 0
+        self.waited_s = 0.0
+        self.raw = ""
+
+
+def sum_of(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
+    return one[0] + other[0], one[1] + other[1]
+
+
+def most_tokens(turn: Turn, body: bytes) -> tuple[int, int]:
+    """Return the most tokens, of input and output, that a request may take."""
+    return estimated_count(len(body)), turn.answer_tokens_max
+
+
+def is_affordable(turn: Turn, progress: Progress, body: bytes) -> bool:
+    """Return whether the tokens of the turn allow one more attempt, at the most that it and the failed ones take."""
+    if turn.tokens_max is None or not any(progress.unreported):
+        return True
+    return sum(progress.unreported) + sum(most_tokens(turn, body)) <= turn.tokens_max
+
+
+async def read_bounded(response: aiohttp.ClientResponse, name: str) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    async for part in response.content.iter_any():
+        size += len(part)
+        if size > ANSWER_BYTES_MAX:
+            too_long = f"{name} answered with more than {ANSWER_BYTES_MAX // 1024 // 1024} MiB"
+            raise ProviderError(too_long, unmetered_attempts=1)
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def apply(read: Callable[[bytes], T], content: bytes) -> T:
+    """Apply `read` to an answer, in a thread when it is long."""
+    return read(content) if len(content) <= PARSE_INLINE_MAX else await asyncio.to_thread(read, content)
+
+
+def retry_after_of(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds of a Retry-After in either of its forms; a date is relative to the answer's own Date."""
+    value = headers.get("Retry-After", "").strip()
+    if not value:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = (parsedate_to_datetime(value) - parsedate_to_datetime(headers["Date"])).total_seconds()
+        except (KeyError, TypeError, ValueError):
+            return None
+    return seconds if math.isfinite(seconds) and seconds >= 0 else None

@@ -1,0 +1,143 @@
+"""Anthropic's Messages API.
+
+Cache marks end what stays the same: the tools with the system message, which never change, and the candles of the view,
+which change when one closes. A shorter prefix than a model's minimum is not cached, which does no harm.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+import orjson
+
+from trader.domain.agents.conversation import Message, Turn
+from trader.domain.agents.prompt import CANDLES_END
+from trader.gateways.agents.protocols import (
+    NATIVE,
+    NOT_EXECUTED,
+    Body,
+    call_of,
+    completion_of,
+    functions,
+    split_by_role,
+)
+
+VERSION: Final = "2023-06-01"
+"""The version of the API that requests name."""
+
+CACHED: Final = {"type": "ephemeral"}
+
+
+class _Usage(msgspec.Struct):
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """All tokens of the input: those read from the cache and written to it are counted beside the others."""
+        if self.input_tokens is None:
+            return None
+        return self.input_tokens + (self.cache_read_input_tokens or 0) + (self.cache_creation_input_tokens or 0)
+
+
+class _Answer(msgspec.Struct):
+    """The parts of an answer that are used."""
+
+    content: list[dict[str, Any]] | None = None
+    stop_reason: str | None = None
+    usage: _Usage | None = None
+    model: Any = None
+    error: Any = None
+
+
+class MessagesWire:
+    """The protocol."""
+
+    limit_fields = ("max_tokens",)
+
+    def path(self, model: str) -> str:
+        return "/messages"
+
+    def headers(self, secret: str | None) -> Mapping[str, str]:
+        return {"anthropic-version": VERSION, **({} if secret is None else {"x-api-key": secret})}
+
+    def request(self, turn: Turn, limit_field: str, *, stream: bool) -> Body:
+        tools = [
+            {"name": name, "description": description, "input_schema": schema}
+            for name, description, schema in functions()
+        ]
+        system = [message["content"] for message in turn.messages if message["role"] == "system"]
+        return {
+            "model": turn.model.router_model_name,
+            "system": [{"type": "text", "text": text, "cache_control": CACHED} for text in system],
+            "messages": _messages([message for message in turn.messages if message["role"] != "system"]),
+            "tools": tools,
+            "tool_choice": {"type": "auto"},
+            "temperature": turn.temperature,
+            "stream": stream,
+            limit_field: turn.answer_tokens_max,
+        }
+
+    def completion(self, content: bytes) -> bytes:
+        answer = msgspec.json.decode(content, type=_Answer)
+        if answer.error:
+            return orjson.dumps({"error": answer.error})
+        if answer.content is None:
+            return b'{"choices": []}'
+        text = "".join(part["text"] for part in answer.content if isinstance(part.get("text"), str))
+        calls = [
+            call_of(part.get("id"), part.get("name"), part.get("input"))
+            for part in answer.content
+            if part.get("type") == "tool_use"
+        ]
+        usage = answer.usage or _Usage()
+        return completion_of(
+            answer.content,
+            text,
+            calls,
+            "length" if answer.stop_reason in ("max_tokens", "model_context_window_exceeded") else None,
+            {
+                "prompt_tokens": usage.prompt_tokens,
+                "completion_tokens": usage.output_tokens,
+                "cached_tokens": usage.cache_read_input_tokens,
+            },
+            answer.model,
+            (text or "stop_reason is refusal") if answer.stop_reason == "refusal" else None,
+        )
+
+    def joined(self, events: Sequence[bytes]) -> bytes:
+        raise msgspec.ValidationError("this protocol is not streamed")
+
+
+def _messages(messages: Sequence[Message]) -> list[Body]:
+    """Return the conversation; the results of one answer's calls are one message, and those of all its calls."""
+    turns: list[Body] = []
+    for role, group in split_by_role(messages):
+        if role == "tool":
+            asked = [str(part.get("id")) for part in turns[-1]["content"] if part.get("type") == "tool_use"]
+            results = {message["tool_call_id"]: message["content"] for message in group}
+            parts = [
+                {"type": "tool_result", "tool_use_id": each, "content": results.get(each, NOT_EXECUTED)}
+                for each in asked
+            ]
+            turns.append({"role": "user", "content": parts})
+        else:
+            parts = [part for message in group for part in message.get(NATIVE) or _text(message["content"])]
+            if not turns:
+                parts = [*_marked(parts[0]["text"]), *parts[1:]]
+            turns.append({"role": role, "content": parts})
+    return turns
+
+
+def _marked(text: str) -> list[Body]:
+    """Return the view in two parts, of which the first ends with a cache mark."""
+    candles, end, others = text.partition(CANDLES_END)
+    if not end:
+        return _text(text)
+    return [{"type": "text", "text": candles, "cache_control": CACHED}, *_text(end + others)]
+
+
+def _text(text: str | None) -> list[Body]:
+    return [{"type": "text", "text": text}] if text else []

@@ -1,0 +1,142 @@
+"""OpenAI's Responses API: stateless, with the encrypted reasoning of a model sent back in the next step."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import orjson
+
+from trader.domain.agents.conversation import Message, Turn
+from trader.gateways.agents.protocols import (
+    NATIVE,
+    NOT_EXECUTED,
+    Body,
+    bearer,
+    call_of,
+    completion_of,
+    functions,
+)
+
+FINISH = {"max_output_tokens": "length", "content_filter": "content_filter"}
+"""The finish reason of a completion for each reason of an incomplete response."""
+
+
+class _Usage(msgspec.Struct):
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    input_tokens_details: dict[str, Any] | None = None
+
+
+class _Response(msgspec.Struct):
+    """The parts of a response that are used."""
+
+    output: list[dict[str, Any]] | None = None
+    status: str | None = None
+    incomplete_details: dict[str, Any] | None = None
+    usage: _Usage | None = None
+    model: Any = None
+    error: Any = None
+
+
+class _Event(msgspec.Struct):
+    type: str = ""
+    response: msgspec.Raw = msgspec.Raw(b"null")
+    code: Any = None
+    message: Any = None
+
+
+class ResponsesWire:
+    """The protocol."""
+
+    limit_fields = ("max_output_tokens",)
+
+    def path(self, model: str) -> str:
+        return "/responses"
+
+    def headers(self, secret: str | None) -> Mapping[str, str]:
+        return bearer(secret)
+
+    def request(self, turn: Turn, limit_field: str, *, stream: bool) -> Body:
+        tools = [
+            {"type": "function", "name": name, "description": description, "parameters": schema, "strict": True}
+            for name, description, schema in functions()
+        ]
+        return {
+            "model": turn.model.router_model_name,
+            "input": _input(turn.messages),
+            "tools": tools,
+            "tool_choice": "auto",
+            "temperature": turn.temperature,
+            "stream": stream,
+            "store": False,
+            "include": ["reasoning.encrypted_content"],
+            limit_field: turn.answer_tokens_max,
+        }
+
+    def completion(self, content: bytes) -> bytes:
+        response = msgspec.json.decode(content, type=_Response)
+        if response.error or response.status in ("failed", "cancelled"):
+            return orjson.dumps({"error": response.error or {"message": f"the response {response.status}"}})
+        if not response.output:
+            return b'{"choices": []}'
+        parts = [
+            part
+            for item in response.output
+            if item.get("type") == "message" and isinstance(item.get("content"), list)
+            for part in item["content"]
+            if isinstance(part, dict)
+        ]
+        calls = [
+            call_of(item.get("call_id"), item.get("name"), item.get("arguments"))
+            for item in response.output
+            if item.get("type") == "function_call"
+        ]
+        usage = response.usage or _Usage()
+        details, reason = usage.input_tokens_details or {}, (response.incomplete_details or {}).get("reason")
+        return completion_of(
+            response.output,
+            "".join(part["text"] for part in parts if isinstance(part.get("text"), str)),
+            calls,
+            FINISH.get(str(reason), "length") if response.status == "incomplete" else None,
+            {
+                "prompt_tokens": usage.input_tokens,
+                "completion_tokens": usage.output_tokens,
+                "cached_tokens": details.get("cached_tokens"),
+            },
+            response.model,
+            "".join(part["refusal"] for part in parts if isinstance(part.get("refusal"), str)),
+        )
+
+    def joined(self, events: Sequence[bytes]) -> bytes:
+        """Return the whole response, which the last event has."""
+        for event in reversed(events):
+            decoded = msgspec.json.decode(event, type=_Event)
+            if decoded.type in ("response.completed", "response.incomplete", "response.failed"):
+                return bytes(decoded.response)
+            if decoded.type == "error":
+                return orjson.dumps({"error": {"code": decoded.code, "message": decoded.message}})
+        return b'{"output": []}'
+
+
+def _input(messages: Sequence[Message]) -> list[Body]:
+    """Return the items of a conversation; an answer of the model goes back as it came."""
+    items: list[Body] = []
+    for message in messages:
+        if message["role"] == "tool":
+            result = {"type": "function_call_output", "call_id": message["tool_call_id"], "output": message["content"]}
+            items.append(result)
+        elif NATIVE in message:
+            items += message[NATIVE]
+        else:
+            role = "developer" if message["role"] == "system" else message["role"]
+            items.append({"role": role, "content": message["content"]})
+    answered = {item["call_id"] for item in items if item.get("type") == "function_call_output"}
+    return [
+        each
+        for item in items
+        for each in (
+            [item, {"type": "function_call_output", "call_id": item.get("call_id"), "output": NOT_EXECUTED}]
+            if item.get("type") == "function_call" and item.get("call_id") not in answered
+            else [item]
+        )
+    ]
