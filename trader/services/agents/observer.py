@@ -171,7 +171,7 @@ class Observer:
         if history is not None and (history.run_id, history.sequence, history.hour) == key:
             return history
         run_id, midnight = account.run.id, hour.replace(hour=0)
-        async with self._database.connection() as conn:
+        async with self._database.reading() as conn:
             curve = await select_equity_curve(conn, account_id, run_id)
             stats = await select_own_statistics(conn, run_id)
             series = [EquityPoint(mark.hour, float(mark.equity)) for mark in curve]

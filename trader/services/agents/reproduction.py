@@ -46,7 +46,7 @@ async def reproduce_invocation(database: Database, invocation_id: UUID) -> Invoc
 
     :raises NotFound: there is no such invocation
     """
-    async with database.connection() as conn:
+    async with database.reading() as conn:
         invocation = await select_invocation(conn, invocation_id)
         if invocation is None:
             raise NotFound(f"there is no invocation {invocation_id}")

@@ -244,7 +244,7 @@ class Agents:
         with_answers: bool = False,
     ) -> list[FinishedInvocation]:
         """Return finished invocations, latest first, of one model, one variant, or all (None)."""
-        async with self._database.connection() as conn:
+        async with self._database.reading() as conn:
             if model_id is None and variant is None:
                 found = await select_invocations(conn, page)
             else:
@@ -273,7 +273,7 @@ class Agents:
 
     async def model_summaries(self) -> list[ModelSummary]:
         """Return every model with its activity, oldest first."""
-        async with self._database.connection() as conn:
+        async with self._database.reading() as conn:
             models = await select_models(conn)
             activity = await select_model_activity(conn)
         self._know(models)
