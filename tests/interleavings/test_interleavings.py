@@ -6,7 +6,6 @@ them runs again with SCHEDULE="operation / actor / gap" and `-k again`.
 
 import asyncio
 import logging
-import os
 import traceback
 from collections.abc import AsyncIterator, Callable
 from random import Random
@@ -17,7 +16,7 @@ from interleavings.arena import Arena
 from interleavings.checks import problems_before, problems_of
 from interleavings.schedules import ACTORS, OPERATIONS, PAIRS, Schedule
 from support.extent import runs_all
-from support.gaps import GapDatabase, Gaps, run_as
+from support.gaps import GapDatabase, Gaps, asked_for, run_as
 
 from trader.errors import TraderError
 
@@ -133,9 +132,9 @@ async def test_an_actor_in_a_gap_of_an_operation(
     assert not failed, f"{len(failed)} of {len(outcomes)} schedules:\n" + "\n".join(map(str, failed[:8]))
 
 
-@pytest.mark.skipif("SCHEDULE" not in os.environ, reason="SCHEDULE names none")
+@pytest.mark.skipif(asked_for()[0] not in OPERATIONS, reason="SCHEDULE names none of these")
 async def test_again(database: GapDatabase) -> None:
-    operation, actor, at = os.environ["SCHEDULE"].split(" / ")
+    operation, actor, at = asked_for()
     outcome = await run(database, operation, actor, int(at))
     print("\n".join(f"{number}: {label}" for number, label in enumerate(database.gaps.passed)))
     assert not outcome.problems, str(outcome)

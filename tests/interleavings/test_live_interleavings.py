@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 from support.extent import runs_all
 from support.fake_exchange import CREATE
-from support.gaps import GapDatabase, Gaps, run_as
+from support.gaps import GapDatabase, Gaps, asked_for, run_as
 from support.live import Bench, add_model, prepared
 
 from trader.domain.exchange.orders import ExitPlan, OrderAnswer, OrderType
@@ -85,9 +85,9 @@ class LiveSchedule:
 
 Step = Callable[[LiveSchedule], Awaitable[object]]
 OPERATIONS: Final[dict[str, Step]] = {
-    "place": LiveSchedule.place,
-    "cancel": LiveSchedule.cancel,
-    "book a stop": LiveSchedule.book_stop,
+    "live order": LiveSchedule.place,
+    "live cancel": LiveSchedule.cancel,
+    "live stop": LiveSchedule.book_stop,
 }
 ACTORS: Final[dict[str, Step]] = {
     "place": LiveSchedule.place,
@@ -159,6 +159,12 @@ async def test_an_actor_in_a_gap_of_a_live_order(
         try:
             await run(dsn, operation, actor, at)
         except BaseException as error:
-            error.add_note(f"{operation} / {actor} / {at}")
+            error.add_note(f'SCHEDULE="{operation} / {actor} / {at}"')
             raise
     record_property("schedules", len(tried))
+
+
+@pytest.mark.skipif(asked_for()[0] not in OPERATIONS, reason="SCHEDULE names none of these")
+async def test_again(dsn: str) -> None:
+    operation, actor, at = asked_for()
+    await run(dsn, operation, actor, int(at))

@@ -6,6 +6,7 @@ Between two gaps a task of the watched process is alone: nobody sees what it doe
 
 import asyncio
 import inspect
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import Context, ContextVar, copy_context
@@ -28,6 +29,11 @@ Fault = Literal["lost statement", "lost acknowledgement", "late statement"]
 
 _process: ContextVar[str | None] = ContextVar("process", default=None)
 _in_driver: ContextVar[bool] = ContextVar("in_driver", default=False)
+
+
+def asked_for() -> list[str]:
+    """Return the operation, the actor and the gap of the one schedule that SCHEDULE names; an empty name without it."""
+    return os.environ.get("SCHEDULE", "").split(" / ")
 
 
 def running_as(process: str) -> Context:
