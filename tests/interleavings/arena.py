@@ -188,6 +188,7 @@ class Process:
     async def take(self, tick: Tick) -> None:
         """Apply a tick as the feed does, one after the other."""
         async with self._feeding:
+            self.arena.clock.moment = max(self.arena.clock.moment, tick.at)  # nobody dates anything in between
             await self.market.take(tick, self.leadership.on_tick)
 
     async def snapshot(self) -> None:
@@ -247,10 +248,10 @@ class Arena:
 
     async def see(self, mids: Mapping[str, str] = QUIET, *, after_s: float = 1, size: str = "1") -> None:
         """Move time and the market, for every process."""
-        at = self.clock.now() + timedelta(seconds=after_s)
+        last = self.source.script[-1].at if self.source.script else START
+        at = last + timedelta(seconds=after_s)
         tick = Tick(at, {symbol: Quote.of(make_book(symbol, mid, at, size=size)) for symbol, mid in mids.items()})
         self.source.script.append(tick)
-        self.clock.moment = at
         await asyncio.gather(*(run_as(one.name, one.take(tick)) for one in list(self.processes.values())))
 
     async def open(self) -> None:

@@ -35,7 +35,7 @@ def make_app(
         app.add_routes(app[DISPATCHER].routes())
     for each in routes:
         app.add_routes(each)
-    edge.setup(app, settings or Settings.load({}, None, demo=True))
+    edge.setup(app, settings or Settings.load({"PORT": "0"}, None, demo=True))  # its own origin is where it is served
     return app
 
 
@@ -47,9 +47,14 @@ def make_health_app(house: House) -> web.Application:
     return app
 
 
-def make_stream_app(hubs: Hubs, timing: Timing | None = None, routes: Iterable[web.RouteDef] = ()) -> web.Application:
+def make_stream_app(
+    hubs: Hubs,
+    timing: Timing | None = None,
+    routes: Iterable[web.RouteDef] = (),
+    settings: Settings | None = None,
+) -> web.Application:
     """An application of the event streams, and of other routes."""
-    app = make_app(streams.routes(timing), routes)
+    app = make_app(streams.routes(timing), routes, settings=settings)
     app[HUBS] = hubs
     app.cleanup_ctx.append(streams.run)
     app.on_shutdown.append(streams.end)

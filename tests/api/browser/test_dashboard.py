@@ -152,7 +152,7 @@ async def test_figures_are_those_of_the_procedures_and_hostile_texts_do_nothing(
     ("when_spent", "usd", "tile", "badge"),
     [
         ("pause", 0.5, "of 0.50 a day", "budget spent: paused"),
-        ("manage", 0.5, "of 0.50 a day", "budget spent: only reduces"),
+        ("manage", 0.7, "of 0.70 a day", "budget spent: only reduces"),
         ("pause", 500, "of 500.00 a day", None),
     ],
 )

@@ -19,6 +19,7 @@ from support.served import Client, make_stream_app, served
 from trader.api import streams
 from trader.api.stream_events import EVENTS_MAX
 from trader.services.events import EventBus, WorkflowProgress
+from trader.settings import Settings
 
 pytestmark = pytest.mark.processes
 
@@ -43,11 +44,12 @@ class Service:
         loads = dict.fromkeys(("positions", "trades", "conversations", "portfolio"), self._load)
         self.hubs = streams.Hubs(loads, self.events, ManualClock(START))
 
-    def make_app(self) -> web.Application:
+    def make_app(self, origins: str) -> web.Application:
         routes = [web.get("/page", self._page), web.get("/empty", self._empty), web.post("/call", self._call)]
         for name, folder in (("module", MODULE), ("here", HERE)):
             routes.append(web.get(f"/{name}/{{path:.*}}", partial(self._file, folder)))
-        return make_stream_app(self.hubs, streams.Timing(watch_s=0.05, retry_ms=1), routes)
+        settings = Settings.load({"PORT": "0", "CORS_ORIGINS": origins}, None, demo=True)
+        return make_stream_app(self.hubs, streams.Timing(watch_s=0.05, retry_ms=1), routes, settings)
 
     async def _load(self) -> bytes:
         return b'[{"modelId":"a","pnl":%d},{"modelId":"b","pnl":"%b"}]' % (self.positions, b"7" * 300)
@@ -77,24 +79,26 @@ class Service:
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[tuple[Service, Client]]:
+async def serving(origins: str = "") -> AsyncIterator[tuple[Service, Client]]:
     service = Service()
-    async with served(service.make_app()) as client:
+    async with served(service.make_app(origins)) as client:
         yield service, client
 
 
 class Scissors:
     """A proxy that, once it is `cutting`, ends each connection after a random number of bytes of the response."""
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self) -> None:
+        self.port = 0
+        """Where the service is."""
+
         self._random = Random(1)
         self.cutting = False
         self.cuts = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            theirs, ours = await asyncio.open_connection("127.0.0.1", self._port)
+            theirs, ours = await asyncio.open_connection("127.0.0.1", self.port)
         except OSError:
             return
         requests = asyncio.create_task(self._pass(reader, ours))
@@ -124,11 +128,12 @@ class Scissors:
 
 
 async def test_cuts_neither_lose_nor_double_an_event(tmp_path: Path) -> None:
-    async with serving() as (service, client):
-        scissors = Scissors(client.port)
-        proxy = await asyncio.start_server(scissors.serve, "127.0.0.1", 0)
-        address = f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}/page"
-        async with proxy, open_tab(tmp_path, address) as tab:
+    scissors = Scissors()
+    proxy = await asyncio.start_server(scissors.serve, "127.0.0.1", 0)
+    origin = f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
+    async with proxy, serving(origin) as (service, client):
+        scissors.port = client.port
+        async with open_tab(tmp_path, f"{origin}/page") as tab:
             await tab.evaluate("plain('/api/events?streams=positions,workflow'); 0")
             await tab.until("tab.states.includes('open') && seen.opened")
             scissors.cutting = True
