@@ -133,12 +133,12 @@ def _try_demo(program: Path, working: Path) -> None:
         service = subprocess.Popen(command, cwd=working, env=environ, stderr=file)  # noqa: S603 - what was just built
     try:
         deadline_s = time.monotonic() + START_S
-        while (found := _LISTENING.search(log.read_text())) is None:
+        while (match := _LISTENING.search(log.read_text())) is None:
             if service.poll() is not None or time.monotonic() > deadline_s:
                 raise RuntimeError(f"the demo did not start: {log.read_text()[-2000:]}")
             time.sleep(0.2)
         order = {"accountId": "release", "symbol": "BTC", "side": "buy", "quantity": 0.01}
-        answer = _post(f"{found[1]}/api/rpc/simulator.placeOrder", order)
+        answer = _post(f"{match[1]}/api/rpc/simulator.placeOrder", order)
         if answer["order"]["status"] != "filled":
             raise RuntimeError(f"the demo did not fill an order: {answer}")
     finally:

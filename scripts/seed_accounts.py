@@ -174,7 +174,7 @@ def _entries(options: argparse.Namespace) -> list[Entry]:
     if options.models:
         entries += sample_models(options.models, are_language_models=options.language_models)
     ids = [entry.id for entry in entries]
-    if problems := [f"{one}: given twice" for one in sorted(set(ids)) if ids.count(one) > 1]:
+    if problems := [f"{model_id}: given twice" for model_id in sorted(set(ids)) if ids.count(model_id) > 1]:
         raise SettingsError(problems)
     return entries
 
@@ -285,7 +285,7 @@ async def _check_past(conn: Connection, start: datetime, options: argparse.Names
         raise StartError(f"--history is traded by rule agents; these models are none: {', '.join(others[:10])}.")
     if past_end is not None:
         start = floor_time(past_end, MINUTE)
-    late = [one.id for one in (await select_accounts(conn)).values() if one.run.started_at > start]
+    late = [account.id for account in (await select_accounts(conn)).values() if account.run.started_at > start]
     if late:
         raise StartError(f"These accounts were opened after the history begins: {', '.join(late[:10])}.")
     return start, is_bulk

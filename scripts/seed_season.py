@@ -173,9 +173,9 @@ async def _copy(conn: Any, table: str, rows: Iterable[Any], columns: Sequence[st
 def _hours(snapshots: Iterable[Snapshot]) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of `portfolio_hourly` of one account's snapshots, which are of whole hours and ascending."""
     for hour, group in groupby(snapshots, key=lambda snapshot: snapshot.created_at.replace(minute=0)):
-        found = list(group)
-        last, total = found[-1], sum((each.net_portfolio for each in found), ZERO)
-        yield last.account_id, hour, last.run_id, total, len(found), last.net_portfolio, last.created_at
+        members = list(group)
+        last, total = members[-1], sum((each.net_portfolio for each in members), ZERO)
+        yield last.account_id, hour, last.run_id, total, len(members), last.net_portfolio, last.created_at
 
 
 def _request_rows(postings: Iterable[Posting]) -> Iterator[tuple[Any, ...]]:

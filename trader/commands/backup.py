@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from trader.commands.audit import LINES_MAX
 from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, command, print_result, run_to_end
-from trader.commands.database import FoundDatabase, add_database_options, database_command
+from trader.commands.database import TargetDatabase, add_database_options, database_command
 from trader.embedded import dumps
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres, database_name
 from trader.errors import StartError
@@ -47,7 +47,7 @@ def _backup_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @database_command("backup", example="trader backup trader-2026-11-22.dump", arguments=_backup_arguments)
-async def backup(options: argparse.Namespace, found: FoundDatabase) -> Result:
+async def backup(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """Write the database as of one moment into a file, beside the running service, and prove that it can be restored.
 
     The file is restored into a server of its own in the folder for temporary files (TMPDIR), and audited and verified
@@ -57,8 +57,8 @@ async def backup(options: argparse.Namespace, found: FoundDatabase) -> Result:
     if file.exists():
         raise StartError(f"{file} exists already; name a new file.")
     unfinished = file.with_name(f"{file.name}.unfinished")
-    address = dumps.libpq_address(found.dsn)
-    async with found.database.connection() as conn:
+    address = dumps.libpq_address(target.dsn)
+    async with target.database.connection() as conn:
         major = await select_server_major(conn)
     try:
         await dumps.dump(address, major, unfinished)
@@ -128,7 +128,7 @@ async def _check(dsn: str) -> Checked:
     async with open_database(dsn) as database:
         books = await audit(database)
         record = await verify(database, [])
-    findings = [f"record: {one.kind}: {one.text}" for one in record.findings]
+    findings = [f"record: {finding.kind}: {finding.text}" for finding in record.findings]
     return Checked(books.runs, books.entries, record.links, [*books.problems, *findings])
 
 

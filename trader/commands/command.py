@@ -109,24 +109,24 @@ def make_parser(description: str, epilog: str) -> argparse.ArgumentParser:
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    found = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     groups: dict[str, Any] = {}
-    for one in sorted(REGISTRY.values(), key=lambda each: list(MODULES).index(each.name.partition(" ")[0])):
-        group, _, last = one.name.rpartition(" ")
+    for entry in sorted(REGISTRY.values(), key=lambda each: list(MODULES).index(each.name.partition(" ")[0])):
+        group, _, last = entry.name.rpartition(" ")
         if group and group not in groups:
             names = ", ".join(name.rpartition(" ")[2] for name in REGISTRY if name.startswith(f"{group} "))
-            outer = found.add_parser(group, help=f"{names}", description=f"Commands of {group}: {names}.")
+            outer = subparsers.add_parser(group, help=f"{names}", description=f"Commands of {group}: {names}.")
             groups[group] = outer.add_subparsers(title="commands", metavar="COMMAND", required=True)
-        inner = groups[group] if group else found
+        inner = groups[group] if group else subparsers
         sub = inner.add_parser(
             last,
-            help=one.meaning.partition("\n")[0],
-            description=one.meaning,
-            epilog=f"example: {one.example}",
+            help=entry.meaning.partition("\n")[0],
+            description=entry.meaning,
+            epilog=f"example: {entry.example}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        one.arguments(sub)
-        sub.set_defaults(run=one.run)
+        entry.arguments(sub)
+        sub.set_defaults(run=entry.run)
     return parser
 
 

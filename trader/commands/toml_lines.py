@@ -11,7 +11,7 @@ def lines_of(text: str, paths: Sequence[Sequence[str | int]]) -> list[int]:
     The parser reports no lines, but it parses every beginning of a file that ends between two statements: a value
     begins after the last beginning that does not have it yet.
     """
-    found: dict[tuple[str | int, ...], int] = {}
+    line_of: dict[tuple[str | int, ...], int] = {}
     wanted = {tuple(path[:length]) for path in paths for length in range(1, len(path) + 1)}
     lines = text.splitlines(keepends=True)
     complete = 0
@@ -20,11 +20,11 @@ def lines_of(text: str, paths: Sequence[Sequence[str | int]]) -> list[int]:
             document = tomllib.loads("".join(lines[:count]))
         except tomllib.TOMLDecodeError:
             continue
-        for path in wanted - found.keys():
+        for path in wanted - line_of.keys():
             if _has(document, path):
-                found[path] = complete + 1
+                line_of[path] = complete + 1
         complete = count
-    return [next((found[key] for key in _prefixes(path) if key in found), 1) for path in paths]
+    return [next((line_of[key] for key in _prefixes(path) if key in line_of), 1) for path in paths]
 
 
 def _prefixes(path: Sequence[str | int]) -> Iterator[tuple[str | int, ...]]:

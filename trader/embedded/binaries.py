@@ -47,11 +47,11 @@ def wheel_binaries() -> Binaries | None:
 
 def system_binaries() -> Iterator[Binaries]:
     """Yield the programs that are installed on the machine, the newest version first."""
-    folders = {Path(found).resolve().parent for found in [shutil.which("postgres")] if found}
+    folders = {Path(program).resolve().parent for program in [shutil.which("postgres")] if program}
     for pattern in SYSTEM_FOLDERS:
         folders.update(Path("/").glob(pattern))
-    found_binaries = [found for folder in folders if (found := _examine(folder))]
-    yield from sorted(found_binaries, key=lambda found: (-found.major, str(found.folder)))
+    installed = filter(None, map(_examine, folders))
+    yield from sorted(installed, key=lambda binaries: (-binaries.major, str(binaries.folder)))
 
 
 def choose_binaries(data: Path) -> Binaries:
@@ -91,8 +91,8 @@ def _examine(folder: Path) -> Binaries | None:
         ).stdout
     except (OSError, subprocess.SubprocessError):  # built for another kind of machine
         return None
-    found = re.search(r"\(PostgreSQL\) (\d+(?:\.\d+)?)", answer)
-    return Binaries(folder, found.group(1)) if found else None
+    version = re.search(r"\(PostgreSQL\) (\d+(?:\.\d+)?)", answer)
+    return Binaries(folder, version.group(1)) if version else None
 
 
 def _copy(folder: Path, version: str) -> Path:

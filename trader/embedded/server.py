@@ -108,8 +108,8 @@ class EmbeddedPostgres:
 
     async def has_database(self, name: str) -> bool:
         async with self._connected() as conn:
-            found: bool = await conn.fetchval("SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)", name)
-            return found
+            exists: bool = await conn.fetchval("SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)", name)
+            return exists
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[asyncpg.Connection]:

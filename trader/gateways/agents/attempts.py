@@ -50,8 +50,8 @@ class Progress:
         self.raw = ""
 
 
-def sum_of(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
-    return one[0] + other[0], one[1] + other[1]
+def sum_of(first: tuple[int, int], second: tuple[int, int]) -> tuple[int, int]:
+    return first[0] + second[0], first[1] + second[1]
 
 
 def most_tokens(turn: Turn, body: bytes) -> tuple[int, int]:

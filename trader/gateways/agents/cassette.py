@@ -124,7 +124,7 @@ class Cassette:
 
 def _decoded(file: Path) -> dict[str, KeptAnswer]:
     decoder = msgspec.json.Decoder(KeptAnswer)
-    found = {}
+    answers = {}
     with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.endswith(b"\n"):  # the process was killed while it wrote it
@@ -133,8 +133,8 @@ def _decoded(file: Path) -> dict[str, KeptAnswer]:
                 kept = decoder.decode(line)
             except msgspec.MsgspecError as error:
                 raise SettingsError([f"{file}, line {number}: expected a kept answer: {error}"]) from None
-            found[kept.digest] = kept
-    return found
+            answers[kept.digest] = kept
+    return answers
 
 
 def _complete_bytes(file: Path) -> int:

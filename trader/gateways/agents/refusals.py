@@ -103,8 +103,8 @@ def refused_field(content: bytes, fields: Collection[str]) -> str | None:
     if not named and not FIELD_REFUSED.search(said):
         return None
     for is_refused in (lambda field: field in named, _quotes(said), _mentions(said)):
-        if found := sorted(field for field in fields if is_refused(field)):
-            return found[0]
+        if refused := sorted(field for field in fields if is_refused(field)):
+            return refused[0]
     return None
 
 
@@ -137,8 +137,8 @@ def _mentions(said: str) -> Callable[[str], bool]:
         if "_" not in field and field != "temperature":
             return False
         return any(
-            FIELD_REFUSED.search(said[max(0, found.start() - NEAR) : found.end() + NEAR])
-            for found in re.finditer(rf"\b{re.escape(field)}\b", said)
+            FIELD_REFUSED.search(said[max(0, mention.start() - NEAR) : mention.end() + NEAR])
+            for mention in re.finditer(rf"\b{re.escape(field)}\b", said)
         )
 
     return is_refused

@@ -76,7 +76,7 @@ class Taapi:
         self._clock = clock
         self._url = f"{url.rstrip('/')}/bulk"
         self._attempt_limit_s = attempt_limit_s
-        self._found: dict[str, Supplementary] = {}
+        self._latest: dict[str, Supplementary] = {}
         self._asked_at: dict[str, datetime] = {}
         self._waiting: dict[str, None] = {}
         self._rests: tuple[datetime, timedelta] | None = None
@@ -96,9 +96,9 @@ class Taapi:
             self._waiting[symbol] = None
         if self._waiting and self._may_ask(now):
             self._ask_for(next(iter(self._waiting)), now)  # longest waiting first: a failing market blocks no other
-        found = self._found.get(symbol)
-        is_fresh = found is not None and found.fetched_at <= now <= found.fetched_at + SHOWN_FOR
-        return found if is_fresh else None
+        values = self._latest.get(symbol)
+        is_fresh = values is not None and values.fetched_at <= now <= values.fetched_at + SHOWN_FOR
+        return values if is_fresh else None
 
     async def settled(self) -> None:
         """Wait until no request is under way."""
@@ -139,7 +139,7 @@ class Taapi:
             self._next_rest = min(self._next_rest * 2, REST_MAX)
             return
         self._next_rest = REST
-        self._found[symbol] = Supplementary(
+        self._latest[symbol] = Supplementary(
             source="taapi.io", venue=EXCHANGE, interval=INTERVAL, fetched_at=self._clock.now(), **values
         )
 

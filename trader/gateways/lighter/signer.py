@@ -139,9 +139,9 @@ def _signed(result: tuple[int | None, str | None, str | None, str | None]) -> Si
 
 
 def _compare(signed: Signed, kind: int, expected: dict[str, int]) -> None:
-    found = json.loads(signed.text)
-    wrong = {name: found.get(name) for name, value in expected.items() if found.get(name) != value}
-    if signed.kind != kind or wrong or not found.get("Sig"):
+    fields = json.loads(signed.text)
+    wrong = {name: fields.get(name) for name, value in expected.items() if fields.get(name) != value}
+    if signed.kind != kind or wrong or not fields.get("Sig"):
         raise StartError(
             f"The venue's SDK signs something else than it is given (kind {signed.kind}, {wrong}): nothing is sent"
         )

@@ -206,8 +206,8 @@ class VenueSource:
         if listing is None or symbol not in self._symbols:
             raise MarketUnavailable(f"{symbol} is not traded here")
         span = INTERVALS[interval]
-        found = await self._api.candles(listing.market_id, interval, ceil_time(start, span), end)
-        return [candle for candle in found if candle.open_time + span <= end]
+        candles = await self._api.candles(listing.market_id, interval, ceil_time(start, span), end)
+        return [candle for candle in candles if candle.open_time + span <= end]
 
     def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
         """Return the rate settled at the hour if it is known, else the venue's estimate of the next one."""

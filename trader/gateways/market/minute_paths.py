@@ -177,10 +177,10 @@ class MinutePaths:
             return [low] * SECONDS
         members, sums = self._walks[_cell(opened - low, close - low, reach)]
         random = Random(f"{self._name}:{row.minute}").random
-        one = members[min(bisect_right(sums, random() * sums[-1]), len(members) - 1)]
-        begin = (one >> 1) * SECONDS
+        choice = members[min(bisect_right(sums, random() * sums[-1]), len(members) - 1)]
+        begin = (choice >> 1) * SECONDS
         walk: Sequence[int] = self._pool.heights[begin : begin + SECONDS]
-        if one & 1:
+        if choice & 1:
             walk = [_TOP - height for height in walk]
         marks = _mapped(walk, sorted(((walk[0], opened), (walk[-1], close))), low, high, random())
         marks[0], marks[-1] = opened, close

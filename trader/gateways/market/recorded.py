@@ -114,9 +114,14 @@ class RecordedSource:
             last, more = line.at, deeper.get(line.at, {})
             quotes = {
                 symbol: Quote(
-                    symbol, line.at, one.bid, one.ask, one.mark, partial(decode_book, symbol, line.at, one, more)
+                    symbol,
+                    line.at,
+                    encoded.bid,
+                    encoded.ask,
+                    encoded.mark,
+                    partial(decode_book, symbol, line.at, encoded, more),
                 )
-                for symbol, one in line.quotes.items()
+                for symbol, encoded in line.quotes.items()
                 if symbol in self._symbols
             }
             if quotes:
@@ -182,9 +187,9 @@ class RecordedSource:
         if minutes is None:
             raise MarketUnavailable(f"{symbol} is not traded here")
         span, recorded = INTERVALS[interval], self._candles.get((symbol, interval), {})
-        found = dict(_joined(minutes, span, ceil_time(start, span), floor_time(end, span)))
-        found |= {at: candle for at, candle in recorded.items() if start <= at and at + span <= end}
-        return [found[at] for at in sorted(found)]
+        candles = dict(_joined(minutes, span, ceil_time(start, span), floor_time(end, span)))
+        candles |= {at: candle for at, candle in recorded.items() if start <= at and at + span <= end}
+        return [candles[at] for at in sorted(candles)]
 
     def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
         return self._rates.get((symbol, boundary), PLAIN_FUNDING_RATE)

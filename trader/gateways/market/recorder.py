@@ -221,14 +221,14 @@ def _recorded(quote: Quote, book: Book) -> EncodedQuote:
 
 def find_recording(place: Path) -> dict[datetime, list[Path]]:
     """Return the files of a recording by hour, ascending; none where the folder holds no recording."""
-    found: dict[datetime, list[Path]] = {}
+    files: dict[datetime, list[Path]] = {}
     for path in sorted(place.glob(FILE_NAMES)) if place.is_dir() else ():
         try:
             hour = datetime.fromisoformat(f"{path.name[:13]}:00:00+00:00")
         except ValueError:
             continue
-        found.setdefault(hour, []).append(path)
-    return found
+        files.setdefault(hour, []).append(path)
+    return files
 
 
 def recorded_symbols(place: Path) -> list[str]:

@@ -189,7 +189,7 @@ class ReplaySource:
     def _next_minute(self, minute: int) -> int:
         """Return the first minute after a gap."""
         return min(
-            (found for recording in self._recordings.values() if (found := recording.next_minute(minute)) is not None),
+            (start for recording in self._recordings.values() if (start := recording.next_minute(minute)) is not None),
             default=self._last_second // 60 + 1,
         )
 

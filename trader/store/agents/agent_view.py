@@ -83,11 +83,11 @@ async def select_last_actions(
 ) -> dict[str, LastFill]:
     """Return the last fill in each market, exits by the exchange included; one not traded in this run is absent."""
     rows = await conn.fetch(SELECT_LAST_ACTIONS, account_id, run_id, symbols)
-    found: dict[str, LastFill] = {}
+    fills: dict[str, LastFill] = {}
     for row in rows:
         side = Side(row["side"])
-        found[row["symbol"]] = LastFill(side, OrderSide(row["fill_side"]).opens is not side, row["created_at"])
-    return found
+        fills[row["symbol"]] = LastFill(side, OrderSide(row["fill_side"]).opens is not side, row["created_at"])
+    return fills
 
 
 SELECT_LATEST_RESPONSES = """

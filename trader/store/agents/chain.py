@@ -138,7 +138,7 @@ ORDER BY q.client_order_id
 
 async def select_request_ids(conn: Connection, calls: Sequence[tuple[str, str]]) -> dict[str, UUID]:
     """Return the ids of the orders with these client order ids of these accounts."""
-    rows = await conn.fetch(SELECT_REQUEST_IDS, [one[0] for one in calls], [one[1] for one in calls])
+    rows = await conn.fetch(SELECT_REQUEST_IDS, [call[0] for call in calls], [call[1] for call in calls])
     return {row["client_order_id"]: row["id"] for row in rows}
 
 

@@ -290,7 +290,7 @@ JOIN invocation_payloads p ON p.invocation_id = w.id AND p.created_at = w.at
 
 async def select_payloads(conn: Connection, invocations: Sequence[Invocation]) -> dict[UUID, bytes]:
     """Return the compressed payloads of these invocations, as far as they are kept."""
-    ids, times = [one.id for one in invocations], [one.started_at for one in invocations]
+    ids, times = [invocation.id for invocation in invocations], [invocation.started_at for invocation in invocations]
     rows = await conn.fetch(SELECT_PAYLOADS, ids, times)
     return {row["invocation_id"]: row["payload"] for row in rows}
 
@@ -359,10 +359,10 @@ ORDER BY invocation_id, number
 
 async def select_tool_calls(conn: Connection, invocation_ids: Sequence[UUID]) -> dict[UUID, list[ToolCall]]:
     """Return the tool calls per invocation, in order. An invocation without any is absent."""
-    found: dict[UUID, list[ToolCall]] = {}
+    calls: dict[UUID, list[ToolCall]] = {}
     for row in await conn.fetch(SELECT_TOOL_CALLS, invocation_ids):
-        found.setdefault(row["invocation_id"], []).append(ToolCall(**row))
-    return found
+        calls.setdefault(row["invocation_id"], []).append(ToolCall(**row))
+    return calls
 
 
 SELECT_STEPS = """
@@ -376,10 +376,10 @@ ORDER BY invocation_id, number
 
 async def select_steps(conn: Connection, invocation_ids: Sequence[UUID]) -> dict[UUID, list[Step]]:
     """Return the steps per invocation, in order. An invocation without any is absent."""
-    found: dict[UUID, list[Step]] = {}
+    steps: dict[UUID, list[Step]] = {}
     for row in await conn.fetch(SELECT_STEPS, invocation_ids):
-        found.setdefault(row["invocation_id"], []).append(Step(**row))
-    return found
+        steps.setdefault(row["invocation_id"], []).append(Step(**row))
+    return steps
 
 
 SELECT_FILLS = """

@@ -100,14 +100,14 @@ async def select_accounts(conn: Connection, account_id: str | None = None) -> di
         taken[of][symbol] = before.plus(OrderSide(side), Take(at, quantity))
     accounts = {}
     for record in await conn.fetch(SELECT_ACCOUNTS, account_id):
-        one = record["id"]
+        key = record["id"]
         parts = {
             "run": msgspec.convert({**record, "id": record["run_id"]}, Run),
-            "positions": positions[one],
-            "resting": tuple(resting[one]),
-            "taken": taken[one],
+            "positions": positions[key],
+            "resting": tuple(resting[key]),
+            "taken": taken[key],
         }
-        accounts[one] = msgspec.convert({**record, **parts}, Account)
+        accounts[key] = msgspec.convert({**record, **parts}, Account)
     return accounts
 
 
@@ -209,8 +209,8 @@ async def upsert_service_state(conn: Connection, identity: DatabaseIdentity) -> 
     """Return the state of the database; a new database takes this identity."""
     record = await conn.fetchrow(UPSERT_SERVICE_STATE, *msgspec.structs.astuple(identity))
     assert record is not None
-    *found, processed_until = record
-    return ServiceState(DatabaseIdentity(*found), processed_until)
+    *columns, processed_until = record
+    return ServiceState(DatabaseIdentity(*columns), processed_until)
 
 
 SELECT_IDENTITY = "SELECT market_identity, trading_mode, venue_url, venue_account_index FROM service_state"

@@ -163,8 +163,8 @@ SELECT EXISTS (
 
 async def select_has_leader(conn: Connection) -> bool:
     """Whether a process leads on this database now."""
-    found: bool = await conn.fetchval(SELECT_HAS_LEADER, LEADER_LOCK)
-    return found
+    has_leader: bool = await conn.fetchval(SELECT_HAS_LEADER, LEADER_LOCK)
+    return has_leader
 
 
 SELECT_KNOWN_ACCOUNT = """
@@ -174,8 +174,8 @@ SELECT EXISTS (SELECT FROM accounts WHERE id = $1) OR EXISTS (SELECT FROM models
 
 async def select_known_account(conn: Connection, account_id: str) -> bool:
     """Whether there is such an account, or a model that will have it."""
-    found: bool = await conn.fetchval(SELECT_KNOWN_ACCOUNT, account_id)
-    return found
+    is_known: bool = await conn.fetchval(SELECT_KNOWN_ACCOUNT, account_id)
+    return is_known
 
 
 class Exposure(NamedTuple):

@@ -40,6 +40,6 @@ SET completed = excluded.completed, trades = excluded.trades, return_percent = e
 """
 
 
-async def upsert_luck(conn: Connection, found: StoredLuck) -> None:
+async def upsert_luck(conn: Connection, comparison: StoredLuck) -> None:
     """Save a comparison in place of the entrant's last one."""
-    await conn.execute(UPSERT_LUCK, *found[:3], *found.luck)
+    await conn.execute(UPSERT_LUCK, *comparison[:3], *comparison.luck)

@@ -112,10 +112,10 @@ ORDER BY h.account_id, h.hour
 
 async def select_report_hours(conn: Connection, model_ids: Sequence[str]) -> dict[str, list[tuple[datetime, float]]]:
     """Return the last equity of every hour of each model's current run."""
-    found: dict[str, list[tuple[datetime, float]]] = {}
+    hours: dict[str, list[tuple[datetime, float]]] = {}
     for account_id, hour, value in await conn.fetch(SELECT_REPORT_HOURS, model_ids, timeout=SEASON_TIMEOUT_S):
-        found.setdefault(account_id, []).append((hour, value))
-    return found
+        hours.setdefault(account_id, []).append((hour, value))
+    return hours
 
 
 class TradeOutcome(NamedTuple):
