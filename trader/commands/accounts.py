@@ -1,4 +1,4 @@
-"""The commands accounts and positions: accounts from their rows, valued at the last recorded prices."""
+"""The commands accounts and positions: stored accounts, valued at the last recorded prices."""
 
 import argparse
 from collections.abc import Iterator, Mapping
@@ -57,7 +57,7 @@ def _account_argument(parser: argparse.ArgumentParser) -> None:
 
 @database_command("accounts show", example="trader accounts show apex-rules", arguments=_account_argument)
 async def show_account(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """Show one account: its sums, positions and resting orders."""
+    """Show one account: its balances, positions and resting orders."""
     accounts, marks = await _read(target, options.account)
     account = accounts[options.account]
     return Result({"account": _account_value(account, marks)}, _describe(account, marks))
@@ -100,7 +100,7 @@ def _reset_arguments(parser: argparse.ArgumentParser) -> None:
 async def reset_account(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """Close the run of a simulated account at the market's prices and begin a new one with SIM_INITIAL_CAPITAL.
 
-    The running service does it. What was traded before stays in the records of its run.
+    The running service executes the reset. The trades of the closed run stay recorded.
     """
     async with target.reading() as conn:
         await known_account(conn, options.account)

@@ -56,7 +56,7 @@ _ENCODER: Final = msgspec.json.Encoder(decimal_format="number")
 
 
 class Result(NamedTuple):
-    """What a command found: `value` for programs, `lines` for people, and the exit code."""
+    """Result of a command: `value` for JSON output, `lines` for text output, and the exit code."""
 
     value: Mapping[str, Any]
     lines: Iterable[str]
@@ -80,7 +80,7 @@ Declared = Callable[[argparse.Namespace], int]
 
 
 def no_arguments(_: argparse.ArgumentParser) -> None:
-    """Add nothing: the command has no arguments of its own."""
+    """Add no arguments."""
 
 
 def command(
@@ -143,17 +143,17 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, text_columns: 
 
 
 def moment(at: datetime | None) -> str:
-    """Return a time for people, in UTC to the second; `never` for None."""
+    """Format a time in UTC to the second; `never` for None."""
     return "never" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def money(amount: Decimal | None) -> str:
-    """Return an amount for people, with two decimals; `unknown` for None."""
+    """Format an amount with two decimals; `unknown` for None."""
     return "unknown" if amount is None else f"{amount:,.2f}"
 
 
 def allowed(names: Iterable[str]) -> str:
-    """Return the names that are allowed, for an error; at most 20 of them."""
+    """Format the allowed names for an error message; at most 20 of them."""
     listed = list(names)
     more = f" and {len(listed) - 20} more" if len(listed) > 20 else ""
     return f"{', '.join(listed[:20])}{more}" if listed else "none"
@@ -179,7 +179,7 @@ def _camel(name: str) -> str:
 
 
 def run_to_end(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run a command; SIGTERM interrupts it as Ctrl+C does, so that what it has made for the time is removed."""
+    """Run a command; SIGTERM interrupts it as Ctrl+C does, so that its temporary files are removed."""
     if threading.current_thread() is threading.main_thread():  # of tests, several commands run in one process
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     return asyncio.run(work)

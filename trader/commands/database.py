@@ -1,8 +1,8 @@
-"""The database of a command: that of DATABASE_URL, or the embedded one of the working folder.
+"""Database of a command: that of DATABASE_URL, or the embedded one of the working folder.
 
 Commands read and write the database and, but for `status`, never call the service's port: so they need no address and
-no token, and work whether the service runs or not. Where the embedded server does not run, it is started for the
-command's time.
+no token, and work whether the service runs or not. An embedded server that does not run is started for the duration of
+the command.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from trader.store.operations.halts import select_has_leader
 
 
 class TargetDatabase(NamedTuple):
-    """The database of a command. `is_served`: a service leads on it.
+    """The database that a command works on. `is_served`: a service leads on it.
 
     `is_alone`: this process started its server, so it is certain that no service runs.
     """
@@ -41,7 +41,7 @@ class TargetDatabase(NamedTuple):
 
     @property
     def service(self) -> str:
-        """What is known of the service in one or two words."""
+        """The state of the service: running, starting or not running."""
         if self.is_served:
             return "running"
         return "starting" if self.is_embedded and not self.is_alone else "not running"
@@ -169,7 +169,7 @@ async def _choose(server: EmbeddedPostgres, wanted: str | None) -> str:
 
 
 async def _has_leader(database: Database) -> bool:
-    """Whether a service leads: by its lock or, on a replica, which has no locks of its primary, by its heartbeat."""
+    """Return whether a service leads: it holds the lock or, for a replica, which sees no locks, has a heartbeat."""
     is_replica = await database.is_replica()
     async with database.connection() as conn:
         if is_replica:

@@ -1,4 +1,4 @@
-"""The commands of models: list them, add those of a models file, pause one and let it go on."""
+"""The commands models list, add, pause and resume."""
 
 import argparse
 import os
@@ -37,7 +37,7 @@ _SOON = "A running service takes this up with its next cycle, within a minute."
 
 @database_command("models list", example="trader models list")
 async def list_models(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """List every model, the oldest first, and what it has done."""
+    """List every model, the oldest first, with its state, budget and number of invocations."""
     async with target.reading() as conn:
         models, activity = await select_models(conn), await select_model_activity(conn)
     by_id = {model.id: model for model in models}
@@ -94,7 +94,7 @@ async def add_models(options: argparse.Namespace, target: TargetDatabase) -> Res
 
 
 class Opening(NamedTuple):
-    """How accounts are opened. In live trading the service opens them, with the balances that the venue shows."""
+    """Terms for opening accounts. In live trading the service opens them, with their balances at the venue."""
 
     initial_capital: Decimal
     quote_currency: str
@@ -151,13 +151,13 @@ def _model_argument(parser: argparse.ArgumentParser) -> None:
 
 @database_command("models pause", example="trader models pause apex-rules", arguments=_model_argument, changes=True)
 async def pause(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """Ask a model no more; the exit plans of its positions go on."""
+    """Stop the invocations of a model; the exit plans of its positions stay in force."""
     return await _set_active(target, options.model, is_active=False)
 
 
 @database_command("models resume", example="trader models resume apex-rules", arguments=_model_argument, changes=True)
 async def resume(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """Ask a paused model again."""
+    """Resume the invocations of a paused model."""
     return await _set_active(target, options.model, is_active=True)
 
 

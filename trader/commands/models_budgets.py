@@ -1,4 +1,4 @@
-"""The command budgets: what the models have cost today, and what their budgets still allow."""
+"""The command budgets: today's cost of the models, and what is left of their budgets."""
 
 import argparse
 import os
@@ -20,9 +20,10 @@ STATES: Final = {"open": "open", "manage": "only reduces", "pause": "paused by i
 
 @database_command("budgets", example="trader budgets")
 async def budgets(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """Show the budget of every model that has one: what it has cost today (UTC), and what it may still do.
+    """Show the budget of every model that has one, its cost today (UTC), and the tokens left.
 
-    What nobody reported is estimated and marked with "~". Reservations of running invocations are not shown.
+    Costs that a provider did not report are estimated and marked with "~". Reservations of running invocations are
+    not shown.
     """
     async with target.reading() as conn:
         models = {model.id: model for model in await select_models(conn)}

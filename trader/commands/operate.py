@@ -63,7 +63,7 @@ def _reason(text: str) -> str:
     "halt", example='trader halt --account apex-rules --reason "strange prices"', arguments=_arguments, changes=True
 )
 async def halt(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """Halt: open no more positions; orders that reduce, stops and closing go on."""
+    """Halt trading: no position is opened or increased; reducing orders, stops and closing stay allowed."""
     return await operate(Verb.HALT, options, target)
 
 
@@ -80,7 +80,7 @@ async def flatten(options: argparse.Namespace, target: TargetDatabase) -> Result
 
 
 def operator() -> str:
-    """Return the user and the machine, for the record."""
+    """Return the user and the machine that give the command, for the audit trail."""
     try:
         name = getpass.getuser()
     except (KeyError, OSError):  # the user of a container has no name
@@ -182,7 +182,7 @@ def _describe_written(written: Written) -> str:
 
 
 def _describe_outcome(outcome: Outcome, verb: Verb) -> Iterator[str]:
-    """Yield what was done, and what was left."""
+    """Yield lines on the completed and the remaining work of a command."""
     lines = [
         f"  cancelled: {order.account_id}: {order.side} {format_decimal(order.quantity)} {order.symbol} "
         f"at {format_decimal(order.limit_price)}"
@@ -209,7 +209,7 @@ def _describe_outcome(outcome: Outcome, verb: Verb) -> Iterator[str]:
 
 
 async def _describe_unserved(database: Database, command: OperatorCommand) -> tuple[bool, list[str]]:
-    """Return whether the command is complete without a service, and what remains to be done."""
+    """Return whether the command is complete although no service runs, and lines on the remaining work."""
     if command.verb is Verb.RESUME:
         return True, ["No service runs; it trades again from its next start on."]
     if command.verb is Verb.RESET:
@@ -232,7 +232,7 @@ async def _describe_unserved(database: Database, command: OperatorCommand) -> tu
 
 
 async def _with_halts(database: Database, result: Result) -> Result:
-    """Return the result with the halts that are in force now."""
+    """Return the result with the halts in force appended."""
     async with database.connection() as conn:
         halts = await store.select_halts(conn)
     lines = list(result.lines)

@@ -1,4 +1,4 @@
-"""The commands report and drift: HTML files about a season, and about paper against the venue."""
+"""The commands report and drift: HTML reports on a season, and on paper prices against venue fills."""
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
@@ -74,7 +74,7 @@ async def _read_season(name: str, target: TargetDatabase) -> Season:
 
 
 class NoLuck:
-    """Stands for the comparison with luck, which needs the candles of the service's market."""
+    """Null object for the comparison with random traders, which needs the candles of the service's market."""
 
     async def results(self, requests: Sequence[LuckRequest]) -> list[str]:
         return ["a report has no candles to compare with luck"] * len(requests)

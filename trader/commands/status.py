@@ -1,4 +1,4 @@
-"""The command status: the service and its database at one moment, and the health report of the service."""
+"""The command status: the state of the service and its database, and the service's health report."""
 
 import argparse
 import os
@@ -37,7 +37,7 @@ class Health(NamedTuple):
 
 @database_command("status", example="trader status")
 async def status(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """Show what the service does and what its database holds.
+    """Show the state of the service and of its database.
 
     Fails when no service runs, it is unhealthy, one of its schedulers does not run, or trading is halted. The service
     is asked for its health at HOST and PORT, then at SERVER_URL; where none answers, the database alone is shown.
@@ -53,7 +53,7 @@ async def status(options: argparse.Namespace, target: TargetDatabase) -> Result:
 
 
 async def _find_health(options: argparse.Namespace) -> Health:
-    """Ask the addresses of the settings one after the other, until a service answers."""
+    """Query the configured addresses in turn until a service answers."""
     try:
         host, port, server_url = read_some(os.environ, options.env_file, "host", "port", "server_url")
     except SettingsError as error:  # the database has been shown all the same

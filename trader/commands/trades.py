@@ -1,4 +1,4 @@
-"""The commands trades and board: what models made of their accounts, from the rows."""
+"""The commands trades and board: completed trades and the leaderboard, read from the database."""
 
 import argparse
 from typing import get_args
@@ -72,7 +72,7 @@ def _variant_or_all(text: str) -> str:
 
 @database_command("board", example="trader board --window 24h", arguments=_board_arguments)
 async def board(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """Rank the models by what they made of their accounts within a window, as of the last recorded prices."""
+    """Rank the models by their results within a window, at the last recorded prices."""
     runs = await CurrentRuns(target.database).refresh()
     async with target.reading() as conn:
         models = await select_models(conn)
