@@ -1,4 +1,4 @@
-"""Processes of the embedded PostgreSQL: bound to the life of this process, watched and stopped."""
+"""Process control of the embedded PostgreSQL: parent-death signals, readiness, shutdown and logs."""
 
 import asyncio
 import ctypes
@@ -64,7 +64,7 @@ def _program_of(pid: int) -> str:
 
 
 def is_ready(data: Path, pid: int) -> bool:
-    """Whether the server accepts connections, as its pid file says."""
+    """Return whether the server accepts connections, according to its pid file."""
     try:
         lines = (data / "postmaster.pid").read_text().split("\n")
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Schema of the database: its version, the steps from earlier versions, and how a start applies it.
+"""Schema of the database: its version, the migrations from earlier versions, and how a start applies them.
 
 schema.sql is the whole schema of this version. An upgrade runs the steps of `MIGRATIONS`, then schema.sql, all in one
 transaction: it happens whole, or not at all. A step changes existing tables and their data; new tables, functions and
@@ -200,7 +200,7 @@ async def apply_schema(database: Database) -> None:
 async def require_schema(database: Database, dsn: str) -> None:
     """Check that the database has the tables of this version.
 
-    :raises StartError: it has not; only a process that leads makes or upgrades them
+    :raises StartError: they are missing or of another version; only a leader creates or upgrades them
     """
     async with database.connection() as conn:
         version = await select_schema_version(conn)

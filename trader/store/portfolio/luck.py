@@ -1,4 +1,4 @@
-"""SQL of luck: the comparisons of entrants with random traders."""
+"""SQL of luck: comparisons of entrants with random traders."""
 
 from typing import NamedTuple
 from uuid import UUID
@@ -8,7 +8,7 @@ from trader.store.database.pool import Connection
 
 
 class StoredLuck(NamedTuple):
-    """A comparison, made when the entrant had completed so many trades in the run."""
+    """A comparison, made after `completed` trades of the entrant in the run."""
 
     run_id: UUID
     entrant: int
