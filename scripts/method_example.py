@@ -138,7 +138,7 @@ def show_verdicts(trader: Trader, references: dict[str, ReturnSeries]) -> None:
 
 
 def show_luck(trader: Trader, candles: Sequence[Candle]) -> None:
-    """Print what random traders make of the same trades."""
+    """Print the results of random traders with the same trades."""
     prices = {"BTC": Prices(candles, HOUR, [0.0] * len(candles))}
     costs = {"BTC": Costs(FEE, float(MARKETS["BTC"].maintenance_rate), 0.01, MARKETS["BTC"].leverage_max)}
     luck = try_luck(trader.trades, prices, costs, HOUR, seed=0)
@@ -159,7 +159,7 @@ def show_replicates(replicates: dict[str, ReturnSeries]) -> None:
 
 
 def show_entrant(began_at: datetime) -> Entrant:
-    """Print the fingerprint of a small configuration; that of a real entrant has its prompt, tools and limits too."""
+    """Print the fingerprint of a small configuration; a real entrant's also covers its prompt, tools and limits."""
     text = canonical_json({"prompt": "Follow the trend.", "cadenceSeconds": 60}).decode()
     entrant = Entrant(
         model_id="example",
@@ -174,7 +174,7 @@ def show_entrant(began_at: datetime) -> Entrant:
 
 
 def show_chain(entrant: Entrant) -> None:
-    """Print what a checker finds in a chain of five records after one was edited, and after all was made anew."""
+    """Print the findings in a chain of five records after an edit, after a rebuild of the chain, and after a cut."""
     records = [
         ChainRecord(
             Invocation(

@@ -187,7 +187,7 @@ class Trader:
         self._refresh()
 
     def _refresh(self) -> None:
-        """Derive from the account what `follow` looks at every minute."""
+        """Cache the values of the account that `follow` reads every minute."""
         account, market = self.account, self._market
         self._cash = account.cash
         self._valued = [
@@ -213,11 +213,11 @@ class Trader:
         return Watch(self._market.prices[symbol], low or 0.0, high or math.inf, until)
 
     def _gain(self, minute: int) -> Decimal:
-        """Return the unrealized gain."""
+        """Return the unrealized profit in quote currency."""
         return sum((quantity * marks[minute] - entry for marks, quantity, entry in self._valued), ZERO)
 
     def _is_touched(self, minute: int) -> bool:
-        """Return whether a review may find something to do; never False when it would."""
+        """Return whether a review may have work; never a false negative."""
         return any(not low < prices[minute] < high or minute >= until for prices, low, high, until in self._watches)
 
     # -- decisions
@@ -252,7 +252,7 @@ class Trader:
         return reason
 
     def _signal(self, symbol: str, minute: int) -> float:
-        """Return what the model expects of the market, in usual moves of its holding time."""
+        """Return the model's expected move of the market, in typical moves over its holding time."""
         market, style, rng = self._market, self._style, self._rng
         move = market.move(symbol, minute - style.lookback, minute) / (MINUTE_VOLATILITY * math.sqrt(style.lookback))
         sense = style.sense or (1 if abs(move) > 1.2 else -1)

@@ -107,7 +107,7 @@ async def write_season(
 
 
 async def _run(plans: Sequence[Plan], progress: Callable[[float], None]) -> None:
-    """Carry out each plan in a process of its own; a single one in this process."""
+    """Run each plan in a process of its own; a single plan in this process."""
     days = max(1.0, (plans[0].end - plans[0].start) / timedelta(days=1)) * len(plans)
     if len(plans) == 1:
         written = iter(range(1, 1_000))
@@ -149,7 +149,7 @@ async def _write(plan: Plan, day_is_written: Callable[[], None]) -> None:
 
 
 async def _write_day(conn: Any, traders: Sequence[Trader], term: int) -> None:
-    """Write what the traders did since the last call."""
+    """Write the traders' records since the last call."""
     snapshots = [trader.snapshots for trader in traders]
     hours = chain.from_iterable(map(_hours, snapshots))
     in_order = sorted(chain.from_iterable(snapshots), key=attrgetter("created_at"))  # as a service would write them
@@ -186,7 +186,7 @@ def _request_rows(postings: Iterable[Posting]) -> Iterator[tuple[Any, ...]]:
 
 
 def _merge(postings: Sequence[Posting]) -> Posting:
-    """Return successive changes of one account as a single one, without the answers to its orders."""
+    """Merge successive changes of one account into a single one, without the answers to its orders."""
     last = postings[-1]
     return msgspec.structs.replace(
         last,

@@ -1,4 +1,4 @@
-"""API keys of one AI provider: used in turn, at rest for as long as a refusal demands, and counts of their usage.
+"""API keys of one AI provider: rotation, cooldowns after refusals, and usage counts.
 
     refusal          applies to                         rest
     RATE_LIMITED     key and the provider's model       Retry-After, else 30 s, doubling to 10 min
@@ -52,7 +52,7 @@ Scope = Literal["key", "provider model", "model"]
 
 
 class KeyRefusal(NamedTuple):
-    """A kind of refusal: its outcome and words, the scope of the rest, and its shortest and longest duration.
+    """A kind of refusal: its outcome and message, the scope of its cooldown, and the shortest and longest cooldown.
 
     While a key rests for a refusal that `is_probed`, it is tried again once in `PROBE_EVERY_S`.
     """
@@ -104,12 +104,12 @@ def _rest_key(refusal: KeyRefusal, model: Model) -> RestKey:
 
 
 def _rest_keys(model: Model) -> tuple[RestKey, ...]:
-    """Return the keys of the rests that keep a key from a model."""
+    """Return the scopes in which a cooldown excludes a key for a model."""
     return _WHOLE_KEY, ("provider model", model.router_model_name), ("model", model.id)
 
 
 class _Rest(msgspec.Struct):
-    """A rest of a key, and the answer that began it. `next_s` is how long the next one in a row takes."""
+    """A cooldown of a key, and the answer that caused it. `next_s` is the length of the next consecutive one."""
 
     refusal: KeyRefusal
     answer: str
@@ -137,7 +137,7 @@ class Key:
         return f"Key({self.number})"
 
     def longest_rest(self, model: Model) -> _Rest | None:
-        """Return the rest, over or not, that ends last of those that keep this key from the model."""
+        """Return the latest-ending cooldown for this key and model, expired ones included."""
         rests = [self.rests[key] for key in _rest_keys(model) if key in self.rests]
         return max(rests, key=lambda rest: rest.until_s, default=None)
 
@@ -189,9 +189,9 @@ class KeyRing:
         _log.warning("%s: %s %s (%s) and rests for %.0f s", self._name, subject, refusal.words, answer, rest_s)
 
     def accepted(self, key: Key, model: Model) -> None:
-        """Note that a request was answered: rests that it probed or that were over begin anew with the shortest.
+        """Record a success: cooldowns that it probed or that had expired start again with the shortest length.
 
-        One that began while the request was under way stays.
+        A cooldown that began during the request stays.
         """
         key.answered.add(model.id)
         for rest_key in _rest_keys(model):
@@ -199,7 +199,7 @@ class KeyRing:
                 del key.rests[rest_key]
 
     def failed(self, key: Key, model: Model) -> None:
-        """Note that a request was not answered, for whatever reason."""
+        """Record a request without an answer."""
         key.answered.discard(model.id)
 
     def free_in_s(self, model: Model) -> float:
@@ -216,7 +216,7 @@ class KeyRing:
         return resting
 
     def outage(self) -> str | None:
-        """Return why no model at all can be asked now; None while a key may work."""
+        """Return why no model can be called now; None while a key may work."""
         resting = self.resting()
         if len(resting) < len(self._keys):
             return None
@@ -246,7 +246,7 @@ class KeyRing:
         return left_s
 
     def scrub(self, content: bytes) -> bytes:
-        """Return a provider's answer with the values of all keys hidden, also within JSON escapes."""
+        """Return a provider's answer with the values of all keys redacted, also within JSON escapes."""
         secrets = [key.secret.reveal() for key in self._keys if key.secret is not None]
         secrets = [secret for secret in secrets if len(secret) >= SCRUBBED_MIN]
         for secret in secrets:
@@ -268,7 +268,7 @@ def _name(key: Key) -> str:
 
 
 def _scrubbed(value: Any, secrets: Sequence[str], depth: int) -> Any:
-    """Return the JSON value with every secret hidden in its texts, and in texts that are JSON themselves."""
+    """Return the JSON value with every secret redacted in its strings, and in strings that are JSON themselves."""
     if isinstance(value, dict):
         return {_scrubbed(key, secrets, 0): _scrubbed(item, secrets, depth) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Meaning of error answers: whether a provider refused the key, its account, the model, a field, or this request alone.
+"""Classification of provider errors: refusal of the key, its account, the model, a field, or this request alone.
 
 Providers use the statuses 400 to 429 in different ways, so codes and, as a last resort, words decide. What is not clear
 counts against the least: the request, or the key for this model alone.
@@ -68,7 +68,7 @@ PARTS_MAX: Final = 200
 
 
 def subject_of(status: int, content: bytes) -> About:
-    """Return what a refusal with this status (400 to 499) is about."""
+    """Return the subject of a refusal with this status (400 to 499)."""
     error = _decoded(content)
     codes = {text.lower() for name, text in _texts(error) if name in CODE_NAMES}
     said = _joined(error)
@@ -92,7 +92,7 @@ def status_of(error: Any) -> int:
 
 
 def refused_field(content: bytes, fields: Collection[str]) -> str | None:
-    """Return which of these fields of a request an error refuses by name, in whatever words; None: it is another error.
+    """Return the request field that an error refuses by name, or None for any other error.
 
     A field that the error names as such wins over one that its text quotes, and that over one that its text mentions
     beside words of refusal. Names that are everyday words are not looked for in the last way.
@@ -109,7 +109,7 @@ def refused_field(content: bytes, fields: Collection[str]) -> str | None:
 
 
 def words_of(content: bytes) -> str:
-    """Return what an error says, in one line."""
+    """Return the message of an error in one line."""
     error = _decoded(content)
     message = next((text for name, text in _texts(error) if name == "message" and text.strip()), None)
     return brief(message or content.decode(errors="replace")) if error else ""

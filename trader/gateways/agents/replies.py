@@ -1,4 +1,4 @@
-"""Lenient parser of chat-completions responses: the answer for the workflow, and the message that is sent back."""
+"""Lenient parser of chat completions: the answer for the workflow, and the message for the next request."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -71,7 +71,7 @@ def decode_reply(content: bytes) -> Reply:
 
 
 def answer_of(reply: Reply, turn: Turn, key_number: int | None, asked_bytes: int) -> ModelAnswer:
-    """Return the answer of a reply with a choice. Tokens that are not reported are estimated at their most."""
+    """Return the answer of a reply with a choice. Unreported tokens are estimated at their maximum."""
     assert reply.choices, "the caller has checked that there is one"
     sent, reason = reply.choices[0].message, reply.choices[0].finish_reason
     message = msgspec.convert(sent, _ReplyMessage)
@@ -138,7 +138,7 @@ def _arguments(arguments: Any) -> str:
 
 
 def _message(sent: Message, calls: Sequence[ToolRequest]) -> Message:
-    """Return the assistant's message as it is sent back: as it came, with whatever fields the provider added to it.
+    """Return the assistant's message for the next request: unchanged, with all fields that the provider added.
 
     Models that reason between tool calls lose their reasoning without these. Only what the provider would refuse as its
     own call is mended: missing or repeated ids, names and arguments of an invalid form, calls beyond the limit.
@@ -180,7 +180,7 @@ def _count(value: Any) -> int | None:
 
 
 def _output_tokens(usage: Mapping[str, Any]) -> int | None:
-    """Return the tokens of the answer. Some gateways count those of the reasoning beside them, not among them."""
+    """Return the output tokens with the reasoning tokens, which some gateways count apart."""
     prompt, output = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
     if output is None:
         return None
@@ -192,7 +192,7 @@ def _output_tokens(usage: Mapping[str, Any]) -> int | None:
 
 
 def estimated_count(size: int) -> int:
-    """Return how many tokens a request of so many bytes has at most."""
+    """Return the maximal number of tokens in a request of this many bytes."""
     return size // 3
 
 

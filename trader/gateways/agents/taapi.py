@@ -101,7 +101,7 @@ class Taapi:
         return values if is_fresh else None
 
     async def settled(self) -> None:
-        """Wait until no request is under way."""
+        """Wait until no request is in progress."""
         if self._request is not None:
             await asyncio.wait([self._request])
 

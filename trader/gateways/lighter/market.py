@@ -78,7 +78,7 @@ class LighterMarket:
     # Messages
 
     def disconnect(self) -> None:
-        """Forget the book: the stream has ended, and the next one begins with a snapshot."""
+        """Empty the book: the stream has ended, and the next one begins with a snapshot."""
         self._book.clear()
         self._book_at = self._subscribed_at = None
         self._is_broken = False

@@ -116,7 +116,7 @@ class LighterRecords:
         self._symbols = {listing.market_id: symbol for symbol, listing in listings.items()}
 
     async def report(self) -> VenueReport:
-        """Return everything that the venue holds for the account."""
+        """Return the venue's report on the account: positions, orders and balance."""
         account = await self._account()
         protective_orders: dict[int, ProtectiveOrder] = {}
         others: set[int] = set()

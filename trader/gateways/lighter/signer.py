@@ -77,7 +77,7 @@ class LighterSigner:
         await self._client.close()
 
     def check(self) -> None:
-        """Verify on made-up orders that every argument reaches its place. Raise `StartError` if one does not."""
+        """Verify on sample orders that every argument is signed in its place. Raise `StartError` if one does not."""
         order = OrderTerms(11, 281474976710001, 1234567, 654321, True, "stop", True, 765432)
         signed = self.create_order(order, nonce=987654)
         cancel = self.cancel_order(12, 281474976710002, nonce=987653)

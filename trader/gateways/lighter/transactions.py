@@ -1,4 +1,4 @@
-"""Transactions of one account at Lighter: nonces, sending with the venue's own client, and what its answers mean."""
+"""Transactions of one account at Lighter: nonces, sending by the venue's client, and interpretation of its answers."""
 
 from asyncio import timeout
 from typing import Any, Final
@@ -44,7 +44,7 @@ class Transactions:
         self._is_halted = False
 
     def halt(self) -> None:
-        """Send nothing from this moment on: another process may trade the account."""
+        """Stop sending: another process may trade the account from now on."""
         self._is_halted = True
 
     async def next_nonce(self) -> int:

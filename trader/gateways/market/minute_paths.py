@@ -1,4 +1,4 @@
-"""Price paths within a recorded minute, drawn so that nobody who knows only the past can tell what comes next.
+"""Random price paths within recorded minutes, drawn so that the past of a path does not predict its future.
 
 A candle says where its minute opened, turned and closed, not when or in which order. A path of a fixed form gives that
 away: whoever knows the form can trade it. Here the path of a minute is one of a pool of random walks of sixty seconds,

@@ -1,4 +1,4 @@
-"""Recorder: what the exchange sees of the markets, written as hourly files of compressed JSON lines.
+"""Recorder: market updates as the exchange sees them, written to hourly files of compressed JSON lines.
 
 A file is named after its hour, `2025-06-02T23.jsonl.gz`, with a number more after each further start within the hour.
 A line has the time of an update and, for each market, mark, best bid and ask, and 10 levels of both sides of the book.
@@ -89,7 +89,7 @@ class Recorder:
             raise StartError(f"RECORD: {self._folder} cannot be written to: {error.strerror}") from error
 
     def begin(self, at: datetime) -> None:
-        """Write that trading begins, after updates that only prepare it."""
+        """Mark the start of trading, after the warm-up updates."""
         if not self._has_failed:
             try:
                 self._move_to(at)
@@ -98,7 +98,7 @@ class Recorder:
                 self._fail(error)
 
     def record(self, tick: Tick) -> Tick:
-        """Write an update. Return it with quotes that note when their book is first read."""
+        """Write an update. Return it with quotes that record their book when it is first read."""
         if self._has_failed:
             return tick
         books = {symbol: quote.book for symbol, quote in tick.quotes.items()}

@@ -81,7 +81,7 @@ class MarketSource(Protocol):
 
 
 class Seed(msgspec.Struct, frozen=True):
-    """The seed of a simulated market. Who knows it and the recording knows what comes next."""
+    """The seed of a simulated market. Together with the recording it reveals future prices."""
 
     value: int
     is_secret: bool = False
@@ -93,13 +93,13 @@ class Seed(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """What identifies it in public: the number itself unless that is secret."""
+        """Public name of the seed: the number, or the digest of a secret one."""
         return f"sha256:{self.digest}" if self.is_secret else str(self.value)
 
 
 @runtime_checkable
 class SeededSource(MarketSource, Protocol):
-    """A source that draws what it does not know.
+    """A source that draws unknown prices at random from a seed.
 
     Its identity ends with the name of the seed. Until it has one, only `open`, `identity` and `close` are valid.
     """
@@ -108,5 +108,5 @@ class SeededSource(MarketSource, Protocol):
     def seed(self) -> Seed | None: ...
 
     def use_seed(self, seed: Seed) -> None:
-        """Draw everything from this seed."""
+        """Set the seed of all draws."""
         ...
