@@ -78,7 +78,7 @@ class SeasonMarket:
         return self._span(span)[place]
 
     def _make_span(self, span: int) -> list[Moment]:
-        """Return the moments of a span, in order: the source keeps only what the latest ones need."""
+        """Return the moments of a span, ascending, since the source caches only the latest ones."""
         moments = []
         for at in self.times[span * SPAN_MINUTES : (span + 1) * SPAN_MINUTES]:
             tick = self._source.tick(int(at.timestamp()))
@@ -123,7 +123,7 @@ class Watch(NamedTuple):
 
 
 class Trader:
-    """An account and the model that trades it. What it did since they were last taken is in its public lists."""
+    """An account and its simulated model. Its public lists hold the records since they were last emptied."""
 
     def __init__(
         self, model: Model, account: Account, market: SeasonMarket, rules: Rules, cycle: int, payloads_from: datetime

@@ -295,7 +295,7 @@ def _value(
     digest: str,
     standings: Sequence[Standing],
 ) -> dict[str, Any]:
-    """Return the result as a JSON object, as it is written and printed."""
+    """Return the JSON object of the result."""
     by_files = sorted(source.funded_by_files)
     plain = sorted(set(source.markets) - set(by_files))
     models = {model.id: model for model, _ in chosen.models}

@@ -56,9 +56,9 @@ PROMPT_TOKENS, PROMPT_TOKENS_CACHED, ANSWER_TOKENS = 5_400, 4_600, 300
 
 
 class Entry(ModelConfiguration, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A model of the file or of the arguments; the fields of its configuration stand beside the others.
+    """A model of the file or of the arguments, with its configuration fields at the top level.
 
-    With `replicates` it is as many models of one configuration, each with an account of its own.
+    `replicates` is the number of models with this configuration, each with its own account.
     """
 
     id: ModelId

@@ -64,7 +64,7 @@ def shared_place(key: Path) -> Path:
 
 
 def server_account() -> ServerAccount | None:
-    """Return the user `nobody` when this process is root; else None, and the server runs as this process's user."""
+    """Return the user `nobody` when this process is root; None when the server runs as this process's user."""
     if os.geteuid() != 0:
         return None
     try:

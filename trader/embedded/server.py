@@ -279,7 +279,7 @@ class EmbeddedPostgres:
             )
 
     async def _stop_leftover(self) -> None:
-        """Stop a server that outlived its parent, and remove the pid file of one that crashed."""
+        """Stop a server that outlived its parent, or remove the pid file of a crashed server."""
         pid_file = self.data / "postmaster.pid"
         pid = leftover_pid(pid_file, self.data)
         if pid is None:

@@ -22,7 +22,7 @@ ATTEMPT_S: Final = 10.0
 
 
 class AnchorLine(msgspec.Struct, rename="camel"):
-    """An anchor as it is sent, and as a line of a file. `digest` is hexadecimal."""
+    """JSON form of an anchor, sent to a webhook or written as a line. `digest` is hexadecimal."""
 
     position: int
     digest: str

@@ -145,7 +145,7 @@ def _mentions(said: str) -> Callable[[str], bool]:
 
 
 def _is_not_about_key(error: Any) -> bool:
-    """Return whether the request was moderated, or refused behind the gateway or by a model that had begun."""
+    """Return whether the request was moderated, or refused by the upstream provider or by a model that had started."""
     try:
         return bool(error.get("choices")) or not NOT_ABOUT_KEY.isdisjoint(error["error"]["metadata"])
     except (AttributeError, KeyError, TypeError):
@@ -153,7 +153,7 @@ def _is_not_about_key(error: Any) -> bool:
 
 
 def _is_from_upstream(error: Any) -> bool:
-    """Return whether a gateway names the provider behind it that refused."""
+    """Return whether the gateway reports that its upstream provider refused."""
     try:
         return bool(error["error"]["metadata"]["provider_name"])
     except (KeyError, TypeError):
@@ -168,7 +168,7 @@ def _decoded(content: bytes) -> Any:
 
 
 def _texts(value: Any, name: str = "", depth: int = 8) -> Iterator[tuple[str, str]]:
-    """Yield the texts of an error, each with the key that it stands under; what repeats the request is left out."""
+    """Yield (key, text) for each text of an error, without the parts that repeat the request."""
     if isinstance(value, str):
         yield name, value
     elif depth and isinstance(value, dict):

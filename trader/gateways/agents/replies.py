@@ -54,7 +54,7 @@ class Reply(msgspec.Struct):
 
     @property
     def failure(self) -> Any:
-        """The error of the response, or of its first choice when the answer broke off."""
+        """The error of the response, or of its first choice when the answer was interrupted."""
         if self.error or not self.choices:
             return self.error
         return self.choices[0].error or self.choices[0].finish_reason == "error"
@@ -124,7 +124,7 @@ def _text(content: Any) -> str | None:
 
 
 def _id_of(call: _Call, otherwise: str, taken: set[str]) -> str:
-    """Return the id of a call, or `otherwise` when it has none or one that another call of the answer has."""
+    """Return the id of a call, or `otherwise` when it is missing or repeated within the answer."""
     own = call.id if isinstance(call.id, str) else ""
     call_id = otherwise if not own or own in taken else own
     taken.add(call_id)
@@ -197,7 +197,7 @@ def estimated_count(size: int) -> int:
 
 
 def _cached(usage: Mapping[str, Any]) -> int | None:
-    """Return the input tokens that came from the provider's cache, in either of the two forms that are in use."""
+    """Return the input tokens read from the provider's cache, from either of the two usual fields."""
     details = usage.get("prompt_tokens_details")
     named = details.get("cached_tokens") if isinstance(details, dict) else None
     return _count(usage.get("prompt_cache_hit_tokens") if named is None else named)

@@ -69,7 +69,7 @@ class _Failed(Exception):
 
 
 class Taapi:
-    """The client. `latest` never waits and never raises; `close` cancels a request that is under way."""
+    """Client of taapi.io. `latest` never waits and never raises; `close` cancels a running request."""
 
     def __init__(self, key: Secret, clock: Clock, *, url: str = URL, attempt_limit_s: float = ATTEMPT_LIMIT_S) -> None:
         self._key = key
@@ -186,7 +186,7 @@ class Taapi:
 
 
 def _is_over(since: datetime, span: timedelta, now: datetime) -> bool:
-    """Return whether the span has passed; it has also when the clock was set back to before its beginning."""
+    """Return whether the span has passed; true also when the clock was set back to before its start."""
     return interval_elapsed(since + span, span, now)
 
 
@@ -204,7 +204,7 @@ def _dumps(value: Any) -> str:
 
 
 def _values(item: _Item) -> list[tuple[str, float]]:
-    """Return the values of one indicator; what is not a finite number is left out."""
+    """Return the finite values of one indicator."""
     fields = FIELDS.get(item.id or item.indicator or "", {})
     result = item.result if isinstance(item.result, dict) else {}
     return [(field, value) for name, field in fields.items() if (value := _finite(result.get(name))) is not None]

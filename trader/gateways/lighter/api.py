@@ -62,7 +62,7 @@ class _Details(msgspec.Struct):
 
 
 class _Candle(msgspec.Struct):
-    """The venue leaves out what is zero."""
+    """The venue omits fields that are zero."""
 
     t: int
     o: float = 0.0
@@ -130,7 +130,7 @@ class LighterApi:
         return listings
 
     async def candles(self, market_id: int, interval: Interval, start: datetime, end: datetime) -> list[Candle]:
-        """Return the candles that open in [start, end), ascending, with the one that is still forming."""
+        """Return the candles that open in [start, end), ascending, with the unclosed candle."""
         span = INTERVALS[interval]
         candles: dict[datetime, Candle] = {}
         while start < end:

@@ -47,7 +47,7 @@ _ORDERS: Final = msgspec.json.Decoder(_Orders)
 
 
 class LighterOrders:
-    """The orders of the signer's account. One transaction is under way at a time, so that nonces arrive in order."""
+    """The orders of the signer's account. One transaction is sent at a time, so that nonces arrive in order."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class LighterOrders:
         }
 
     async def _place(self, order: VenueOrder, terms: OrderTerms) -> SendOutcome:
-        """Raise `MarketDataError` when the venue could not even be asked for a nonce."""
+        """Send the order. Raise `MarketDataError` when the venue does not return a nonce."""
         for _ in range(_RESENDS_MAX):
             nonce = await self._transactions.next_nonce()
             answer = await self._transactions.send(self._signer.create_order(terms, nonce=nonce))

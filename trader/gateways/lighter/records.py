@@ -140,7 +140,7 @@ class LighterRecords:
         return self._positions(await self._account()).get(symbol, (ZERO, ZERO))[0]
 
     async def fee_rates(self) -> tuple[Decimal, Decimal]:
-        """Return what the account's tier pays as taker and as maker, as fractions of the notional."""
+        """Return the taker and maker fee rates of the account's tier, as fractions of the notional."""
         parameters: dict[str, str | int] = {"account_index": self._signer.account_index}
         token = self._signer.authorization()
         limits = await self._api.get("/api/v1/accountLimits", parameters, _LIMITS, authorization=token)

@@ -90,7 +90,7 @@ class LighterSigner:
         _compare(cancel, 15, {"MarketIndex": 12, "Index": 281474976710002, "Nonce": 987653})
 
     def create_order(self, order: OrderTerms, *, nonce: int) -> Signed:
-        """Sign a new order. Raise `StartError` for one that the SDK does not sign."""
+        """Sign a new order. Raise `StartError` when the SDK does not sign it."""
         rests = order.type == "limit"
         return _signed(
             self._client.sign_create_order(

@@ -134,7 +134,7 @@ class VenueSource:
                 self._followed[symbol] = LighterMarket(symbol, listing.market_id)
 
     def _refresh_rules_when_due(self, now: datetime) -> None:
-        """Start reading the rules again when it is time, and apply them once read; the stream goes on meanwhile."""
+        """Reload the market rules in the background when they are due, and apply them once loaded."""
         if self._refreshing is not None and self._refreshing.done():
             refreshed, self._refreshing = self._refreshing, None
             error = refreshed.exception()

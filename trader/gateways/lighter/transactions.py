@@ -35,7 +35,7 @@ class SendAnswer(msgspec.Struct, frozen=True):
 
 
 class Transactions:
-    """Sends what a signer signed. The caller sends one transaction at a time, so that nonces arrive in order."""
+    """Sends signed transactions. The caller sends one at a time, so that nonces arrive in order."""
 
     def __init__(self, api: LighterApi, signer: Signer, *, send_limit_s: float = _SEND_LIMIT_S) -> None:
         self._api = api

@@ -58,7 +58,7 @@ Second = tuple[float, float, float, int, int]
 
 
 class _Pool:
-    """Walks of all kinds as heights between their minimum and maximum; each stands for its mirror image too."""
+    """Walks of all kinds as heights between their minimum and maximum; each represents its mirror image too."""
 
     def __init__(self) -> None:
         self.heights = array("H")
@@ -159,7 +159,7 @@ class MinutePaths:
         self._walks = [self._weighted_walks(cell, weights) for cell in range(_CELLS)]
 
     def _weighted_walks(self, cell: int, weights: NDArray[np.float64]) -> tuple[Sequence[int], Sequence[float]]:
-        """Return the walks of a cell, or of the nearest one that has some, and the sums of their weights."""
+        """Return the walks of a cell, or of the nearest non-empty one, and the cumulative sums of their weights."""
         pool = self._pool
         members = pool.members[cell]
         if not members:

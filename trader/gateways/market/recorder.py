@@ -127,7 +127,7 @@ class Recorder:
                 self._fail(error)
 
     def close(self) -> None:
-        """Finish the present file; the next update begins another."""
+        """Close the present file; the next update opens another."""
         file, self._file = self._file, None
         if file is not None:
             try:
@@ -141,7 +141,7 @@ class Recorder:
         return Quote(quote.symbol, quote.at, quote.bid, quote.ask, quote.mark, partial(self._read_deeper, book))
 
     def _read_deeper(self, book: Book) -> Book:
-        """Write the deeper levels of a book that is read while its recording goes on."""
+        """Write the deeper levels of a book when it is read during the recording."""
         if self._file is not None:
             rest = (msgspec.Raw(_encode(book.bids[LEVELS:])), msgspec.Raw(_encode(book.asks[LEVELS:])))
             try:
@@ -163,7 +163,7 @@ class Recorder:
         return new
 
     def _move_to(self, at: datetime) -> None:
-        """Go on in the file of the hour, which begins with all rules and rates."""
+        """Switch to the file of the hour, which begins with all rules and rates."""
         hour = floor_time(at, _HOUR)
         if self._file is None or self._file.hour != hour:
             self.close()
@@ -202,7 +202,7 @@ class _HourFile:
 
 
 def _new_file(folder: Path, name: str) -> BufferedWriter:
-    """Create the hour's next file: one that a killed process has left is never continued."""
+    """Create the hour's next file; a file of an earlier process is never appended to."""
     number = 0
     while True:
         try:
@@ -252,7 +252,7 @@ def read_hour(paths: Sequence[Path]) -> list[Line]:
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """Yield the lines of a file up to where a killed process has cut it off. Raises `MarketDataError`."""
+    """Yield the complete lines of a file; a killed process may leave a truncated last one. Raises `MarketDataError`."""
     for number, text in enumerate(_texts(path), start=1):
         try:
             yield _line_decoder.decode(text)

@@ -57,9 +57,9 @@ class MarketSource(Protocol):
         ...
 
     def history(self, after: datetime, until: datetime) -> AsyncIterator[Tick]:
-        """Yield the ticks of (after, until] as far as they are known, to catch up after a downtime.
+        """Yield the known ticks of (after, until], to catch up after a downtime.
 
-        Simulations and recordings yield the same ticks that they would have pushed; a venue knows only its candles
+        Simulations and recordings yield the ticks that `ticks` yields; a venue has only its candles
         and yields their path. Raises as `ticks` does.
         """
         ...
@@ -88,7 +88,7 @@ class Seed(msgspec.Struct, frozen=True):
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of the decimal number, in hexadecimal: what may be published before the seed is."""
+        """The hexadecimal SHA-256 of the decimal number, which can be published before the seed."""
         return sha256(str(self.value).encode()).hexdigest()
 
     @property

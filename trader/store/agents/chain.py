@@ -115,7 +115,7 @@ LIMIT $1
 
 
 async def select_unlinked(conn: Connection, limit: int) -> list[UnlinkedInvocation]:
-    """Return finished invocations that are not in the chain though they ended after the first one that is."""
+    """Return finished invocations missing from the chain that ended after its first link."""
     return [UnlinkedInvocation(*row) for row in await conn.fetch(SELECT_UNLINKED, limit, timeout=SCAN_TIMEOUT_S)]
 
 

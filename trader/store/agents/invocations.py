@@ -112,7 +112,7 @@ ON CONFLICT (id) DO NOTHING
 
 
 async def insert_invocation(conn: Connection, invocation: Invocation) -> bool:
-    """Insert the record of an invocation. Return False when the model already has one that started at this moment."""
+    """Insert the record of an invocation. Return False if the model already has an invocation with this start."""
     done: str = await conn.execute(
         INSERT_INVOCATION, invocation.id, invocation.model_id, invocation.started_at, invocation.entrant
     )

@@ -40,7 +40,7 @@ RETURNING accounts.id
 
 
 class _Table(NamedTuple):
-    """A table of the ledger, the rows of a posting in it, and what to do on conflict (empty: an error)."""
+    """A table of the ledger, its rows of a posting, and its ON CONFLICT clause (empty: conflicts are errors)."""
 
     name: str
     rows: Callable[[Posting], Iterable[Row]]
