@@ -67,20 +67,20 @@ def read_hours(folder: Path) -> dict[str, list[Candle]]:
 
     :raises MarketDataError: there are none, or not the ones of the example
     """
-    found = {}
+    candles = {}
     for symbol, paths in find_files(folder).items():
         minutes = read_market(paths)
         by_hour: dict[int, list[int]] = {}
         for place, minute in enumerate(minutes.minute):
             by_hour.setdefault(minute // 60, []).append(place)
-        found[symbol] = [
+        candles[symbol] = [
             Candle(moment_of(hour * 3600), *minutes.join(places[0], places[-1] + 1))
             for hour, places in sorted(by_hour.items())
             if len(places) == MINUTES
         ]
-    if not {"BTC", "ETH", "SOL"} <= found.keys():
+    if not {"BTC", "ETH", "SOL"} <= candles.keys():
         raise MarketDataError(f"{folder}: the example needs candles of BTC, ETH and SOL")
-    return found
+    return candles
 
 
 def hold(hours: dict[str, list[Candle]]) -> ReturnSeries:
@@ -119,17 +119,17 @@ def follow(candles: Sequence[Candle], seed: int) -> Trader:
 
 def show_interval(name: str, statement: Statement) -> None:
     """Print an estimate, its interval for one look, and the confidence sequence."""
-    found = statement.estimate
-    assert found is not None, statement.reason
-    print(f"{name}: T = {found.hours} hours, mean {1e4 * found.mean:+.4f} bp an hour, B = {found.freedom}")
-    print(f"  standard error √(Ω/T) = {1e4 * found.error:.4f} bp")
+    estimate = statement.estimate
+    assert estimate is not None, statement.reason
+    print(f"{name}: T = {estimate.hours} hours, mean {1e4 * estimate.mean:+.4f} bp an hour, B = {estimate.freedom}")
+    print(f"  standard error √(Ω/T) = {1e4 * estimate.error:.4f} bp")
     print(f"  95 % interval of the return, one look: {_span(statement.interval_percent)}")
-    print(f"  95 % confidence sequence, every look:  {_span(percent_interval(found.sequence, found.hours))}")
+    print(f"  95 % confidence sequence, every look:  {_span(percent_interval(estimate.sequence, estimate.hours))}")
 
 
-def show_verdicts(one: Trader, references: dict[str, ReturnSeries]) -> None:
+def show_verdicts(trader: Trader, references: dict[str, ReturnSeries]) -> None:
     """Print the paired differences of a trader to its references, as one family."""
-    statements = [compare(one.series, other) for other in references.values()]
+    statements = [compare(trader.series, other) for other in references.values()]
     for name, statement, verdict in zip(references, statements, judge_family(statements), strict=True):
         day, year = statement.detectable_percent_per_day, statement.detectable_percent_per_year
         print(f"to {name}: {_span(statement.interval_percent)} (one look); {verdict.word}")
@@ -137,11 +137,11 @@ def show_verdicts(one: Trader, references: dict[str, ReturnSeries]) -> None:
         print(f"  smallest difference that would show: {day:.2f} % a day, {year:.0f} % a year")
 
 
-def show_luck(one: Trader, candles: Sequence[Candle]) -> None:
-    """Print what random traders make of the same trades."""
+def show_luck(trader: Trader, candles: Sequence[Candle]) -> None:
+    """Print the results of random traders with the same trades."""
     prices = {"BTC": Prices(candles, HOUR, [0.0] * len(candles))}
     costs = {"BTC": Costs(FEE, float(MARKETS["BTC"].maintenance_rate), 0.01, MARKETS["BTC"].leverage_max)}
-    luck = try_luck(one.trades, prices, costs, HOUR, seed=0)
+    luck = try_luck(trader.trades, prices, costs, HOUR, seed=0)
     assert not isinstance(luck, str), luck
     print(f"luck: {luck.trades} trades made {luck.return_percent:+.2f} %")
     print(f"  95 % of random traders with the same trades: {luck.low_percent:+.2f} to {luck.high_percent:+.2f} %")
@@ -159,7 +159,7 @@ def show_replicates(replicates: dict[str, ReturnSeries]) -> None:
 
 
 def show_entrant(began_at: datetime) -> Entrant:
-    """Print the fingerprint of a small configuration; that of a real entrant has its prompt, tools and limits too."""
+    """Print the fingerprint of a small configuration; a real entrant's also covers its prompt, tools and limits."""
     text = canonical_json({"prompt": "Follow the trend.", "cadenceSeconds": 60}).decode()
     entrant = Entrant(
         model_id="example",
@@ -174,7 +174,7 @@ def show_entrant(began_at: datetime) -> Entrant:
 
 
 def show_chain(entrant: Entrant) -> None:
-    """Print what a checker finds in a chain of five records after one was edited, and after all was made anew."""
+    """Print the findings in a chain of five records after an edit, after a rebuild of the chain, and after a cut."""
     records = [
         ChainRecord(
             Invocation(
@@ -198,7 +198,9 @@ def show_chain(entrant: Entrant) -> None:
         for link, record in zip(chain, rows, strict=True):
             checker.follow(link, record)
         checker.finish()
-        print(f"  {what}: {'; '.join(f'{one.kind} at position {one.position}' for one in checker.findings)}")
+        print(
+            f"  {what}: {'; '.join(f'{finding.kind} at position {finding.position}' for finding in checker.findings)}"
+        )
 
 
 def _links(records: Sequence[ChainRecord]) -> list[ChainLink]:
@@ -231,7 +233,7 @@ def show(folder: Path) -> None:
     nothing = ReturnSeries(start, np.zeros(len(first.series.values)))
     show_verdicts(first, {"holding nothing": nothing, "buy and hold": hold(hours)})
     show_luck(first, btc)
-    show_replicates({str(number): one.series for number, one in enumerate((first, *others))})
+    show_replicates({str(number): trader.series for number, trader in enumerate((first, *others))})
     show_chain(show_entrant(start))
 
 

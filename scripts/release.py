@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def lock_inputs() -> dict[str, Any]:
-    """Return what the lock is made of. The build's backend is locked too, so that an install fetches nothing else."""
+    """Return the requirements to lock, with the build backend, so that an install downloads nothing unlocked."""
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     project = pyproject["project"]
     return {
@@ -67,13 +67,12 @@ def lock_inputs() -> dict[str, Any]:
 
 
 def lock_header() -> str:
-    """Return the first lines of the lock, which say what it was made of."""
+    """Return the header of the lock, which names its inputs."""
     digest = hashlib.sha256(json.dumps(lock_inputs(), sort_keys=True).encode()).hexdigest()
     return f"# Made by scripts/release lock from the dependencies of pyproject.toml.\n# inputs: {digest}\n"
 
 
 def lock(*, upgrade: bool) -> None:
-    """Write the lock."""
     inputs = lock_inputs()
     with tempfile.TemporaryDirectory() as folder:
         asked, locked = Path(folder, "asked.in"), Path(folder, "locked.txt")
@@ -88,7 +87,7 @@ def lock(*, upgrade: bool) -> None:
 
 
 def build(folder: Path) -> None:
-    """Make the files of a release."""
+    """Build the sdist, the wheel and the SBOM."""
     _run(BIN / "python", "-m", "build", "--outdir", folder, ROOT)  # the wheel from the sdist, so that both are whole
     bill = folder / "sbom.json"
     _run(
@@ -133,12 +132,12 @@ def _try_demo(program: Path, working: Path) -> None:
         service = subprocess.Popen(command, cwd=working, env=environ, stderr=file)  # noqa: S603 - what was just built
     try:
         deadline_s = time.monotonic() + START_S
-        while (found := _LISTENING.search(log.read_text())) is None:
+        while (match := _LISTENING.search(log.read_text())) is None:
             if service.poll() is not None or time.monotonic() > deadline_s:
                 raise RuntimeError(f"the demo did not start: {log.read_text()[-2000:]}")
             time.sleep(0.2)
         order = {"accountId": "release", "symbol": "BTC", "side": "buy", "quantity": 0.01}
-        answer = _post(f"{found[1]}/api/rpc/simulator.placeOrder", order)
+        answer = _post(f"{match[1]}/api/rpc/simulator.placeOrder", order)
         if answer["order"]["status"] != "filled":
             raise RuntimeError(f"the demo did not fill an order: {answer}")
     finally:

@@ -1,4 +1,4 @@
-"""Simulated invocations: the records that language models would have left, with steps, tool calls and cost."""
+"""Simulated invocations: records like those of language models, with steps, tool calls and cost."""
 
 import zlib
 from collections.abc import Mapping

@@ -78,7 +78,7 @@ class SeasonMarket:
         return self._span(span)[place]
 
     def _make_span(self, span: int) -> list[Moment]:
-        """Return the moments of a span, in order: the source keeps only what the latest ones need."""
+        """Return the moments of a span, ascending, since the source caches only the latest ones."""
         moments = []
         for at in self.times[span * SPAN_MINUTES : (span + 1) * SPAN_MINUTES]:
             tick = self._source.tick(int(at.timestamp()))
@@ -123,7 +123,7 @@ class Watch(NamedTuple):
 
 
 class Trader:
-    """An account and the model that trades it. What it did since they were last taken is in its public lists."""
+    """An account and its simulated model. Its public lists hold the records since they were last emptied."""
 
     def __init__(
         self, model: Model, account: Account, market: SeasonMarket, rules: Rules, cycle: int, payloads_from: datetime
@@ -187,7 +187,7 @@ class Trader:
         self._refresh()
 
     def _refresh(self) -> None:
-        """Derive from the account what `follow` looks at every minute."""
+        """Cache the values of the account that `follow` reads every minute."""
         account, market = self.account, self._market
         self._cash = account.cash
         self._valued = [
@@ -213,11 +213,11 @@ class Trader:
         return Watch(self._market.prices[symbol], low or 0.0, high or math.inf, until)
 
     def _gain(self, minute: int) -> Decimal:
-        """Return the unrealized gain."""
+        """Return the unrealized profit in quote currency."""
         return sum((quantity * marks[minute] - entry for marks, quantity, entry in self._valued), ZERO)
 
     def _is_touched(self, minute: int) -> bool:
-        """Return whether a review may find something to do; never False when it would."""
+        """Return whether a review may have work; never a false negative."""
         return any(not low < prices[minute] < high or minute >= until for prices, low, high, until in self._watches)
 
     # -- decisions
@@ -252,7 +252,7 @@ class Trader:
         return reason
 
     def _signal(self, symbol: str, minute: int) -> float:
-        """Return what the model expects of the market, in usual moves of its holding time."""
+        """Return the model's expected move of the market, in typical moves over its holding time."""
         market, style, rng = self._market, self._style, self._rng
         move = market.move(symbol, minute - style.lookback, minute) / (MINUTE_VOLATILITY * math.sqrt(style.lookback))
         sense = style.sense or (1 if abs(move) > 1.2 else -1)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Create models and their accounts, and if wanted a past for them. Repeating it changes only what is new.
+"""Create models and accounts, optionally with a trading history. Safe to repeat: only new models are added.
 
   scripts/seed_accounts.py models.toml                    the models of a file (see below)
   scripts/seed_accounts.py --variant Apex --provider openrouter --router-model deepseek/deepseek-chat
@@ -146,7 +146,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _entries(options: argparse.Namespace) -> list[Entry]:
-    """Return the models that the arguments ask for.
+    """Return the models that the arguments describe.
 
     :raises SettingsError: with every mistake in them
     """
@@ -174,7 +174,7 @@ def _entries(options: argparse.Namespace) -> list[Entry]:
     if options.models:
         entries += sample_models(options.models, are_language_models=options.language_models)
     ids = [entry.id for entry in entries]
-    if problems := [f"{one}: given twice" for one in sorted(set(ids)) if ids.count(one) > 1]:
+    if problems := [f"{model_id}: given twice" for model_id in sorted(set(ids)) if ids.count(model_id) > 1]:
         raise SettingsError(problems)
     return entries
 
@@ -256,7 +256,7 @@ async def _seed(settings: Settings, entries: Sequence[Entry], options: argparse.
 
 
 async def _lock_out_services(dsn: str, settings: Settings, stack: AsyncExitStack) -> None:
-    """Keep every service off the database until the past is written.
+    """Lock every service out of the database until the history is written.
 
     :raises StartError: a service uses it, or the market has no past that can be simulated
     """
@@ -269,7 +269,7 @@ async def _lock_out_services(dsn: str, settings: Settings, stack: AsyncExitStack
 
 
 async def _check_past(conn: Connection, start: datetime, options: argparse.Namespace) -> tuple[datetime, bool]:
-    """Return where the past of the accounts begins or goes on, and whether it is written in bulk.
+    """Return where the history begins or continues, and whether it is written in bulk.
 
     :raises StartError: it cannot be written
     """
@@ -285,14 +285,14 @@ async def _check_past(conn: Connection, start: datetime, options: argparse.Names
         raise StartError(f"--history is traded by rule agents; these models are none: {', '.join(others[:10])}.")
     if past_end is not None:
         start = floor_time(past_end, MINUTE)
-    late = [one.id for one in (await select_accounts(conn)).values() if one.run.started_at > start]
+    late = [account.id for account in (await select_accounts(conn)).values() if account.run.started_at > start]
     if late:
         raise StartError(f"These accounts were opened after the history begins: {', '.join(late[:10])}.")
     return start, is_bulk
 
 
 class Progress:
-    """A bar on a terminal; elsewhere a line for each tenth."""
+    """Progress bar on a terminal; elsewhere a line for each tenth."""
 
     def __init__(self, start: datetime, end: datetime) -> None:
         self._start = start

@@ -107,7 +107,7 @@ async def write_season(
 
 
 async def _run(plans: Sequence[Plan], progress: Callable[[float], None]) -> None:
-    """Carry out each plan in a process of its own; a single one in this process."""
+    """Run each plan in a process of its own; a single plan in this process."""
     days = max(1.0, (plans[0].end - plans[0].start) / timedelta(days=1)) * len(plans)
     if len(plans) == 1:
         written = iter(range(1, 1_000))
@@ -149,7 +149,7 @@ async def _write(plan: Plan, day_is_written: Callable[[], None]) -> None:
 
 
 async def _write_day(conn: Any, traders: Sequence[Trader], term: int) -> None:
-    """Write what the traders did since the last call."""
+    """Write the traders' records since the last call."""
     snapshots = [trader.snapshots for trader in traders]
     hours = chain.from_iterable(map(_hours, snapshots))
     in_order = sorted(chain.from_iterable(snapshots), key=attrgetter("created_at"))  # as a service would write them
@@ -173,9 +173,9 @@ async def _copy(conn: Any, table: str, rows: Iterable[Any], columns: Sequence[st
 def _hours(snapshots: Iterable[Snapshot]) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of `portfolio_hourly` of one account's snapshots, which are of whole hours and ascending."""
     for hour, group in groupby(snapshots, key=lambda snapshot: snapshot.created_at.replace(minute=0)):
-        found = list(group)
-        last, total = found[-1], sum((each.net_portfolio for each in found), ZERO)
-        yield last.account_id, hour, last.run_id, total, len(found), last.net_portfolio, last.created_at
+        members = list(group)
+        last, total = members[-1], sum((each.net_portfolio for each in members), ZERO)
+        yield last.account_id, hour, last.run_id, total, len(members), last.net_portfolio, last.created_at
 
 
 def _request_rows(postings: Iterable[Posting]) -> Iterator[tuple[Any, ...]]:
@@ -186,7 +186,7 @@ def _request_rows(postings: Iterable[Posting]) -> Iterator[tuple[Any, ...]]:
 
 
 def _merge(postings: Sequence[Posting]) -> Posting:
-    """Return successive changes of one account as a single one, without the answers to its orders."""
+    """Merge successive changes of one account into a single one, without the answers to its orders."""
     last = postings[-1]
     return msgspec.structs.replace(
         last,

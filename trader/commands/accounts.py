@@ -1,4 +1,4 @@
-"""The commands accounts and positions: accounts from their rows, valued at the last recorded prices."""
+"""The commands accounts and positions: stored accounts, valued at the last recorded prices."""
 
 import argparse
 from collections.abc import Iterator, Mapping
@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Any
 
 from trader.commands.command import EXIT_DONE, Result, allowed, moment, money, table
-from trader.commands.database import FoundDatabase, database_command
+from trader.commands.database import TargetDatabase, database_command
 from trader.commands.operate import operate
 from trader.domain.exchange import account as figures
 from trader.domain.exchange.account import Account, Position
@@ -31,17 +31,23 @@ async def known_account(conn: Connection, account_id: str) -> str:
 
 
 @database_command("accounts list", example="trader accounts list")
-async def list_accounts(_: argparse.Namespace, found: FoundDatabase) -> Result:
+async def list_accounts(_: argparse.Namespace, target: TargetDatabase) -> Result:
     """List every account in its present run, with its equity at the last recorded prices."""
-    accounts, marks = await _read(found)
+    accounts, marks = await _read(target)
     heads = ("account", "equity", "cash", "capital", "return %", "positions", "orders", "run")
     rows = []
-    for one in accounts.values():
-        equity = _equity(one, marks)
-        gain = "unknown" if equity is None else f"{100 * (equity / one.run.initial_capital - 1):+.2f}"
-        capital, held, resting = money(one.run.initial_capital), str(len(one.positions)), str(len(one.resting))
-        rows.append((one.id, money(equity), money(one.cash), capital, gain, held, resting, str(one.run.number)))
-    value = {"accounts": [_account_value(one, marks) for one in accounts.values()]}
+    for account in accounts.values():
+        equity = _equity(account, marks)
+        gain = "unknown" if equity is None else f"{100 * (equity / account.run.initial_capital - 1):+.2f}"
+        capital, held, resting = (
+            money(account.run.initial_capital),
+            str(len(account.positions)),
+            str(len(account.resting)),
+        )
+        rows.append(
+            (account.id, money(equity), money(account.cash), capital, gain, held, resting, str(account.run.number))
+        )
+    value = {"accounts": [_account_value(account, marks) for account in accounts.values()]}
     return Result(value, table(heads, rows))
 
 
@@ -50,34 +56,35 @@ def _account_argument(parser: argparse.ArgumentParser) -> None:
 
 
 @database_command("accounts show", example="trader accounts show apex-rules", arguments=_account_argument)
-async def show_account(options: argparse.Namespace, found: FoundDatabase) -> Result:
-    """Show one account: its sums, positions and resting orders."""
-    accounts, marks = await _read(found, options.account)
-    one = accounts[options.account]
-    return Result({"account": _account_value(one, marks)}, _describe(one, marks))
+async def show_account(options: argparse.Namespace, target: TargetDatabase) -> Result:
+    """Show one account: its balances, positions and resting orders."""
+    accounts, marks = await _read(target, options.account)
+    account = accounts[options.account]
+    return Result({"account": _account_value(account, marks)}, _describe(account, marks))
 
 
-def _describe(one: Account, marks: Marks) -> Iterator[str]:
-    run = one.run
-    yield f"account    {one.id}, run {run.number} since {moment(run.started_at)}"
-    yield f"equity     {money(_equity(one, marks))} {run.quote_currency}, of {money(run.initial_capital)} at first"
-    yield f"cash       {money(one.cash)}"
-    yield f"realized   {one.realized:+,.2f} before fees of {money(one.fees)} and funding of {one.funding:+,.2f}"
-    if one.insurance:
-        yield f"insurance  {money(one.insurance)}, losses beyond equity that were written off"
-    if one.positions:
-        yield from ("", *_position_table([(one, position) for position in one.positions.values()], marks))
-    if one.resting:
+def _describe(account: Account, marks: Marks) -> Iterator[str]:
+    run = account.run
+    yield f"account    {account.id}, run {run.number} since {moment(run.started_at)}"
+    yield f"equity     {money(_equity(account, marks))} {run.quote_currency}, of {money(run.initial_capital)} at first"
+    yield f"cash       {money(account.cash)}"
+    fees, funding = money(account.fees), f"{account.funding:+,.2f}"
+    yield f"realized   {account.realized:+,.2f} before fees of {fees} and funding of {funding}"
+    if account.insurance:
+        yield f"insurance  {money(account.insurance)}, losses beyond equity that were written off"
+    if account.positions:
+        yield from ("", *_position_table([(account, position) for position in account.positions.values()], marks))
+    if account.resting:
         heads = ("market", "side", "left", "limit", "since")
         rows = [
             (
-                each.symbol,
-                each.side,
-                format_decimal(each.remaining),
-                format_decimal(each.limit_price),
-                moment(each.created_at),
+                order.symbol,
+                order.side,
+                format_decimal(order.remaining),
+                format_decimal(order.limit_price),
+                moment(order.created_at),
             )
-            for each in one.resting
+            for order in account.resting
         ]
         yield from ("", *table(heads, rows, text_columns=2))
 
@@ -90,14 +97,14 @@ def _reset_arguments(parser: argparse.ArgumentParser) -> None:
 @database_command(
     "accounts reset", example="trader accounts reset apex-rules", arguments=_reset_arguments, changes=True
 )
-async def reset_account(options: argparse.Namespace, found: FoundDatabase) -> Result:
+async def reset_account(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """Close the run of a simulated account at the market's prices and begin a new one with SIM_INITIAL_CAPITAL.
 
-    The running service does it. What was traded before stays in the records of its run.
+    The running service executes the reset. The trades of the closed run stay recorded.
     """
-    async with found.reading() as conn:
+    async with target.reading() as conn:
         await known_account(conn, options.account)
-    return await operate(Verb.RESET, options, found)
+    return await operate(Verb.RESET, options, target)
 
 
 def _positions_arguments(parser: argparse.ArgumentParser) -> None:
@@ -105,30 +112,35 @@ def _positions_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @database_command("positions", example="trader positions --account apex-rules", arguments=_positions_arguments)
-async def positions(options: argparse.Namespace, found: FoundDatabase) -> Result:
+async def positions(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """List open positions, the oldest first, valued at the last recorded prices."""
-    accounts, marks = await _read(found, options.account)
+    accounts, marks = await _read(target, options.account)
     held = [(account, position) for account in accounts.values() for position in account.positions.values()]
     held.sort(key=lambda pair: (pair[1].opened_at, pair[0].id, pair[1].symbol))
-    value = {"positions": [{"accountId": account.id, **_position_value(one, marks)} for account, one in held]}
+    value = {"positions": [{"accountId": account.id, **_position_value(position, marks)} for account, position in held]}
     return Result(value, _position_table(held, marks), EXIT_DONE)
 
 
 def _position_table(held: list[tuple[Account, Position]], marks: Marks) -> Iterator[str]:
     heads = ("account", "market", "side", "quantity", "entry", "price", "notional", "unrealized", "stop", "target")
     rows = []
-    for account, one in held:
-        mark = marks.get(one.symbol)
-        notional, gain = (None, None) if mark is None else (one.quantity * mark, one.unrealized(mark))
-        stops = ["none" if price is None else f"{price:,.6g}" for price in (one.exit_plan.stop, one.exit_plan.target)]
-        prices = [f"{one.entry_price:,.6g}", "unknown" if mark is None else f"{mark:,.6g}"]
-        quantity = format_decimal(one.quantity)
-        rows.append((account.id, one.symbol, one.side, quantity, *prices, money(notional), money(gain), *stops))
+    for account, position in held:
+        mark = marks.get(position.symbol)
+        notional, gain = (None, None) if mark is None else (position.quantity * mark, position.unrealized(mark))
+        stops = [
+            "none" if price is None else f"{price:,.6g}"
+            for price in (position.exit_plan.stop, position.exit_plan.target)
+        ]
+        prices = [f"{position.entry_price:,.6g}", "unknown" if mark is None else f"{mark:,.6g}"]
+        quantity = format_decimal(position.quantity)
+        rows.append(
+            (account.id, position.symbol, position.side, quantity, *prices, money(notional), money(gain), *stops)
+        )
     return table(heads, rows, text_columns=3)
 
 
-async def _read(found: FoundDatabase, account_id: str | None = None) -> tuple[dict[str, Account], Marks]:
-    async with found.reading() as conn:
+async def _read(target: TargetDatabase, account_id: str | None = None) -> tuple[dict[str, Account], Marks]:
+    async with target.reading() as conn:
         if account_id is not None:
             await known_account(conn, account_id)
         return await select_accounts(conn, account_id), await select_last_marks(conn)
@@ -138,31 +150,31 @@ def _equity(account: Account, marks: Marks) -> Decimal | None:
     return figures.equity(account, marks) if figures.has_marks(account, marks) else None
 
 
-def _account_value(one: Account, marks: Marks) -> dict[str, Any]:
+def _account_value(account: Account, marks: Marks) -> dict[str, Any]:
     return {
-        "accountId": one.id,
-        "run": one.run,
-        "equity": _equity(one, marks),
-        "cashBalance": one.cash,
-        "totalRealizedPnl": one.realized,
-        "totalFees": one.fees,
-        "totalFundingPnl": one.funding,
-        "totalInsurance": one.insurance,
-        "positions": [_position_value(position, marks) for position in one.positions.values()],
-        "openOrders": one.resting,
+        "accountId": account.id,
+        "run": account.run,
+        "equity": _equity(account, marks),
+        "cashBalance": account.cash,
+        "totalRealizedPnl": account.realized,
+        "totalFees": account.fees,
+        "totalFundingPnl": account.funding,
+        "totalInsurance": account.insurance,
+        "positions": [_position_value(position, marks) for position in account.positions.values()],
+        "openOrders": account.resting,
     }
 
 
-def _position_value(one: Position, marks: Marks) -> dict[str, Any]:
-    mark = marks.get(one.symbol)
+def _position_value(position: Position, marks: Marks) -> dict[str, Any]:
+    mark = marks.get(position.symbol)
     return {
-        "symbol": one.symbol,
-        "side": one.side,
-        "quantity": one.quantity,
-        "entryPrice": one.entry_price,
-        "leverage": one.leverage if one.leveraged else None,
+        "symbol": position.symbol,
+        "side": position.side,
+        "quantity": position.quantity,
+        "entryPrice": position.entry_price,
+        "leverage": position.leverage if position.leveraged else None,
         "currentPrice": mark,
-        "unrealizedPnl": None if mark is None else one.unrealized(mark),
-        "exitPlan": one.exit_plan,
-        "openedAt": one.opened_at,
+        "unrealizedPnl": None if mark is None else position.unrealized(mark),
+        "exitPlan": position.exit_plan,
+        "openedAt": position.opened_at,
     }

@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 
 from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result
-from trader.commands.database import FoundDatabase, database_command
+from trader.commands.database import TargetDatabase, database_command
 from trader.domain.agents.chain import Anchor
 from trader.errors import StartError
 from trader.gateways.agents.anchor_sinks import AnchorLine
@@ -23,12 +23,12 @@ WORDS: Final = {True: "same", False: "DIFFERENT", None: "unknown"}
 
 
 @database_command("audit", example="trader audit")
-async def audit(_: argparse.Namespace, found: FoundDatabase) -> Result:
+async def audit(_: argparse.Namespace, target: TargetDatabase) -> Result:
     """Recompute every account from its fills, funding and insurance, and compare with the stored rows.
 
     In live trading, fills are also compared with the venue's trades that they were booked from.
     """
-    report = await books.audit(found.database, _show_progress)
+    report = await books.audit(target.database, _show_progress)
     counts = f"{report.runs} runs, {report.orders} orders, {report.entries} ledger entries"
     lines = [
         f"{counts}{f', {report.trades} trades of the venue' if report.trades else ''}",
@@ -54,10 +54,10 @@ def _anchors_argument(parser: argparse.ArgumentParser) -> None:
 
 
 @database_command("verify", example="trader verify --anchors anchors.jsonl", arguments=_anchors_argument)
-async def verify(options: argparse.Namespace, found: FoundDatabase) -> Result:
+async def verify(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """Check whether decisions were changed, inserted, removed or cut off since they were recorded."""
     outside = [] if options.anchors is None else _read_anchors(options.anchors)
-    checked = await chain.verify(found.database, outside)
+    checked = await chain.verify(target.database, outside)
     lines = [
         f"{checked.links} invocations of the chain were checked, {checked.payloads} of them with their payloads, "
         f"against {checked.anchors} anchors, {len(outside)} of them from outside."
@@ -67,8 +67,8 @@ async def verify(options: argparse.Namespace, found: FoundDatabase) -> Result:
             f"{checked.before_chain} invocations are from before the chain began: nothing can be said about them."
         )
     findings = [
-        f"{one.kind}{'' if one.position is None else f' at position {one.position}'}: {one.text}"
-        for one in checked.findings
+        f"{finding.kind}{'' if finding.position is None else f' at position {finding.position}'}: {finding.text}"
+        for finding in checked.findings
     ]
     lines += _first(findings)
     if not outside:
@@ -87,15 +87,15 @@ def _read_anchors(file: Path) -> list[Anchor]:
         lines = file.read_bytes().splitlines()
     except OSError as error:
         raise StartError(f"{file}: {error.strerror}.") from None
-    found = []
+    anchors = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            found.append(msgspec.json.decode(line, type=AnchorLine).anchor(f"{file.name}, line {number}"))
+            anchors.append(msgspec.json.decode(line, type=AnchorLine).anchor(f"{file.name}, line {number}"))
         except (msgspec.MsgspecError, ValueError) as error:
             raise StartError(f"{file}, line {number}: expected an anchor as the service sends it: {error}.") from None
-    return found
+    return anchors
 
 
 def _invocation_argument(parser: argparse.ArgumentParser) -> None:
@@ -105,7 +105,7 @@ def _invocation_argument(parser: argparse.ArgumentParser) -> None:
 @database_command(
     "reproduce", example="trader reproduce 0f4c1f2e-8d0e-5b2a-9c55-3f0f6a1f9f10", arguments=_invocation_argument
 )
-async def reproduce(options: argparse.Namespace, found: FoundDatabase) -> Result:
+async def reproduce(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """Execute the recorded calls of an invocation again and report whether the books come out the same.
 
     Every call is decoded again from the model's raw arguments, judged again by the guard on the account and marks of
@@ -114,11 +114,14 @@ async def reproduce(options: argparse.Namespace, found: FoundDatabase) -> Result
     executed in live trading cannot be executed again: only the guard's verdict is compared, and the result stays
     unknown. Fails when they are not the same, or when not all of it is recorded.
     """
-    reproduction = await reproduce_invocation(found.database, options.invocation)
+    reproduction = await reproduce_invocation(target.database, options.invocation)
     value = {
         "invocationId": reproduction.invocation.id,
         "isSame": reproduction.is_same,
-        "calls": [{"number": call.number, "same": one.same, "detail": one.detail} for call, one in reproduction.calls],
+        "calls": [
+            {"number": call.number, "same": comparison.same, "detail": comparison.detail}
+            for call, comparison in reproduction.calls
+        ],
     }
     return Result(value, _describe(reproduction), EXIT_DONE if reproduction.is_same else EXIT_FAILED)
 
@@ -127,12 +130,12 @@ def _describe(reproduction: InvocationReproduction) -> Iterator[str]:
     invocation = reproduction.invocation
     started_at = f"{invocation.started_at:%Y-%m-%d %H:%M:%S} UTC"
     yield f"{invocation.model_id}, {started_at}, {invocation.status}, {len(reproduction.calls)} calls"
-    for call, found in reproduction.calls:
+    for call, comparison in reproduction.calls:
         name = call.type if call.metadata["raw"] is None else call.metadata["raw"]["name"]
-        yield f"  {call.number}. {name} ({call.status}): {WORDS[found.same]}: {found.detail}"
+        yield f"  {call.number}. {name} ({call.status}): {WORDS[comparison.same]}: {comparison.detail}"
     if reproduction.is_same:
         yield "The books come out the same."
-    elif any(found.same is False for _, found in reproduction.calls):
+    elif any(comparison.same is False for _, comparison in reproduction.calls):
         yield "The books do NOT come out the same."
     else:
         yield "Not all inputs of the invocation are recorded; the rest comes out the same."

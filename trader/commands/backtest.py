@@ -69,16 +69,16 @@ _STATEMENT_TIMEOUT_S = 120.0
 
 @command("backtest", example="trader backtest --data candles --variant Apex --out run", arguments=add_arguments)
 def backtest(options: argparse.Namespace) -> int:
-    """Let agents trade recorded candles, by the rules of the service and with the ledger of a lockstep replay.
+    """Backtest agents on recorded candles, with the rules of the service and the ledger of a lockstep replay.
 
-    Without --models and --models-from these are the rule agents. AI models are asked within --budget-usd; what they
-    answered is kept, and executed again by --models-from without a key.
+    Without --models and --models-from the rule agents trade. AI models are called within --budget-usd; their answers
+    are stored, and --models-from executes them again without an API key.
 
     --run RUN --taker-fee 8 --latency 900 --guard leverage-max=3 executes the decisions of an earlier backtest under
     other conditions, writes nothing, and prints how each condition changed the result.
 
     Writes a database, the ledger as JSON lines, the result and a report into a new folder, where `trader serve --demo`
-    shows it. Ctrl+C ends it early; what it has until then is written, and the result says so.
+    shows it. Ctrl+C ends it early; the results so far are written, and marked as incomplete.
     """
     if options.folder is not None:
         return print_result(asyncio.run(compare_conditions(options)), as_json=options.json)
@@ -149,14 +149,14 @@ async def _open_database(out: Path, source: ReplaySource, stack: AsyncExitStack)
 
 
 def _intervals(chosen: Chosen) -> set[Interval]:
-    """Return the intervals of candles that the models may look at: AI models at any."""
+    """Return the candle intervals that the models may read: all of them when there are AI models."""
     if any(isinstance(source, AiSource) for _, source in chosen.models):
         return set(INTERVALS)
     return {VARIANTS[model.variant].intervals[0] for model, _ in chosen.models}
 
 
 def _labelled(standings: Sequence[Standing], run: Backtest) -> list[Standing]:
-    """Return the standings with what is said about the past of each AI model in its name."""
+    """Return the standings with each AI model's name followed by its contamination label."""
     models = {followed.model.id: followed.model for followed in run.accounts}
     return [
         standing._replace(
@@ -169,7 +169,7 @@ def _labelled(standings: Sequence[Standing], run: Backtest) -> list[Standing]:
 def _write_settings(
     options: argparse.Namespace, environ: Mapping[str, str], starts_at: datetime, reached: datetime
 ) -> None:
-    """Write the settings with which a service in the folder shows the result, at the time reached."""
+    """Write the .env file with which a service in the folder shows the result as of the time reached."""
     data = options.data.absolute()
     shown = {
         **environ,
@@ -184,9 +184,9 @@ def _write_settings(
 
 
 class End(NamedTuple):
-    """Where a backtest ended: the time reached, and why it ended before its time (no cause: it did not).
+    """Where a backtest ended: the time reached, and the cause of an early end (None: it reached its end).
 
-    No model could be asked any more, or nothing could be written.
+    An early end means that no model could be called any more, or that the disk or the database refused writes.
     """
 
     reached: datetime
@@ -195,9 +195,9 @@ class End(NamedTuple):
 
 
 async def _go(run: Backtest, output: Output, interrupted: "Interrupts") -> End:
-    """Run until no model can be asked, until nothing can be written, until Ctrl+C, or to the end.
+    """Run to the end, or until no model can be called, writing fails, or Ctrl+C.
 
-    It ends when all accounts have reached the same time.
+    It always stops at a time that all accounts have reached.
     """
     gc.collect()
     gc.freeze()  # candles and indicators would be walked again by every full collection
@@ -229,7 +229,11 @@ def _write_result(
     standings: Sequence[Standing],
     evidence: EvidenceReport,
 ) -> None:
-    """Write the result, the report, and the decisions, of which all or none. Raise `StartError` or `OSError`."""
+    """Write the result, the report and the decisions; a partly written decisions file is removed.
+
+    :raises StartError: the decisions cannot be written
+    :raises OSError: the result or the report cannot be written
+    """
     (options.out / RESULT).write_bytes(msgspec.json.format(_ENCODER.encode(to_wire(value))) + b"\n")
     season = Season(options.data.name, standings, [], run.outcomes(), evidence, "Backtest")
     (options.out / REPORT).write_text(page(season), encoding="utf-8")
@@ -244,7 +248,7 @@ def _write_result(
 
 
 async def _invoke(run: Backtest, interrupted: "Interrupts") -> AskingEnded | None:
-    """Carry out the invocations that are due; Ctrl+C cancels them. Return why no model can be asked, or None."""
+    """Execute the invocations that are due; Ctrl+C cancels them. Return why no model can be called, or None."""
     interrupted.task = asyncio.ensure_future(run.invoke())
     try:
         await interrupted.task
@@ -259,14 +263,14 @@ async def _invoke(run: Backtest, interrupted: "Interrupts") -> AskingEnded | Non
 
 
 class Interrupts(list[int]):
-    """The signals that came; `task` is cancelled by one."""
+    """The signals received so far; each one cancels `task`."""
 
     task: asyncio.Task[None] | None = None
 
 
 @contextmanager
 def _noticing_interrupts() -> Iterator[Interrupts]:
-    """Note Ctrl+C instead of raising it anywhere: the ledger must not end within a change."""
+    """Record Ctrl+C instead of raising KeyboardInterrupt, which could cut the ledger within a change."""
     noticed, loop = Interrupts(), asyncio.get_running_loop()
 
     def note(number: int, _: FrameType | None) -> None:
@@ -291,7 +295,7 @@ def _value(
     digest: str,
     standings: Sequence[Standing],
 ) -> dict[str, Any]:
-    """Return the result as it is written and printed."""
+    """Return the JSON object of the result."""
     by_files = sorted(source.funded_by_files)
     plain = sorted(set(source.markets) - set(by_files))
     models = {model.id: model for model, _ in chosen.models}

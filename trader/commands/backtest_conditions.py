@@ -1,4 +1,4 @@
-"""The decisions of a backtest under other conditions: other fees, another latency, another guard, one after another."""
+"""Counterfactual backtests: recorded decisions executed with other fees, another latency or other guard limits."""
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,14 +54,14 @@ class RecordedRun(msgspec.Struct, rename="camel"):
 
 
 class Stage(NamedTuple):
-    """The accounts with the conditions of a cause, and of those before it, by id."""
+    """Accounts by id, with the changed conditions up to and including `cause`."""
 
     cause: str
     accounts: Mapping[str, AccountReport]
 
 
 def kept_options(options: argparse.Namespace, markets: Sequence[str]) -> dict[str, Any]:
-    """Return the options as a result keeps them: with the markets by name, and places from the root."""
+    """Return the options as the result stores them: with market names and absolute paths."""
     kept = {name: getattr(options, name) for name in KEPT}
     funding = options.funding
     if funding is not None and Path(funding).is_dir():
@@ -70,10 +70,10 @@ def kept_options(options: argparse.Namespace, markets: Sequence[str]) -> dict[st
 
 
 async def compare_conditions(options: argparse.Namespace) -> Result:
-    """Execute the decisions of a backtest as they were recorded, then with each of the other conditions as well.
+    """Execute the decisions of a backtest as recorded, then again with each changed condition added in turn.
 
     :raises SettingsError: there is no such backtest, or an option is wrong
-    :raises StartError: what was recorded does not come about again
+    :raises StartError: executing the recorded decisions does not reproduce the recorded ledger
     """
     recorded, decisions = _read(options.folder)
     guard = _guard(options.guard or ())
@@ -119,7 +119,7 @@ def _read(folder: Path) -> tuple[RecordedRun, dict[str, list[RecordedInvocation]
 
 
 def _guard(texts: Sequence[str]) -> dict[str, int]:
-    """Return the limits of the guard that are set otherwise."""
+    """Return the guard limits that the options override."""
     names = [field.name for field in msgspec.structs.fields(VariantLimits)]
     limits = {}
     for text in texts:

@@ -1,4 +1,4 @@
-"""Models of a backtest: rule agents, AI models of a models file, and those of a cassette or of a database."""
+"""Models of a backtest: rule agents, AI models of a models file, and recorded ones from a cassette or a database."""
 
 import argparse
 import os
@@ -53,7 +53,7 @@ _FROM_ENVIRONMENT: Final = ("AI_ATTEMPT_TIMEOUT_S", "MAX_PARALLEL_MODELS")
 
 
 class Chosen(NamedTuple):
-    """The models with their sources. `cassette` has the answers of AI models; `is_asking`: others are asked for."""
+    """Models with their decision sources. `cassette` stores AI answers; `is_asking`: missing answers are requested."""
 
     models: list[tuple[Model, DecisionSource]]
     cassette: Cassette | None
@@ -61,7 +61,7 @@ class Chosen(NamedTuple):
     is_asking: bool
 
     def open_cassette(self, stack: AsyncExitStack) -> None:
-        """Begin to keep answers. Raises `OSError`."""
+        """Open the cassette for writing. Raises `OSError`."""
         if self.cassette is not None and self.is_asking:
             stack.callback(self.cassette.close)
             self.cassette.open([model for model, source in self.models if isinstance(source, AiSource)])
@@ -70,9 +70,9 @@ class Chosen(NamedTuple):
 async def choose_models(
     options: argparse.Namespace, settings: Settings, source: ReplaySource, stack: AsyncExitStack
 ) -> Chosen:
-    """Return the models that the options ask for. What they need is closed with the stack.
+    """Return the models that the options select. Their resources are closed with the stack.
 
-    :raises SettingsError: with every mistake; also without a budget, with what asking would cost
+    :raises SettingsError: with every mistake; without a budget it has an estimate of the cost
     """
     starts_at, ends_at = moment_of(source.span.start), moment_of(source.span.stop - 1)
     every = every_of(options.cadence)
@@ -177,7 +177,7 @@ def _without_key(models: Sequence[Model], settings: Settings) -> Iterator[str]:
 
 
 def _budget(text: str | None, problems: list[str]) -> Decimal | None:
-    """Return the budget. Add a problem for one that is no amount above 0."""
+    """Return the budget in USD. Append a problem unless it is an amount above 0."""
     if text is None:
         return None
     try:
@@ -191,7 +191,7 @@ def _budget(text: str | None, problems: list[str]) -> Decimal | None:
 
 
 def _estimate(models: Sequence[Model], starts_at: datetime, ends_at: datetime) -> Iterator[str]:
-    """Yield what asking these models would take, at one answer for each decision."""
+    """Yield lines that estimate the tokens and cost of these models, at one answer per decision."""
     yield (
         f"--budget-usd is missing: what asking AI models from {iso(starts_at)} to {iso(ends_at)} may cost. The figures "
         "below are for one answer to each decision; an answer that asks for more takes another"
@@ -218,7 +218,7 @@ def _from_cassette(cassette: Cassette, settings: Settings, ends_at: datetime) ->
 
 
 async def _from_database(text: str, starts_at: datetime, ends_at: datetime) -> list[tuple[Model, DecisionSource]]:
-    """Return the models that decided within the period, with their decisions."""
+    """Return the models of a database that made decisions within the period, with those decisions."""
     models: list[tuple[Model, DecisionSource]] = []
     async with _opened(text) as database, database.connection() as conn:
         for model in await select_models(conn):
@@ -241,7 +241,7 @@ async def _from_database(text: str, starts_at: datetime, ends_at: datetime) -> l
 
 @asynccontextmanager
 async def _opened(text: str) -> AsyncIterator[Database]:
-    """Open the database of an address, or the embedded one of a folder."""
+    """Open the database at a connection string, or the embedded database of a folder."""
     if "://" in text:
         async with open_database(text) as database:
             yield database

@@ -1,4 +1,4 @@
-"""Options of the command backtest, and the settings and the market that they ask for."""
+"""Options of the command backtest, and the settings and market source that they select."""
 
 import argparse
 from collections.abc import Mapping
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def environ_of(options: argparse.Namespace) -> dict[str, str]:
-    """Return the settings that the options ask for."""
+    """Return the options as environment variables of the settings."""
     if find_recording(options.data):
         raise SettingsError(
             [
@@ -84,7 +84,7 @@ def environ_of(options: argparse.Namespace) -> dict[str, str]:
 
 
 def open_source(options: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Settings, ReplaySource]:
-    """Return the settings and the source that the options ask for. Raise `SettingsError` or `StartError`."""
+    """Return the settings and the market source that the options select. Raise `SettingsError` or `StartError`."""
     try:
         settings = Settings.load(environ, None, demo=True)
     except SettingsError as error:
@@ -115,7 +115,7 @@ def _renamed(problem: str, named: Mapping[str, str]) -> str:
 
 
 def _funding(text: str | None) -> tuple[Decimal | None, Path | None]:
-    """Return the hourly rate, or the folder of the files. Raise `SettingsError` for what is neither."""
+    """Return the hourly funding rate, or the folder of funding files. Raise `SettingsError` for anything else."""
     if text is None:
         return None, None
     if Path(text).is_dir():
@@ -131,7 +131,7 @@ def _funding(text: str | None) -> tuple[Decimal | None, Path | None]:
 
 
 def every_of(cadence: str | None) -> str | None:
-    """Return the cadence. Raise `SettingsError` for one that no model could have."""
+    """Return the decision interval. Raise `SettingsError` for one that the configuration does not allow."""
     try:
         return msgspec.convert({"every": cadence}, ModelConfiguration).every
     except msgspec.ValidationError:

@@ -1,4 +1,4 @@
-"""Output of a backtest while it runs: its progress, and its ledger and database until the disk is full."""
+"""Output of a running backtest: the progress bar, and the ledger file and database, with disk-full handling."""
 
 import sys
 import time
@@ -20,7 +20,7 @@ _RESERVE_BYTES: Final = 2 << 20
 
 
 class Reserve:
-    """Space of the disk that is given back at the end, so that a full disk still takes the result. Raises `OSError`."""
+    """Disk space reserved until the end, so that the result can be written to a full disk. Raises `OSError`."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / ".reserve"
@@ -31,12 +31,12 @@ class Reserve:
             raise
 
     def free(self) -> None:
-        """Give the space back. May be called again."""
+        """Release the reserved space. Safe to repeat."""
         self._file.unlink(missing_ok=True)
 
 
 class Output:
-    """Writes what is kept at times that all accounts have reached: whole lines, and whole transactions."""
+    """Writes buffered ledger lines and transactions, whole ones only, at times that all accounts have reached."""
 
     def __init__(self, place: Path, ledger: LedgerLines, books: DatabaseJournal | None) -> None:
         self._place = place
@@ -46,7 +46,7 @@ class Output:
         """Until when the database has everything."""
 
     async def keep(self, reached: datetime, marks: Marks, *, is_end: bool = False) -> str | None:
-        """Write what is kept if it is much, or if this is the end. Return why it cannot be written, else None."""
+        """Write the buffers that are full, or all of them at the end. Return why writing failed, else None."""
         try:
             if is_end or self._ledger.is_full:
                 self._ledger.flush()
@@ -65,7 +65,7 @@ class Output:
 
 
 class Progress:
-    """Shows how far a backtest has come on its way from `start` to `end`, and how much real time is left."""
+    """Progress of a backtest from `start` to `end`, with the estimated real time left."""
 
     def __init__(self, start: datetime, end: datetime) -> None:
         self._start = start
@@ -74,7 +74,7 @@ class Progress:
         self._is_terminal = sys.stderr.isatty()
 
     def show(self, reached: datetime) -> None:
-        """Show the time reached, unless it was shown just before."""
+        """Print the time reached, at a limited rate."""
         now_s = time.monotonic()
         if now_s - self._shown_s < (_BAR_EVERY_S if self._is_terminal else _LINE_EVERY_S):
             return
@@ -88,7 +88,7 @@ class Progress:
             print(f"{100 * part:.0f} %, {reached:%Y-%m-%d %H:%M}, {left}", file=sys.stderr, flush=True)
 
     def end(self) -> None:
-        """Remove the bar."""
+        """Clear the progress bar."""
         if self._is_terminal:
             print(_CLEAR_LINE, end="", file=sys.stderr, flush=True)
 

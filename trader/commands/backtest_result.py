@@ -1,4 +1,4 @@
-"""What the result of a backtest says about its models: who they are, what their past is, and what asking them cost."""
+"""Models in the result of a backtest: training cut-off, contamination, and the cost of their answers."""
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime
@@ -21,7 +21,7 @@ _WORDS: Mapping[str, str] = {
 
 
 def model_value(model: Model, starts_at: datetime) -> dict[str, Any]:
-    """Return who a model is, and what is said about its past: nothing for a rule agent, which was not trained."""
+    """Return the provider, training cut-off and contamination of a model; a rule agent has no contamination."""
     cutoff = model.configuration.training_cutoff
     is_ai = model.provider != "rules"
     return {
@@ -33,7 +33,7 @@ def model_value(model: Model, starts_at: datetime) -> dict[str, Any]:
 
 
 def baselines_value(run: Backtest) -> list[dict[str, Any]]:
-    """Return what the accounts beside the models are worth."""
+    """Return equity, return and maximal drawdown of each baseline account."""
     values, marks = [], run.marks()
     for followed in run.baselines:
         capital, worth = followed.account.run.initial_capital, equity(followed.account, marks)
@@ -56,14 +56,14 @@ def evidence_value(report: EvidenceReport) -> GetEvidenceOutput:
 
 
 def labelled_name(model: Model, starts_at: datetime) -> str:
-    """Return the name of a model with what is said about its past."""
+    """Return the name of a model with its contamination label; a rule agent has none."""
     if model.provider == "rules":
         return model.name
     return f"{model.name} ({_said(contamination(model.configuration.training_cutoff, starts_at))})"
 
 
 def answers_value(chosen: Chosen, cassette: Cassette) -> dict[str, Any]:
-    """Return where the answers are, how many were asked for, and what these cost."""
+    """Return where the answers are stored, how many were requested, and their cost."""
     return {
         "cassette": str(cassette.folder.absolute()),
         "asked": chosen.spending.asked,
@@ -73,7 +73,7 @@ def answers_value(chosen: Chosen, cassette: Cassette) -> dict[str, Any]:
 
 
 def model_lines(value: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what people read of it."""
+    """Yield the text lines about the models."""
     for account in value["accounts"]:
         if account["contamination"] is not None:
             words = _WORDS[account["contamination"]].format(cutoff=account["trainingCutoff"])

@@ -1,4 +1,4 @@
-"""The commands backup and restore: the whole database into one file, beside the running service, and back."""
+"""The commands backup and restore: the whole database to one file, while the service runs, and back."""
 
 import argparse
 import asyncio
@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from trader.commands.audit import LINES_MAX
 from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, command, print_result, run_to_end
-from trader.commands.database import FoundDatabase, add_database_options, database_command
+from trader.commands.database import TargetDatabase, add_database_options, database_command
 from trader.embedded import dumps
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres, database_name
 from trader.errors import StartError
@@ -27,7 +27,7 @@ _NULL: Final = r"\N"
 
 
 class Checked(NamedTuple):
-    """What the audit and the verification of a copy found."""
+    """Findings of the audit and the chain verification of a restored copy."""
 
     runs: int
     entries: int
@@ -47,8 +47,8 @@ def _backup_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @database_command("backup", example="trader backup trader-2026-11-22.dump", arguments=_backup_arguments)
-async def backup(options: argparse.Namespace, found: FoundDatabase) -> Result:
-    """Write the database as of one moment into a file, beside the running service, and prove that it can be restored.
+async def backup(options: argparse.Namespace, target: TargetDatabase) -> Result:
+    """Back up the database as of one moment to a file, while the service runs, and test that it can be restored.
 
     The file is restored into a server of its own in the folder for temporary files (TMPDIR), and audited and verified
     there; only then it gets its name. Fails when it cannot, or when the books or the record are not clean.
@@ -57,8 +57,8 @@ async def backup(options: argparse.Namespace, found: FoundDatabase) -> Result:
     if file.exists():
         raise StartError(f"{file} exists already; name a new file.")
     unfinished = file.with_name(f"{file.name}.unfinished")
-    address = dumps.libpq_address(found.dsn)
-    async with found.database.connection() as conn:
+    address = dumps.libpq_address(target.dsn)
+    async with target.database.connection() as conn:
         major = await select_server_major(conn)
     try:
         await dumps.dump(address, major, unfinished)
@@ -77,7 +77,7 @@ async def backup(options: argparse.Namespace, found: FoundDatabase) -> Result:
 
 
 async def _check_copy(file: Path) -> Checked:
-    """Restore the file into a scratch server, and check what is there.
+    """Restore the file into a scratch server, and audit and verify the copy.
 
     :raises StartError: it cannot be restored
     """
@@ -128,7 +128,7 @@ async def _check(dsn: str) -> Checked:
     async with open_database(dsn) as database:
         books = await audit(database)
         record = await verify(database, [])
-    findings = [f"record: {one.kind}: {one.text}" for one in record.findings]
+    findings = [f"record: {finding.kind}: {finding.text}" for finding in record.findings]
     return Checked(books.runs, books.entries, record.links, [*books.problems, *findings])
 
 
@@ -171,7 +171,7 @@ async def _run_restore(options: argparse.Namespace) -> Result:
 
 
 class BackupFacts(NamedTuple):
-    """The facts that a backup has about its database. `venue_account` is that of live trading."""
+    """Metadata of the database in a backup. `venue_account` is set in live trading."""
 
     schema_version: int
     market_identity: str
@@ -180,7 +180,7 @@ class BackupFacts(NamedTuple):
 
 
 async def _read_facts(file: Path) -> BackupFacts:
-    """Return what a backup holds.
+    """Return the metadata of a backup.
 
     :raises StartError: it is no backup of this program, or one of a newer version
     """
@@ -204,7 +204,7 @@ async def _read_facts(file: Path) -> BackupFacts:
 
 @asynccontextmanager
 async def _place(options: argparse.Namespace, facts: BackupFacts) -> AsyncIterator[tuple[str, str]]:
-    """Find the place to restore into, and yield its connection string and its name for people."""
+    """Find the database to restore into, and yield its connection string and its display name."""
     url = options.database_url or read_database_url(os.environ, options.env_file)
     if url:
         yield url, place(url)
@@ -215,5 +215,5 @@ async def _place(options: argparse.Namespace, facts: BackupFacts) -> AsyncIterat
 
 
 def _say(text: str) -> None:
-    """Print progress where it does not disturb the result."""
+    """Print progress to standard error, apart from the result."""
     print(text, file=sys.stderr, flush=True)

@@ -56,7 +56,7 @@ _ENCODER: Final = msgspec.json.Encoder(decimal_format="number")
 
 
 class Result(NamedTuple):
-    """What a command found: `value` for programs, `lines` for people, and the exit code."""
+    """Result of a command: `value` for JSON output, `lines` for text output, and the exit code."""
 
     value: Mapping[str, Any]
     lines: Iterable[str]
@@ -80,7 +80,7 @@ Declared = Callable[[argparse.Namespace], int]
 
 
 def no_arguments(_: argparse.ArgumentParser) -> None:
-    """Add nothing: the command has no arguments of its own."""
+    """Add no arguments."""
 
 
 def command(
@@ -109,24 +109,24 @@ def make_parser(description: str, epilog: str) -> argparse.ArgumentParser:
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    found = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     groups: dict[str, Any] = {}
-    for one in sorted(REGISTRY.values(), key=lambda each: list(MODULES).index(each.name.partition(" ")[0])):
-        group, _, last = one.name.rpartition(" ")
+    for entry in sorted(REGISTRY.values(), key=lambda each: list(MODULES).index(each.name.partition(" ")[0])):
+        group, _, last = entry.name.rpartition(" ")
         if group and group not in groups:
             names = ", ".join(name.rpartition(" ")[2] for name in REGISTRY if name.startswith(f"{group} "))
-            outer = found.add_parser(group, help=f"{names}", description=f"Commands of {group}: {names}.")
+            outer = subparsers.add_parser(group, help=f"{names}", description=f"Commands of {group}: {names}.")
             groups[group] = outer.add_subparsers(title="commands", metavar="COMMAND", required=True)
-        inner = groups[group] if group else found
+        inner = groups[group] if group else subparsers
         sub = inner.add_parser(
             last,
-            help=one.meaning.partition("\n")[0],
-            description=one.meaning,
-            epilog=f"example: {one.example}",
+            help=entry.meaning.partition("\n")[0],
+            description=entry.meaning,
+            epilog=f"example: {entry.example}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        one.arguments(sub)
-        sub.set_defaults(run=one.run)
+        entry.arguments(sub)
+        sub.set_defaults(run=entry.run)
     return parser
 
 
@@ -143,17 +143,17 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, text_columns: 
 
 
 def moment(at: datetime | None) -> str:
-    """Return a time for people, in UTC to the second; `never` for None."""
+    """Format a time in UTC to the second; `never` for None."""
     return "never" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def money(amount: Decimal | None) -> str:
-    """Return an amount for people, with two decimals; `unknown` for None."""
+    """Format an amount with two decimals; `unknown` for None."""
     return "unknown" if amount is None else f"{amount:,.2f}"
 
 
 def allowed(names: Iterable[str]) -> str:
-    """Return the names that are allowed, for an error; at most 20 of them."""
+    """Format the allowed names for an error message; at most 20 of them."""
     listed = list(names)
     more = f" and {len(listed) - 20} more" if len(listed) > 20 else ""
     return f"{', '.join(listed[:20])}{more}" if listed else "none"
@@ -179,7 +179,7 @@ def _camel(name: str) -> str:
 
 
 def run_to_end(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run a command; SIGTERM interrupts it as Ctrl+C does, so that what it has made for the time is removed."""
+    """Run a command; SIGTERM interrupts it as Ctrl+C does, so that its temporary files are removed."""
     if threading.current_thread() is threading.main_thread():  # of tests, several commands run in one process
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     return asyncio.run(work)

@@ -1,8 +1,8 @@
-"""The database of a command: that of DATABASE_URL, or the embedded one of the working folder.
+"""Database of a command: that of DATABASE_URL, or the embedded one of the working folder.
 
 Commands read and write the database and, but for `status`, never call the service's port: so they need no address and
-no token, and work whether the service runs or not. Where the embedded server does not run, it is started for the
-command's time.
+no token, and work whether the service runs or not. An embedded server that does not run is started for the duration of
+the command.
 """
 
 import argparse
@@ -25,8 +25,8 @@ from trader.store.database.schema import open_database
 from trader.store.operations.halts import select_has_leader
 
 
-class FoundDatabase(NamedTuple):
-    """The database of a command. `is_served`: a service leads on it.
+class TargetDatabase(NamedTuple):
+    """The database that a command works on. `is_served`: a service leads on it.
 
     `is_alone`: this process started its server, so it is certain that no service runs.
     """
@@ -41,7 +41,7 @@ class FoundDatabase(NamedTuple):
 
     @property
     def service(self) -> str:
-        """What is known of the service in one or two words."""
+        """The state of the service: running, starting or not running."""
         if self.is_served:
             return "running"
         return "starting" if self.is_embedded and not self.is_alone else "not running"
@@ -61,7 +61,7 @@ class FoundDatabase(NamedTuple):
         return f"database: {self.place}, the service is {self.service}"
 
 
-DatabaseRun = Callable[[argparse.Namespace, FoundDatabase], Awaitable[Result]]
+DatabaseRun = Callable[[argparse.Namespace, TargetDatabase], Awaitable[Result]]
 
 
 def database_command(
@@ -94,26 +94,26 @@ def database_command(
 
 async def _run(run: DatabaseRun, options: argparse.Namespace, *, changes: bool) -> Result:
     try:
-        async with find_database(options) as found:
-            print(found, file=sys.stderr, flush=True)
+        async with find_database(options) as target:
+            print(target, file=sys.stderr, flush=True)
             if changes:
-                _require_writable(options, found)
-            result = await run(options, found)
+                _require_writable(options, target)
+            result = await run(options, target)
     except asyncpg.InsufficientPrivilegeError as error:
         raise StartError(f"The database's user may not do what this command needs: {error}.") from error
-    facts: dict[str, Any] = {"place": found.place, "service": found.service}
+    facts: dict[str, Any] = {"place": target.place, "service": target.service}
     return result._replace(value={"database": facts, **result.value})
 
 
-def _require_writable(options: argparse.Namespace, found: FoundDatabase) -> None:
+def _require_writable(options: argparse.Namespace, target: TargetDatabase) -> None:
     """Refuse to change a replica, or the database of a reader unless --database-url names it.
 
     :raises StartError: nothing may be changed here; the message names the leader's address if it is known
     """
     is_reader = options.database_url is None and read_some(os.environ, options.env_file, "role") == ["reader"]
-    if not (found.is_replica or is_reader):
+    if not (target.is_replica or is_reader):
         return
-    what = f"{place(found.dsn)} is a read-only replica" if found.is_replica else "ROLE=reader only reads"
+    what = f"{place(target.dsn)} is a read-only replica" if target.is_replica else "ROLE=reader only reads"
     (leader_url,) = read_some(os.environ, options.env_file, "leader_url")
     where = "the machine of the leader" if leader_url is None else f"the machine of the leader, {leader_url}"
     raise StartError(
@@ -129,7 +129,7 @@ def add_database_options(parser: argparse.ArgumentParser) -> None:
 
 
 @asynccontextmanager
-async def find_database(options: argparse.Namespace) -> AsyncIterator[FoundDatabase]:
+async def find_database(options: argparse.Namespace) -> AsyncIterator[TargetDatabase]:
     """Open the database: of --database-url, of DATABASE_URL, or of the embedded PostgreSQL of this folder.
 
     Of several embedded databases that of the running service is taken.
@@ -144,14 +144,14 @@ async def find_database(options: argparse.Namespace) -> AsyncIterator[FoundDatab
             is_replica = await database.is_replica()
             where = f"{place(url)} (a replica, read-only)" if is_replica else place(url)
             is_served = await _has_leader(database)
-            yield FoundDatabase(database, url, where, False, is_served, is_alone=False, is_replica=is_replica)
+            yield TargetDatabase(database, url, where, False, is_served, is_alone=False, is_replica=is_replica)
             return
         server = await stack.enter_async_context(EmbeddedPostgres(EMBEDDED_FOLDER).attach())
         name = await _choose(server, options.database)
         database = await stack.enter_async_context(open_database(server.dsn(name)))
         where = f"embedded in ./{EMBEDDED_FOLDER} ({name})"
         is_served = not server.is_own and await _has_leader(database)
-        yield FoundDatabase(database, server.dsn(name), where, True, is_served, server.is_own)
+        yield TargetDatabase(database, server.dsn(name), where, True, is_served, server.is_own)
 
 
 async def _choose(server: EmbeddedPostgres, wanted: str | None) -> str:
@@ -160,16 +160,16 @@ async def _choose(server: EmbeddedPostgres, wanted: str | None) -> str:
         raise StartError(f"There is no embedded database {wanted!r}. There are: {', '.join(names) or 'none'}.")
     if wanted is not None or len(names) == 1:
         return wanted or names[0]
-    for one in names:
+    for name in names:
         with suppress(StartError):  # one of an earlier version, so not that of the running service
-            async with open_database(server.dsn(one)) as database:
+            async with open_database(server.dsn(name)) as database:
                 if await _has_leader(database):
-                    return one
+                    return name
     raise StartError(f"Choose one with --database: {', '.join(names) or 'there is none'}.")
 
 
 async def _has_leader(database: Database) -> bool:
-    """Whether a service leads: by its lock or, on a replica, which has no locks of its primary, by its heartbeat."""
+    """Return whether a service leads: it holds the lock or, for a replica, which sees no locks, has a heartbeat."""
     is_replica = await database.is_replica()
     async with database.connection() as conn:
         if is_replica:

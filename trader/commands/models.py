@@ -1,4 +1,4 @@
-"""The commands of models: list them, add those of a models file, pause one and let it go on."""
+"""The commands models list, add, pause and resume."""
 
 import argparse
 import os
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import trader.commands.models_try  # noqa: F401 - declares its command
 from trader.clock import SystemClock
 from trader.commands.command import EXIT_WRONG_SETTINGS, Result, allowed, moment, table
-from trader.commands.database import FoundDatabase, database_command
+from trader.commands.database import TargetDatabase, database_command
 from trader.commands.models_budgets import STATES, read_budgets
 from trader.commands.models_file import Entry, day_cost_of, read_models, surplus_replicates
 from trader.domain.exchange.ledger import unopened_account
@@ -36,12 +36,12 @@ _SOON = "A running service takes this up with its next cycle, within a minute."
 
 
 @database_command("models list", example="trader models list")
-async def list_models(options: argparse.Namespace, found: FoundDatabase) -> Result:
-    """List every model, the oldest first, and what it has done."""
-    async with found.reading() as conn:
+async def list_models(options: argparse.Namespace, target: TargetDatabase) -> Result:
+    """List every model, the oldest first, with its state, budget and number of invocations."""
+    async with target.reading() as conn:
         models, activity = await select_models(conn), await select_model_activity(conn)
     by_id = {model.id: model for model in models}
-    budgets = (await read_budgets(options, found, by_id)).states(by_id)
+    budgets = (await read_budgets(options, target, by_id)).states(by_id)
     heads = ("model", "variant", "provider", "name at the provider", "state", "every", "invocations", "last")
     listed = [(model, *activity.get(model.id, (0, None))) for model in models]
     rows = [
@@ -74,7 +74,7 @@ def _file_argument(parser: argparse.ArgumentParser) -> None:
 
 
 @database_command("models add", example="trader models add models.toml", arguments=_file_argument, changes=True)
-async def add_models(options: argparse.Namespace, found: FoundDatabase) -> Result:
+async def add_models(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """Add the models of a file, update those that are there, and open missing accounts."""
     try:
         entries = read_models(options.file)
@@ -84,7 +84,7 @@ async def add_models(options: argparse.Namespace, found: FoundDatabase) -> Resul
     capital, currency, accounts_max = read_some(
         os.environ, options.env_file, "initial_capital", "quote_currency", "max_accounts"
     )
-    async with found.database.transaction() as conn:
+    async with target.database.transaction() as conn:
         is_live = (await select_service_facts(conn)).trading_mode == "live"
         opening = Opening(capital, currency, accounts_max, is_live)
         added, opened, notes = await create_models(conn, entries, SystemClock().now(), opening)
@@ -94,7 +94,7 @@ async def add_models(options: argparse.Namespace, found: FoundDatabase) -> Resul
 
 
 class Opening(NamedTuple):
-    """How accounts are opened. In live trading the service opens them, with the balances that the venue shows."""
+    """Terms for opening accounts. In live trading the service opens them, with their balances at the venue."""
 
     initial_capital: Decimal
     quote_currency: str
@@ -150,19 +150,19 @@ def _model_argument(parser: argparse.ArgumentParser) -> None:
 
 
 @database_command("models pause", example="trader models pause apex-rules", arguments=_model_argument, changes=True)
-async def pause(options: argparse.Namespace, found: FoundDatabase) -> Result:
-    """Ask a model no more; the exit plans of its positions go on."""
-    return await _set_active(found, options.model, is_active=False)
+async def pause(options: argparse.Namespace, target: TargetDatabase) -> Result:
+    """Stop the invocations of a model; the exit plans of its positions stay in force."""
+    return await _set_active(target, options.model, is_active=False)
 
 
 @database_command("models resume", example="trader models resume apex-rules", arguments=_model_argument, changes=True)
-async def resume(options: argparse.Namespace, found: FoundDatabase) -> Result:
-    """Ask a paused model again."""
-    return await _set_active(found, options.model, is_active=True)
+async def resume(options: argparse.Namespace, target: TargetDatabase) -> Result:
+    """Resume the invocations of a paused model."""
+    return await _set_active(target, options.model, is_active=True)
 
 
-async def _set_active(found: FoundDatabase, model_id: str, *, is_active: bool) -> Result:
-    async with found.database.transaction() as conn:
+async def _set_active(target: TargetDatabase, model_id: str, *, is_active: bool) -> Result:
+    async with target.database.transaction() as conn:
         models = {model.id: model for model in await select_models(conn)}
         if model_id not in models:
             raise StartError(f"There is no model {model_id!r}. There are: {allowed(models)}.")

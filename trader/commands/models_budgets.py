@@ -1,4 +1,4 @@
-"""The command budgets: what the models have cost today, and what their budgets still allow."""
+"""The command budgets: today's cost of the models, and what is left of their budgets."""
 
 import argparse
 import os
@@ -7,7 +7,7 @@ from typing import Final
 
 from trader.clock import SystemClock
 from trader.commands.command import Result, table
-from trader.commands.database import FoundDatabase, database_command
+from trader.commands.database import TargetDatabase, database_command
 from trader.domain.models import Model
 from trader.domain.money import format_decimal
 from trader.services.agents.budgets import Budget, Budgets
@@ -19,14 +19,15 @@ STATES: Final = {"open": "open", "manage": "only reduces", "pause": "paused by i
 
 
 @database_command("budgets", example="trader budgets")
-async def budgets(options: argparse.Namespace, found: FoundDatabase) -> Result:
-    """Show the budget of every model that has one: what it has cost today (UTC), and what it may still do.
+async def budgets(options: argparse.Namespace, target: TargetDatabase) -> Result:
+    """Show the budget of every model that has one, its cost today (UTC), and the tokens left.
 
-    What nobody reported is estimated and marked with "~". Reservations of running invocations are not shown.
+    Costs that a provider did not report are estimated and marked with "~". Reservations of running invocations are
+    not shown.
     """
-    async with found.reading() as conn:
+    async with target.reading() as conn:
         models = {model.id: model for model in await select_models(conn)}
-    kept = await read_budgets(options, found, models)
+    kept = await read_budgets(options, target, models)
     total_usd, states = kept.total_usd, kept.states(models)
     rows = [(model_id, models[model_id].configuration.owner or "", *_row(state)) for model_id, state in states.items()]
     lines = list(table(("model", "owner", "budget", "today", "state", "tokens left"), rows, text_columns=2))
@@ -49,14 +50,14 @@ async def budgets(options: argparse.Namespace, found: FoundDatabase) -> Result:
     return Result(value, lines if states else ["No model has a budget."])
 
 
-async def read_budgets(options: argparse.Namespace, found: FoundDatabase, models: Mapping[str, Model]) -> Budgets:
+async def read_budgets(options: argparse.Namespace, target: TargetDatabase, models: Mapping[str, Model]) -> Budgets:
     """Return the budgets with the costs of the present day, which is the market's own in a replay."""
     total_usd, run_tokens, answer_tokens = read_some(
         os.environ, options.env_file, "ai_budget_usd_per_day", "run_tokens_max", "answer_tokens_max"
     )
-    async with found.reading() as conn:
+    async with target.reading() as conn:
         now = await select_lived_until(conn) or SystemClock().now()
-    kept = Budgets(found.database, total_usd, run_tokens, answer_tokens)
+    kept = Budgets(target.database, total_usd, run_tokens, answer_tokens)
     await kept.follow(now, models)
     return kept
 

@@ -56,9 +56,9 @@ PROMPT_TOKENS, PROMPT_TOKENS_CACHED, ANSWER_TOKENS = 5_400, 4_600, 300
 
 
 class Entry(ModelConfiguration, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A model of the file or of the arguments; the fields of its configuration stand beside the others.
+    """A model of the file or of the arguments, with its configuration fields at the top level.
 
-    With `replicates` it is as many models of one configuration, each with an account of its own.
+    `replicates` is the number of models with this configuration, each with its own account.
     """
 
     id: ModelId
@@ -85,16 +85,16 @@ KEY_HEADERS: Final = ("authorization", "x-api-key", "x-goog-api-key")
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who owns some of the models, and what they may cost together within a UTC day."""
+    """An owner of models, and their combined budget for a UTC day."""
 
     name: ModelId
     budget_usd_per_day: Usd
 
 
 class File(msgspec.Struct, forbid_unknown_fields=True):
-    """A whole file, whose tables are not checked yet.
+    """A parsed models file whose tables are not validated yet.
 
-    `rates` has what a unit of another currency than USD is worth in USD.
+    `rates` has the price in USD of one unit of each other currency.
     """
 
     models: list[Any]
@@ -135,7 +135,7 @@ def read_models(file: Path) -> list[Entry]:
 
 
 def entry_of(values: Mapping[str, Any]) -> Entry:
-    """Return the entry of a model that is given by arguments.
+    """Return the entry of a model described by command-line arguments.
 
     :raises SettingsError: with every mistake
     """
@@ -164,7 +164,7 @@ def request_fields(request: Any) -> Mapping[str, Any]:
 
 
 def day_cost_of(entry: Entry) -> str | None:
-    """Return what a day of an AI model that decides in every cycle will cost, in words; None for any other."""
+    """Describe the daily cost of an AI model that decides in every cycle; None for any other model."""
     if entry.provider == "rules" or entry.every is not None or not entry.active:
         return None
     invocations = timedelta(days=1) // CYCLE
@@ -204,7 +204,7 @@ def _decoded(request: Any) -> Any:
 
 
 def _head_issues(document: Mapping[str, Any]) -> Iterator[Issue]:
-    """Yield what is wrong with everything in a file but its models."""
+    """Yield the mistakes in a file outside its models."""
     owners = document.get("owners", [])
     for index, values in enumerate(owners):
         for path, message in _struct_issues(Owner, values):
@@ -221,7 +221,7 @@ def _head_issues(document: Mapping[str, Any]) -> Iterator[Issue]:
 
 
 def _provider_issues(values: Any) -> Iterator[Issue]:
-    """Yield what is wrong with the definition of a provider."""
+    """Yield the mistakes in the definition of a provider."""
     yield from _struct_issues(ProviderDefinition, values)
     if not isinstance(values, Mapping):
         return
@@ -253,7 +253,7 @@ def _entry_issues(values: Any, whole: File) -> Iterator[Issue]:
 
 
 def _reference_issues(values: Mapping[str, Any], whole: File) -> Iterator[Issue]:
-    """Yield what a table refers to that the rest of the file does not have: its owner, the rate of its currency."""
+    """Yield the references of a table that the file does not define: its owner, the rate of its currency."""
     owner, owners = values.get("owner"), [owner.name for owner in whole.owners]
     if isinstance(owner, str) and owner not in owners:
         yield Issue(("owner",), f"there is no owner {owner!r} in [[owners]]; there are {', '.join(owners) or 'none'}")
@@ -280,14 +280,14 @@ def _struct_issues(struct: type[msgspec.Struct], values: Any) -> Iterator[Issue]
 
 
 def _with_names(value: Any) -> Any:
-    """Return the value with infinite numbers and NaN, which JSON does not have, by their names."""
+    """Return the value with infinite numbers and NaN, which JSON does not have, as text."""
     if isinstance(value, dict):
         return {name: _with_names(item) for name, item in value.items()}
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _request_issues(request: Any) -> Iterator[Issue]:
-    """Yield what is wrong with the fields that a model adds to its requests."""
+    """Yield the mistakes in the fields that a model adds to its requests."""
     expected = "expected a table of fields, or the same as JSON text"
     try:
         fields = _decoded(request)
@@ -306,7 +306,7 @@ def _request_issues(request: Any) -> Iterator[Issue]:
 
 
 def _replace_prompt(values: Any, folder: Path) -> Iterator[Issue]:
-    """Replace the name of a prompt's file by its text, or yield what is wrong with it."""
+    """Replace the name of a prompt file by its text, or yield why it cannot be used."""
     name = values.get("prompt") if isinstance(values, Mapping) else None
     if not isinstance(name, str):
         return
@@ -344,7 +344,7 @@ def surplus_replicates(models: Mapping[str, Model], entries: Sequence[Entry]) ->
 
 
 def _base_of(model: Entry | Model) -> str:
-    """Return the id without the number of a replicate; that of any other model as it is."""
+    """Return the id without its replicate number; any other id unchanged."""
     group = model.replicate_of if isinstance(model, Entry) else model.configuration.replicate_of
     base, _, number = model.id.rpartition("-")
     return base if group is not None and base and number.isdecimal() else model.id
@@ -371,7 +371,7 @@ def _repeated(root: str, field: str, tables: Sequence[Any]) -> Iterator[Issue]:
 
 
 def _name(path: Sequence[str | int]) -> str:
-    """Return a path as people write it: the n-th table of a list from 1, then its field."""
+    """Format the path of a value for messages: tables of a list are counted from 1."""
     if len(path) > 1 and path[0] in ROOT_NAMES and isinstance(path[1], int):
         path = (f"{ROOT_NAMES[str(path[0])]} {path[1] + 1}", *path[2:])
     return ".".join(str(part) for part in path) or "the file"

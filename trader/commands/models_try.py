@@ -1,4 +1,4 @@
-"""The command models try: one invocation of one model on the current market, of which nothing stays."""
+"""The command models try: one trial invocation of a model on the current market; nothing is stored."""
 
 import argparse
 import asyncio
@@ -65,7 +65,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     arguments=_arguments,
 )
 def try_model(options: argparse.Namespace) -> int:
-    """Run one invocation of one model on the current market and print everything. Nothing of it stays.
+    """Run one invocation of one model on the current market and print everything. Nothing is stored.
 
     Keys and the market source are read like those of the service; --demo uses the synthetic market. The model sees a
     new account with SIM_INITIAL_CAPITAL. Its calls pass the real workflow, the real guard and the paper exchange,
@@ -88,7 +88,7 @@ def try_model(options: argparse.Namespace) -> int:
 
 
 def _chosen(options: argparse.Namespace) -> Model:
-    """Return the model that the arguments describe, or that of the file.
+    """Return the model described by the arguments, or the one chosen from the file.
 
     :raises SettingsError: they describe none, or the file has no such model
     """
@@ -192,7 +192,7 @@ async def _print(database: Database, invocation: Invocation) -> None:
 
 
 def _total(invocation: Invocation, steps: Sequence[Step]) -> str:
-    """Return what the decision has cost, with its tokens and the share of the input that came from the cache."""
+    """Describe the cost of the decision, its tokens, and the share of its input read from the cache."""
     cached = sum(step.cached_tokens or 0 for step in steps)
     share = f"{100 * cached / invocation.input_tokens:.0f} %" if invocation.input_tokens else "unknown"
     if all(step.cached_tokens is None for step in steps):

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from uuid import UUID, uuid4
 
 from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result
-from trader.commands.database import FoundDatabase, database_command
+from trader.commands.database import TargetDatabase, database_command
 from trader.domain.exchange.halts import LIMITS, Halt, HaltCause, OperatorCommand, Outcome, Verb, scope
 from trader.domain.money import format_decimal
 from trader.errors import StartError, Unavailable
@@ -62,25 +62,25 @@ def _reason(text: str) -> str:
 @database_command(
     "halt", example='trader halt --account apex-rules --reason "strange prices"', arguments=_arguments, changes=True
 )
-async def halt(options: argparse.Namespace, found: FoundDatabase) -> Result:
-    """Halt: open no more positions; orders that reduce, stops and closing go on."""
-    return await operate(Verb.HALT, options, found)
+async def halt(options: argparse.Namespace, target: TargetDatabase) -> Result:
+    """Halt trading: no position is opened or increased; reducing orders, stops and closing stay allowed."""
+    return await operate(Verb.HALT, options, target)
 
 
 @database_command("resume", example="trader resume --account apex-rules", arguments=_arguments, changes=True)
-async def resume(options: argparse.Namespace, found: FoundDatabase) -> Result:
+async def resume(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """Lift the halt of an account or, without --account, the halt of all accounts."""
-    return await operate(Verb.RESUME, options, found)
+    return await operate(Verb.RESUME, options, target)
 
 
 @database_command("flatten", example="trader flatten", arguments=_arguments, changes=True)
-async def flatten(options: argparse.Namespace, found: FoundDatabase) -> Result:
+async def flatten(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """Halt, cancel every resting order and close every position at market."""
-    return await operate(Verb.FLATTEN, options, found)
+    return await operate(Verb.FLATTEN, options, target)
 
 
 def operator() -> str:
-    """Return the user and the machine, for the record."""
+    """Return the user and the machine that give the command, for the audit trail."""
     try:
         name = getpass.getuser()
     except (KeyError, OSError):  # the user of a container has no name
@@ -88,12 +88,12 @@ def operator() -> str:
     return f"{name}@{socket.gethostname()}"
 
 
-async def operate(verb: Verb, options: argparse.Namespace, found: FoundDatabase) -> Result:
+async def operate(verb: Verb, options: argparse.Namespace, target: TargetDatabase) -> Result:
     """Write a command, and wait for its outcome where a service may run.
 
     :raises StartError: there is no such account
     """
-    database = found.database
+    database = target.database
     written = await _write(database, verb, options.account, options.reason)
     # What is in force already is said at once: the outcome may take a minute.
     print(_describe_written(written), file=sys.stderr if options.json else sys.stdout, flush=True)
@@ -101,7 +101,7 @@ async def operate(verb: Verb, options: argparse.Namespace, found: FoundDatabase)
     if verb is Verb.RESUME and not written.lifted:
         return await _with_halts(database, Result(value, [], EXIT_FAILED))
     try:
-        is_served, outcome = (False, None) if found.is_alone else await _wait(database, written.command.id)
+        is_served, outcome = (False, None) if target.is_alone else await _wait(database, written.command.id)
     except asyncio.CancelledError:  # by Ctrl+C
         print("\nStopped waiting; the command stays written, and the service goes on with it.", file=sys.stderr)
         raise
@@ -182,19 +182,19 @@ def _describe_written(written: Written) -> str:
 
 
 def _describe_outcome(outcome: Outcome, verb: Verb) -> Iterator[str]:
-    """Yield what was done, and what was left."""
+    """Yield lines on the completed and the remaining work of a command."""
     lines = [
-        f"  cancelled: {one.account_id}: {one.side} {format_decimal(one.quantity)} {one.symbol} "
-        f"at {format_decimal(one.limit_price)}"
-        for one in outcome.cancelled
+        f"  cancelled: {order.account_id}: {order.side} {format_decimal(order.quantity)} {order.symbol} "
+        f"at {format_decimal(order.limit_price)}"
+        for order in outcome.cancelled
     ]
     lines += [
-        f"  closed: {one.account_id}: {one.side} {format_decimal(one.quantity)} {one.symbol} "
-        f"at {format_decimal(round(one.price, 8))}, "
-        f"gross {one.gross_pnl:+.2f}"
-        for one in outcome.closed
+        f"  closed: {fill.account_id}: {fill.side} {format_decimal(fill.quantity)} {fill.symbol} "
+        f"at {format_decimal(round(fill.price, 8))}, "
+        f"gross {fill.gross_pnl:+.2f}"
+        for fill in outcome.closed
     ]
-    lines += [f"  LEFT: {one.account_id}: {one.what}: {one.reason}" for one in outcome.left]
+    lines += [f"  LEFT: {leftover.account_id}: {leftover.what}: {leftover.reason}" for leftover in outcome.left]
     yield from lines[:_LINES_MAX]
     if len(lines) > _LINES_MAX:
         yield f"  and {len(lines) - _LINES_MAX} more, in the table `commands`"
@@ -209,7 +209,7 @@ def _describe_outcome(outcome: Outcome, verb: Verb) -> Iterator[str]:
 
 
 async def _describe_unserved(database: Database, command: OperatorCommand) -> tuple[bool, list[str]]:
-    """Return whether the command is complete without a service, and what remains to be done."""
+    """Return whether the command is complete although no service runs, and lines on the remaining work."""
     if command.verb is Verb.RESUME:
         return True, ["No service runs; it trades again from its next start on."]
     if command.verb is Verb.RESET:
@@ -219,26 +219,27 @@ async def _describe_unserved(database: Database, command: OperatorCommand) -> tu
     lines = [
         "No service runs. From its next start on the halt holds, and resting orders that could open are cancelled."
     ]
-    for one in holdings[:_LINES_MAX]:
-        limit = "" if one.limit_price is None else f", resting at {format_decimal(one.limit_price)}"
-        lines.append(f"  remains: {one.account_id}: {one.side} {format_decimal(one.quantity)} {one.symbol}{limit}")
+    for exposure in holdings[:_LINES_MAX]:
+        limit = "" if exposure.limit_price is None else f", resting at {format_decimal(exposure.limit_price)}"
+        what = f"{exposure.side} {format_decimal(exposure.quantity)} {exposure.symbol}"
+        lines.append(f"  remains: {exposure.account_id}: {what}{limit}")
     if len(holdings) > _LINES_MAX:
         lines.append(f"  and {len(holdings) - _LINES_MAX} more")
     if command.verb is Verb.FLATTEN and holdings:
-        positions = sum(one.limit_price is None for one in holdings)
+        positions = sum(exposure.limit_price is None for exposure in holdings)
         return False, [*lines, f"NOT closed: {positions} positions. Start the service and flatten again."]
     return True, lines
 
 
 async def _with_halts(database: Database, result: Result) -> Result:
-    """Return the result with the halts that are in force now."""
+    """Return the result with the halts in force appended."""
     async with database.connection() as conn:
         halts = await store.select_halts(conn)
     lines = list(result.lines)
-    for one in halts:
-        option = "" if one.account_id is None else f" --account {one.account_id}"
+    for halt in halts:
+        option = "" if halt.account_id is None else f" --account {halt.account_id}"
         lines.append(
-            f"In force: {one} (since {one.at:%Y-%m-%d %H:%M:%S} UTC, by {one.by}); lift it with: resume{option}"
+            f"In force: {halt} (since {halt.at:%Y-%m-%d %H:%M:%S} UTC, by {halt.by}); lift it with: resume{option}"
         )
     if not halts:
         lines.append("Nothing is halted.")

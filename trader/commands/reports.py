@@ -1,4 +1,4 @@
-"""The commands report and drift: HTML files about a season, and about paper against the venue."""
+"""The commands report and drift: HTML reports on a season, and on paper prices against venue fills."""
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trader.clock import LockstepClock
 from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, table
-from trader.commands.database import FoundDatabase, database_command
+from trader.commands.database import TargetDatabase, database_command
 from trader.domain.portfolio.evidence import (
     EquitySeries,
     ReturnSeries,
@@ -35,12 +35,12 @@ def _report_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @database_command("report", example="trader report season.html --name Spring", arguments=_report_arguments)
-async def report(options: argparse.Namespace, database: FoundDatabase) -> Result:
+async def report(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """Render the current runs as one HTML file: equity curves, drawdowns, trades, costs, leaderboard and evidence.
 
     Fails when the books do not explain the equity; the report says of which accounts.
     """
-    season = await _read_season(options.name or database.name, database)
+    season = await _read_season(options.name or target.name, target)
     _write(options.output, season_page.page(season))
     lines = [f"{options.output}: {len(season.standings)} models, {len(season.trades)} trades"]
     if season.unvalued:
@@ -60,21 +60,21 @@ async def report(options: argparse.Namespace, database: FoundDatabase) -> Result
     return Result(value, lines, EXIT_FAILED if season.unexplained else EXIT_DONE)
 
 
-async def _read_season(name: str, database: FoundDatabase) -> Season:
-    async with database.reading() as conn:
+async def _read_season(name: str, target: TargetDatabase) -> Season:
+    async with target.reading() as conn:
         accounts = await store.select_report_accounts(conn)
         hours = await store.select_report_hours(conn, [account.model_id for account in accounts])
         trades = await store.select_report_trades(conn)
         unvalued = await store.select_unvalued_models(conn)
     if not accounts:
-        raise StartError(f"{database.place} has no model with a snapshot: there is nothing to report.")
+        raise StartError(f"{target.place} has no model with a snapshot: there is nothing to report.")
     clock = LockstepClock(max(account.at for account in accounts))  # the time of its market, which may be a replay's
-    evidence = await Evidence(database.database, CurrentRuns(database.database), NoLuck(), clock).report("run")
+    evidence = await Evidence(target.database, CurrentRuns(target.database), NoLuck(), clock).report("run")
     return Season(name, make_standings(accounts, hours), unvalued, trades, evidence)
 
 
 class NoLuck:
-    """Stands for the comparison with luck, which needs the candles of the service's market."""
+    """Null object for the comparison with random traders, which needs the candles of the service's market."""
 
     async def results(self, requests: Sequence[LuckRequest]) -> list[str]:
         return ["a report has no candles to compare with luck"] * len(requests)
@@ -131,7 +131,7 @@ def _drift_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @database_command("drift", example="trader drift drift.html --days 7", arguments=_drift_arguments)
-async def drift(options: argparse.Namespace, database: FoundDatabase) -> Result:
+async def drift(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """Report the drift between paper and venue: the error of each fill against its simulation, in basis points.
 
     Positive is where the venue was dearer than paper. p95 is of the errors without sign, worst the largest of them.
@@ -140,7 +140,7 @@ async def drift(options: argparse.Namespace, database: FoundDatabase) -> Result:
     since = datetime(1970, 1, 1, tzinfo=UTC)
     if options.days is not None:
         since = datetime.now(UTC) - timedelta(days=options.days)
-    async with database.reading() as conn:
+    async with target.reading() as conn:
         figures = await drift_store.select_drift_figures(conn, since)
         uncompared = await drift_store.select_uncompared(conn, since)
     sections = [drift_report.of_fills(figures, uncompared)] if figures else []
@@ -156,8 +156,8 @@ async def drift(options: argparse.Namespace, database: FoundDatabase) -> Result:
     if not sections:
         recorded = "" if options.recording is None else f", and {options.recording} no book that can be compared"
         reasons = "; ".join(["there is nothing to compare", *notes])
-        raise StartError(f"{database.place} has no fill of a venue that was simulated{recorded}: {reasons}.")
-    _write(options.output, drift_report.page(database.name, sections))
+        raise StartError(f"{target.place} has no fill of a venue that was simulated{recorded}: {reasons}.")
+    _write(options.output, drift_report.page(target.name, sections))
     lines = [*(line for section in sections for line in _lines_of(section)), *notes]
     lines.append(
         f"{options.output}: {' and '.join(f'{section.figures[-1].fills} {section.unit}' for section in sections)}"

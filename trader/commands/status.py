@@ -1,4 +1,4 @@
-"""The command status: the service and its database at one moment, and the health report of the service."""
+"""The command status: the state of the service and its database, and the service's health report."""
 
 import argparse
 import os
@@ -11,7 +11,7 @@ import msgspec
 
 from trader.api.schemas.health import HealthReport
 from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, moment
-from trader.commands.database import FoundDatabase, database_command
+from trader.commands.database import TargetDatabase, database_command
 from trader.domain.exchange.halts import Halt
 from trader.errors import SettingsError
 from trader.settings import local_address, read_some
@@ -36,24 +36,24 @@ class Health(NamedTuple):
 
 
 @database_command("status", example="trader status")
-async def status(options: argparse.Namespace, found: FoundDatabase) -> Result:
-    """Show what the service does and what its database holds.
+async def status(options: argparse.Namespace, target: TargetDatabase) -> Result:
+    """Show the state of the service and of its database.
 
     Fails when no service runs, it is unhealthy, one of its schedulers does not run, or trading is halted. The service
     is asked for its health at HOST and PORT, then at SERVER_URL; where none answers, the database alone is shown.
     """
-    async with found.reading() as conn:
+    async with target.reading() as conn:
         facts, halts = await select_service_facts(conn), await select_halts(conn)
     health = await _find_health(options)
-    troubles = list(_troubles(facts, halts, found, health))
+    troubles = list(_troubles(facts, halts, target, health))
     value = {"troubles": troubles, "health": health, "status": facts, "halts": halts}
     return Result(
-        value, _describe(facts, _describe_health(health, found), troubles), EXIT_FAILED if troubles else EXIT_DONE
+        value, _describe(facts, _describe_health(health, target), troubles), EXIT_FAILED if troubles else EXIT_DONE
     )
 
 
 async def _find_health(options: argparse.Namespace) -> Health:
-    """Ask the addresses of the settings one after the other, until a service answers."""
+    """Query the configured addresses in turn until a service answers."""
     try:
         host, port, server_url = read_some(os.environ, options.env_file, "host", "port", "server_url")
     except SettingsError as error:  # the database has been shown all the same
@@ -85,15 +85,15 @@ async def _ask(url: str) -> Health:
         return Health(url, problem=f"no service answers at {url}: {error}")
 
 
-def _troubles(facts: ServiceFacts, halts: Sequence[Halt], found: FoundDatabase, health: Health) -> Iterator[str]:
-    if not found.is_served:
-        yield f"the service is {found.service}"
+def _troubles(facts: ServiceFacts, halts: Sequence[Halt], target: TargetDatabase, health: Health) -> Iterator[str]:
+    if not target.is_served:
+        yield f"the service is {target.service}"
     elif facts.heartbeat_at is None or facts.now - facts.heartbeat_at > _SILENT:
         or_what = "hangs" if health.report is None else "cannot write"
         yield f"the service has just started, or {or_what}: its last heartbeat was {moment(facts.heartbeat_at)}"
     else:
         yield from (f"{name} does not run" for name, runs in (facts.schedulers or {}).items() if not runs)
-    if found.is_served and health.report is not None:
+    if target.is_served and health.report is not None:
         yield from (f"unhealthy: {reason}" for reason in health.report.reasons or ())
     elif health.problem is not None and health.hangs:
         yield health.problem
@@ -102,11 +102,11 @@ def _troubles(facts: ServiceFacts, halts: Sequence[Halt], found: FoundDatabase, 
         yield "no model is active"
 
 
-def _describe_health(health: Health, found: FoundDatabase) -> str:
+def _describe_health(health: Health, target: TargetDatabase) -> str:
     if health.report is None:
         return health.problem or ""
     text = f"{health.report.status}, at {health.url}"
-    return text if found.is_served else f"{text}, but none leads on this database"
+    return text if target.is_served else f"{text}, but none leads on this database"
 
 
 def _describe(facts: ServiceFacts, health: str, troubles: Sequence[str]) -> Iterator[str]:

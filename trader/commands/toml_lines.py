@@ -1,4 +1,4 @@
-"""Lines of a TOML file: on which of them a value begins, for reports of mistakes."""
+"""Line numbers of values in a TOML file, for error messages."""
 
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -6,12 +6,12 @@ from typing import Any
 
 
 def lines_of(text: str, paths: Sequence[Sequence[str | int]]) -> list[int]:
-    """Return the line on which each of these values begins, counted from 1; of a missing one, that of its table.
+    """Return the line number, from 1, where each value begins; for a missing value that of its table.
 
-    The parser reports no lines, but it parses every beginning of a file that ends between two statements: a value
-    begins after the last beginning that does not have it yet.
+    The parser reports no line numbers, but it parses every prefix of a file that ends between two statements: a value
+    begins after the longest prefix that lacks it.
     """
-    found: dict[tuple[str | int, ...], int] = {}
+    line_of: dict[tuple[str | int, ...], int] = {}
     wanted = {tuple(path[:length]) for path in paths for length in range(1, len(path) + 1)}
     lines = text.splitlines(keepends=True)
     complete = 0
@@ -20,15 +20,15 @@ def lines_of(text: str, paths: Sequence[Sequence[str | int]]) -> list[int]:
             document = tomllib.loads("".join(lines[:count]))
         except tomllib.TOMLDecodeError:
             continue
-        for path in wanted - found.keys():
+        for path in wanted - line_of.keys():
             if _has(document, path):
-                found[path] = complete + 1
+                line_of[path] = complete + 1
         complete = count
-    return [next((found[key] for key in _prefixes(path) if key in found), 1) for path in paths]
+    return [next((line_of[key] for key in _prefixes(path) if key in line_of), 1) for path in paths]
 
 
 def _prefixes(path: Sequence[str | int]) -> Iterator[tuple[str | int, ...]]:
-    """Yield the path and those of the tables around it, from the inside."""
+    """Yield the path and the paths of its enclosing tables, the innermost first."""
     for length in range(len(path), 0, -1):
         yield tuple(path[:length])
 

@@ -1,4 +1,4 @@
-"""The commands trades and board: what models made of their accounts, from the rows."""
+"""The commands trades and board: completed trades and the leaderboard, read from the database."""
 
 import argparse
 from typing import get_args
@@ -8,7 +8,7 @@ from trader.api.schemas.common import chosen_variant
 from trader.api.schemas.trades import TradeView
 from trader.commands.accounts import known_account
 from trader.commands.command import Result, moment, money, table
-from trader.commands.database import FoundDatabase, database_command
+from trader.commands.database import TargetDatabase, database_command
 from trader.commands.models_file import variant_argument
 from trader.domain.money import format_decimal
 from trader.domain.portfolio.histories import WINDOWS, minute_end, value_account
@@ -32,10 +32,10 @@ def _count(text: str) -> int:
 
 
 @database_command("trades", example="trader trades --account apex-rules --limit 5", arguments=_trades_arguments)
-async def trades(options: argparse.Namespace, found: FoundDatabase) -> Result:
+async def trades(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """List completed trades, the latest first."""
     page = Page(options.limit)
-    async with found.reading() as conn:
+    async with target.reading() as conn:
         if options.account is None:
             listed = await select_trades(conn, page)
         else:
@@ -71,10 +71,10 @@ def _variant_or_all(text: str) -> str:
 
 
 @database_command("board", example="trader board --window 24h", arguments=_board_arguments)
-async def board(options: argparse.Namespace, found: FoundDatabase) -> Result:
-    """Rank the models by what they made of their accounts within a window, as of the last recorded prices."""
-    runs = await CurrentRuns(found.database).refresh()
-    async with found.reading() as conn:
+async def board(options: argparse.Namespace, target: TargetDatabase) -> Result:
+    """Rank the models by their results within a window, at the last recorded prices."""
+    runs = await CurrentRuns(target.database).refresh()
+    async with target.reading() as conn:
         models = await select_models(conn)
         accounts = await select_accounts(conn)
         marks = await select_last_marks(conn)
@@ -89,20 +89,20 @@ async def board(options: argparse.Namespace, found: FoundDatabase) -> Result:
     window, at = options.window, None if now is None else minute_end(now)
     entries = [] if at is None else make_board(make_entries(entrants, window, at), window, options.sort_by, at)
     heads = ("rank", "model", "variant", "return %", "95 % interval", "pnl", "drawdown %", "value", "trades")
-    listed = [LeaderboardRow.of(each, LeaderboardDetails.of(each, options.sort_by)) for each in entries]
+    listed = [LeaderboardRow.of(entry, LeaderboardDetails.of(entry, options.sort_by)) for entry in entries]
     rows = [
         (
-            "-" if one.rank is None else str(one.rank),
-            one.model_id,
-            one.variant,
-            "unknown" if one.pnl_percent is None else f"{one.pnl_percent:+.2f}",
-            "not yet" if one.ci95 is None else f"{one.ci95.low:+.2f} to {one.ci95.high:+.2f}",
-            f"{one.pnl_absolute:+,.2f}",
-            f"{one.max_drawdown:.2f}",
-            money(one.end_value),
-            str(one.trades_count),
+            "-" if row.rank is None else str(row.rank),
+            row.model_id,
+            row.variant,
+            "unknown" if row.pnl_percent is None else f"{row.pnl_percent:+.2f}",
+            "not yet" if row.ci95 is None else f"{row.ci95.low:+.2f} to {row.ci95.high:+.2f}",
+            f"{row.pnl_absolute:+,.2f}",
+            f"{row.max_drawdown:.2f}",
+            money(row.end_value),
+            str(row.trades_count),
         )
-        for one in listed
+        for row in listed
     ]
     result = {"window": options.window, "asOf": now, "entries": listed}
     return Result(result, [f"{options.window} up to {moment(now)}", *table(heads, rows, text_columns=3)])

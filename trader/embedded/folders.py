@@ -1,4 +1,4 @@
-"""Folders of the embedded PostgreSQL: its data, its socket, its lock, and places that the user `nobody` can reach.
+"""Folders of the embedded PostgreSQL: data, socket, lock, and folders that the user `nobody` can reach.
 
 PostgreSQL refuses to run as root, so under root its server runs as `nobody`, who needs folders open to every user.
 """
@@ -37,7 +37,7 @@ def name_of(path: Path) -> str:
 
 
 def is_open_to_all(path: Path) -> bool:
-    """Whether every user may enter `path` and all folders above it, by their mode bits."""
+    """Return whether the mode bits of `path` and all its parents let every user enter it."""
     path = path.resolve()
     return all(folder.stat().st_mode & WORLD_EXECUTE for folder in (path, *path.parents))
 
@@ -64,7 +64,7 @@ def shared_place(key: Path) -> Path:
 
 
 def server_account() -> ServerAccount | None:
-    """Return the user `nobody` when this process is root; else None, and the server runs as this process's user."""
+    """Return the user `nobody` when this process is root; None when the server runs as this process's user."""
     if os.geteuid() != 0:
         return None
     try:
@@ -78,7 +78,7 @@ def server_account() -> ServerAccount | None:
 
 
 def data_place(folder: Path, account: ServerAccount | None) -> Path:
-    """Return the folder itself, or a shared place instead of it when `account` cannot reach the folder.
+    """Return the folder itself, or a shared folder in its place when `account` cannot reach it.
 
     :raises StartError: the folder cannot be made, or has the data of another user
     """

@@ -1,4 +1,4 @@
-"""Processes of the embedded PostgreSQL: bound to the life of this process, watched and stopped."""
+"""Process control of the embedded PostgreSQL: parent-death signals, readiness, shutdown and logs."""
 
 import asyncio
 import ctypes
@@ -59,12 +59,12 @@ def leftover_pid(pid_file: Path, data: Path) -> int | None:
 
 
 def _program_of(pid: int) -> str:
-    found = subprocess.run(["ps", "-o", "comm=", "-p", str(pid)], capture_output=True, text=True, check=False)  # noqa: S603, S607 - a number, and the system's own program
-    return found.stdout
+    listing = subprocess.run(["ps", "-o", "comm=", "-p", str(pid)], capture_output=True, text=True, check=False)  # noqa: S603, S607 - a number, and the system's own program
+    return listing.stdout
 
 
 def is_ready(data: Path, pid: int) -> bool:
-    """Whether the server accepts connections, as its pid file says."""
+    """Return whether the server accepts connections, according to its pid file."""
     try:
         lines = (data / "postmaster.pid").read_text().split("\n")
     except FileNotFoundError:

@@ -45,7 +45,7 @@ NAME_LENGTH_MAX = 63
 
 
 def database_name(market_identity: str, live_account: int | None = None) -> str:
-    """Name the embedded database of a market's books or, live, of a venue account's: each has one of its own.
+    """Return the name of the embedded database for a market or, in live trading, for a venue account.
 
     A secret seed is not part of the name: it is in the database.
     """
@@ -55,7 +55,7 @@ def database_name(market_identity: str, live_account: int | None = None) -> str:
 
 
 def keep_log(path: Path) -> None:
-    """Make room for another run's log: one that is too long replaces the one that was put aside before."""
+    """Rotate the server's log: one above the size limit replaces the previously rotated one."""
     with suppress(FileNotFoundError):
         if path.stat().st_size > LOG_BYTES_MAX:
             path.replace(path.with_name(path.name + ".1"))
@@ -108,8 +108,8 @@ class EmbeddedPostgres:
 
     async def has_database(self, name: str) -> bool:
         async with self._connected() as conn:
-            found: bool = await conn.fetchval("SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)", name)
-            return found
+            exists: bool = await conn.fetchval("SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)", name)
+            return exists
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[asyncpg.Connection]:
@@ -204,7 +204,7 @@ class EmbeddedPostgres:
         return [record["datname"] for record in names]
 
     async def ended(self) -> str:
-        """Wait until the server ends although nobody stopped it, and return the last lines of its log."""
+        """Wait until the server exits without having been stopped, and return the last lines of its log."""
         while self._process is not None and self._process.poll() is None:  # noqa: ASYNC110 - a process, not a task
             await asyncio.sleep(1)
         return tail(self._folder / SERVER_LOG)
@@ -279,7 +279,7 @@ class EmbeddedPostgres:
             )
 
     async def _stop_leftover(self) -> None:
-        """Stop a server that outlived its parent, and remove the pid file of one that crashed."""
+        """Stop a server that outlived its parent, or remove the pid file of a crashed server."""
         pid_file = self.data / "postmaster.pid"
         pid = leftover_pid(pid_file, self.data)
         if pid is None:

@@ -1,4 +1,4 @@
-"""The market source that MARKET_SOURCE names: synthetic, replay or venue; and the recorder of its updates."""
+"""Factories of the market source (synthetic, replay or venue, by MARKET_SOURCE) and of its recorder."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Sinks of anchors: a webhook or an append-only file, where heads of the chain are kept outside the database."""
+"""Anchor sinks: a webhook or an append-only file that stores heads of the chain outside the database."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ ATTEMPT_S: Final = 10.0
 
 
 class AnchorLine(msgspec.Struct, rename="camel"):
-    """An anchor as it is sent, and as a line of a file. `digest` is hexadecimal."""
+    """JSON form of an anchor, sent to a webhook or written as a line. `digest` is hexadecimal."""
 
     position: int
     digest: str
@@ -44,7 +44,7 @@ def anchor_line(anchor: Anchor) -> bytes:
 
 
 class AnchorSink(Protocol):
-    """Takes anchors, one after the other."""
+    """Receiver of anchors, one at a time."""
 
     async def send(self, anchor: Anchor) -> None:
         """Hand over an anchor.
@@ -116,7 +116,7 @@ class FileSink:
             writing.get_loop().call_soon_threadsafe(_settle, writing, problem)
 
     async def close(self) -> None:
-        """Nothing is open between two anchors."""
+        """Do nothing: no resource stays open between two anchors."""
 
 
 def _append_line(path: str, line: bytes) -> None:

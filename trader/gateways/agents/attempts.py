@@ -1,4 +1,4 @@
-"""Attempts at a provider: how each may fail, what those of one answer have come to, and the reading of a response."""
+"""Attempts of a provider request: failure kinds, totals over the attempts of one answer, and response reading."""
 
 import asyncio
 import math
@@ -37,7 +37,7 @@ class FieldRefused(ProviderError):
 
 
 class Progress:
-    """What the attempts of one answer have come to. `spent` are keys that are not used again before a wait."""
+    """Totals over the attempts of one answer. `spent` are keys that are not used again before a wait."""
 
     def __init__(self) -> None:
         self.spent: set[Key] = set()
@@ -50,17 +50,17 @@ class Progress:
         self.raw = ""
 
 
-def sum_of(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
-    return one[0] + other[0], one[1] + other[1]
+def sum_of(first: tuple[int, int], second: tuple[int, int]) -> tuple[int, int]:
+    return first[0] + second[0], first[1] + second[1]
 
 
 def most_tokens(turn: Turn, body: bytes) -> tuple[int, int]:
-    """Return the most tokens, of input and output, that a request may take."""
+    """Return the maximal tokens, (input, output), of a request."""
     return estimated_count(len(body)), turn.answer_tokens_max
 
 
 def is_affordable(turn: Turn, progress: Progress, body: bytes) -> bool:
-    """Return whether the tokens of the turn allow one more attempt, at the most that it and the failed ones take."""
+    """Return whether the turn's tokens allow another attempt, each attempt counted at its maximum."""
     if turn.tokens_max is None or not any(progress.unreported):
         return True
     return sum(progress.unreported) + sum(most_tokens(turn, body)) <= turn.tokens_max
@@ -79,7 +79,7 @@ async def read_bounded(response: aiohttp.ClientResponse, name: str) -> bytes:
 
 
 async def apply(read: Callable[[bytes], T], content: bytes) -> T:
-    """Apply `read` to an answer, in a thread when it is long."""
+    """Parse an answer with `read`, in a thread when it is long."""
     return read(content) if len(content) <= PARSE_INLINE_MAX else await asyncio.to_thread(read, content)
 
 

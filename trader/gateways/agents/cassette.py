@@ -1,6 +1,6 @@
-"""Cassettes: what AI models answered, kept in a folder by the digest of what they were asked.
+"""Cassettes: recorded answers of AI models, stored in a folder by the digest of their requests.
 
-`answers.jsonl` has a line for each answer, `models.json` the models that were asked. No key is in either.
+`answers.jsonl` has a line for each answer, `models.json` the models. Neither contains API keys.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ class KeptAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def request_digest(provider: str, turn: Turn) -> str:
-    """Return the SHA-256 of what a model is asked, as JSON with sorted keys: what decides its answer, but no API key.
+    """Return the SHA-256 of a model's request as JSON with sorted keys: everything that affects its answer, no API key.
 
     The id of the model is a part of it, so that replicates have answers of their own.
     """
@@ -55,7 +55,7 @@ def request_digest(provider: str, turn: Turn) -> str:
 
 
 class Cassette:
-    """The answers in a folder. One process at a time may add to it."""
+    """The recorded answers in a folder. One process at a time may append."""
 
     def __init__(self, folder: Path, answers: dict[str, KeptAnswer], models: dict[str, Model]) -> None:
         self.folder = folder
@@ -66,7 +66,7 @@ class Cassette:
 
     @classmethod
     def load(cls, folder: Path) -> "Cassette":
-        """Read a cassette; a folder that does not exist is an empty one. A last line that was torn is left out.
+        """Read a cassette; a folder that does not exist is an empty one. An incomplete last line is ignored.
 
         :raises SettingsError: a file of it cannot be read
         """
@@ -84,14 +84,14 @@ class Cassette:
         return len(self._answers)
 
     def get(self, digest: str) -> ModelAnswer | None:
-        """Return the answer to what has this digest."""
+        """Return the answer to the request with this digest."""
         kept = self._answers.get(digest)
         return None if kept is None else kept.answer
 
     def open(self, models: Sequence[Model]) -> None:
-        """Begin to add the answers of these models. Raises `OSError`.
+        """Open the cassette to append answers of these models. Raises `OSError`.
 
-        :raises SettingsError: another process adds to it
+        :raises SettingsError: another process appends to it
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         self._file = (self.folder / ANSWERS).open("ab")
@@ -110,7 +110,7 @@ class Cassette:
             self._file.close()
 
     async def add(self, kept: KeptAnswer) -> None:
-        """Keep an answer: when this returns, it is on the disk. Raises `OSError`."""
+        """Append an answer durably: it is on the disk when this returns. Raises `OSError`."""
         async with self._turn:
             await asyncio.to_thread(self._write, msgspec.json.encode(kept) + b"\n")
         self._answers[kept.digest] = kept
@@ -124,7 +124,7 @@ class Cassette:
 
 def _decoded(file: Path) -> dict[str, KeptAnswer]:
     decoder = msgspec.json.Decoder(KeptAnswer)
-    found = {}
+    answers = {}
     with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.endswith(b"\n"):  # the process was killed while it wrote it
@@ -133,18 +133,18 @@ def _decoded(file: Path) -> dict[str, KeptAnswer]:
                 kept = decoder.decode(line)
             except msgspec.MsgspecError as error:
                 raise SettingsError([f"{file}, line {number}: expected a kept answer: {error}"]) from None
-            found[kept.digest] = kept
-    return found
+            answers[kept.digest] = kept
+    return answers
 
 
 def _complete_bytes(file: Path) -> int:
-    """Return how long the file is without a torn last line."""
+    """Return the size of the file in bytes without an incomplete last line."""
     content = file.read_bytes()
     return content.rfind(b"\n") + 1
 
 
 def missing_text(folder: Path, turn: Turn, digest: str) -> str:
-    """Return the sentence about an answer that a cassette does not have."""
+    """Return the error message for an answer that a cassette does not have."""
     return (
         f"{folder} has no answer of {turn.model.id} at {iso(turn.view.at)}, step {turn.number}, to what has the digest "
         f"{digest}. Allowed is a backtest of the same candles, period, rules, limits and models as the recorded one; "

@@ -1,4 +1,4 @@
-"""Client of an AI provider, whichever protocol it speaks.
+"""Client of an AI provider, for every protocol.
 
 Every attempt has its own deadline, from connecting to the last byte. A refusal rests what it is about (`keys.py`), and
 the next key is asked; when none is free, its rest is waited out as far as the turn allows. Server errors, broken and
@@ -133,9 +133,9 @@ class ProviderClient:
             await self._session.close()
 
     def outage(self) -> str | None:
-        """Return why no model can be asked at present: every key rests, or the turns of all models fail.
+        """Return why no model can be called at present: every key rests, or the turns of all models fail.
 
-        Models that fail beside one that is answered are no outage.
+        There is no outage while one model is answered, even if others fail.
         """
         if (reason := self._keys.outage()) is not None:
             return reason
@@ -256,7 +256,7 @@ class ProviderClient:
         return {name: value for name, value in request.items() if value is not None and name not in left_out}
 
     def _leave_out(self, model: Model, field: str) -> None:
-        """Leave the field out of this model's requests from now on. Several requests under way may ask for it."""
+        """Omit the field from this model's requests from now on. Concurrent requests may each report it."""
         left_out = self._left_out.setdefault((model.id, model.router_model_name), set())
         if field not in left_out:
             left_out.add(field)
@@ -264,7 +264,7 @@ class ProviderClient:
             _log.warning("%s: %s; requests of %s leave it out from now on", self.name, accepts, model.id)
 
     async def _attempt(self, turn: Turn, key: Key, body: bytes, fields: Collection[str]) -> Reply:
-        """Make one request; `fields` are those that it could do without."""
+        """Make one request; `fields` are its optional fields."""
         model, most = turn.model, most_tokens(turn, body)
         accepted = "text/event-stream" if self.definition.stream else "application/json"
         headers = {"Content-Type": "application/json", "Accept": accepted, **self.definition.headers}
@@ -344,7 +344,7 @@ class ProviderClient:
         content: bytes,
         fields: Collection[str],
     ) -> ProviderError:
-        """Return the error of an answer other than 200, after its consequences for the key."""
+        """Apply the consequences of an answer other than 200 to the key, and return its error."""
         message = f"{self.name} answered {status}: {brief(content.decode(errors='replace'))}"
         if status >= 500 or status == 408:
             if retry_after_s is None:
@@ -365,7 +365,7 @@ class ProviderClient:
         return ProviderError(message) if field is None else FieldRefused(field, message)
 
     def _not_json(self, what: str) -> ProviderError:
-        """Return the error of a 200 that is no JSON: each attempt may be charged, so there is no further one."""
+        """Return the error of a 200 that is not JSON. It is not retried, since each attempt may be charged."""
         self.usage.attempts["failed"] += 1
         return ProviderError(f"{self.name} answered 200 with {what}", unmetered_attempts=1)
 

@@ -1,4 +1,4 @@
-"""Gemini's own API (generateContent). Parts go back as they came, with their thought signatures."""
+"""Gemini's own API (generateContent). Parts are sent back unchanged, with their thought signatures."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -42,7 +42,7 @@ class _Usage(msgspec.Struct, rename="camel"):
 
     @property
     def output_tokens(self) -> int | None:
-        """The tokens of the answer with those of its thoughts, which are counted beside them."""
+        """The output tokens with the thought tokens, which Gemini counts apart."""
         if self.candidates_token_count is None and self.thoughts_token_count is None:
             return None
         return (self.candidates_token_count or 0) + (self.thoughts_token_count or 0)
@@ -59,7 +59,7 @@ class _Response(msgspec.Struct, rename="camel"):
 
 
 class GeminiWire:
-    """The protocol."""
+    """Protocol of Gemini's generateContent."""
 
     limit_fields = ("maxOutputTokens",)
 
@@ -112,7 +112,7 @@ class GeminiWire:
 
 
 def _contents(messages: Sequence[Message]) -> list[Body]:
-    """Return the conversation. The results of an answer's calls are in their order, each with the id of its call."""
+    """Convert the conversation. The results of an answer's calls are in call order, each with its call id."""
     contents: list[Body] = []
     asked: Message = {}
     for role, group in split_by_role(messages):

@@ -1,6 +1,6 @@
-"""API keys of one AI provider: used in turn, at rest for as long as a refusal demands, and counts of their usage.
+"""API keys of one AI provider: rotation, cooldowns after refusals, and usage counts.
 
-    refusal          applies to                         rest
+    refusal          applies to                         cooldown
     RATE_LIMITED     key and the provider's model       Retry-After, else 30 s, doubling to 10 min
     MODEL_REFUSED    key and the provider's model       the same
     OVERLOADED       key and the provider's model       Retry-After
@@ -8,9 +8,9 @@
     OUT_OF_CREDIT    key                                10 min, doubling to 1 h; probed once a minute
     KEY_REFUSED      key                                10 min, doubling to 1 h
 
-A key that is out of credit stands for its account: other keys of the account are refused when their turn comes. While
-it rests, one model asks with it once a minute: one whose last request it answered, so that a model whose own requests
-are refused does not use up the attempts. Without any such model, whichever asks first.
+A key that is out of credit represents its account: the account's other keys are refused when their turn comes. During
+its cooldown it is probed once a minute by a model whose last request it answered, so that a model whose own requests
+are refused does not use up the probes. If there is no such model, the first request probes it.
 Logs and records name a key by its number, from 1. Its value leaves this module only for the request's own header.
 """
 
@@ -48,20 +48,20 @@ Outcome = Literal[
 
 
 Scope = Literal["key", "provider model", "model"]
-"""What a rest of a key applies to: every request, those for one model of the provider, or those of one model here."""
+"""Scope of a key's cooldown: every request, those for one model of the provider, or those of one of our models."""
 
 
 class KeyRefusal(NamedTuple):
-    """A kind of refusal: its outcome and words, the scope of the rest, and its shortest and longest duration.
+    """A kind of refusal: its outcome and message, the scope of its cooldown, and the shortest and longest cooldown.
 
-    While a key rests for a refusal that `is_probed`, it is tried again once in `PROBE_EVERY_S`.
+    During a cooldown for a refusal that `is_probed`, the key is probed once in `PROBE_EVERY_S`.
     """
 
     outcome: Outcome
     words: str
     scope: Scope
-    first_rest_s: float
-    last_rest_s: float
+    shortest_s: float
+    longest_s: float
     is_probed: bool = False
 
 
@@ -78,9 +78,9 @@ _log = logging.getLogger("trader.agents")
 
 
 class Usage:
-    """Usage of a provider since the start of the process: attempts and rests by outcome, and tokens.
+    """Usage of a provider since the start of the process: attempts and cooldowns by outcome, and tokens.
 
-    `unmetered_attempts` counts those that may have cost tokens which nobody reported.
+    `unmetered_attempts` counts those that may have cost unreported tokens.
     """
 
     def __init__(self) -> None:
@@ -92,24 +92,24 @@ class Usage:
         self.unmetered_attempts = 0
 
 
-RestKey = tuple[Scope, str]
-"""What a rest applies to: the scope, and the name of the model in it (empty for the whole key)."""
+CooldownKey = tuple[Scope, str]
+"""Key of a cooldown: its scope, and the name of the model in it (empty for the whole key)."""
 
-_WHOLE_KEY: Final[RestKey] = ("key", "")
+_WHOLE_KEY: Final[CooldownKey] = ("key", "")
 
 
-def _rest_key(refusal: KeyRefusal, model: Model) -> RestKey:
+def _cooldown_key(refusal: KeyRefusal, model: Model) -> CooldownKey:
     names = {"key": "", "provider model": model.router_model_name, "model": model.id}
     return refusal.scope, names[refusal.scope]
 
 
-def _rest_keys(model: Model) -> tuple[RestKey, ...]:
-    """Return the keys of the rests that keep a key from a model."""
+def _cooldown_keys(model: Model) -> tuple[CooldownKey, ...]:
+    """Return the scopes in which a cooldown excludes a key for a model."""
     return _WHOLE_KEY, ("provider model", model.router_model_name), ("model", model.id)
 
 
-class _Rest(msgspec.Struct):
-    """A rest of a key, and the answer that began it. `next_s` is how long the next one in a row takes."""
+class _Cooldown(msgspec.Struct):
+    """A cooldown of a key, and the answer that caused it. `next_s` is the length of the next consecutive one."""
 
     refusal: KeyRefusal
     answer: str
@@ -121,25 +121,25 @@ class Key:
     """One key of a provider; `secret` is None for a local server without keys.
 
     `answered` has the ids of the models whose last request with it was answered, `probe_s` is the time from which on it
-    may be tried during a rest.
+    may be probed during a cooldown.
     """
 
-    __slots__ = ("answered", "number", "probe_s", "rests", "secret")
+    __slots__ = ("answered", "cooldowns", "number", "probe_s", "secret")
 
     def __init__(self, number: int | None, secret: Secret | None) -> None:
         self.number = number
         self.secret = secret
-        self.rests: dict[RestKey, _Rest] = {}
+        self.cooldowns: dict[CooldownKey, _Cooldown] = {}
         self.answered: set[str] = set()
         self.probe_s = 0.0
 
     def __repr__(self) -> str:
         return f"Key({self.number})"
 
-    def longest_rest(self, model: Model) -> _Rest | None:
-        """Return the rest, over or not, that ends last of those that keep this key from the model."""
-        rests = [self.rests[key] for key in _rest_keys(model) if key in self.rests]
-        return max(rests, key=lambda rest: rest.until_s, default=None)
+    def latest_cooldown(self, model: Model) -> _Cooldown | None:
+        """Return the latest-ending cooldown for this key and model, expired ones included."""
+        cooldowns = [self.cooldowns[key] for key in _cooldown_keys(model) if key in self.cooldowns]
+        return max(cooldowns, key=lambda cooldown: cooldown.until_s, default=None)
 
 
 class KeyRing:
@@ -153,7 +153,7 @@ class KeyRing:
         self.usage = Usage()
 
     def take(self, model: Model, spent: Collection[Key] = ()) -> Key | None:
-        """Return the next key in turn for a model; None when each one rests or is among the `spent`."""
+        """Return the next key in turn for a model; None when every key is in cooldown or among the `spent`."""
         for offset in range(len(self._keys)):
             key = self._keys[(self._turn + offset) % len(self._keys)]
             if key not in spent and self._left_s(key, model) <= 0:
@@ -165,41 +165,43 @@ class KeyRing:
     def rest(
         self, key: Key, model: Model, refusal: KeyRefusal, answer: str, retry_after_s: float | None = None
     ) -> None:
-        """Rest the key for as long as the refusal says; `answer` is the provider's status and words.
+        """Start or extend the key's cooldown for a refusal; `answer` is the provider's status and message.
 
-        Several requests are under way at once: a refusal that arrives while the key rests does not double its rest.
+        Requests are concurrent: a refusal that arrives during the cooldown does not double the next one.
         """
-        rest_key = _rest_key(refusal, model)
+        cooldown_key = _cooldown_key(refusal, model)
         asked_s = None if refusal.scope == "key" else retry_after_s
-        now, rest = self._timer(), key.rests.get(rest_key)
-        if rest is None or rest.refusal is not refusal:
-            until_s = now if rest is None else rest.until_s
-            rest = key.rests[rest_key] = _Rest(refusal, answer, until_s, refusal.first_rest_s)
-        elif asked_s is None and rest.until_s > now:
+        now, cooldown = self._timer(), key.cooldowns.get(cooldown_key)
+        if cooldown is None or cooldown.refusal is not refusal:
+            until_s = now if cooldown is None else cooldown.until_s
+            cooldown = key.cooldowns[cooldown_key] = _Cooldown(refusal, answer, until_s, refusal.shortest_s)
+        elif asked_s is None and cooldown.until_s > now:
             return
         key.answered.discard(model.id)
         if asked_s is None:
-            asked_s = rest.next_s
-            rest.next_s = min(asked_s * 2, refusal.last_rest_s)
-        rest.answer = answer
-        rest.until_s = max(rest.until_s, now + min(asked_s, refusal.last_rest_s))
+            asked_s = cooldown.next_s
+            cooldown.next_s = min(asked_s * 2, refusal.longest_s)
+        cooldown.answer = answer
+        cooldown.until_s = max(cooldown.until_s, now + min(asked_s, refusal.longest_s))
         self.usage.rests[refusal.outcome] += 1
         subject = _name(key) if refusal.scope == "key" else f"{_name(key)}, asked for {model.router_model_name},"
-        rest_s = rest.until_s - now
-        _log.warning("%s: %s %s (%s) and rests for %.0f s", self._name, subject, refusal.words, answer, rest_s)
+        left_s = cooldown.until_s - now
+        _log.warning("%s: %s %s (%s) and rests for %.0f s", self._name, subject, refusal.words, answer, left_s)
 
     def accepted(self, key: Key, model: Model) -> None:
-        """Note that a request was answered: rests that it probed or that were over begin anew with the shortest.
+        """Record a success: cooldowns that it probed or that had expired start again with the shortest length.
 
-        One that began while the request was under way stays.
+        A cooldown that began during the request stays.
         """
         key.answered.add(model.id)
-        for rest_key in _rest_keys(model):
-            if (rest := key.rests.get(rest_key)) and (rest.refusal.is_probed or rest.until_s <= self._timer()):
-                del key.rests[rest_key]
+        for cooldown_key in _cooldown_keys(model):
+            if (cooldown := key.cooldowns.get(cooldown_key)) and (
+                cooldown.refusal.is_probed or cooldown.until_s <= self._timer()
+            ):
+                del key.cooldowns[cooldown_key]
 
     def failed(self, key: Key, model: Model) -> None:
-        """Note that a request was not answered, for whatever reason."""
+        """Record a request without an answer."""
         key.answered.discard(model.id)
 
     def free_in_s(self, model: Model) -> float:
@@ -207,16 +209,16 @@ class KeyRing:
         return min(self._left_s(key, model) for key in self._keys)
 
     def resting(self) -> dict[str, str]:
-        """Return the keys that rest for all models, by their names, with the reasons."""
+        """Return the reasons of the keys in cooldown for all models, by key name."""
         resting = {}
         for key in self._keys:
-            rest = key.rests.get(_WHOLE_KEY)
-            if rest is not None and rest.until_s > self._timer():
-                resting[_name(key)] = f"{rest.refusal.words} ({rest.answer})"
+            cooldown = key.cooldowns.get(_WHOLE_KEY)
+            if cooldown is not None and cooldown.until_s > self._timer():
+                resting[_name(key)] = f"{cooldown.refusal.words} ({cooldown.answer})"
         return resting
 
     def outage(self) -> str | None:
-        """Return why no model at all can be asked now; None while a key may work."""
+        """Return why no model can be called now; None while a key may work."""
         resting = self.resting()
         if len(resting) < len(self._keys):
             return None
@@ -229,24 +231,24 @@ class KeyRing:
         )
 
     def _state(self, key: Key, model: Model) -> str:
-        rest = key.longest_rest(model)
-        if rest is None:
+        cooldown = key.latest_cooldown(model)
+        if cooldown is None:
             return f"{_name(key)} is free"
-        left_s = max(0.0, rest.until_s - self._timer())
-        return f"{_name(key)} {rest.refusal.words} ({rest.answer}) and rests for {left_s:.0f} s"
+        left_s = max(0.0, cooldown.until_s - self._timer())
+        return f"{_name(key)} {cooldown.refusal.words} ({cooldown.answer}) and rests for {left_s:.0f} s"
 
     def _left_s(self, key: Key, model: Model) -> float:
-        """Return the seconds until a key can be used for a model: until its rests end, or it may be probed."""
+        """Return the seconds until a key can be used for a model: until its cooldowns end, or it may be probed."""
         now, left_s = self._timer(), 0.0
-        for rest_key in _rest_keys(model):
-            if rest := key.rests.get(rest_key):
-                is_prober = rest.refusal.is_probed and (model.id in key.answered or not key.answered)
-                until_s = min(rest.until_s, key.probe_s) if is_prober else rest.until_s
+        for cooldown_key in _cooldown_keys(model):
+            if cooldown := key.cooldowns.get(cooldown_key):
+                is_prober = cooldown.refusal.is_probed and (model.id in key.answered or not key.answered)
+                until_s = min(cooldown.until_s, key.probe_s) if is_prober else cooldown.until_s
                 left_s = max(left_s, until_s - now)
         return left_s
 
     def scrub(self, content: bytes) -> bytes:
-        """Return a provider's answer with the values of all keys hidden, also within JSON escapes."""
+        """Return a provider's answer with the values of all keys redacted, also within JSON escapes."""
         secrets = [key.secret.reveal() for key in self._keys if key.secret is not None]
         secrets = [secret for secret in secrets if len(secret) >= SCRUBBED_MIN]
         for secret in secrets:
@@ -268,7 +270,7 @@ def _name(key: Key) -> str:
 
 
 def _scrubbed(value: Any, secrets: Sequence[str], depth: int) -> Any:
-    """Return the JSON value with every secret hidden in its texts, and in texts that are JSON themselves."""
+    """Return the JSON value with every secret redacted in its strings, and in strings that are JSON themselves."""
     if isinstance(value, dict):
         return {_scrubbed(key, secrets, 0): _scrubbed(item, secrets, depth) for key, item in value.items()}
     if isinstance(value, list):

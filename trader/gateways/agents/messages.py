@@ -53,7 +53,7 @@ class _Answer(msgspec.Struct):
 
 
 class MessagesWire:
-    """The protocol."""
+    """Protocol of Anthropic's Messages API."""
 
     limit_fields = ("max_tokens",)
 
@@ -112,7 +112,7 @@ class MessagesWire:
 
 
 def _messages(messages: Sequence[Message]) -> list[Body]:
-    """Return the conversation; the results of one answer's calls are one message, and those of all its calls."""
+    """Convert the conversation; one message has a result for every call of an answer."""
     turns: list[Body] = []
     for role, group in split_by_role(messages):
         if role == "tool":
@@ -132,7 +132,7 @@ def _messages(messages: Sequence[Message]) -> list[Body]:
 
 
 def _marked(text: str) -> list[Body]:
-    """Return the view in two parts, of which the first ends with a cache mark."""
+    """Split the view into two parts; the first ends with a cache mark."""
     candles, end, others = text.partition(CANDLES_END)
     if not end:
         return _text(text)

@@ -1,4 +1,4 @@
-"""Protocols of AI providers: how each one is asked, and its answers in the form of a chat completion.
+"""Protocols of AI providers: requests, and answers converted to chat completions.
 
 The conversation of an invocation has the messages of chat completions. Another protocol is asked with their
 translation, and its answer is translated to a completion, whose message keeps the provider's own parts under `NATIVE`:
@@ -25,7 +25,7 @@ Body = dict[str, Any]
 
 
 class Wire(Protocol):
-    """A protocol."""
+    """Protocol of an AI provider: converts requests, and answers to chat completions."""
 
     @property
     def limit_fields(self) -> Sequence[str]:
@@ -49,12 +49,12 @@ class Wire(Protocol):
         ...
 
     def joined(self, events: Sequence[bytes]) -> bytes:
-        """Return the answer whose parts were streamed as these events. Raises `MsgspecError`."""
+        """Return the answer that these streamed events form. Raises `MsgspecError`."""
         ...
 
 
 class ChatWire:
-    """OpenAI's chat completions, and whatever speaks them."""
+    """Protocol of OpenAI's chat completions and compatible servers."""
 
     limit_fields = ("max_tokens", "max_completion_tokens")
 
@@ -80,7 +80,7 @@ class ChatWire:
         return content
 
     def joined(self, events: Sequence[bytes]) -> bytes:
-        """Join the deltas of a streamed completion. The last event with a usage has that of the whole answer."""
+        """Join the deltas of a streamed completion. The last event with a usage has the totals of the answer."""
         whole: Body = {"choices": []}
         message: Message = {"role": "assistant"}
         finish: Any = None
@@ -162,7 +162,7 @@ def functions() -> Iterator[tuple[str, str, Body]]:
 
 
 def call_of(call_id: Any, name: Any, arguments: Any) -> Body:
-    """Return a tool call in the form of chat completions; `arguments` is JSON text, or what it stands for."""
+    """Return a tool call in the form of chat completions; `arguments` is JSON text or a JSON value."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
@@ -175,7 +175,7 @@ def completion_of(
     model: Any,
     refusal: str | None = None,
 ) -> bytes:
-    """Return a chat completion of the parts of an answer; `usage` has its names, a missing figure is None."""
+    """Return a chat completion built from the parts of an answer; an unknown figure of `usage` is None."""
     message: Message = {"role": "assistant", "content": text or None, NATIVE: list(parts)}
     if calls:
         message["tool_calls"] = list(calls)

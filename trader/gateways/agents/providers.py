@@ -31,14 +31,14 @@ assert set(PROVIDERS) == set(CONFIGURABLE), "every provider that can be configur
 
 
 class Provider(Protocol):
-    """Decides for a model: an AI behind a network, or a rule agent."""
+    """Source of a model's decisions: a remote AI or a rule agent."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def is_remote(self) -> bool:
-        """Whether it reads the messages of a turn."""
+        """Whether the provider is remote, and so reads the messages of a turn."""
         ...
 
     def left_out(self, model: Model) -> Collection[str]:
@@ -57,7 +57,7 @@ class Provider(Protocol):
 
 
 class RuleProvider:
-    """The rule agents as a provider: their orders are in the first answer, `holding` in one of its own."""
+    """The rule agents as a provider: the first answer has their orders, a second one `holding`."""
 
     name = "rules"
     is_remote = False
@@ -77,7 +77,7 @@ class RuleProvider:
         )
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no resource is open."""
 
 
 def _tool_request(number: int, decision: Decision) -> ToolRequest:
@@ -106,7 +106,7 @@ class Providers(Mapping[str, Provider]):
         return len(self._providers)
 
     def learn(self, models: Iterable[Model]) -> None:
-        """Make a client of every provider that models bring; one that is defined otherwise than before is replaced."""
+        """Create a client for every provider that models define; a changed definition replaces its client."""
         for model in models:
             definition = model.configuration.provider_definition
             known = self._providers.get(model.provider)
@@ -142,7 +142,7 @@ def make_providers(settings: Settings) -> Providers:
 
 
 def base_url_of(model: Model, settings: Settings) -> str | None:
-    """Return the address at which a model is asked; None for a rule agent, and for a provider that nobody defined."""
+    """Return the base URL of a model's provider; None for a rule agent and for an undefined provider."""
     definition = model.configuration.provider_definition or PROVIDERS.get(model.provider)
     if definition is None:
         return None
@@ -151,14 +151,14 @@ def base_url_of(model: Model, settings: Settings) -> str | None:
 
 
 def _configured_as(definition: ProviderDefinition) -> str:
-    """Return under which name the settings have the keys of a provider."""
+    """Return the name under which the settings hold the keys of a provider."""
     if definition.name in PROVIDERS:
         return definition.name
     return "" if definition.key_variable is None else name_of_keys(definition.key_variable)
 
 
 def find_resting(providers: Mapping[str, Provider]) -> dict[str, str]:
-    """Return the AI providers that no model can ask at present, and the single keys that rest, with the reasons."""
+    """Return the AI providers and single keys that are unavailable at present, with the reasons."""
     resting = find_outages(providers)
     for name, provider in providers.items():
         if isinstance(provider, ProviderClient) and name not in resting:
@@ -167,6 +167,6 @@ def find_resting(providers: Mapping[str, Provider]) -> dict[str, str]:
 
 
 def find_outages(providers: Mapping[str, Provider]) -> dict[str, str]:
-    """Return the AI providers that no model can ask at present, with the reason."""
+    """Return the AI providers that are unavailable to all models at present, with the reason."""
     outages = {name: provider.outage() for name, provider in providers.items() if isinstance(provider, ProviderClient)}
     return {name: reason for name, reason in outages.items() if reason is not None}

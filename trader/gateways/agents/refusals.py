@@ -1,4 +1,4 @@
-"""Meaning of error answers: whether a provider refused the key, its account, the model, a field, or this request alone.
+"""Classification of provider errors: refusal of the key, its account, the model, a field, or this request alone.
 
 Providers use the statuses 400 to 429 in different ways, so codes and, as a last resort, words decide. What is not clear
 counts against the least: the request, or the key for this model alone.
@@ -68,7 +68,7 @@ PARTS_MAX: Final = 200
 
 
 def subject_of(status: int, content: bytes) -> About:
-    """Return what a refusal with this status (400 to 499) is about."""
+    """Return the subject of a refusal with this status (400 to 499)."""
     error = _decoded(content)
     codes = {text.lower() for name, text in _texts(error) if name in CODE_NAMES}
     said = _joined(error)
@@ -92,7 +92,7 @@ def status_of(error: Any) -> int:
 
 
 def refused_field(content: bytes, fields: Collection[str]) -> str | None:
-    """Return which of these fields of a request an error refuses by name, in whatever words; None: it is another error.
+    """Return the request field that an error refuses by name, or None for any other error.
 
     A field that the error names as such wins over one that its text quotes, and that over one that its text mentions
     beside words of refusal. Names that are everyday words are not looked for in the last way.
@@ -103,13 +103,13 @@ def refused_field(content: bytes, fields: Collection[str]) -> str | None:
     if not named and not FIELD_REFUSED.search(said):
         return None
     for is_refused in (lambda field: field in named, _quotes(said), _mentions(said)):
-        if found := sorted(field for field in fields if is_refused(field)):
-            return found[0]
+        if refused := sorted(field for field in fields if is_refused(field)):
+            return refused[0]
     return None
 
 
 def words_of(content: bytes) -> str:
-    """Return what an error says, in one line."""
+    """Return the message of an error in one line."""
     error = _decoded(content)
     message = next((text for name, text in _texts(error) if name == "message" and text.strip()), None)
     return brief(message or content.decode(errors="replace")) if error else ""
@@ -137,15 +137,15 @@ def _mentions(said: str) -> Callable[[str], bool]:
         if "_" not in field and field != "temperature":
             return False
         return any(
-            FIELD_REFUSED.search(said[max(0, found.start() - NEAR) : found.end() + NEAR])
-            for found in re.finditer(rf"\b{re.escape(field)}\b", said)
+            FIELD_REFUSED.search(said[max(0, mention.start() - NEAR) : mention.end() + NEAR])
+            for mention in re.finditer(rf"\b{re.escape(field)}\b", said)
         )
 
     return is_refused
 
 
 def _is_not_about_key(error: Any) -> bool:
-    """Return whether the request was moderated, or refused behind the gateway or by a model that had begun."""
+    """Return whether the request was moderated, or refused by the upstream provider or by a model that had started."""
     try:
         return bool(error.get("choices")) or not NOT_ABOUT_KEY.isdisjoint(error["error"]["metadata"])
     except (AttributeError, KeyError, TypeError):
@@ -153,7 +153,7 @@ def _is_not_about_key(error: Any) -> bool:
 
 
 def _is_from_upstream(error: Any) -> bool:
-    """Return whether a gateway names the provider behind it that refused."""
+    """Return whether the gateway reports that its upstream provider refused."""
     try:
         return bool(error["error"]["metadata"]["provider_name"])
     except (KeyError, TypeError):
@@ -168,7 +168,7 @@ def _decoded(content: bytes) -> Any:
 
 
 def _texts(value: Any, name: str = "", depth: int = 8) -> Iterator[tuple[str, str]]:
-    """Yield the texts of an error, each with the key that it stands under; what repeats the request is left out."""
+    """Yield (key, text) for each text of an error, without the parts that repeat the request."""
     if isinstance(value, str):
         yield name, value
     elif depth and isinstance(value, dict):

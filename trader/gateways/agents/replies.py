@@ -1,4 +1,4 @@
-"""Lenient parser of chat-completions responses: the answer for the workflow, and the message that is sent back."""
+"""Lenient parser of chat completions: the answer for the workflow, and the message for the next request."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -54,7 +54,7 @@ class Reply(msgspec.Struct):
 
     @property
     def failure(self) -> Any:
-        """The error of the response, or of its first choice when the answer broke off."""
+        """The error of the response, or of its first choice when the answer was interrupted."""
         if self.error or not self.choices:
             return self.error
         return self.choices[0].error or self.choices[0].finish_reason == "error"
@@ -71,7 +71,7 @@ def decode_reply(content: bytes) -> Reply:
 
 
 def answer_of(reply: Reply, turn: Turn, key_number: int | None, asked_bytes: int) -> ModelAnswer:
-    """Return the answer of a reply with a choice. Tokens that are not reported are estimated at their most."""
+    """Return the answer of a reply with a choice. Unreported tokens are estimated at their maximum."""
     assert reply.choices, "the caller has checked that there is one"
     sent, reason = reply.choices[0].message, reply.choices[0].finish_reason
     message = msgspec.convert(sent, _ReplyMessage)
@@ -124,7 +124,7 @@ def _text(content: Any) -> str | None:
 
 
 def _id_of(call: _Call, otherwise: str, taken: set[str]) -> str:
-    """Return the id of a call, or `otherwise` when it has none or one that another call of the answer has."""
+    """Return the id of a call, or `otherwise` when it is missing or repeated within the answer."""
     own = call.id if isinstance(call.id, str) else ""
     call_id = otherwise if not own or own in taken else own
     taken.add(call_id)
@@ -138,7 +138,7 @@ def _arguments(arguments: Any) -> str:
 
 
 def _message(sent: Message, calls: Sequence[ToolRequest]) -> Message:
-    """Return the assistant's message as it is sent back: as it came, with whatever fields the provider added to it.
+    """Return the assistant's message for the next request: unchanged, with all fields that the provider added.
 
     Models that reason between tool calls lose their reasoning without these. Only what the provider would refuse as its
     own call is mended: missing or repeated ids, names and arguments of an invalid form, calls beyond the limit.
@@ -180,7 +180,7 @@ def _count(value: Any) -> int | None:
 
 
 def _output_tokens(usage: Mapping[str, Any]) -> int | None:
-    """Return the tokens of the answer. Some gateways count those of the reasoning beside them, not among them."""
+    """Return the output tokens with the reasoning tokens, which some gateways count apart."""
     prompt, output = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
     if output is None:
         return None
@@ -192,12 +192,12 @@ def _output_tokens(usage: Mapping[str, Any]) -> int | None:
 
 
 def estimated_count(size: int) -> int:
-    """Return how many tokens a request of so many bytes has at most."""
+    """Return the maximal number of tokens in a request of this many bytes."""
     return size // 3
 
 
 def _cached(usage: Mapping[str, Any]) -> int | None:
-    """Return the input tokens that came from the provider's cache, in either of the two forms that are in use."""
+    """Return the input tokens read from the provider's cache, from either of the two usual fields."""
     details = usage.get("prompt_tokens_details")
     named = details.get("cached_tokens") if isinstance(details, dict) else None
     return _count(usage.get("prompt_cache_hit_tokens") if named is None else named)

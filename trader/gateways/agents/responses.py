@@ -46,7 +46,7 @@ class _Event(msgspec.Struct):
 
 
 class ResponsesWire:
-    """The protocol."""
+    """Protocol of OpenAI's Responses API."""
 
     limit_fields = ("max_output_tokens",)
 
@@ -119,7 +119,7 @@ class ResponsesWire:
 
 
 def _input(messages: Sequence[Message]) -> list[Body]:
-    """Return the items of a conversation; an answer of the model goes back as it came."""
+    """Convert the conversation to input items; an answer of the model is sent back unchanged."""
     items: list[Body] = []
     for message in messages:
         if message["role"] == "tool":

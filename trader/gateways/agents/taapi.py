@@ -69,14 +69,14 @@ class _Failed(Exception):
 
 
 class Taapi:
-    """The client. `latest` never waits and never raises; `close` cancels a request that is under way."""
+    """Client of taapi.io. `latest` never waits and never raises; `close` cancels a running request."""
 
     def __init__(self, key: Secret, clock: Clock, *, url: str = URL, attempt_limit_s: float = ATTEMPT_LIMIT_S) -> None:
         self._key = key
         self._clock = clock
         self._url = f"{url.rstrip('/')}/bulk"
         self._attempt_limit_s = attempt_limit_s
-        self._found: dict[str, Supplementary] = {}
+        self._latest: dict[str, Supplementary] = {}
         self._asked_at: dict[str, datetime] = {}
         self._waiting: dict[str, None] = {}
         self._rests: tuple[datetime, timedelta] | None = None
@@ -96,12 +96,12 @@ class Taapi:
             self._waiting[symbol] = None
         if self._waiting and self._may_ask(now):
             self._ask_for(next(iter(self._waiting)), now)  # longest waiting first: a failing market blocks no other
-        found = self._found.get(symbol)
-        is_fresh = found is not None and found.fetched_at <= now <= found.fetched_at + SHOWN_FOR
-        return found if is_fresh else None
+        values = self._latest.get(symbol)
+        is_fresh = values is not None and values.fetched_at <= now <= values.fetched_at + SHOWN_FOR
+        return values if is_fresh else None
 
     async def settled(self) -> None:
-        """Wait until no request is under way."""
+        """Wait until no request is in progress."""
         if self._request is not None:
             await asyncio.wait([self._request])
 
@@ -139,7 +139,7 @@ class Taapi:
             self._next_rest = min(self._next_rest * 2, REST_MAX)
             return
         self._next_rest = REST
-        self._found[symbol] = Supplementary(
+        self._latest[symbol] = Supplementary(
             source="taapi.io", venue=EXCHANGE, interval=INTERVAL, fetched_at=self._clock.now(), **values
         )
 
@@ -186,7 +186,7 @@ class Taapi:
 
 
 def _is_over(since: datetime, span: timedelta, now: datetime) -> bool:
-    """Return whether the span has passed; it has also when the clock was set back to before its beginning."""
+    """Return whether the span has passed; true also when the clock was set back to before its start."""
     return interval_elapsed(since + span, span, now)
 
 
@@ -204,7 +204,7 @@ def _dumps(value: Any) -> str:
 
 
 def _values(item: _Item) -> list[tuple[str, float]]:
-    """Return the values of one indicator; what is not a finite number is left out."""
+    """Return the finite values of one indicator."""
     fields = FIELDS.get(item.id or item.indicator or "", {})
     result = item.result if isinstance(item.result, dict) else {}
     return [(field, value) for name, field in fields.items() if (value := _finite(result.get(name))) is not None]

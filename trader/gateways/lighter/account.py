@@ -73,7 +73,7 @@ class LighterAccounts:
         return self._accounts[index]
 
     def halt(self) -> None:
-        """Send nothing more for the open accounts; `account` opens them again."""
+        """Stop all sending for the open accounts; `account` opens them again."""
         for account in self._accounts.values():
             account.transactions.halt()
         self._accounts.clear()

@@ -62,7 +62,7 @@ class _Details(msgspec.Struct):
 
 
 class _Candle(msgspec.Struct):
-    """The venue leaves out what is zero."""
+    """The venue omits fields that are zero."""
 
     t: int
     o: float = 0.0
@@ -118,7 +118,7 @@ class LighterApi:
     async def listings(self) -> Mapping[str, Listing]:
         """Return the perpetual markets by symbol. A market with impossible rules is left out and logged."""
         details = await self.get("/api/v1/orderBookDetails", {"filter": "perp"}, _DETAILS)
-        found = {}
+        listings = {}
         for detail in details.order_book_details:
             symbol = canonical_symbol(detail.symbol)
             try:
@@ -126,13 +126,13 @@ class LighterApi:
             except MarketDataError as error:
                 logger.warning("%s", error)
                 continue
-            found[symbol] = Listing(detail.market_id, market, detail.status == "active")
-        return found
+            listings[symbol] = Listing(detail.market_id, market, detail.status == "active")
+        return listings
 
     async def candles(self, market_id: int, interval: Interval, start: datetime, end: datetime) -> list[Candle]:
-        """Return the candles that open in [start, end), ascending, with the one that is still forming."""
+        """Return the candles that open in [start, end), ascending, with the unclosed candle."""
         span = INTERVALS[interval]
-        found: dict[datetime, Candle] = {}
+        candles: dict[datetime, Candle] = {}
         while start < end:
             stop = min(end, start + CANDLES_PER_CALL * span)
             parameters: dict[str, str | int] = {
@@ -145,13 +145,13 @@ class LighterApi:
             answer = await self.get("/api/v1/candles", parameters, _CANDLES)
             for candle in map(_candle, answer.c or ()):
                 if candle is not None and start <= candle.open_time < stop:
-                    found[candle.open_time] = candle
+                    candles[candle.open_time] = candle
             start = stop
-        return [found[open_time] for open_time in sorted(found)]
+        return [candles[open_time] for open_time in sorted(candles)]
 
     async def fundings(self, market_id: int, start: datetime, end: datetime) -> dict[datetime, Decimal]:
         """Return the hourly rates due at the whole hours in [start, end]; longs pay a positive one."""
-        found = {}
+        rates = {}
         while start <= end:
             stop = min(end, start + FUNDINGS_PER_CALL * _HOUR)
             parameters: dict[str, str | int] = {
@@ -163,9 +163,9 @@ class LighterApi:
             }
             answer = await self.get("/api/v1/fundings", parameters, _FUNDINGS)
             for row in answer.fundings or ():
-                found[moment_of(row.timestamp // 3600 * 3600)] = _signed_rate(row)
+                rates[moment_of(row.timestamp // 3600 * 3600)] = _signed_rate(row)
             start = stop + _HOUR
-        return found
+        return rates
 
     async def get(
         self,

@@ -45,7 +45,7 @@ class StreamedBook:
         self._asks: dict[Decimal, Decimal] = {}
 
     def clear(self) -> None:
-        """Forget everything until the next snapshot."""
+        """Empty the book until the next snapshot."""
         self.is_whole = False
         self._bids.clear()
         self._asks.clear()

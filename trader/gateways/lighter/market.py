@@ -72,13 +72,13 @@ class LighterMarket:
     @property
     def open_interest(self) -> Decimal | None:
         """The notional of all open positions, as the last summary says it."""
-        found = None if self._stats is None else self._stats.open_interest
-        return found if found is not None and found.is_finite() and found >= 0 else None
+        notional = None if self._stats is None else self._stats.open_interest
+        return notional if notional is not None and notional.is_finite() and notional >= 0 else None
 
     # Messages
 
     def disconnect(self) -> None:
-        """Forget the book: the stream has ended, and the next one begins with a snapshot."""
+        """Empty the book: the stream has ended, and the next one begins with a snapshot."""
         self._book.clear()
         self._book_at = self._subscribed_at = None
         self._is_broken = False

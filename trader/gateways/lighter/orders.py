@@ -1,4 +1,4 @@
-"""Orders of one account at Lighter: each is sent once, and none is assumed to have failed because nobody answered.
+"""Orders of one account at Lighter: each is sent once, and a lost answer is never taken for a failure.
 
 A transaction carries a nonce that the venue uses up once, in order. That makes a lost answer decidable: when the venue
 shows no such order, the nonce is used up with a harmless transaction; after that the lost one can never be executed.
@@ -47,7 +47,7 @@ _ORDERS: Final = msgspec.json.Decoder(_Orders)
 
 
 class LighterOrders:
-    """The orders of the signer's account. One transaction is under way at a time, so that nonces arrive in order."""
+    """The orders of the signer's account. One transaction is sent at a time, so that nonces arrive in order."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class LighterOrders:
             return await self._find_until(order, last, "its answer was lost, and the venue never took it", is_lost=True)
 
     async def cancel_unlisted(self, order: VenueOrder) -> SendOutcome:
-        """Cancel an order that stood and is no longer shown. `Refused` means: it does not stand, nothing is known."""
+        """Cancel an order that the venue no longer lists. `Refused`: it does not rest; its end is unknown."""
         market_id = self._listings[order.symbol].market_id
         async with self._sending:
             try:
@@ -124,7 +124,7 @@ class LighterOrders:
         return Unknown(f"the venue does not cancel it: {answer.reason}")
 
     async def find_expired(self, order: VenueOrder) -> SendOutcome:
-        """Look twice for an order that the venue no longer accepts: it stands there, or never will."""
+        """Look up twice an order that the venue no longer accepts: it rests there now, or never will."""
         try:
             for _ in range(2):
                 if (state := await self.find(order.client_index)) is not None:
@@ -170,7 +170,7 @@ class LighterOrders:
         }
 
     async def _place(self, order: VenueOrder, terms: OrderTerms) -> SendOutcome:
-        """Raise `MarketDataError` when the venue could not even be asked for a nonce."""
+        """Send the order. Raise `MarketDataError` when the venue does not return a nonce."""
         for _ in range(_RESENDS_MAX):
             nonce = await self._transactions.next_nonce()
             answer = await self._transactions.send(self._signer.create_order(terms, nonce=nonce))
@@ -184,7 +184,7 @@ class LighterOrders:
         return Refused("the venue accepted none of the nonces that it named")
 
     async def _find_until(self, order: VenueOrder, nonce: int, reason: str, *, is_lost: bool) -> SendOutcome:
-        """Look for the order until the venue shows it or its nonce is used up, which a lost one's is made to be."""
+        """Poll until the venue shows the order or its nonce is used up; a lost order's nonce is used up on purpose."""
         market_id = self._listings[order.symbol].market_id
         was_used = False
         for _ in range(_TRIES_MAX):

@@ -116,7 +116,7 @@ class LighterRecords:
         self._symbols = {listing.market_id: symbol for symbol, listing in listings.items()}
 
     async def report(self) -> VenueReport:
-        """Return everything that the venue holds for the account."""
+        """Return the venue's report on the account: positions, orders and balance."""
         account = await self._account()
         protective_orders: dict[int, ProtectiveOrder] = {}
         others: set[int] = set()
@@ -140,7 +140,7 @@ class LighterRecords:
         return self._positions(await self._account()).get(symbol, (ZERO, ZERO))[0]
 
     async def fee_rates(self) -> tuple[Decimal, Decimal]:
-        """Return what the account's tier pays as taker and as maker, as fractions of the notional."""
+        """Return the taker and maker fee rates of the account's tier, as fractions of the notional."""
         parameters: dict[str, str | int] = {"account_index": self._signer.account_index}
         token = self._signer.authorization()
         limits = await self._api.get("/api/v1/accountLimits", parameters, _LIMITS, authorization=token)

@@ -77,7 +77,7 @@ class LighterSigner:
         await self._client.close()
 
     def check(self) -> None:
-        """Verify on made-up orders that every argument reaches its place. Raise `StartError` if one does not."""
+        """Verify on sample orders that every argument is signed in its place. Raise `StartError` if one does not."""
         order = OrderTerms(11, 281474976710001, 1234567, 654321, True, "stop", True, 765432)
         signed = self.create_order(order, nonce=987654)
         cancel = self.cancel_order(12, 281474976710002, nonce=987653)
@@ -90,7 +90,7 @@ class LighterSigner:
         _compare(cancel, 15, {"MarketIndex": 12, "Index": 281474976710002, "Nonce": 987653})
 
     def create_order(self, order: OrderTerms, *, nonce: int) -> Signed:
-        """Sign a new order. Raise `StartError` for one that the SDK does not sign."""
+        """Sign a new order. Raise `StartError` when the SDK does not sign it."""
         rests = order.type == "limit"
         return _signed(
             self._client.sign_create_order(
@@ -139,9 +139,9 @@ def _signed(result: tuple[int | None, str | None, str | None, str | None]) -> Si
 
 
 def _compare(signed: Signed, kind: int, expected: dict[str, int]) -> None:
-    found = json.loads(signed.text)
-    wrong = {name: found.get(name) for name, value in expected.items() if found.get(name) != value}
-    if signed.kind != kind or wrong or not found.get("Sig"):
+    fields = json.loads(signed.text)
+    wrong = {name: fields.get(name) for name, value in expected.items() if fields.get(name) != value}
+    if signed.kind != kind or wrong or not fields.get("Sig"):
         raise StartError(
             f"The venue's SDK signs something else than it is given (kind {signed.kind}, {wrong}): nothing is sent"
         )

@@ -134,7 +134,7 @@ class VenueSource:
                 self._followed[symbol] = LighterMarket(symbol, listing.market_id)
 
     def _refresh_rules_when_due(self, now: datetime) -> None:
-        """Start reading the rules again when it is time, and apply them once read; the stream goes on meanwhile."""
+        """Reload the market rules in the background when they are due, and apply them once loaded."""
         if self._refreshing is not None and self._refreshing.done():
             refreshed, self._refreshing = self._refreshing, None
             error = refreshed.exception()
@@ -206,8 +206,8 @@ class VenueSource:
         if listing is None or symbol not in self._symbols:
             raise MarketUnavailable(f"{symbol} is not traded here")
         span = INTERVALS[interval]
-        found = await self._api.candles(listing.market_id, interval, ceil_time(start, span), end)
-        return [candle for candle in found if candle.open_time + span <= end]
+        candles = await self._api.candles(listing.market_id, interval, ceil_time(start, span), end)
+        return [candle for candle in candles if candle.open_time + span <= end]
 
     def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
         """Return the rate settled at the hour if it is known, else the venue's estimate of the next one."""

@@ -1,4 +1,4 @@
-"""Transactions of one account at Lighter: nonces, sending with the venue's own client, and what its answers mean."""
+"""Transactions of one account at Lighter: nonces, sending by the venue's client, and interpretation of its answers."""
 
 from asyncio import timeout
 from typing import Any, Final
@@ -35,7 +35,7 @@ class SendAnswer(msgspec.Struct, frozen=True):
 
 
 class Transactions:
-    """Sends what a signer signed. The caller sends one transaction at a time, so that nonces arrive in order."""
+    """Sends signed transactions. The caller sends one at a time, so that nonces arrive in order."""
 
     def __init__(self, api: LighterApi, signer: Signer, *, send_limit_s: float = _SEND_LIMIT_S) -> None:
         self._api = api
@@ -44,7 +44,7 @@ class Transactions:
         self._is_halted = False
 
     def halt(self) -> None:
-        """Send nothing from this moment on: another process may trade the account."""
+        """Stop sending: another process may trade the account from now on."""
         self._is_halted = True
 
     async def next_nonce(self) -> int:

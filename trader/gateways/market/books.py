@@ -113,7 +113,7 @@ def stress(last_15: int, last_60: int, mark: int, usual_range: float) -> float:
 
 
 class BookModel:
-    """The quotes and books of one market as functions of what it did until now. Nothing in them is random.
+    """The quotes and books of one market as deterministic functions of its past prices and volumes.
 
     The spread grows with the stress, and depth falls with its inverse. More volume than usual deepens the book by half
     at most, and less thins it by half at most.
@@ -146,7 +146,7 @@ class BookModel:
 
 
 class TrailingDay:
-    """What is usual in a market at each of its recorded minutes, from the minutes of the day before it."""
+    """Usual range and volume of a market at each recorded minute, from the 24 hours before it."""
 
     def __init__(self, tick: float, minutes: Minutes) -> None:
         prices = zip(minutes.high, minutes.low, minutes.close, strict=True)

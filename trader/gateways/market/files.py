@@ -105,27 +105,27 @@ def find_files(place: Path) -> dict[str, list[Path]]:
         place.stat()
     except OSError as error:
         raise MarketDataError(f"{place}: {error.strerror}") from error
-    found: dict[str, list[Path]] = {}
+    files: dict[str, list[Path]] = {}
     for path in paths:
         name = _FILE_NAME.fullmatch(path.name)
         if name is None or not path.is_file() or _FUNDING_FILE.fullmatch(path.name) is not None:
             continue
         if name["interval"] not in (None, "1m"):
             raise MarketDataError(f"{path}: these are {name['interval']} candles; a replay needs 1m candles")
-        found.setdefault(canonical_symbol(name["market"]), []).append(path)
-    if not found:
+        files.setdefault(canonical_symbol(name["market"]), []).append(path)
+    if not files:
         raise MarketDataError(f"{place}: no kline files there (such as BTCUSDT-1m-2025-01.csv or .csv.gz)")
-    return found
+    return files
 
 
 def find_funding_files(place: Path) -> dict[str, list[Path]]:
     """Return the funding-rate files of a folder by market; none where the candles are a single file."""
-    found: dict[str, list[Path]] = {}
+    files: dict[str, list[Path]] = {}
     for path in sorted(place.iterdir()) if place.is_dir() else ():
         name = _FUNDING_FILE.fullmatch(path.name)
         if name is not None and path.is_file():
-            found.setdefault(canonical_symbol(name["market"]), []).append(path)
-    return found
+            files.setdefault(canonical_symbol(name["market"]), []).append(path)
+    return files
 
 
 def read_funding(paths: list[Path]) -> dict[int, Decimal]:

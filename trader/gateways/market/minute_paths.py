@@ -1,4 +1,4 @@
-"""Price paths within a recorded minute, drawn so that nobody who knows only the past can tell what comes next.
+"""Random price paths within recorded minutes, drawn so that the past of a path does not predict its future.
 
 A candle says where its minute opened, turned and closed, not when or in which order. A path of a fixed form gives that
 away: whoever knows the form can trade it. Here the path of a minute is one of a pool of random walks of sixty seconds,
@@ -58,7 +58,7 @@ Second = tuple[float, float, float, int, int]
 
 
 class _Pool:
-    """Walks of all kinds as heights between their minimum and maximum; each stands for its mirror image too."""
+    """Walks of all kinds as heights between their minimum and maximum; each represents its mirror image too."""
 
     def __init__(self) -> None:
         self.heights = array("H")
@@ -159,7 +159,7 @@ class MinutePaths:
         self._walks = [self._weighted_walks(cell, weights) for cell in range(_CELLS)]
 
     def _weighted_walks(self, cell: int, weights: NDArray[np.float64]) -> tuple[Sequence[int], Sequence[float]]:
-        """Return the walks of a cell, or of the nearest one that has some, and the sums of their weights."""
+        """Return the walks of a cell, or of the nearest non-empty one, and the cumulative sums of their weights."""
         pool = self._pool
         members = pool.members[cell]
         if not members:
@@ -177,10 +177,10 @@ class MinutePaths:
             return [low] * SECONDS
         members, sums = self._walks[_cell(opened - low, close - low, reach)]
         random = Random(f"{self._name}:{row.minute}").random
-        one = members[min(bisect_right(sums, random() * sums[-1]), len(members) - 1)]
-        begin = (one >> 1) * SECONDS
+        choice = members[min(bisect_right(sums, random() * sums[-1]), len(members) - 1)]
+        begin = (choice >> 1) * SECONDS
         walk: Sequence[int] = self._pool.heights[begin : begin + SECONDS]
-        if one & 1:
+        if choice & 1:
             walk = [_TOP - height for height in walk]
         marks = _mapped(walk, sorted(((walk[0], opened), (walk[-1], close))), low, high, random())
         marks[0], marks[-1] = opened, close

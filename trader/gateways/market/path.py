@@ -94,8 +94,8 @@ class Regimes:
     def crashes(self, hour: int) -> list[Crash]:
         """Return the crashes that still affect the hour."""
         block = hour // BLOCK_H
-        found = (self._of_block(earlier)[1] for earlier in range(block - _CRASH_BLOCKS, block + 1))
-        return [crash for crash in found if crash is not None]
+        crashes = (self._of_block(earlier)[1] for earlier in range(block - _CRASH_BLOCKS, block + 1))
+        return [crash for crash in crashes if crash is not None]
 
     def _draw(self, block: int) -> tuple[Regime, Crash | None]:
         rng = Random(f"{self._seed}:regime:{block}")

@@ -1,4 +1,4 @@
-"""Recorded source: replays what a service with RECORD saw of the markets, update by update, with the recorded books."""
+"""Recorded source: replays a recording made with RECORD update by update, with the recorded books."""
 
 import asyncio
 from bisect import bisect_left
@@ -24,7 +24,7 @@ _BEFORE: Final = timedelta(seconds=1)
 
 
 class RecordedSource:
-    """Plays a recording at `speed` times real time; 0: as fast as the service can follow."""
+    """Replays a recording at `speed` times real time; 0: as fast as the service processes it."""
 
     name = "replay"
 
@@ -58,7 +58,7 @@ class RecordedSource:
         self._hour = lru_cache(maxsize=2)(self._read_hour)
 
     async def open(self) -> None:
-        """Read the recording once. Raises `MarketDataError` and `StartError`."""
+        """Scan the recording. Raises `MarketDataError` and `StartError`."""
         self._hours = list(find_recording(self._place).items())
         ends = await asyncio.to_thread(self._scan)
         if ends is None:
@@ -81,7 +81,7 @@ class RecordedSource:
         self._move_to(self._begin)
 
     async def close(self) -> None:
-        """Release what was read."""
+        """Release the recording."""
         self._hour.cache_clear()
 
     def clock(self, resume_at: datetime | None) -> Clock:
@@ -114,9 +114,14 @@ class RecordedSource:
             last, more = line.at, deeper.get(line.at, {})
             quotes = {
                 symbol: Quote(
-                    symbol, line.at, one.bid, one.ask, one.mark, partial(decode_book, symbol, line.at, one, more)
+                    symbol,
+                    line.at,
+                    encoded.bid,
+                    encoded.ask,
+                    encoded.mark,
+                    partial(decode_book, symbol, line.at, encoded, more),
                 )
-                for symbol, one in line.quotes.items()
+                for symbol, encoded in line.quotes.items()
                 if symbol in self._symbols
             }
             if quotes:
@@ -128,7 +133,7 @@ class RecordedSource:
     # --- what is known of the whole recording -------------------------------------------------------------------------
 
     def _scan(self) -> tuple[datetime, datetime] | None:
-        """Note rules, rates, candles and the range of the marks. Return the times of the first and last update."""
+        """Collect rules, rates, candles and the range of the marks. Return the times of the first and last update."""
         first = last = None
         for hour, _ in self._hours:
             lines = self._read_hour(hour)
@@ -153,7 +158,7 @@ class RecordedSource:
                 known.update((candle.open_time, candle) for candle in candles)
 
     def _note_marks(self, tick: Tick) -> None:
-        """Make the candles of minutes of the marks; how much was traded is not known."""
+        """Build minute candles from the marks; their volume is unknown."""
         minute = epoch_second(tick.at) // 60
         for symbol, quote in tick.quotes.items():
             minutes, mark = self._minutes.setdefault(symbol, Minutes()), float(quote.mark)
@@ -170,7 +175,7 @@ class RecordedSource:
         return max(tick.at for hour in hours[-2:] for tick in self._ticks(self._hour(hour)) if tick.at <= moment)
 
     def _move_to(self, moment: datetime) -> None:
-        """Let the rules of a moment hold. Before the first update they are those of the first."""
+        """Apply the rules in force at a moment; before the first update those of the first update."""
         for at, rules in self._changes:
             if at <= moment or not rules.keys() <= self._rules.keys():
                 self._rules.update(rules)
@@ -182,9 +187,9 @@ class RecordedSource:
         if minutes is None:
             raise MarketUnavailable(f"{symbol} is not traded here")
         span, recorded = INTERVALS[interval], self._candles.get((symbol, interval), {})
-        found = dict(_joined(minutes, span, ceil_time(start, span), floor_time(end, span)))
-        found |= {at: candle for at, candle in recorded.items() if start <= at and at + span <= end}
-        return [found[at] for at in sorted(found)]
+        candles = dict(_joined(minutes, span, ceil_time(start, span), floor_time(end, span)))
+        candles |= {at: candle for at, candle in recorded.items() if start <= at and at + span <= end}
+        return [candles[at] for at in sorted(candles)]
 
     def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
         return self._rates.get((symbol, boundary), PLAIN_FUNDING_RATE)

@@ -1,4 +1,4 @@
-"""Recorder: what the exchange sees of the markets, written as hourly files of compressed JSON lines.
+"""Recorder: market updates as the exchange sees them, written to hourly files of compressed JSON lines.
 
 A file is named after its hour, `2025-06-02T23.jsonl.gz`, with a number more after each further start within the hour.
 A line has the time of an update and, for each market, mark, best bid and ask, and 10 levels of both sides of the book.
@@ -89,7 +89,7 @@ class Recorder:
             raise StartError(f"RECORD: {self._folder} cannot be written to: {error.strerror}") from error
 
     def begin(self, at: datetime) -> None:
-        """Write that trading begins, after updates that only prepare it."""
+        """Mark the start of trading, after the warm-up updates."""
         if not self._has_failed:
             try:
                 self._move_to(at)
@@ -98,7 +98,7 @@ class Recorder:
                 self._fail(error)
 
     def record(self, tick: Tick) -> Tick:
-        """Write an update. Return it with quotes that note when their book is first read."""
+        """Write an update. Return it with quotes that record their book when it is first read."""
         if self._has_failed:
             return tick
         books = {symbol: quote.book for symbol, quote in tick.quotes.items()}
@@ -127,7 +127,7 @@ class Recorder:
                 self._fail(error)
 
     def close(self) -> None:
-        """Finish the present file; the next update begins another."""
+        """Close the present file; the next update opens another."""
         file, self._file = self._file, None
         if file is not None:
             try:
@@ -141,7 +141,7 @@ class Recorder:
         return Quote(quote.symbol, quote.at, quote.bid, quote.ask, quote.mark, partial(self._read_deeper, book))
 
     def _read_deeper(self, book: Book) -> Book:
-        """Write the deeper levels of a book that is read while its recording goes on."""
+        """Write the deeper levels of a book when it is read during the recording."""
         if self._file is not None:
             rest = (msgspec.Raw(_encode(book.bids[LEVELS:])), msgspec.Raw(_encode(book.asks[LEVELS:])))
             try:
@@ -163,7 +163,7 @@ class Recorder:
         return new
 
     def _move_to(self, at: datetime) -> None:
-        """Go on in the file of the hour, which begins with all rules and rates."""
+        """Switch to the file of the hour, which begins with all rules and rates."""
         hour = floor_time(at, _HOUR)
         if self._file is None or self._file.hour != hour:
             self.close()
@@ -202,7 +202,7 @@ class _HourFile:
 
 
 def _new_file(folder: Path, name: str) -> BufferedWriter:
-    """Create the hour's next file: one that a killed process has left is never continued."""
+    """Create the hour's next file; a file of an earlier process is never appended to."""
     number = 0
     while True:
         try:
@@ -221,14 +221,14 @@ def _recorded(quote: Quote, book: Book) -> EncodedQuote:
 
 def find_recording(place: Path) -> dict[datetime, list[Path]]:
     """Return the files of a recording by hour, ascending; none where the folder holds no recording."""
-    found: dict[datetime, list[Path]] = {}
+    files: dict[datetime, list[Path]] = {}
     for path in sorted(place.glob(FILE_NAMES)) if place.is_dir() else ():
         try:
             hour = datetime.fromisoformat(f"{path.name[:13]}:00:00+00:00")
         except ValueError:
             continue
-        found.setdefault(hour, []).append(path)
-    return found
+        files.setdefault(hour, []).append(path)
+    return files
 
 
 def recorded_symbols(place: Path) -> list[str]:
@@ -252,7 +252,7 @@ def read_hour(paths: Sequence[Path]) -> list[Line]:
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """Yield the lines of a file up to where a killed process has cut it off. Raises `MarketDataError`."""
+    """Yield the complete lines of a file; a killed process may leave a truncated last one. Raises `MarketDataError`."""
     for number, text in enumerate(_texts(path), start=1):
         try:
             yield _line_decoder.decode(text)

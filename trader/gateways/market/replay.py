@@ -39,7 +39,7 @@ _TICKS_MIN: Final = 100
 
 
 class ReplaySource:
-    """Plays the candles of a folder or file at `speed` times real time; 0: as fast as the service can follow.
+    """Replays the candles of a folder or file at `speed` times real time; 0: as fast as the service processes them.
 
     Funding files are looked for in `funding_place`, else beside the candles; without them the hourly rate is
     `plain_rate`.
@@ -169,7 +169,7 @@ class ReplaySource:
             yield tick
 
     async def prepare_paths(self) -> None:
-        """Make in a thread what the paths are drawn from: it takes seconds, and only the first time."""
+        """Prepare the distributions of the paths in a thread: the first call takes seconds."""
         for recording in self._recordings.values():
             await asyncio.to_thread(recording.prepare_paths)
 
@@ -189,7 +189,7 @@ class ReplaySource:
     def _next_minute(self, minute: int) -> int:
         """Return the first minute after a gap."""
         return min(
-            (found for recording in self._recordings.values() if (found := recording.next_minute(minute)) is not None),
+            (start for recording in self._recordings.values() if (start := recording.next_minute(minute)) is not None),
             default=self._last_second // 60 + 1,
         )
 
@@ -273,7 +273,7 @@ class Recording:
         return () if place is None else self._marks(place)
 
     def place(self, minute: int) -> int | None:
-        """Return where the minute stands among the recorded ones; None within a gap."""
+        """Return the index of the minute among the recorded ones; None within a gap."""
         place = bisect_left(self.minutes.minute, minute)
         return place if place < len(self.minutes) and self.minutes.minute[place] == minute else None
 

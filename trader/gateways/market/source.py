@@ -57,9 +57,9 @@ class MarketSource(Protocol):
         ...
 
     def history(self, after: datetime, until: datetime) -> AsyncIterator[Tick]:
-        """Yield the ticks of (after, until] as far as they are known, to catch up after a downtime.
+        """Yield the known ticks of (after, until], to catch up after a downtime.
 
-        Simulations and recordings yield the same ticks that they would have pushed; a venue knows only its candles
+        Simulations and recordings yield the ticks that `ticks` yields; a venue has only its candles
         and yields their path. Raises as `ticks` does.
         """
         ...
@@ -81,25 +81,25 @@ class MarketSource(Protocol):
 
 
 class Seed(msgspec.Struct, frozen=True):
-    """The seed of a simulated market. Who knows it and the recording knows what comes next."""
+    """The seed of a simulated market. Together with the recording it reveals future prices."""
 
     value: int
     is_secret: bool = False
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of the decimal number, in hexadecimal: what may be published before the seed is."""
+        """The hexadecimal SHA-256 of the decimal number, which can be published before the seed."""
         return sha256(str(self.value).encode()).hexdigest()
 
     @property
     def name(self) -> str:
-        """What identifies it in public: the number itself unless that is secret."""
+        """Public name of the seed: the number, or the digest of a secret one."""
         return f"sha256:{self.digest}" if self.is_secret else str(self.value)
 
 
 @runtime_checkable
 class SeededSource(MarketSource, Protocol):
-    """A source that draws what it does not know.
+    """A source that draws unknown prices at random from a seed.
 
     Its identity ends with the name of the seed. Until it has one, only `open`, `identity` and `close` are valid.
     """
@@ -108,5 +108,5 @@ class SeededSource(MarketSource, Protocol):
     def seed(self) -> Seed | None: ...
 
     def use_seed(self, seed: Seed) -> None:
-        """Draw everything from this seed."""
+        """Set the seed of all draws."""
         ...

@@ -65,10 +65,10 @@ class SyntheticSource:
         self._makers = {symbol: _MarketMaker(seed.value, market, paths) for symbol, market in self.markets.items()}
 
     async def open(self) -> None:
-        """Nothing to open."""
+        """Do nothing: there is nothing to open."""
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""
 
     def clock(self, resume_at: datetime | None) -> Clock:
         return SystemClock()

@@ -1,4 +1,4 @@
-"""Kinds of random walks of one minute, each of them fair: what comes next does not depend on the signs of the past.
+"""Families of random walks of one minute, all fair: past signs do not predict future moves.
 
 A kind draws the moves of a walk: their sizes may depend on each other, their signs are those of fair coins. The kinds
 differ in how many moves there are, and when the large ones come, and so in how often a walk opens or closes at its

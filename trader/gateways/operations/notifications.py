@@ -34,7 +34,7 @@ class RequestBody(NamedTuple):
 
 
 class NotificationSink(Protocol):
-    """Takes notices, one after the other. `name` has no part of the address."""
+    """Receiver of notices, one at a time. `name` contains no part of the address."""
 
     @property
     def name(self) -> str: ...
@@ -125,15 +125,15 @@ class HttpSink:
 
 
 class Heartbeat:
-    """Pings a dead-man service, which raises the alarm itself when it hears nothing for a while."""
+    """Pings a dead-man service, which raises an alarm when the pings stop."""
 
     def __init__(self, address: Secret, *, timeout_s: float = ATTEMPT_S) -> None:
         self._client = _HttpClient(address.reveal(), timeout_s)
 
     async def ping(self) -> None:
-        """Say that the service does its work.
+        """Report that the service works.
 
-        :raises SinkUnavailable: nobody confirmed it in time
+        :raises SinkUnavailable: the ping was not confirmed in time
         """
         await self._client.request("GET", RequestBody(b"", {}))
 

@@ -1,4 +1,4 @@
-"""An agent's own history, for its view: trades, statistics, last trades per market, and equity."""
+"""SQL of an agent's own history for its view: trades, statistics, last fills per market, and equity."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -83,11 +83,11 @@ async def select_last_actions(
 ) -> dict[str, LastFill]:
     """Return the last fill in each market, exits by the exchange included; one not traded in this run is absent."""
     rows = await conn.fetch(SELECT_LAST_ACTIONS, account_id, run_id, symbols)
-    found: dict[str, LastFill] = {}
+    fills: dict[str, LastFill] = {}
     for row in rows:
         side = Side(row["side"])
-        found[row["symbol"]] = LastFill(side, OrderSide(row["fill_side"]).opens is not side, row["created_at"])
-    return found
+        fills[row["symbol"]] = LastFill(side, OrderSide(row["fill_side"]).opens is not side, row["created_at"])
+    return fills
 
 
 SELECT_LATEST_RESPONSES = """
@@ -102,7 +102,7 @@ LIMIT $3
 async def select_latest_responses(
     conn: Connection, model_id: str, since: datetime, limit: int, characters: int
 ) -> tuple[Reason, ...]:
-    """Return the beginnings of what a model said last since a moment, newest first."""
+    """Return the beginnings of a model's latest responses since a moment, newest first."""
     rows = await conn.fetch(SELECT_LATEST_RESPONSES, model_id, since, limit, characters)
     return tuple(Reason(at=row["started_at"], text=row["response"]) for row in rows)
 
@@ -134,6 +134,6 @@ SELECT min(net_portfolio) FROM portfolio_snapshots WHERE account_id = $1 AND run
 
 
 async def select_lowest_equity(conn: Connection, account_id: str, run_id: UUID, since: datetime) -> Decimal | None:
-    """Return the lowest equity of a run recorded since a moment; None when nothing was."""
+    """Return the lowest equity of a run recorded since a moment; None without a record."""
     lowest: Decimal | None = await conn.fetchval(SELECT_LOWEST_EQUITY, account_id, run_id, since)
     return lowest

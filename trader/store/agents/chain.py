@@ -20,7 +20,7 @@ INSERT INTO chain_links (invocation_id, view_digest, answers_digest, record_dige
 
 
 async def insert_link(conn: Connection, invocation_id: UUID, digests: PayloadDigests, record_digest: bytes) -> None:
-    """Append a finished invocation to the chain. Until the transaction ends no other one is appended."""
+    """Append a finished invocation to the chain; a lock held until the transaction ends keeps other appends waiting."""
     await conn.execute(INSERT_LINK, invocation_id, *digests, record_digest)
 
 
@@ -36,8 +36,8 @@ async def update_invocation_closed(
 ) -> bool:
     """Close a running invocation and append it to the chain. Return False when it is closed already.
 
-    Until the transaction ends no other one is appended, so its commit does not wait for the disk: a crash of the server
-    may lose the last ends, which the next start closes as interrupted, but never the order or a link in between.
+    The append lock is held until the transaction ends, so the commit is asynchronous: a crash of the server may lose
+    the last closed invocations, which the next start closes as interrupted, but leaves no gap in the chain.
     """
     values = invocation_values(invocation)
     done: str = await conn.execute(UPDATE_INVOCATION_CLOSED, *values, *digests, record_digest)
@@ -52,7 +52,7 @@ ORDER BY i.model_id
 
 
 async def select_chain_models(conn: Connection, after: int, until: int) -> list[str]:
-    """Return the ids of the models whose invocations have the positions (after, until]."""
+    """Return the model ids of the invocations at the positions (after, until]."""
     return [record["model_id"] for record in await conn.fetch(SELECT_CHAIN_MODELS, after, until)]
 
 
@@ -66,7 +66,7 @@ LIMIT $2
 
 
 async def select_links(conn: Connection, after: int, limit: int) -> list[ChainLink]:
-    """Return the next links after a position, in their order."""
+    """Return the next links after a position, ascending."""
     return [ChainLink(*row) for row in await conn.fetch(SELECT_LINKS, after, limit)]
 
 
@@ -80,7 +80,7 @@ ORDER BY id
 
 
 async def select_linked_invocations(conn: Connection, ids: Sequence[UUID]) -> dict[UUID, Invocation]:
-    """Return the invocations with these ids, by id; a missing one is left out."""
+    """Return the invocations with these ids, by id; missing ones are omitted."""
     return {row["id"]: Invocation(**row) for row in await conn.fetch(SELECT_LINKED_INVOCATIONS, ids)}
 
 
@@ -90,7 +90,7 @@ SELECT model_id, number, fingerprint, configuration, answered_by, began_at FROM 
 
 
 async def select_entrants(conn: Connection) -> dict[tuple[str, int], Entrant]:
-    """Return every entrant by its model and number."""
+    """Return every entrant by model id and number."""
     return {(row["model_id"], row["number"]): Entrant(**row) for row in await conn.fetch(SELECT_ENTRANTS)}
 
 
@@ -115,7 +115,7 @@ LIMIT $1
 
 
 async def select_unlinked(conn: Connection, limit: int) -> list[UnlinkedInvocation]:
-    """Return finished invocations that are not in the chain though they ended after the first one that is."""
+    """Return finished invocations missing from the chain that ended after its first link."""
     return [UnlinkedInvocation(*row) for row in await conn.fetch(SELECT_UNLINKED, limit, timeout=SCAN_TIMEOUT_S)]
 
 
@@ -138,7 +138,7 @@ ORDER BY q.client_order_id
 
 async def select_request_ids(conn: Connection, calls: Sequence[tuple[str, str]]) -> dict[str, UUID]:
     """Return the ids of the orders with these client order ids of these accounts."""
-    rows = await conn.fetch(SELECT_REQUEST_IDS, [one[0] for one in calls], [one[1] for one in calls])
+    rows = await conn.fetch(SELECT_REQUEST_IDS, [call[0] for call in calls], [call[1] for call in calls])
     return {row["client_order_id"]: row["id"] for row in rows}
 
 
@@ -155,7 +155,7 @@ ON CONFLICT DO NOTHING
 
 
 async def insert_anchor(conn: Connection, interval_s: float) -> None:
-    """Record the head of the chain, unless it was recorded within the interval or has not moved since."""
+    """Record the head of the chain, unless one was recorded within the interval or the head is unchanged."""
     await conn.execute(INSERT_ANCHOR, interval_s)
 
 
@@ -163,7 +163,7 @@ SELECT_ANCHORS = "SELECT position, digest, anchored_at FROM anchors ORDER BY pos
 
 
 async def select_anchors(conn: Connection) -> list[Anchor]:
-    """Return every recorded head, in the order of the chain."""
+    """Return every anchor, in the order of the chain."""
     return [Anchor(*row) for row in await conn.fetch(SELECT_ANCHORS)]
 
 
@@ -173,7 +173,7 @@ SELECT position, digest, anchored_at FROM anchors WHERE sent_at IS NULL ORDER BY
 
 
 async def select_unsent_anchors(conn: Connection, limit: int) -> list[Anchor]:
-    """Return the oldest heads that no sink outside has taken."""
+    """Return the oldest anchors that no external sink has confirmed."""
     return [Anchor(*row) for row in await conn.fetch(SELECT_UNSENT_ANCHORS, limit)]
 
 
@@ -181,5 +181,5 @@ UPDATE_ANCHOR_SENT = "UPDATE anchors SET sent_at = now() WHERE position = $1"
 
 
 async def update_anchor_sent(conn: Connection, position: int) -> None:
-    """Note that the sink outside has taken a head."""
+    """Record that the external sink confirmed an anchor."""
     await conn.execute(UPDATE_ANCHOR_SENT, position)

@@ -1,4 +1,4 @@
-"""SQL of entrants: the models as they were configured."""
+"""SQL of entrants: models with one configuration each."""
 
 from collections.abc import Sequence
 
@@ -30,7 +30,7 @@ ON CONFLICT DO NOTHING
 
 
 async def insert_entrant(conn: Connection, entrant: Entrant) -> None:
-    """Insert an entrant, with which its model's present one ends; an existing one stays as it is."""
+    """Insert an entrant, which ends its model's present one; an existing entrant stays unchanged."""
     await conn.execute(INSERT_ENTRANT, *msgspec.structs.astuple(entrant))
 
 
@@ -40,7 +40,7 @@ UPDATE entrants SET answered_by = $3, fingerprint = $4 WHERE model_id = $1 AND n
 
 
 async def update_entrant_answered(conn: Connection, entrant: Entrant) -> None:
-    """Add which model answered to an entrant of which that was not known yet."""
+    """Record the model that answered for an entrant where it is not known yet."""
     await conn.execute(
         UPDATE_ENTRANT_ANSWERED, entrant.model_id, entrant.number, entrant.answered_by, entrant.fingerprint
     )
@@ -57,7 +57,7 @@ ON CONFLICT (model_id, run_number, entrant) DO UPDATE SET missed = c.missed + 1
 
 
 async def upsert_missed_cycles(conn: Connection, entrants: Sequence[Entrant]) -> None:
-    """Count a missed cycle of each of these entrants, in the present runs of their models."""
+    """Increment the missed cycles of these entrants in the present runs of their models."""
     models, numbers = [entrant.model_id for entrant in entrants], [entrant.number for entrant in entrants]
     await conn.execute(UPSERT_MISSED_CYCLES, models, numbers)
 
@@ -71,5 +71,5 @@ ON CONFLICT (model_id, run_number, entrant) DO UPDATE SET finished = excluded.fi
 
 
 async def upsert_cycles(conn: Connection, entrant: Entrant, decided: int, missed: int) -> None:
-    """Set how many cycles an entrant has decided and missed in the present run, where not all have a record."""
+    """Set the decided and missed cycles of an entrant in the present run, where some cycles have no record."""
     await conn.execute(UPSERT_CYCLES, entrant.model_id, entrant.number, decided, missed)

@@ -1,4 +1,4 @@
-"""Models and the record of their invocations: steps, tool calls and payloads."""
+"""SQL of models and their invocations: steps, tool calls, costs and payloads."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -40,7 +40,7 @@ UPDATE_VENUE_ACCOUNT_INDEX = "UPDATE models SET venue_account_index = $2 WHERE i
 
 
 async def update_venue_account_index(conn: Connection, model_id: str, index: int | None) -> None:
-    """Set which account of the venue a model trades; None for VENUE_ACCOUNT_INDEX."""
+    """Set the venue account that a model trades; None for VENUE_ACCOUNT_INDEX."""
     await conn.execute(UPDATE_VENUE_ACCOUNT_INDEX, model_id, index)
 
 
@@ -48,7 +48,7 @@ UPDATE_MODEL_ACTIVE = "UPDATE models SET active = $2 WHERE id = $1"
 
 
 async def update_model_active(conn: Connection, model_id: str, *, is_active: bool) -> None:
-    """Set whether a model is asked in the cycles to come."""
+    """Set whether a model is invoked in future cycles."""
     await conn.execute(UPDATE_MODEL_ACTIVE, model_id, is_active)
 
 
@@ -112,7 +112,7 @@ ON CONFLICT (id) DO NOTHING
 
 
 async def insert_invocation(conn: Connection, invocation: Invocation) -> bool:
-    """Insert the record of an invocation. Return False when the model already has one that started at this moment."""
+    """Insert the record of an invocation. Return False if the model already has an invocation with this start."""
     done: str = await conn.execute(
         INSERT_INVOCATION, invocation.id, invocation.model_id, invocation.started_at, invocation.entrant
     )
@@ -133,7 +133,7 @@ async def update_invocation(conn: Connection, invocation: Invocation) -> bool:
 
 
 def invocation_values(invocation: Invocation) -> tuple[object, ...]:
-    """Return what an update writes, in the order of its parameters."""
+    """Return the parameters of UPDATE_INVOCATION in order."""
     return (
         invocation.id,
         invocation.status,
@@ -151,7 +151,7 @@ def invocation_values(invocation: Invocation) -> tuple[object, ...]:
 
 
 class DayCost(NamedTuple):
-    """What invocations have cost: the known part in USD, and the tokens of those of which a part has no price.
+    """Cost of invocations: the known part in USD, and the tokens of invocations with an unpriced part.
 
     `unpriced_attempts` may have cost further tokens. `is_estimated`: a part of the cost was not reported.
     """
@@ -163,7 +163,7 @@ class DayCost(NamedTuple):
     unpriced_attempts: int = 0
 
     def plus(self, invocation: Invocation) -> "DayCost":
-        """Return the cost with that of a further invocation."""
+        """Return the cost with that of another invocation added."""
         is_unpriced = invocation.unpriced_steps > 0
         return DayCost(
             self.usd + (invocation.cost_usd or 0),
@@ -188,7 +188,7 @@ ORDER BY model_id
 
 
 async def select_costs_since(conn: Connection, since: datetime) -> dict[str, DayCost]:
-    """Return what the invocations of each model since a moment have cost."""
+    """Return the cost of each model's invocations since a moment."""
     rows = await conn.fetch(SELECT_COSTS_SINCE, since)
     return {row["model_id"]: DayCost(*list(row.values())[1:]) for row in rows}
 
@@ -205,7 +205,7 @@ SELECT id, model_id FROM closed ORDER BY started_at, id
 
 
 async def update_interrupted(conn: Connection, reason: str, at: datetime) -> list[tuple[UUID, str]]:
-    """Close every invocation that was left open, as failed for `reason`. Return their ids and their models' ids."""
+    """Close every open invocation as failed for `reason`. Return the ids of the invocations and of their models."""
     rows = await conn.fetch(UPDATE_INTERRUPTED, reason, at)
     return [(row["id"], row["model_id"]) for row in rows]
 
@@ -253,7 +253,7 @@ ON CONFLICT DO NOTHING
 
 
 async def insert_step(conn: Connection, step: Step) -> None:
-    """Insert a step; an existing one stays as it is."""
+    """Insert a step; an existing one stays unchanged."""
     await conn.execute(INSERT_STEP, *msgspec.structs.astuple(step))
 
 
@@ -265,7 +265,7 @@ ON CONFLICT DO NOTHING
 
 
 async def insert_tool_call(conn: Connection, call: ToolCall) -> None:
-    """Insert a tool call; an existing one stays as it is."""
+    """Insert a tool call; an existing one stays unchanged."""
     await conn.execute(INSERT_TOOL_CALL, *msgspec.structs.astuple(call))
 
 
@@ -289,8 +289,8 @@ JOIN invocation_payloads p ON p.invocation_id = w.id AND p.created_at = w.at
 
 
 async def select_payloads(conn: Connection, invocations: Sequence[Invocation]) -> dict[UUID, bytes]:
-    """Return the compressed payloads of these invocations, as far as they are kept."""
-    ids, times = [one.id for one in invocations], [one.started_at for one in invocations]
+    """Return the compressed payloads of these invocations; expired ones are omitted."""
+    ids, times = [invocation.id for invocation in invocations], [invocation.started_at for invocation in invocations]
     rows = await conn.fetch(SELECT_PAYLOADS, ids, times)
     return {row["invocation_id"]: row["payload"] for row in rows}
 
@@ -304,7 +304,7 @@ WHERE id = $1
 
 
 async def select_invocation(conn: Connection, invocation_id: UUID) -> Invocation | None:
-    """Return an invocation; None when there is none with this id."""
+    """Return the invocation with this id, or None."""
     row = await conn.fetchrow(SELECT_INVOCATION, invocation_id)
     return None if row is None else Invocation(**row)
 
@@ -359,10 +359,10 @@ ORDER BY invocation_id, number
 
 async def select_tool_calls(conn: Connection, invocation_ids: Sequence[UUID]) -> dict[UUID, list[ToolCall]]:
     """Return the tool calls per invocation, in order. An invocation without any is absent."""
-    found: dict[UUID, list[ToolCall]] = {}
+    calls: dict[UUID, list[ToolCall]] = {}
     for row in await conn.fetch(SELECT_TOOL_CALLS, invocation_ids):
-        found.setdefault(row["invocation_id"], []).append(ToolCall(**row))
-    return found
+        calls.setdefault(row["invocation_id"], []).append(ToolCall(**row))
+    return calls
 
 
 SELECT_STEPS = """
@@ -376,10 +376,10 @@ ORDER BY invocation_id, number
 
 async def select_steps(conn: Connection, invocation_ids: Sequence[UUID]) -> dict[UUID, list[Step]]:
     """Return the steps per invocation, in order. An invocation without any is absent."""
-    found: dict[UUID, list[Step]] = {}
+    steps: dict[UUID, list[Step]] = {}
     for row in await conn.fetch(SELECT_STEPS, invocation_ids):
-        found.setdefault(row["invocation_id"], []).append(Step(**row))
-    return found
+        steps.setdefault(row["invocation_id"], []).append(Step(**row))
+    return steps
 
 
 SELECT_FILLS = """

@@ -1,4 +1,4 @@
-"""Leader lock: of several processes on one database, the one that holds an advisory lock trades.
+"""Leader election: of several processes on one database, the holder of an advisory lock trades.
 
 The lock lives on a connection of its own, so that it ends with the process, however that ends. Each leader has a term;
 `store.exchange.ledger` refuses postings of an earlier term, so a leader that lost its lock unknowingly cannot write.
@@ -41,7 +41,7 @@ class LeaderLock:
     """Advisory lock of the leader: acquired by `try_acquire`, watched by `lost`."""
 
     def __init__(self, dsn: str, silence_s: float = 0) -> None:
-        """Have the server free the lock after `silence_s` without a query while it is watched; 0 is never."""
+        """Set the silence, in seconds without a query, after which the server releases a watched lock; 0: never."""
         self._dsn = dsn
         self._silence_s = silence_s
         self._connection: asyncpg.Connection[Any] | None = None
@@ -96,7 +96,7 @@ LOCK_ACCOUNTS = "LOCK TABLE accounts IN SHARE ROW EXCLUSIVE MODE"
 
 
 async def lock_accounts(conn: Connection) -> None:
-    """Wait for the postings under way, and hold off others until the transaction ends.
+    """Wait for the postings in progress, and block others until the transaction ends.
 
     Every posting updates its account first. One that waits here sees the term of the new leader, and is refused.
     """
@@ -107,7 +107,7 @@ UPDATE_TERM = "UPDATE service_state SET term = term + 1 RETURNING term"
 
 
 async def update_term(conn: Connection) -> int:
-    """Begin a new term: postings of earlier leaders are refused from here on."""
+    """Begin a new term: from now on postings of earlier leaders are refused."""
     term: int = await conn.fetchval(UPDATE_TERM)
     return term
 
@@ -116,7 +116,7 @@ UPDATE_HEARTBEAT = "UPDATE service_state SET schedulers = $2, heartbeat_at = now
 
 
 async def update_heartbeat(conn: Connection, term: int, schedulers: dict[str, bool]) -> None:
-    """Record for the standbys which schedulers run here."""
+    """Record the leader's heartbeat and its running schedulers for the standbys."""
     await conn.execute(UPDATE_HEARTBEAT, term, schedulers)
 
 
@@ -135,7 +135,7 @@ SELECT_SEQUENCES = "SELECT id, sequence FROM accounts ORDER BY id"
 
 
 async def select_sequences(conn: Connection) -> dict[str, int]:
-    """Return the sequence of every account, by which a standby sees which accounts have changed."""
+    """Return the sequence number of every account, which changes with the account."""
     return {record["id"]: record["sequence"] for record in await conn.fetch(SELECT_SEQUENCES)}
 
 
@@ -150,7 +150,7 @@ SELECT (SELECT count(*) + coalesce(sum(sequence), 0) FROM accounts) AS postings,
 
 
 class Changes(NamedTuple):
-    """What stands for the state of all rows of a kind: it is another one after every change."""
+    """Change markers of tables: each value differs after every change of its rows."""
 
     postings: Decimal
     invocations: int
@@ -159,7 +159,7 @@ class Changes(NamedTuple):
 
 
 async def select_changes(conn: Connection) -> Changes:
-    """Return what a process that follows the leader compares, to read only what has changed."""
+    """Return the change markers by which a standby reads only what has changed."""
     record = await conn.fetchrow(SELECT_CHANGES)
     assert record is not None
     return Changes(*record)

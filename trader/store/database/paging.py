@@ -1,4 +1,4 @@
-"""Pages of lists that are read newest first: how many rows, and where the page before ended."""
+"""Pagination of lists that are read newest first: the limit and the cursor of a page."""
 
 from datetime import datetime
 from typing import NamedTuple

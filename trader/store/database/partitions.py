@@ -73,9 +73,9 @@ async def _attach(conn: Connection, table: str, week: datetime) -> None:
 
 
 async def drop_partitions_before(conn: Connection, cutoff: datetime) -> list[str]:
-    """Drop the partitions all of whose rows are older than `cutoff`; their names.
+    """Drop the partitions whose rows are all older than `cutoff`. Return their names.
 
-    `conn` must not be inside a transaction. What was interrupted before is brought to its end.
+    `conn` must not be inside a transaction. Drops that were interrupted earlier are completed.
     """
     dropped = []
     for table in PARTITIONED_TABLES:

@@ -57,7 +57,7 @@ CREATE TEMPORARY TABLE write_probe ON COMMIT DROP AS SELECT repeat('x', 1900) AS
 
 
 class PoolUse(NamedTuple):
-    """Connections of the pool: open, idle, and the most there may be."""
+    """Connections of the pool: open, idle, and their maximum."""
 
     size: int
     idle: int
@@ -125,7 +125,7 @@ class Database:
             await self._release(conn)
 
     def _unavailable(self, problem: str, error: Exception) -> Unavailable:
-        """Return the caller's error, without the cause; log the cause, the same one at most once a minute."""
+        """Return the error for the caller, without its cause; log the cause, a repeated one at most once a minute."""
         cause = (str(error) or type(error).__name__).split("\n", 1)[0]
         now_s = time.monotonic()
         if now_s - self._logged_at_s.get(cause, -LOG_AGAIN_S) >= LOG_AGAIN_S:
@@ -137,7 +137,7 @@ class Database:
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[Connection]:
-        """Borrow a connection for statements that prove whether the database can be written, and note whether they do.
+        """Borrow a connection for writes, and record in `write_trouble` whether the database accepts them.
 
         :raises Unavailable: the server cannot be reached, or does not answer in time
         """
@@ -173,7 +173,7 @@ class Database:
     async def reading(self) -> AsyncIterator[Connection]:
         """Borrow a connection whose statements all see the database as of one moment, and write nothing.
 
-        For every read of more than one statement whose parts must agree.
+        For reads of several statements that must be consistent with each other.
 
         :raises Unavailable: the server cannot be reached, or does not answer in time
         """
@@ -181,9 +181,9 @@ class Database:
             yield conn
 
     async def probe_write(self) -> None:
-        """Write a megabyte and drop it, so that `write_trouble` tells the present even when nobody trades.
+        """Write a megabyte and discard it, so that `write_trouble` is current even when nobody trades.
 
-        A small write proves nothing: it may fit into a page that is there while the disk is full.
+        A small write proves nothing: it may fit into an existing page although the disk is full.
 
         :raises Unavailable: it cannot be written
         """
@@ -203,7 +203,7 @@ class Database:
         return (time.perf_counter() - started_s) * 1000
 
     def use(self) -> PoolUse:
-        """Return how much of the pool is in use now."""
+        """Return the present numbers of connections."""
         return PoolUse(self._pool.get_size(), self._pool.get_idle_size(), self._pool.get_max_size())
 
     async def close(self) -> None:
@@ -281,7 +281,7 @@ def _is_lost(conn: Connection) -> bool:
 
 
 def _transient_problem(error: Exception, *, is_lost: bool) -> str | None:
-    """Describe a fault of the server or the connection for the caller; None when the fault is the statement's."""
+    """Describe an error of the server or the connection for the caller; None for an error of the statement."""
     if isinstance(error, asyncpg.PostgresError):
         sqlstate = error.sqlstate or ""
         if sqlstate == DISK_FULL:

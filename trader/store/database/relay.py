@@ -1,4 +1,4 @@
-"""Relay: the records by which a leader shows what it sees and publishes to the processes that follow it."""
+"""SQL of the relay: records by which the leader passes market data and events on to its standbys and readers."""
 
 from typing import Final, NamedTuple
 
@@ -28,7 +28,7 @@ SET number = excluded.number, written_at = excluded.written_at, record = exclude
 
 
 async def upsert_relay(conn: Connection, number: int, record: str, term: int) -> None:
-    """Write a record over the one of `SLOTS` numbers before. Only in this term."""
+    """Write a record into its slot of the ring of `SLOTS` records. Only in this term."""
     await conn.execute(UPSERT_RELAY, number, record, term)
 
 

@@ -1,4 +1,4 @@
-"""Schema of the database: its version, the steps from earlier versions, and how a start applies it.
+"""Schema of the database: its version, the migrations from earlier versions, and how a start applies them.
 
 schema.sql is the whole schema of this version. An upgrade runs the steps of `MIGRATIONS`, then schema.sql, all in one
 transaction: it happens whole, or not at all. A step changes existing tables and their data; new tables, functions and
@@ -178,34 +178,34 @@ async def apply_schema(database: Database) -> None:
             return
     async with database.transaction() as conn:
         await conn.execute(LOCK_SCHEMA, SCHEMA_LOCK)
-        found = await select_schema_version(conn)
-        if found is not None and found > SCHEMA_VERSION:
+        version = await select_schema_version(conn)
+        if version is not None and version > SCHEMA_VERSION:
             raise StartError(
-                f"The database has schema version {found}, made by a newer version of trader; "
+                f"The database has schema version {version}, made by a newer version of trader; "
                 f"this one needs version {SCHEMA_VERSION}. Start the newer version, or use another database."
             )
-        steps = [] if found is None else [MIGRATIONS[step] for step in range(found + 1, SCHEMA_VERSION + 1)]
+        steps = [] if version is None else [MIGRATIONS[step] for step in range(version + 1, SCHEMA_VERSION + 1)]
         try:
             for statements in [*steps, schema_path().read_text(encoding="utf-8")]:
                 await conn.execute(statements, timeout=UPGRADE_TIMEOUT_S)
         except asyncpg.InsufficientPrivilegeError as error:
             raise StartError(f"The user of DATABASE_URL may not create the tables: {error}.") from error
         await conn.execute(UPDATE_SCHEMA_VERSION, SCHEMA_VERSION)
-    if found is None:
+    if version is None:
         log.info("the tables of schema version %d were created", SCHEMA_VERSION)
-    elif found < SCHEMA_VERSION:
-        log.warning("the database was upgraded from schema version %d to %d", found, SCHEMA_VERSION)
+    elif version < SCHEMA_VERSION:
+        log.warning("the database was upgraded from schema version %d to %d", version, SCHEMA_VERSION)
 
 
 async def require_schema(database: Database, dsn: str) -> None:
     """Check that the database has the tables of this version.
 
-    :raises StartError: it has not; only a process that leads makes or upgrades them
+    :raises StartError: they are missing or of another version; only a leader creates or upgrades them
     """
     async with database.connection() as conn:
-        found = await select_schema_version(conn)
-    if found != SCHEMA_VERSION:
-        state = "is empty" if found is None else f"has schema version {found}"
+        version = await select_schema_version(conn)
+    if version != SCHEMA_VERSION:
+        state = "is empty" if version is None else f"has schema version {version}"
         raise StartError(
             f"The database at {place(dsn)} {state}; this program needs version {SCHEMA_VERSION}. "
             "Use the version of the running service; a start of the service upgrades its database."
@@ -234,5 +234,5 @@ async def select_schema_version(conn: Connection) -> int | None:
     """Return the schema version of the tables; None in an empty database."""
     if not await conn.fetchval(SELECT_HAS_SCHEMA):
         return None
-    found: int | None = await conn.fetchval(SELECT_SCHEMA_VERSION)
-    return found
+    version: int | None = await conn.fetchval(SELECT_SCHEMA_VERSION)
+    return version

@@ -9,7 +9,7 @@ INSERT INTO market_seed (seed) SELECT $1 WHERE NOT EXISTS (SELECT FROM service_s
 
 
 async def insert_seed(conn: Connection, seed: int) -> None:
-    """Keep this seed in a new database; one that has a seed, or is in use, stays as it is."""
+    """Store this seed in a new database; without effect in one that has a seed or is in use."""
     await conn.execute(INSERT_SEED, str(seed))
 
 

@@ -1,4 +1,4 @@
-"""Reading accounts from their rows, the recorded answers to orders, and the state of the service."""
+"""SQL of accounts, of the recorded answers to orders, and of the state of the service."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -34,10 +34,10 @@ UPDATE accounts SET sequence = sequence + 1 WHERE id = $1 AND (SELECT term FROM 
 
 
 async def update_account_fenced(conn: Connection, account_id: str, term: int) -> bool:
-    """Have every posting refused that was decided on the account as it is, and is not committed yet.
+    """Fence an account: every uncommitted posting that was decided on its present state is refused.
 
-    A statement that nobody waits for any more may still be under way at the server: this one waits for it, or comes
-    first. Return False when the term is over.
+    An abandoned statement may still run on the server: this statement waits for it or precedes it. Return False when
+    the term is over.
     """
     return await conn.fetchval(UPDATE_ACCOUNT_FENCED, account_id, term) is not None
 
@@ -100,14 +100,14 @@ async def select_accounts(conn: Connection, account_id: str | None = None) -> di
         taken[of][symbol] = before.plus(OrderSide(side), Take(at, quantity))
     accounts = {}
     for record in await conn.fetch(SELECT_ACCOUNTS, account_id):
-        one = record["id"]
+        key = record["id"]
         parts = {
             "run": msgspec.convert({**record, "id": record["run_id"]}, Run),
-            "positions": positions[one],
-            "resting": tuple(resting[one]),
-            "taken": taken[one],
+            "positions": positions[key],
+            "resting": tuple(resting[key]),
+            "taken": taken[key],
         }
-        accounts[one] = msgspec.convert({**record, **parts}, Account)
+        accounts[key] = msgspec.convert({**record, **parts}, Account)
     return accounts
 
 
@@ -183,7 +183,7 @@ async def select_realized_of_request(conn: Connection, order_id: UUID) -> Decima
 
 
 class DatabaseIdentity(msgspec.Struct, frozen=True):
-    """What a database is used for: its market and trading mode, and the venue and account of live trading."""
+    """Identity of a database: its market and trading mode, and in live trading the venue and account."""
 
     market_identity: str
     trading_mode: str
@@ -192,7 +192,7 @@ class DatabaseIdentity(msgspec.Struct, frozen=True):
 
 
 class ServiceState(msgspec.Struct, frozen=True):
-    """What the database is used for, and up to which tick every account has been processed."""
+    """The identity of the database, and the tick up to which every account has been processed."""
 
     identity: DatabaseIdentity
     processed_until: datetime | None
@@ -209,15 +209,15 @@ async def upsert_service_state(conn: Connection, identity: DatabaseIdentity) -> 
     """Return the state of the database; a new database takes this identity."""
     record = await conn.fetchrow(UPSERT_SERVICE_STATE, *msgspec.structs.astuple(identity))
     assert record is not None
-    *found, processed_until = record
-    return ServiceState(DatabaseIdentity(*found), processed_until)
+    *columns, processed_until = record
+    return ServiceState(DatabaseIdentity(*columns), processed_until)
 
 
 SELECT_IDENTITY = "SELECT market_identity, trading_mode, venue_url, venue_account_index FROM service_state"
 
 
 async def select_identity(conn: Connection) -> DatabaseIdentity | None:
-    """Return what the database is used for; None in a new one."""
+    """Return the identity of the database; None in a new one."""
     record = await conn.fetchrow(SELECT_IDENTITY)
     return None if record is None else DatabaseIdentity(*record)
 
@@ -245,7 +245,7 @@ FROM service_state
 
 
 async def select_lived_until(conn: Connection) -> datetime | None:
-    """Return the last moment of the market's time that may have been lived; None in a new database."""
+    """Return the latest market time that may have been processed; None in a new database."""
     moment: datetime | None = await conn.fetchval(SELECT_LIVED_UNTIL)
     return moment
 

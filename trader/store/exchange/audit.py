@@ -1,4 +1,4 @@
-"""Audit queries: the sums of `orders` against those of the ledger, and the rows of each run."""
+"""SQL of the audit: differences between `orders` and the ledger, and the rows of each run."""
 
 from decimal import Decimal
 from uuid import UUID
@@ -150,7 +150,7 @@ SELECT_IS_LIVE = "SELECT EXISTS (SELECT FROM service_state WHERE trading_mode = 
 
 
 async def select_is_live(conn: Connection) -> bool:
-    """Return whether the fills of this database are those of a venue."""
+    """Return whether the fills of this database come from a venue."""
     is_live: bool = await conn.fetchval(SELECT_IS_LIVE)
     return is_live
 

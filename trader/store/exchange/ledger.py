@@ -1,4 +1,4 @@
-"""Writing postings: every row of one or many account changes in one statement, and so in one transaction.
+"""SQL that writes postings: all rows of one or more account changes in one statement, so in one transaction.
 
 The rows travel as one JSON array per table, since a statement with a hundred array parameters would be unreadable. The
 statement names only the tables that get rows: an insert of an empty set costs as much as one of two rows.
@@ -40,7 +40,7 @@ RETURNING accounts.id
 
 
 class _Table(NamedTuple):
-    """A table of the ledger, the rows of a posting in it, and what to do on conflict (empty: an error)."""
+    """A table of the ledger, its rows of a posting, and its ON CONFLICT clause (empty: conflicts are errors)."""
 
     name: str
     rows: Callable[[Posting], Iterable[Row]]
@@ -92,7 +92,7 @@ _TABLES: Final = (
 
 
 def posting_rows(posting: Posting) -> Iterator[tuple[str, Row]]:
-    """Yield the name of the table and the row of everything that a posting writes beside its account."""
+    """Yield (table, row) for every row that a posting writes besides its account."""
     for table in _TABLES:
         for row in table.rows(posting):
             yield table.name, row
@@ -100,7 +100,7 @@ def posting_rows(posting: Posting) -> Iterator[tuple[str, Row]]:
 
 @cache
 def _statement(tables: tuple[_Table, ...]) -> str:
-    """The statement that writes to these tables: $1 the account changes, $2 the term, then the rows of each."""
+    """Return the statement that writes to these tables: $1 the account changes, $2 the term, then the rows of each."""
     inserts = (  # names are those of the tables above
         f"""
         , into_{table.name} AS (

@@ -26,7 +26,7 @@ _STILL_OPEN: Row = {
 
 
 def account_change(posting: Posting) -> Row:
-    """Return the account's step from the sequence that the posting was decided on to the one that it leads to."""
+    """Return the account's new state with the sequence numbers before and after the posting."""
     account = posting.account
     return {
         "id": account.id,

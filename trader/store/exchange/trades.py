@@ -1,4 +1,4 @@
-"""Completed trades: the rows of `orders` with status CLOSED."""
+"""SQL of completed trades: the rows of `orders` with status CLOSED."""
 
 from collections.abc import Sequence
 from datetime import datetime

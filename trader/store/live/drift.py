@@ -1,4 +1,4 @@
-"""SQL of the drift between paper and venue: each fill with its price on paper, and figures of the errors."""
+"""SQL of the drift between paper and venue: each venue fill with its simulated price, and error statistics."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -23,7 +23,7 @@ async def insert_drift(conn: Connection, drifts: Sequence[Drift]) -> None:
 
 
 class DriftFigures(NamedTuple):
-    """Errors in basis points of the fills of one market, side and size; of all fills where these are None.
+    """Error statistics in basis points of the fills of one market, side and size, or (None) of all fills.
 
     `size` is 0 for a notional below 1,000, 1 below 10,000, 2 below 100,000, and 3 above. `p95` is of the errors without
     sign, by nearest rank; `worst` is the error of the largest size; `low` and `high` span the middle 90 %.
@@ -60,7 +60,7 @@ ORDER BY symbol NULLS LAST, side, size
 
 
 async def select_drift_figures(conn: Connection, since: datetime) -> list[DriftFigures]:
-    """Return the figures of each market, side and size since a moment, and last those of all; empty without fills."""
+    """Return the statistics since a moment by market, side and size, then those of all fills; empty without fills."""
     return [DriftFigures(*row) for row in await conn.fetch(SELECT_DRIFT_FIGURES, since)]
 
 

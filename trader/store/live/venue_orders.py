@@ -1,4 +1,4 @@
-"""SQL of live trading beside the ledger: bindings of accounts to the venue's, and the orders sent there."""
+"""SQL of live trading: bindings of accounts to venue accounts, and the orders sent to the venue."""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -25,7 +25,7 @@ SELECT_VENUE_ACCOUNTS = "SELECT account_id, account_index, agreed_at FROM venue_
 
 
 async def select_venue_accounts(conn: Connection) -> dict[str, tuple[int, datetime]]:
-    """Return, by our account, the venue's account and when the two last agreed."""
+    """Return, by our account, the venue account and the time of the last successful reconciliation."""
     return {
         record["account_id"]: (record["account_index"], record["agreed_at"])
         for record in await conn.fetch(SELECT_VENUE_ACCOUNTS)
@@ -36,7 +36,7 @@ UPDATE_AGREED_AT = "UPDATE venue_accounts SET agreed_at = $2 WHERE account_id = 
 
 
 async def update_agreed_at(conn: Connection, account_id: str, at: datetime) -> None:
-    """Record when the ledger of the account and the venue last agreed."""
+    """Record the time of the last successful reconciliation of the account with the venue."""
     await conn.execute(UPDATE_AGREED_AT, account_id, at)
 
 

@@ -84,7 +84,7 @@ FROM commands WHERE finished_at IS NULL ORDER BY asked_at, id LIMIT $2
 
 
 async def select_open_commands(conn: Connection, good_for: timedelta, limit: int) -> list[tuple[OperatorCommand, bool]]:
-    """Return the oldest unfinished commands, each with whether it is older than `good_for`."""
+    """Return the oldest unfinished commands, each with a flag whether it is older than `good_for`."""
     return [
         (
             OperatorCommand(
@@ -162,9 +162,9 @@ SELECT EXISTS (
 
 
 async def select_has_leader(conn: Connection) -> bool:
-    """Whether a process leads on this database now."""
-    found: bool = await conn.fetchval(SELECT_HAS_LEADER, LEADER_LOCK)
-    return found
+    """Return whether a process leads on this database now."""
+    has_leader: bool = await conn.fetchval(SELECT_HAS_LEADER, LEADER_LOCK)
+    return has_leader
 
 
 SELECT_KNOWN_ACCOUNT = """
@@ -173,9 +173,9 @@ SELECT EXISTS (SELECT FROM accounts WHERE id = $1) OR EXISTS (SELECT FROM models
 
 
 async def select_known_account(conn: Connection, account_id: str) -> bool:
-    """Whether there is such an account, or a model that will have it."""
-    found: bool = await conn.fetchval(SELECT_KNOWN_ACCOUNT, account_id)
-    return found
+    """Return whether the account exists, or a model whose account will have this id."""
+    is_known: bool = await conn.fetchval(SELECT_KNOWN_ACCOUNT, account_id)
+    return is_known
 
 
 class Exposure(NamedTuple):

@@ -105,5 +105,5 @@ UPDATE equity_marks SET day_start = NULL, peak = NULL WHERE account_id IS NOT DI
 
 
 async def update_baselines_reset(conn: Connection, account_id: str | None) -> None:
-    """Have the losses of an account, or of all together (None), measured from the next equity on."""
+    """Reset the baseline of an account, or of all together (None): losses count from the next recorded equity."""
     await conn.execute(UPDATE_BASELINES_RESET, account_id)

@@ -64,7 +64,6 @@ SELECT_SERVER_MAJOR = "SELECT current_setting('server_version_num')::integer / 1
 
 
 async def select_server_major(conn: Connection) -> int:
-    """Return the major version of the server."""
     major: int = await conn.fetchval(SELECT_SERVER_MAJOR)
     return major
 

@@ -13,7 +13,7 @@ from trader.store.database.pool import Connection
 
 
 class InvocationTotals(NamedTuple):
-    """How invocations ended, and what they cost (None: no provider reported a cost).
+    """Counts of invocations by outcome, and their cost (None: no provider reported one).
 
     `tool_failed` counts completed invocations in which a tool call failed, so `failed + tool_failed` counts each once.
     `unmetered_attempts` may have cost tokens beyond those counted, and `unpriced_steps` have a cost beyond that known.

@@ -1,4 +1,4 @@
-"""SQL of baselines: their accounts. Their values are among the portfolio snapshots, under their ids."""
+"""SQL of baselines: their runs and states. Their values are in the portfolio snapshots, under their ids."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -14,8 +14,6 @@ from trader.store.database.pool import Connection
 
 
 class BaselineRun(NamedTuple):
-    """A baseline and its run."""
-
     baseline: Baseline
     run_id: UUID
     initial_capital: Decimal
@@ -28,7 +26,6 @@ SELECT id, name, variant, run_id, initial_capital, started_at FROM baselines ORD
 
 
 async def select_baselines(conn: Connection) -> list[BaselineRun]:
-    """Return every baseline."""
     return [
         BaselineRun(Baseline(row[0], row[1], None if row[2] is None else VariantId(row[2])), *row[3:])
         for row in await conn.fetch(SELECT_BASELINES)
@@ -47,7 +44,6 @@ SELECT_BASELINE_STATES = "SELECT id, name, variant, state, seen_until FROM basel
 
 
 async def select_baseline_states(conn: Connection) -> list[SavedBaseline]:
-    """Return the state of every baseline."""
     return [
         SavedBaseline(
             Baseline(row["id"], row["name"], None if row["variant"] is None else VariantId(row["variant"])),

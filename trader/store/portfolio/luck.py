@@ -1,4 +1,4 @@
-"""SQL of luck: the comparisons of entrants with random traders."""
+"""SQL of luck: comparisons of entrants with random traders."""
 
 from typing import NamedTuple
 from uuid import UUID
@@ -8,7 +8,7 @@ from trader.store.database.pool import Connection
 
 
 class StoredLuck(NamedTuple):
-    """A comparison, made when the entrant had completed so many trades in the run."""
+    """A comparison, made after `completed` trades of the entrant in the run."""
 
     run_id: UUID
     entrant: int
@@ -40,6 +40,6 @@ SET completed = excluded.completed, trades = excluded.trades, return_percent = e
 """
 
 
-async def upsert_luck(conn: Connection, found: StoredLuck) -> None:
+async def upsert_luck(conn: Connection, comparison: StoredLuck) -> None:
     """Save a comparison in place of the entrant's last one."""
-    await conn.execute(UPSERT_LUCK, *found[:3], *found.luck)
+    await conn.execute(UPSERT_LUCK, *comparison[:3], *comparison.luck)

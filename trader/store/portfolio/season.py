@@ -1,4 +1,4 @@
-"""SQL of season reports (current runs as of their last snapshots) and of seasons that are written in bulk."""
+"""SQL of season reports (current runs as of their last snapshots) and of bulk-written seasons."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -112,10 +112,10 @@ ORDER BY h.account_id, h.hour
 
 async def select_report_hours(conn: Connection, model_ids: Sequence[str]) -> dict[str, list[tuple[datetime, float]]]:
     """Return the last equity of every hour of each model's current run."""
-    found: dict[str, list[tuple[datetime, float]]] = {}
+    hours: dict[str, list[tuple[datetime, float]]] = {}
     for account_id, hour, value in await conn.fetch(SELECT_REPORT_HOURS, model_ids, timeout=SEASON_TIMEOUT_S):
-        found.setdefault(account_id, []).append((hour, value))
-    return found
+        hours.setdefault(account_id, []).append((hour, value))
+    return hours
 
 
 class TradeOutcome(NamedTuple):
@@ -155,5 +155,5 @@ ON CONFLICT (hour, variant) DO UPDATE SET total = excluded.total, count = exclud
 
 
 async def upsert_all_variant_hours(conn: Connection) -> None:
-    """Sum the hours of the variants again from those of the accounts. No snapshots may be written meanwhile."""
+    """Rebuild the hourly rollup of the variants from that of the accounts. No snapshots may be written meanwhile."""
     await conn.execute(UPSERT_ALL_VARIANT_HOURS, timeout=SEASON_TIMEOUT_S)

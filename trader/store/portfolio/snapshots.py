@@ -142,7 +142,7 @@ async def select_variant_hours(conn: Connection, since: datetime) -> list[Varian
 
 
 class HistoryRange(NamedTuple):
-    """What a history holds: of one model or variant (None: of all), within [start, end], one value per bucket."""
+    """Query of a history: one model or variant (None: all), within [start, end], one value per bucket."""
 
     model_id: str | None
     variant: VariantId | None
