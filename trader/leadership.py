@@ -269,23 +269,23 @@ class Leadership:
         """Read what the leader has changed, and publish live values at the price tracker's interval."""
         await self._relay.reader.poll()
         async with self._database.connection() as conn:
-            found = await select_changes(conn)
+            changes = await select_changes(conn)
             self._leader_schedulers = await select_leader_schedulers(conn) or {}
         known = self._changes
         now = self._clock.now()
         is_due = interval_elapsed(self._shown_at + PRICE_TRACKER_EVERY, PRICE_TRACKER_EVERY, now)
-        if known is None or found.postings != known.postings or not self._market.quotes():
+        if known is None or changes.postings != known.postings or not self._market.quotes():
             await self._exchange.follow()
-        if known is None or found.models != known.models or is_due:
+        if known is None or changes.models != known.models or is_due:
             await self._agents.follow()
-        if known is None or found.snapshots != known.snapshots:
+        if known is None or changes.snapshots != known.snapshots:
             self._portfolio.note_written()
-        if known is not None and found.invocations > known.invocations:
+        if known is not None and changes.invocations > known.invocations:
             async with self._database.connection() as conn:
-                ended = await select_chain_models(conn, known.invocations, found.invocations)
+                ended = await select_chain_models(conn, known.invocations, changes.invocations)
             for model_id in ended:
                 self._events.publish(ConversationsChanged(now, model_id))
-        self._changes = found  # only now: what could not be read is read at the next look
+        self._changes = changes  # only now: what could not be read is read at the next look
         if is_due:
             self._shown_at = now
             self._events.publish(MarketChecked(now))

@@ -107,11 +107,11 @@ def add_conditions(
     return held
 
 
-def ended(before: Set[AlarmCause], found: Set[AlarmCause]) -> list[Alarm]:
-    """Return the alarms of conditions whose end is one."""
+def ended(before: Set[AlarmCause], current: Set[AlarmCause]) -> list[Alarm]:
+    """Return a recovery alarm for each condition that has ended, if its end is reported."""
     return [
         Alarm(AlarmCause(RECOVERED[cause.kind], cause.subject), f"{cause} works again")
-        for cause in sorted(before - found)
+        for cause in sorted(before - current)
         if cause.kind in RECOVERED
     ]
 

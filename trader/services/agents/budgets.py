@@ -218,7 +218,8 @@ class Budgets:
             usd = from_number(configuration.budget_usd_per_day)
             yield _Cap(usd, self._used([model.id], with_reserved=with_reserved), "your budget")
         if configuration.owner_budget_usd_per_day is not None:
-            owned = [one.id for one in self._models.values() if one.configuration.owner == configuration.owner]
+            owner = configuration.owner
+            owned = [candidate.id for candidate in self._models.values() if candidate.configuration.owner == owner]
             usd = from_number(configuration.owner_budget_usd_per_day)
             yield _Cap(usd, self._used(owned, with_reserved=with_reserved), "the budget of your owner")
         if self.total_usd is not None:

@@ -73,9 +73,10 @@ async def verify(database: Database, outside: Sequence[Anchor]) -> Verification:
         ChainFinding(
             "inserted",
             None,
-            f"invocation {one.id} of {one.model_id} ({one.finished_at:%Y-%m-%d %H:%M:%S} UTC) is not in the chain",
+            f"invocation {invocation.id} of {invocation.model_id} "
+            f"({invocation.finished_at:%Y-%m-%d %H:%M:%S} UTC) is not in the chain",
         )
-        for one in unlinked
+        for invocation in unlinked
     ]
     return Verification(links, payloads, len(anchors), max(0, finished - links - len(unlinked)), checker.findings)
 
@@ -93,10 +94,13 @@ async def _read_records(
     invocations = await store.select_linked_invocations(conn, ids)
     steps, calls = await select_steps(conn, ids), await select_tool_calls(conn, ids)
     return {
-        one.id: ChainRecord(
-            one, entrants.get((one.model_id, one.entrant or 0)), steps.get(one.id, ()), calls.get(one.id, ())
+        invocation.id: ChainRecord(
+            invocation,
+            entrants.get((invocation.model_id, invocation.entrant or 0)),
+            steps.get(invocation.id, ()),
+            calls.get(invocation.id, ()),
         )
-        for one in invocations.values()
+        for invocation in invocations.values()
     }
 
 

@@ -63,16 +63,16 @@ def model_warnings(
         provider = providers.get(model.provider)
         if not model.active or (provider is None and model.id not in failing):
             continue
-        found = []
+        texts = []
         if model.id in failing:
             count, reason = failing[model.id]
-            found.append(f"{model.id} failed {count} times in a row: {reason}")
+            texts.append(f"{model.id} failed {count} times in a row: {reason}")
         if provider is not None and (fields := sorted(provider.left_out(model))):
-            found.append(f"{model.id} is asked without {', '.join(fields)}, which its provider refused")
-        found += [f"{model.id}: {CUT_PROMPT}"] if model.id in with_cut_prompts else []
-        found += _budget_warning(model, budgets)
-        if found:
-            warnings[model.id] = "; ".join(found)
+            texts.append(f"{model.id} is asked without {', '.join(fields)}, which its provider refused")
+        texts += [f"{model.id}: {CUT_PROMPT}"] if model.id in with_cut_prompts else []
+        texts += _budget_warning(model, budgets)
+        if texts:
+            warnings[model.id] = "; ".join(texts)
     return warnings
 
 
@@ -83,12 +83,12 @@ def warning_about(
     active = [model for model in models if model.active]
     if not active:
         return "No model is active, so nothing trades. Add models with `trader models add FILE`."
-    found = []
+    texts = []
     if idle := [model for model in active if model.provider not in providers]:
         names = ", ".join(f"{model.id} ({model.provider})" for model in idle[:10])
-        found.append(f"{len(idle)} active model(s) name a provider that is not configured: {names}")
-    found += [f"{name}: {why}" for name, why in resting.items()]
-    return "; ".join([*found, *warnings.values()]) or None
+        texts.append(f"{len(idle)} active model(s) name a provider that is not configured: {names}")
+    texts += [f"{name}: {why}" for name, why in resting.items()]
+    return "; ".join([*texts, *warnings.values()]) or None
 
 
 def _budget_warning(model: Model, budgets: Budgets) -> list[str]:

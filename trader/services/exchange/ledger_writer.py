@@ -81,7 +81,7 @@ class LedgerWriter:
                 _fail(written, Unavailable("The service is stopping."))
             raise
         except Exception as error:  # without it everybody who waits, now and later, would wait for ever
-            log.exception("a bug in writing the postings of %s", ", ".join(one.account.id for one, _ in batch))
+            log.exception("a bug in writing the postings of %s", ", ".join(posting.account.id for posting, _ in batch))
             reason = f"Writing the posting failed by an internal error ({type(error).__name__}); the log has its trace."
             await self._commit_apart(batch, InternalError(reason))
             return
@@ -96,8 +96,8 @@ class LedgerWriter:
         if len(batch) == 1:
             _fail(batch[0][1], error)
             return
-        for one in batch:
-            await self._commit([one])
+        for item in batch:
+            await self._commit([item])
 
 
 def _fail(written: asyncio.Future[None], error: Exception) -> None:

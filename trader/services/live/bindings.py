@@ -42,7 +42,7 @@ class Bindings:
     async def known(self) -> dict[str, Binding]:
         """Return the bindings of earlier starts."""
         async with self._context.database.connection() as conn:
-            return {one: Binding(*row) for one, row in (await store.select_venue_accounts(conn)).items()}
+            return {account_id: Binding(*row) for account_id, row in (await store.select_venue_accounts(conn)).items()}
 
     async def bind(self, account_id: str, index: int | None, known: Binding | None) -> Binding:
         """Return the binding of an account; one that is new here is opened. `index` is None for an inactive model.

@@ -169,7 +169,7 @@ class AccountLedger:
         """
         now = self._context.clock.now()
         hour = floor_time(now, _HOUR)
-        behind = [one.funded_until for one in self.account.positions.values() if one.funded_until < hour]
+        behind = [position.funded_until for position in self.account.positions.values() if position.funded_until < hour]
         if not behind:
             return
         payments = await self.unbooked_payments(records, min(behind))

@@ -130,8 +130,8 @@ class MarketFeed:
         """Return every reason for missing prices, or None."""
         if self._is_down:
             return self.last_error
-        found = ((symbol, self.trouble(symbol)) for symbol in self.markets)
-        return "; ".join(f"{symbol}: {trouble}" for symbol, trouble in found if trouble is not None) or None
+        troubles = ((symbol, self.trouble(symbol)) for symbol in self.markets)
+        return "; ".join(f"{symbol}: {trouble}" for symbol, trouble in troubles if trouble is not None) or None
 
     def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
         """Return the hourly funding rate due at a whole hour."""

@@ -148,15 +148,15 @@ class Alarms:
         """Take the problems that health finds every few seconds; raise those that have begun or last an hour."""
         self.is_healthy = not problems
         # Differences between books and venue are events, each with its own words.
-        found = [alarm for alarm in problems if alarm.cause.kind != "reconciliation"]
-        found += [Alarm(AlarmCause("provider", name), why) for name, why in self.providers().items()]
-        found += [Alarm(AlarmCause("model", name), f"{name} fails: {why}") for name, why in self.models().items()]
+        alarms = [alarm for alarm in problems if alarm.cause.kind != "reconciliation"]
+        alarms += [Alarm(AlarmCause("provider", name), why) for name, why in self.providers().items()]
+        alarms += [Alarm(AlarmCause("model", name), f"{name} fails: {why}") for name, why in self.models().items()]
         free = shutil.disk_usage(self._folder).free
         if free < self._disk_least:
-            found.append(Alarm(AlarmCause("disk"), f"the disk of the working folder has {free / 1e6:.0f} MB left"))
-        conditions = frozenset(alarm.cause for alarm in found)
+            alarms.append(Alarm(AlarmCause("disk"), f"the disk of the working folder has {free / 1e6:.0f} MB left"))
+        conditions = frozenset(alarm.cause for alarm in alarms)
         self.counts.update(conditions - self._conditions)
-        self._held = rules.add_conditions(self._held, self._conditions, found, self._now(), self._timer())
+        self._held = rules.add_conditions(self._held, self._conditions, alarms, self._now(), self._timer())
         for alarm in rules.ended(self._conditions, conditions):
             self.add(alarm)
         self._conditions = conditions
