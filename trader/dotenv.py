@@ -1,6 +1,4 @@
-"""Parser of the file of settings (`.env`): lines of `NAME=value`, read strictly, so that a slip is reported instead of
-guessed at.
-"""
+"""Strict parser of the settings file (`.env`): lines of `NAME=value`; every malformed line is reported."""
 
 import argparse
 import re

@@ -306,7 +306,7 @@ TOKEN_CHARACTERS: Final = 16
 
 
 def find_risks(settings: Settings, dotenv: Path) -> list[str]:
-    """Return what an operator should know about settings that are valid: whoever else could trade or read secrets."""
+    """Return security warnings about valid settings: who else could trade or read secrets."""
     risks = []
     token = settings.api_token
     if token is not None and len(token.reveal()) < TOKEN_CHARACTERS:

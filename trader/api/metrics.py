@@ -257,7 +257,6 @@ async def answer_metrics(request: web.Request) -> web.Response:
 
 
 def routes() -> list[web.RouteDef]:
-    """Return the route of the figures."""
     return METRICS.get(answer_metrics)
 
 

@@ -1,4 +1,4 @@
-"""Alarms: what an operator must hear of, and how often: at most one notice per cause and hour, which counts the rest.
+"""Alarms for operators and their rate limit: at most one notice per cause and hour, which counts the rest.
 
 An event is an alarm each time it happens. A condition, such as a market without updates, is one when it begins and once
 an hour while it lasts.
@@ -49,7 +49,7 @@ class AlarmCause(NamedTuple):
 
 
 class Alarm(NamedTuple):
-    """Something that an operator must hear of. The text holds no secret."""
+    """A problem that operators are notified of. The text holds no secret."""
 
     cause: AlarmCause
     text: str

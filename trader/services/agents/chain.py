@@ -43,7 +43,7 @@ class Verification(NamedTuple):
 
 
 async def append_interrupted(conn: Connection, invocation_id: UUID) -> None:
-    """Append an invocation whose process died to the chain, as its rows are. What it was shown is not known."""
+    """Append an interrupted invocation to the chain from its rows. The digest of its view is not known."""
     records = await _read_records(conn, [invocation_id], await store.select_entrants(conn))
     await store.insert_link(conn, invocation_id, NO_PAYLOAD, record_digest(records[invocation_id], NO_PAYLOAD))
 
@@ -122,7 +122,7 @@ def _payload_findings(link: ChainLink, content: bytes) -> list[ChainFinding]:
 async def _order_findings(
     conn: Connection, batch: Sequence[ChainLink], records: Mapping[UUID, ChainRecord]
 ) -> list[ChainFinding]:
-    """Return where the orders of the books are not those that the calls of the records placed."""
+    """Return the contradictions between the orders in the ledger and those that the recorded calls placed."""
     wanted = {
         client_order_id(record.invocation.id, call.number): record.invocation.model_id
         for record in records.values()

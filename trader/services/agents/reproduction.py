@@ -30,14 +30,14 @@ class CallFinding(NamedTuple):
 
 
 class InvocationReproduction(msgspec.Struct, frozen=True):
-    """An invocation and its calls, each with what executing it again found."""
+    """An invocation and its calls, each with the finding of its reproduction."""
 
     invocation: Invocation
     calls: tuple[tuple[ToolCall, CallFinding], ...]
 
     @property
     def is_same(self) -> bool:
-        """Whether every call gave the recorded result again, and the books hold exactly that."""
+        """Whether every call reproduced its recorded result and the ledger holds exactly that."""
         return all(finding.same is True for _, finding in self.calls)
 
 

@@ -109,7 +109,7 @@ class Agents:
         self._failures = FailureCounts()
         self._models: dict[str, Model] = {}
         self.version = 0
-        """Grows when the models change."""
+        """Increases when the models change."""
 
         self._running: dict[str, tuple[asyncio.Task[None], datetime]] = {}
         self._slots = Slots(settings.max_parallel_models)
@@ -246,13 +246,13 @@ class Agents:
         return [ModelSummary(model, *activity.get(model.id, (0, None))) for model in models]
 
     def warning(self) -> str | None:
-        """Return what keeps models from running or from what is configured for them, in words; None for nothing."""
+        """Return why models do not run, or not as configured, as one text; None without a problem."""
         if self._leader is not None:
             return None if self._leader.view is None else self._leader.view.warning
         return warning_about(self._models.values(), self._providers, self.model_warnings(), self.resting())
 
     def model_warnings(self) -> Mapping[str, str]:
-        """Return what is wrong with each model of which something is, in words."""
+        """Return a warning for each model that has a problem, by model id."""
         if self._leader is not None:
             return {} if self._leader.view is None else self._leader.view.model_warnings
         models = self._models.values()

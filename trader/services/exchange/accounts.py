@@ -38,7 +38,7 @@ FINISH_S: Final = 2.0
 """How long a change that is under way may take to finish when the term ends."""
 
 CatchUp = Callable[[str, datetime], Awaitable[None]]
-"""Take an account, just read from its rows, through the ticks since the given time. Called under the account's lock."""
+"""Apply the ticks since the given time to an account just read from its rows. Called under the account's lock."""
 
 
 class Tally:

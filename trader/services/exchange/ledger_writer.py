@@ -92,7 +92,7 @@ class LedgerWriter:
                 written.set_result(None)
 
     async def _commit_apart(self, batch: list[tuple[Posting, asyncio.Future[None]]], error: TraderError) -> None:
-        """Write each posting of a failed batch by itself: one of them is wrong, the others shall not suffer from it."""
+        """Commit each posting of a failed batch separately, so that a faulty one does not fail the others."""
         if len(batch) == 1:
             _fail(batch[0][1], error)
             return

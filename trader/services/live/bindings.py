@@ -1,4 +1,4 @@
-"""Bindings of models to accounts of the venue: one model, one account, for good."""
+"""Bindings of models to accounts of the venue: each model keeps one account permanently."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -91,7 +91,7 @@ class Bindings:
 
 
 def refuse_shared(indexes: Mapping[str, int]) -> None:
-    """Raise `StartError` when two models would trade one account: whose a position is would be unknown."""
+    """Raise `StartError` when two models would trade one account: the owner of a position would be unknown."""
     owners: dict[int, list[str]] = {}
     for account_id, index in indexes.items():
         owners.setdefault(index, []).append(account_id)

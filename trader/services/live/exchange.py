@@ -38,7 +38,7 @@ from trader.store.exchange import accounts as store
 log = logging.getLogger("trader.live")
 
 FINISH_S: Final = 2.0
-"""How long an order may take to finish when the term ends; the next start finds out about the rest."""
+"""How long an order may take to finish when the term ends; the next start resolves unfinished ones."""
 
 _FIRST_SYNCHRONIZATION_S: Final = 30.0
 """How long the first synchronization of an account may delay the start; nothing opens for it until one succeeds."""
@@ -127,7 +127,7 @@ class LiveExchange(ExchangeBase):
         self._accounts.end_term()
 
     async def resign(self) -> None:
-        """Stop trading: let what is under way finish; the next start finds out about what does not."""
+        """Stop trading once pending operations have finished; the next start resolves those that have not."""
         self._is_live = False
         for task in self._tasks.values():
             task.cancel()

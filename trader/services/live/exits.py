@@ -1,4 +1,4 @@
-"""Exits of one live account that no order at the venue executes: they are watched here and sent as market orders."""
+"""Exits of one live account that no order at the venue executes: watched here and sent as market orders."""
 
 import logging
 from datetime import datetime, timedelta

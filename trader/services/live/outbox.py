@@ -39,7 +39,7 @@ _READS_MAX: Final = 10
 
 _EXPIRY_MARGIN: Final = timedelta(seconds=60)
 _PLACING_MAX: Final = timedelta(minutes=5)
-"""Longer than one order may be sent again and again before the first answer is known to be lost."""
+"""Longer than repeated requests for one order may go on before the first answer is known to be lost."""
 
 
 @dataclass(frozen=True)

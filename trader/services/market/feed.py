@@ -138,17 +138,17 @@ class MarketFeed:
         return self._source.funding_rate(symbol, boundary)
 
     def open_interest(self, symbol: str) -> Decimal | None:
-        """Return the notional of all open positions in a market; None where the source does not say it."""
+        """Return the notional of all open positions in a market; None where the source does not report it."""
         return self._source.open_interest(symbol)
 
     def begin_recording(self) -> None:
-        """Have what is applied from now on recorded, if there is a recorder: this process leads."""
+        """Begin to record the applied ticks, if there is a recorder. Call it when this process leads."""
         self._is_recording = self._recorder is not None
         if self._recorder is not None:
             self._recorder.begin(self._clock.now())
 
     def end_recording(self) -> None:
-        """Have nothing more recorded, and the present file finished."""
+        """Stop recording, and complete the present file."""
         self._is_recording = False
         if self._recorder is not None:
             self._recorder.close()

@@ -1,4 +1,4 @@
-"""Watch over losses: measures the equity of the accounts with every tick, and halts those that hit a limit."""
+"""Loss limit monitor: measures the accounts' equity with every tick, and halts those that hit a limit."""
 
 import logging
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ log = logging.getLogger("trader.safety")
 
 _CHECK_EVERY: Final = timedelta(seconds=1)
 _SAVE_EVERY: Final = timedelta(seconds=10)
-"""Intervals in the service's time, of measuring the accounts and of recording their baselines."""
+"""Intervals, in the service's time, of measuring the accounts and of recording their baselines."""
 
 
 class LossLimits:
@@ -72,7 +72,6 @@ class LossLimits:
         self._due = self._save_due = now
 
     def stop(self) -> None:
-        """Stop watching."""
         self._due = None
 
     def reset(self, lifted: Iterable[Halt]) -> None:

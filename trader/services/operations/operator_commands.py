@@ -28,7 +28,7 @@ POLL_S: Final = 0.5
 """Interval at which commands and halts are read, in real time."""
 
 _GOOD_FOR: Final = timedelta(minutes=10)
-"""A command that is older is not begun any more: so late it would surprise."""
+"""Age from which on a command is not begun any more: so late it would be unexpected."""
 
 _COMMANDS_MAX: Final = 8
 _ACCOUNTS_MAX: Final = 32
@@ -329,7 +329,7 @@ class _Progress:
         self._left: dict[tuple[str, str], Left] = {}
 
     def begin(self) -> None:
-        """Forget what was left, since it is tried again."""
+        """Discard the list of failed parts, since they are tried again."""
         self._left.clear()
 
     def leave(self, account_id: str, what: str, reason: str) -> None:
