@@ -218,7 +218,7 @@ async def _read_statistics(service: Service) -> None:
 
 
 def build_app(settings: Settings, service: Service) -> web.Application:
-    """Return the HTTP application: the parts that its handlers use, its routes, and what every request passes."""
+    """Return the HTTP application: the parts that its handlers use, its routes, and its middleware."""
     app = web.Application()
     app[CONTEXT] = service.context
     app[DATABASE] = service.database

@@ -1,6 +1,4 @@
-"""Parser of the file of settings (`.env`): lines of `NAME=value`, read strictly, so that a slip is reported instead of
-guessed at.
-"""
+"""Strict parser of the settings file (`.env`): lines of `NAME=value`; every malformed line is reported."""
 
 import argparse
 import re
@@ -89,6 +87,8 @@ def _value(text: str) -> str | None:
             return quoted.group(1) if quoted else None
         case '"':
             quoted = DOUBLE_QUOTED.fullmatch(text)
-            return re.sub(r"\\(.)", lambda found: ESCAPES.get(found[1], found[1]), quoted.group(1)) if quoted else None
+            return (
+                re.sub(r"\\(.)", lambda escape: ESCAPES.get(escape[1], escape[1]), quoted.group(1)) if quoted else None
+            )
         case _:
             return COMMENT.sub("", text, count=1).strip()

@@ -86,15 +86,17 @@ async def settle_seed(source: MarketSource, database: Database, *, is_written: b
     async with database.connection() as conn:
         if source.seed is None and is_written:
             await insert_seed(conn, randbits(_SEED_BITS))
-        drawn, found = await select_seed(conn), await select_identity(conn)
-    known = None if found is None else re.fullmatch(rf"{re.escape(source.identity)}:([0-9]+)", found.market_identity)
+        drawn, identity = await select_seed(conn), await select_identity(conn)
+    known = (
+        None if identity is None else re.fullmatch(rf"{re.escape(source.identity)}:([0-9]+)", identity.market_identity)
+    )
     if source.seed is not None:
         source.use_seed(Seed(source.seed.value, is_secret=source.seed.value == drawn))
     elif known is not None:
         source.use_seed(Seed(int(known[1])))
     elif drawn is not None:
         source.use_seed(Seed(drawn, is_secret=True))
-    elif found is not None:  # a database of another market, which its identity refuses in any case
+    elif identity is not None:  # a database of another market, which its identity refuses in any case
         source.use_seed(Seed(randbits(_SEED_BITS), is_secret=True))
     else:
         raise StartError("The database has no seed yet, which the first start of a service draws that may write it.")

@@ -1,7 +1,7 @@
 """Histories of rule models: the real service core, run in lockstep over past days of the synthetic market.
 
-Exchange, agents, guard, records and snapshots are those of the service. Prices are seen and models decide more seldom
-than by the service itself (`Pace`), so that a day takes seconds.
+Exchange, agents, guard, records and snapshots are those of the service. Prices and decisions are less frequent
+than in the service (`Pace`), so that a day takes seconds.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class Pace(NamedTuple):
 
 
 DEMO_PACE: Final = Pace(ticks=timedelta(seconds=30), snapshots=15 * _MINUTE, cycle=30 * _MINUTE)
-"""As coarse as a start of a few seconds asks for; rule agents decide on closed candles of 15 minutes or more."""
+"""Coarse enough for a start within seconds; rule agents decide on closed candles of 15 minutes or more."""
 
 
 class PastMarket(SyntheticSource):

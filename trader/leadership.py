@@ -40,14 +40,14 @@ HEARTBEAT_S: Final = 5.0
 """Real seconds between the leader's heartbeats."""
 
 _PROBE_BEATS: Final = 12
-"""Heartbeats between proofs that the database can be written. While it cannot, every heartbeat has one."""
+"""Heartbeats between write probes of the database. While it cannot be written, every heartbeat probes it."""
 
 _LIVED_AHEAD_S: Final = 0.2
 _LIVED_AHEAD_LEAST: Final = timedelta(seconds=1)
-"""How far ahead the time of a paced replay is recorded as lived: in real seconds, and at least of its own time."""
+"""How far ahead the time of a paced replay is reserved: in real seconds, and at least of its own time."""
 
 _FOLLOW_EVERY_S: Final = 0.5
-"""Real seconds between two looks of a follower at what has changed, and between a standby's attempts to lead."""
+"""Real seconds between a follower's polls for changes, and between a standby's attempts to lead."""
 
 Role = Literal["leader", "standby", "reader"]
 
@@ -236,12 +236,12 @@ class Leadership:
                 await update_heartbeat(conn, term, dict(self.running_schedulers()))
 
     def _hold_time(self) -> None:
-        """Hold a replay in lockstep while this process does not trade: as fast as it goes, it would pass unlived."""
+        """Hold a lockstep replay's clock while this process does not trade: its time would pass without decisions."""
         if self._lock is not None and isinstance(self._clock, LockstepClock):
             self._clock.hold()
 
     async def _resume_time(self) -> None:
-        """Set the clock of a replay to where an earlier leader may have lived, and hold it there."""
+        """Set a replay's clock to the latest time that an earlier leader may have reached, and hold it there."""
         if isinstance(self._clock, ScaledClock | LockstepClock):
             async with self._database.connection() as conn:
                 lived_until = await select_lived_until(conn)
@@ -250,7 +250,7 @@ class Leadership:
             self._clock.allow(self._clock.now())
 
     async def _let_time_pass(self) -> None:
-        """Record how far the time of a paced replay may pass, then let it: no second is lived twice after a crash."""
+        """Reserve a span of a paced replay's time in the database, then let it pass: after a crash none repeats."""
         if isinstance(self._clock, ScaledClock):
             until = self._clock.now() + max(_LIVED_AHEAD_LEAST, self._clock.span_of(_LIVED_AHEAD_S))
             async with self._database.connection() as conn:
@@ -269,23 +269,23 @@ class Leadership:
         """Read what the leader has changed, and publish live values at the price tracker's interval."""
         await self._relay.reader.poll()
         async with self._database.connection() as conn:
-            found = await select_changes(conn)
+            changes = await select_changes(conn)
             self._leader_schedulers = await select_leader_schedulers(conn) or {}
         known = self._changes
         now = self._clock.now()
         is_due = interval_elapsed(self._shown_at + PRICE_TRACKER_EVERY, PRICE_TRACKER_EVERY, now)
-        if known is None or found.postings != known.postings or not self._market.quotes():
+        if known is None or changes.postings != known.postings or not self._market.quotes():
             await self._exchange.follow()
-        if known is None or found.models != known.models or is_due:
+        if known is None or changes.models != known.models or is_due:
             await self._agents.follow()
-        if known is None or found.snapshots != known.snapshots:
+        if known is None or changes.snapshots != known.snapshots:
             self._portfolio.note_written()
-        if known is not None and found.invocations > known.invocations:
+        if known is not None and changes.invocations > known.invocations:
             async with self._database.connection() as conn:
-                ended = await select_chain_models(conn, known.invocations, found.invocations)
+                ended = await select_chain_models(conn, known.invocations, changes.invocations)
             for model_id in ended:
                 self._events.publish(ConversationsChanged(now, model_id))
-        self._changes = found  # only now: what could not be read is read at the next look
+        self._changes = changes  # only now: what could not be read is read at the next look
         if is_due:
             self._shown_at = now
             self._events.publish(MarketChecked(now))

@@ -36,7 +36,7 @@ def read_providers(texts: Mapping[str, str], problems: list[str]) -> Mapping[str
     """Return the settings of each provider that has a key or an address; add a problem for each mistake.
 
     Keys of other names are those of providers that models bring, or belong to other programs: whatever is no key is
-    passed over.
+    ignored.
     """
     keys: dict[str, list[tuple[int, str, Secret]]] = {name: [] for name in PROVIDERS}
     for name, text in texts.items():

@@ -13,27 +13,27 @@ _OWN_PREFIXES: Final = ("SIM_", "VENUE_", "REPLAY_", "MARKET_", "TRADING_")
 
 def find_contradictions(values: Mapping[str, Any], problems: Sequence[str], *, demo: bool) -> list[str]:
     """Return the mistakes of settings that are valid each by itself; `problems` are those of single settings."""
-    found = []
+    mistakes = []
     has_provider_problem = any(problem.startswith((*KEY_NAMES, *BASE_URL_NAMES)) for problem in problems)
     is_reader = values["role"] == "reader"
     if is_reader and values["database_url"] is None and not any(each.startswith("DATABASE_URL:") for each in problems):
-        found.append("DATABASE_URL: ROLE=reader needs the address of a leader's database or of a replica of it")
+        mistakes.append("DATABASE_URL: ROLE=reader needs the address of a leader's database or of a replica of it")
     if not demo and not is_reader and not values["providers"] and not has_provider_problem:
-        found.append(
+        mistakes.append(
             f"At least one AI provider is needed: set one of {', '.join(KEY_NAMES)}, or for a server of your own "
             f"one of {', '.join(BASE_URL_NAMES)} (or start with --demo, which needs none)"
         )
     if values["trading_mode"] == "live":
-        found += _live_contradictions(values, problems, demo=demo, is_reader=is_reader)
+        mistakes += _live_contradictions(values, problems, demo=demo, is_reader=is_reader)
     kind, _, place = (values["market_source"] or "").partition(":")
     if kind == "replay" and not Path(place).expanduser().exists():
-        found.append(f"MARKET_SOURCE: expected an existing folder or file of candles, got {place!r}")
+        mistakes.append(f"MARKET_SOURCE: expected an existing folder or file of candles, got {place!r}")
     if kind == "replay" and values["record"] == Path(place).expanduser():
-        found.append("RECORD: expected another folder than the one that is replayed")
+        mistakes.append("RECORD: expected another folder than the one that is replayed")
     start, end = values["replay_start"], values["replay_end"]
     if start and end and start >= end:
-        found.append("REPLAY_END: expected a time after REPLAY_START")
-    return found
+        mistakes.append("REPLAY_END: expected a time after REPLAY_START")
+    return mistakes
 
 
 def _live_contradictions(
@@ -43,32 +43,32 @@ def _live_contradictions(
         return ["TRADING_MODE: expected simulated with --demo, got 'live'"]
     if is_reader:  # it trades nothing
         return []
-    found = [
+    mistakes = [
         f"{name}: expected a value, which TRADING_MODE=live needs"
         for name in ("VENUE_ACCOUNT_INDEX", "VENUE_API_KEY")
         if values[name.lower()] is None and not any(problem.startswith(f"{name}:") for problem in problems)
     ]
     account = values["venue_account_index"]
     if account is not None and values["live_confirm"] != account:
-        found.append(
+        mistakes.append(
             "LIVE_CONFIRM: TRADING_MODE=live trades real money; to confirm it, expected the account that is traded: "
             f"LIVE_CONFIRM={account}"
         )
     if values["market_source"] not in ("venue", None):
-        found.append("MARKET_SOURCE: expected venue, which TRADING_MODE=live needs")
-    return found
+        mistakes.append("MARKET_SOURCE: expected venue, which TRADING_MODE=live needs")
+    return mistakes
 
 
 def find_misspelled(names: Iterable[str], variables: Iterable[str]) -> list[str]:
     """Report names that nearly are a setting's, or begin like one. All others may belong to other programs."""
     known = (*variables, *KEY_NAMES, *BASE_URL_NAMES)
-    found = []
+    problems = []
     for name in dict.fromkeys(names):
         if name in known or KEY_NAME.fullmatch(name):
             continue
         cutoff = 0.7 if name.upper().startswith(_OWN_PREFIXES) else 0.9
         if close := difflib.get_close_matches(name.upper(), known, n=1, cutoff=cutoff):
-            found.append(f"{name}: expected the name of a setting; did you mean {close[0]}?")
+            problems.append(f"{name}: expected the name of a setting; did you mean {close[0]}?")
         elif cutoff < 0.9:
-            found.append(f"{name}: expected the name of a setting; --help lists them")
-    return found
+            problems.append(f"{name}: expected the name of a setting; --help lists them")
+    return problems

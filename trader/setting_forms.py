@@ -150,8 +150,8 @@ def _is_database_address(address: Secret) -> bool:
 
 def _is_database_host(text: str) -> bool:
     """Whether this is a host with or without a port; empty is the default host."""
-    found = re.fullmatch(r"(?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]*)(?::([0-9]{1,5}))?", text)
-    return found is not None and 0 < int(found.group(1) or 5432) < 65536
+    match = re.fullmatch(r"(?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]*)(?::([0-9]{1,5}))?", text)
+    return match is not None and 0 < int(match.group(1) or 5432) < 65536
 
 
 def _is_anchor_address(address: Secret) -> bool:
@@ -187,7 +187,9 @@ def _is_web_secret(address: Secret) -> bool:
 def _symbols(text: str) -> tuple[str, ...]:
     """Split markets, in any spelling that orders may use too."""
     symbols = [symbol.strip() for symbol in text.upper().split(",")]
-    if not all(re.fullmatch("[A-Z0-9]{1,20}(?:[/_-][A-Z0-9]{1,10}(?::[A-Z0-9]{1,10})?)?", one) for one in symbols):
+    if not all(
+        re.fullmatch("[A-Z0-9]{1,20}(?:[/_-][A-Z0-9]{1,10}(?::[A-Z0-9]{1,10})?)?", symbol) for symbol in symbols
+    ):
         raise ValueError("not symbols")
     return tuple(dict.fromkeys(symbols))
 

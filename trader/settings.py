@@ -306,7 +306,7 @@ TOKEN_CHARACTERS: Final = 16
 
 
 def find_risks(settings: Settings, dotenv: Path) -> list[str]:
-    """Return what an operator should know about settings that are valid: whoever else could trade or read secrets."""
+    """Return security warnings about valid settings: who else could trade or read secrets."""
     risks = []
     token = settings.api_token
     if token is not None and len(token.reveal()) < TOKEN_CHARACTERS:
@@ -329,7 +329,10 @@ def read_some(environ: Mapping[str, str], dotenv: Path | None, *fields: str) -> 
     """
     texts, problems = _merged_texts(environ, read_dotenv(dotenv).values), list[str]()
     variables = [VARIABLES[field] for field in fields]
-    values = [parse_setting(one.name, one.form, texts.get(one.name, one.default), problems) for one in variables]
+    values = [
+        parse_setting(variable.name, variable.form, texts.get(variable.name, variable.default), problems)
+        for variable in variables
+    ]
     if problems:
         raise SettingsError(problems)
     return values

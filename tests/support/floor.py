@@ -14,7 +14,8 @@ from trader.domain.agents.conversation import ModelAnswer, ToolRequest, Turn
 from trader.domain.models import Model, ModelConfiguration, VariantId
 from trader.gateways.agents.providers import Provider, Providers
 from trader.gateways.agents.taapi import Taapi
-from trader.services.agents.schedule import Agents, FinishedInvocation
+from trader.services.agents.invocations import FinishedInvocation
+from trader.services.agents.schedule import Agents
 from trader.services.events import Event, EventBus, WorkflowProgress
 from trader.services.exchange.accounts import Accounts
 from trader.services.exchange.halts import Halts

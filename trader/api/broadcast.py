@@ -1,4 +1,4 @@
-"""Broadcasters: one per stream, with its subscribers; here the base of all, and that of workflow events.
+"""Broadcasters, one per stream: the base class with its subscribers, and that of workflow events.
 
 A state stream sends the current state: only the newest one waits for a subscriber, so a slow one gets fewer of them
 and costs nothing more. The workflow stream sends events: they wait in a bounded backlog, and a subscriber whose backlog

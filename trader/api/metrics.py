@@ -111,7 +111,7 @@ def _models_of(agents: Agents) -> Iterator[Metric]:
     waiting = len(agents.waiting())
     yield GaugeMetricFamily("trader_models_waiting", "Models that wait for a slot.", waiting)
     yield _counters("trader_model_cycles_skipped", "Cycles that passed over models.", "state", agents.skipped)
-    failing = {model_id: one.in_a_row for model_id, one in agents.failing().items()}
+    failing = {model_id: failure.in_a_row for model_id, failure in agents.failing().items()}
     yield _gauges("trader_model_failures", "Failures in a row of a model with three or more.", "model", failing)
     resting = dict.fromkeys(agents.resting(), 1)
     yield _gauges("trader_provider_resting", "1 while a provider or key cannot be used.", "provider", resting)
@@ -257,7 +257,6 @@ async def answer_metrics(request: web.Request) -> web.Response:
 
 
 def routes() -> list[web.RouteDef]:
-    """Return the route of the figures."""
     return METRICS.get(answer_metrics)
 
 

@@ -35,7 +35,7 @@ GIVEN_UP: Final = web.RequestKey("given_up", bool)
 """Set when nothing may wait for the rest of the body: the connection closes after the response."""
 
 _BROKEN: Final = (ContentEncodingError, web.RequestPayloadError, ConnectionError)
-"""How reading a body fails; the last: the caller has disconnected."""
+"""Errors of reading a body; the last one means that the caller has disconnected."""
 
 BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper ends of the latency histogram, in seconds."""

@@ -25,7 +25,7 @@ INPUT_BYTES_MAX: Final = 512
 """Longer inputs are seldom sent twice."""
 
 WAITS_MAX: Final = 2
-"""How many failed makings of others a caller waits for before it makes its own answer."""
+"""Failed computations of other callers that a caller waits for before it computes its own answer."""
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ Key = tuple[Hashable, bytes]
 
 
 class _Entry:
-    """Cache entry for one token. `settled` is set once the answer was made, or making it failed."""
+    """Cache entry for one token. `settled` is set once the answer was computed, or computing it failed."""
 
     __slots__ = ("answer", "settled", "token")
 
@@ -92,7 +92,7 @@ class ResponseCache:
         return entry.answer
 
     async def make(self, key: Key, token: object, answer: Callable[[], Awaitable[Answer]]) -> Answer:
-        """Make the answer and keep it if it is a success. Callers with the same key and token wait for this one.
+        """Compute the answer and keep it on success. Callers with the same key and token wait for this one.
 
         A caller that has waited for failures makes its own answer and waits no more: in a line of many each would fail
         after the other.

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 PREFIX: Final = "/api/rpc/"
 
 OTHERS: Final = "rpc"
-"""The name of the resource below `PREFIX` that takes what is posted elsewhere than at a procedure's path."""
+"""The name of the catch-all resource below `PREFIX`, for requests to other paths than those of procedures."""
 
 LARGE_BYTES: Final = 1_000_000
 """Answers above this are counted, for monitoring."""
@@ -79,7 +79,7 @@ STATUSES: Final[Mapping[type[TraderError], tuple[HTTPStatus, str]]] = {
     MarketUnavailable: (HTTPStatus.SERVICE_UNAVAILABLE, "SERVICE_UNAVAILABLE"),
 }
 ANSWERED: Final = tuple(STATUSES)
-"""The errors that are told to the caller."""
+"""The errors that are reported to the caller."""
 
 NOT_SUPPORTED: Final = (HTTPStatus.METHOD_NOT_ALLOWED, "METHOD_NOT_SUPPORTED")
 _NOT_FOUND: Final = Answer(HTTPStatus.NOT_FOUND, b'{"error":"Not Found"}')

@@ -182,7 +182,6 @@ HUBS: Final = web.AppKey("hubs", Hubs)
 
 
 def routes(timing: Timing | None = None) -> list[web.RouteDef]:
-    """Return the routes of the streams."""
     timing = timing or Timing()
     definitions = ONE_STREAM.get(partial(_stream, _chosen, timing))
     for name, route in ROUTES.items():

@@ -2,7 +2,7 @@
 
 Sums and products of prices, quantities and rates are exact: their digits fit the 28 of the default context. Only
 division rounds, and it rounds here, to `QUANTUM`, half to even. A part split off by division leaves
-`whole - part` behind, so nothing is lost or made by rounding.
+`whole - part` behind, so rounding neither loses nor creates anything.
 """
 
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal

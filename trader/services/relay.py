@@ -1,4 +1,4 @@
-"""Relay: how the processes that follow the leader have its prices and the steps of its models, through the database.
+"""Relay: passes the leader's prices and its models' workflow events to followers through the database.
 
 Once a second the leader writes a record of what it sees, with the workflow events since the last one. Accounts, trades,
 snapshots and invocations are not in it: followers read their rows. A streaming replica has neither notifications nor

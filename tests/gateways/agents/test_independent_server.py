@@ -19,7 +19,7 @@ from support.orpc import installed_packages
 from trader.domain.models import VariantId
 from trader.gateways.agents.client import ProviderClient
 from trader.gateways.agents.providers import PROVIDERS
-from trader.services.agents.schedule import FinishedInvocation
+from trader.services.agents.invocations import FinishedInvocation
 from trader.setting_forms import Secret
 from trader.store.agents.invocations import select_steps
 from trader.store.database.pool import Database

@@ -17,7 +17,8 @@ from trader.domain.models import ModelConfiguration, Price, ProviderDefinition
 from trader.errors import ProviderError
 from trader.gateways.agents.client import ProviderClient
 from trader.gateways.agents.providers import make_providers
-from trader.services.agents.schedule import Agents, FinishedInvocation
+from trader.services.agents.invocations import FinishedInvocation
+from trader.services.agents.schedule import Agents
 from trader.services.events import EventBus
 from trader.setting_forms import Secret
 from trader.store.agents.invocations import select_steps

@@ -18,7 +18,7 @@ from trader.domain.agents.conversation import ModelAnswer, Turn
 from trader.domain.models import Model, ModelConfiguration, ProviderDefinition, VariantId
 from trader.errors import ProviderTimeout
 from trader.gateways.agents.client import ProviderClient
-from trader.services.agents.schedule import FinishedInvocation
+from trader.services.agents.invocations import FinishedInvocation
 from trader.setting_forms import Secret
 from trader.store.agents.invocations import upsert_model
 from trader.store.database.paging import Page

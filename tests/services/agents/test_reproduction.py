@@ -17,8 +17,8 @@ from trader.__main__ import main
 from trader.domain.exchange.halts import HaltCause
 from trader.domain.exchange.orders import Cause
 from trader.errors import NotFound
+from trader.services.agents.invocations import FinishedInvocation
 from trader.services.agents.reproduction import InvocationReproduction, reproduce_invocation
-from trader.services.agents.schedule import FinishedInvocation
 from trader.store.database.paging import Page
 from trader.store.database.pool import Database
 

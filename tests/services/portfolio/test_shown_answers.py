@@ -9,7 +9,7 @@ from support.floor import Floor, calling, hold, open_floor
 from trader.api.schemas.common import UNSET
 from trader.api.schemas.models import invocation_of
 from trader.errors import ProviderError
-from trader.services.agents.schedule import ANSWERS_BYTES_MAX, INVOCATION_ANSWERS_BYTES_MAX
+from trader.services.agents.invocations import ANSWERS_BYTES_MAX, INVOCATION_ANSWERS_BYTES_MAX
 from trader.store.database.pool import Database
 
 

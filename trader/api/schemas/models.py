@@ -23,7 +23,7 @@ from trader.api.schemas.common import (
 from trader.api.schemas.paging import IsoTime
 from trader.domain.agents.conversation import Message
 from trader.domain.agents.invocations import ToolCall, ToolCallStatus, ToolCallType
-from trader.services.agents.schedule import FinishedInvocation, ModelSummary
+from trader.services.agents.invocations import FinishedInvocation, ModelSummary
 from trader.variants import color_of
 
 FinishedStatus = Literal["completed", "failed", "timeout"]

@@ -32,13 +32,13 @@ SESSION_FIELDS: Final = ("vwap", "vwapDeviation", "vwapUpper", "vwapLower")
 """The indicators of the UTC day, which are the same at every interval."""
 
 MARKET_FIELDS: Final = ("tick", "lot", "minNotional", "leverageMax")
-"""What of a market never changes."""
+"""Fields of a market that never change."""
 
 NOT_NOW: Final = frozenset({*MARKET_FIELDS, "symbol", "quotedAt", "candles", "indicators"})
-"""What of a market stands elsewhere in the prompt; `stale` says whether the quote is too old."""
+"""Fields of a market that are elsewhere in the prompt; `stale` says whether the quote is too old."""
 
 WHERE_KNOWN: Final = ("openInterest", "supplementary")
-"""What only some sources say; where it is not known it is left out."""
+"""Fields that only some sources provide; they are left out where unknown."""
 
 RATIOS: Final = ("drawdownPercent", "dayLossPercent")
 MINUTE: Final = timedelta(minutes=1)
@@ -47,10 +47,10 @@ DIGITS_MAX: Final = 8
 """Significant digits of an amount; the books may have three times as many, of which each third one is a token."""
 
 CANDLES_END: Final = ',"stats":'
-"""Where the part of a view ends that stays the same until a candle closes."""
+"""The end of the part of a view that stays the same until a candle closes."""
 
 INVALIDATION_CHARACTERS: Final = 120
-"""How much the model is shown of its own words about a position."""
+"""Characters that the model is shown of its own invalidation text of a position."""
 
 _AMOUNTS: Final = Context(prec=DIGITS_MAX)
 
@@ -191,7 +191,7 @@ def _session(market: ObservedMarket) -> dict[str, Any]:
 
 
 def _now(market: ObservedMarket) -> dict[str, Any]:
-    """Return what of a market changes every minute."""
+    """Return the fields of a market that change every minute."""
     shown = _plain(replace(market, candles={}, indicators={}))
     absent = {name for name in WHERE_KNOWN if shown[name] is None}
     return {name: value for name, value in shown.items() if name not in NOT_NOW | absent}

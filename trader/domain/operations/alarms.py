@@ -1,4 +1,4 @@
-"""Alarms: what an operator must hear of, and how often: at most one notice per cause and hour, which counts the rest.
+"""Alarms for operators and their rate limit: at most one notice per cause and hour, which counts the rest.
 
 An event is an alarm each time it happens. A condition, such as a market without updates, is one when it begins and once
 an hour while it lasts.
@@ -49,7 +49,7 @@ class AlarmCause(NamedTuple):
 
 
 class Alarm(NamedTuple):
-    """Something that an operator must hear of. The text holds no secret."""
+    """A problem that operators are notified of. The text holds no secret."""
 
     cause: AlarmCause
     text: str
@@ -107,11 +107,11 @@ def add_conditions(
     return held
 
 
-def ended(before: Set[AlarmCause], found: Set[AlarmCause]) -> list[Alarm]:
-    """Return the alarms of conditions whose end is one."""
+def ended(before: Set[AlarmCause], current: Set[AlarmCause]) -> list[Alarm]:
+    """Return a recovery alarm for each condition that has ended, if its end is reported."""
     return [
         Alarm(AlarmCause(RECOVERED[cause.kind], cause.subject), f"{cause} works again")
-        for cause in sorted(before - found)
+        for cause in sorted(before - current)
         if cause.kind in RECOVERED
     ]
 

@@ -14,17 +14,17 @@ INTERVAL_S: Final = 3600.0
 """Real seconds between two anchors."""
 
 POLL_S: Final = 30.0
-"""Real seconds between two looks at what is due, and so between two attempts to reach the sink."""
+"""Real seconds between checks of what is due, and so between attempts to reach the sink."""
 
 SENDING_S: Final = 20.0
 BATCH: Final = 100
-"""How long, and how many anchors, are sent at once; the others wait in their table."""
+"""Longest real seconds to send one batch, and most anchors in it; the others wait in their table."""
 
 _log = logging.getLogger("trader.agents")
 
 
 class Anchors:
-    """Records and sends anchors while this process leads. What the sink did not take is sent again, oldest first."""
+    """Records and sends anchors while this process leads. What the sink did not accept is retried, oldest first."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Anchors:
         self._problem: str | None = None
 
     async def run(self) -> None:
-        """Look at what is due, for ever."""
+        """Call `update` periodically until cancelled."""
         while True:
             if self._is_leader():
                 try:
@@ -53,7 +53,7 @@ class Anchors:
             await asyncio.sleep(self._poll_s)
 
     async def update(self) -> None:
-        """Record the head when an hour is over, and send what the sink has not got.
+        """Record the head once an hour, and send the anchors that the sink has not accepted.
 
         :raises Unavailable: the database does not answer
         """

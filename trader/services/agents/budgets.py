@@ -7,7 +7,7 @@ fewer tokens when a budget does not allow all of them, and is not started when i
 A part of each budget is kept for managing positions: when the rest is spent, a model that is configured to `manage` is
 asked once in 15 minutes and may only reduce, within that part. Then it pauses until 00:00 UTC.
 
-What nobody reported is estimated: at the price of the model, else at `ASSUMED_PRICE`.
+Tokens that were not reported are estimated and charged at the model's price, or at `ASSUMED_PRICE` without one.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,7 +31,7 @@ ASSUMED_PRICE: Final = Price(input=15, output=75)
 """USD per million tokens of a model without a price, as dear as any in use: a budget holds for it as well."""
 
 RUN_TOKENS_MIN: Final = 8_000
-"""A first prompt and a short answer. With fewer tokens a model is not asked."""
+"""Tokens of a first prompt and a short answer. With fewer an invocation is not started."""
 
 PROMPT_TOKENS_MAX: Final = 6_500
 """The longest first prompt of the four variants, for attempts whose tokens nobody reported."""
@@ -86,13 +86,13 @@ class Budgets:
         self._last_cycle: datetime | None = None
 
     def forget(self) -> None:
-        """Read the costs again with the next cycle: another process may have led meanwhile."""
+        """Discard the loaded costs: another process may have led. The next cycle reads them again."""
         self._day = self._last_cycle = None
         self._costs = {}
         self._reserved = {}
 
     async def begin_cycle(self, now: datetime, models: Mapping[str, Model]) -> None:
-        """Read the costs of the day when it is another one than in the last cycle.
+        """Load the costs of the present UTC day if they are not loaded yet.
 
         :raises Unavailable: they cannot be read
         """
@@ -102,7 +102,7 @@ class Budgets:
             await self._read(day)
 
     async def follow(self, now: datetime, models: Mapping[str, Model]) -> None:
-        """Read the costs of the day that another process counts.
+        """Reload the day's costs, which the leader records.
 
         :raises Unavailable: they cannot be read
         """
@@ -115,7 +115,7 @@ class Budgets:
         self._day = day
 
     def end_cycle(self, now: datetime) -> None:
-        """Note a cycle, from which the next ones are counted."""
+        """Note the time of this cycle: what is due in the next one is counted from it."""
         self._last_cycle = now
 
     def reserve(self, model: Model) -> int | None:
@@ -143,7 +143,7 @@ class Budgets:
 
     @property
     def total_spent(self) -> Decimal:
-        """What all models together have cost today."""
+        """Total cost of all models today, in USD."""
         return sum(map(self._spent, self._costs), ZERO)
 
     def of(self, model: Model) -> Budget | None:
@@ -188,7 +188,7 @@ class Budgets:
         return self._is_on_grid(model.configuration.cadence, now)
 
     def _is_on_grid(self, cadence: timedelta, now: datetime) -> bool:
-        """Return whether the cadence has a time in this cycle; it lies on a fixed grid, as all schedules do."""
+        """Return whether the model's cadence falls into this cycle. It lies on a fixed grid, as all schedules do."""
         if cadence <= CYCLE:
             return True
         last = self._last_cycle
@@ -218,7 +218,8 @@ class Budgets:
             usd = from_number(configuration.budget_usd_per_day)
             yield _Cap(usd, self._used([model.id], with_reserved=with_reserved), "your budget")
         if configuration.owner_budget_usd_per_day is not None:
-            owned = [one.id for one in self._models.values() if one.configuration.owner == configuration.owner]
+            owner = configuration.owner
+            owned = [candidate.id for candidate in self._models.values() if candidate.configuration.owner == owner]
             usd = from_number(configuration.owner_budget_usd_per_day)
             yield _Cap(usd, self._used(owned, with_reserved=with_reserved), "the budget of your owner")
         if self.total_usd is not None:

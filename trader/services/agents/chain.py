@@ -43,7 +43,7 @@ class Verification(NamedTuple):
 
 
 async def append_interrupted(conn: Connection, invocation_id: UUID) -> None:
-    """Append an invocation whose process died to the chain, as its rows are. What it was shown is not known."""
+    """Append an interrupted invocation to the chain from its rows. The digest of its view is not known."""
     records = await _read_records(conn, [invocation_id], await store.select_entrants(conn))
     await store.insert_link(conn, invocation_id, NO_PAYLOAD, record_digest(records[invocation_id], NO_PAYLOAD))
 
@@ -73,9 +73,10 @@ async def verify(database: Database, outside: Sequence[Anchor]) -> Verification:
         ChainFinding(
             "inserted",
             None,
-            f"invocation {one.id} of {one.model_id} ({one.finished_at:%Y-%m-%d %H:%M:%S} UTC) is not in the chain",
+            f"invocation {invocation.id} of {invocation.model_id} "
+            f"({invocation.finished_at:%Y-%m-%d %H:%M:%S} UTC) is not in the chain",
         )
-        for one in unlinked
+        for invocation in unlinked
     ]
     return Verification(links, payloads, len(anchors), max(0, finished - links - len(unlinked)), checker.findings)
 
@@ -93,10 +94,13 @@ async def _read_records(
     invocations = await store.select_linked_invocations(conn, ids)
     steps, calls = await select_steps(conn, ids), await select_tool_calls(conn, ids)
     return {
-        one.id: ChainRecord(
-            one, entrants.get((one.model_id, one.entrant or 0)), steps.get(one.id, ()), calls.get(one.id, ())
+        invocation.id: ChainRecord(
+            invocation,
+            entrants.get((invocation.model_id, invocation.entrant or 0)),
+            steps.get(invocation.id, ()),
+            calls.get(invocation.id, ()),
         )
-        for one in invocations.values()
+        for invocation in invocations.values()
     }
 
 
@@ -118,7 +122,7 @@ def _payload_findings(link: ChainLink, content: bytes) -> list[ChainFinding]:
 async def _order_findings(
     conn: Connection, batch: Sequence[ChainLink], records: Mapping[UUID, ChainRecord]
 ) -> list[ChainFinding]:
-    """Return where the orders of the books are not those that the calls of the records placed."""
+    """Return the contradictions between the orders in the ledger and those that the recorded calls placed."""
     wanted = {
         client_order_id(record.invocation.id, call.number): record.invocation.model_id
         for record in records.values()

@@ -1,4 +1,4 @@
-"""Conversation of an invocation with its provider: the view it is about, the messages, and what a provider is asked."""
+"""Conversation of an invocation with its provider: the view, the messages, the requests and their answers."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ from trader.services.agents.record import InvocationRecord
 from trader.variants import VARIANTS
 
 WAIT_LIMIT_S: Final = 20.0
-"""How long an invocation that has not traded yet waits in all for keys that rest; one that has, as long as it lasts."""
+"""Longest total wait for resting keys of an invocation without a trade; one that has traded waits until its end."""
 
 ANSWER_S: Final = 5.0
 """How much of an invocation's time is left for an answer after a wait."""
@@ -28,7 +28,7 @@ _log = logging.getLogger("trader.agents")
 
 
 class Conversation:
-    """Asks the provider. The view is renewed, and the model corrected, at most once each."""
+    """Requests answers from the provider. The view is renewed and the model corrected at most once each."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Conversation:
     async def open(self) -> None:
         """Take the view, and begin the messages of a provider that reads them.
 
-        :raises MarketUnavailable: there is nothing to see
+        :raises MarketUnavailable: no market has a price in time
         """
         await self._look()
         if self._provider.is_remote:
@@ -84,7 +84,7 @@ class Conversation:
     async def ask(self, number: int, answer_tokens_max: int) -> ModelAnswer:
         """Return the provider's answer to step `number`. After a time-out it is asked once more, with a new view.
 
-        :raises ProviderError: there is none
+        :raises ProviderError: the provider gave no usable answer
         """
         while True:
             turn = Turn(
@@ -118,7 +118,7 @@ class Conversation:
             await self.renew_view()
 
     async def _think(self, turn: Turn) -> ModelAnswer:
-        """Ask the provider, and let as much of the market's time pass as its answer took by its record."""
+        """Ask the provider, and let the market's time pass by the recorded duration of its answer."""
         if self._thinks_until is None:
             return await self._provider.answer(turn)
         began = self._clock.now()
@@ -150,7 +150,7 @@ class Conversation:
     def correct(self, answer: ModelAnswer) -> bool:
         """Tell the model when its answer decides nothing although it looks complete. Return whether it does.
 
-        :raises ProviderError: it has been told before
+        :raises ProviderError: it was corrected before
         """
         flaw = _flaw(answer) if self._provider.is_remote else None
         if flaw is None:

@@ -36,11 +36,11 @@ class Entrants:
         self._configurations: dict[str, tuple[Model, Collection[str], str]] = {}
 
     def forget(self) -> None:
-        """Read the rows again from now on: another process may have led meanwhile."""
+        """Discard the loaded entrants: another process may have begun new ones."""
         self._present.clear()
 
     async def enter(self, model: Model, at: datetime) -> Entrant:
-        """Return the entrant that a model is now. One that is configured otherwise than the last begins at `at`.
+        """Return the model's present entrant. A changed configuration begins a new one at `at`.
 
         :raises Unavailable: the database did not confirm it
         """
@@ -64,7 +64,7 @@ class Entrants:
         return last
 
     async def answered(self, entrant: Entrant, answered_by: str, at: datetime) -> Entrant:
-        """Return the entrant whose model is the one that answered; another model than before begins a new one at `at`.
+        """Return the entrant for the model name in an answer. A changed name begins a new entrant at `at`.
 
         :raises Unavailable: the database did not confirm it
         """
@@ -114,7 +114,7 @@ def configuration_in(model: Model, settings: Settings, left_out: Collection[str]
 
 
 def first_entrant(model: Model, settings: Settings, answered_by: str | None, at: datetime) -> Entrant:
-    """Return the entrant that a model is from its beginning on, when this is the name of the model that answers."""
+    """Return a model's first entrant, with this name of the answering model."""
     configuration = configuration_in(model, settings)
     return Entrant(
         model_id=model.id,

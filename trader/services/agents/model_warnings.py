@@ -12,7 +12,7 @@ INTERRUPTED: Final = "interrupted"
 """The reason of an invocation that the end of its process cancelled."""
 
 FAILURES_MAX: Final = 3
-"""So many failed invocations of a model in a row are reported."""
+"""Consecutive failed invocations of a model from which on they are reported."""
 
 CUT_PROMPT: Final = (
     "its provider counted less than half of the tokens of the prompt, so it seems to cut it; "
@@ -21,14 +21,14 @@ CUT_PROMPT: Final = (
 
 
 class Failing(NamedTuple):
-    """The invocations of a model that failed in a row up to now, and the reason of the last one."""
+    """How many of a model's latest invocations failed in a row, and the reason of the last failure."""
 
     in_a_row: int
     reason: str
 
 
 class FailureCounts:
-    """Counts the failed invocations in a row of each model, since the start of the process."""
+    """Counts each model's consecutive failed invocations since the start of the process."""
 
     def __init__(self) -> None:
         self._failing: dict[str, Failing] = {}
@@ -57,38 +57,38 @@ def model_warnings(
     with_cut_prompts: Container[str],
     failing: Mapping[str, Failing],
 ) -> dict[str, str]:
-    """Return what is wrong with each active model of which something is, in words."""
+    """Return a warning for each active model that has a problem, by model id."""
     warnings = {}
     for model in models:
         provider = providers.get(model.provider)
         if not model.active or (provider is None and model.id not in failing):
             continue
-        found = []
+        texts = []
         if model.id in failing:
             count, reason = failing[model.id]
-            found.append(f"{model.id} failed {count} times in a row: {reason}")
+            texts.append(f"{model.id} failed {count} times in a row: {reason}")
         if provider is not None and (fields := sorted(provider.left_out(model))):
-            found.append(f"{model.id} is asked without {', '.join(fields)}, which its provider refused")
-        found += [f"{model.id}: {CUT_PROMPT}"] if model.id in with_cut_prompts else []
-        found += _budget_warning(model, budgets)
-        if found:
-            warnings[model.id] = "; ".join(found)
+            texts.append(f"{model.id} is asked without {', '.join(fields)}, which its provider refused")
+        texts += [f"{model.id}: {CUT_PROMPT}"] if model.id in with_cut_prompts else []
+        texts += _budget_warning(model, budgets)
+        if texts:
+            warnings[model.id] = "; ".join(texts)
     return warnings
 
 
 def warning_about(
     models: Iterable[Model], providers: Mapping[str, Provider], warnings: Mapping[str, str], resting: Mapping[str, str]
 ) -> str | None:
-    """Return what is wrong with the active models and their providers, in words; None for nothing."""
+    """Return the problems of the active models and their providers as one text; None without any."""
     active = [model for model in models if model.active]
     if not active:
         return "No model is active, so nothing trades. Add models with `trader models add FILE`."
-    found = []
+    texts = []
     if idle := [model for model in active if model.provider not in providers]:
         names = ", ".join(f"{model.id} ({model.provider})" for model in idle[:10])
-        found.append(f"{len(idle)} active model(s) name a provider that is not configured: {names}")
-    found += [f"{name}: {why}" for name, why in resting.items()]
-    return "; ".join([*found, *warnings.values()]) or None
+        texts.append(f"{len(idle)} active model(s) name a provider that is not configured: {names}")
+    texts += [f"{name}: {why}" for name, why in resting.items()]
+    return "; ".join([*texts, *warnings.values()]) or None
 
 
 def _budget_warning(model: Model, budgets: Budgets) -> list[str]:
@@ -107,6 +107,6 @@ def _budget_warning(model: Model, budgets: Budgets) -> list[str]:
 
 
 def spent_budget(model: Model, budget: Budget) -> str:
-    """Return what a model does whose budget is spent, in words."""
+    """Describe what a model with a spent budget does."""
     does = "only manages what it holds" if budget.state == "manage" else "pauses"
     return f"{model.id} {does} until 00:00 UTC: a budget of the day that limits it is spent"

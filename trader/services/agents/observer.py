@@ -75,7 +75,7 @@ class Observer:
         self._indicators: dict[tuple[str, Interval], tuple[tuple[datetime, datetime | None], Indicators]] = {}
 
     async def view(self, model: Model, intervals: Sequence[Interval], now: datetime) -> View:
-        """Return everything that a model decides from, with the indicators of these intervals."""
+        """Return the view that a model decides from, with the indicators of these intervals."""
         account_id = model.id
         history = await self._read_history(account_id, now)
         reasons = await self._read_reasons(account_id)
@@ -103,7 +103,7 @@ class Observer:
         await self._market.quote_after(next(iter(self._exchange.markets)), now)
 
     async def risk_context(self, account_id: str, now: datetime) -> RiskContext:
-        """Return what the guard judges by, at the marks of this moment.
+        """Return the guard's risk context at the present marks.
 
         :raises MarketUnavailable: a market in which the account has a position never had a price
         """
@@ -115,7 +115,7 @@ class Observer:
         return self.context_of(self._exchange.account(account_id), history, lowest, now)
 
     def context_of(self, account: Account, history: RunHistory, lowest: Decimal | None, now: datetime) -> RiskContext:
-        """Return what the guard judges an account by, at the marks of this moment. `lowest` is its equity's of the day.
+        """Return the risk context of an account at the present marks. `lowest` is its lowest equity of the day.
 
         :raises MarketUnavailable: a market in which the account has a position never had a price
         """

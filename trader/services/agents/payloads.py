@@ -63,13 +63,13 @@ def answers_of(
     Answers longer than `invocation_bytes_max` are left out, and so are those beyond `bytes_max` in all.
     """
     decoder = msgspec.json.Decoder(_Answers)
-    found: dict[UUID, msgspec.Raw] = {}
+    by_invocation: dict[UUID, msgspec.Raw] = {}
     left = bytes_max
     for invocation in invocations:
         if (content := payloads.get(invocation.id)) is None:
             continue
         answers = bytes(decoder.decode(zlib.decompress(content)).answers)
         if answers != b"[]" and len(answers) <= min(invocation_bytes_max, left):
-            found[invocation.id] = msgspec.Raw(answers)
+            by_invocation[invocation.id] = msgspec.Raw(answers)
             left -= len(answers)
-    return found
+    return by_invocation

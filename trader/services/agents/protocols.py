@@ -38,7 +38,7 @@ class InputsRecorder(Protocol):
 
 
 class AgentObserver(Protocol):
-    """What an agent sees, and what the guard judges it by."""
+    """Source of an agent's view and of the guard's risk context."""
 
     async def view(self, model: Model, intervals: Sequence[Interval], now: datetime) -> View: ...
 

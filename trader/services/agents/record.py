@@ -1,4 +1,4 @@
-"""Record of an invocation: what it has done until now, and its rows."""
+"""Record of an invocation: collects its steps and calls, and writes them as rows."""
 
 from datetime import datetime
 from decimal import Decimal

@@ -103,7 +103,7 @@ class InvocationRecorder(InvocationRecord):
             await self._save_payload()
 
     async def _settle_pending(self, conn: Connection, pending: PendingOrder) -> None:
-        """Record the outcome of an order that was under way when the invocation broke off, as the books hold it."""
+        """Record the ledger's outcome of an order that was pending when the invocation broke off."""
         answer = await select_answer_of_client(conn, self.model.id, client_order_id(self.id, pending.number))
         self._pending = None
         status, result = order_outcome(answer)
@@ -136,7 +136,7 @@ class CallRecorder:
         self._last_update = next(reversed(market.recent()), None)
 
     def refused(self) -> CallInputs:
-        """Return the inputs of a call that the guard refused: it met no book."""
+        """Return the inputs of a call that the guard refused before it met an order book."""
         return self._inputs
 
     def answered(self, symbol: str, at: datetime) -> CallInputs:

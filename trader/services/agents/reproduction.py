@@ -30,15 +30,15 @@ class CallFinding(NamedTuple):
 
 
 class InvocationReproduction(msgspec.Struct, frozen=True):
-    """An invocation and its calls, each with what executing it again found."""
+    """An invocation and its calls, each with the finding of its reproduction."""
 
     invocation: Invocation
     calls: tuple[tuple[ToolCall, CallFinding], ...]
 
     @property
     def is_same(self) -> bool:
-        """Whether every call gave the recorded result again, and the books hold exactly that."""
-        return all(found.same is True for _, found in self.calls)
+        """Whether every call reproduced its recorded result and the ledger holds exactly that."""
+        return all(finding.same is True for _, finding in self.calls)
 
 
 async def reproduce_invocation(database: Database, invocation_id: UUID) -> InvocationReproduction:
@@ -54,10 +54,10 @@ async def reproduce_invocation(database: Database, invocation_id: UUID) -> Invoc
         payloads = await select_payloads(conn, [invocation])
         inputs = {each.number: each for content in payloads.values() for each in unpacked(content).inputs}
         is_live = await select_is_live(conn)
-        found = [
+        findings = [
             (call, await _compare(conn, invocation, call, inputs.get(call.number), is_live=is_live)) for call in calls
         ]
-    return InvocationReproduction(invocation, tuple(found))
+    return InvocationReproduction(invocation, tuple(findings))
 
 
 async def _compare(

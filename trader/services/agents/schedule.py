@@ -1,4 +1,4 @@
-"""Agents: start an invocation of every active model that is due in a cycle, and read the records."""
+"""Schedule of invocations: starts one of every active model that is due in a cycle, and reads the records."""
 
 import asyncio
 import logging
@@ -9,20 +9,18 @@ from types import MappingProxyType
 from typing import Final, Literal
 from uuid import UUID
 
-import msgspec
-
 from trader.clock import Clock, cut_to_ms, iso
 from trader.domain.agents.conversation import Message
-from trader.domain.agents.invocations import Invocation, ToolCall
 from trader.domain.market.markets import STALE_AFTER
 from trader.domain.models import Model, VariantId, rule_model
-from trader.errors import NotFound, Unavailable
+from trader.errors import Unavailable
 from trader.gateways.agents.providers import Providers, find_resting
 from trader.gateways.agents.taapi import Taapi
 from trader.logs import log_bug
 from trader.services.agents.budgets import Budgets
 from trader.services.agents.chain import append_interrupted
 from trader.services.agents.entrants import Entrants
+from trader.services.agents.invocations import LATEST, FinishedInvocation, ModelSummary, read_messages, short_answers
 from trader.services.agents.model_warnings import (
     CUT_PROMPT,
     INTERRUPTED,
@@ -33,7 +31,7 @@ from trader.services.agents.model_warnings import (
     warning_about,
 )
 from trader.services.agents.observer import Observer
-from trader.services.agents.payloads import PayloadPacker, answers_of, unpacked
+from trader.services.agents.payloads import PayloadPacker
 from trader.services.agents.recorder import InvocationRecorder, recovered_call
 from trader.services.agents.slots import Batch, Queued, SlotName, Slots, slot_name
 from trader.services.agents.workflow import INVOCATION_LIMIT_S, InvocationLimits, Workflow
@@ -45,7 +43,6 @@ from trader.settings import Settings
 from trader.store.agents.invocations import (
     insert_tool_call,
     select_chosen_invocations,
-    select_invocation,
     select_invocations,
     select_model_activity,
     select_models,
@@ -65,35 +62,7 @@ CLOSE_S: Final = 2.0
 UNSAVED_MAX: Final = 1_000
 """Records that wait for the database to come back; beyond that the oldest is dropped."""
 
-INVOCATION_ANSWERS_BYTES_MAX: Final = 32 * 1024
-ANSWERS_BYTES_MAX: Final = 512 * 1024
-"""Bytes of raw answers that are returned of one invocation, and of all invocations at once."""
-
 _log = logging.getLogger("trader.agents")
-
-
-LATEST: Final = Page(50)
-"""The page of invocations that is read when none is asked for."""
-
-
-class FinishedInvocation(msgspec.Struct, frozen=True):
-    """A finished invocation, its model, and its tool calls in order.
-
-    `answers` are the provider's raw answers; None when they were not asked for, are not kept, or are too long.
-    """
-
-    invocation: Invocation
-    model: Model
-    tool_calls: tuple[ToolCall, ...]
-    answers: list[str] | None = None
-
-
-class ModelSummary(msgspec.Struct, frozen=True):
-    """A model, how many of its invocations have ended, and when the last one started."""
-
-    model: Model
-    invocation_count: int
-    last_invoked_at: datetime | None
 
 
 class Agents:
@@ -140,7 +109,7 @@ class Agents:
         self._failures = FailureCounts()
         self._models: dict[str, Model] = {}
         self.version = 0
-        """Grows when the models change."""
+        """Increases when the models change."""
 
         self._running: dict[str, tuple[asyncio.Task[None], datetime]] = {}
         self._slots = Slots(settings.max_parallel_models)
@@ -246,30 +215,27 @@ class Agents:
         """Return finished invocations, latest first, of one model, one variant, or all (None)."""
         async with self._database.reading() as conn:
             if model_id is None and variant is None:
-                found = await select_invocations(conn, page)
+                invocations = await select_invocations(conn, page)
             else:
-                found = await select_chosen_invocations(conn, model_id, variant, page)
-            calls = await select_tool_calls(conn, [invocation.id for invocation in found])
-            payloads = await select_payloads(conn, found) if with_answers else {}
-            if any(invocation.model_id not in self._models for invocation in found):
+                invocations = await select_chosen_invocations(conn, model_id, variant, page)
+            calls = await select_tool_calls(conn, [invocation.id for invocation in invocations])
+            payloads = await select_payloads(conn, invocations) if with_answers else {}
+            if any(invocation.model_id not in self._models for invocation in invocations):
                 self._know(await select_models(conn))
-        answers = await asyncio.to_thread(_short_answers, found, payloads) if payloads else {}
+        answers = await asyncio.to_thread(short_answers, invocations, payloads) if payloads else {}
         return [
-            FinishedInvocation(one, self._models[one.model_id], tuple(calls.get(one.id, ())), answers.get(one.id))
-            for one in found
+            FinishedInvocation(
+                invocation,
+                self._models[invocation.model_id],
+                tuple(calls.get(invocation.id, ())),
+                answers.get(invocation.id),
+            )
+            for invocation in invocations
         ]
 
-    async def messages(self, invocation: UUID) -> list[Message]:
-        """Return what was sent to and received from the model in an invocation, as far as it is kept.
-
-        :raises NotFound: there is no such invocation
-        """
-        async with self._database.connection() as conn:
-            found = await select_invocation(conn, invocation)
-            payloads = {} if found is None else await select_payloads(conn, [found])
-        if found is None:
-            raise NotFound(f"there is no invocation {invocation}")
-        return (await asyncio.to_thread(unpacked, payloads[invocation])).messages if invocation in payloads else []
+    async def messages(self, invocation_id: UUID) -> list[Message]:
+        """Return the messages exchanged with the model in an invocation. Raise `NotFound` when there is none."""
+        return await read_messages(self._database, invocation_id)
 
     async def model_summaries(self) -> list[ModelSummary]:
         """Return every model with its activity, oldest first."""
@@ -280,13 +246,13 @@ class Agents:
         return [ModelSummary(model, *activity.get(model.id, (0, None))) for model in models]
 
     def warning(self) -> str | None:
-        """Return what keeps models from running or from what is configured for them, in words; None for nothing."""
+        """Return why models do not run, or not as configured, as one text; None without a problem."""
         if self._leader is not None:
             return None if self._leader.view is None else self._leader.view.warning
         return warning_about(self._models.values(), self._providers, self.model_warnings(), self.resting())
 
     def model_warnings(self) -> Mapping[str, str]:
-        """Return what is wrong with each model of which something is, in words."""
+        """Return a warning for each model that has a problem, by model id."""
         if self._leader is not None:
             return {} if self._leader.view is None else self._leader.view.model_warnings
         models = self._models.values()
@@ -431,9 +397,3 @@ class Agents:
 def _thinks_until(ends_at: datetime | None) -> datetime:
     """Return when a model's thinking can no longer matter: its order is refused once the last prices are stale."""
     return datetime.max.replace(tzinfo=UTC) if ends_at is None else ends_at + STALE_AFTER + timedelta(milliseconds=1)
-
-
-def _short_answers(invocations: Sequence[Invocation], payloads: Mapping[UUID, bytes]) -> dict[UUID, list[str]]:
-    """Return the raw answers per invocation within the limits of `answers_of`."""
-    found = answers_of(invocations, payloads, INVOCATION_ANSWERS_BYTES_MAX, ANSWERS_BYTES_MAX)
-    return {key: msgspec.json.decode(answers, type=list[str]) for key, answers in found.items()}

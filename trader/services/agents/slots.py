@@ -1,4 +1,4 @@
-"""Slots: at most so many invocations of one model of a provider at once; those beyond that wait in turn.
+"""Slots: limit the concurrent invocations of each model of a provider; further ones wait in a queue.
 
 A model that hangs takes the slots of its own name at the provider only, so it delays no other model.
 """
@@ -30,7 +30,7 @@ class Queued(NamedTuple):
 
 
 SlotName = tuple[str, str]
-"""What shares slots: the provider, and its name of the model."""
+"""Key of a group of slots: the provider, and its name of the model."""
 
 
 def slot_name(model: Model) -> SlotName:

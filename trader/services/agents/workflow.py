@@ -86,7 +86,7 @@ class InvocationLimits(NamedTuple):
 
 
 class Workflow:
-    """One invocation. `execute` raises only for a bug, a cancellation, or a database that is away at the start."""
+    """One invocation. `execute` raises only for a bug, a cancellation, or a database unavailable at the start."""
 
     def __init__(
         self,

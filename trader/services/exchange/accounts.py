@@ -38,7 +38,7 @@ FINISH_S: Final = 2.0
 """How long a change that is under way may take to finish when the term ends."""
 
 CatchUp = Callable[[str, datetime], Awaitable[None]]
-"""Take an account, just read from its rows, through the ticks since the given time. Called under the account's lock."""
+"""Apply the ticks since the given time to an account just read from its rows. Called under the account's lock."""
 
 
 class Tally:
@@ -139,8 +139,10 @@ class Accounts:
             if known_identity is not None:  # else the leader is about to begin
                 _refuse_foreign(known_identity, identity)
             sequences = await leadership_store.select_sequences(conn)
-            known = {one: account.sequence for one, account in self._accounts.items()}
-            changed = tuple(one for one, sequence in sequences.items() if known.get(one) != sequence)
+            known = {account_id: account.sequence for account_id, account in self._accounts.items()}
+            changed = tuple(
+                account_id for account_id, sequence in sequences.items() if known.get(account_id) != sequence
+            )
             self.version += bool(changed)
             if len(changed) > _READ_APART_MAX:
                 self._accounts = await store.select_accounts(conn)
@@ -150,7 +152,7 @@ class Accounts:
             self.version += bool(changed)
             marks = await store.select_last_marks(conn)
         if changed:
-            at = max(self._accounts[one].changed_at for one in changed)
+            at = max(self._accounts[account_id].changed_at for account_id in changed)
             self._events.publish(PositionsChanged(at, changed))
             self._events.publish(TradesChanged(at, changed))
         return marks
@@ -347,25 +349,25 @@ def _ended() -> Unavailable:
     return Unavailable("This process has stopped trading: another one trades on this database, or is about to.", 5)
 
 
-def _refuse_foreign(found: store.DatabaseIdentity, wanted: store.DatabaseIdentity) -> None:
-    if found.market_identity != wanted.market_identity:
+def _refuse_foreign(recorded: store.DatabaseIdentity, wanted: store.DatabaseIdentity) -> None:
+    if recorded.market_identity != wanted.market_identity:
         raise StartError(
-            f"This database belongs to the market {found.market_identity}; MARKET_SOURCE and SIM_SEED select "
+            f"This database belongs to the market {recorded.market_identity}; MARKET_SOURCE and SIM_SEED select "
             f"{wanted.market_identity}. Prices of two markets never mix: go on with the settings that this database "
             "began with, or use another one (DATABASE_URL)."
         )
-    if found.trading_mode != wanted.trading_mode:
+    if recorded.trading_mode != wanted.trading_mode:
         raise StartError(
-            f"This database holds {found.trading_mode} orders; TRADING_MODE is {wanted.trading_mode}. "
+            f"This database holds {recorded.trading_mode} orders; TRADING_MODE is {wanted.trading_mode}. "
             "Use another database (DATABASE_URL)."
         )
     if wanted.trading_mode == "live" and wanted.venue_url is None:
         return
-    if found != wanted:
+    if recorded != wanted:
         raise StartError(
-            f"This database holds the orders of account {found.venue_account_index} at {found.venue_url}; the settings "
-            f"name account {wanted.venue_account_index} at {wanted.venue_url} (VENUE_ACCOUNT_INDEX, VENUE_URL). "
-            "Use another database (DATABASE_URL)."
+            f"This database holds the orders of account {recorded.venue_account_index} at {recorded.venue_url}; "
+            f"the settings name account {wanted.venue_account_index} at {wanted.venue_url} "
+            "(VENUE_ACCOUNT_INDEX, VENUE_URL). Use another database (DATABASE_URL)."
         )
 
 

@@ -72,12 +72,12 @@ class Halts:
         async with self._rows:
             await self._save()
             async with self._database.connection() as conn:
-                found = await store.select_halts(conn)
+                halts = await store.select_halts(conn)
             before = self._halts
-            known = {_key(halt) for halt in found}
-            found += [halt for halt, _ in self._unsaved if _key(halt) not in known]
-            self._set(tuple(found))
-        known = {_key(halt) for halt in found}
+            known = {_key(halt) for halt in halts}
+            halts += [halt for halt, _ in self._unsaved if _key(halt) not in known]
+            self._set(tuple(halts))
+        known = {_key(halt) for halt in halts}
         return [halt for halt in before if _key(halt) not in known]
 
     async def _save(self) -> None:

@@ -81,7 +81,7 @@ class LedgerWriter:
                 _fail(written, Unavailable("The service is stopping."))
             raise
         except Exception as error:  # without it everybody who waits, now and later, would wait for ever
-            log.exception("a bug in writing the postings of %s", ", ".join(one.account.id for one, _ in batch))
+            log.exception("a bug in writing the postings of %s", ", ".join(posting.account.id for posting, _ in batch))
             reason = f"Writing the posting failed by an internal error ({type(error).__name__}); the log has its trace."
             await self._commit_apart(batch, InternalError(reason))
             return
@@ -92,12 +92,12 @@ class LedgerWriter:
                 written.set_result(None)
 
     async def _commit_apart(self, batch: list[tuple[Posting, asyncio.Future[None]]], error: TraderError) -> None:
-        """Write each posting of a failed batch by itself: one of them is wrong, the others shall not suffer from it."""
+        """Commit each posting of a failed batch separately, so that a faulty one does not fail the others."""
         if len(batch) == 1:
             _fail(batch[0][1], error)
             return
-        for one in batch:
-            await self._commit([one])
+        for item in batch:
+            await self._commit([item])
 
 
 def _fail(written: asyncio.Future[None], error: Exception) -> None:

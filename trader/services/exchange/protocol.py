@@ -1,8 +1,8 @@
-"""Protocol of the exchanges: `PaperExchange` simulates fills, `LiveExchange` trades at a real venue, and
-`ReadOnlyExchange` shows what another process trades.
+"""Protocol and base class of the exchanges: paper, live and read-only.
 
-Only the composition root knows which of them it made. All begin with the rules of the settings, and have in common what
-others read: `ExchangeBase`.
+`PaperExchange` simulates fills, `LiveExchange` trades at a real venue, and `ReadOnlyExchange` shows what another
+process trades. Only the composition root knows which of them it made. All begin with the rules of the settings;
+`ExchangeBase` has what callers read of each.
 """
 
 from collections.abc import Collection, Mapping
@@ -143,7 +143,7 @@ class Exchange(Protocol):
 
 
 class ExchangeBase:
-    """What all exchanges have in common: their rules, their accounts as of the last commit, and the market's marks."""
+    """Base class of all exchanges: their rules, their accounts as of the last commit, and the market's marks."""
 
     def __init__(self, market: MarketFeed, settings: Settings, accounts: Accounts, rules: Rules) -> None:
         self._market = market

@@ -220,7 +220,7 @@ class TickProcessor:
         due.sort()  # where accounts share the depth of the books, a restart must not change who comes first
         for start in range(0, len(due), _ACCOUNTS_PER_TURN):
             some = due[start : start + _ACCOUNTS_PER_TURN]
-            await asyncio.gather(*(self._apply_to(one, moment, missed=missed) for one in some))
+            await asyncio.gather(*(self._apply_to(account_id, moment, missed=missed) for account_id in some))
 
     async def _apply_to(self, account_id: str, moment: Moment, *, missed: bool) -> None:
         try:
@@ -258,9 +258,9 @@ class TickProcessor:
         """Apply successive ticks to every account; those that their price ranges cannot affect are skipped."""
         ranges = price_ranges(moments)
         affected = [
-            one
-            for one, account in self._accounts.by_id.items()
-            if self._accounts.is_unsettled(one) or not is_unaffected(account, ranges, self._rules)
+            account_id
+            for account_id, account in self._accounts.by_id.items()
+            if self._accounts.is_unsettled(account_id) or not is_unaffected(account, ranges, self._rules)
         ]
         await asyncio.sleep(0)
         for moment in moments:

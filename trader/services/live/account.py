@@ -1,4 +1,4 @@
-"""Live account: one account at a real venue, for which one thing is done after the other.
+"""Live account: one account at a real venue, whose operations run one at a time.
 
 An order is validated by the same rules as on paper, recorded, sent, and booked as the venue filled it; then the
 protective orders of its exit plan are placed. With every cycle of the price tracker the account is synchronized: the
@@ -32,7 +32,7 @@ log = logging.getLogger("trader.live")
 
 _ASK_AGAIN_S: Final = 5
 _EXITS_EVERY: Final = timedelta(seconds=2)
-"""An exit plan that fires and cannot be executed does not make the account ask the venue more often than this."""
+"""Shortest interval between venue requests for an exit plan that fires but cannot be executed."""
 
 _FEES_EVERY: Final = timedelta(hours=1)
 
@@ -47,7 +47,7 @@ class LiveAccount:
         self.account_id = account_id
         self.account_index = account_index
         self.lock = asyncio.Lock()
-        """Held by whatever is done for the account."""
+        """Serializes all operations on the account."""
 
         self._context = context
         self._ledger = AccountLedger(context, account_id)

@@ -1,4 +1,4 @@
-"""Bindings of models to accounts of the venue: one model, one account, for good."""
+"""Bindings of models to accounts of the venue: each model keeps one account permanently."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -42,7 +42,7 @@ class Bindings:
     async def known(self) -> dict[str, Binding]:
         """Return the bindings of earlier starts."""
         async with self._context.database.connection() as conn:
-            return {one: Binding(*row) for one, row in (await store.select_venue_accounts(conn)).items()}
+            return {account_id: Binding(*row) for account_id, row in (await store.select_venue_accounts(conn)).items()}
 
     async def bind(self, account_id: str, index: int | None, known: Binding | None) -> Binding:
         """Return the binding of an account; one that is new here is opened. `index` is None for an inactive model.
@@ -91,7 +91,7 @@ class Bindings:
 
 
 def refuse_shared(indexes: Mapping[str, int]) -> None:
-    """Raise `StartError` when two models would trade one account: whose a position is would be unknown."""
+    """Raise `StartError` when two models would trade one account: the owner of a position would be unknown."""
     owners: dict[int, list[str]] = {}
     for account_id, index in indexes.items():
         owners.setdefault(index, []).append(account_id)

@@ -38,7 +38,7 @@ from trader.store.exchange import accounts as store
 log = logging.getLogger("trader.live")
 
 FINISH_S: Final = 2.0
-"""How long an order may take to finish when the term ends; the next start finds out about the rest."""
+"""How long an order may take to finish when the term ends; the next start resolves unfinished ones."""
 
 _FIRST_SYNCHRONIZATION_S: Final = 30.0
 """How long the first synchronization of an account may delay the start; nothing opens for it until one succeeds."""
@@ -92,7 +92,10 @@ class LiveExchange(ExchangeBase):
         await self._market.prime()
         self._jobs = aiojobs.Scheduler()
         active, known = await self._bindings.of_active_models(), await self._bindings.known()
-        refuse_shared(active | {one: binding.account_index for one, binding in known.items() if one not in active})
+        refuse_shared(
+            active
+            | {account_id: binding.account_index for account_id, binding in known.items() if account_id not in active}
+        )
         for account_id in dict.fromkeys((*active, *known)):
             try:
                 await self._start(account_id, active.get(account_id), known.get(account_id))
@@ -124,7 +127,7 @@ class LiveExchange(ExchangeBase):
         self._accounts.end_term()
 
     async def resign(self) -> None:
-        """Stop trading: let what is under way finish; the next start finds out about what does not."""
+        """Stop trading once pending operations have finished; the next start resolves those that have not."""
         self._is_live = False
         for task in self._tasks.values():
             task.cancel()
@@ -159,7 +162,11 @@ class LiveExchange(ExchangeBase):
 
     @property
     def troubles(self) -> Mapping[str, str]:
-        return {one: account.trouble for one, account in self._live_accounts.items() if account.trouble is not None}
+        return {
+            account_id: account.trouble
+            for account_id, account in self._live_accounts.items()
+            if account.trouble is not None
+        }
 
     def undecided(self, account_id: str) -> Collection[str]:
         account = self._live_accounts.get(account_id)
@@ -236,7 +243,7 @@ class LiveExchange(ExchangeBase):
     async def _open_new(self, active: Mapping[str, int]) -> None:
         known, opened = await self._bindings.known(), self._live_accounts
         try:
-            refuse_shared({**active, **{one: account.account_index for one, account in opened.items()}})
+            refuse_shared({**active, **{account_id: account.account_index for account_id, account in opened.items()}})
             for account_id in active.keys() - opened.keys():
                 await self._start(account_id, active[account_id], known.get(account_id))
                 opened[account_id].wake()

@@ -1,4 +1,4 @@
-"""Exits of one live account that no order at the venue executes: they are watched here and sent as market orders."""
+"""Exits of one live account that no order at the venue executes: watched here and sent as market orders."""
 
 import logging
 from datetime import datetime, timedelta
@@ -32,7 +32,9 @@ class Exits:
     def are_due(self) -> bool:
         """Return whether an exit plan fires at the latest marks, and was not just refused."""
         positions = self._ledger.account.positions.items()
-        return any(self._due(one) is not None and not self._was_just_refused(symbol) for symbol, one in positions)
+        return any(
+            self._due(position) is not None and not self._was_just_refused(symbol) for symbol, position in positions
+        )
 
     async def execute(self) -> None:
         """Close at market the positions whose exit plan fires. Raise as `Outbox.refresh` does."""

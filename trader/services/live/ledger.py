@@ -71,7 +71,7 @@ class AccountLedger:
         return term
 
     def invalidate(self) -> None:
-        """Have the rows read again before anything else is done."""
+        """Mark memory as outdated: the next operation reads the rows again first."""
         self._is_stale = True
 
     async def refresh(self) -> None:
@@ -88,7 +88,7 @@ class AccountLedger:
             self._is_stale = False
 
     async def record(self, order: VenueOrder, cause: Cause, request: Order | None, lasts: timedelta) -> SentOrder:
-        """Write down an order that is about to be sent, and return it with the client index that is drawn for it.
+        """Record an order before it is sent. Return it with its newly drawn client index.
 
         :raises Unavailable: the database cannot answer now, or this process no longer trades
         """
@@ -119,7 +119,7 @@ class AccountLedger:
         return sent
 
     async def record_nonce(self, sent: SentOrder) -> None:
-        """Write down the transaction whose answer was lost."""
+        """Record the nonce of the transaction whose answer was lost."""
         self.open_orders[sent.client_index] = sent
         async with self._context.database.connection() as conn:
             await store.update_venue_order_nonce(conn, sent)
@@ -169,7 +169,7 @@ class AccountLedger:
         """
         now = self._context.clock.now()
         hour = floor_time(now, _HOUR)
-        behind = [one.funded_until for one in self.account.positions.values() if one.funded_until < hour]
+        behind = [position.funded_until for position in self.account.positions.values() if position.funded_until < hour]
         if not behind:
             return
         payments = await self.unbooked_payments(records, min(behind))

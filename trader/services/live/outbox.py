@@ -39,7 +39,7 @@ _READS_MAX: Final = 10
 
 _EXPIRY_MARGIN: Final = timedelta(seconds=60)
 _PLACING_MAX: Final = timedelta(minutes=5)
-"""Longer than one order may be sent again and again before the first answer is known to be lost."""
+"""Longer than repeated requests for one order may go on before the first answer is known to be lost."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Outbox:
     async def resolve(self) -> None:
         """Find out the outcome of orders whose answer was lost."""
         now, orders = self._context.clock.now(), self._account.orders
-        for sent in [one for one in self._ledger.open_orders.values() if one.status is SentStatus.SENT]:
+        for sent in [order for order in self._ledger.open_orders.values() if order.status is SentStatus.SENT]:
             if now > sent.expires_at:
                 outcome = await orders.find_expired(sent.order)
             else:
@@ -231,19 +231,19 @@ class Outbox:
         """Book the venue's state of an order. Its row stays as it is while the venue does not show all its trades."""
         index, context = sent.client_index, self._context
         try:
-            found = await self._with_trades(sent, state)
-            if found is not None and (fills := found[1]):
+            update = await self._with_trades(sent, state)
+            if update is not None and (fills := update[1]):
                 at = min(context.clock.now(), fills[-1].at)
                 await self._ledger.book_funding_before(self.records, sent.symbol, at)
         except MarketDataError as error:
             log.warning("%s: order %d is read again: %s", sent.account_id, index, error)
-            found = None
-        if found is None:
+            update = None
+        if update is None:
             if sent.status is SentStatus.STANDING:
                 self._lagging.add(index)
             return OrderResult(sent)
         self._lagging.discard(index)
-        state, fills = found
+        state, fills = update
         if sent.status is SentStatus.STANDING and not fills and not state.is_final:
             return OrderResult(sent)
         posting = await self._ledger.commit(

@@ -89,8 +89,8 @@ class ProtectiveOrders:
             if sent.status is SentStatus.STANDING:
                 placed.append(sent)
                 continue
-            for one in placed:
-                await outbox.cancel(one, "the rest of its plan was refused")
+            for order in placed:
+                await outbox.cancel(order, "the rest of its plan was refused")
             if sent.status is SentStatus.REFUSED:
                 return f"the venue refused the {terms.type}: {sent.reason}"
             return f"whether the venue accepted the {terms.type} is not known yet; the plan stays as it was"

@@ -79,20 +79,20 @@ class Reconciler:
     async def compare(self) -> None:
         """Compare, act by the rules, and compare again where something was done. Raise as `Outbox.refresh` does."""
         report = await self._outbox.report()
-        if found := self._compared(report):
+        if differences := self._compared(report):
             # What an order has filled since it was last read is no difference.
             await self._outbox.poll()
             report = await self._outbox.report()
-            found = self._compared(report)
-        self._announce(found)
-        acted = [await self._act(difference, report) for difference in found]
-        if await self._explain(found, report) or any(acted):
-            found = self._compared(await self._outbox.report())
-            self._announce(found)
-        self._differences = tuple(found)
-        stopping = [one for one in found if one.action in (Action.STOP, Action.BOOK)]
+            differences = self._compared(report)
+        self._announce(differences)
+        acted = [await self._act(difference, report) for difference in differences]
+        if await self._explain(differences, report) or any(acted):
+            differences = self._compared(await self._outbox.report())
+            self._announce(differences)
+        self._differences = tuple(differences)
+        stopping = [difference for difference in differences if difference.action in (Action.STOP, Action.BOOK)]
         self.trouble = "; ".join(map(str, stopping)) or None
-        if not found:
+        if not differences:
             await self._record_agreement()
 
     # Comparison
@@ -126,10 +126,10 @@ class Reconciler:
             balance=_balance(account),
         )
 
-    def _announce(self, found: Iterable[Difference]) -> None:
+    def _announce(self, differences: Iterable[Difference]) -> None:
         """Log and publish each difference that the last comparison did not find."""
         account_id, known = self._ledger.account_id, set(map(str, self._differences))
-        for difference in found:
+        for difference in differences:
             if (text := str(difference)) not in known:
                 self._differences = (*self._differences, difference)
                 log.warning("%s differs from the venue: %s", account_id, text)
@@ -152,25 +152,30 @@ class Reconciler:
         await outbox.cancel_foreign(index)
         return True
 
-    async def _explain(self, found: list[Difference], report: VenueReport) -> bool:
+    async def _explain(self, differences: list[Difference], report: VenueReport) -> bool:
         """Book what the ledger lacks: first fills of our own orders, then trades that none of them made."""
-        if not any(one.action is Action.BOOK for one in found) and not self._has_new_gap(found, report):
+        is_bookable = any(difference.action is Action.BOOK for difference in differences)
+        if not is_bookable and not self._has_new_gap(differences, report):
             return False
         await self._outbox.poll()
         report = await self._outbox.report()
         left = self._compared(report)
-        symbols = {one.symbol for one in left if one.action is Action.BOOK and one.symbol is not None}
-        if {one.kind for one in left} <= {Kind.BALANCE}:
+        symbols = {
+            difference.symbol
+            for difference in left
+            if difference.action is Action.BOOK and difference.symbol is not None
+        }
+        if {difference.kind for difference in left} <= {Kind.BALANCE}:
             symbols = set(self._context.rules.markets)
         if symbols and not self._outbox.unsettled & symbols:
             await self._book_foreign_trades(symbols, report)
         await self._protective_orders.sync()
         return True
 
-    def _has_new_gap(self, found: list[Difference], report: VenueReport) -> bool:
+    def _has_new_gap(self, differences: list[Difference], report: VenueReport) -> bool:
         """Return whether only the balances differ, by another amount than at the last comparison."""
         gap = _balance(self._ledger.account) - report.balance
-        if {one.kind for one in found} - {Kind.BALANCE} or self._ledger.is_funding_awaited:
+        if {difference.kind for difference in differences} - {Kind.BALANCE} or self._ledger.is_funding_awaited:
             return False
         if abs(gap - self._gap) > _ROUNDED:
             self._gap, self._gap_tries = gap, 0
@@ -181,13 +186,13 @@ class Reconciler:
         """Book the trades that no order of ours made, if the ledger then holds what the venue does."""
         ledger, records, context = self._ledger, self._outbox.records, self._context
         since = max(ledger.account.run.started_at - _SKEW, self._agreed_at - _LATE)
-        fills = [one for one in await records.fills_since(since) if one.symbol in symbols]
+        fills = [trade for trade in await records.fills_since(since) if trade.symbol in symbols]
         foreign = await self._without_ours(await ledger.unbooked(fills))
         payments = await ledger.unbooked_payments(records, since) if foreign else []
         held = _signed_positions(ledger.account)
         for fill in foreign:
             held[fill.symbol] = held.get(fill.symbol, ZERO) + fill.side.direction * fill.quantity
-        if not foreign or any(held.get(one, ZERO) != report.positions.get(one, ZERO) for one in symbols):
+        if not foreign or any(held.get(symbol, ZERO) != report.positions.get(symbol, ZERO) for symbol in symbols):
             return
         log.warning("%s: %d trades that no order of ours made are booked", ledger.account_id, len(foreign))
         marks, rules, clock = context.market.marks, context.rules, context.clock
@@ -209,12 +214,14 @@ class Reconciler:
 
 
 def _signed_positions(account: Account) -> dict[str, Decimal]:
-    return {symbol: one.side.direction * one.quantity for symbol, one in account.positions.items()}
+    return {symbol: position.side.direction * position.quantity for symbol, position in account.positions.items()}
 
 
 def _balance(account: Account) -> Decimal:
     """Return the cash, with positions at cost."""
-    return account.cash - sum((one.side.direction * one.entry_notional for one in account.positions.values()), ZERO)
+    return account.cash - sum(
+        (position.side.direction * position.entry_notional for position in account.positions.values()), ZERO
+    )
 
 
 def _protective_order(terms: ProtectiveTerms) -> ProtectiveOrder:

@@ -130,25 +130,25 @@ class MarketFeed:
         """Return every reason for missing prices, or None."""
         if self._is_down:
             return self.last_error
-        found = ((symbol, self.trouble(symbol)) for symbol in self.markets)
-        return "; ".join(f"{symbol}: {trouble}" for symbol, trouble in found if trouble is not None) or None
+        troubles = ((symbol, self.trouble(symbol)) for symbol in self.markets)
+        return "; ".join(f"{symbol}: {trouble}" for symbol, trouble in troubles if trouble is not None) or None
 
     def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
         """Return the hourly funding rate due at a whole hour."""
         return self._source.funding_rate(symbol, boundary)
 
     def open_interest(self, symbol: str) -> Decimal | None:
-        """Return the notional of all open positions in a market; None where the source does not say it."""
+        """Return the notional of all open positions in a market; None where the source does not report it."""
         return self._source.open_interest(symbol)
 
     def begin_recording(self) -> None:
-        """Have what is applied from now on recorded, if there is a recorder: this process leads."""
+        """Begin to record the applied ticks, if there is a recorder. Call it when this process leads."""
         self._is_recording = self._recorder is not None
         if self._recorder is not None:
             self._recorder.begin(self._clock.now())
 
     def end_recording(self) -> None:
-        """Have nothing more recorded, and the present file finished."""
+        """Stop recording, and complete the present file."""
         self._is_recording = False
         if self._recorder is not None:
             self._recorder.close()

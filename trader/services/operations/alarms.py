@@ -34,7 +34,7 @@ RETRY_AFTER_S: Final = (2.0, 5.0)
 """Real seconds before each further attempt to send a notice; then it counts as failed."""
 
 LAST_WORDS_S: Final = 2.0
-"""How long the end of the process waits for the sinks."""
+"""How long shutdown waits for the sinks."""
 
 _COUNTED_FROM_ZERO: Final = (AlarmCause("books"), AlarmCause("liquidation"))
 """Shown before the first alarm, since a counter that begins with 1 has no increase."""
@@ -110,8 +110,8 @@ class Outlet:
 class Alarms:
     """Every alarm of this process. `timer` is a monotonic clock in seconds, `now` gives the dates of notices.
 
-    `providers` says which AI providers and keys are out, `models` which models fail, and why. Of halts only the leader
-    raises an alarm. The disk of `folder` is nearly full with less than `disk_least` bytes left.
+    `providers` returns the AI providers and keys that cannot be used, `models` the failing models, with the reasons. Of
+    halts only the leader raises an alarm. The disk of `folder` is nearly full with less than `disk_least` bytes left.
     """
 
     def __init__(
@@ -148,15 +148,15 @@ class Alarms:
         """Take the problems that health finds every few seconds; raise those that have begun or last an hour."""
         self.is_healthy = not problems
         # Differences between books and venue are events, each with its own words.
-        found = [alarm for alarm in problems if alarm.cause.kind != "reconciliation"]
-        found += [Alarm(AlarmCause("provider", name), why) for name, why in self.providers().items()]
-        found += [Alarm(AlarmCause("model", name), f"{name} fails: {why}") for name, why in self.models().items()]
+        alarms = [alarm for alarm in problems if alarm.cause.kind != "reconciliation"]
+        alarms += [Alarm(AlarmCause("provider", name), why) for name, why in self.providers().items()]
+        alarms += [Alarm(AlarmCause("model", name), f"{name} fails: {why}") for name, why in self.models().items()]
         free = shutil.disk_usage(self._folder).free
         if free < self._disk_least:
-            found.append(Alarm(AlarmCause("disk"), f"the disk of the working folder has {free / 1e6:.0f} MB left"))
-        conditions = frozenset(alarm.cause for alarm in found)
+            alarms.append(Alarm(AlarmCause("disk"), f"the disk of the working folder has {free / 1e6:.0f} MB left"))
+        conditions = frozenset(alarm.cause for alarm in alarms)
         self.counts.update(conditions - self._conditions)
-        self._held = rules.add_conditions(self._held, self._conditions, found, self._now(), self._timer())
+        self._held = rules.add_conditions(self._held, self._conditions, alarms, self._now(), self._timer())
         for alarm in rules.ended(self._conditions, conditions):
             self.add(alarm)
         self._conditions = conditions
@@ -190,12 +190,12 @@ class Alarms:
                 pass
 
     async def close(self) -> None:
-        """Let the sinks take what waits, for a moment, and end."""
+        """Give the sinks a moment to send the queued notices, then stop."""
         await asyncio.gather(*(outlet.close(LAST_WORDS_S) for outlet in self.outlets))
 
 
 async def send_heartbeats(heartbeat: Heartbeat, every_s: float, is_healthy: Callable[[], bool]) -> None:
-    """Ping a dead-man service while the service does its work, for ever."""
+    """Ping a dead-man service while this service is healthy, until cancelled."""
     trouble: str | None = None
     while True:
         if is_healthy():

@@ -1,4 +1,4 @@
-"""Watch over losses: measures the equity of the accounts with every tick, and halts those that hit a limit."""
+"""Loss limit monitor: measures the accounts' equity with every tick, and halts those that hit a limit."""
 
 import logging
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ log = logging.getLogger("trader.safety")
 
 _CHECK_EVERY: Final = timedelta(seconds=1)
 _SAVE_EVERY: Final = timedelta(seconds=10)
-"""Intervals in the service's time, of measuring the accounts and of recording their baselines."""
+"""Intervals, in the service's time, of measuring the accounts and of recording their baselines."""
 
 
 class LossLimits:
@@ -54,25 +54,24 @@ class LossLimits:
         async with self._database.reading() as conn:
             recorded = await store.select_recorded_equity(conn, midnight)
             total = await store.select_total_baseline(conn)
-        baselines = {one.account_id: one.baseline for one in recorded if one.baseline is not None}
-        starts = {one.account_id: RunEquity(one.run_id, one.initial_capital, ZERO) for one in recorded}
+        baselines = {row.account_id: row.baseline for row in recorded if row.baseline is not None}
+        starts = {row.account_id: RunEquity(row.run_id, row.initial_capital, ZERO) for row in recorded}
         self._total = None if total is None else rules.shift(total, rules.net_deposits(baselines, starts))
         self._baselines = {
-            one.account_id: rules.restore(
-                one.baseline,
-                one.run_id,
-                one.initial_capital,
+            row.account_id: rules.restore(
+                row.baseline,
+                row.run_id,
+                row.initial_capital,
                 now.date(),
-                peak_since=one.peak_since,
-                first_today=one.first_today,
+                peak_since=row.peak_since,
+                first_today=row.first_today,
             )
-            for one in recorded
+            for row in recorded
         }
         self._saved = {}
         self._due = self._save_due = now
 
     def stop(self) -> None:
-        """Stop watching."""
         self._due = None
 
     def reset(self, lifted: Iterable[Halt]) -> None:
@@ -124,7 +123,9 @@ class LossLimits:
     def _first_total(self, together: Decimal, now: datetime) -> LossBaseline:
         """Return the first baseline of all accounts: their peak before is unknown, but was at least their capital."""
         capital = sum((account.run.initial_capital for account in self._exchange.accounts.values()), ZERO)
-        day_starts = (one.last if one.day_start is None else one.day_start for one in self._baselines.values())
+        day_starts = (
+            baseline.last if baseline.day_start is None else baseline.day_start for baseline in self._baselines.values()
+        )
         return LossBaseline(
             run_id=None,
             day=now.date(),

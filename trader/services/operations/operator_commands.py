@@ -28,7 +28,7 @@ POLL_S: Final = 0.5
 """Interval at which commands and halts are read, in real time."""
 
 _GOOD_FOR: Final = timedelta(minutes=10)
-"""A command that is older is not begun any more: so late it would surprise."""
+"""Age from which on a command is not begun any more: so late it would be unexpected."""
 
 _COMMANDS_MAX: Final = 8
 _ACCOUNTS_MAX: Final = 32
@@ -124,7 +124,7 @@ class OperatorCommands:
                     log.warning("%s is halted: its resting %s order was cancelled", account.id, order.symbol)
 
         accounts = [account for account in self._exchange.accounts.values() if account.resting]
-        await _for_each((one for one in accounts if self._halts.refusal_to_open(one.id) is not None), sweep)
+        await _for_each((account for account in accounts if self._halts.refusal_to_open(account.id) is not None), sweep)
 
     async def _carry_out(self, command: OperatorCommand) -> None:
         """Carry out a command and record its outcome. `poll` begins it again when the database was unavailable."""
@@ -178,7 +178,7 @@ class OperatorCommands:
         async def cancel(account: Account) -> None:
             await self._cancel(account.id, opening_orders(account), progress)
 
-        await _for_each((one for one in self._exchange.accounts.values() if command.covers(one.id)), cancel)
+        await _for_each((account for account in self._exchange.accounts.values() if command.covers(account.id)), cancel)
 
     async def _cancel(self, account_id: str, orders: Iterable[RestingOrder], progress: "_Progress") -> None:
         """Cancel the orders; raise `Unavailable` at the end when one could not be cancelled now."""
@@ -329,7 +329,7 @@ class _Progress:
         self._left: dict[tuple[str, str], Left] = {}
 
     def begin(self) -> None:
-        """Forget what was left, since it is tried again."""
+        """Discard the list of failed parts, since they are tried again."""
         self._left.clear()
 
     def leave(self, account_id: str, what: str, reason: str) -> None:
