@@ -42,7 +42,7 @@ async def trade(service: ServiceProcess) -> int:
 
 async def embedded_digests(folder: Path) -> dict[str, tuple[int, str]]:
     async with EmbeddedPostgres(folder / EMBEDDED_FOLDER).attach() as server:
-        return await digests(server.dsn("trader_synthetic_0"))
+        return await digests(server.dsn("trader_synthetic"))
 
 
 async def test_backups_move_a_database_to_a_server_and_back(open_folder: Path, empty_dsn: str) -> None:
@@ -70,7 +70,7 @@ async def test_backups_move_a_database_to_a_server_and_back(open_folder: Path, e
 
     await call(there, "backup", "two.dump", "--database-url", empty_dsn)
     restored = await call(there, "restore", "two.dump")
-    assert "embedded in ./.trader/postgres (trader_synthetic_0)" in restored["place"]
+    assert "embedded in ./.trader/postgres (trader_synthetic)" in restored["place"]
     assert await embedded_digests(there) == await digests(empty_dsn)
     async with serving(there, **QUICKLY) as service:
         again = (await service.call("simulator.getAccount", accountId="me"))["account"]

@@ -152,7 +152,7 @@ async def test_figures_are_those_of_the_procedures_and_hostile_texts_do_nothing(
     ("when_spent", "usd", "tile", "badge"),
     [
         ("pause", 0.5, "of 0.50 a day", "budget spent: paused"),
-        ("manage", 0.7, "of 0.70 a day", "budget spent: only reduces"),
+        ("manage", 5, "of 5.00 a day", "budget spent: only reduces"),
         ("pause", 500, "of 500.00 a day", None),
     ],
 )
@@ -162,7 +162,9 @@ async def test_the_budget_of_a_model_is_on_its_page(
     chromium_program()
     conn, now = await asyncpg.connect(dsn), datetime.now(UTC)
     try:
-        configuration = json.dumps({"budget_usd_per_day": usd, "when_spent": when_spent, "every": "24h"})
+        budget = {"budget_usd_per_day": usd, "when_spent": when_spent, "every": "24h"}
+        kept = {"manage_usd_per_day": 4.5} if when_spent == "manage" else {}
+        configuration = json.dumps(budget | kept)
         await conn.execute(ADD_MODEL_WITH_BUDGET, "spender", now, configuration)
         await conn.execute(ADD_COST, uuid4(), "spender", now, Decimal("0.75"))
     finally:
