@@ -110,7 +110,8 @@ async def add_hostile_model(dsn: str) -> None:
 async def trade(service: ServiceProcess, account: str, symbol: str = "BTC") -> None:
     for side in ("buy", "sell"):
         request = {"accountId": account, "symbol": symbol, "side": side, "quantity": 0.1, "reduceOnly": side == "sell"}
-        assert (await service.call("simulator.placeOrder", **request))["order"]["status"] == "filled"
+        order = (await service.call("simulator.placeOrder", **request))["order"]
+        assert order["status"] == "filled", order
 
 
 async def test_figures_are_those_of_the_procedures_and_hostile_texts_do_nothing(tmp_path: Path, dsn: str) -> None:
