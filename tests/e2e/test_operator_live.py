@@ -187,7 +187,7 @@ async def test_a_standby_shows_halts_and_takes_over_halted(tmp_path: Path, dsn: 
         (("resume",), 1, "No halt of all accounts."),
         (("flatten", "me"), 2, "unrecognized arguments: me"),
         (("halt", "--reason", " "), 2, "argument --reason: expected 1 to 500 characters"),
-        (("halt", "--help"), 0, "open no more positions"),
+        (("halt", "--help"), 0, "no position is opened or increased"),
     ],
 )
 async def test_impossible_commands_are_reported(

@@ -121,15 +121,19 @@ class Gaps:
     async def statement(self, label: str, execute: Callable[[], Awaitable[Any]]) -> Any:
         """Execute a statement between two gaps."""
         await self.reach(f"before {label}")
+        result = await self.run(execute)
+        await self.reach(f"after {label}")
+        return result
+
+    async def run(self, execute: Callable[[], Awaitable[Any]]) -> Any:
+        """Execute a statement; what its driver awaits is no gap."""
         token = _in_driver.set(True)
         self._in_flight += 1
         try:
-            result = await execute()
+            return await execute()
         finally:
             self._in_flight -= 1
             _in_driver.reset(token)
-        await self.reach(f"after {label}")
-        return result
 
     def _is_watched(self) -> bool:
         return self._watched is not None and _process.get() == self._watched
@@ -248,16 +252,20 @@ class GapConnection:
     @asynccontextmanager
     async def transaction(self, **options: Any) -> AsyncIterator[None]:
         transaction = self._conn.transaction(**options)
-        await self._gaps.statement("BEGIN", transaction.start)
+        await self._gaps.reach("before BEGIN")
+        await self._gaps.run(transaction.start)
         self._is_in_transaction = True
         try:
+            await self._gaps.reach("after BEGIN")
             yield
+            await self._gaps.reach("before COMMIT")
         except BaseException:
             if not self._conn.is_closed():
-                await self._gaps.statement("ROLLBACK", transaction.rollback)
+                await self._gaps.run(transaction.rollback)
             raise
         else:
-            await self._gaps.statement("COMMIT", partial(self._with_fault, "COMMIT", transaction.commit))
+            await self._gaps.run(partial(self._with_fault, "COMMIT", transaction.commit))
+            await self._gaps.reach("after COMMIT")
         finally:
             self._is_in_transaction = False
 

@@ -109,7 +109,7 @@ async def add_hostile_model(dsn: str) -> None:
 
 async def trade(service: ServiceProcess, account: str, symbol: str = "BTC") -> None:
     for side in ("buy", "sell"):
-        request = {"accountId": account, "symbol": symbol, "side": side, "quantity": 0.1, "reduceOnly": side == "sell"}
+        request = {"accountId": account, "symbol": symbol, "side": side, "quantity": 0.05, "reduceOnly": side == "sell"}
         order = (await service.call("simulator.placeOrder", **request))["order"]
         assert order["status"] == "filled", order
 
