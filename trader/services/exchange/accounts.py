@@ -185,7 +185,7 @@ class Accounts:
 
     def under_way(self, account_id: str) -> Collection[asyncio.Future[Posting | None]]:
         """Return the changes of the account that go on, with or without callers that wait for them."""
-        return tuple(self._under_way[account_id])
+        return tuple(self._under_way.get(account_id, ()))  # callers may name accounts that do not exist
 
     async def settle(self, account_id: str) -> None:
         """Wait until every change of the account that is under way has ended, and is certain in the rows.
