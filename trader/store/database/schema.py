@@ -146,7 +146,7 @@ MIGRATIONS: Final[Mapping[int, str]] = {
     6: RESET_BY_OPERATOR,
     7: LUCK,
     8: MARKET_SEED,
-    9: "",
+    9: "SELECT 1;",
 }
 """Each step by the version that it leads to."""
 
