@@ -58,12 +58,11 @@ from trader.domain.models import VariantId
 from trader.dotenv import add_env_file_option
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.errors import SettingsError, StartError, TraderError
-from trader.external import ensure_embedded_database
-from trader.gateways.sources import make_source
+from trader.external import ensure_embedded_database, make_source
 from trader.history import Pace, write_history
 from trader.logs import configure_logs
 from trader.settings import Settings
-from trader.store.agents.invocations import select_models
+from trader.store.agents.models import select_models
 from trader.store.database.leadership import LeaderLock
 from trader.store.database.pool import Connection, Database, place
 from trader.store.database.schema import apply_schema

@@ -33,7 +33,7 @@ from trader.gateways.market.synthetic import SyntheticSource
 from trader.services.agents.entrants import Entrants
 from trader.services.exchange.protocol import rules_of
 from trader.settings import Settings
-from trader.store.agents.invocations import select_models
+from trader.store.agents.models import select_models
 from trader.store.database.leadership import update_term
 from trader.store.database.partitions import ensure_partitions
 from trader.store.database.pool import Database

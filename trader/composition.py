@@ -11,12 +11,11 @@ from trader.api.context import Context
 from trader.api.schemas.common import ENCODER
 from trader.api.stream_table import state_loaders
 from trader.clock import Clock, iso
-from trader.external import ExternalSystems
+from trader.external import ExternalSystems, make_recorder
 from trader.gateways.agents.anchor_sinks import make_sink
 from trader.gateways.agents.providers import Provider, find_resting, make_providers
 from trader.gateways.agents.taapi import make_supplier
 from trader.gateways.market.source import MarketSource
-from trader.gateways.sources import make_recorder
 from trader.leadership import Leadership, Relay, TradingControls
 from trader.schedulers import Schedulers, jobs
 from trader.services.agents.anchors import Anchors

@@ -29,7 +29,7 @@ from trader.services.market.feed import MarketFeed
 from trader.services.portfolio.baselines import Baselines
 from trader.services.portfolio.snapshots import Portfolio
 from trader.settings import Settings
-from trader.store.agents.invocations import select_models
+from trader.store.agents.models import select_models
 from trader.store.database.leadership import LeaderLock
 from trader.store.database.partitions import ensure_partitions
 from trader.store.database.pool import Database

@@ -39,7 +39,7 @@ from trader.services.portfolio.luck import LuckTable
 from trader.services.portfolio.run_statistics import CurrentRuns
 from trader.services.portfolio.snapshots import Portfolio
 from trader.services.relay import RelayReader
-from trader.store.agents import invocations as agents_store
+from trader.store.agents.models import upsert_model
 from trader.store.database.pool import Database
 from trader.store.database.relay import upsert_relay
 
@@ -124,7 +124,7 @@ class PaperBench:
         """A script writes a model; the service takes it up with its next cycle."""
         model = make_model(chance.choice(["m1", "m2", "m3"]), chance.choice(list(VariantId)))
         async with self.database.connection() as conn:
-            await agents_store.upsert_model(conn, model)
+            await upsert_model(conn, model)
         await self.context.agents.follow()
         await self.context.exchange.open_account(model.id)
 
@@ -144,7 +144,7 @@ async def desk(database: Database) -> AsyncIterator[PaperBench]:
     await exchange.lead()
     async with database.connection() as conn:
         for model in (make_model("m1"), make_model("m2", VariantId.CONTRARIAN)):
-            await agents_store.upsert_model(conn, model)
+            await upsert_model(conn, model)
     agents = Agents(database, exchange, market, clock, events, settings, Providers(RuleProvider()))
     await agents.start()
     context = Context(

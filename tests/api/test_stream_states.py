@@ -16,8 +16,7 @@ from support.venue import Venue, running
 from trader.api import stream_table
 from trader.api.context import Context
 from trader.api.procedures.models import get_invocations
-from trader.api.procedures.positions import get_positions
-from trader.api.procedures.trades import get_trades
+from trader.api.procedures.trading import get_positions, get_trades
 from trader.api.schemas.common import ENCODER
 from trader.api.schemas.models import GetInvocationsInput
 from trader.api.schemas.positions import GetPositionsInput
@@ -32,7 +31,7 @@ from trader.services.portfolio.evidence import Evidence
 from trader.services.portfolio.luck import LuckTable
 from trader.services.portfolio.run_statistics import CurrentRuns
 from trader.services.portfolio.snapshots import Portfolio
-from trader.store.agents.invocations import upsert_model
+from trader.store.agents.models import upsert_model
 from trader.store.database.pool import Database
 from trader.variants import color_of
 

@@ -24,15 +24,15 @@ from support.venue import make_exchange
 from trader.clock import SystemClock
 from trader.domain.models import Model, VariantId
 from trader.embedded.server import EmbeddedPostgres
+from trader.external import make_source
 from trader.gateways.agents.providers import make_providers
-from trader.gateways.sources import make_source
 from trader.schedulers import Schedulers, jobs
 from trader.services.agents.schedule import Agents
 from trader.services.events import EventBus
 from trader.services.market.feed import MarketFeed
 from trader.services.portfolio.snapshots import Portfolio
 from trader.settings import Settings
-from trader.store.agents.invocations import upsert_model
+from trader.store.agents.models import upsert_model
 from trader.store.database.partitions import ensure_partitions
 from trader.store.database.pool import Database
 from trader.store.database.schema import apply_schema

@@ -35,7 +35,8 @@ from trader.services.agents.entrants import Entrants
 from trader.services.agents.payloads import PayloadPacker
 from trader.services.agents.recorder import InvocationRecorder
 from trader.services.events import EventBus
-from trader.store.agents.invocations import update_invocation, upsert_model
+from trader.store.agents.invocations import update_invocation
+from trader.store.agents.models import upsert_model
 from trader.store.database.partitions import ensure_partitions
 from trader.store.database.pool import Connection, Database
 from trader.store.database.schema import apply_schema

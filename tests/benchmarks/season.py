@@ -40,8 +40,8 @@ from trader.domain.market.markets import MARKETS
 from trader.domain.portfolio.histories import WINDOWS
 from trader.embedded.server import EmbeddedPostgres
 from trader.errors import NotFound
+from trader.external import make_source
 from trader.gateways.agents.providers import Providers
-from trader.gateways.sources import make_source
 from trader.services.agents.schedule import Agents
 from trader.services.events import EventBus
 from trader.services.exchange.audit import audit

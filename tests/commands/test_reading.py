@@ -17,7 +17,7 @@ from support.served import make_health_app, served
 
 from trader.__main__ import main
 from trader.domain.models import Model, ModelConfiguration, Price, VariantId
-from trader.store.agents.invocations import upsert_model
+from trader.store.agents.models import upsert_model
 from trader.store.database.leadership import LeaderLock
 from trader.store.database.pool import Database
 

@@ -17,7 +17,7 @@ from support.trading_provider import trading_provider
 from trader.__main__ import main
 from trader.clock import iso
 from trader.domain.models import Model, ModelConfiguration, VariantId
-from trader.store.agents.invocations import upsert_model
+from trader.store.agents.models import upsert_model
 from trader.store.database.pool import Database
 
 pytestmark = pytest.mark.processes

@@ -11,7 +11,7 @@ from support.slow_provider import slow_provider
 
 from trader.clock import SystemClock
 from trader.domain.models import Model, VariantId
-from trader.store.agents.invocations import upsert_model
+from trader.store.agents.models import upsert_model
 from trader.store.database.pool import Database
 
 pytestmark = pytest.mark.processes

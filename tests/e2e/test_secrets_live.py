@@ -19,7 +19,7 @@ from support.process import ServiceProcess, serving
 from trader.clock import SystemClock
 from trader.domain.models import Model, VariantId
 from trader.settings import Settings
-from trader.store.agents.invocations import upsert_model
+from trader.store.agents.models import upsert_model
 from trader.store.database.pool import Database
 
 pytestmark = pytest.mark.processes

@@ -21,7 +21,7 @@ from support.process import ServiceProcess
 
 from trader.domain.models import Model, VariantId
 from trader.services.exchange.audit import audit
-from trader.store.agents.invocations import upsert_model
+from trader.store.agents.models import upsert_model
 from trader.store.database.pool import Database
 from trader.store.exchange.accounts import select_accounts
 

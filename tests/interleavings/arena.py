@@ -44,7 +44,7 @@ from trader.services.portfolio.luck import LuckTable
 from trader.services.portfolio.run_statistics import CurrentRuns
 from trader.services.portfolio.snapshots import Portfolio
 from trader.services.relay import LeaderView, RelayReader, RelayWriter
-from trader.store.agents.invocations import upsert_model
+from trader.store.agents.models import upsert_model
 from trader.store.database.leadership import LeaderLock
 from trader.store.database.partitions import ensure_partitions
 from trader.store.portfolio.baselines import SavedBaseline, upsert_baselines

@@ -14,7 +14,7 @@ from support.records import add_run, make_run
 from trader.clock import SystemClock
 from trader.domain.models import ModelConfiguration, Price
 from trader.services.exchange.audit import audit
-from trader.store.agents.invocations import select_models
+from trader.store.agents.models import select_models
 from trader.store.database.leadership import LeaderLock
 from trader.store.database.pool import Database
 from trader.store.exchange.accounts import select_accounts, select_processed_until

@@ -22,9 +22,8 @@ from trader.services.exchange.halts import Halts
 from trader.services.exchange.ledger_writer import LedgerWriter
 from trader.services.exchange.paper import PaperExchange
 from trader.services.market.feed import MarketFeed
-from trader.store.agents.invocations import upsert_model
-from trader.store.database.paging import Page
-from trader.store.database.pool import Database
+from trader.store.agents.models import upsert_model
+from trader.store.database.pool import Database, Page
 
 MIDS = {"BTC": "94000", "ETH": "3300", "SOL": "200"}
 

@@ -25,7 +25,7 @@ from trader.gateways.market.source import MarketSource
 from trader.gateways.market.synthetic import SyntheticSource
 from trader.services.exchange.paper import PaperExchange
 from trader.services.market.feed import MarketFeed
-from trader.store.agents.invocations import upsert_model
+from trader.store.agents.models import upsert_model
 from trader.store.database.pool import Database
 from trader.store.exchange.accounts import select_lived_until
 

@@ -37,7 +37,7 @@ from trader.services.live.exchange import LiveExchange
 from trader.services.market.feed import MarketFeed
 from trader.setting_forms import Secret
 from trader.settings import Settings
-from trader.store.agents.invocations import update_venue_account_index, upsert_model
+from trader.store.agents.models import update_venue_account_index, upsert_model
 from trader.store.database.pool import Database
 from trader.store.exchange.accounts import select_accounts
 

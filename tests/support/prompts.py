@@ -20,7 +20,7 @@ from trader.services.events import EventBus
 from trader.services.market.feed import MarketFeed
 from trader.services.portfolio.snapshots import Portfolio
 from trader.settings import Settings
-from trader.store.agents.invocations import upsert_model
+from trader.store.agents.models import upsert_model
 from trader.store.database.partitions import ensure_partitions
 from trader.store.database.pool import Database
 

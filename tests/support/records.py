@@ -13,6 +13,7 @@ from trader.domain.market.markets import MARKETS, Market
 from trader.domain.models import Model, VariantId
 from trader.domain.portfolio.histories import Snapshot
 from trader.store.agents import invocations as agents_store
+from trader.store.agents.models import upsert_model
 from trader.store.database.pool import Connection
 
 START = datetime(2026, 3, 4, 0, 0, tzinfo=UTC)
@@ -98,7 +99,7 @@ async def add_model(
 ) -> Model:
     """A model whose account is open."""
     model = make_model(model_id, variant)
-    await agents_store.upsert_model(conn, model)
+    await upsert_model(conn, model)
     await add_run(conn, model_id, make_run(model_id, capital=capital))
     return model
 

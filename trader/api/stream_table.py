@@ -19,7 +19,7 @@ from trader.domain.exchange.account import Account
 from trader.domain.models import Model
 from trader.services.events import ConversationsChanged, Event, MarketChecked, PositionsChanged, TradesChanged
 from trader.services.exchange.protocol import Exchange
-from trader.store.database.paging import Page
+from trader.store.database.pool import Page
 
 TRADES_MAX: Final = 100
 CONVERSATIONS_MAX: Final = 50

@@ -33,12 +33,8 @@ from trader.services.backtest.sources import (
     recorded_invocation,
 )
 from trader.settings import Settings
-from trader.store.agents.invocations import (
-    select_invocations_within,
-    select_models,
-    select_steps,
-    select_tool_calls,
-)
+from trader.store.agents.invocations import select_invocations_within, select_steps, select_tool_calls
+from trader.store.agents.models import select_models
 from trader.store.database.pool import Database
 from trader.store.database.schema import open_database
 

@@ -20,7 +20,7 @@ from trader.domain.money import format_decimal, from_number
 from trader.errors import SettingsError, StartError
 from trader.services.agents.budgets import Budget
 from trader.settings import read_some
-from trader.store.agents.invocations import (
+from trader.store.agents.models import (
     select_model_activity,
     select_models,
     update_model_active,

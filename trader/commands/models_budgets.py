@@ -12,7 +12,7 @@ from trader.domain.models import Model
 from trader.domain.money import format_decimal
 from trader.services.agents.budgets import Budget, Budgets
 from trader.settings import read_some
-from trader.store.agents.invocations import select_models
+from trader.store.agents.models import select_models
 from trader.store.exchange.accounts import select_lived_until
 
 STATES: Final = {"open": "open", "manage": "only reduces", "pause": "paused by its budget"}

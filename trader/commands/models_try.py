@@ -23,10 +23,9 @@ from trader.domain.money import format_decimal
 from trader.dotenv import add_env_file_option
 from trader.embedded.server import EmbeddedPostgres
 from trader.errors import SettingsError, TraderError
-from trader.external import settle_seed
+from trader.external import make_source, settle_seed
 from trader.gateways.agents.providers import make_providers
 from trader.gateways.agents.taapi import make_supplier
-from trader.gateways.sources import make_source
 from trader.provider_settings import PROVIDERS
 from trader.services.agents.entrants import Entrants
 from trader.services.agents.observer import Observer
@@ -40,7 +39,8 @@ from trader.services.exchange.ledger_writer import LedgerWriter
 from trader.services.exchange.paper import PaperExchange
 from trader.services.market.feed import MarketFeed
 from trader.settings import Settings
-from trader.store.agents.invocations import select_payloads, select_steps, select_tool_calls, upsert_model
+from trader.store.agents.invocations import select_payloads, select_steps, select_tool_calls
+from trader.store.agents.models import upsert_model
 from trader.store.database.partitions import ensure_partitions
 from trader.store.database.pool import Database
 from trader.store.database.schema import apply_schema

@@ -14,8 +14,8 @@ from trader.domain.money import format_decimal
 from trader.domain.portfolio.histories import WINDOWS, minute_end, value_account
 from trader.services.portfolio.leaderboard import RankedEntrant, SortKey, make_board, make_entries
 from trader.services.portfolio.run_statistics import CurrentRuns
-from trader.store.agents.invocations import select_models
-from trader.store.database.paging import Page
+from trader.store.agents.models import select_models
+from trader.store.database.pool import Page
 from trader.store.exchange.accounts import select_accounts, select_last_marks, select_lived_until
 from trader.store.exchange.trades import select_account_trades, select_trades
 

@@ -12,7 +12,7 @@ from support.records import HOUR, MINUTE, START, id_of, make_account
 from trader.api.schemas.common import ENCODER
 from trader.api.schemas.portfolio import PortfolioUpdate
 from trader.api.schemas.trades import hours_and_minutes
-from trader.store.agents import invocations as agents_store
+from trader.store.agents.models import select_models
 from trader.store.database.pool import Database
 
 Call = Callable[..., Awaitable[Any]]
@@ -197,7 +197,7 @@ async def test_extreme_ranges_are_answered(call: Call) -> None:
 async def test_the_portfolio_stream_shows_models_only(context: Any, database: Database) -> None:
     context.exchange.put(make_account("manual"))
     async with database.connection() as conn:
-        models = await agents_store.select_models(conn)
+        models = await select_models(conn)
     update = json.loads(ENCODER.encode(PortfolioUpdate.of(context.portfolio.live(), models)))
     assert update == {
         "lastUpdatedAt": "2026-03-06T05:30:00.000Z",

@@ -4,7 +4,8 @@ import pytest
 from msgspec.structs import replace
 from support.floor import calling
 
-from trader.domain.agents.answers import contains_tool_call, refusal_in
+from trader.domain.agents.conversation import refusal_in
+from trader.domain.agents.tools import contains_tool_call
 
 
 @pytest.mark.parametrize(

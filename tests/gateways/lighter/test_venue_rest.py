@@ -13,10 +13,10 @@ from support.fake_venue import FakeVenue, fake_venue
 from trader.clock import SystemClock
 from trader.domain.market.markets import PLAIN_FUNDING_RATE, Candle
 from trader.errors import MarketDataError, MarketUnavailable
+from trader.external import make_source
 from trader.gateways.lighter import api as lighter_api
 from trader.gateways.lighter.api import LighterApi
 from trader.gateways.lighter.source import VenueSource
-from trader.gateways.sources import make_source
 from trader.services.market.feed import MarketFeed
 from trader.settings import Settings
 

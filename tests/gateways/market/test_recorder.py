@@ -14,10 +14,10 @@ import pytest
 from trader.clock import LockstepClock, epoch_second
 from trader.domain.market.markets import MARKETS, PLAIN_FUNDING_RATE, Candle, Tick
 from trader.errors import MarketDataError, MarketUnavailable, StartError
+from trader.external import make_source
 from trader.gateways.market.recorded import RecordedSource
 from trader.gateways.market.recorder import Recorder, find_recording, read_hour, read_lines
 from trader.gateways.market.synthetic import SyntheticSource
-from trader.gateways.sources import make_source
 from trader.settings import Settings
 
 BEGIN = datetime(2025, 6, 2, 22, 50, tzinfo=UTC)

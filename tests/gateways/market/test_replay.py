@@ -19,13 +19,13 @@ from support.candles import FOLDER
 from trader.clock import Clock, LockstepClock, ScaledClock, SystemClock
 from trader.domain.market.markets import MARKETS, PLAIN_FUNDING_RATE, Candle, Interval, Quote, Tick
 from trader.errors import MarketDataError, MarketUnavailable, StartError
+from trader.external import make_source
 from trader.gateways.lighter.source import VenueSource
 from trader.gateways.market.books import Grid
 from trader.gateways.market.files import Row
 from trader.gateways.market.minute_paths import corners
 from trader.gateways.market.replay import ReplaySource
 from trader.gateways.market.synthetic import SyntheticSource
-from trader.gateways.sources import make_source
 from trader.settings import Settings
 
 START = datetime(2025, 1, 6, tzinfo=UTC)

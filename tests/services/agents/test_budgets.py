@@ -13,8 +13,7 @@ from trader.domain.agents.prompt import estimated_tokens
 from trader.domain.models import ModelConfiguration, Price
 from trader.errors import ProviderTimeout
 from trader.services.agents.budgets import ASSUMED_PRICE
-from trader.store.database.paging import Page
-from trader.store.database.pool import Database
+from trader.store.database.pool import Database, Page
 
 PRICE = Price(input=1, cached=0.1, output=2)
 

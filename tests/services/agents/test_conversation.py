@@ -20,9 +20,8 @@ from trader.errors import ProviderTimeout
 from trader.gateways.agents.client import ProviderClient
 from trader.services.agents.invocations import FinishedInvocation
 from trader.setting_forms import Secret
-from trader.store.agents.invocations import upsert_model
-from trader.store.database.paging import Page
-from trader.store.database.pool import Database
+from trader.store.agents.models import upsert_model
+from trader.store.database.pool import Database, Page
 
 TIMEOUT = ProviderTimeout("fake did not answer within 120 s", unmetered_attempts=1)
 

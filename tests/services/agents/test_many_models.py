@@ -15,8 +15,7 @@ from trader.domain.models import VariantId
 from trader.gateways.agents.providers import make_providers
 from trader.services.agents.schedule import Agents
 from trader.services.events import EventBus
-from trader.store.database.paging import Page
-from trader.store.database.pool import Database
+from trader.store.database.pool import Database, Page
 
 MODELS = 20
 HOLD_MS_MAX = 50

@@ -12,6 +12,7 @@ from trader.services.exchange.paper import PaperExchange
 from trader.services.portfolio.analytics import Analytics, ModelStats
 from trader.services.portfolio.run_statistics import CurrentRuns
 from trader.store.agents import invocations as store
+from trader.store.agents.models import upsert_model
 from trader.store.database.pool import Database
 
 D = Decimal
@@ -47,7 +48,7 @@ async def bench(database: Database) -> Bench:
     bench = Bench(database)
     async with database.connection() as conn:
         await add_model(conn, "one")
-        await store.upsert_model(
+        await upsert_model(
             conn,
             Model(
                 id="one", name="One", variant=VariantId.APEX, provider="openrouter", router_model_name="lab/one",

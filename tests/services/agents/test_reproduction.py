@@ -19,8 +19,7 @@ from trader.domain.exchange.orders import Cause
 from trader.errors import NotFound
 from trader.services.agents.invocations import FinishedInvocation
 from trader.services.agents.reproduction import InvocationReproduction, reproduce_invocation
-from trader.store.database.paging import Page
-from trader.store.database.pool import Database
+from trader.store.database.pool import Database, Page
 
 
 @pytest.fixture

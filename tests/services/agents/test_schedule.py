@@ -20,8 +20,7 @@ from trader.gateways.agents.providers import RuleProvider
 from trader.services.agents import record as invocation_record
 from trader.services.exchange.paper import PaperExchange
 from trader.store.agents.chain import update_invocation_closed
-from trader.store.database.paging import Page
-from trader.store.database.pool import Connection, Database
+from trader.store.database.pool import Connection, Database, Page
 
 # --- starts and ends --------------------------------------------------------------------------------------------------
 

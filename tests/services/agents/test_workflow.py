@@ -28,8 +28,7 @@ from trader.gateways.agents.providers import PROVIDERS
 from trader.services.events import ConversationsChanged
 from trader.setting_forms import Secret
 from trader.store.agents.invocations import select_payloads, select_steps
-from trader.store.database.paging import Page
-from trader.store.database.pool import Database
+from trader.store.database.pool import Database, Page
 from trader.variants import VARIANTS
 
 # --- what a run does --------------------------------------------------------------------------------------------------

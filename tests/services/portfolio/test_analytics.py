@@ -39,9 +39,9 @@ from trader.services.portfolio.leaderboard import LeaderboardEntry
 from trader.services.portfolio.run_statistics import CurrentRuns
 from trader.store.agents import invocations as agents_store
 from trader.store.agents.entrants import insert_entrant
-from trader.store.database.paging import Page
+from trader.store.agents.models import upsert_model
 from trader.store.database.partitions import ensure_partitions
-from trader.store.database.pool import Database
+from trader.store.database.pool import Database, Page
 from trader.store.exchange import trades as trades_store
 from trader.store.portfolio import snapshots as portfolio_store
 
@@ -367,7 +367,7 @@ async def test_variant_statistics_show_every_variant(bench: Bench) -> None:
 
 async def test_a_model_without_an_account_is_shown_as_it_would_open(bench: Bench) -> None:
     async with bench.database.connection() as conn:
-        await agents_store.upsert_model(conn, make_model("fresh"))
+        await upsert_model(conn, make_model("fresh"))
     (stats,) = await bench.analytics.model_stats()
     assert seen(stats.account_value, stats.return_percent, stats.figures.trades.trades) == (10_000, 0, 0)
     (entry,) = await bench.board()

@@ -27,7 +27,7 @@ from trader.services.portfolio.analytics import Analytics
 from trader.services.portfolio.leaderboard import LeaderboardEntry
 from trader.services.portfolio.run_statistics import CurrentRuns
 from trader.store.agents.entrants import insert_entrant
-from trader.store.agents.invocations import upsert_model
+from trader.store.agents.models import upsert_model
 from trader.store.database.partitions import ensure_partitions
 from trader.store.database.pool import Connection, Database
 from trader.store.portfolio.snapshots import insert_snapshots

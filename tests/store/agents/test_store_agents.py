@@ -27,18 +27,15 @@ from trader.store.agents.invocations import (
     insert_tool_call,
     select_chosen_invocations,
     select_invocations,
-    select_model_activity,
-    select_models,
     select_payloads,
     select_steps,
     select_tool_calls,
     update_interrupted,
     update_invocation,
-    upsert_model,
 )
-from trader.store.database.paging import Page
+from trader.store.agents.models import select_model_activity, select_models, upsert_model
 from trader.store.database.partitions import ensure_partitions
-from trader.store.database.pool import Connection, Database
+from trader.store.database.pool import Connection, Database, Page
 
 AT = datetime(2025, 1, 2, 12, tzinfo=UTC)
 SPACE = UUID("00000000-0000-4000-8000-000000000000")

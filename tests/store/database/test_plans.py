@@ -8,6 +8,7 @@ from typing import Any
 from support.records import HOUR, START, id_of, make_snapshot
 
 from trader.store.agents import invocations as agents
+from trader.store.agents.models import SELECT_MODEL_ACTIVITY
 from trader.store.database.partitions import ensure_partitions
 from trader.store.database.pool import Connection, Database
 from trader.store.exchange import trades
@@ -101,7 +102,7 @@ QUERIES: dict[str, tuple[str, tuple[object, ...], str]] = {
     "invocations": (agents.SELECT_INVOCATIONS, (50, None, 0), "invocations_by_time"),
     "invocations of a model": (agents.SELECT_CHOSEN_INVOCATIONS, ("m5", None, 50, None, 0), "invocations_by_model"),
     "invocations of a variant": (agents.SELECT_CHOSEN_INVOCATIONS, (None, "Apex", 50, None, 0), "invocations_by_model"),
-    "activity of models": (agents.SELECT_MODEL_ACTIVITY, (), "invocations_by_model"),
+    "activity of models": (SELECT_MODEL_ACTIVITY, (), "invocations_by_model"),
     "tool calls": (agents.SELECT_TOOL_CALLS, (RUNS,), "tool_calls_pkey"),
     "steps": (agents.SELECT_STEPS, (RUNS,), "invocation_steps_pkey"),
     "payloads": (agents.SELECT_PAYLOADS, (RUNS, RECENT), "invocation_payloads_"),

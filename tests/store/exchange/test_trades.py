@@ -9,8 +9,7 @@ from support.records import HOUR, START, add_model, add_run, add_trade, id_of, m
 
 from trader.domain.exchange.orders import Side
 from trader.domain.models import VariantId
-from trader.store.database.paging import Page
-from trader.store.database.pool import Database
+from trader.store.database.pool import Database, Page
 from trader.store.exchange import trades as store
 
 ACCOUNTS = ("one", "two", "manual")

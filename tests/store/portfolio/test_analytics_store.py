@@ -21,8 +21,8 @@ from support.records import (
 from trader.domain.agents.invocations import InvocationStatus, ToolCallStatus
 from trader.domain.models import VariantId
 from trader.store.agents import invocations as agents_store
-from trader.store.database.paging import Page
-from trader.store.database.pool import Connection, Database
+from trader.store.agents.models import upsert_model
+from trader.store.database.pool import Connection, Database, Page
 from trader.store.database.schema import apply_schema
 from trader.store.portfolio import analytics as store
 
@@ -64,7 +64,7 @@ async def _add_models(conn: Connection) -> None:
     for model_id in MODELS[:2]:
         await add_model(conn, model_id, VariantId.SOVEREIGN)
         await add_run(conn, model_id, make_run(model_id, 2, at=START + HOUR))
-    await agents_store.upsert_model(conn, make_model("homeless"))
+    await upsert_model(conn, make_model("homeless"))
 
 
 async def _record(

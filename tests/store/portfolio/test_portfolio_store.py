@@ -14,7 +14,7 @@ from support.records import HOUR, MINUTE, START, add_model, add_run, equity_valu
 
 from trader.domain.models import VariantId
 from trader.domain.portfolio.histories import Snapshot, floor_to_bucket
-from trader.store.agents import invocations as agents_store
+from trader.store.agents.models import upsert_model
 from trader.store.database.partitions import ensure_partitions
 from trader.store.database.pool import Connection, Database
 from trader.store.portfolio import snapshots as store
@@ -60,7 +60,7 @@ async def _play(conn: Connection, played: Iterable[Sequence[Snapshot] | Move]) -
         await add_run(conn, account_id, make_run(account_id))
     for step in played:
         if isinstance(step, Move):
-            await agents_store.upsert_model(conn, make_model(step.model_id, step.variant))
+            await upsert_model(conn, make_model(step.model_id, step.variant))
         else:
             await store.insert_snapshots(conn, step)
 
@@ -136,7 +136,7 @@ async def test_histories_hold_the_last_snapshot_of_each_bucket(
             for each in given_snapshots:
                 await store.insert_snapshots(conn, [each])
             for name in chosen:
-                await agents_store.upsert_model(conn, make_model(name))
+                await upsert_model(conn, make_model(name))
             asked = store.HistoryRange(None, None, first, last, bucket)
             chunks = await store.select_history(conn, asked, slice_buckets * bucket)
             grid = [floor_to_bucket(first, bucket)]
@@ -243,8 +243,8 @@ async def test_concurrent_changes_of_models_and_snapshots_leave_exact_sums(datab
     async def move() -> None:
         for number in range(20):
             async with database.connection() as conn:
-                await agents_store.upsert_model(conn, make_model("one", list(VariantId)[number % 4]))
-                await agents_store.upsert_model(conn, make_model("new", list(VariantId)[number % 3]))
+                await upsert_model(conn, make_model("one", list(VariantId)[number % 4]))
+                await upsert_model(conn, make_model("new", list(VariantId)[number % 3]))
 
     await asyncio.gather(write("one"), write("two"), write("new"), move())
     async with database.connection() as conn:

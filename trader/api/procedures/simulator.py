@@ -1,7 +1,12 @@
-"""Procedures of `simulator`: orders and accounts of the paper exchange."""
+"""Procedures of `simulator`: orders, accounts and completed trades of the paper exchange."""
+
+from operator import attrgetter
 
 from trader.api.context import Context
 from trader.api.registry import procedure
+from trader.api.response_cache import trades_token
+from trader.api.schemas.common import or_none
+from trader.api.schemas.paging import cut_page, page_of
 from trader.api.schemas.simulator import (
     AccountInput,
     AccountOutput,
@@ -10,6 +15,12 @@ from trader.api.schemas.simulator import (
     OrderOutput,
     OrderView,
     PlaceOrderInput,
+)
+from trader.api.schemas.trades import (
+    CompletedStats,
+    CompletedTrade,
+    GetCompletedTradesInput,
+    GetCompletedTradesOutput,
 )
 from trader.domain.exchange.account import Account
 
@@ -46,6 +57,16 @@ async def get_account(context: Context, request: AccountInput) -> AccountOutput:
 async def reset_account(context: Context, request: AccountInput) -> AccountOutput:
     """Close the account's run at the market's prices and begin a new one with the starting capital."""
     return _account_output(context, await context.exchange.reset_account(request.account_id))
+
+
+@procedure("simulator.getCompletedTradesFromDB", paper_only=True, token=trades_token)
+async def get_completed_trades(context: Context, request: GetCompletedTradesInput) -> GetCompletedTradesOutput:
+    """List completed trades of simulated accounts, the latest first, and figures over those that are listed."""
+    page = page_of(request.limit, request.before)
+    rows = await context.portfolio.trades(account_id=or_none(request.model_id), page=page)
+    trades, next_before = cut_page(rows, page, attrgetter("closed_at"))
+    completed = [CompletedTrade.of(trade) for trade in trades]
+    return GetCompletedTradesOutput(trades=completed, stats=CompletedStats.of(completed), next_before=next_before)
 
 
 def _account_output(context: Context, account: Account) -> AccountOutput:

@@ -13,7 +13,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from trader.clock import cut_to_ms, iso
 from trader.errors import InvalidInput, Issue
-from trader.store.database.paging import Page
+from trader.store.database.pool import Page
 
 T = TypeVar("T")
 

@@ -1,5 +1,6 @@
 """Turns and answers: one step of an invocation, between the workflow and an AI provider or a rule agent."""
 
+import re
 from decimal import Decimal
 from typing import Any, Final, Literal
 
@@ -10,6 +11,16 @@ from trader.domain.models import Model
 
 NESTED_MAX: Final = 400
 """Depth to which lists and objects may be nested in JSON from outside, so that every later reader can decode it."""
+
+REFUSAL_CHARACTERS: Final = 200
+"""Characters of a refusal that the reason of a failure quotes."""
+
+_REFUSAL: Final = re.compile(
+    r"\W*(?:I(?:['’]m| am) sorry,? (?:but )?|Sorry,? (?:but )?|Unfortunately,? )?I(?:['’]m| am)? "
+    r"(?:can(?:no|['’])?t|can not|won['’]t|will not|unable to|not able to|must decline to) "
+    r"(?:assist|comply|continue|engage|fulfil|give|help|offer|participate|provide|support)",
+    re.IGNORECASE,
+)
 
 Message = dict[str, Any]
 """A message of the chat-completions protocol."""
@@ -91,3 +102,9 @@ def storable(value: Any, depth: int = NESTED_MAX) -> Any:
     if isinstance(value, dict):
         return {storable(key): storable(item, depth - 1) for key, item in value.items()}
     return value
+
+
+def refusal_in(answer: ModelAnswer) -> str | None:
+    """Return the beginning of a refusal: one that the protocol marks, or a text that begins like one."""
+    words = " ".join((answer.text or "").split())[:REFUSAL_CHARACTERS]
+    return words if answer.is_refusal or _REFUSAL.match(words) else None

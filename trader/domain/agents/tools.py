@@ -6,6 +6,7 @@ takes null and absence as the same. Numbers are JSON numbers; `domain.money.from
 """
 
 import math
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, NamedTuple
@@ -129,6 +130,18 @@ TOOLS: Final[Mapping[str, type[Decision]]] = {
 }
 """The tools by the name that models call."""
 
+_NAMES: Final = "|".join(TOOLS)
+_CALL_AS_PROSE: Final = re.compile(
+    # the markup in which open models write calls that their server did not parse
+    r"<[|｜]?/?(?:tool[_▁]calls?|function[_▁]calls?|tool_use|invoke)\b|<function=|\[TOOL_CALLS\]"
+    # a call as in a programming language, its arguments in braces, quoted or named
+    rf"|\b(?:{_NAMES})\((?:\s*[{{\"')]|\s*\w+\s*[=:])"
+    # the name and then its arguments as JSON, perhaps with a colon, quotes or the fence of a code block between
+    rf"|\b(?:{_NAMES})\b(?:[\"'`*:=\s]|json){{0,20}}\{{\s*[\"']"
+    # JSON that names the tool
+    rf"|[\"'](?:name|function|tool|tool_name|action|recipient_name)[\"']\s*:\s*[\"'](?:functions\.)?(?:{_NAMES})[\"']"
+)
+
 ORDER_TOOLS: Final = frozenset({"createPosition", "closePosition"})
 """The tools that place an order; `holding` is refused beside them."""
 
@@ -231,3 +244,8 @@ def _tool(name: str, struct: type[Decision]) -> dict[str, Any]:
 
 TOOL_SCHEMAS: Final = [_tool(name, struct) for name, struct in TOOLS.items()]
 """The `tools` of a chat-completions request."""
+
+
+def contains_tool_call(text: str) -> bool:
+    """Return whether a text has a tool call in one of the forms in which models write them as prose."""
+    return _CALL_AS_PROSE.search(text) is not None

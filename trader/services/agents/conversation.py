@@ -7,9 +7,9 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from trader.domain.agents.answers import contains_tool_call
 from trader.domain.agents.conversation import Message, ModelAnswer, Turn
 from trader.domain.agents.prompt import estimated_tokens, opening_messages
+from trader.domain.agents.tools import contains_tool_call
 from trader.domain.agents.view import View
 from trader.domain.models import Model
 from trader.errors import MarketUnavailable, ProviderError, ProviderTimeout

@@ -14,8 +14,7 @@ from trader.domain.models import Model
 from trader.errors import NotFound
 from trader.services.agents.payloads import answers_of, unpacked
 from trader.store.agents.invocations import select_invocation, select_payloads
-from trader.store.database.paging import Page
-from trader.store.database.pool import Database
+from trader.store.database.pool import Database, Page
 
 LATEST: Final = Page(50)
 """The page of invocations that is read when none is requested."""

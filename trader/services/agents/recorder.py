@@ -24,11 +24,7 @@ from trader.services.agents.payloads import PayloadPacker
 from trader.services.agents.record import AlreadyClosed, InvocationRecord, PendingOrder
 from trader.services.events import ConversationsChanged, EventBus
 from trader.services.market.feed import MarketFeed
-from trader.store.agents.invocations import (
-    UnrecordedOrder,
-    insert_invocation,
-    insert_payload,
-)
+from trader.store.agents.invocations import UnrecordedOrder, insert_invocation, insert_payload
 from trader.store.database.partitions import ensure_partitions
 from trader.store.database.pool import Connection, Database
 from trader.store.exchange.accounts import select_answer_of_client

@@ -16,7 +16,12 @@ from trader.domain.exchange.halts import is_of_halt
 from trader.domain.market.markets import canonical_symbol
 from trader.errors import NotFound
 from trader.services.agents.payloads import unpacked
-from trader.store.agents.invocations import select_fills, select_invocation, select_payloads, select_tool_calls
+from trader.store.agents.invocations import (
+    select_fills,
+    select_invocation,
+    select_payloads,
+    select_tool_calls,
+)
 from trader.store.database.pool import Connection, Database
 from trader.store.exchange.accounts import select_answer
 from trader.store.exchange.audit import select_is_live

@@ -44,17 +44,14 @@ from trader.store.agents.invocations import (
     insert_tool_call,
     select_chosen_invocations,
     select_invocations,
-    select_model_activity,
-    select_models,
     select_payloads,
     select_tool_calls,
     select_unrecorded_orders,
     update_interrupted,
-    upsert_model,
 )
-from trader.store.database.paging import Page
+from trader.store.agents.models import select_model_activity, select_models, upsert_model
 from trader.store.database.partitions import ensure_partitions
-from trader.store.database.pool import Database
+from trader.store.database.pool import Database, Page
 
 CLOSE_S: Final = 2.0
 """How long `close` waits for cancelled invocations to write their records."""

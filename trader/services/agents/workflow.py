@@ -13,8 +13,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from trader.clock import iso
-from trader.domain.agents.answers import refusal_in
-from trader.domain.agents.conversation import ModelAnswer, ToolRequest, storable
+from trader.domain.agents.conversation import ModelAnswer, ToolRequest, refusal_in, storable
 from trader.domain.agents.guard import STALE_DECISION, Refusal, judge
 from trader.domain.agents.invocations import InvocationStatus, ToolCallStatus
 from trader.domain.agents.messages import (

@@ -23,7 +23,8 @@ from trader.services.backtest.sources import AiSource
 from trader.settings import Settings
 from trader.store.agents.chain import update_invocation_closed
 from trader.store.agents.entrants import upsert_cycles
-from trader.store.agents.invocations import insert_invocation, insert_payload, upsert_model
+from trader.store.agents.invocations import insert_invocation, insert_payload
+from trader.store.agents.models import upsert_model
 from trader.store.database.leadership import update_term
 from trader.store.database.partitions import ensure_partitions
 from trader.store.database.pool import Connection, Database

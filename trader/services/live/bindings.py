@@ -10,7 +10,7 @@ from trader.domain.exchange.ledger import unopened_account
 from trader.domain.money import ZERO, format_decimal
 from trader.errors import StartError
 from trader.services.live.ledger import LiveContext
-from trader.store.agents.invocations import select_models
+from trader.store.agents.models import select_models
 from trader.store.live import venue_orders as store
 
 

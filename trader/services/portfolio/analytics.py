@@ -22,8 +22,8 @@ from trader.services.portfolio.figures import Figures
 from trader.services.portfolio.leaderboard import LeaderboardEntry, RankedEntrant, SortKey, make_board, make_entries
 from trader.services.portfolio.run_statistics import CurrentRuns, EntrantPeriod, RunStatistics, make_figures
 from trader.store.agents import invocations as agents_store
-from trader.store.database.paging import Page
-from trader.store.database.pool import Database
+from trader.store.agents.models import select_models
+from trader.store.database.pool import Database, Page
 from trader.store.portfolio import analytics as store
 from trader.store.portfolio.analytics import CurrentRun, InvocationTotals
 
@@ -153,7 +153,7 @@ class Analytics:
 
     async def _models(self, variant: VariantId | None = None) -> dict[str, Model]:
         async with self._database.connection() as conn:
-            models = await agents_store.select_models(conn)
+            models = await select_models(conn)
         return {model.id: model for model in models if variant in (None, model.variant)}
 
     def _run(self, runs: Mapping[str, RunStatistics], model: Model) -> RunStatistics:

@@ -21,7 +21,7 @@ from trader.domain.portfolio.histories import RESOLUTIONS, WINDOWS, RunWindow, m
 from trader.domain.portfolio.luck import Luck
 from trader.services.portfolio.luck import COMPUTING, LuckRequest
 from trader.services.portfolio.run_statistics import CurrentRuns, EntrantPeriod, RunStatistics
-from trader.store.agents import invocations as agents_store
+from trader.store.agents.models import select_models
 from trader.store.database.pool import Database
 
 _HOUR: Final = RESOLUTIONS["1h"]
@@ -128,7 +128,7 @@ class Evidence:
         """
         runs = await self._runs.refresh()
         async with self._database.connection() as conn:  # after the runs, so that each has its model
-            models = {model.id: model for model in await agents_store.select_models(conn)}
+            models = {model.id: model for model in await select_models(conn)}
         family = {key: run for key, run in runs.items() if variant in {None, models[key].variant}}
         until = last_whole_hour(self._clock.now())
         since = None if window == "run" else until - WINDOWS[window]

@@ -28,10 +28,9 @@ from trader.domain.portfolio.histories import (
 from trader.services.exchange.protocol import Exchange
 from trader.services.relay import RelayReader
 from trader.settings import Settings
-from trader.store.agents import invocations as agents_store
-from trader.store.database.paging import Page
+from trader.store.agents.models import select_models
 from trader.store.database.partitions import drop_partitions_before, ensure_partitions, week_of
-from trader.store.database.pool import Database
+from trader.store.database.pool import Database, Page
 from trader.store.exchange import trades as trades_store
 from trader.store.portfolio import snapshots as store
 
@@ -256,7 +255,7 @@ class Portfolio:
         """
         async with self._database.reading() as conn:
             if variant is not None:
-                chosen = [model.id for model in await agents_store.select_models(conn) if model.variant is variant]
+                chosen = [model.id for model in await select_models(conn) if model.variant is variant]
                 accounts = [each for each in chosen if account_id in (None, each)]
             elif account_id is not None:
                 accounts = [account_id]

@@ -1,4 +1,4 @@
-"""SQL of models and their invocations: steps, tool calls, costs and payloads."""
+"""SQL of invocations: their steps, tool calls, costs and payloads."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -10,99 +10,8 @@ import msgspec
 
 from trader.domain.agents.invocations import Invocation, Step, ToolCall
 from trader.domain.exchange.orders import Cause, Fill, OrderAnswer, OrderSide
-from trader.domain.models import Model, ModelConfiguration, ProviderDefinition, VariantId
-from trader.store.database.paging import Page
-from trader.store.database.pool import Connection
-
-SELECT_MODELS = """
-SELECT id, name, variant::text, provider, router_model_name, logo, active, created_at, venue_account_index,
-       configuration
-FROM models
-ORDER BY created_at, id
-"""
-
-
-async def select_models(conn: Connection) -> list[Model]:
-    """Return every model, oldest first."""
-    return [
-        Model(
-            **{
-                **row,
-                "variant": VariantId(row["variant"]),
-                "configuration": msgspec.convert(row["configuration"], ModelConfiguration),
-            }
-        )
-        for row in await conn.fetch(SELECT_MODELS)
-    ]
-
-
-UPDATE_VENUE_ACCOUNT_INDEX = "UPDATE models SET venue_account_index = $2 WHERE id = $1"
-
-
-async def update_venue_account_index(conn: Connection, model_id: str, index: int | None) -> None:
-    """Set the venue account that a model trades; None for VENUE_ACCOUNT_INDEX."""
-    await conn.execute(UPDATE_VENUE_ACCOUNT_INDEX, model_id, index)
-
-
-UPDATE_MODEL_ACTIVE = "UPDATE models SET active = $2 WHERE id = $1"
-
-
-async def update_model_active(conn: Connection, model_id: str, *, is_active: bool) -> None:
-    """Set whether a model is invoked in future cycles."""
-    await conn.execute(UPDATE_MODEL_ACTIVE, model_id, is_active)
-
-
-UPSERT_MODEL = """
-INSERT INTO models (id, name, variant, provider, router_model_name, logo, active, created_at, configuration)
-VALUES ($1, $2, $3::text::variant_id, $4, $5, $6, $7, $8, $9)
-ON CONFLICT (id) DO UPDATE
-SET name = excluded.name, variant = excluded.variant, provider = excluded.provider,
-    router_model_name = excluded.router_model_name, logo = excluded.logo, active = excluded.active,
-    configuration = excluded.configuration
-"""
-
-
-async def upsert_model(conn: Connection, model: Model) -> None:
-    """Insert a model, or update an existing one except its `created_at` and its account at the venue."""
-    await conn.execute(
-        UPSERT_MODEL,
-        model.id,
-        model.name,
-        model.variant.value,
-        model.provider,
-        model.router_model_name,
-        model.logo,
-        model.active,
-        model.created_at,
-        msgspec.to_builtins(model.configuration),
-    )
-
-
-UPDATE_PROVIDER_DEFINITION = """
-UPDATE models SET configuration = configuration || jsonb_build_object('provider_definition', $2::jsonb)
-WHERE provider = $1
-"""
-
-
-async def update_provider_definition(conn: Connection, provider: str, definition: ProviderDefinition) -> None:
-    """Set the definition of a provider for every model that uses it."""
-    await conn.execute(UPDATE_PROVIDER_DEFINITION, provider, msgspec.to_builtins(definition))
-
-
-SELECT_MODEL_ACTIVITY = """
-SELECT m.id,
-       coalesce((SELECT sum(finished) FROM invocation_counts WHERE model_id = m.id), 0)::bigint AS invocation_count,
-       (SELECT max(started_at) FROM invocations WHERE model_id = m.id) AS last_invoked_at
-FROM models m
-ORDER BY m.id
-"""
-
-
-async def select_model_activity(conn: Connection) -> dict[str, tuple[int, datetime | None]]:
-    """Return per model how many invocations have ended and when the last one started."""
-    rows = await conn.fetch(SELECT_MODEL_ACTIVITY)
-    return {row["id"]: (row["invocation_count"], row["last_invoked_at"]) for row in rows}
-
+from trader.domain.models import VariantId
+from trader.store.database.pool import Connection, Page
 
 INSERT_INVOCATION = """
 INSERT INTO invocations (id, model_id, status, started_at, entrant)

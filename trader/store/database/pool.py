@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
@@ -54,6 +55,14 @@ SELECT_IS_REPLICA = "SELECT pg_is_in_recovery()"
 CREATE_WRITE_PROBE = """
 CREATE TEMPORARY TABLE write_probe ON COMMIT DROP AS SELECT repeat('x', 1900) AS filler FROM generate_series(1, 512)
 """
+
+
+class Page(NamedTuple):
+    """At most `limit` rows older than `until` (None: the newest), without the first `skip` of those."""
+
+    limit: int
+    until: datetime | None = None
+    skip: int = 0
 
 
 class PoolUse(NamedTuple):

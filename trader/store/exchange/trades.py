@@ -10,8 +10,7 @@ import msgspec
 
 from trader.domain.exchange.orders import Trade
 from trader.domain.money import divide
-from trader.store.database.paging import Page
-from trader.store.database.pool import Connection
+from trader.store.database.pool import Connection, Page
 
 SELECT_TRADES = """
 SELECT o.*, m.name AS model_name, m.variant::text AS model_variant, m.router_model_name AS model_router_name

@@ -8,8 +8,7 @@ from uuid import UUID
 
 from trader.domain.agents.entrants import NO_RECORD, EntrantRecord
 from trader.domain.agents.invocations import Invocation
-from trader.store.database.paging import Page
-from trader.store.database.pool import Connection
+from trader.store.database.pool import Connection, Page
 
 
 class InvocationTotals(NamedTuple):

@@ -1,0 +1,143 @@
+"""Procedures of `trading`: open positions, market prices, completed trades, and the equity of models over time."""
+
+import asyncio
+from datetime import datetime, timedelta
+from decimal import Decimal
+from operator import attrgetter
+from typing import Final
+
+from trader.api.context import Context
+from trader.api.registry import procedure
+from trader.api.response_cache import histories_token, positions_token, prices_token, trades_token
+from trader.api.schemas.common import UNSET, LongOutput, chosen_variant, or_none
+from trader.api.schemas.paging import cut_page, page_of
+from trader.api.schemas.portfolio import (
+    GetEquityCurvesInput,
+    GetEquityCurvesOutput,
+    GetPortfolioHistoryInput,
+    GetPortfolioHistoryOutput,
+    RangeInput,
+    curves_of,
+    history_of,
+)
+from trader.api.schemas.positions import (
+    GetCryptoPricesInput,
+    GetCryptoPricesOutput,
+    GetPositionsInput,
+    PositionView,
+    positions_of,
+    price_of,
+)
+from trader.api.schemas.trades import GetTradesInput, GetTradesOutput, TradeView
+from trader.domain.exchange.account import Account
+from trader.domain.market.markets import canonical_symbol
+from trader.domain.portfolio.histories import minute_end
+from trader.errors import InvalidInput, Issue, MarketUnavailable
+
+DEFAULT_RANGE: Final = timedelta(days=7)
+CANDLES_WAIT_S: Final = 0.5
+"""How long a call may wait for candles, which are read once an hour."""
+
+
+@procedure("trading.getPositions", token=positions_token)
+async def get_positions(context: Context, request: GetPositionsInput) -> list[PositionView]:
+    """List open positions with their live figures, the oldest first."""
+    exchange, models = context.exchange, context.agents.models
+
+    def is_asked_for(account: Account) -> bool:
+        if request.model_id is not UNSET and account.id != request.model_id:
+            return False
+        model = models.get(account.id)
+        return request.variant == "all" or (model is not None and model.variant == request.variant)
+
+    accounts = [account for account in exchange.accounts.values() if account.positions and is_asked_for(account)]
+    return positions_of(accounts, exchange.marks(), exchange.markets, models)
+
+
+@procedure("trading.getCryptoPrices", token=prices_token)
+async def get_crypto_prices(context: Context, request: GetCryptoPricesInput) -> GetCryptoPricesOutput:
+    """Show mark prices, of all markets or of those that are asked for.
+
+    A market that is not traded here, or has had no price yet, is left out.
+    """
+    traded = context.market.markets
+    asked = traded if request.symbols is UNSET else dict.fromkeys(map(canonical_symbol, request.symbols))
+    quotes = [context.market.quote(symbol) for symbol in asked if symbol in traded]
+    now = context.clock.now()
+    known = [quote for quote in quotes if quote is not None]
+    before = await asyncio.gather(*(_day_before(context, quote.symbol) for quote in known))
+    return GetCryptoPricesOutput(
+        prices=[
+            price_of(quote, now, context.market.trouble(quote.symbol), day_before)
+            for quote, day_before in zip(known, before, strict=True)
+        ]
+    )
+
+
+async def _day_before(context: Context, symbol: str) -> Decimal | None:
+    """Return the price 24 hours before the last full hour; None when the source does not say it soon."""
+    try:
+        async with asyncio.timeout(CANDLES_WAIT_S):
+            candles = await context.market.candles(symbol, "1h", 24)
+    except (MarketUnavailable, TimeoutError):
+        return None
+    return Decimal(str(candles[0].open)) if len(candles) == 24 else None
+
+
+@procedure("trading.getTrades", token=trades_token)
+async def get_trades(context: Context, request: GetTradesInput) -> GetTradesOutput:
+    """List completed trades, the latest first."""
+    page = page_of(request.limit, request.before)
+    rows = await context.portfolio.trades(
+        account_id=or_none(request.model_id), variant=chosen_variant(request.variant), page=page
+    )
+    trades, next_before = cut_page(rows, page, attrgetter("closed_at"))
+    return GetTradesOutput(trades=[TradeView.of(trade) for trade in trades], next_before=next_before)
+
+
+@procedure("trading.getPortfolioHistory", token=histories_token)
+async def get_portfolio_history(
+    context: Context, request: GetPortfolioHistoryInput
+) -> LongOutput[GetPortfolioHistoryOutput]:
+    """Show the equity of models over time, at the finest resolution that stays within `maxPoints` per model.
+
+    The range ends now unless it says otherwise, and begins 7 days before its end.
+    """
+    start, end = _range(context, request)
+    history = await context.portfolio.history(
+        model_id=or_none(request.model_id),
+        variant=chosen_variant(request.variant),
+        start=start,
+        end=end,
+        points_max=request.max_points,
+    )
+    return history_of(history)
+
+
+@procedure("trading.getEquityCurves", token=histories_token)
+async def get_equity_curves(context: Context, request: GetEquityCurvesInput) -> LongOutput[GetEquityCurvesOutput]:
+    """Show the equity of models for a chart: one list of times, and one of values for each model.
+
+    The range is that of `getPortfolioHistory`, and so are the resolutions. A value stands for at most 65 minutes when
+    no newer one was recorded. With `baselines`, the curves of the baselines follow those of the models.
+    """
+    start, end = _range(context, request)
+    curves = await context.portfolio.equity_curves(
+        model_id=or_none(request.model_id),
+        variant=chosen_variant(request.variant),
+        start=start,
+        end=end,
+        points_max=request.points,
+        baselines=request.baselines,
+    )
+    return curves_of(curves)
+
+
+def _range(context: Context, request: RangeInput) -> tuple[datetime, datetime]:
+    end = request.end() or minute_end(context.clock.now())
+    start = request.start()
+    if start is None:
+        start = end - min(DEFAULT_RANGE, end - end.min.replace(tzinfo=end.tzinfo))
+    if start > end:
+        raise InvalidInput(Issue(("startDate",), "must not be after endDate"))
+    return start, end
