@@ -167,7 +167,7 @@ def _entries(options: argparse.Namespace) -> list[Entry]:
         problems.append("give a file, --variant, --models or --history; see --help")
     if problems:
         raise SettingsError(problems)
-    entries = read_models(options.file) if options.file else []
+    entries = read_models(options.file, options.env_file) if options.file else []
     if options.variant:
         entries.append(_entry_of_arguments(options))
     if options.models:

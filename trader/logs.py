@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import re
 import sys
 import threading
 from datetime import UTC, datetime
@@ -18,6 +19,23 @@ LINES_MAX: Final = 100_000
 
 CLOSE_WAIT_S: Final = 2.0
 """How long the end of the process waits for a reader of the log that has stalled."""
+
+
+STEERING: Final = r"\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
+"""Characters that steer a terminal or reorder what people read, as a part of a regular expression's set: C0 and C1
+controls, the bidirectional controls of Unicode, its separators of lines and paragraphs; and surrogates, which no UTF-8
+output can hold."""
+
+_STEERING: Final = re.compile(f"[{STEERING}]")
+_SHORT: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
+
+
+def printable(text: str) -> str:
+    r"""Return the text in one line, with every character of `STEERING` as an escape such as `\u001b` or `\n`.
+
+    Whatever comes from callers, providers, files or the database is printed through this. JSON keeps its meaning.
+    """
+    return _STEERING.sub(lambda match: _SHORT.get(match[0]) or f"\\u{ord(match[0]):04x}", text)
 
 
 def log_bug(task: asyncio.Task[Any]) -> None:
@@ -39,7 +57,7 @@ class JsonFormatter(logging.Formatter):
         entry |= {name: value for name, value in vars(record).items() if name not in PLAIN_FIELDS}
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry, default=str, ensure_ascii=False)
+        return json.dumps(entry, default=str)  # in ASCII: text from outside may hold surrogates
 
 
 class ConsoleFormatter(logging.Formatter):
@@ -50,8 +68,8 @@ class ConsoleFormatter(logging.Formatter):
         extra = " ".join(f"{name}={value}" for name, value in vars(record).items() if name not in PLAIN_FIELDS)
         line = f"{time} {record.levelname.lower():7} {record.name}: {record.getMessage()}{' ' + extra if extra else ''}"
         # A record is one line whatever it contains: text from outside must not look like another record.
-        line = line.replace("\r", "\\r").replace("\n", "\\n")
-        return line + ("\n" + self.formatException(record.exc_info) if record.exc_info else "")
+        trace = self.formatException(record.exc_info).split("\n") if record.exc_info else []
+        return "\n".join(map(printable, [line, *trace]))
 
 
 class LogWriter(logging.Handler):

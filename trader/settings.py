@@ -4,6 +4,7 @@ Each field of `Settings` carries its `Variable`: name, default, form of the text
 `.env.example` and the table of settings in the documentation are derived from these fields.
 """
 
+import re
 import stat
 import sys
 from collections.abc import Mapping
@@ -11,13 +12,14 @@ from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple, get_origin, get_type_hints
+from urllib.parse import unquote
 
 import msgspec
 
 from trader import setting_forms as forms
 from trader.dotenv import read_dotenv
 from trader.errors import SettingsError
-from trader.provider_settings import KEY_NAME, ProviderSettings, read_providers
+from trader.provider_settings import KEY_NAME, OTHER_KEY_NAME, ProviderSettings, read_providers
 from trader.setting_checks import find_contradictions, find_misspelled
 from trader.setting_forms import Form, Secret, parse_setting
 
@@ -301,6 +303,8 @@ VARIABLES: Final[Mapping[str, Variable]] = {
 }
 """The variable of each field of `Settings`."""
 
+_SECRET_NAMES: Final = {variable.name for variable in VARIABLES.values() if variable.form.is_secret}
+
 TOKEN_CHARACTERS: Final = 16
 """An API_TOKEN below this length can be guessed."""
 
@@ -314,12 +318,25 @@ def find_risks(settings: Settings, dotenv: Path) -> list[str]:
     is_local = settings.host in ("localhost", "127.0.0.1", "::1")
     if not is_local and token is None and settings.public == "off":
         risks.append(f"HOST={settings.host} without API_TOKEN: whoever reaches port {settings.port} can place orders")
-    secrets = {variable.name for variable in VARIABLES.values() if variable.form.is_secret}
     in_file = read_dotenv(dotenv).values
-    has_secrets = any(name in secrets or KEY_NAME.fullmatch(name) for name in in_file)
+    has_secrets = any(name in _SECRET_NAMES or KEY_NAME.fullmatch(name) for name in in_file)
     if has_secrets and dotenv.stat().st_mode & stat.S_IROTH:
         risks.append(f"{dotenv} holds secrets and every user of this machine can read it: chmod 600 {dotenv}")
     return risks
+
+
+SECRET_CHARACTERS_MIN: Final = 8
+"""Shorter texts, such as the `none` that a local server takes for a key, are in ordinary texts by chance."""
+
+
+def read_secrets(environ: Mapping[str, str], dotenv: Path | None) -> Mapping[str, str]:
+    """Return the name of the variable of each secret that is set; of a database address its password counts, too."""
+    names: dict[str, str] = {}
+    for name, text in _merged_texts(environ, read_dotenv(dotenv).values).items():
+        if name in _SECRET_NAMES or KEY_NAME.fullmatch(name) or OTHER_KEY_NAME.fullmatch(name):
+            passwords = map(unquote, re.findall(r"://[^/@:]*:([^/@]+)@", text))
+            names |= dict.fromkeys((text, *text.split(","), *passwords), name)
+    return {secret: name for secret, name in names.items() if len(secret) >= SECRET_CHARACTERS_MIN}
 
 
 def read_some(environ: Mapping[str, str], dotenv: Path | None, *fields: str) -> list[Any]:

@@ -108,7 +108,9 @@ def _of_file(
     every: str | None,
     stack: AsyncExitStack,
 ) -> Chosen:
-    models = [_model(entry, every, period[0]) for entry in read_models(options.models) if entry.active]
+    models = [
+        _model(entry, every, period[0]) for entry in read_models(options.models, options.env_file) if entry.active
+    ]
     asked = [model for model in models if model.provider != "rules"]
     if not models:
         raise SettingsError([f"--models: {options.models} has no active model"])

@@ -77,7 +77,7 @@ def _file_argument(parser: argparse.ArgumentParser) -> None:
 async def add_models(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """Add the models of a file, update those that are there, and open missing accounts."""
     try:
-        entries = read_models(options.file)
+        entries = read_models(options.file, options.env_file)
     except SettingsError as error:
         lines = ["Nothing was changed:", *(f"  {problem}" for problem in error.problems)]
         return Result({"problems": error.problems}, lines, EXIT_WRONG_SETTINGS)

@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from trader.api.inputs import find_issues
-from trader.commands.toml_lines import lines_of
+from trader.commands.toml_lines import find_secrets, lines_of
 from trader.domain.models import (
     CYCLE,
     RESERVED_REQUEST_FIELDS,
@@ -25,7 +26,9 @@ from trader.domain.models import (
     VariantId,
 )
 from trader.errors import Issue, SettingsError
+from trader.logs import STEERING
 from trader.provider_settings import PROVIDERS
+from trader.settings import read_secrets
 
 ROOT_NAMES: Final = {"models": "model", "owners": "owner", "providers": "provider"}
 """The lists of tables at the top of a file, and what each of their tables is called."""
@@ -35,8 +38,8 @@ Line = Annotated[
     msgspec.Meta(
         min_length=1,
         max_length=200,
-        pattern=r"^[^\x00-\x1f\x7f]*$",
-        extra_json_schema={"description": "a line of 1 to 200 characters"},
+        pattern=f"^[^{STEERING}]*$",
+        extra_json_schema={"description": "a line of 1 to 200 characters, without control and direction characters"},
     ),
 ]
 Capital = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
@@ -103,17 +106,20 @@ class File(msgspec.Struct, forbid_unknown_fields=True):
     rates: dict[str, Any] = {}
 
 
-def read_models(file: Path) -> list[Entry]:
-    """Return the entries of a file.
+def read_models(file: Path, env_file: Path | None) -> list[Entry]:
+    """Return the entries of a file. No text in it or in its prompts may hold a secret of the settings.
 
     :raises SettingsError: with every mistake in it, its line, and what is allowed there
     """
+    secrets = read_secrets(os.environ, env_file)
     try:
         text = file.read_text(encoding="utf-8")
         document = tomllib.loads(text)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingsError([f"{file}: {error}"]) from None
-    issues = list(_struct_issues(File, document))
+    issues = list(find_secrets(document, secrets))
+    if not issues:
+        issues += _struct_issues(File, document)
     if not issues:
         issues += _head_issues(document)
     entries = []
@@ -122,7 +128,7 @@ def read_models(file: Path) -> list[Entry]:
         whole.owners = msgspec.convert(whole.owners, list[Owner])
         whole.providers = msgspec.convert(whole.providers, list[ProviderDefinition])
         for index, values in enumerate(whole.models):
-            mistakes = [*_entry_issues(values, whole), *_replace_prompt(values, file.parent)]
+            mistakes = [*_entry_issues(values, whole), *_replace_prompt(values, file.parent, secrets)]
             issues += [Issue(("models", index, *path), message) for path, message in mistakes]
             if not mistakes:
                 entries += _replicates(_entry(values, whole))
@@ -305,19 +311,28 @@ def _request_issues(request: Any) -> Iterator[Issue]:
             yield Issue(("request", name), "expected text, finite numbers, true, false, lists and tables of these")
 
 
-def _replace_prompt(values: Any, folder: Path) -> Iterator[Issue]:
+def _replace_prompt(values: Any, folder: Path, secrets: Mapping[str, str]) -> Iterator[Issue]:
     """Replace the name of a prompt file by its text, or yield why it cannot be used."""
     name = values.get("prompt") if isinstance(values, Mapping) else None
     if not isinstance(name, str):
         return
-    expected = f"expected the name of a UTF-8 file beside this one, of 1 to {PROMPT_CHARACTERS_MAX} characters"
+    expected = (
+        f"expected the name of a UTF-8 file in the folder of this one, of 1 to {PROMPT_CHARACTERS_MAX} characters"
+    )
     try:
-        text = (folder / name).read_text(encoding="utf-8")
+        path = (folder / name).resolve()
+        if not path.is_relative_to(folder.resolve()):
+            yield Issue(("prompt",), f"{expected}; {name!r} is outside of it")
+            return
+        with path.open(encoding="utf-8") as file:
+            text = file.read(PROMPT_CHARACTERS_MAX + 1)
     except (OSError, ValueError) as error:
         yield Issue(("prompt",), f"{expected}: {error}")
         return
     if not text.strip() or "\0" in text or len(text) > PROMPT_CHARACTERS_MAX:
-        yield Issue(("prompt",), f"{expected}; {name} has {len(text)}" + (", with a NUL" if "\0" in text else ""))
+        length = "more" if len(text) > PROMPT_CHARACTERS_MAX else len(text)
+        yield Issue(("prompt",), f"{expected}; {name!r} has {length}" + (", with a NUL" if "\0" in text else ""))
+    yield from find_secrets(text, secrets, "prompt")
     values["prompt"] = text
 
 

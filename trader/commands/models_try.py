@@ -93,7 +93,7 @@ def _chosen(options: argparse.Namespace) -> Model:
     :raises SettingsError: they describe none, or the file has no such model
     """
     if options.file is not None:
-        entries = read_models(options.file)
+        entries = read_models(options.file, options.env_file)
         entry = next((entry for entry in entries if options.id in (None, entry.id)), None)
         if entry is None:
             raise SettingsError([f"{options.file} has no model {options.id!r}; it has {_ids(entries)}"])

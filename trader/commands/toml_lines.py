@@ -1,8 +1,10 @@
-"""Line numbers of values in a TOML file, for error messages."""
+"""Values of a TOML file: their line numbers for error messages, and the secrets in them."""
 
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from trader.errors import Issue
 
 
 def lines_of(text: str, paths: Sequence[Sequence[str | int]]) -> list[int]:
@@ -40,3 +42,16 @@ def _has(value: Any, path: Sequence[str | int]) -> bool:
         except (KeyError, IndexError, TypeError):
             return False
     return True
+
+
+def find_secrets(value: Any, secrets: Mapping[str, str], *path: str | int) -> Iterator[Issue]:
+    """Yield every text that holds a secret: what a models file says is stored, shown, and sent to providers."""
+    if isinstance(value, Mapping):
+        for name, each in value.items():
+            yield from find_secrets(each, secrets, *path, name)
+    elif isinstance(value, list):
+        for index, each in enumerate(value):
+            yield from find_secrets(each, secrets, *path, index)
+    elif isinstance(value, str) and (held := {name for secret, name in secrets.items() if secret in value}):
+        setting = ", ".join(sorted(held))
+        yield Issue(path, f"it holds the value of {setting}, which must not be stored or sent to models")

@@ -45,7 +45,9 @@ UsdPerMillion = Annotated[float, Meta(ge=0, le=10_000), _described("USD per mill
 Usd = Annotated[float, Meta(gt=0, le=1e6), _described("USD, a number above 0 and at most 1000000")]
 Color = Annotated[str, Meta(pattern="^#[0-9a-fA-F]{6}$"), _described('a color such as "#a855f7"')]
 ModelId = Annotated[
-    str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,64}$"), _described("1 to 64 letters, digits or any of . _ : -")
+    str,
+    Meta(pattern=r"^(?!\.{1,2}$)[A-Za-z0-9._:-]{1,64}$(?!\n)"),  # which web addresses take for folders
+    _described("1 to 64 letters, digits or any of . _ : -, but not . or .."),
 ]
 Currency = Annotated[str, Meta(pattern="^[A-Z]{3}$"), _described('a currency such as "USD"')]
 Day = Annotated[date, _described("a date such as 2025-06-30")]
