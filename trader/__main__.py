@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from trader.commands.command import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_WRONG_SETTINGS, load, make_parser
+from trader.commands.command import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_WRONG_SETTINGS, load, make_parser, show
 from trader.commands.serve import program_version, settings_help
 from trader.errors import SettingsError, TraderError
 
@@ -25,13 +25,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code: int = options.run(options)
     except SettingsError as error:
-        print("The settings are wrong:", *(f"  {problem}" for problem in error.problems), sep="\n", file=sys.stderr)
+        show("\n".join(["The settings are wrong:", *(f"  {problem}" for problem in error.problems)]), on_stderr=True)
         return EXIT_WRONG_SETTINGS
     except TraderError as error:
-        print(f"trader: {error}", file=sys.stderr)
+        show(f"trader: {error}", on_stderr=True)
         return EXIT_FAILED
     except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
+        show("\ninterrupted", on_stderr=True)
         return EXIT_INTERRUPTED
     return code
 

@@ -13,6 +13,7 @@ import msgspec
 from trader.api.schemas.common import ENCODER
 from trader.domain.agents.conversation import NESTED_MAX
 from trader.errors import Issue
+from trader.logs import printable
 
 _BOM = b"\xef\xbb\xbf"
 _EMPTY_OBJECT = b"{}"
@@ -157,6 +158,7 @@ def success(style: Style, output: bytes) -> bytes:
 
 def failure(style: Style, status: int, code: str, message: str, issues: Sequence[Issue] = ()) -> bytes:
     """Return the body of an error, in the same style as a success."""
+    message = printable(message)
     listed = [{"path": issue.path, "message": issue.message} for issue in issues]
     if style is Style.PLAIN:
         plain: dict[str, object] = {"error": message, "code": code}

@@ -9,6 +9,7 @@ from aiohttp import HttpVersion11, hdrs, web
 
 from trader.api.requests import Handler
 from trader.api.schemas.common import ENCODER, Refusal
+from trader.logs import printable
 
 JSON: Final = "application/json"
 
@@ -71,4 +72,4 @@ def json_answer(status: int, body: msgspec.Struct, headers: Mapping[str, str] | 
 
 
 def refusal(status: int, error: str, headers: Mapping[str, str] | None = None) -> web.Response:
-    return json_answer(status, Refusal(error=error), headers)
+    return json_answer(status, Refusal(error=printable(error)), headers)

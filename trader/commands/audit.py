@@ -41,7 +41,8 @@ async def audit(_: argparse.Namespace, target: TargetDatabase) -> Result:
 
 def _show_progress(done: int, total: int) -> None:
     if sys.stderr.isatty():
-        print(f"\r{done} of {total} runs", end="" if done < total else "\n", file=sys.stderr, flush=True)
+        sys.stderr.write(f"\r{done} of {total} runs" + ("" if done < total else "\n"))
+        sys.stderr.flush()
 
 
 def _first(problems: list[str]) -> list[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from trader.clock import iso
+from trader.commands.command import show
 from trader.domain.exchange.account import Marks
 from trader.errors import Unavailable
 from trader.services.backtest.database import DatabaseJournal
@@ -83,14 +84,16 @@ class Progress:
         left = _left(part, now_s - self._began_s)
         if self._is_terminal:
             text = f"{_CLEAR_LINE}{'█' * round(30 * part):·<30} {100 * part:3.0f} %  {reached:%Y-%m-%d %H:%M}  {left}"
-            print(text, end="", file=sys.stderr, flush=True)
+            sys.stderr.write(text)
+            sys.stderr.flush()
         else:
-            print(f"{100 * part:.0f} %, {reached:%Y-%m-%d %H:%M}, {left}", file=sys.stderr, flush=True)
+            show(f"{100 * part:.0f} %, {reached:%Y-%m-%d %H:%M}, {left}", on_stderr=True)
 
     def end(self) -> None:
         """Clear the progress bar."""
         if self._is_terminal:
-            print(_CLEAR_LINE, end="", file=sys.stderr, flush=True)
+            sys.stderr.write(_CLEAR_LINE)
+            sys.stderr.flush()
 
 
 def _left(part: float, seconds: float) -> str:

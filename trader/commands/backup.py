@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import os
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from trader.commands.audit import LINES_MAX
-from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, command, print_result, run_to_end
+from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, command, print_result, run_to_end, show
 from trader.commands.database import TargetDatabase, add_database_options, database_command
 from trader.embedded import dumps
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres, database_name
@@ -63,7 +62,10 @@ async def backup(options: argparse.Namespace, target: TargetDatabase) -> Result:
     try:
         await dumps.dump(address, major, unfinished)
         await asyncio.to_thread(dumps.seal, unfinished)
-        _say(f"dumped {unfinished.stat().st_size / 1e6:,.1f} MB; restoring it into a server of its own to check it")
+        show(
+            f"dumped {unfinished.stat().st_size / 1e6:,.1f} MB; restoring it into a server of its own to check it",
+            on_stderr=True,
+        )
         checked = await _check_copy(unfinished)
         unfinished.rename(file)
     except OSError as error:
@@ -155,7 +157,7 @@ async def _run_restore(options: argparse.Namespace) -> Result:
     is_sealed = await asyncio.to_thread(dumps.is_sealed, file)
     facts = await _read_facts(file)
     async with _place(options, facts) as (dsn, where):
-        _say(f"database: {where}")
+        show(f"database: {where}", on_stderr=True)
         await _restore(file, dsn)
         problems: list[str] = []
         lines = [f"restored {file}, of {facts.market_identity} ({facts.trading_mode}), into {where}"]
@@ -212,8 +214,3 @@ async def _place(options: argparse.Namespace, facts: BackupFacts) -> AsyncIterat
     name = options.database or database_name(facts.market_identity, facts.venue_account)
     async with EmbeddedPostgres(EMBEDDED_FOLDER).attach(creates=True) as server:
         yield await server.ensure_database(name), f"embedded in ./{EMBEDDED_FOLDER} ({name})"
-
-
-def _say(text: str) -> None:
-    """Print progress to standard error, apart from the result."""
-    print(text, file=sys.stderr, flush=True)

@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from trader.domain.money import format_decimal
+from trader.logs import printable
 
 MODULES: Final[Mapping[str, str]] = {
     "serve": "serve",
@@ -185,15 +186,20 @@ def run_to_end(work: Coroutine[Any, Any, Result]) -> Result:
     return asyncio.run(work)
 
 
+def show(text: str, *, on_stderr: bool = False) -> None:
+    """Print a text of one or more lines, whose control and direction characters are shown as escapes."""
+    file = sys.stderr if on_stderr else sys.stdout
+    print(*map(printable, text.split("\n")), sep="\n", file=file, flush=True)
+
+
 def print_result(result: Result, *, as_json: bool) -> int:
     """Print a result, as one JSON object in one line or as text, and return its exit code."""
     try:
         if as_json:
-            print(_ENCODER.encode(to_wire(result.value)).decode())
+            show(_ENCODER.encode(to_wire(result.value)).decode())
         else:
             for line in result.lines:
-                print(line)
-        sys.stdout.flush()
+                show(line)
     except BrokenPipeError:  # the reader, such as `head`, has enough; what is flushed at the end goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return result.code

@@ -7,14 +7,13 @@ the command.
 
 import argparse
 import os
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, NamedTuple
 
 import asyncpg
 
-from trader.commands.command import Result, command, no_arguments, print_result, run_to_end
+from trader.commands.command import Result, command, no_arguments, print_result, run_to_end, show
 from trader.dotenv import add_env_file_option
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.errors import StartError
@@ -95,7 +94,7 @@ def database_command(
 async def _run(run: DatabaseRun, options: argparse.Namespace, *, changes: bool) -> Result:
     try:
         async with find_database(options) as target:
-            print(target, file=sys.stderr, flush=True)
+            show(str(target), on_stderr=True)
             if changes:
                 _require_writable(options, target)
             result = await run(options, target)

@@ -2,9 +2,7 @@
 
 import argparse
 import asyncio
-import logging
 import os
-import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -15,7 +13,7 @@ import orjson
 from msgspec.structs import replace
 
 from trader.clock import Clock, LockstepClock, SystemClock
-from trader.commands.command import EXIT_WRONG_SETTINGS, command
+from trader.commands.command import EXIT_WRONG_SETTINGS, command, show
 from trader.commands.models_file import Entry, read_models, request_fields, variant_argument
 from trader.domain.agents.invocations import Invocation, Step
 from trader.domain.models import Model, ModelConfiguration
@@ -26,6 +24,7 @@ from trader.errors import SettingsError, TraderError
 from trader.external import make_source, settle_seed
 from trader.gateways.agents.providers import make_providers
 from trader.gateways.agents.taapi import make_supplier
+from trader.logs import configure_logs
 from trader.provider_settings import PROVIDERS
 from trader.services.agents.entrants import Entrants
 from trader.services.agents.observer import Observer
@@ -72,7 +71,7 @@ def try_model(options: argparse.Namespace) -> int:
     whatever TRADING_MODE says: its orders are filled on the current books, in a temporary database that is gone
     afterwards, so the model is shown the answers that it would have had.
     """
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
+    configure_logs("warning", "console")
     try:
         model = _chosen(options)
         settings = Settings.load(os.environ, options.env_file, demo=options.demo or model.provider == "rules")
@@ -80,10 +79,10 @@ def try_model(options: argparse.Namespace) -> int:
             Path(folder).chmod(0o755)  # as root the server runs as `nobody`, which must have access
             return asyncio.run(_try(settings, model, Path(folder)))
     except SettingsError as error:
-        print(f"models try: {error}", file=sys.stderr)
+        show(f"models try: {error}", on_stderr=True)
         return EXIT_WRONG_SETTINGS
     except TraderError as error:
-        print(f"models try: {error}", file=sys.stderr)
+        show(f"models try: {error}", on_stderr=True)
         return 1
 
 
@@ -164,7 +163,7 @@ async def _first_quotes(market: MarketFeed, clock: Clock) -> None:
             return
         await asyncio.sleep(0.1)
     missing = market.markets.keys() - market.quotes().keys()
-    print(f"no price of {', '.join(sorted(missing))} after {QUOTES_WAIT_S:g} s: {market.last_error or 'no update'}")
+    show(f"no price of {', '.join(sorted(missing))} after {QUOTES_WAIT_S:g} s: {market.last_error or 'no update'}")
 
 
 async def _print(database: Database, invocation: Invocation) -> None:
@@ -174,21 +173,21 @@ async def _print(database: Database, invocation: Invocation) -> None:
         steps = (await select_steps(conn, [invocation.id])).get(invocation.id, [])
         calls = (await select_tool_calls(conn, [invocation.id])).get(invocation.id, [])
     for message in [message for content in payloads.values() for message in unpacked(content).messages]:
-        print(f"\n=== {message['role']}\n{message.get('content') or ''}")
+        show(f"\n=== {message['role']}\n{message.get('content') or ''}")
     for call in calls:
-        print(f"\n=== call {call.number}: {call.metadata['raw']['name']} → {call.status}")
-        print(f"    {call.metadata['raw']['arguments']}")
+        show(f"\n=== call {call.number}: {call.metadata['raw']['name']} → {call.status}")
+        show(f"    {call.metadata['raw']['arguments']}")
         for result in call.metadata["results"]:
-            print(f"    {orjson.dumps(result).decode()}")
-    print(f"\n=== {invocation.status}{f': {invocation.failure_reason}' if invocation.failure_reason else ''}")
+            show(f"    {orjson.dumps(result).decode()}")
+    show(f"\n=== {invocation.status}{f': {invocation.failure_reason}' if invocation.failure_reason else ''}")
     for step in steps:
         key = "" if step.key_number is None else f" with key {step.key_number}"
         cost = "not reported" if step.cost_usd is None else f"{format_decimal(step.cost_usd)} USD"
         tokens = " + ".join("?" if count is None else str(count) for count in (step.input_tokens, step.output_tokens))
-        print(f"step {step.number}: {step.model}{key}, {tokens} tokens, {step.duration_ms} ms, cost {cost}")
-    print(_total(invocation, steps))
+        show(f"step {step.number}: {step.model}{key}, {tokens} tokens, {step.duration_ms} ms, cost {cost}")
+    show(_total(invocation, steps))
     if invocation.response:
-        print(f"\n{invocation.response}")
+        show(f"\n{invocation.response}")
 
 
 def _total(invocation: Invocation, steps: Sequence[Step]) -> str:

@@ -9,13 +9,12 @@ import asyncio
 import getpass
 import os
 import socket
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 from uuid import UUID, uuid4
 
-from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result
+from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, show
 from trader.commands.database import TargetDatabase, database_command
 from trader.domain.exchange.halts import LIMITS, Halt, HaltCause, OperatorCommand, Outcome, Verb, scope
 from trader.domain.money import format_decimal
@@ -96,14 +95,14 @@ async def operate(verb: Verb, options: argparse.Namespace, target: TargetDatabas
     database = target.database
     written = await _write(database, verb, options.account, options.reason)
     # What is in force already is said at once: the outcome may take a minute.
-    print(_describe_written(written), file=sys.stderr if options.json else sys.stdout, flush=True)
+    show(_describe_written(written), on_stderr=options.json)
     value = {"command": written.command, "lifted": written.lifted, "outcome": None}
     if verb is Verb.RESUME and not written.lifted:
         return await _with_halts(database, Result(value, [], EXIT_FAILED))
     try:
         is_served, outcome = (False, None) if target.is_alone else await _wait(database, written.command.id)
     except asyncio.CancelledError:  # by Ctrl+C
-        print("\nStopped waiting; the command stays written, and the service goes on with it.", file=sys.stderr)
+        show("\nStopped waiting; the command stays written, and the service goes on with it.", on_stderr=True)
         raise
     if outcome is None and (is_served or not await _withdraw(database, written.command)):
         who = "the service" if is_served else "a service that starts soon"
@@ -158,7 +157,7 @@ async def _wait(database: Database, command_id: UUID) -> tuple[bool, Outcome | N
                 news = "the service is gone; waiting for it to come back and go on"
         if news not in ("", printed):
             printed = news
-            print(f"  {news}", file=sys.stderr, flush=True)
+            show(f"  {news}", on_stderr=True)
         if now_s - alive_s > (_RESTART_S if taken else _GRACE_S):
             return False, None
         await asyncio.sleep(_POLL_S)

@@ -5,12 +5,11 @@ import asyncio
 import logging
 import os
 import platform
-import sys
 import textwrap
 from collections.abc import Callable
 
 from trader import __version__
-from trader.commands.command import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, Result, command, print_result
+from trader.commands.command import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, Result, command, print_result, show
 from trader.dotenv import add_env_file_option
 from trader.errors import TraderError
 from trader.logs import configure_logs
@@ -83,7 +82,7 @@ def _start(options: argparse.Namespace, *, is_check: bool, as_json: bool = False
                 return print_result(Result({"checks": lines}, lines), as_json=as_json)
             runner.run(app.serve(settings, Supervisor(os.environ)))
     except TraderError as error:
-        print(f"trader cannot start: {error}", file=sys.stderr)
+        show(f"trader cannot start: {error}", on_stderr=True)
         return EXIT_FAILED
     except KeyboardInterrupt:  # before the service handles its signals itself
         return EXIT_INTERRUPTED
