@@ -1,7 +1,7 @@
 """Composition root: makes every part of the service once, in order, and hands to each what it shares with others."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,6 +11,7 @@ from trader.api.context import Context
 from trader.api.schemas.common import ENCODER
 from trader.api.stream_table import state_loaders
 from trader.clock import Clock, iso
+from trader.domain.operations.alarms import Alarm, AlarmCause
 from trader.external import ExternalSystems, make_recorder
 from trader.gateways.agents.anchor_sinks import make_sink
 from trader.gateways.agents.providers import Provider, find_resting, make_providers
@@ -85,7 +86,6 @@ async def make_service(settings: Settings, external: ExternalSystems, alarms: Al
     limits = LossLimits(database, exchange, halts, settings)
     controls = TradingControls(halts, limits, OperatorCommands(database, exchange, halts, limits))
     providers = make_providers(settings)
-    alarms.providers = lambda: find_resting(providers)
     stack.push_async_callback(providers.close)
     supplier = make_supplier(settings, clock)
     if supplier is not None:
@@ -102,7 +102,7 @@ async def make_service(settings: Settings, external: ExternalSystems, alarms: Al
         evidence=Evidence(database, runs, luck, clock),
         agents=Agents(database, exchange, market, clock, events, settings, providers, supplier=supplier, leader=leader),
     )
-    alarms.models = lambda: {name: failing.reason for name, failing in context.agents.failing().items()}
+    alarms.sources.append(lambda: _agent_problems(context.agents, providers))
     baselines = Baselines(database, exchange, market, clock, settings)
     schedulers = _make_schedulers(context, events, baselines)
     hubs = streams.Hubs(state_loaders(context), events, clock)
@@ -128,6 +128,15 @@ async def make_service(settings: Settings, external: ExternalSystems, alarms: Al
         alarms,
         clock.now(),
     )
+
+
+def _agent_problems(agents: Agents, providers: Mapping[str, Provider]) -> Iterator[Alarm]:
+    """Yield the AI providers and keys that cannot be used now, and the failing models, which these may explain."""
+    for name, why in find_resting(providers).items():
+        yield Alarm(AlarmCause("provider", name), why)
+    for name, failing in agents.failing().items():
+        text = f"{name} failed {failing.in_a_row} times in a row: {failing.reason}"
+        yield Alarm(AlarmCause("model", name), text, under=AlarmCause("provider", agents.models[name].provider))
 
 
 def _make_exchange(

@@ -79,7 +79,14 @@ class ProviderTimeout(ProviderError):
 
 
 class SinkUnavailable(TraderError):
-    """A sink outside did not take what was sent to it; the message has no part of its address."""
+    """A sink outside did not take what was sent to it; the message has no part of its address.
+
+    `is_temporary`: it may take it later.
+    """
+
+    def __init__(self, message: str, *, is_temporary: bool = True) -> None:
+        super().__init__(message)
+        self.is_temporary = is_temporary
 
 
 class RequestError(TraderError):

@@ -23,7 +23,7 @@ from trader.api.schemas.common import Empty, Wire
 from trader.api.stream_messages import EventsMessage, NumberedEvent
 from trader.api.subscriber import Subscriber
 from trader.domain.exchange.orders import OrderStatus
-from trader.domain.operations.alarms import AlarmCause
+from trader.domain.operations.alarms import Alarm, AlarmCause
 from trader.gateways.agents.client import ProviderClient
 from trader.gateways.agents.providers import PROVIDERS, RuleProvider
 from trader.gateways.operations.notifications import HttpSink
@@ -156,7 +156,9 @@ async def test_what_the_parts_count_is_told(client: AppClient, parts: Parts) -> 
     parts.provider.usage.rests["out_of_credit"] += 1
     parts.provider.usage.unmetered_attempts = 2
     parts.alarms.outlets[0].outcomes["failed"] += 3
-    parts.alarms.counts[AlarmCause("provider", "nim")] += 2
+    parts.alarms.counts["provider"] += 2
+    parts.alarms.sources.append(lambda: [Alarm(AlarmCause("provider", "nim"), "is out")])
+    parts.alarms.watch([])
     seen = await figures(client)
     expected: Figures = {
         ("trader_stream_subscribers", ("workflow",)): 2,
@@ -179,9 +181,10 @@ async def test_what_the_parts_count_is_told(client: AppClient, parts: Parts) -> 
         ("trader_provider_key_rests_total", ("openai", "out_of_credit")): 1,
         ("trader_provider_unmetered_attempts_total", ("openai",)): 2,
         ("trader_provider_out", ("openai",)): 0,
-        ("trader_alarms_total", ("provider", "nim")): 2,
+        ("trader_alarms_total", ("provider",)): 3,
+        ("trader_alarms_firing", ("provider", "nim")): 1,
         ("trader_notifications_total", ("failed", "json 1")): 3,
-        ("trader_notifications_waiting", ("json 1",)): 0,
+        ("trader_notifications_waiting", ("json 1",)): 1,
         ("trader_models_running", ()): 1,
         ("trader_models_waiting", ()): 2,
         ("trader_model_cycles_skipped_total", ("waiting",)): 4,

@@ -14,9 +14,11 @@ from aiohttp.test_utils import TestServer
 from support.house import NAMES, House
 from support.records import HOUR, START, add_invocation, add_model, add_trade
 from support.served import make_health_app, served
+from support.sinks import sinks
 
 from trader.__main__ import main
 from trader.domain.models import Model, ModelConfiguration, Price, VariantId
+from trader.domain.operations.alarms import Alarm, AlarmCause
 from trader.store.agents.models import upsert_model
 from trader.store.database.leadership import LeaderLock
 from trader.store.database.pool import Database
@@ -239,3 +241,28 @@ async def test_budgets_of_today_are_shown(call: Call, database: Database, monkey
     assert "paused by its budget" in listed["bob"]
     budget = (await call("budgets", "--json")).value["budgets"]["bob"]
     assert budget == {"usd": 1, "spentUsd": 0.995, "isEstimated": True, "state": "pause"}
+
+
+async def test_the_alarms_that_fire_are_listed_and_sinks_are_tested(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = House()
+    async with served(make_health_app(house)) as server, sinks() as here:
+        monkeypatch.setenv("PORT", str(server.port))
+        assert (await call("alarms")).out == "no alarm fires\n"
+        house.alarms.watch([Alarm(AlarmCause("database"), "read-only")])
+        listed = await call("alarms", "--json")
+        (alarm,) = listed.value["alarms"]
+        assert (listed.code, alarm["cause"], alarm["message"], alarm["consequences"]) == (
+            1,
+            "database",
+            "read-only",
+            [],
+        )
+        assert "database: read-only" in (await call("alarms")).out
+        assert (await call("alarms", "test")).out == "NOTIFY_URL is not set: alarms are not sent anywhere\n"
+        monkeypatch.setenv("NOTIFY_URL", f"{here.url}/works,{here.url}/fails")
+        tested = await call("alarms", "test")
+        assert (tested.code, tested.out) == (1, "json 1: sent\njson 2: failed: the answer was HTTP 500\n")
+    silent = await call("alarms")
+    assert (silent.code, "no service answers at" in silent.err) == (1, True)

@@ -15,6 +15,7 @@ from trader.api.streams import HUBS
 from trader.schedulers import Job, Schedulers
 from trader.services.agents.budgets import Budget
 from trader.services.agents.model_warnings import Failing
+from trader.services.operations.alarms import Alarms
 from trader.settings import Settings
 from trader.store.database.pool import PoolUse
 
@@ -106,6 +107,7 @@ class House:
         self.error: Exception | None = None
         self.troubles: dict[str, str] = {}
         self.hub = Broadcaster("positions")
+        self.alarms = Alarms([])
         runs = dict.fromkeys(NAMES, self.run)
         self.schedulers = Schedulers([Job(n, timedelta(seconds=10), run) for n, run in runs.items()], self.clock)
 
@@ -129,7 +131,7 @@ class House:
             SCHEDULERS: self.schedulers,
             ROLE: FakeRole(self.schedulers),
             RELAY: SimpleNamespace(lag_s=lambda: None),
-            ALARMS: SimpleNamespace(watch=lambda _: None),
+            ALARMS: self.alarms,
             STARTED_AT: START,
             HUBS: SimpleNamespace(all={self.hub.name: self.hub}),
         }

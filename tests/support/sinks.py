@@ -58,6 +58,7 @@ SERVICES = {NTFY: ntfy_status, SLACK: slack_status, TELEGRAM: telegram_status}
 
 class Sinks:
     """Paths that answer 200, and others: `/hangs` never answers, `/fails` answers 500, `/closes` hangs up.
+    `/away` answers 503 while `away` is set.
 
     `arrived` is set with every request.
     """
@@ -65,6 +66,7 @@ class Sinks:
     def __init__(self) -> None:
         self.received: list[Received] = []
         self.arrived = asyncio.Event()
+        self.away = False
         self.url = ""
 
     async def answer(self, request: web.Request) -> web.Response:
@@ -77,6 +79,8 @@ class Sinks:
             request.transport.abort()
         if request.path in SERVICES and request.method == "POST":
             return web.Response(status=SERVICES[request.path](request, body))
+        if request.path == "/away" and self.away:
+            return web.Response(status=503)
         return web.Response(status=500 if request.path == "/fails" else 200)
 
     def of(self, path: str) -> list[Received]:

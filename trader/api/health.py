@@ -17,6 +17,7 @@ from trader.api.context import ALARMS, CONTEXT, DATABASE, HALTS, RELAY, ROLE, SC
 from trader.api.routes import Documented, Route, json_answer
 from trader.api.schemas.common import BudgetUse, iso
 from trader.api.schemas.health import (
+    AlarmFiring,
     DatabaseHealth,
     HealthReport,
     LiveReport,
@@ -166,7 +167,7 @@ def find_problems(app: web.Application, database: DatabaseHealth) -> list[Alarm]
         *_market_problems(app),
         *_scheduler_problems(app),
         *(
-            Alarm(AlarmCause("reconciliation"), f"books and venue disagree on {account}: {why}")
+            Alarm(AlarmCause("reconciliation", account), f"books and venue disagree on {account}: {why}")
             for account, why in app[CONTEXT].exchange.troubles.items()
         ),
     ]
@@ -176,9 +177,9 @@ def _database_problems(app: web.Application, database: DatabaseHealth) -> Iterat
     if not database.ok:
         yield Alarm(AlarmCause("database"), "the database does not answer")
     if (trouble := app[DATABASE].write_trouble) is not None:
-        yield Alarm(AlarmCause("database", "writes"), f"bookings cannot be written: {trouble}")
+        yield Alarm(AlarmCause("database"), f"bookings cannot be written: {trouble}")
     if (lag_s := app[RELAY].lag_s()) is not None and lag_s > STALE_S:
-        yield Alarm(AlarmCause("database", "leader"), f"nothing has come from the leader for {lag_s:.0f} s")
+        yield Alarm(AlarmCause("database"), f"nothing has come from the leader for {lag_s:.0f} s")
 
 
 def _market_problems(app: web.Application) -> Iterator[Alarm]:
@@ -261,6 +262,18 @@ def _schedulers_report(app: web.Application, database: DatabaseHealth) -> Schedu
         budgets={model_id: BudgetUse.of(budget) for model_id, budget in budgets.items()} or UNSET,
         halts=halts_in_force(app[HALTS].in_force),
         lag_seconds=_lag(app),
+        alarms=[
+            AlarmFiring(
+                cause=each.alarm.cause.kind,
+                subject=each.alarm.cause.subject,
+                message=each.alarm.text,
+                since=iso(each.since),
+                count=each.count,
+                consequences=list(each.consequences),
+            )
+            for each in app[ALARMS].firing()
+        ]
+        or UNSET,
     )
 
 

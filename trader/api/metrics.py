@@ -207,15 +207,18 @@ def _providers_of(providers: Mapping[str, Provider]) -> Iterator[Metric]:
 
 
 def _alarms_of(alarms: Alarms) -> Iterator[Metric]:
-    raised = CounterMetricFamily("trader_alarms", "Alarms that were raised.", labels=["cause", "subject"])
-    for cause, count in sorted(alarms.counts.items()):
-        raised.add_metric([cause.kind, cause.subject], count)
+    raised = CounterMetricFamily("trader_alarms", "Alarms that were raised.", labels=["cause"])
+    for kind, count in sorted(alarms.counts.items()):
+        raised.add_metric([kind], count)
+    firing = GaugeMetricFamily("trader_alarms_firing", "Alarms that fire now.", labels=["cause", "subject"])
+    for condition in alarms.firing():
+        firing.add_metric(condition.alarm.cause, 1)
     sent = CounterMetricFamily("trader_notifications", "Notices by sink of NOTIFY_URL.", labels=["sink", "outcome"])
     for outlet in alarms.outlets:
         for outcome, count in outlet.outcomes.items():
             sent.add_metric([outlet.name, outcome], count)
     waiting = {outlet.name: len(outlet) for outlet in alarms.outlets}
-    yield from (raised, sent, _gauges("trader_notifications_waiting", "Notices that wait.", "sink", waiting))
+    yield from (raised, firing, sent, _gauges("trader_notifications_waiting", "Notices that wait.", "sink", waiting))
 
 
 def _budgets_of(budgets: Mapping[str, Budget]) -> Iterator[Metric]:

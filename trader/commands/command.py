@@ -27,6 +27,7 @@ MODULES: Final[Mapping[str, str]] = {
     "check": "serve",
     "version": "serve",
     "status": "status",
+    "alarms": "status",
     "models": "models",
     "budgets": "models_budgets",
     "accounts": "accounts",

@@ -1,19 +1,24 @@
-"""The command status: the state of the service and its database, and the service's health report."""
+"""The commands status and alarms: the state of the service and its database, its health report, and its alarms."""
 
 import argparse
 import os
+import socket
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
-from typing import Final, NamedTuple
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple, TypeVar
 
 import aiohttp
 import msgspec
 
-from trader.api.schemas.health import HealthReport
-from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, moment
+from trader.api.schemas.health import HealthReport, SchedulersReport
+from trader.clock import SystemClock
+from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, command, moment, print_result, run_to_end
 from trader.commands.database import TargetDatabase, database_command
 from trader.domain.exchange.halts import Halt
-from trader.errors import SettingsError
+from trader.domain.operations.alarms import AlarmCause, Notice
+from trader.dotenv import add_env_file_option
+from trader.errors import SettingsError, SinkUnavailable, TraderError
+from trader.gateways.operations.notifications import make_sinks
 from trader.settings import local_address, read_some
 from trader.store.operations.halts import select_halts
 from trader.store.operations.status import ServiceFacts, select_service_facts
@@ -24,6 +29,9 @@ _SILENT: Final = timedelta(seconds=30)
 
 ASK_S: Final = 3.0
 """How long the service may take to answer; it waits for its database for a second."""
+
+
+_Report = TypeVar("_Report", HealthReport, SchedulersReport)
 
 
 class Health(NamedTuple):
@@ -55,34 +63,59 @@ async def status(options: argparse.Namespace, target: TargetDatabase) -> Result:
 async def _find_health(options: argparse.Namespace) -> Health:
     """Query the configured addresses in turn until a service answers."""
     try:
-        host, port, server_url = read_some(os.environ, options.env_file, "host", "port", "server_url")
+        urls = _addresses(options)
     except SettingsError as error:  # the database has been shown all the same
         return Health(None, problem=f"cannot be asked: {error}")
+    problem: ServiceSilent | None = None
+    for url in urls:
+        try:
+            return Health(url, await _ask(f"{url}/api/health", HealthReport))
+        except ServiceSilent as error:
+            problem = error
+    return Health(urls[-1], problem=str(problem), hangs=problem is not None and problem.hangs)
+
+
+def _addresses(options: argparse.Namespace) -> list[str]:
+    """Return where the service may answer.
+
+    :raises SettingsError: there is no address, or a setting of one is wrong
+    """
+    host, port, server_url = read_some(os.environ, options.env_file, "host", "port", "server_url")
     urls = [url for url in (local_address(host, port) if port else None, server_url) if url]
     if not urls:
-        return Health(None, problem="cannot be asked: PORT=0 is any free port, and SERVER_URL is not set")
-    for url in urls:
-        health = await _ask(url)
-        if health.report is not None:
-            break
-    return health
+        raise SettingsError(["PORT=0 is any free port, and SERVER_URL is not set"])
+    return urls
 
 
-async def _ask(url: str) -> Health:
+class ServiceSilent(TraderError):
+    """No service answers at an address. `hangs`: something listens there and did not answer in time."""
+
+    def __init__(self, message: str, *, hangs: bool = False) -> None:
+        super().__init__(message)
+        self.hangs = hangs
+
+
+async def _ask(url: str, answer: type[_Report]) -> _Report:
+    """Return a report of the service.
+
+    :raises ServiceSilent: there was no answer
+    """
+    host = url.partition("/api/")[0]
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ASK_S)) as http,
-            http.get(f"{url}/api/health", allow_redirects=False) as response,
+            http.get(url, allow_redirects=False) as response,
         ):
-            return Health(url, msgspec.json.decode(await response.read(), type=HealthReport))
+            return msgspec.json.decode(await response.read(), type=answer)
     except msgspec.DecodeError:
-        return Health(url, problem=f"something else than trader answers at {url}")
+        problem = f"something else than trader answers at {host}"
     except TimeoutError:
-        return Health(url, problem=f"no service answers at {url} within {ASK_S:g} s", hangs=True)
+        raise ServiceSilent(f"no service answers at {host} within {ASK_S:g} s", hangs=True) from None
     except aiohttp.ClientConnectorError as error:
-        return Health(url, problem=f"no service answers at {url}: {error.strerror}")
+        problem = f"no service answers at {host}: {error.strerror}"
     except aiohttp.ClientError as error:
-        return Health(url, problem=f"no service answers at {url}: {error}")
+        problem = f"no service answers at {host}: {error}"
+    raise ServiceSilent(problem)
 
 
 def _troubles(facts: ServiceFacts, halts: Sequence[Halt], target: TargetDatabase, health: Health) -> Iterator[str]:
@@ -126,3 +159,61 @@ def _describe(facts: ServiceFacts, health: str, troubles: Sequence[str]) -> Iter
     yield from (f"NOT well    {trouble}" for trouble in troubles)
     if not troubles:
         yield "all well"
+
+
+def _alarms_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", nargs="?", choices=["list", "test"], default="list", help="default: list")
+    add_env_file_option(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
+
+
+@command("alarms", example="trader alarms test", arguments=_alarms_arguments)
+def alarms(options: argparse.Namespace) -> int:
+    """List the alarms that fire now, or send a test notice to every sink of NOTIFY_URL.
+
+    The list is that of the service at HOST and PORT, or else at SERVER_URL; it needs no database. Fails when an alarm
+    fires or no service answers; `test`, when a sink does not take the notice or there is none.
+    """
+    work = _test_sinks(options) if options.action == "test" else _list_alarms(options)
+    return print_result(run_to_end(work), as_json=options.json)
+
+
+async def _list_alarms(options: argparse.Namespace) -> Result:
+    problems = []
+    for url in _addresses(options):
+        try:
+            report = await _ask(f"{url}/api/health/schedulers", SchedulersReport)
+        except ServiceSilent as error:
+            problems.append(str(error))
+            continue
+        firing = report.alarms or []
+        lines = [
+            f"{moment(datetime.fromisoformat(each.since))}  {each.cause} {each.subject}".rstrip() + f": {each.message}"
+            + (f"; with it: {', '.join(each.consequences)}" if each.consequences else "")
+            for each in firing
+        ]  # fmt: skip
+        return Result({"url": url, "alarms": firing}, lines or ["no alarm fires"], EXIT_FAILED if firing else EXIT_DONE)
+    raise ServiceSilent("; ".join(problems))
+
+
+async def _test_sinks(options: argparse.Namespace) -> Result:
+    addresses, port = read_some(os.environ, options.env_file, "notify_urls", "port")
+    if not addresses:
+        return Result({"sinks": []}, ["NOTIFY_URL is not set: alarms are not sent anywhere"], EXIT_FAILED)
+    now = SystemClock().now()
+    text = "a test, sent by `trader alarms test`"
+    notice = Notice(state="event", cause=AlarmCause("test"), text=text, at=now, since=now)
+    outcomes = {}
+    for sink in make_sinks(addresses, f"trader {socket.gethostname()}:{port}"):
+        try:
+            await sink.send(notice)
+            outcomes[sink.name] = "sent"
+        except SinkUnavailable as error:
+            outcomes[sink.name] = f"failed: {error}"
+        finally:
+            await sink.close()
+    is_sent = all(outcome == "sent" for outcome in outcomes.values())
+    value = {"sinks": [{"sink": name, "outcome": outcome} for name, outcome in outcomes.items()]}
+    return Result(
+        value, [f"{name}: {outcome}" for name, outcome in outcomes.items()], EXIT_DONE if is_sent else EXIT_FAILED
+    )

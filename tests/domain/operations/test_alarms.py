@@ -1,4 +1,5 @@
-"""The rules of alarms, for any order of alarms, conditions and looks: nothing is lost, and nobody is flooded."""
+"""The rules of alarms, for any order of events, conditions and looks: each is told once, with its end, and nobody is
+flooded."""
 
 from collections import Counter, defaultdict
 from datetime import UTC, datetime, timedelta
@@ -9,84 +10,186 @@ from hypothesis import strategies as st
 
 from trader.domain.exchange.halts import Halt, HaltCause
 from trader.domain.operations import alarms as rules
-from trader.domain.operations.alarms import EVERY_S, Alarm, AlarmCause, AllHeld, Notice, alarm_of_halt
+from trader.domain.operations.alarms import (
+    AFTERMATH_S,
+    EVERY_S,
+    EXPLAIN_WAIT_S,
+    SETTLE_S,
+    Alarm,
+    AlarmCause,
+    AlarmState,
+    Notice,
+    alarm_of_halt,
+)
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
+DATABASE = AlarmCause("database")
 CAUSES = (
-    AlarmCause("liquidation"),
+    DATABASE,
+    AlarmCause("market"),
+    AlarmCause("scheduler", "tradeExecutor"),
     AlarmCause("provider", "nim"),
-    AlarmCause("provider", "openai"),
-    AlarmCause("halt"),
+    AlarmCause("model", "ada"),
+    AlarmCause("halt", "apex"),
 )
+EVENTS = (AlarmCause("liquidation", "apex"), AlarmCause("liquidation", "ada"), AlarmCause("takeover"))
 STEPS = st.lists(
     st.tuples(
-        st.floats(0, 2 * EVERY_S), st.lists(st.sampled_from(CAUSES), max_size=4), st.frozensets(st.sampled_from(CAUSES))
+        st.floats(0.1, 60) | st.floats(0.1, 2 * EVERY_S),
+        st.lists(st.sampled_from(EVENTS), max_size=3),
+        st.frozensets(st.sampled_from(CAUSES)),
     ),
-    max_size=40,
+    max_size=60,
 )
 
 
+class Watch:
+    """Looks at alarms as the service does, and keeps the notices with their times."""
+
+    def __init__(self) -> None:
+        self.state = AlarmState()
+        self.now_s = 0.0
+        self.sent: list[tuple[float, Notice]] = []
+
+    def look(self, *present: Alarm, after_s: float = 5.0) -> list[Notice]:
+        self.now_s += after_s
+        self.state, due = rules.look(self.state, present, self.at, self.now_s)
+        self.sent += [(self.now_s, notice) for notice in due]
+        return due
+
+    def add(self, alarm: Alarm) -> None:
+        self.state = rules.add_event(self.state, alarm, self.at, self.now_s)
+
+    @property
+    def at(self) -> datetime:
+        return START + timedelta(seconds=self.now_s)
+
+
+def alarm(kind: rules.Kind, subject: str = "", text: str = "it is away", under: AlarmCause | None = None) -> Alarm:
+    return Alarm(AlarmCause(kind, subject), text, under)
+
+
+def told(notices: list[Notice]) -> list[tuple[str, str]]:
+    return [(notice.state, str(notice.cause)) for notice in notices]
+
+
 @given(STEPS)
-def test_every_alarm_is_counted_once_and_no_cause_is_heard_twice_an_hour(
+def test_what_fires_ends_and_nothing_ends_that_did_not_fire(
     steps: list[tuple[float, list[AlarmCause], frozenset[AlarmCause]]],
 ) -> None:
-    held: AllHeld = {}
-    now_s, raised = 0.0, Counter[AlarmCause]()
-    sent: defaultdict[AlarmCause, list[tuple[float, Notice]]] = defaultdict(list)
+    watch = Watch()
+    for wait_s, _, lasting in steps:
+        watch.look(*(Alarm(cause, "it lasts") for cause in sorted(lasting)), after_s=wait_s)
+        last = {notice.cause: notice.state for _, notice in watch.sent}
+        firing = {each.alarm.cause for each in watch.state.firing()}
+        assert firing == {cause for cause, state in last.items() if state == "firing"}
+    watch.look(after_s=EVERY_S + SETTLE_S)
+    watch.look(after_s=2 * EVERY_S)
+    assert not watch.state.conditions
+    watch.look(after_s=2 * EVERY_S)
+    assert watch.state == AlarmState(), "nothing of the past is kept"
+    by_cause = defaultdict(list)
+    for at_s, notice in watch.sent:
+        by_cause[notice.cause].append((at_s, notice))
+    for notices in by_cause.values():
+        assert notices[0][1].state == "firing"
+        assert notices[-1][1].state == "resolved"
+        for (_, first), (_, second) in pairwise(notices):
+            assert (first.state, second.state) != ("resolved", "resolved")
+
+
+@given(st.lists(st.booleans(), min_size=720, max_size=720))
+def test_a_condition_that_flaps_is_not_told_more_than_a_few_times_an_hour(looks: list[bool]) -> None:
+    watch = Watch()
+    for holds in looks:
+        watch.look(*[alarm("database")] if holds else [])
+    assert len(watch.sent) <= 16, "its settle time doubles with each beginning"
+
+
+@given(STEPS)
+def test_every_event_is_counted_once_and_no_cause_is_heard_twice_an_hour(
+    steps: list[tuple[float, list[AlarmCause], frozenset[AlarmCause]]],
+) -> None:
+    watch, raised = Watch(), Counter[AlarmCause]()
     for wait_s, causes, _ in steps:
-        now_s += wait_s
+        watch.look(after_s=wait_s)
         for cause in causes:
             raised[cause] += 1
-            held = rules.add(held, Alarm(cause, f"number {raised[cause]}"), START + timedelta(seconds=now_s))
-        due, held = rules.take_due(held, now_s)
-        for notice in due:
-            sent[notice.cause].append((now_s, notice))
-            assert notice.text == f"number {raised[notice.cause]}", "it is the last one"
-            assert notice.since <= notice.at
-        for cause in causes:  # what is not sent now waits for the end of its hour, and for nothing else
-            last_s = sent[cause][-1][0] if sent[cause] else None
-            assert last_s is not None
-            assert now_s - last_s < EVERY_S
-    for cause, notices in sent.items():
+            watch.add(Alarm(cause, f"number {raised[cause]}"))
+            watch.look(after_s=0)
+    for cause, count in raised.items():
+        notices = [(at_s, notice) for at_s, notice in watch.sent if notice.cause == cause]
         times = [at_s for at_s, _ in notices]
         assert all(later - earlier >= EVERY_S for earlier, later in pairwise(times)), times
-        left = held[cause].waiting if cause in held else None
-        assert sum(notice.count for _, notice in notices) + (left.count if left else 0) == raised[cause]
+        held = watch.state.events.get(cause)
+        left = 0 if held is None or held.waiting is None else held.waiting.count
+        assert sum(notice.count for _, notice in notices) + left == count
 
 
-@given(STEPS)
-def test_a_condition_is_heard_when_it_begins_and_once_an_hour_while_it_lasts(
-    steps: list[tuple[float, list[AlarmCause], frozenset[AlarmCause]]],
-) -> None:
-    held: AllHeld = {}
-    now_s, before, begun = 0.0, frozenset[AlarmCause](), Counter[AlarmCause]()
-    last_s: dict[AlarmCause, float] = {}
-    for wait_s, _, lasting in steps:
-        now_s += wait_s
-        begun.update(lasting - before)
-        found = [Alarm(cause, "it lasts") for cause in sorted(lasting)]
-        held = rules.add_conditions(held, before, found, START + timedelta(seconds=now_s), now_s)
-        due, held = rules.take_due(held, now_s)
-        for notice in due:
-            assert now_s - last_s.get(notice.cause, -EVERY_S) >= EVERY_S
-            last_s[notice.cause] = now_s
-        assert all(now_s - last_s[cause] < EVERY_S for cause in lasting), "whatever lasts was heard within the hour"
-        before = lasting
+def test_one_notice_names_the_root_cause_and_its_end_what_followed() -> None:
+    watch = Watch()
+    watch.add(alarm("takeover", text="this process has lost the leading role"))
+    watch.look(after_s=0)
+    database, scheduler = alarm("database"), alarm("scheduler", "tradeExecutor")
+    (notice,) = watch.look(database)
+    assert (notice.state, notice.cause, notice.consequences) == ("firing", DATABASE, ("takeover",))
+    for _ in range(11):
+        assert watch.look(database, alarm("market"), scheduler) == []
+    assert watch.look(scheduler) == []
+    assert watch.look(scheduler) == []
+    (notice,) = watch.look(scheduler)
+    assert (notice.state, notice.cause) == ("resolved", DATABASE)
+    assert set(notice.consequences) == {"takeover", "market", "scheduler tradeExecutor"}
+    assert notice.at - notice.since == timedelta(seconds=55), "the end is when it was last seen"
+    for _ in range(int(AFTERMATH_S / 5) - 1):
+        assert watch.look(scheduler) == []
+    assert told(watch.look(scheduler)) == [("firing", "scheduler tradeExecutor")], "it outlasts its explanation"
 
 
-def test_what_is_held_does_not_grow_with_causes_of_the_past() -> None:
-    held: AllHeld = {}
-    for number in range(100):
-        held = rules.add(held, Alarm(AlarmCause("provider", str(number)), "away"), START)
-        _, held = rules.take_due(held, number * EVERY_S)
-    assert len(held) == 1
+def test_a_model_is_told_of_only_when_its_provider_does_not_explain_it() -> None:
+    watch = Watch()
+    sick, other = (alarm("model", name, under=AlarmCause("provider", "nim")) for name in ("ada", "bob"))
+    assert told(watch.look(alarm("provider", "nim"), sick)) == [("firing", "provider nim")]
+    alone = alarm("model", "eve", under=AlarmCause("provider", "openai"))
+    assert watch.look(alarm("provider", "nim"), sick, other, alone) == []
+    told_later = watch.look(alarm("provider", "nim"), sick, other, alone, after_s=EXPLAIN_WAIT_S)
+    assert told(told_later) == [("firing", "model eve")], "it waited for an explanation"
 
 
-def test_halts_of_accounts_share_a_cause_and_that_of_all_has_its_own() -> None:
+def test_a_condition_that_ends_at_once_is_never_told_if_it_waited() -> None:
+    watch = Watch()
+    watch.look(alarm("scheduler", "tradeExecutor"))
+    for _ in range(10):
+        assert watch.look() == []
+
+
+def test_what_lasts_is_told_again_after_an_hour_but_not_a_halt() -> None:
+    watch = Watch()
+    present = [alarm("market"), alarm("halt", "apex")]
+    watch.look(*present)
+    watch.look(*present, after_s=EXPLAIN_WAIT_S)
+    assert told(watch.look(*present, after_s=EVERY_S)) == [("firing", "market")]
+
+
+def test_halts_and_loss_limits_are_told_per_account_and_end_at_once() -> None:
     def halt(account_id: str | None, cause: HaltCause) -> Halt:
         return Halt(account_id=account_id, cause=cause, reason="asked", by="somebody", at=START)
 
-    assert alarm_of_halt(halt("a", HaltCause.OPERATOR)).cause == AlarmCause("halt")
-    assert alarm_of_halt(halt("b", HaltCause.DRAWDOWN)).cause == AlarmCause("loss limit")
-    together = alarm_of_halt(halt(None, HaltCause.DAILY_LOSS))
-    assert together == Alarm(AlarmCause("loss limit", "all accounts"), "all accounts: daily loss: asked")
+    watch = Watch()
+    halts = [alarm_of_halt(halt(str(number), HaltCause.DRAWDOWN)) for number in range(7)]
+    assert len(watch.look(*halts)) == 7, "none is withheld because another fired"
+    assert told(watch.look(*halts[1:])) == [("resolved", "loss limit 0")]
+    together = alarm_of_halt(halt(None, HaltCause.OPERATOR))
+    assert together == Alarm(AlarmCause("halt"), "all accounts: operator: asked")
+    both = [alarm_of_halt(halt("a", cause)) for cause in (HaltCause.DRAWDOWN, HaltCause.DAILY_LOSS)]
+    (notice,) = watch.look(*halts[1:], *both)
+    assert notice.text == "account a: drawdown: asked; account a: daily loss: asked"
+
+
+def test_an_event_that_is_also_a_condition_is_told_once() -> None:
+    watch = Watch()
+    watch.add(alarm("reconciliation", "apex", "the venue holds 1 BTC more"))
+    watch.look(after_s=0)
+    watch.look(alarm("reconciliation", "apex"))
+    watch.look(alarm("reconciliation", "apex"), after_s=EXPLAIN_WAIT_S)
+    assert told([notice for _, notice in watch.sent]) == [("firing", "reconciliation apex")]

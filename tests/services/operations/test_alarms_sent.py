@@ -18,25 +18,29 @@ from trader.domain.exchange.account import Position
 from trader.domain.exchange.halts import Halt, HaltCause
 from trader.domain.exchange.ledger import ClosedTrade
 from trader.domain.exchange.orders import Cause, Side
-from trader.domain.operations.alarms import EVERY_S, Alarm, AlarmCause
+from trader.domain.operations.alarms import EVERY_S, EXPLAIN_WAIT_S, SETTLE_S, Alarm, AlarmCause
 from trader.gateways.operations.notifications import Heartbeat, HttpSink
 from trader.services.events import Event, HaltsChanged, LeadershipChanged, PostingRefused, TradesChanged, VenueDiffers
 from trader.services.operations import alarms as service
-from trader.services.operations.alarms import QUEUE_MAX, Alarms, send_heartbeats
+from trader.services.operations.alarms import GIVE_UP_S, QUEUE_MAX, Alarms, send_heartbeats
 from trader.setting_forms import Secret
 
 AT = datetime(2026, 1, 1, 12, tzinfo=UTC)
 TOKEN = "s3cret-t0ken"
-HALT = Alarm(AlarmCause("halt"), "account apex: operator: strange prices")
+LIQUIDATION = Alarm(AlarmCause("liquidation", "apex"), "apex: LONG 1 BTC")
 
 
 @asynccontextmanager
 async def alarms_to(
-    *urls: str, timer: Callable[[], float] = lambda: 0.0, timeout_s: float = 5.0, disk_least: int = 0
+    *urls: str,
+    timer: Callable[[], float] = lambda: 0.0,
+    timeout_s: float = 5.0,
+    disk_least: int = 0,
+    retry_after_s: tuple[float, ...] = (0.0,),
 ) -> AsyncIterator[Alarms]:
     receivers = [HttpSink(n, Secret(url), "here:1", timeout_s=timeout_s) for n, url in enumerate(urls, 1)]
     alarms = Alarms(
-        receivers, timer=timer, now=lambda: AT, retry_after_s=(0.0, 0.0), disk_least=disk_least, folder=Path("/")
+        receivers, timer=timer, now=lambda: AT, retry_after_s=retry_after_s, disk_least=disk_least, folder=Path("/")
     )
     try:
         yield alarms
@@ -63,16 +67,21 @@ async def settled(alarms: Alarms) -> None:
 async def test_each_kind_of_receiver_gets_the_body_that_it_takes() -> None:
     async with sinks() as here:
         async with alarms_to(f"{here.url}/json", *services(here)) as alarms:
-            alarms.add(HALT)
+            alarms.add(LIQUIDATION)
             await settled(alarms)
-        text = "here:1: halt: account apex: operator: strange prices"
+        text = "here:1: liquidation apex: apex: LONG 1 BTC"
         (generic,) = await heard(here, "/json")
         assert generic == {
-            "text": text, "sender": "here:1", "cause": "halt", "subject": "", "message": HALT.text, "count": 1,
+            "text": text, "sender": "here:1", "state": "event", "cause": "liquidation", "subject": "apex",
+            "message": LIQUIDATION.text, "consequences": [], "count": 1,
             "since": "2026-01-01T12:00:00.000Z", "at": "2026-01-01T12:00:00.000Z",
         }  # fmt: skip
         (ntfy,) = here.of(NTFY)
-        assert (ntfy.body.decode(), ntfy.headers["Title"], ntfy.headers["Priority"]) == (text, "trader: halt", "high")
+        assert (ntfy.body.decode(), ntfy.headers["Title"], ntfy.headers["Priority"]) == (
+            text,
+            "trader: liquidation apex",
+            "high",
+        )
         assert await heard(here, SLACK) == [{"text": text}]
         assert await heard(here, TELEGRAM) == [{"chat_id": "-100", "text": text}]
         assert [outlet.outcomes["sent"] for outlet in alarms.outlets] == [1, 1, 1, 1]
@@ -84,25 +93,33 @@ async def test_each_kind_of_receiver_gets_the_body_that_it_takes() -> None:
 async def test_the_services_take_any_text_as_it_is(text: str) -> None:
     async with sinks() as here:
         async with alarms_to(*services(here)) as alarms:
-            alarms.add(HALT._replace(text=text))
+            alarms.add(LIQUIDATION._replace(text=text))
             await settled(alarms)
         assert [outlet.outcomes["sent"] for outlet in alarms.outlets] == [1, 1, 1]
-        shown = f"here:1: halt: {text}"[:1000]
+        shown = f"here:1: liquidation apex: {text}"[:1000]
         assert here.of(NTFY)[0].body.decode() == shown
         assert (await heard(here, TELEGRAM))[0]["text"] == shown
         assert html.unescape(str((await heard(here, SLACK))[0]["text"])) == shown
 
 
-async def test_sinks_that_hang_fail_and_close_delay_nothing_and_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+async def test_sinks_that_hang_fail_and_close_delay_nothing_and_are_tried_for_ten_minutes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now_s = 0.0
     async with sinks() as here:
         urls = [f"{here.url}/{path}?key={TOKEN}" for path in ("hangs", "fails", "closes", "works")]
-        async with alarms_to(*urls, f"http://127.0.0.1:9/{TOKEN}", timeout_s=0.2) as alarms:
-            alarms.add(HALT)
+        async with alarms_to(
+            *urls, f"http://127.0.0.1:9/{TOKEN}", timer=lambda: now_s, timeout_s=0.1, retry_after_s=(0.01,)
+        ) as alarms:
+            alarms.add(LIQUIDATION)
             assert len(await heard(here, "/works")) == 1
+            for path in ("/hangs", "/fails", "/closes"):
+                await heard_times(here, path, 3)
+            assert [outlet.outcomes["failed"] for outlet in alarms.outlets] == [0] * 5
+            now_s = GIVE_UP_S
             await settled(alarms)
             outcomes = {outlet.name: (outlet.outcomes["sent"], outlet.outcomes["failed"]) for outlet in alarms.outlets}
         assert outcomes == {"json 1": (0, 1), "json 2": (0, 1), "json 3": (0, 1), "json 4": (1, 0), "json 5": (0, 1)}
-        assert [len(here.of(path)) for path in ("/hangs", "/fails", "/closes")] == [3, 3, 3]
         said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
         assert "notices do not reach the sink json 2 of NOTIFY_URL: the answer was HTTP 500" in said
         assert len(said) == 4
@@ -110,29 +127,80 @@ async def test_sinks_that_hang_fail_and_close_delay_nothing_and_are_counted(capl
         assert here.url not in caplog.text
 
 
+async def test_a_sink_that_comes_back_is_told_in_order_and_of_what_is_over_as_over() -> None:
+    now_s = 0.0
+    async with sinks() as here, alarms_to(f"{here.url}/away", timer=lambda: now_s, retry_after_s=(0.01,)) as alarms:
+        here.away = True
+        alarms.watch([Alarm(AlarmCause("database"), "the database does not answer")])
+        alarms.add(LIQUIDATION)
+        now_s = SETTLE_S
+        alarms.watch([])
+        await heard_times(here, "/away", 3)
+        here.away = False
+        await settled(alarms)
+        taken = [(body["state"], body["cause"]) for body in await heard(here, "/away")][-2:]
+        assert taken == [("event", "liquidation"), ("resolved", "database")]
+        (outlet,) = alarms.outlets
+        assert (outlet.outcomes["sent"], outlet.outcomes["superseded"]) == (2, 1)
+
+
+async def test_a_sink_that_refuses_a_notice_is_not_asked_again() -> None:
+    async with sinks() as here, alarms_to(f"telegram+{here.url}{TELEGRAM}?chat_id=nobody!") as alarms:
+        alarms.add(LIQUIDATION)
+        await settled(alarms)
+        assert len(here.of(TELEGRAM)) == 1, "HTTP 400 will not become right by itself"
+        assert alarms.outlets[0].outcomes["failed"] == 1
+
+
+async def test_each_kind_of_receiver_is_told_what_fires_and_what_is_over() -> None:
+    now_s = 0.0
+    database = [Alarm(AlarmCause("database"), "the database does not answer")]
+    async with sinks() as here, alarms_to(f"{here.url}/json", *services(here), timer=lambda: now_s) as alarms:
+        alarms.add(Alarm(AlarmCause("takeover"), "this process has lost the leading role"))
+        alarms.watch(database)
+        assert [(str(each.alarm.cause), each.consequences) for each in alarms.firing()] == [("database", ("takeover",))]
+        await settled(alarms)
+        now_s = SETTLE_S
+        alarms.watch([])
+        await settled(alarms)
+        assert alarms.firing() == []
+        text = "database: the database does not answer; with it: takeover"
+        fires, over = f"here:1: firing: {text}", f"here:1: resolved: {text} [lasted 0 s]"
+        assert [(body["state"], body["consequences"], body["text"]) for body in await heard(here, "/json")] == [
+            ("firing", ["takeover"], fires),
+            ("resolved", ["takeover"], over),
+        ]
+        assert [(each.headers["Title"], each.headers["Priority"]) for each in here.of(NTFY)] == [
+            ("trader: database", "high"),
+            ("trader: database resolved", "default"),
+        ]
+        assert [body["text"] for body in await heard(here, SLACK)] == [fires, over]
+        assert [body["text"] for body in await heard(here, TELEGRAM)] == [fires, over]
+
+
 async def test_a_sink_that_hangs_for_ever_holds_up_neither_alarms_nor_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "LAST_WORDS_S", 0.05)
     async with sinks() as here:
         async with alarms_to(f"{here.url}/hangs", timeout_s=3600) as alarms:
             for number in range(QUEUE_MAX + 20):
-                alarms.add(Alarm(AlarmCause("provider", str(number)), "away"))
-            await heard_once(here)
+                alarms.add(Alarm(AlarmCause("liquidation", str(number)), "gone"))
+            await heard_times(here, "/hangs", 1)
             (outlet,) = alarms.outlets
             assert len(outlet) == QUEUE_MAX, "the queue has a bound"
             assert outlet.outcomes["dropped"] == 20
         assert len(here.of("/hangs")) == 1
 
 
-async def heard_once(here: Sinks) -> None:
+async def heard_times(here: Sinks, path: str, count: int) -> None:
     async with asyncio.timeout(10):
-        await here.wait_for("/hangs")
+        await here.wait_for(path, count)
 
 
 async def test_an_hour_of_one_cause_is_one_notice_with_a_count() -> None:
     now_s = 0.0
     async with sinks() as here, alarms_to(f"{here.url}/works", timer=lambda: now_s) as alarms:
         for _ in range(5):
-            alarms.add(HALT)
+            alarms.add(LIQUIDATION)
         now_s = EVERY_S - 1
         alarms.watch([])
         assert [one["count"] for one in await heard(here, "/works")] == [1]
@@ -140,8 +208,8 @@ async def test_an_hour_of_one_cause_is_one_notice_with_a_count() -> None:
         alarms.watch([])
         (_, later) = await heard(here, "/works", 2)
         assert later["count"] == 4
-        assert str(later["text"]).endswith("(4 times since 2026-01-01T12:00:00.000Z; this was the last)")
-        assert alarms.counts[HALT.cause] == 5
+        assert str(later["text"]).endswith("(4 times since 2026-01-01T12:00:00.000Z)")
+        assert alarms.counts["liquidation"] == 5
 
 
 def liquidated(cause: Cause) -> ClosedTrade:
@@ -156,66 +224,76 @@ def liquidated(cause: Cause) -> ClosedTrade:
 
 
 async def test_events_of_the_service_become_alarms() -> None:
-    halt = Halt(account_id=None, cause=HaltCause.DRAWDOWN, reason="20 %", by="limit", at=AT)
+    now_s = 0.0
+    halt = Halt(account_id="apex", cause=HaltCause.DRAWDOWN, reason="20 %", by="limit", at=AT)
+    other = Halt(account_id="bob", cause=HaltCause.DRAWDOWN, reason="20 %", by="limit", at=AT)
     events: list[Event] = [
         HaltsChanged(AT, (halt,)),
-        HaltsChanged(AT, (halt,)),  # still in force
+        HaltsChanged(AT, (halt, other)),
+        HaltsChanged(AT, (other,)),
         TradesChanged(AT, ("apex",), (liquidated(Cause.STOP), liquidated(Cause.LIQUIDATION))),
+        PostingRefused("apex", "cash_matches"),
         VenueDiffers(AT, "apex", "position", "the venue holds 1 BTC more"),
         LeadershipChanged("this process has taken over, term 3"),
-        PostingRefused("apex", "cash_matches"),
     ]
-    async with sinks() as here, alarms_to(f"{here.url}/works") as alarms:
+    async with sinks() as here, alarms_to(f"{here.url}/works", timer=lambda: now_s) as alarms:
         for event in events:
             alarms.on_event(event)
-        bodies = await heard(here, "/works", 5)
-        assert [(one["cause"], one["message"]) for one in bodies] == [
-            ("loss limit", "all accounts: drawdown: 20 %"),
-            ("liquidation", "apex: LONG 0.5 BTC at 90000, net -5050"),
-            ("reconciliation", "apex: the venue holds 1 BTC more"),
-            ("takeover", "this process has taken over, term 3"),
-            ("books", "apex: cash_matches"),
+            await settled(alarms)
+        assert len(await heard(here, "/works", 5)) == 5
+        now_s = EXPLAIN_WAIT_S
+        alarms.watch([])
+        bodies = await heard(here, "/works", 7)
+        assert [(body["state"], body["cause"], body["subject"], body["message"]) for body in bodies] == [
+            ("firing", "loss limit", "apex", "account apex: drawdown: 20 %"),
+            ("firing", "loss limit", "bob", "account bob: drawdown: 20 %"),
+            ("resolved", "loss limit", "apex", "account apex: drawdown: 20 %"),
+            ("event", "liquidation", "apex", "apex: LONG 0.5 BTC at 90000, net -5050"),
+            ("event", "books", "apex", "cash_matches"),
+            ("event", "reconciliation", "apex", "the venue holds 1 BTC more"),
+            ("event", "takeover", "", "this process has taken over, term 3"),
         ]
+        assert (alarms.counts["loss limit"], alarms.counts["books"], alarms.counts["halt"]) == (2, 1, 0)
+
+
+async def test_a_halt_of_before_the_start_is_told_of_when_it_is_over() -> None:
+    halt = Halt(account_id=None, cause=HaltCause.OPERATOR, reason="asked", by="somebody", at=AT)
+    async with sinks() as here, alarms_to(f"{here.url}/works") as alarms:
         alarms.is_leader = lambda: False
-        alarms.on_event(HaltsChanged(AT, ()))
         alarms.on_event(HaltsChanged(AT, (halt,)))
-        assert alarms.counts[AlarmCause("loss limit", "all accounts")] == 1, "a standby leaves halts to the leader"
+        alarms.is_leader = lambda: True
+        alarms.watch([])
+        assert [str(each.alarm.cause) for each in alarms.firing()] == ["halt"]
+        alarms.on_event(HaltsChanged(AT, ()))
+        assert [(body["state"], body["cause"]) for body in await heard(here, "/works")] == [("resolved", "halt")]
 
 
-async def test_conditions_become_alarms_when_they_begin() -> None:
-    stale = Alarm(AlarmCause("market"), "no update of the market for 61 s")
-    async with sinks() as here, alarms_to(f"{here.url}/works", disk_least=10**18) as alarms:
-        alarms.providers = lambda: {"nim": "key 1 is out of use"}
+async def test_conditions_are_told_when_they_begin_and_when_they_are_over() -> None:
+    now_s = 0.0
+    stale = Alarm(AlarmCause("scheduler", "tradeExecutor"), "does not run")
+    sick = [Alarm(AlarmCause("model", "ada"), "ada fails", under=AlarmCause("provider", "nim"))]
+    async with (
+        sinks() as here,
+        alarms_to(f"{here.url}/works", timer=lambda: now_s, disk_least=10**18) as alarms,
+    ):
+        alarms.sources.append(lambda: sick)
         for _ in range(3):
             alarms.watch([stale])
+            now_s += EXPLAIN_WAIT_S / 2
         bodies = await heard(here, "/works", 3)
-        assert [(one["cause"], one["subject"], one["count"]) for one in bodies] == [
-            ("market", "", 1),
-            ("provider", "nim", 1),
+        assert [(body["cause"], body["subject"], body["count"]) for body in bodies] == [
             ("disk", "", 1),
+            ("scheduler", "tradeExecutor", 1),
+            ("model", "ada", 1),
         ]
         assert not alarms.is_healthy
+        sick.clear()
         alarms.watch([])
         assert alarms.is_healthy
-
-
-async def test_a_failing_model_is_one_alarm_and_its_end_another() -> None:
-    async with sinks() as here, alarms_to(f"{here.url}/works") as alarms:
-        alarms.models = lambda: {"ada": "fake answered 400"}
-        alarms.providers = lambda: {"nim key 2": "is out of credit (402)"}
-        for _ in range(3):
-            alarms.watch([])
-        assert alarms.is_healthy, "the service does its work"
-        alarms.models = alarms.providers = dict
-        for _ in range(2):
-            alarms.watch([])
-        bodies = await heard(here, "/works", 4)
-        assert [(one["cause"], one["subject"], one["message"]) for one in bodies] == [
-            ("provider", "nim key 2", "is out of credit (402)"),
-            ("model", "ada", "ada fails: fake answered 400"),
-            ("model recovered", "ada", "model ada works again"),
-            ("provider recovered", "nim key 2", "provider nim key 2 works again"),
-        ]
+        now_s += 2 * SETTLE_S
+        alarms.watch([])
+        ended = (await heard(here, "/works", 5))[3:]
+        assert {(body["state"], body["cause"]) for body in ended} == {("resolved", "scheduler"), ("resolved", "model")}
 
 
 async def test_the_dead_man_is_pinged_while_the_service_is_healthy_only() -> None:

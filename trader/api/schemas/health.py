@@ -106,13 +106,25 @@ class ModelFailing(Wire):
     reason: str
 
 
+class AlarmFiring(Wire):
+    """An alarm that fires: it began `count` times since then. `consequences` are the alarms that it explains."""
+
+    cause: str
+    subject: str
+    message: str
+    since: Timestamp
+    count: int
+    consequences: list[str]
+
+
 class SchedulersReport(Wire):
     """`GET /health/schedulers`. Of several processes one leads and trades; the others stand by, or only read.
 
     `modelsWaiting` are the models that wait for a slot (`MAX_PARALLEL_MODELS`); absent without any.
     `modelsFailing` failed three times in a row or more often, and `providersResting` are the AI providers and keys that
     no model can use now, with the reasons; both are absent when there are none, and leave the service healthy.
-    `budgets` are those of the models that have one, by id. `lagSeconds` is that of `GET /health`.
+    `budgets` are those of the models that have one, by id. `lagSeconds` is that of `GET /health`. `alarms` are those
+    that fire now; absent without any.
     """
 
     timestamp: Timestamp
@@ -131,3 +143,4 @@ class SchedulersReport(Wire):
     budgets: dict[str, BudgetUse] | UnsetType = UNSET
     halts: list[HaltInForce] | UnsetType = UNSET
     lag_seconds: float | UnsetType = UNSET
+    alarms: list[AlarmFiring] | UnsetType = UNSET

@@ -72,7 +72,8 @@ class _HttpClient:
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             raise SinkUnavailable(f"no answer ({type(error).__name__})") from None
         if not 200 <= status < 300:
-            raise SinkUnavailable(f"the answer was HTTP {status}")
+            is_temporary = status >= 500 or status in (408, 429)
+            raise SinkUnavailable(f"the answer was HTTP {status}", is_temporary=is_temporary)
 
     async def close(self) -> None:
         if self._session is not None:
@@ -98,12 +99,12 @@ class HttpSink:
         await self._client.close()
 
     def _message(self, notice: Notice) -> RequestBody:
-        text = f"{self._sender}: {describe(notice)}"[:TEXT_MAX]
+        text, is_over = f"{self._sender}: {describe(notice)}"[:TEXT_MAX], notice.state == "resolved"
         if self._format == "ntfy":
             headers = {
                 "Content-Type": "text/plain; charset=utf-8",
-                "Title": f"trader: {notice.cause}",
-                "Priority": "default" if notice.cause.kind in ("start", "stop") else "high",
+                "Title": f"trader: {notice.cause}{' resolved' if is_over else ''}",
+                "Priority": "default" if is_over or notice.cause.kind in ("start", "stop", "test") else "high",
             }
             return RequestBody(text.encode(), headers)
         fields: dict[str, Any] = {"text": text}
@@ -114,9 +115,11 @@ class HttpSink:
         elif self._format == "json":
             fields |= {
                 "sender": self._sender,
+                "state": notice.state,
                 "cause": notice.cause.kind,
                 "subject": notice.cause.subject,
                 "message": notice.text[:TEXT_MAX],
+                "consequences": notice.consequences,
                 "count": notice.count,
                 "since": iso(notice.since),
                 "at": iso(notice.at),
@@ -143,8 +146,11 @@ class Heartbeat:
 
 def describe(notice: Notice) -> str:
     """Return a notice as one line of text."""
-    more = f" ({notice.count} times since {iso(notice.since)}; this was the last)" if notice.count > 1 else ""
-    return f"{notice.cause}: {notice.text}{more}"
+    state = {"firing": "firing: ", "resolved": "resolved: ", "event": ""}[notice.state]
+    lasted = f" [lasted {(notice.at - notice.since).total_seconds():.0f} s]" if notice.state == "resolved" else ""
+    after = f"; with it: {', '.join(notice.consequences)}" if notice.consequences else ""
+    more = f" ({notice.count} times since {iso(notice.since)})" if notice.count > 1 else ""
+    return f"{state}{notice.cause}: {notice.text}{after}{lasted}{more}"
 
 
 def make_sinks(addresses: Sequence[Secret], sender: str) -> list[HttpSink]:

@@ -9,17 +9,17 @@ import logging
 import shutil
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple, get_args
 
 from trader.clock import SystemClock
-from trader.domain.exchange.halts import Halt
 from trader.domain.exchange.orders import Cause
 from trader.domain.operations import alarms as rules
-from trader.domain.operations.alarms import Alarm, AlarmCause, AllHeld, Notice
+from trader.domain.operations.alarms import Alarm, AlarmCause, AlarmState, Condition, Kind, Notice
 from trader.errors import SinkUnavailable
 from trader.gateways.operations.notifications import Heartbeat, NotificationSink
 from trader.services.events import Event, HaltsChanged, LeadershipChanged, PostingRefused, TradesChanged, VenueDiffers
@@ -27,32 +27,40 @@ from trader.services.exchange.accounts import describe_trade
 
 log = logging.getLogger("trader.operations")
 
-QUEUE_MAX: Final = 100
+QUEUE_MAX: Final = 1000
 """Notices that may wait for one sink; the oldest are dropped and counted."""
 
-RETRY_AFTER_S: Final = (2.0, 5.0)
-"""Real seconds before each further attempt to send a notice; then it counts as failed."""
+RETRY_AFTER_S: Final = (2.0, 5.0, 10.0, 20.0, 30.0)
+"""Real seconds before each further attempt of a sink that is away; the last one is repeated."""
+
+GIVE_UP_S: Final = 600.0
+"""Real seconds after which a notice that its sink did not take counts as failed."""
 
 LAST_WORDS_S: Final = 2.0
 """How long shutdown waits for the sinks."""
 
-_COUNTED_FROM_ZERO: Final = (AlarmCause("books"), AlarmCause("liquidation"))
-"""Shown before the first alarm, since a counter that begins with 1 has no increase."""
-
 _REAL_TIME: Final = SystemClock()
 
 
-class Outlet:
-    """The queue of one sink, and the task that empties it."""
+class Queued(NamedTuple):
+    """A notice that waits for a sink, since when in monotonic seconds."""
 
-    def __init__(self, sink: NotificationSink, retry_after_s: Sequence[float] = RETRY_AFTER_S) -> None:
+    notice: Notice
+    since_s: float
+
+
+class Outlet:
+    """The queue of one sink, and the task that empties it, in order. `timer` is a monotonic clock in seconds."""
+
+    def __init__(self, sink: NotificationSink, timer: Callable[[], float], retry_after_s: Sequence[float]) -> None:
         self.name = sink.name
-        self.outcomes: Counter[str] = Counter(sent=0, failed=0, dropped=0)
+        self.outcomes: Counter[str] = Counter(sent=0, failed=0, dropped=0, superseded=0)
         self._sink = sink
+        self._timer = timer
         self._retry_after_s = retry_after_s
-        self._waiting: deque[Notice] = deque()
+        self._waiting: deque[Queued] = deque()
         self._changed = asyncio.Event()
-        self._is_out = False
+        self._attempts_in_vain = 0
         self._task = asyncio.create_task(self._run(), name=f"notifications {self.name}")
 
     def __len__(self) -> int:
@@ -60,11 +68,15 @@ class Outlet:
         return len(self._waiting)
 
     def put(self, notice: Notice) -> None:
-        """Queue a notice."""
+        """Queue a notice. The end of an alarm takes the place of its notices that still wait."""
+        if notice.state == "resolved":
+            left = [each for each in self._waiting if each.notice.cause != notice.cause]
+            self.outcomes["superseded"] += len(self._waiting) - len(left)
+            self._waiting = deque(left)
         if len(self._waiting) >= QUEUE_MAX:
             del self._waiting[1]  # the first is being sent
             self.outcomes["dropped"] += 1
-        self._waiting.append(notice)
+        self._waiting.append(Queued(notice, self._timer()))
         self._changed.set()
 
     async def _run(self) -> None:
@@ -72,28 +84,31 @@ class Outlet:
             while not self._waiting:
                 self._changed.clear()
                 await self._changed.wait()
-            await self._send(self._waiting[0])
-            self._waiting.popleft()
-            self._changed.set()
-
-    async def _send(self, notice: Notice) -> None:
-        for wait_s in (*self._retry_after_s, None):
-            try:
-                await self._sink.send(notice)
-            except SinkUnavailable as error:
-                if wait_s is not None:
-                    await asyncio.sleep(wait_s)
-                    continue
-                self.outcomes["failed"] += 1
-                if not self._is_out:  # said once, not with every notice
-                    log.warning("notices do not reach the sink %s of NOTIFY_URL: %s", self.name, error)
-                self._is_out = True
+            queued = self._waiting[0]
+            if await self._is_done_with(queued):
+                if queued in self._waiting:
+                    self._waiting.remove(queued)
+                self._changed.set()
             else:
-                self.outcomes["sent"] += 1
-                if self._is_out:
-                    log.info("notices reach the sink %s of NOTIFY_URL again", self.name)
-                self._is_out = False
-                return
+                await asyncio.sleep(self._retry_after_s[min(self._attempts_in_vain, len(self._retry_after_s)) - 1])
+
+    async def _is_done_with(self, queued: Queued) -> bool:
+        """Make one attempt. Return whether the notice was sent, or will not be tried again."""
+        try:
+            await self._sink.send(queued.notice)
+        except SinkUnavailable as error:
+            if self._attempts_in_vain == 0:  # said once, not with every notice
+                log.warning("notices do not reach the sink %s of NOTIFY_URL: %s", self.name, error)
+            self._attempts_in_vain += 1
+            if error.is_temporary and self._timer() - queued.since_s < GIVE_UP_S:
+                return False
+            self.outcomes["failed"] += 1
+            return True
+        if self._attempts_in_vain > 0:
+            log.info("notices reach the sink %s of NOTIFY_URL again", self.name)
+        self._attempts_in_vain = 0
+        self.outcomes["sent"] += 1
+        return True
 
     async def close(self, wait_s: float) -> None:
         """Wait for the queue to be empty, but not longer than this, and end."""
@@ -110,8 +125,8 @@ class Outlet:
 class Alarms:
     """Every alarm of this process. `timer` is a monotonic clock in seconds, `now` gives the dates of notices.
 
-    `providers` returns the AI providers and keys that cannot be used, `models` the failing models, with the reasons. Of
-    halts only the leader raises an alarm. The disk of `folder` is nearly full with less than `disk_least` bytes left.
+    Each of `sources` returns the conditions of one part of the service that hold now. Of halts only the leader sends
+    notices. The disk of `folder` is nearly full with less than `disk_least` bytes left.
     """
 
     def __init__(
@@ -124,68 +139,70 @@ class Alarms:
         now: Callable[[], datetime] = _REAL_TIME.now,
         retry_after_s: Sequence[float] = RETRY_AFTER_S,
     ) -> None:
-        self.outlets = [Outlet(sink, retry_after_s) for sink in sinks]
-        self.counts: Counter[AlarmCause] = Counter(dict.fromkeys(_COUNTED_FROM_ZERO, 0))
+        self.outlets = [Outlet(sink, timer, retry_after_s) for sink in sinks]
+        self.counts: Counter[Kind] = Counter(dict.fromkeys(get_args(Kind), 0))
         self.is_healthy = False
-        self.providers: Callable[[], Mapping[str, str]] = dict
-        self.models: Callable[[], Mapping[str, str]] = dict
+        self.sources: list[Callable[[], Iterable[Alarm]]] = [self._disk_problems]
         self.is_leader: Callable[[], bool] = lambda: True
         self._folder = folder
         self._disk_least = disk_least
         self._timer = timer
         self._now = now
-        self._held: AllHeld = {}
-        self._conditions: frozenset[AlarmCause] = frozenset()
-        self._halts: frozenset[Halt] = frozenset()
+        self._state = AlarmState()
+        self._problems: Sequence[Alarm] = ()
+        self._halts: Sequence[Alarm] = ()
+
+    def firing(self) -> list[Condition]:
+        """Return the conditions that were reported and are not resolved, the oldest first."""
+        return self._state.firing()
 
     def add(self, alarm: Alarm) -> None:
-        """Raise an alarm: its notice is queued now, or within the hour after the last one of its cause."""
-        self.counts[alarm.cause] += 1
-        self._held = rules.add(self._held, alarm, self._now())
-        self._queue_due()
+        """Raise an event: its notice is queued now, or within the hour after the last one of its cause."""
+        self.counts[alarm.cause.kind] += 1
+        self._state = rules.add_event(self._state, alarm, self._now(), self._timer())
+        self._look()
 
     def watch(self, problems: Sequence[Alarm]) -> None:
-        """Take the problems that health finds every few seconds; raise those that have begun or last an hour."""
+        """Take the problems that health finds every few seconds, and report what has begun and what is over."""
         self.is_healthy = not problems
-        # Differences between books and venue are events, each with its own words.
-        alarms = [alarm for alarm in problems if alarm.cause.kind != "reconciliation"]
-        alarms += [Alarm(AlarmCause("provider", name), why) for name, why in self.providers().items()]
-        alarms += [Alarm(AlarmCause("model", name), f"{name} fails: {why}") for name, why in self.models().items()]
+        self._problems = problems
+        self._look()
+
+    def _look(self) -> None:
+        before = self._state.conditions
+        found = chain.from_iterable(source() for source in self.sources)
+        present = [*self._problems, *found, *self._halts]
+        self._state, due = rules.look(self._state, present, self._now(), self._timer())
+        for cause, condition in self._state.conditions.items():
+            known = before.get(cause)
+            self.counts[cause.kind] += condition.count - (0 if known is None else known.count)
+        for notice in due:
+            if notice.cause.kind not in ("halt", "loss limit") or self.is_leader():
+                for outlet in self.outlets:
+                    outlet.put(notice)
+
+    def _disk_problems(self) -> Iterable[Alarm]:
         free = shutil.disk_usage(self._folder).free
         if free < self._disk_least:
-            alarms.append(Alarm(AlarmCause("disk"), f"the disk of the working folder has {free / 1e6:.0f} MB left"))
-        conditions = frozenset(alarm.cause for alarm in alarms)
-        self.counts.update(conditions - self._conditions)
-        self._held = rules.add_conditions(self._held, self._conditions, alarms, self._now(), self._timer())
-        for alarm in rules.ended(self._conditions, conditions):
-            self.add(alarm)
-        self._conditions = conditions
-        self._queue_due()
-
-    def _queue_due(self) -> None:
-        due, self._held = rules.take_due(self._held, self._timer())
-        for notice in due:
-            for outlet in self.outlets:
-                outlet.put(notice)
+            yield Alarm(AlarmCause("disk"), f"the disk of the working folder has {free / 1e6:.0f} MB left")
 
     def on_event(self, event: Event) -> None:
         """Raise the alarms of an event of the service."""
         match event:
             case HaltsChanged(halts=halts):
-                for halt in halts:
-                    if halt not in self._halts and self.is_leader():  # what it found at its start is not new
-                        self.add(rules.alarm_of_halt(halt))
-                self._halts = frozenset(halts)
+                self._halts = [rules.alarm_of_halt(halt) for halt in halts]
+                self._look()
             case TradesChanged(account_ids=account_ids, trades=trades):
                 for trade in trades:
                     if trade.close_reason is Cause.LIQUIDATION:
-                        self.add(Alarm(AlarmCause("liquidation"), describe_trade(account_ids[0], trade)))
+                        text = describe_trade(account_ids[0], trade)
+                        self.add(Alarm(AlarmCause("liquidation", account_ids[0]), text))
             case VenueDiffers(account_id=account_id, text=text):
-                self.add(Alarm(AlarmCause("reconciliation"), f"{account_id}: {text}"))
+                self.add(Alarm(AlarmCause("reconciliation", account_id), text))
             case LeadershipChanged(text=text):
                 self.add(Alarm(AlarmCause("takeover"), text))
             case PostingRefused(account_id=account_id, text=text):
-                self.add(Alarm(AlarmCause("books"), f"{account_id}: {text}"))
+                self.add(Alarm(AlarmCause("books", account_id), text))
             case _:
                 pass
 
