@@ -10,6 +10,7 @@ from support.served import make_app
 
 from trader.api.connections import ConnectionLimits, HttpServer, bind
 from trader.api.registry import Registry
+from trader.api.requests import WAITING_BODIES
 from trader.api.routes import Route
 from trader.api.schemas.common import Empty, Wire
 from trader.settings import Settings
@@ -42,10 +43,20 @@ class Context:
 class Service:
     """A service on a port, with its server to look into."""
 
-    def __init__(self, server: HttpServer, port: int) -> None:
+    def __init__(self, app: web.Application, server: HttpServer, port: int) -> None:
+        self.app = app
         self.server = server
         self.port = port
         self.writers: list[asyncio.StreamWriter] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of the bodies that have arrived in part."""
+        return self.app[WAITING_BODIES].bytes
 
     @property
     def open(self) -> int:
@@ -78,7 +89,7 @@ class Service:
     async def health_s(self) -> float:
         """How long the service takes to answer health on a new connection."""
         started_s = time.perf_counter()
-        async with ClientSession() as session, session.get(f"http://127.0.0.1:{self.port}/health") as response:
+        async with ClientSession() as session, session.get(f"{self.url}/health") as response:
             assert response.status == 200
         return time.perf_counter() - started_s
 
@@ -88,7 +99,8 @@ def request_id_of(answer: bytes) -> str:
 
 
 @asynccontextmanager
-async def running(limits: ConnectionLimits) -> AsyncIterator[Service]:
+async def running(limits: ConnectionLimits, procedures: Registry = registry) -> AsyncIterator[Service]:
+    """A service with the procedures of the registry and two paths of its own: one healthy, one with a bug."""
     settings = Settings.load({"HTTP_BODY_TIMEOUT_S": "1"}, None, demo=True)
 
     async def health(_: web.Request) -> web.Response:
@@ -98,11 +110,11 @@ async def running(limits: ConnectionLimits) -> AsyncIterator[Service]:
         raise RuntimeError("a bug")
 
     routes = [*Route("/health").get(health), *Route("/broken").get(broken)]
-    app = make_app(routes, context=Context(settings), registry=registry, settings=settings)
+    app = make_app(routes, context=Context(settings), registry=procedures, settings=settings)
     server = HttpServer(app, limits, shutdown_timeout_s=0.1)
     sockets = bind("127.0.0.1", 0)
     await server.start(sockets)
-    service = Service(server, int(sockets[0].getsockname()[1]))
+    service = Service(app, server, int(sockets[0].getsockname()[1]))
     try:
         yield service
     finally:

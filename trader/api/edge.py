@@ -19,7 +19,18 @@ from trader.api.compression import compress_response, is_worth_compressing
 from trader.api.connections import connection_of
 from trader.api.context import RELAY
 from trader.api.origins import HOSTS, ORIGINS, HostRule, OriginRule
-from trader.api.requests import CHANGES, GIVEN_UP, NAME, REQUEST_ID, REQUESTS, UNKNOWN, Handler, RequestLog
+from trader.api.requests import (
+    CHANGES,
+    GIVEN_UP,
+    NAME,
+    REQUEST_ID,
+    REQUESTS,
+    UNKNOWN,
+    WAITING_BODIES,
+    Handler,
+    RequestLog,
+    WaitingBodies,
+)
 from trader.api.routes import answer_expectation, refusal, unmet_expectation
 from trader.errors import Forbidden
 from trader.settings import Settings
@@ -43,7 +54,7 @@ log = logging.getLogger(__name__)
 
 def setup(app: web.Application, settings: Settings) -> None:
     """Install the middleware, the response hook and CORS. Call this after all routes were added."""
-    app[REQUESTS] = RequestLog()
+    app[REQUESTS], app[WAITING_BODIES] = RequestLog(), WaitingBodies()
     app[HOSTS], app[ORIGINS] = HostRule(settings), OriginRule(settings)
     app.middlewares.append(answer)
     app.on_response_prepare.append(finish_head)

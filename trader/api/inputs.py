@@ -105,11 +105,15 @@ def _leaf_issues(annotation: Any, schema: inspect.Type, value: Any, path: tuple[
     """Yield at most one issue of a value that is no struct: of itself, or of its first wrong item when it is a list."""
     if _fits(annotation, value):
         return
-    if isinstance(schema, inspect.ListType) and isinstance(value, list):
+    if isinstance(schema, inspect.ListType) and isinstance(value, list) and not _is_too_long(schema, value):
         wrong = next((index for index, item in enumerate(value) if not _fits(annotation, [item])), None)
         if wrong is not None:
             schema, value, path = schema.item_type, value[wrong], (*path, wrong)
     yield Issue(path, f"expected {describe(schema)}, got {_shown(value)}")
+
+
+def _is_too_long(schema: inspect.ListType, value: list[Any]) -> bool:
+    return schema.max_length is not None and len(value) > schema.max_length
 
 
 def _fits(annotation: Any, value: Any) -> bool:

@@ -28,8 +28,11 @@ NAME: Final = web.RequestKey("name", str)
 CHANGES: Final = web.RequestKey("changes", bool)
 """Set when a request changes something."""
 
-BODY_SIZE_MAX: Final = 2**20
-"""Bytes of a request body, after decompression."""
+BODY_SIZE_MAX: Final = 64 * 2**10
+"""Bytes of a request body, after decompression. No procedure needs more, and parsing them takes milliseconds."""
+
+WAITING_BYTES_MAX: Final = 16 * 2**20
+"""Bytes of all bodies together that have arrived in part."""
 
 GIVEN_UP: Final = web.RequestKey("given_up", bool)
 """Set when nothing may wait for the rest of the body: the connection closes after the response."""
@@ -93,6 +96,30 @@ class BodyTimeout(RequestError):
     """The body did not arrive in time."""
 
 
+class WaitingBodies:
+    """The bodies that have arrived in part. Beyond `WAITING_BYTES_MAX` the one that waits longest is given up."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[asyncio.Timeout, int] = {}
+        self.bytes = 0
+
+    def grow(self, deadline: asyncio.Timeout, size: int) -> None:
+        """Count bytes of the body that has this deadline."""
+        self._sizes[deadline] = self._sizes.get(deadline, 0) + size
+        self.bytes += size
+        while self.bytes > WAITING_BYTES_MAX:
+            oldest = next(iter(self._sizes))
+            self.end(oldest)
+            oldest.reschedule(asyncio.get_running_loop().time())
+
+    def end(self, deadline: asyncio.Timeout) -> None:
+        """Count no longer the body that has this deadline."""
+        self.bytes -= self._sizes.pop(deadline, 0)
+
+
+WAITING_BODIES: Final = web.AppKey("waiting_bodies", WaitingBodies)
+
+
 def arrived_body(request: web.Request) -> bytes | None:
     """Return the request's body when all of it has come with the head, as short ones do; else None.
 
@@ -123,16 +150,18 @@ async def read_body(request: web.Request, wait_s: float) -> bytes:
         return arrived
     if request.content_length is not None and request.content_length > BODY_SIZE_MAX:
         raise _too_large()
-    body = bytearray()
+    body, deadline, waiting = bytearray(), asyncio.timeout(wait_s), request.app[WAITING_BODIES]
     try:
-        async with asyncio.timeout(wait_s):
+        async with deadline:
             while chunk := await request.content.readany():
                 body += chunk
                 if len(body) > BODY_SIZE_MAX:
                     raise _too_large()
+                waiting.grow(deadline, len(chunk))
     except TimeoutError:
         request[GIVEN_UP] = True
-        raise BodyTimeout(f"the body did not arrive within {wait_s:g} s") from None
+        late = f"the body did not arrive within {wait_s:g} s, or too many others wait for the rest of theirs"
+        raise BodyTimeout(late) from None
     except _BROKEN:
         request[GIVEN_UP] = True
         raise InvalidInput(Issue((), "the body cannot be read: it is cut off, or its encoding is broken")) from None
@@ -140,6 +169,8 @@ async def read_body(request: web.Request, wait_s: float) -> bytes:
         if "Content-Encoding" in request.headers:  # aiohttp would go on to inflate the rest, to reuse the connection
             request[GIVEN_UP] = True
         raise
+    finally:
+        waiting.end(deadline)
     return bytes(body)
 
 

@@ -153,7 +153,7 @@ def test_null_absence_and_alternatives_are_told_apart(document: Document) -> Non
 def test_the_introduction_tells_the_real_limits() -> None:
     text = make(SERVER_URL="https://api.example/")["info"]["description"]
     for told in (
-        "at most 1,048,576 bytes",
+        "at most 65,536 bytes",
         "up to 10 calls",
         "at most 50 subscribers",
         "Every 15 seconds",

@@ -59,7 +59,7 @@ async def test_an_output_may_be_a_list(client: AppClient) -> None:
     assert await send(client, "/api/rpc/demo/list") == (200, {"json": [{"value": 1.5}]})
 
 
-@pytest.mark.parametrize("length", [0, 100, 70_000, 900_000])
+@pytest.mark.parametrize("length", [0, 100, 60_000])
 async def test_a_long_answer_arrives_whole(client: AppClient, length: int) -> None:
     text = "x" * length
     _, plain = await send(client, PLAIN, json.dumps({"text": text}))
@@ -228,7 +228,7 @@ async def test_messages_say_what_was_given_and_what_is_allowed(client: AppClient
 
 
 async def test_a_thousand_mistakes_make_a_short_answer(client: AppClient) -> None:
-    body = json.dumps({f"field{number}": "x" * 500 for number in range(1000)})
+    body = json.dumps({f"field{number}": "x" * 40 for number in range(1000)})
     status, answer = await send(client, PLAIN, body)
     assert status == 400
     assert len(json.dumps(answer)) < 8000
@@ -327,13 +327,13 @@ async def test_an_output_of_a_constant_token_is_made_once_for_each_style(client:
     assert status == 400
 
 
-async def test_a_body_over_a_mebibyte_is_too_large(client: AppClient) -> None:
-    fitting = json.dumps({"text": "x" * (2**20 - 12)}).encode()
-    assert len(fitting) == 2**20
+async def test_a_body_over_64_kib_is_too_large(client: AppClient) -> None:
+    fitting = json.dumps({"text": "x" * (2**16 - 12)}).encode()
+    assert len(fitting) == 2**16
     status, _ = await send(client, PLAIN, fitting)
     assert status == 200
     status, answer = await send(client, PLAIN, fitting + b" ")
-    assert (status, answer) == (413, {"error": "the body is over 1048576 bytes", "code": "PAYLOAD_TOO_LARGE"})
+    assert (status, answer) == (413, {"error": "the body is over 65536 bytes", "code": "PAYLOAD_TOO_LARGE"})
     status, answer = await send(client, ORPC, fitting + b" ")
     assert isinstance(answer, dict)
     assert (status, answer["json"]["code"]) == (413, "PAYLOAD_TOO_LARGE")

@@ -11,6 +11,7 @@ import zlib
 from array import array
 from collections.abc import Iterator
 from decimal import Decimal
+from functools import partial
 from math import isfinite, nan
 from pathlib import Path
 from typing import Final, NamedTuple, NoReturn
@@ -33,6 +34,10 @@ _MS_MIN: Final = 10**11
 """Times below are not milliseconds: it would be 1973."""
 _US_MIN: Final = 10**14
 """Times from here on are microseconds: as milliseconds it would be the year 5138."""
+
+
+_LINE_MAX: Final = 65_536
+"""Characters of a line. A compressed file without line ends could otherwise be a thousand times as large in memory."""
 
 
 class Row(NamedTuple):
@@ -224,8 +229,10 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     opener = gzip.open if path.suffix == ".gz" else open
     try:
         with opener(path, "rt", encoding="utf-8-sig", newline=None) as file:
-            for line in file:
+            for line in iter(partial(file.readline, _LINE_MAX + 1), ""):
                 number += 1
+                if len(line) > _LINE_MAX:
+                    _refuse(path, number, f"has over {_LINE_MAX} characters")
                 if not line.strip():
                     blank = blank or number
                     continue

@@ -30,6 +30,9 @@ log = logging.getLogger("trader.recorder")
 LEVELS: Final = 10
 """Levels of each side of a book that are always recorded."""
 
+LINE_BYTES_MAX: Final = 16 * 2**20
+"""A longer line is refused: compressed, a file of one line could be a thousand times as large in memory."""
+
 FILE_NAMES: Final = "????-??-??T??*.jsonl.gz"
 _HOUR: Final = timedelta(hours=1)
 _GZIP: Final = zlib.MAX_WBITS | 16
@@ -264,9 +267,11 @@ def _texts(path: Path) -> Iterator[bytes]:
     unpacker, rest = zlib.decompressobj(wbits=_GZIP), b""
     try:
         with path.open("rb") as file:
-            while chunk := file.read(_CHUNK):
-                *whole, rest = (rest + unpacker.decompress(chunk)).split(b"\n")
+            while chunk := unpacker.unconsumed_tail or file.read(_CHUNK):
+                *whole, rest = (rest + unpacker.decompress(chunk, _CHUNK)).split(b"\n")
                 yield from whole
+                if len(rest) > LINE_BYTES_MAX:
+                    raise MarketDataError(f"{path} has a line of over {LINE_BYTES_MAX:,} bytes, which is no update")
     except OSError as error:
         raise MarketDataError(f"{path} cannot be read: {error.strerror}") from error
     except zlib.error as error:
