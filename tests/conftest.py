@@ -66,9 +66,9 @@ def chosen_binaries() -> Binaries | None:
         case "wheel":
             return None
         case "system":
-            found = next(system_binaries(), None)
-            assert found is not None, "TRADER_TEST_POSTGRES=system, but this machine has no PostgreSQL"
-            return found
+            binaries = next(system_binaries(), None)
+            assert binaries is not None, "TRADER_TEST_POSTGRES=system, but this machine has no PostgreSQL"
+            return binaries
         case other:
             raise ValueError(f"TRADER_TEST_POSTGRES is {other!r}; wheel or system")
 

@@ -54,8 +54,8 @@ SENTENCE_CHARACTERS = 60
 def section(name: str, heading: str) -> str:
     """Return the text under a heading, up to the next heading of its level or above."""
     level = heading.partition(" ")[0]
-    _, found, rest = DOCUMENTS[name].partition(f"\n{heading}\n")
-    assert found, f"{name} has no {heading!r}"
+    _, sections, rest = DOCUMENTS[name].partition(f"\n{heading}\n")
+    assert sections, f"{name} has no {heading!r}"
     return re.split(rf"\n#{{1,{len(level)}}} ", rest, maxsplit=1)[0]
 
 
@@ -180,7 +180,7 @@ def test_classes_and_functions_named_for_contributors_exist() -> None:
     defined = set(re.findall(r"\b\w+\b", SOURCES))
     prose = re.sub(r"(?s)```.*?```", "", DOCUMENTS["CONTRIBUTING.md"])
     named = set(re.findall(r"`(_?[A-Za-z]\w*[A-Za-z])(?:\(\))?`", prose))
-    assert {one for one in named - defined if not (ROOT / one).exists()} == set()
+    assert {name for name in named - defined if not (ROOT / name).exists()} == set()
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -209,5 +209,5 @@ def sentences(document: str) -> Iterator[str]:
 
 
 def test_no_sentence_stands_twice() -> None:
-    found = Counter(sentence for document in DOCUMENTS.values() for sentence in sentences(document))
-    assert [one for one, count in found.items() if count > 1 and len(one) > SENTENCE_CHARACTERS] == []
+    counts = Counter(sentence for document in DOCUMENTS.values() for sentence in sentences(document))
+    assert [sentence for sentence, count in counts.items() if count > 1 and len(sentence) > SENTENCE_CHARACTERS] == []

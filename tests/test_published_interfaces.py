@@ -217,8 +217,8 @@ def test_ours(monkeypatch, ours):
 
 @pytest.mark.parametrize("place", ["trader/sample.py", "scripts/sample.py", "tests/sample.py"])
 def test_a_private_name_of_another_is_found(place: str) -> None:
-    found = {finding.what for finding in findings([Module(SAMPLE, place)])}
-    assert found == {
+    reported = {finding.what for finding in findings([Module(SAMPLE, place)])}
+    assert reported == {
         "import of aiohttp._websocket",
         "import of aiohttp.web_protocol._ErrInfo",
         "class Handler derives from aiohttp.web_protocol.RequestHandler",

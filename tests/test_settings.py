@@ -160,8 +160,8 @@ def test_the_problem_of_a_bad_value_names_it_and_what_was_expected(name: str, te
 
 
 def test_every_mistake_is_reported_together() -> None:
-    found = problems(dict(BAD))
-    names = {problem.partition(":")[0] for problem in found}
+    reported = problems(dict(BAD))
+    names = {problem.partition(":")[0] for problem in reported}
     assert {name for name, _ in BAD} <= names
 
 
@@ -185,7 +185,7 @@ def test_every_secret_is_marked() -> None:
 def test_addresses_of_notifications() -> None:
     text = f"https://u:{SECRET}@h/x, ntfy+http://h/topic ,https://api.telegram.org/bot{SECRET}/sendMessage?chat_id=1"
     settings = load({"NOTIFY_URL": text})
-    assert [one.reveal() for one in settings.notify_urls] == [part.strip() for part in text.split(",")]
+    assert [url.reveal() for url in settings.notify_urls] == [part.strip() for part in text.split(",")]
     assert SECRET not in f"{settings!r}"
     assert load().notify_urls == ()
     bot = f"telegram+https://h/bot{SECRET}/sendMessage"
@@ -271,8 +271,8 @@ LIVE = {
 
 
 def test_live_needs_the_venues_credentials() -> None:
-    found = problems({**KEY, "TRADING_MODE": "live"})
-    assert [problem.partition(":")[0] for problem in found] == ["VENUE_ACCOUNT_INDEX", "VENUE_API_KEY"]
+    reported = problems({**KEY, "TRADING_MODE": "live"})
+    assert [problem.partition(":")[0] for problem in reported] == ["VENUE_ACCOUNT_INDEX", "VENUE_API_KEY"]
     assert load(LIVE).venue_account_index == 0
     assert "MARKET_SOURCE" in problems({**KEY, **LIVE, "MARKET_SOURCE": "synthetic"})[0]
     assert "TRADING_MODE" in problems({**KEY, **LIVE}, demo=True)[0]
@@ -373,16 +373,16 @@ def test_environment_wins_over_the_file(tmp_path: Path) -> None:
 def test_mistakes_of_the_file_come_with_the_others(tmp_path: Path) -> None:
     dotenv = tmp_path / ".env"
     dotenv.write_text("PORT=x\nnonsense\nSIM_INITIAL_CAPTIAL=5\n")
-    found = problems(KEY, dotenv=dotenv)
-    assert len(found) == 3
-    assert ".env line 2" in found[0]
-    assert "SIM_INITIAL_CAPTIAL: expected the name of a setting; did you mean SIM_INITIAL_CAPITAL?" in found
-    assert any(problem.startswith("PORT:") for problem in found)
+    reported = problems(KEY, dotenv=dotenv)
+    assert len(reported) == 3
+    assert ".env line 2" in reported[0]
+    assert "SIM_INITIAL_CAPTIAL: expected the name of a setting; did you mean SIM_INITIAL_CAPITAL?" in reported
+    assert any(problem.startswith("PORT:") for problem in reported)
 
 
 def test_names_that_begin_like_a_setting_are_mistakes_in_the_environment_too() -> None:
-    found = problems({**KEY, "SIM_TAKER_FEES": "5", "VENUE_COLOR_OF_LOGO": "red", "DATABASE_URLS": "x"})
-    assert list(found) == [
+    reported = problems({**KEY, "SIM_TAKER_FEES": "5", "VENUE_COLOR_OF_LOGO": "red", "DATABASE_URLS": "x"})
+    assert list(reported) == [
         "SIM_TAKER_FEES: expected the name of a setting; did you mean SIM_TAKER_FEE_BPS?",
         "VENUE_COLOR_OF_LOGO: expected the name of a setting; --help lists them",
         "DATABASE_URLS: expected the name of a setting; did you mean DATABASE_URL?",
@@ -392,13 +392,13 @@ def test_names_that_begin_like_a_setting_are_mistakes_in_the_environment_too() -
 
 @pytest.mark.parametrize("key", ["0x12", "g" * 80, "12 34"])
 def test_a_key_of_the_venue_has_80_hexadecimal_digits_and_is_not_shown(key: str) -> None:
-    (found,) = problems({**KEY, "VENUE_API_KEY": key})
-    assert found == "VENUE_API_KEY: expected the private key of an API key, 80 hexadecimal digits"
+    (reported,) = problems({**KEY, "VENUE_API_KEY": key})
+    assert reported == "VENUE_API_KEY: expected the private key of an API key, 80 hexadecimal digits"
 
 
 def test_a_recording_that_is_not_there_is_a_mistake(tmp_path: Path) -> None:
-    (found,) = problems({**KEY, "MARKET_SOURCE": f"replay:{tmp_path}/none"})
-    assert found == f"MARKET_SOURCE: expected an existing folder or file of candles, got '{tmp_path}/none'"
+    (reported,) = problems({**KEY, "MARKET_SOURCE": f"replay:{tmp_path}/none"})
+    assert reported == f"MARKET_SOURCE: expected an existing folder or file of candles, got '{tmp_path}/none'"
     load({**KEY, "MARKET_SOURCE": f"replay:{tmp_path}"})
 
 
@@ -493,9 +493,9 @@ RISKS = {"OPENAI_API_KEY": "k" * 30}
 def test_settings_by_which_strangers_could_trade_are_named(
     tmp_path: Path, environ: dict[str, str], expected: list[str]
 ) -> None:
-    found = find_risks(load({**RISKS, **environ}), tmp_path / ".env")
-    assert len(found) == len(expected)
-    assert all(risk.startswith(start) for risk, start in zip(found, expected, strict=True))
+    risks = find_risks(load({**RISKS, **environ}), tmp_path / ".env")
+    assert len(risks) == len(expected)
+    assert all(risk.startswith(start) for risk, start in zip(risks, expected, strict=True))
 
 
 def test_secrets_that_every_user_of_the_machine_can_read_are_named(tmp_path: Path) -> None:

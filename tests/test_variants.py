@@ -104,8 +104,8 @@ def test_a_missing_or_empty_prompt_does_not_import(tmp_path: Any, monkeypatch: p
 
 
 def test_there_is_no_prompt_without_a_variant() -> None:
-    found = {entry.name for entry in files("trader").joinpath("prompts").iterdir()}
-    assert found == {f"{variant.lower()}.md" for variant in VariantId}
+    names = {entry.name for entry in files("trader").joinpath("prompts").iterdir()}
+    assert names == {f"{variant.lower()}.md" for variant in VariantId}
 
 
 @every_variant
@@ -162,8 +162,8 @@ def test_each_model_has_a_constant_color_near_that_of_its_variant() -> None:
     assert len(set(colors)) > 190
     for model, color in zip(models, colors, strict=True):
         hues = [
-            colorsys.rgb_to_hls(*(int(one[at : at + 2], 16) / 255 for at in (1, 3, 5)))[0]
-            for one in (color, variants.VARIANTS[model.variant].color)
+            colorsys.rgb_to_hls(*(int(shade[at : at + 2], 16) / 255 for at in (1, 3, 5)))[0]
+            for shade in (color, variants.VARIANTS[model.variant].color)
         ]
         assert min((hues[0] - hues[1]) % 1, (hues[1] - hues[0]) % 1) < 0.07
     chosen = msgspec.structs.replace(models[0], configuration=ModelConfiguration(color="#123456"))

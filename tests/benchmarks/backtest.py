@@ -151,8 +151,8 @@ def nautilus_trades(python: Path, minutes: Minutes, entries: dict[int, int]) -> 
     }  # fmt: skip
     program = [python, Path(__file__).with_name("nautilus_reference.py")]
     done = subprocess.run(program, input=json.dumps(given), stdout=subprocess.PIPE, text=True, check=True)
-    found = json.loads(done.stdout)
-    return found["seconds"], found["trades"]
+    result = json.loads(done.stdout)
+    return result["seconds"], result["trades"]
 
 
 def opened(
@@ -177,10 +177,10 @@ def scripted(market: BacktestMarket, entries: dict[int, int]) -> tuple[float, in
 
 def season(folder: Path, start: datetime | None = None, end: datetime | None = None) -> tuple[float, float, Backtest]:
     """Let the four agents trade. Return the processor time of the preparation and of the run."""
-    found: list[BacktestMarket] = []
-    prepared_s = timed(lambda: found.append(opened(folder, MARKETS, start, end)))
-    models = rule_models(list(VariantId), None, moment_of(found[0].span.start))
-    run = Backtest(found[0], settings(), models, [LedgerLines(io.BytesIO())])
+    result: list[BacktestMarket] = []
+    prepared_s = timed(lambda: result.append(opened(folder, MARKETS, start, end)))
+    models = rule_models(list(VariantId), None, moment_of(result[0].span.start))
+    run = Backtest(result[0], settings(), models, [LedgerLines(io.BytesIO())])
     return prepared_s, timed(lambda: finish(run)), run
 
 
@@ -233,7 +233,7 @@ def main() -> int:
     )
     prepared_s, whole_s, run = season(folder)
     span = run.ends_at - run.starts_at
-    decisions = sum(one.decisions for one in run.accounts)
+    decisions = sum(account.decisions for account in run.accounts)
     print(f"four agents, three markets, {span / timedelta(minutes=1):,.0f} minutes, {decisions:,} decisions")
     figures.show("reading and preparing", prepared_s, "s")
     figures.show("four agents, without durable writes", whole_s, "s", at_most=SEASON_S_MAX)

@@ -160,16 +160,18 @@ async def measure(folder: Path, rounds: int, count: int) -> int:
                 with nullcontext() if is_linked else without_chain():
                     spent = await _spent(database, lambda: writer.write(count))
                 (linked if is_linked else plain).append(spent)
-        each_ms, plain_ms = (1000 * median(one.real for one in spent) / count for spent in (linked, plain))
+        each_ms, plain_ms = (1000 * median(amount.real for amount in spent) / count for spent in (linked, plain))
         figures.show(f"an invocation, {PARALLEL} at once", each_ms, "ms", reference=("no chain", plain_ms))
-        each_ms, plain_ms = (1000 * sum(one.processor for one in spent) / count / rounds for spent in (linked, plain))
+        each_ms, plain_ms = (
+            1000 * sum(amount.processor for amount in spent) / count / rounds for spent in (linked, plain)
+        )
         figures.show("processor time of an invocation", each_ms, "ms", reference=("no chain", plain_ms))
         figures.show("price of the chain", 100 * (each_ms / plain_ms - 1), "%", at_most=PRICE_PERCENT_MAX)
         began_s = time.perf_counter()
-        found = await verify(database, [])
-        kinds = {finding.kind for finding in found.findings}
+        report = await verify(database, [])
+        kinds = {finding.kind for finding in report.findings}
         assert kinds <= {"inserted"}, "only the reference's invocations are not in the chain"
-        figures.show("verification", found.links / (time.perf_counter() - began_s), "/s")
+        figures.show("verification", report.links / (time.perf_counter() - began_s), "/s")
     return figures.exit_code
 
 

@@ -98,20 +98,20 @@ async def load(tab: Tab, url: str, ready: str) -> float:
     await tab.command("Page.navigate", url="about:blank")
     await tab.command("Page.navigate", url=url)
     async with asyncio.timeout(60):
-        while (found := await tab.evaluate(f"location.href === 'about:blank' ? null : {ready}")) is None:
+        while (evaluated := await tab.evaluate(f"location.href === 'about:blank' ? null : {ready}")) is None:
             await asyncio.sleep(0.05)
-    return float(found)
+    return float(evaluated)
 
 
 async def trace(tab: Tab) -> list[dict[str, Any]]:
     """End a trace and return its events."""
     await tab.command("Tracing.end")
     handle = (await tab.event("Tracing.tracingComplete"))["stream"]
-    found: dict[str, Any] = {"eof": False}
+    result: dict[str, Any] = {"eof": False}
     parts: list[str] = []
-    while not found["eof"]:
-        found = await tab.command("IO.read", handle=handle)
-        parts.append(found["data"])
+    while not result["eof"]:
+        result = await tab.command("IO.read", handle=handle)
+        parts.append(result["data"])
     events: list[dict[str, Any]] = json.loads("".join(parts))["traceEvents"]
     return events
 
@@ -119,12 +119,12 @@ async def trace(tab: Tab) -> list[dict[str, Any]]:
 def longest_of_its_own(events: Sequence[dict[str, Any]]) -> float:
     """Return the processor time of the longest task on a main thread, in milliseconds."""
     threads = {
-        (one["pid"], one["tid"])
-        for one in events
-        if one["name"] == "thread_name" and one["args"]["name"] == "CrRendererMain"
+        (event["pid"], event["tid"])
+        for event in events
+        if event["name"] == "thread_name" and event["args"]["name"] == "CrRendererMain"
     }
-    tasks = (one for one in events if one["ph"] == "X" and (one["pid"], one["tid"]) in threads)
-    return max((one.get("tdur", 0) for one in tasks), default=0) / 1000
+    tasks = (event for event in events if event["ph"] == "X" and (event["pid"], event["tid"]) in threads)
+    return max((task.get("tdur", 0) for task in tasks), default=0) / 1000
 
 
 async def wire_bytes(service: ServiceProcess) -> int:

@@ -58,20 +58,23 @@ SYNTHETIC_HOURS = 250
 
 
 def show_rules(figures: Figures, name: str, rules: Sequence[Rule], *, t_max: float | None = None) -> None:
-    found = worst(rules)
+    strongest = worst(rules)
     rms = (sum(rule.t**2 for rule in rules) / len(rules)) ** 0.5
     where = f"{name}: {len(rules)} rules, largest |t|"
-    figures.show(where, abs(found.t), "", reference=("root mean square", rms), at_most=t_max)
-    print(f"    its rule: look back {found.look_back} s at second {found.second}, exit at second {found.exit_second}")
+    figures.show(where, abs(strongest.t), "", reference=("root mean square", rms), at_most=t_max)
+    print(
+        f"    its rule: look back {strongest.look_back} s at second {strongest.second}, "
+        f"exit at second {strongest.exit_second}"
+    )
 
 
 def show_cross_rules(figures: Figures, name: str, rules: Sequence[CrossRule]) -> None:
-    found, dearest = worst(rules), max(abs(rule.mean_bp) for rule in rules)
-    figures.show(f"{name}: {len(rules)} rules across markets, largest |t|", abs(found.t), "", at_most=CROSS_T_MAX)
-    how = "leads" if found.leads else "and the other meet again"
+    strongest, dearest = worst(rules), max(abs(rule.mean_bp) for rule in rules)
+    figures.show(f"{name}: {len(rules)} rules across markets, largest |t|", abs(strongest.t), "", at_most=CROSS_T_MAX)
+    how = "leads" if strongest.leads else "and the other meet again"
     print(
-        f"    its rule: {found.watched} {how}, trade {found.traded} at second {found.second}, look back "
-        f"{found.look_back} s, exit at second {found.exit_second}: {found.mean_bp:+.2f} bp"
+        f"    its rule: {strongest.watched} {how}, trade {strongest.traded} at second {strongest.second}, look back "
+        f"{strongest.look_back} s, exit at second {strongest.exit_second}: {strongest.mean_bp:+.2f} bp"
     )
     figures.show(f"{name}: largest mean across markets", dearest, "bp", at_most=CROSS_MEAN_BP_MAX)
 
@@ -81,10 +84,10 @@ def judge_across(figures: Figures, name: str, paths: Mapping[str, Paths]) -> Non
     rules = judge_cross_rules(paths, CROSS_STEP_S)
     show_cross_rules(figures, f"{name}, inside a minute", list(filter(is_inside, rules)))
     show_cross_rules(figures, f"{name}, into the next", [rule for rule in rules if not is_inside(rule)])
-    for one, other in combinations(paths, 2):
+    for pair, other in combinations(paths, 2):
         spans = (1, 5, 15, 30, 59)
-        shown = ", ".join(f"{span} s {correlation(paths[one], paths[other], span):.2f}" for span in spans)
-        print(f"    correlation of {one} and {other}: {shown}")
+        shown = ", ".join(f"{span} s {correlation(paths[pair], paths[other], span):.2f}" for span in spans)
+        print(f"    correlation of {pair} and {other}: {shown}")
 
 
 def judge_later_half(figures: Figures, recorded: Mapping[str, Minutes]) -> None:

@@ -53,9 +53,9 @@ def write_candles(folder: Path, symbols: Sequence[str], days: int) -> None:
 
 def anonymous_mb(pid: int) -> float:
     """Return the anonymous memory of a process that is resident."""
-    found = re.search(r"^RssAnon:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(encoding="ascii"), re.MULTILINE)
-    assert found is not None, "only Linux says it"
-    return int(found[1]) / 1024
+    match = re.search(r"^RssAnon:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(encoding="ascii"), re.MULTILINE)
+    assert match is not None, "only Linux says it"
+    return int(match[1]) / 1024
 
 
 async def trades_so_far(service: ServiceProcess) -> int:

@@ -101,10 +101,10 @@ async def call(url: str, seconds: float) -> int:
 
 async def read_all(readers: Sequence[ServiceProcess], seconds: float) -> tuple[int, float, float]:
     """Let a process of its own call each reader. Return the answers, the readers' processor time, and the time."""
-    began_s, before_s = time.monotonic(), sum(processor_s(one.process.pid) for one in readers)
-    callers = [await helper("--call", one.url, str(seconds)) for one in readers]
+    began_s, before_s = time.monotonic(), sum(processor_s(reader.process.pid) for reader in readers)
+    callers = [await helper("--call", reader.url, str(seconds)) for reader in readers]
     counts = [int((await caller.communicate())[0]) for caller in callers]
-    used_s = sum(processor_s(one.process.pid) for one in readers) - before_s
+    used_s = sum(processor_s(reader.process.pid) for reader in readers) - before_s
     return sum(counts), used_s, time.monotonic() - began_s
 
 
@@ -171,7 +171,7 @@ async def helper(*arguments: str) -> asyncio.subprocess.Process:
 @asynccontextmanager
 async def subscribing(readers: Sequence[ServiceProcess], subscribers: int) -> AsyncIterator[None]:
     """All subscribers of all streams for the length of the block; prints what they received."""
-    process = await helper("--subscribers", str(subscribers), "--subscribe", *(one.url for one in readers))
+    process = await helper("--subscribers", str(subscribers), "--subscribe", *(reader.url for reader in readers))
     assert process.stdout is not None
     async with asyncio.timeout(120):
         assert await process.stdout.readline() == b"subscribed\n"
@@ -223,7 +223,7 @@ async def measure(subscribers: int, rounds: int, reads_s: float) -> int:
             answers, used_s, took_s = await read_all(readers[:count], reads_s)
             figures.show(f"reads of {count} readers", answers / reads_s, "/s")
             figures.show("  processor time per read", 1000 * (used_s - count * idle * took_s) / answers, "ms")
-        figures.show("lag of the readers at most", max([await lag_s(one) for one in readers]), "s")
+        figures.show("lag of the readers at most", max([await lag_s(reader) for reader in readers]), "s")
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     return figures.exit_code
 

@@ -281,7 +281,7 @@ class Season:
 
     async def settle(self) -> None:
         """Wait until every model was compared with random traders, which happens once in a long while."""
-        while any(one.luck == COMPUTING for one in (await self.context.evidence.report("run")).entrants):
+        while any(entrant.luck == COMPUTING for entrant in (await self.context.evidence.report("run")).entrants):
             await asyncio.sleep(1)
 
     async def change(self) -> None:

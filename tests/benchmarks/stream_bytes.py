@@ -48,8 +48,8 @@ async def read(port: int, seconds: float) -> tuple[int, dict[str, list[int]]]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(HEAD)
     assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
-    unpacker, first, found = zlib.decompressobj(wbits=31), 0, defaultdict[str, list[int]](list)
-    found.update({"positions": [], "positions:patch": [], "events": []})
+    unpacker, first, result = zlib.decompressobj(wbits=31), 0, defaultdict[str, list[int]](list)
+    result.update({"positions": [], "positions:patch": [], "events": []})
     try:
         async with asyncio.timeout(seconds):
             while True:
@@ -60,10 +60,10 @@ async def read(port: int, seconds: float) -> tuple[int, dict[str, list[int]]]:
                 if not first:
                     first = size
                 elif name.removesuffix(":patch") in {"positions", "trades", "conversations", "portfolio", "ping"}:
-                    found[name].append(size)
+                    result[name].append(size)
                 else:
-                    found["events"].append(size)
+                    result["events"].append(size)
     except TimeoutError:
-        return first, found
+        return first, result
     finally:
         writer.close()

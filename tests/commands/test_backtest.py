@@ -75,7 +75,7 @@ def test_chosen_variants_markets_funding_and_cadence(data: Path, tmp_path: Path)
     result = orjson.loads((tmp_path / "run" / "result.json").read_bytes())
     assert result["markets"] == ["BTC"]
     assert result["funding"] == {"fromFiles": [], "constant": ["BTC"], "hourlyRate": 0.0001}
-    assert [(one["id"], one["decisions"]) for one in result["accounts"]] == [("apex-rules", 18 * 4 + 1)]
+    assert [(account["id"], account["decisions"]) for account in result["accounts"]] == [("apex-rules", 18 * 4 + 1)]
 
 
 def test_ctrl_c_leaves_a_result_that_says_so(

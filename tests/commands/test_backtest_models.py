@@ -58,8 +58,8 @@ def backtest(data: Path, out: Path, *options: str) -> int:
 
 
 def result(out: Path) -> dict[str, Any]:
-    found: dict[str, Any] = orjson.loads((out / "result.json").read_bytes())
-    return found
+    results: dict[str, Any] = orjson.loads((out / "result.json").read_bytes())
+    return results
 
 
 def answers(cassette: Path) -> list[dict[str, Any]]:
@@ -218,10 +218,10 @@ def test_the_same_decisions_under_other_conditions_split_the_difference_by_cause
     capsys.readouterr()
     conditions = ("--taker-fee", "20", "--latency", "3000", "--guard", "position-notional-max=0")
     assert main(["backtest", "--run", str(run), *conditions, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out, parse_float=Decimal)
+    results = json.loads(capsys.readouterr().out, parse_float=Decimal)
     assert provider.requests == requests, "no model is asked"
-    assert [one["cause"] for one in found["conditions"]] == ["fees", "latency", "guard"]
-    account, idle = found["accounts"]
+    assert [condition["cause"] for condition in results["conditions"]] == ["fees", "latency", "guard"]
+    account, idle = results["accounts"]
     if account["id"] != "one":
         account, idle = idle, account
     parts = {part["cause"]: Decimal(part["change"]) for part in account["parts"]}

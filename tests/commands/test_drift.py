@@ -105,7 +105,7 @@ async def test_sizes_begin_at_their_lower_bound_and_p95_is_by_nearest_rank(datab
         figures = await select_drift_figures(conn, START)
         assert await select_drift_figures(conn, START + timedelta(days=1)) == []
         assert await select_uncompared(conn, START) == (0, 0)
-    assert [(one.size, one.fills) for one in figures] == [(0, 20), (1, 2), (2, 2), (3, 1), (None, 25)]
+    assert [(figure.size, figure.fills) for figure in figures] == [(0, 20), (1, 2), (2, 2), (3, 1), (None, 25)]
     assert figures[0][4:] == (7.5, 9.5, 19.0, -40.0, -40.0, 18.0)
 
 

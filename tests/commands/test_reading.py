@@ -85,12 +85,14 @@ async def rows(database: Database) -> None:
 
 
 async def test_trades_are_those_of_the_interface(rows: None, call: Call) -> None:
-    found = (await call("trades", "--json")).value
-    assert [(one["modelId"], one["side"], one["netPnl"]) for one in found["trades"]] == [
+    result = (await call("trades", "--json")).value
+    assert [(trade["modelId"], trade["side"], trade["netPnl"]) for trade in result["trades"]] == [
         ("bob", "SHORT", 29), ("ada", "LONG", 9),
     ]  # fmt: skip
-    assert found["database"]["service"] == "not running"
-    assert [one["modelId"] for one in (await call("trades", "--account", "ada", "--json")).value["trades"]] == ["ada"]
+    assert result["database"]["service"] == "not running"
+    assert [trade["modelId"] for trade in (await call("trades", "--account", "ada", "--json")).value["trades"]] == [
+        "ada"
+    ]
     assert len((await call("trades", "--limit", "1")).out.splitlines()) == 2
     shown = (await call("trades")).out.splitlines()
     assert shown[0].split()[:3] == ["closed", "account", "market"]
@@ -100,13 +102,15 @@ async def test_trades_are_those_of_the_interface(rows: None, call: Call) -> None
 
 async def test_accounts_and_the_board_agree(rows: None, call: Call) -> None:
     accounts = (await call("accounts", "list", "--json")).value["accounts"]
-    assert {one["accountId"]: one["equity"] for one in accounts} == {"ada": 10009, "bob": 10029}
+    assert {account["accountId"]: account["equity"] for account in accounts} == {"ada": 10009, "bob": 10029}
     assert (await call("accounts", "show", "bob", "--json")).value["account"] == accounts[1]
     board = (await call("board", "--json")).value
-    assert [(one["rank"], one["modelId"], one["pnlAbsolute"]) for one in board["entries"]] == [
+    assert [(entry["rank"], entry["modelId"], entry["pnlAbsolute"]) for entry in board["entries"]] == [
         (1, "bob", 29), (2, "ada", 9),
     ]  # fmt: skip
-    assert [one["modelId"] for one in (await call("board", "--variant", "Apex", "--json")).value["entries"]] == ["ada"]
+    assert [entry["modelId"] for entry in (await call("board", "--variant", "Apex", "--json")).value["entries"]] == [
+        "ada"
+    ]
     assert "10,029.00" in (await call("accounts", "show", "bob")).out
     assert (await call("positions", "--json")).value["positions"] == []
 
@@ -114,10 +118,10 @@ async def test_accounts_and_the_board_agree(rows: None, call: Call) -> None:
 async def test_status_fails_until_a_service_leads_and_says_why(
     rows: None, call: Call, database: Database, dsn: str
 ) -> None:
-    found = await call("status", "--json")
-    assert found.code == 1
-    assert found.value["troubles"] == ["the service is not running"]
-    facts = found.value["status"]
+    outcome = await call("status", "--json")
+    assert outcome.code == 1
+    assert outcome.value["troubles"] == ["the service is not running"]
+    facts = outcome.value["status"]
     assert (facts["models"], facts["trades"], facts["invocations"], facts["positions"]) == (2, 2, 2, 0)
     lock = LeaderLock(dsn)
     assert await lock.try_acquire()
@@ -132,8 +136,8 @@ async def test_status_fails_until_a_service_leads_and_says_why(
         assert (well.code, well.out.splitlines()[-1]) == (0, "all well")
         assert "the service is running" in well.err
         await conn.execute("INSERT INTO halts (cause, reason, halted_by) VALUES ('drawdown', 'it fell', 'limit')")
-    found = await call("status")
-    assert (found.code, "NOT well    halted: all accounts: drawdown: it fell" in found.out) == (1, True)
+    outcome = await call("status")
+    assert (outcome.code, "NOT well    halted: all accounts: drawdown: it fell" in outcome.out) == (1, True)
     await lock.release()
 
 
@@ -144,30 +148,30 @@ async def test_status_shows_what_the_service_says_of_its_health(
         await conn.execute("UPDATE service_state SET heartbeat_at = now(), schedulers = $1", {"tradeExecutor": True})
     async with served(make_health_app(House())) as server, TestServer(web.Application()) as stranger:
         monkeypatch.setenv("PORT", str(server.port))
-        found = await call("status")
-        assert f"unhealthy, at http://localhost:{server.port}, but none leads on this database" in found.out
-        assert "NOT well    the service is not running" in found.out
+        outcome = await call("status")
+        assert f"unhealthy, at http://localhost:{server.port}, but none leads on this database" in outcome.out
+        assert "NOT well    the service is not running" in outcome.out
         lock = LeaderLock(dsn)
         assert await lock.try_acquire()
-        found = await call("status", "--json")
+        outcome = await call("status", "--json")
         reasons = [f"the scheduler {name} does not run" for name in NAMES]
-        assert (found.code, found.value["troubles"]) == (1, [f"unhealthy: {reason}" for reason in reasons])
-        assert found.value["health"]["report"]["reasons"] == reasons
+        assert (outcome.code, outcome.value["troubles"]) == (1, [f"unhealthy: {reason}" for reason in reasons])
+        assert outcome.value["health"]["report"]["reasons"] == reasons
         elsewhere = stranger.port
         monkeypatch.setenv("PORT", str(elsewhere))
         monkeypatch.setenv("SERVER_URL", f"http://127.0.0.1:{server.port}")
         assert (await call("status", "--json")).value["health"]["url"] == f"http://127.0.0.1:{server.port}"
         monkeypatch.delenv("SERVER_URL")
-        found = await call("status")
-        assert f"something else than trader answers at http://localhost:{elsewhere}" in found.out
-    found = await call("status")
-    assert (found.code, found.out.splitlines()[-1]) == (0, "all well"), "the service may be on another machine"
-    assert f"no service answers at http://localhost:{elsewhere}: " in found.out
+        outcome = await call("status")
+        assert f"something else than trader answers at http://localhost:{elsewhere}" in outcome.out
+    outcome = await call("status")
+    assert (outcome.code, outcome.out.splitlines()[-1]) == (0, "all well"), "the service may be on another machine"
+    assert f"no service answers at http://localhost:{elsewhere}: " in outcome.out
     with socket.create_server(("127.0.0.1", 0)) as hanging:
         monkeypatch.setattr("trader.commands.status.ASK_S", 0.1)
         monkeypatch.setenv("PORT", str(hanging.getsockname()[1]))
-        found = await call("status")
-        assert (found.code, found.out.count("NOT well    no service answers at")) == (1, 1)
+        outcome = await call("status")
+        assert (outcome.code, outcome.out.count("NOT well    no service answers at")) == (1, 1)
     monkeypatch.setenv("PORT", "http")
     assert "cannot be asked: PORT: expected a whole number" in (await call("status")).out
     await lock.release()
@@ -176,9 +180,9 @@ async def test_status_shows_what_the_service_says_of_its_health(
 async def test_an_empty_database_has_nothing_to_show(database: Database, call: Call) -> None:
     assert (await call("status", "--json")).value["status"]["marketIdentity"] is None
     for words in (("trades",), ("positions",), ("board",), ("accounts", "list"), ("models", "list")):
-        found = await call(*words)
-        assert found.code == 0, found
-        assert "Traceback" not in found.err
+        outcome = await call(*words)
+        assert outcome.code == 0, outcome
+        assert "Traceback" not in outcome.err
 
 
 async def test_models_are_added_updated_and_paused(rows: None, call: Call, tmp_path: Path) -> None:
@@ -189,8 +193,10 @@ async def test_models_are_added_updated_and_paused(rows: None, call: Call, tmp_p
     assert "ada has no `every`" in added.out
     assert (await call("models", "pause", "new")).out.startswith("new is paused.")
     assert (await call("models", "pause", "new")).out == "new was paused already.\n"
-    listed = {one["model"]["id"]: one["model"] for one in (await call("models", "list", "--json")).value["models"]}
-    assert {name: (one["active"], one["name"]) for name, one in listed.items()} == {
+    listed = {
+        model["model"]["id"]: model["model"] for model in (await call("models", "list", "--json")).value["models"]
+    }
+    assert {name: (entry["active"], entry["name"]) for name, entry in listed.items()} == {
         "ada": (True, "Ada Again"), "bob": (True, listed["bob"]["name"]), "new": (False, "new"),
     }  # fmt: skip
     assert (await call("models", "resume", "new")).code == 0
@@ -213,8 +219,8 @@ async def test_models_are_added_updated_and_paused(rows: None, call: Call, tmp_p
 async def test_unknown_names_are_answered_with_those_that_there_are(
     rows: None, call: Call, words: tuple[str, ...], said: str
 ) -> None:
-    found = await call(*words)
-    assert (found.code, said in found.err) == (1, True), found
+    outcome = await call(*words)
+    assert (outcome.code, said in outcome.err) == (1, True), outcome
 
 
 async def test_budgets_of_today_are_shown(call: Call, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,7 @@ async def test_a_replica_tells_of_the_service_on_its_primary_and_is_not_changed(
         assert "(a replica, read-only), the service is running" in capsys.readouterr().err
         await dumps.dump(dumps.libpq_address(replica.dsn), 15, open_folder / "a.dump")
         rows = await dumps.read_rows(open_folder / "a.dump", "models")
-        assert [one["id"] for one in rows["models"]] == ["ada"]
+        assert [model["id"] for model in rows["models"]] == ["ada"]
         monkeypatch.setenv("LEADER_URL", LEADER)
         file = open_folder / "models.toml"
         file.write_text(MODELS_FILE, encoding="utf-8")

@@ -27,8 +27,8 @@ def test_ties_go_to_the_even_digit(dividend: str, text_of_quotient: str) -> None
 
 
 @given(amounts, positive, positive)
-def test_a_share_and_the_rest_are_the_whole(whole: Decimal, one: Decimal, other: Decimal) -> None:
-    part, total = min(one, other), max(one, other)
+def test_a_share_and_the_rest_are_the_whole(whole: Decimal, first: Decimal, second: Decimal) -> None:
+    part, total = min(first, second), max(first, second)
     taken = share(whole, part, total)
     assert taken + (whole - taken) == whole
     assert abs(Fraction(taken) - Fraction(whole) * Fraction(part) / Fraction(total)) <= Fraction(QUANTUM) / 2

@@ -54,9 +54,13 @@ async def test_an_operator_hears_of_start_halt_and_stop(tmp_path: Path, dsn: str
                     figures = await response.text()
                 assert await service.stop() == 0, "a sink that hangs holds up nothing"
                 log = b"".join(service.log).decode()
-            heard = [orjson.loads(one.body) for one in await here.wait_for("/works", 3)]
+            heard = [orjson.loads(request.body) for request in await here.wait_for("/works", 3)]
         await asyncio.wait([listener], timeout=30)
-    assert [(one["cause"], one["subject"]) for one in heard] == [("start", ""), ("halt", "all accounts"), ("stop", "")]
+    assert [(alarm["cause"], alarm["subject"]) for alarm in heard] == [
+        ("start", ""),
+        ("halt", "all accounts"),
+        ("stop", ""),
+    ]
     assert heard[0]["message"] == "started as leader (simulated, market synthetic)"
     assert heard[1]["message"] == "all accounts: operator: strange prices"
     assert (states[0], states[-1]) == ("READY=1", "STOPPING=1")

@@ -131,14 +131,14 @@ def rows_of_lines(lines: bytes) -> Rows:
 
 async def rows_of(conn: asyncpg.Connection) -> Rows:
     """The ledger of a database."""
-    found: Rows = {}
+    result: Rows = {}
     for table, columns in KEYS.items():
         for record in await conn.fetch(f"SELECT * FROM {table}"):
             row = {name: as_json(value) for name, value in record.items()}
             if "answer" in row:
                 row["answer"] = orjson.loads(row["answer"])
-            found[table, *(str(row[column]) for column in columns)] = row
-    return found
+            result[table, *(str(row[column]) for column in columns)] = row
+    return result
 
 
 def as_json(value: object) -> Any:

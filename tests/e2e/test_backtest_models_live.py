@@ -127,7 +127,7 @@ def test_the_database_of_models_is_whole_and_its_decisions_can_be_executed_again
     monkeypatch.chdir(data.parent)
     again = backtest(data, end, "--models-from", "recorded", "--no-database")
     figures = ("id", "equity", "trades", "fees", "funding")
-    assert [[one[name] for name in figures] for one in again["accounts"]] == [
-        [one[name] for name in figures] for one in asked["accounts"]
+    assert [[account[name] for name in figures] for account in again["accounts"]] == [
+        [account[name] for name in figures] for account in asked["accounts"]
     ]
     assert again["accounts"][0]["trades"] > 0

@@ -65,7 +65,7 @@ async def test_backups_move_a_database_to_a_server_and_back(open_folder: Path, e
     assert restored["backup"]["marketIdentity"].startswith("synthetic:sha256:")
     async with serving(there, DATABASE_URL=empty_dsn, **QUICKLY) as service:
         account = (await service.call("simulator.getAccount", accountId="me"))["account"]
-        assert "BTC" in [one["symbol"] for one in account["positions"]]
+        assert "BTC" in [entry["symbol"] for entry in account["positions"]]
         assert await service.stop() == 0
 
     await call(there, "backup", "two.dump", "--database-url", empty_dsn)

@@ -31,16 +31,16 @@ async def test_commands_show_what_the_service_has_and_reset_through_it(open_fold
         await service.call("simulator.placeOrder", accountId="me", symbol="ETH", side="buy", quantity=0.5)
         port = service.url.rpartition(":")[2]
         async with asyncio.timeout(60):  # until the first heartbeat
-            while (found := await call(open_folder, "status", port=port))[0] != 0:
-                assert found[1]["database"]["service"] == "running"
-        assert (found[1]["troubles"], found[1]["health"]["report"]["status"]) == ([], "healthy")
+            while (outcome := await call(open_folder, "status", port=port))[0] != 0:
+                assert outcome[1]["database"]["service"] == "running"
+        assert (outcome[1]["troubles"], outcome[1]["health"]["report"]["status"]) == ([], "healthy")
         _, trades = await call(open_folder, "trades", "--account", "me")
         assert trades["trades"] == (await service.call("trading.getTrades", modelId="me"))["trades"]
         _, shown = await call(open_folder, "accounts", "show", "me")
         account = (await service.call("simulator.getAccount", accountId="me"))["account"]
         for name in ("accountId", "cashBalance", "totalFees", "totalRealizedPnl"):
             assert shown["account"][name] == account[name]
-        assert [one["symbol"] for one in shown["account"]["positions"]] == ["ETH"]
+        assert [position["symbol"] for position in shown["account"]["positions"]] == ["ETH"]
         code, reset = await call(open_folder, "accounts", "reset", "me")
         assert (code, reset["outcome"]["left"]) == (0, []), reset
         account = (await service.call("simulator.getAccount", accountId="me"))["account"]

@@ -289,8 +289,10 @@ def check_variants(by_call: dict[tuple[str, ...], Any]) -> None:
         ("Sovereign", "Sovereign (Adaptive)", 0.8, "#eab308"),
     ]
     variants = by_call["variants.getVariants",]["variants"]
-    assert [(one["id"], one["label"], one["temperature"], one["color"]) for one in variants] == expected
-    assert [one.id.value for one in VARIANTS.values()] == list(VARIANT)
+    assert [
+        (variant["id"], variant["label"], variant["temperature"], variant["color"]) for variant in variants
+    ] == expected
+    assert [variant.id.value for variant in VARIANTS.values()] == list(VARIANT)
     stats = by_call["variants.getVariantStats",]["stats"]
     assert [entry["variantId"] for entry in stats] == list(VARIANT)
     assert [entry["modelCount"] for entry in stats] == [2, 1, 1, 1]

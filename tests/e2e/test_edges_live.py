@@ -97,8 +97,8 @@ def hostile_bodies(name: str) -> list[tuple[bytes, bool]]:
 
 async def test_no_body_causes_an_internal_error(tmp_path: Path, dsn: str) -> None:
     async with serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0") as service:
-        found = await asyncio.gather(*(attack(service, name) for name in OUTPUTS))
-        assert not [problem for problems in found for problem in problems]
+        results = await asyncio.gather(*(attack(service, name) for name in OUTPUTS))
+        assert not [problem for problems in results for problem in problems]
         assert service.process.returncode is None
         for name in ("variants.getVariants", "simulator.getAccount"):
             assert_shape(await service.call(name), OUTPUTS[name])

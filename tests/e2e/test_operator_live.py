@@ -193,8 +193,8 @@ async def test_a_standby_shows_halts_and_takes_over_halted(tmp_path: Path, dsn: 
 async def test_impossible_commands_are_reported(
     tmp_path: Path, dsn: str, arguments: tuple[str, ...], code: int, output: str
 ) -> None:
-    found = await operate(tmp_path, *arguments, DATABASE_URL=dsn)
-    assert (found.code, output in found.out + found.err) == (code, True), found
+    outcome = await operate(tmp_path, *arguments, DATABASE_URL=dsn)
+    assert (outcome.code, output in outcome.out + outcome.err) == (code, True), outcome
 
 
 async def test_an_unusable_database_is_reported_without_its_password(tmp_path: Path) -> None:

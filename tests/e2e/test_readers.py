@@ -52,8 +52,8 @@ async def until(condition: Callable[[], Awaitable[bool]], within_s: float) -> fl
 
 async def prices(service: ServiceProcess) -> dict[tuple[str, str], float]:
     """The price of each market, by its time."""
-    found = (await service.call("trading.getCryptoPrices"))["prices"]
-    return {(one["symbol"], one["timestamp"]): one["price"] for one in found}
+    shown_prices = (await service.call("trading.getCryptoPrices"))["prices"]
+    return {(entry["symbol"], entry["timestamp"]): entry["price"] for entry in shown_prices}
 
 
 async def check_prices(leader: ServiceProcess, reader: ServiceProcess) -> None:
@@ -148,7 +148,7 @@ async def test_readers_serve_what_the_leader_trades_and_a_promoted_replica_leads
             serving(tmp_path, **common, DATABASE_URL=first.dsn, ROLE="reader") as reader,
             serving(tmp_path, **common, DATABASE_URL=second.dsn) as standby,
         ):
-            roles = [(await one.get("/health/schedulers"))[1]["role"] for one in (leader, reader, standby)]
+            roles = [(await process.get("/health/schedulers"))[1]["role"] for process in (leader, reader, standby)]
             assert roles == ["leader", "reader", "standby"]
             await check_reads(leader, reader)
             await check_streams(leader, reader)

@@ -63,7 +63,7 @@ class Bench:
         source = ReplaySource(self.folder / "candles", list(SIZES))
         await source.open()
         until = await settle(source, database, Recorder(self.folder / "recording", source))
-        found, timed = await rows(database), await acts_of_rows(database, storm.acts)
+        result, timed = await rows(database), await acts_of_rows(database, storm.acts)
         recorded = RecordedSource(self.folder / "recording", list(SIZES))
         await recorded.open()
         for again in (source, recorded):
@@ -72,9 +72,9 @@ class Bench:
             await repeat(again, database, timed, BEGIN, until)
             expected = await rows(database)
             for table, each in expected.items():  # printed first: pytest shows it when they differ
-                print(table, *sorted(set(found[table]) ^ set(each))[:6], sep="\n  ")
-            assert found == expected
-        assert len(found["fills"]) > 10
+                print(table, *sorted(set(result[table]) ^ set(each))[:6], sep="\n  ")
+            assert result == expected
+        assert len(result["fills"]) > 10
         assert until > BEGIN + timedelta(seconds=10)
 
 

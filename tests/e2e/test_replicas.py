@@ -83,7 +83,9 @@ async def test_a_page_at_the_standby_hears_reset_and_then_what_the_new_leader_do
 
 def held(entries: list[dict[str, Any]]) -> list[str]:
     """The quantities of the account of the orders in a state of the positions stream."""
-    return [position["quantity"] for one in entries if one["modelId"] == "default" for position in one["positions"]]
+    return [
+        position["quantity"] for entry in entries if entry["modelId"] == "default" for position in entry["positions"]
+    ]
 
 
 async def end_lead(database: Database) -> None:

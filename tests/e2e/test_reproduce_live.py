@@ -56,8 +56,8 @@ async def test_invocations_reproduce_the_same_books(tmp_path: Path, database: Da
         assert [(each["inputTokens"], each["outputTokens"], each["costUsd"]) for each in stats] == [
             (18_000, 1_200, 0.004)
         ] * MODELS
-        found = await asyncio.gather(*(replay(tmp_path, each["id"], dsn) for each in ended[:3]))
-    for code, output in found:
+        results = await asyncio.gather(*(replay(tmp_path, each["id"], dsn) for each in ended[:3]))
+    for code, output in results:
         assert code == 0, output
         assert "2. createPosition (ok): same: " in output
         assert output.endswith("The books come out the same.\n")

@@ -93,30 +93,30 @@ async def provider() -> AsyncIterator[str]:
 
 
 async def _produced_by_http(service: ServiceProcess) -> list[str]:
-    found = []
+    result = []
     paths = ["/health", "/health/schedulers", "/api/health", "/api/openapi.json", "/api/docs", "/metrics", "/nothing"]
     for path in paths:
         async with service.http.get(service.url + path) as response:
-            found.append(str(response.headers) + await response.text())
+            result.append(str(response.headers) + await response.text())
     for name in READS:
         for url, body in ((name, {}), (name.replace(".", "/"), {"json": {}}), (name, {"unknown": list(ANSWERS)})):
             async with service.http.post(f"{service.url}/api/rpc/{url}", data=orjson.dumps(body)) as response:
-                found.append(str(response.headers) + await response.text())
+                result.append(str(response.headers) + await response.text())
     for token in ("Bearer wrong", ""):
         order = {"symbol": "BTC", "side": "buy", "quantity": 1}
         url, headers = f"{service.url}/api/rpc/simulator.placeOrder", {"Authorization": token}
         async with service.http.post(url, data=orjson.dumps(order), headers=headers) as response:
             assert response.status == 401
-            found.append(str(response.headers) + await response.text())
+            result.append(str(response.headers) + await response.text())
     for stream in STREAMS:
         async with service.http.get(f"{service.url}/api/events/{stream}") as response:
-            found.append(str(response.headers) + (await response.content.readuntil(b"\n\n")).decode())
-    return found
+            result.append(str(response.headers) + (await response.content.readuntil(b"\n\n")).decode())
+    return result
 
 
 async def _rows(database: Database) -> list[str]:
     """Every row of every table as text, payloads unpacked."""
-    found = []
+    result = []
     async with database.connection() as conn:
         tables = await conn.fetch(
             "SELECT c.relname FROM pg_class c WHERE c.relkind IN ('r', 'p') AND c.relnamespace = 'public'::regnamespace"
@@ -126,8 +126,8 @@ async def _rows(database: Database) -> list[str]:
                 values = dict(row)
                 if "payload" in values:
                     values["payload"] = zlib.decompress(values["payload"]).decode()
-                found.append(f"{table}: {values}")
-    return found
+                result.append(f"{table}: {values}")
+    return result
 
 
 async def test_no_output_contains_a_secret(tmp_path: Path, database: Database, dsn: str, provider: str) -> None:
@@ -162,5 +162,5 @@ async def test_no_output_contains_a_secret(tmp_path: Path, database: Database, d
     for name, secret in {**SECRETS, **({"password": password} if password else {})}.items():
         hidden = secret.rpartition("/")[2]  # of an address the part that would be one
         for where, texts in produced.items():
-            found = [text[max(0, at - 80) : at + 80] for text in texts if (at := text.find(hidden)) >= 0]
-            assert not found, f"{name} in {where}: {found[0]}"
+            leaks = [text[max(0, at - 80) : at + 80] for text in texts if (at := text.find(hidden)) >= 0]
+            assert not leaks, f"{name} in {where}: {leaks[0]}"

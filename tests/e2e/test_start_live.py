@@ -128,7 +128,7 @@ async def test_scripts_run_on_a_fresh_folder_needs_nothing_else(open_folder: Pat
             trades = (await first.call("trading.getTrades", limit=500))["trades"]
             assert len({trade["modelVariant"] for trade in trades}) == len(VARIANT)
             curves = await first.call("trading.getEquityCurves")
-            assert all(sum(value is not None for value in one["values"]) >= 70 for one in curves["models"])
+            assert all(sum(value is not None for value in curve["values"]) >= 70 for curve in curves["models"])
             audit = await asyncio.create_subprocess_exec(ROOT / "scripts" / "run", "audit", cwd=open_folder)
             assert await audit.wait() == 0
             placed = await first.call("simulator.placeOrder", symbol="ETH", side="sell", quantity=1, clientOrderId="a")
@@ -211,7 +211,9 @@ async def books(service: ServiceProcess) -> dict[str, Any]:
         "realized": account["totalRealizedPnl"],
         "orders": account["openOrders"],
         "positions": [{key: position[key] for key in kept} for position in account["positions"]],
-        "ids": [(one["id"], one["openedAt"]) for one in await service.call("trading.getPositions", modelId="default")],
+        "ids": [
+            (entry["id"], entry["openedAt"]) for entry in await service.call("trading.getPositions", modelId="default")
+        ],
     }
 
 

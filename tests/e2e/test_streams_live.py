@@ -33,7 +33,7 @@ def is_state(message: Message) -> bool:
 def held_by_hand(message: Message) -> list[Any]:
     if message.event is not None:
         return []
-    return [one for entry in message.json() if entry["modelId"] == "default" for one in entry["positions"]]
+    return [position for entry in message.json() if entry["modelId"] == "default" for position in entry["positions"]]
 
 
 def by_hand(message: Message) -> list[Any]:

@@ -41,18 +41,18 @@ def settings(venue: FakeVenue, dsn: str) -> dict[str, str]:
 
 
 async def becomes(ask: Callable[[], Awaitable[Any]], expected: Any, *, within_s: float = 30) -> None:
-    found: Any = None
+    result: Any = None
     try:
         async with asyncio.timeout(within_s):
-            while (found := await ask()) != expected:
+            while (result := await ask()) != expected:
                 await asyncio.sleep(0.05)
     except TimeoutError:
-        pytest.fail(f"expected {expected!r}, found {found!r}")
+        pytest.fail(f"expected {expected!r}, found {result!r}")
 
 
 async def prices(service: ServiceProcess) -> dict[str, float]:
     answer = await service.call("trading.getCryptoPrices")
-    return {one["symbol"]: one["price"] for one in answer["prices"] if "message" not in one}
+    return {price["symbol"]: price["price"] for price in answer["prices"] if "message" not in price}
 
 
 async def buy(service: ServiceProcess, **more: Any) -> dict[str, Any]:
@@ -62,7 +62,7 @@ async def buy(service: ServiceProcess, **more: Any) -> dict[str, Any]:
 
 
 async def held(service: ServiceProcess) -> list[tuple[str, str]]:
-    return [(one["symbol"], one["quantity"]) for one in await service.call("trading.getPositions")]
+    return [(entry["symbol"], entry["quantity"]) for entry in await service.call("trading.getPositions")]
 
 
 async def orders_rejected(service: ServiceProcess) -> str:

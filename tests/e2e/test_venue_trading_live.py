@@ -119,20 +119,22 @@ async def books_equal_the_venues(database: Database, venue: FakeExchange) -> Non
     async with database.connection() as conn:
         account = (await select_accounts(conn))["scripted"]
         unknown = await conn.fetchval("SELECT count(*) FROM venue_orders WHERE status = 'SENT'")
-    held = {IDS[one.symbol]: one.side.direction * one.quantity for one in account.positions.values()}
+    held = {
+        IDS[position.symbol]: position.side.direction * position.quantity for position in account.positions.values()
+    }
     assert (held, unknown) == (venue.positions(), 0)
     assert abs(account.cash - venue.ledger.collateral) < D("0.01")
     assert (await audit(database)).problems == []
 
 
 async def becomes(ask: Callable[[], Any], expected: Any, *, within_s: float = 30) -> None:
-    found: Any = None
+    result: Any = None
     try:
         async with asyncio.timeout(within_s):
-            while (found := await ask()) != expected:
+            while (result := await ask()) != expected:
                 await asyncio.sleep(0.05)
     except TimeoutError:
-        pytest.fail(f"expected {expected!r}, found {found!r}")
+        pytest.fail(f"expected {expected!r}, found {result!r}")
 
 
 async def test_a_model_trades_live_through_a_power_cut_in_the_middle_of_an_order(
@@ -154,8 +156,11 @@ async def test_a_model_trades_live_through_a_power_cut_in_the_middle_of_an_order
         assert (status, answer["code"]) == (412, "PRECONDITION_FAILED")
 
         async def entry() -> list[Any]:
-            found = await service.call("trading.getPositions")
-            return [(one["symbol"], one["quantity"], one["entryPrice"], one["exitPlan"]["stop"]) for one in found]
+            positions = await service.call("trading.getPositions")
+            return [
+                (entry["symbol"], entry["quantity"], entry["entryPrice"], entry["exitPlan"]["stop"])
+                for entry in positions
+            ]
 
         await becomes(entry, [("BTC", "0.05", "94000", 90000)])
         status, report = await service.get("/health")
@@ -182,7 +187,9 @@ async def test_a_model_trades_live_through_a_power_cut_in_the_middle_of_an_order
         await until(lambda: not venue.ledger.standing(BTC), within_s=RUN_S)
         await books_equal_the_venues(database, venue)
         trades = (await service.call("trading.getTrades"))["trades"]
-        assert [(one["symbol"], one["quantity"], one["closeReason"]) for one in trades] == [("BTC", 0.05, "order")]
+        assert [(trade["symbol"], trade["quantity"], trade["closeReason"]) for trade in trades] == [
+            ("BTC", 0.05, "order")
+        ]
         assert service.traceback() == ""
         assert await service.stop() == 0
     assert {kind for kind, _ in venue.sent} == {CREATE, CANCEL}

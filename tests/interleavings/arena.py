@@ -243,8 +243,8 @@ class Arena:
     @property
     def leader(self) -> Process | None:
         """The process that leads; of two, the one that holds the lock."""
-        leaders = [one for one in self.processes.values() if one.leads]
-        return next((one for one in leaders if one.lock is self.holder), leaders[0] if leaders else None)
+        leaders = [process for process in self.processes.values() if process.leads]
+        return next((process for process in leaders if process.lock is self.holder), leaders[0] if leaders else None)
 
     async def see(self, mids: Mapping[str, str] = QUIET, *, after_s: float = 1, size: str = "1") -> None:
         """Move time and the market, for every process."""
@@ -252,7 +252,7 @@ class Arena:
         at = last + timedelta(seconds=after_s)
         tick = Tick(at, {symbol: Quote.of(make_book(symbol, mid, at, size=size)) for symbol, mid in mids.items()})
         self.source.script.append(tick)
-        await asyncio.gather(*(run_as(one.name, one.take(tick)) for one in list(self.processes.values())))
+        await asyncio.gather(*(run_as(process.name, process.take(tick)) for process in list(self.processes.values())))
 
     async def open(self) -> None:
         """Bring the arena to where every schedule begins: A leads, "a" is long with a stop and an order rests."""
@@ -330,8 +330,8 @@ class Arena:
                     raise
 
 
-def same(one: Mapping[str, Account], other: Mapping[str, Account]) -> bool:
+def same(accounts: Mapping[str, Account], other: Mapping[str, Account]) -> bool:
     """Whether accounts are equal, but for the depth that they have taken."""
-    return {key: without_depth(account) for key, account in one.items()} == {
+    return {key: without_depth(account) for key, account in accounts.items()} == {
         key: without_depth(account) for key, account in other.items()
     }

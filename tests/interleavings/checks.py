@@ -24,22 +24,22 @@ async def problems_before(arena: Arena) -> list[str]:
         seen_until = await select_processed_until(conn)
         accounts = await select_accounts(conn)
         baselines = await select_baseline_states(conn)
-    found = []
+    problems = []
     for account in accounts.values():
         position = account.positions.get("BTC")
         if position is None or position.exit_plan.stop != STOP or seen_until is None:
             continue
         if (at := _touched(arena, max(position.opened_at, account.changed_at), seen_until)) is not None:
-            found.append(f"account {account.id} is saved as having seen {at:%X}, and its stop did not fire")
+            problems.append(f"account {account.id} is saved as having seen {at:%X}, and its stop did not fire")
     for baseline, state, until in baselines:
         if state.account.positions and (at := _touched(arena, state.account.changed_at, until)) is not None:
-            found.append(f"{baseline.id} is saved as having seen {at:%X}, and its stop did not fire")
+            problems.append(f"{baseline.id} is saved as having seen {at:%X}, and its stop did not fire")
     for process in arena.processes.values():
         if process.leadership.role == "standby" and process.lock is not arena.holder:
             await run_as(process.name, process.exchange.follow())
             if not same(process.accounts.by_id, accounts):
-                found.append(f"{process.name}, which follows, does not show the rows")
-    return found
+                problems.append(f"{process.name}, which follows, does not show the rows")
+    return problems
 
 
 def _touched(arena: Arena, after: datetime, until: datetime) -> datetime | None:
@@ -50,18 +50,20 @@ def _touched(arena: Arena, after: datetime, until: datetime) -> datetime | None:
 
 async def problems_of(arena: Arena, leader: Process) -> list[str]:
     """What is wrong once everything has come to its end."""
-    found = [f"audit: {problem}" for problem in (await audit(arena.database)).problems]
+    problems = [f"audit: {problem}" for problem in (await audit(arena.database)).problems]
     async with arena.database.connection() as conn:
         rows = await select_accounts(conn)
-        found += [problem async for problem in _broken_promises(arena, conn)]
+        problems += [problem async for problem in _broken_promises(arena, conn)]
         for account_id in rows:
-            found += [f"reference, {account_id}: {one}" for one in await _differences(arena, conn, account_id)]
+            problems += [
+                f"reference, {account_id}: {difference}" for difference in await _differences(arena, conn, account_id)
+            ]
     if not same(leader.accounts.by_id, rows):
-        found.append(f"the memory of the leader {leader.name} is not its rows")
+        problems.append(f"the memory of the leader {leader.name} is not its rows")
     for process in arena.processes.values():
-        found += [f"alarm: {event.text}" for event in process.events if isinstance(event, PostingRefused)]
-    found += [f"chain: {finding}" for finding in (await verify(arena.database, [])).findings]
-    return found
+        problems += [f"alarm: {event.text}" for event in process.events if isinstance(event, PostingRefused)]
+    problems += [f"chain: {finding}" for finding in (await verify(arena.database, [])).findings]
+    return problems
 
 
 async def _broken_promises(arena: Arena, conn: Connection):  # type: ignore[no-untyped-def]  # an async iterator
@@ -85,17 +87,17 @@ async def _broken_promises(arena: Arena, conn: Connection):  # type: ignore[no-u
 async def _differences(arena: Arena, conn: Connection, account_id: str) -> list[str]:
     """Compare an account with the reference, which meets the same orders and every tick in order of time."""
     reference, account = await _replayed(arena, conn, account_id), (await select_accounts(conn, account_id))[account_id]
-    found = []
+    problems = []
     if account.cash != reference.cash():
-        found.append(f"cash {account.cash}, not {Decimal(float(reference.cash())):.8f}")
-    held = {symbol: one.side.direction * one.quantity for symbol, one in account.positions.items()}
+        problems.append(f"cash {account.cash}, not {Decimal(float(reference.cash())):.8f}")
+    held = {symbol: position.side.direction * position.quantity for symbol, position in account.positions.items()}
     expected = {symbol: holding.quantity for symbol, holding in reference.books().holdings.items()}
     if {symbol: Fraction(quantity) for symbol, quantity in held.items()} != expected:
-        found.append(f"holds {held}, not { {symbol: float(quantity) for symbol, quantity in expected.items()} }")
-    rests = [Fraction(one.remaining) for one in account.resting]
-    if rests != [one.remaining for one in reference.resting]:
-        found.append(f"rests {rests}, not {[one.remaining for one in reference.resting]}")
-    return found
+        problems.append(f"holds {held}, not { {symbol: float(quantity) for symbol, quantity in expected.items()} }")
+    rests = [Fraction(order.remaining) for order in account.resting]
+    if rests != [order.remaining for order in reference.resting]:
+        problems.append(f"rests {rests}, not {[order.remaining for order in reference.resting]}")
+    return problems
 
 
 async def _replayed(arena: Arena, conn: Connection, account_id: str) -> ReferenceAccount:
@@ -109,7 +111,7 @@ async def _replayed(arena: Arena, conn: Connection, account_id: str) -> Referenc
     )  # fmt: skip
     numbers: dict[str, int] = {}
     ticks = iter([tick for tick in arena.source.script if tick.at > runs[0]["started_at"]])
-    moment = _moment(next(one for one in reversed(arena.source.script) if one.at <= runs[0]["started_at"]), None)
+    moment = _moment(next(tick for tick in reversed(arena.source.script) if tick.at <= runs[0]["started_at"]), None)
     tick = next(ticks, None)
     for number, run in enumerate(runs):
         if number:

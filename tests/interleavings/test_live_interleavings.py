@@ -134,7 +134,7 @@ async def run(dsn: str, operation: str, actor: str, at: int) -> int:
         await bench.agree()
         # Every order was sent once, however often it was asked for.
         quantities = [
-            one.quantity for one in bench.venue.orders.values() if one.type == "limit" and not one.reduce_only
+            order.quantity for order in bench.venue.orders.values() if order.type == "limit" and not order.reduce_only
         ]
         assert quantities.count(D("0.1")) <= 2, "the resting one, and the one that was placed"
         assert any(kind == CREATE for kind, _ in bench.venue.sent)

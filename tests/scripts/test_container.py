@@ -48,10 +48,12 @@ def run(*command: str | Path) -> str:
 def make_base(root: Path) -> None:
     """Make a root file system of this machine's packages, since no registry may be in reach."""
     options = ["conflicts", "breaks", "replaces", "enhances", "recommends", "suggests"]
-    listed = run("apt-cache", "depends", "--recurse", "--installed", *(f"--no-{one}" for one in options), *PACKAGES)
+    listed = run(
+        "apt-cache", "depends", "--recurse", "--installed", *(f"--no-{option}" for option in options), *PACKAGES
+    )
     packages = {line for line in listed.splitlines() if re.match("[a-z0-9]", line)}
-    found = subprocess.run(["dpkg", "-L", *packages], capture_output=True, text=True, check=False).stdout
-    paths = [Path(line) for line in dict.fromkeys(found.splitlines()) if line.startswith("/")]
+    listing = subprocess.run(["dpkg", "-L", *packages], capture_output=True, text=True, check=False).stdout
+    paths = [Path(line) for line in dict.fromkeys(listing.splitlines()) if line.startswith("/")]
     unneeded = ("doc", "info", "locale", "man")
     files = [path for path in paths if path.is_symlink() or path.is_file()]
     files = [path for path in files if path.parts[1:3] != ("usr", "share") or path.parts[3] not in unneeded]
@@ -130,7 +132,7 @@ def test_the_demo_trades_on_a_read_only_root_without_privileges(image: dict[str,
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        environ = dict(one.split("=", 1) for one in image["Env"]) | {"PORT": str(port), "HOST": "127.0.0.1"}
+        environ = dict(setting.split("=", 1) for setting in image["Env"]) | {"PORT": str(port), "HOST": "127.0.0.1"}
         command = ["unshare", "--mount", "sh", "-c", ON_READ_ONLY_ROOT, "sh", str(root), str(volume), f"{uid}:{gid}"]
         log = tmp_path / "log"
         with log.open("wb") as file:

@@ -38,10 +38,10 @@ def release_module() -> ModuleType:
 
 
 def pins() -> dict[str, list[Version]]:
-    found: dict[str, list[Version]] = {}
+    result: dict[str, list[Version]] = {}
     for match in PINNED.finditer(LOCK.read_text(encoding="utf-8")):
-        found.setdefault(match[1], []).append(Version(match[2]))
-    return found
+        result.setdefault(match[1], []).append(Version(match[2]))
+    return result
 
 
 def test_the_lock_is_in_step_with_the_project() -> None:
@@ -53,7 +53,7 @@ def test_the_lock_is_in_step_with_the_project() -> None:
     for dependency in map(Requirement, inputs["dependencies"]):
         versions = locked.get(canonicalize_name(dependency.name), [])
         assert versions, f"{dependency}: {ADVICE}"
-        assert all(dependency.specifier.contains(one) for one in versions), f"{dependency}: {ADVICE}"
+        assert all(dependency.specifier.contains(version) for version in versions), f"{dependency}: {ADVICE}"
 
 
 def test_what_the_locked_packages_need_is_locked_too() -> None:
@@ -96,6 +96,6 @@ def test_a_release_installs_into_an_empty_environment_and_runs(tmp_path: Path) -
     assert f"trader-{__version__}/schema.sql" in sources
     bill = json.loads((tmp_path / "sbom.json").read_bytes())
     assert (bill["metadata"]["component"]["name"], bill["metadata"]["component"]["version"]) == ("trader", __version__)
-    assert {(one["name"], Version(one["version"])) for one in bill["components"]} == {
+    assert {(component["name"], Version(component["version"])) for component in bill["components"]} == {
         (name, each) for name, versions in pins().items() for each in versions
     }

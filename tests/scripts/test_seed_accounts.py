@@ -84,7 +84,7 @@ async def test_a_file_of_models_is_seeded_and_may_be_repeated(
     assert models["deepseek-apex"].name == "Deep"
     assert (models["rules-c"].name, models["rules-c"].active) == ("rules-c", False)
     assert before <= models["deepseek-apex"].created_at <= SystemClock().now()
-    assert {name: float(one.run.initial_capital) for name, one in accounts.items()} == {
+    assert {name: float(account.run.initial_capital) for name, account in accounts.items()} == {
         "deepseek-apex": 2500.5,
         "rules-c": 10_000,
     }
@@ -288,8 +288,8 @@ request = '{"temperature": null}'
         "third": {"temperature": None},
     }
     Path("models.toml").write_text(FILE, encoding="utf-8")
-    one = ["--variant", "Apex", "--provider", "nim", "--router-model", "x/y", "--request", '{"seed": 7}']
-    assert _run(seed, "models.toml", *one, "--demo", "--database-url", dsn) == 0
+    arguments = ["--variant", "Apex", "--provider", "nim", "--router-model", "x/y", "--request", '{"seed": 7}']
+    assert _run(seed, "models.toml", *arguments, "--demo", "--database-url", dsn) == 0
     requests = await _requests(database)
     assert (requests["rules-c"], requests["y-apex"]) == ({}, {"seed": 7}), "what the file leaves out is gone"
 
@@ -388,7 +388,7 @@ async def test_a_past_is_written_once_and_continued(
     assert until is not None
     assert began - timedelta(minutes=1) <= until <= SystemClock().now()
     assert invocations in range(10, 15), "28 minutes, a run of each of the two every five"
-    assert {one.run.started_at for one in accounts.values()} == {first.replace(second=0, microsecond=0)}
+    assert {account.run.started_at for account in accounts.values()} == {first.replace(second=0, microsecond=0)}
     assert last <= until, "idle accounts have none in their last minutes"
     assert (await audit(database)).is_clean
     assert _run(seed, *arguments) == 0
@@ -418,8 +418,8 @@ async def test_a_season_in_bulk_balances_and_has_the_rows_that_the_service_write
     assert tuple(counted) == tuple(runs)
     assert empty == []
     assert until is not None
-    assert all(one.changed_at <= until for one in accounts.values())
-    assert len({one.cash for one in accounts.values()}) == 5, "no two models fare the same"
+    assert all(account.changed_at <= until for account in accounts.values())
+    assert len({account.cash for account in accounts.values()}) == 5, "no two models fare the same"
     capsys.readouterr()
     assert _run(seed, *arguments, "--database-url", dsn) == 1
     assert "has a past already" in capsys.readouterr().err

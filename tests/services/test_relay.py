@@ -280,7 +280,7 @@ async def test_each_change_changes_what_followers_compare(database: Database, ki
         assert await select_changes(conn) == before
         await change(conn)
         after = await select_changes(conn)
-    assert {name for name, one, other in zip(before._fields, before, after, strict=True) if one != other} == {kind}
+    assert {name for name, pair, other in zip(before._fields, before, after, strict=True) if pair != other} == {kind}
 
 
 async def test_an_invocation_counts_when_it_ends(database: Database) -> None:

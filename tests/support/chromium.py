@@ -37,10 +37,10 @@ def is_installed() -> bool:
 
 def chromium_program() -> str:
     """The path of the browser. Skips without one."""
-    found = next(filter(None, map(shutil.which, _NAMES)), None)
-    if found is None:
+    program = next(filter(None, map(shutil.which, _NAMES)), None)
+    if program is None:
         pytest.skip("Chromium is not installed, so no browser was tried (Debian: apt-get install chromium)")
-    return found
+    return program
 
 
 @asynccontextmanager
@@ -135,9 +135,9 @@ async def open_tab(folder: Path, address: str) -> AsyncIterator[Tab]:
     async with browsing(folder, "--remote-debugging-port=0", "about:blank") as browser, aiohttp.ClientSession() as http:
         assert browser.stderr is not None
         async with asyncio.timeout(_START_S):
-            while (found := _LISTENING.search(await browser.stderr.readline())) is None:
+            while (match := _LISTENING.search(await browser.stderr.readline())) is None:
                 pass
-        address_of_browser = f"http://{found[1].decode()}"
+        address_of_browser = f"http://{match[1].decode()}"
         async with http.get(f"{address_of_browser}/json") as response:
             (page,) = [target for target in await response.json() if target["type"] == "page"]
         tab = await Tab.attach(http, address_of_browser, page, address)

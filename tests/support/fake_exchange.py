@@ -93,7 +93,11 @@ class Ledger:
         return {market_id: quantity for market_id, (quantity, _) in self.held.items() if quantity}
 
     def standing(self, market_id: int) -> list[Standing]:
-        return [one for one in self.orders.values() if one.market_id == market_id and one.status in ("open", "pending")]
+        return [
+            order
+            for order in self.orders.values()
+            if order.market_id == market_id and order.status in ("open", "pending")
+        ]
 
     def take(self, market_id: int, quantity: Decimal, price: Decimal) -> None:
         """Change a position by a signed quantity: closing realizes the difference to the average entry."""
@@ -316,8 +320,8 @@ class FakeExchange(FakeVenue):
             return 21728, "client order index already exists"
         if kind == CREATE and (self.refusal is not None or transaction["Type"] in self.refused_types):
             return self.refusal or (21735, "invalid trigger price")
-        standing = [one for one in ledger.orders.values() if one.status in ("open", "pending")]
-        names = {name for one in standing for name in (one.index, one.client_index)}
+        standing = [order for order in ledger.orders.values() if order.status in ("open", "pending")]
+        names = {name for order in standing for name in (order.index, order.client_index)}
         if kind == CANCEL and self.refuses_idle_ends and transaction["Index"] not in names:
             return 21715, "inactive order"
         ledger.next_nonce += 1
@@ -328,7 +332,7 @@ class FakeExchange(FakeVenue):
         return None
 
     def _create(self, ledger: Ledger, transaction: dict[str, Any]) -> None:
-        market = next(one for one in self.markets.values() if one.market_id == transaction["MarketIndex"])
+        market = next(known for known in self.markets.values() if known.market_id == transaction["MarketIndex"])
         quantity = Decimal(transaction["BaseAmount"]).scaleb(-market.size_decimals)
         client_index = transaction["ClientOrderIndex"]
         index = 281474976710656 + len(ledger.orders)
@@ -368,13 +372,13 @@ class FakeExchange(FakeVenue):
     async def _orders(self, request: web.Request) -> web.StreamResponse:
         orders = self._asked_of(request).orders
         asked = [int(text) for text in request.query["client_order_indexes"].split(",")]
-        found = [orders[index].shown() for index in asked if index in orders and index not in self.hidden]
-        return await self._tell_of(request, {"orders": found or None})
+        shown = [orders[index].shown() for index in asked if index in orders and index not in self.hidden]
+        return await self._tell_of(request, {"orders": shown or None})
 
     async def _active_orders(self, request: web.Request) -> web.StreamResponse:
         standing = self._asked_of(request).standing(int(request.query["market_id"]))
-        found = [order.shown() for order in standing if order.client_index not in self.hidden]
-        return await self._tell_of(request, {"orders": found or None})
+        shown = [order.shown() for order in standing if order.client_index not in self.hidden]
+        return await self._tell_of(request, {"orders": shown or None})
 
     async def _account(self, request: web.Request) -> web.StreamResponse:
         ledger = self.ledgers[int(request.query["value"])]
@@ -404,19 +408,23 @@ class FakeExchange(FakeVenue):
         """Newest first, `limit` at a time."""
         trades = self._asked_of(request).trades
         if (index := request.query.get("order_index")) is not None:
-            trades = [one for one in trades if int(index) in (one["ask_id"], one["bid_id"])]
-        trades = [one for one in trades if self.hides_trades_of.isdisjoint((one["ask_id"], one["bid_id"]))]
+            trades = [trade for trade in trades if int(index) in (trade["ask_id"], trade["bid_id"])]
+        trades = [trade for trade in trades if self.hides_trades_of.isdisjoint((trade["ask_id"], trade["bid_id"]))]
         if self.hides_trades:
             self.hides_trades -= 1
             trades = trades[:-1]
-        newest = sorted(trades, key=lambda one: one["trade_id"], reverse=True)
+        newest = sorted(trades, key=lambda entry: entry["trade_id"], reverse=True)
         if self.doubles_trades:
-            newest = [one for trade in newest for one in (trade, trade)]
+            newest = [copy for trade in newest for copy in (trade, trade)]
         return await self._tell_of(request, _page(request, "trades", newest))
 
     async def _position_fundings(self, request: web.Request) -> web.StreamResponse:
         ledger, since = self._asked_of(request), int(request.query["start_timestamp"])
-        newest = [one for one in reversed(ledger.fundings) if one["timestamp"] >= since and not self.hides_fundings]
+        newest = [
+            funding
+            for funding in reversed(ledger.fundings)
+            if funding["timestamp"] >= since and not self.hides_fundings
+        ]
         return await self._tell_of(request, _page(request, "position_fundings", newest))
 
     async def _tell_of(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:

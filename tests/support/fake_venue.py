@@ -193,7 +193,7 @@ class FakeVenue:
     async def _subscription(self, socket: web.WebSocketResponse, asked: Mapping[str, str]) -> None:
         channel = asked.get("channel", "")
         kind, _, number = channel.partition("/")
-        market = next((one for one in self.markets.values() if str(one.market_id) == number), None)
+        market = next((entry for entry in self.markets.values() if str(entry.market_id) == number), None)
         is_standing = (socket, channel) in self.subscriptions
         if asked["type"] == "unsubscribe" and is_standing:
             self.subscriptions.remove((socket, channel))
@@ -213,8 +213,8 @@ class FakeVenue:
         """At most 500, the newest of the window, in milliseconds; both ends belong to it."""
         start, end = int(request.query["start_timestamp"]), int(request.query["end_timestamp"])
         rows = self.candle_rows.get(int(request.query["market_id"]), [])
-        found = [row for row in rows if start <= row["t"] <= end][-min(500, int(request.query["count_back"])) :]
-        return self._answer(request, {"r": request.query["resolution"], "c": found or None})
+        candles = [row for row in rows if start <= row["t"] <= end][-min(500, int(request.query["count_back"])) :]
+        return self._answer(request, {"r": request.query["resolution"], "c": candles or None})
 
     async def _fundings(self, request: web.Request) -> web.Response:
         """In seconds, where candles are in milliseconds."""

@@ -74,9 +74,9 @@ class ScriptedSource:
             yield given
 
     async def history(self, after: datetime, until: datetime) -> AsyncIterator[Tick]:
-        for found in (tick(1), tick(2), tick(3)):
-            if after < found.at <= until:
-                yield found
+        for ticks in (tick(1), tick(2), tick(3)):
+            if after < ticks.at <= until:
+                yield ticks
 
     async def candles(self, symbol: str, interval: Interval, start: datetime, end: datetime) -> list[Candle]:
         self.asked_candles.append((symbol, interval, start, end))

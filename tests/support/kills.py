@@ -91,7 +91,7 @@ async def carry_on(service: ServiceProcess, storm: Storm, rng: Random, life_s: f
     began = report["market"]["lastUpdateAt"] or ""
     if began and began < storm.seen_until:
         storm.lived_twice.append((storm.seen_until, began))
-    clients = [asyncio.create_task(_trade(service, storm, one, Random(rng.random()))) for one in ACCOUNTS]
+    clients = [asyncio.create_task(_trade(service, storm, account_id, Random(rng.random()))) for account_id in ACCOUNTS]
     clients.append(asyncio.create_task(_watch(service, storm)))
     await asyncio.sleep(life_s)
     await service.kill()
@@ -108,9 +108,11 @@ async def _watch(service: ServiceProcess, storm: Storm) -> None:
 
 async def _trade(service: ServiceProcess, storm: Storm, account_id: str, rng: Random) -> None:
     while True:
-        prices = {one["symbol"]: one["price"] for one in (await service.call("trading.getCryptoPrices"))["prices"]}
+        prices = {
+            price["symbol"]: price["price"] for price in (await service.call("trading.getCryptoPrices"))["prices"]
+        }
         number = len(storm.acts)
-        resting = [one for one, (owner, _) in storm.resting.items() if owner == account_id]
+        resting = [entry for entry, (owner, _) in storm.resting.items() if owner == account_id]
         if resting and rng.random() < 0.1:
             cancelled = rng.choice(resting[-5:])
             storm.acts.append(Act(account_id, number, {}, cancelled))
@@ -172,15 +174,15 @@ async def acts_of_rows(database: Database, acts: list[Act]) -> list[Timed]:
             )
         }
         opened = await conn.fetch("SELECT id, created_at FROM accounts WHERE id <> 'nobody'")
-    found = [Timed(row["created_at"], Act(row["id"], -1, {})) for row in opened]
+    timed_acts = [Timed(row["created_at"], Act(row["id"], -1, {})) for row in opened]
     for act in acts:
         which = str(act.number if act.cancels is None else act.cancels)
         at = (placed if act.cancels is None else cancelled).pop((act.account_id, which), None)
         if at is not None:
-            found.append(Timed(at, act))
+            timed_acts.append(Timed(at, act))
     assert not placed
     assert not cancelled
-    return sorted(found, key=lambda timed: (timed.at, timed.act.number))
+    return sorted(timed_acts, key=lambda timed: (timed.at, timed.act.number))
 
 
 async def settle(source: MarketSource, database: Database, recorder: Recorder | None = None) -> datetime:

@@ -167,7 +167,9 @@ class Bench:
     async def tell(self) -> None:
         """Tell the service where the venue's markets are."""
         now = self.clock.now()
-        quotes = {one: Quote.of(make_book(one, self.venue.markets[one].mid, now, size="50")) for one in SYMBOLS}
+        quotes = {
+            symbol: Quote.of(make_book(symbol, self.venue.markets[symbol].mid, now, size="50")) for symbol in SYMBOLS
+        }
         tick = Tick(now, quotes)
         self.source.script.append(tick)
         await self.market.take(tick, self.exchange.on_tick)
@@ -188,14 +190,18 @@ class Bench:
     async def agree(self, account_id: str = "apex", index: int = ACCOUNT) -> None:
         """Books, rows and venue say the same, and the books balance."""
         account, ledger = self.account(account_id), self.venue.ledgers[index]
-        held = {IDS[symbol]: one.side.direction * one.quantity for symbol, one in account.positions.items()}
+        held = {
+            IDS[symbol]: position.side.direction * position.quantity for symbol, position in account.positions.items()
+        }
         assert held == ledger.positions()
         assert wanted_protection(account, self.exchange.markets) == standing_protection(ledger)
         resting = {order.limit_price: order.remaining for order in account.resting}
         assert resting == {
-            one.price: one.quantity - one.filled for one in ledger.orders.values() if one.status == "open"
+            order.price: order.quantity - order.filled for order in ledger.orders.values() if order.status == "open"
         }
-        paid = sum((one.side.direction * one.entry_notional for one in account.positions.values()), Decimal(0))
+        paid = sum(
+            (position.side.direction * position.entry_notional for position in account.positions.values()), Decimal(0)
+        )
         theirs = ledger.collateral - sum((cost for _, cost in ledger.held.values()), Decimal(0))
         assert abs(account.cash - paid - theirs) < CENT, (account.cash - paid, theirs)
         async with self.database.connection() as conn:
@@ -219,9 +225,9 @@ def wanted_protection(account: Account, markets: Mapping[str, Market]) -> set[tu
 
 def standing_protection(ledger: Ledger) -> set[tuple[int, str, Decimal, Decimal]]:
     return {
-        (one.market_id, one.type, one.trigger, one.quantity)
-        for one in ledger.orders.values()
-        if one.status == "pending"
+        (order.market_id, order.type, order.trigger, order.quantity)
+        for order in ledger.orders.values()
+        if order.status == "pending"
     }
 
 

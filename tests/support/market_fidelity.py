@@ -121,9 +121,9 @@ def worst(rules: Sequence[AnyRule]) -> AnyRule:
     return max(rules, key=lambda rule: abs(rule.t))
 
 
-def correlation(one: Paths, other: Paths, seconds: int) -> float:
+def correlation(paths: Paths, other: Paths, seconds: int) -> float:
     """Return the correlation of two markets' returns over so many seconds within a minute."""
-    first, second = ((path[:, seconds::seconds] - path[:, :-seconds:seconds]).reshape(-1) for path in (one, other))
+    first, second = ((path[:, seconds::seconds] - path[:, :-seconds:seconds]).reshape(-1) for path in (paths, other))
     return float(numpy.corrcoef(first, second)[0, 1])
 
 

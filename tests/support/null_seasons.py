@@ -40,11 +40,11 @@ def normal(rng: np.random.Generator, accounts: int, hours: int) -> Returns:
 def garch(rng: np.random.Generator, accounts: int, hours: int) -> Returns:
     """Return GARCH(0.08, 0.90) returns: volatility comes in clusters."""
     shocks, variances = rng.normal(0, 1, (hours, accounts)), np.ones(accounts)
-    found = np.empty((hours, accounts))
+    shocked = np.empty((hours, accounts))
     for hour in range(hours):
-        found[hour] = np.sqrt(variances) * shocks[hour]
-        variances = 0.02 + 0.08 * found[hour] ** 2 + 0.90 * variances
-    return HOURLY * found.T
+        shocked[hour] = np.sqrt(variances) * shocks[hour]
+        variances = 0.02 + 0.08 * shocked[hour] ** 2 + 0.90 * variances
+    return HOURLY * shocked.T
 
 
 def heavy_tailed(rng: np.random.Generator, accounts: int, hours: int) -> Returns:
@@ -113,11 +113,11 @@ def strongest_of_board(season: NullSeason, hours: int) -> Verdict:
     models, agents, market = (Sums.of(returns[:, :hours]) for returns in season)
     count = len(season.models)
     own_agents = agents.chosen(np.arange(count) % len(VARIANTS))
-    found = [pairs.furthest() for pairs in (models - own_agents, models, models - market)]
+    furthest = [pairs.furthest() for pairs in (models - own_agents, models, models - market)]
     best = int(np.argmax(models.means))
     behind = models.chosen(np.delete(np.arange(count), best)) - models.chosen([best])
     verdicts = judge_family(
-        [*found, *[NOTHING] * (3 * count - len(found))], [behind.furthest(), *[NOTHING] * (count - 2)], count
+        [*furthest, *[NOTHING] * (3 * count - len(furthest))], [behind.furthest(), *[NOTHING] * (count - 2)], count
     )
     return min(verdicts, key=lambda verdict: verdict.p_value)
 
@@ -142,13 +142,13 @@ def wrong_seasons(
 def strongest_of_leaderboards(season: NullSeason, hours: int) -> Verdict:
     """Return the verdict of the smallest p value on the leaderboards of all windows after so many hours."""
     models = Sums.of(season.models[:, :hours])
-    found = []
+    result = []
     for window in WINDOWS.values():
         gains = season.models[:, max(0, hours - window // HOUR) : hours].sum(axis=1)
         order = np.argsort(-gains)
         pairs = models.chosen(order[:-1]) - models.chosen(order[1:])
-        found += judge_neighbours([pairs.furthest(), *[NOTHING] * (len(order) - 2)])
-    return min(found, key=lambda verdict: verdict.p_value)
+        result += judge_neighbours([pairs.furthest(), *[NOTHING] * (len(order) - 2)])
+    return min(result, key=lambda verdict: verdict.p_value)
 
 
 BOARDS: Final = {"evidence": strongest_of_board, "leaderboard": strongest_of_leaderboards}

@@ -65,8 +65,8 @@ class ServiceProcess:
         assert self.process.stderr is not None
         async for line in self.process.stderr:
             self.log.append(line)
-            if (found := _LISTENING.search(line)) is not None:
-                self.url = found[1].decode()
+            if (match := _LISTENING.search(line)) is not None:
+                self.url = match[1].decode()
                 self.listening.set()
 
     async def call(self, procedure: str, **request: Any) -> Any:

@@ -37,7 +37,9 @@ class Eavesdropper(RuleProvider):
     async def answer(self, turn: Turn) -> ModelAnswer:
         if turn.number == 1:
             tools = msgspec.json.encode(TOOL_SCHEMAS).decode()
-            self.prompts[turn.model.variant].append("\n".join([tools, *(one["content"] for one in turn.messages)]))
+            self.prompts[turn.model.variant].append(
+                "\n".join([tools, *(message["content"] for message in turn.messages)])
+            )
         return await super().answer(turn)
 
 

@@ -78,8 +78,8 @@ class FaultyProxy:
             pass
         finally:
             self._writers -= both
-            for one in both:
-                one.transport.abort()
+            for peer in both:
+                peer.transport.abort()
 
     async def _count(self, size: int) -> None:
         if self._bytes_left is None:

@@ -32,7 +32,9 @@ def seen(*values: object) -> tuple[object, ...]:
 def equity_values(chunks: Sequence[bytes]) -> list[tuple[str, Decimal, datetime]]:
     """Return the records of a history in its order: the model, its equity and the time."""
     records = json.loads(b"[%b]" % b",".join(chunks), parse_float=Decimal, parse_int=Decimal)
-    return [(one["modelId"], one["netPortfolio"], datetime.fromisoformat(one["createdAt"])) for one in records]
+    return [
+        (record["modelId"], record["netPortfolio"], datetime.fromisoformat(record["createdAt"])) for record in records
+    ]
 
 
 def id_of(*parts: object) -> UUID:

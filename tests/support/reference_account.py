@@ -91,7 +91,8 @@ class ReferenceAccount:
     def maintenance(self) -> Fraction:
         held = self.books().holdings.items()
         return sum(
-            (self._required(symbol, abs(one.quantity) * self.marks[symbol]) for symbol, one in held), Fraction(0)
+            (self._required(symbol, abs(position.quantity) * self.marks[symbol]) for symbol, position in held),
+            Fraction(0),
         )
 
     def _slices(self, symbol: str) -> list[tuple[Fraction, Fraction | None, Fraction]]:
@@ -199,8 +200,8 @@ class ReferenceAccount:
             self.resting.append(Rest(self._arrivals, order.symbol, sign, unfilled, limit, terms, order.reduce_only, at))
         opens = quantity > reducible
         if rests:
-            waiting = [one for one in self.resting if one.symbol == order.symbol and one.sign == sign]
-            promised = sum((one.remaining for one in waiting if not one.reduce_only), Fraction(0))
+            waiting = [rest for rest in self.resting if rest.symbol == order.symbol and rest.sign == sign]
+            promised = sum((rest.remaining for rest in waiting if not rest.reduce_only), Fraction(0))
             opens = opens or promised > abs(self.quantity(order.symbol))
         if opens and not order.reduce_only and (self.free() < 0 or self._is_overleveraged(order, sign)):
             return Answer("rejected")
@@ -398,13 +399,13 @@ class ReferenceAccount:
         """What this account can have of the book: what it took lately is missing from the best levels on."""
         lot = Fraction(self.markets[book.symbol].lot)
         missing = round(self._missing(book.symbol, sign, at) / lot) * lot
-        found = []
+        result = []
         for price, size in book.asks if sign > 0 else book.bids:
             left = Fraction(size) - min(missing, Fraction(size))
             missing -= Fraction(size) - left
             if left > 0 and (limit is None or sign * (limit - Fraction(price)) >= 0):
-                found.append((Fraction(price), left))
-        return first(found, quantity)
+                result.append((Fraction(price), left))
+        return first(result, quantity)
 
     def _missing(self, symbol: str, sign: int, at: datetime) -> Fraction:
         """Half of a quantity is back after one half-life; after twenty it is back."""

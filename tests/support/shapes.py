@@ -64,10 +64,12 @@ def mismatches(value: Any, shape: Shape, path: str = "$") -> list[str]:
     if isinstance(shape, list):
         if not isinstance(value, list):
             return [f"{path}: no list but {value!r:.80}"]
-        return [found for place, item in enumerate(value) for found in mismatches(item, shape[0], f"{path}[{place}]")]
+        return [
+            mismatch for place, item in enumerate(value) for mismatch in mismatches(item, shape[0], f"{path}[{place}]")
+        ]
     if isinstance(shape, tuple):
-        found = [mismatches(value, one, path) for one in shape]
-        return [] if [] in found else min(found, key=len)
+        lists = [mismatches(value, alternative, path) for alternative in shape]
+        return [] if [] in lists else min(lists, key=len)
     if callable(shape):
         problem = shape(value)
         return [] if problem is None else [f"{path}: {problem}: {value!r:.80}"]
@@ -79,14 +81,14 @@ def _of_object(value: Any, shape: Mapping[str, Shape], path: str) -> list[str]:
         return [f"{path}: no object but {value!r:.80}"]
     wanted = {key.removesuffix("?"): part for key, part in shape.items()}
     must = {key for key in shape if not key.endswith("?")}
-    found = [f"{path}.{key}: missing" for key in sorted(must - value.keys())]
-    found += [f"{path}.{key}: unexpected" for key in sorted(value.keys() - wanted.keys())]
+    result = [f"{path}.{key}: missing" for key in sorted(must - value.keys())]
+    result += [f"{path}.{key}: unexpected" for key in sorted(value.keys() - wanted.keys())]
     for key, part in wanted.items():
         if key in value:
-            found += mismatches(value[key], part, f"{path}.{key}")
-    return found
+            result += mismatches(value[key], part, f"{path}.{key}")
+    return result
 
 
 def assert_shape(value: Any, shape: Shape) -> None:
-    found = mismatches(value, shape)
-    assert not found, "\n".join(found)
+    lists = mismatches(value, shape)
+    assert not lists, "\n".join(lists)

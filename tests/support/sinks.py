@@ -84,7 +84,7 @@ class Sinks:
         return web.Response(status=500 if request.path == "/fails" else 200)
 
     def of(self, path: str) -> list[Received]:
-        return [one for one in self.received if one.target.partition("?")[0] == path]
+        return [message for message in self.received if message.target.partition("?")[0] == path]
 
     async def wait_for(self, path: str, count: int = 1) -> list[Received]:
         """Wait until a path was sent so many requests; the caller's own time limit ends it."""

@@ -14,10 +14,10 @@ async def digests(dsn: str) -> dict[str, tuple[int, str]]:
     """Return for each table (partitions too) how many rows it has, and a digest of them."""
     conn = await asyncpg.connect(dsn)
     try:
-        found = {}
+        result = {}
         for (name,) in await conn.fetch(TABLES):
             rows = sorted(row[0] for row in await conn.fetch(f'SELECT t::text FROM "{name}" t'))
-            found[name] = (len(rows), sha256("\n".join(rows).encode()).hexdigest())
-        return found
+            result[name] = (len(rows), sha256("\n".join(rows).encode()).hexdigest())
+        return result
     finally:
         await conn.close()

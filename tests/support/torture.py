@@ -52,7 +52,7 @@ class Tally:
 
 async def _storm(service: ServiceProcess, account_id: str, rng: Random, tally: Tally, round_number: int) -> None:
     """Trade as one client until the service is gone."""
-    prices = {one["symbol"]: one["price"] for one in (await service.call("trading.getCryptoPrices"))["prices"]}
+    prices = {price["symbol"]: price["price"] for price in (await service.call("trading.getCryptoPrices"))["prices"]}
     for number in range(10_000):
         symbol = rng.choice(list(MARKETS))
         client_order_id = f"{round_number}-{number}"
@@ -122,7 +122,7 @@ async def _check(service: ServiceProcess, database: Database, tally: Tally) -> N
         for account_id, client_order_id, order_id in rows:
             ids.setdefault((account_id, client_order_id), []).append(order_id)
     tally.lost += sum(order_id not in ids.get(key, []) for key, order_id in tally.acknowledged.items())
-    tally.doubled += sum(len(found) > 1 for found in ids.values())
+    tally.doubled += sum(len(order_ids) > 1 for order_ids in ids.values())
     tally.memory_differs += sum([await _differs(service, database, account_id) for account_id in ACCOUNTS])
     tally.audit_problems += (await audit(database)).problems
 
@@ -132,8 +132,8 @@ async def _differs(service: ServiceProcess, database: Database, account_id: str)
     for _ in range(5):
         shown = (await service.call("simulator.getAccount", accountId=account_id))["account"]
         async with database.connection() as conn:
-            found = await select_accounts(conn, account_id)
-        if account_id not in found or _shown_as(shown) == _in_rows(found[account_id]):
+            stored = await select_accounts(conn, account_id)
+        if account_id not in stored or _shown_as(shown) == _in_rows(stored[account_id]):
             return False
     return True
 

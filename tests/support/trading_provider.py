@@ -62,9 +62,9 @@ class TradingProvider:
     def calls(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if any(message["role"] == "tool" for message in messages):
             return [call(1, "holding", reason="done")]
-        found = re.search(r'"minute":(\d+),', messages[1]["content"])
-        assert found is not None
-        match int(found[1]) // 5 % 3:
+        match = re.search(r'"minute":(\d+),', messages[1]["content"])
+        assert match is not None
+        match int(match[1]) // 5 % 3:
             case 0:
                 two = call(2, "createPosition", **opening("ETH", 0.5))
                 return [call(1, "createPosition", **opening("BTC", 0.02)), two]

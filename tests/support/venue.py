@@ -99,8 +99,8 @@ async def running(
 async def agree_with_rows(venue: Venue) -> None:
     """Memory equals the rows, and the rows balance."""
     rows = await venue.rows()
-    assert {one: without_depth(account) for one, account in venue.exchange.accounts.items()} == {
-        one: without_depth(account) for one, account in rows.items()
+    assert {account_id: without_depth(account) for account_id, account in venue.exchange.accounts.items()} == {
+        account_id: without_depth(account) for account_id, account in rows.items()
     }
     assert (await audit(venue.database)).problems == []
 

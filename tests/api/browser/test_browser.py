@@ -141,9 +141,9 @@ async def test_the_reference_page_is_found_through_and_shown_in_both_schemes(
     async with open_tab(tmp_path / "profile", f"{service.url}/api/docs") as tab:
         assert len(await tab.evaluate(shown)) == len(document["paths"])
         await tab.evaluate(f"{search}('order simulator')")
-        found = await tab.evaluate(shown)
-        assert {"simulator.placeOrder", "simulator.cancelOrder"} <= set(found)
-        assert "variants.getVariants" not in found
+        evaluated = await tab.evaluate(shown)
+        assert {"simulator.placeOrder", "simulator.cancelOrder"} <= set(evaluated)
+        assert "variants.getVariants" not in evaluated
         await tab.evaluate(f"{search}('liquidationprice')")
         assert {"trading.getPositions", "positions"} & set(await tab.evaluate(shown)), "fields are found too"
         await tab.evaluate(f"{search}('')")

@@ -91,9 +91,9 @@ async def test_a_dashboard_with_tanstack_query(packages: Path, tmp_path: Path, d
     assert (seen["again"], seen["cached"]) == (True, [])
     assert seen["leaderboard"] == "24h"
     assert seen["placed"] == "filled"
-    assert [(one["symbol"], one["quantity"]) for one in seen["after"] if one["modelId"] == "default"] == [
-        ("BTC", "0.01")
-    ]
+    assert [
+        (position["symbol"], position["quantity"]) for position in seen["after"] if position["modelId"] == "default"
+    ] == [("BTC", "0.01")]
     assert (seen["failed"]["code"], seen["failed"]["status"]) == ("VALIDATION_ERROR", 400)
     assert [issue["path"] for issue in seen["failed"]["issues"]] == [["window"]]
     assert [["trading", "getPositions"], {"input": {}, "type": "query"}] in seen["keys"]

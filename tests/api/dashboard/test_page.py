@@ -43,8 +43,8 @@ async def test_the_page_is_small_compressed_and_kept(service: ServiceProcess) ->
     assert (await service.get("/assets/another-version/app.js"))[0] == 404
     imported = {name for name in assets.FILES if name.endswith(".js") and "/" not in name}
     for name in imported:
-        for found in re.findall(r"from '\./([^']+)'", assets.text_of(name)):
-            assert found in assets.FILES, (name, found)
+        for names in re.findall(r"from '\./([^']+)'", assets.text_of(name)):
+            assert names in assets.FILES, (name, names)
     assert service.traceback() == ""
 
 

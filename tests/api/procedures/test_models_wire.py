@@ -116,7 +116,7 @@ async def test_filters_order_and_failures(caller: Caller) -> None:
 
     async def listed(**request: object) -> list[tuple[str, str]]:
         answer = await caller.call("models.getInvocations", request)
-        return [(one["modelId"], one["status"]) for one in answer["conversations"]]
+        return [(conversation["modelId"], conversation["status"]) for conversation in answer["conversations"]]
 
     ada, sol = ("ada", "completed"), ("sol", "failed")
     assert await listed() == [ada, sol, ada, sol]

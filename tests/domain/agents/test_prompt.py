@@ -148,7 +148,7 @@ def test_a_minute_later_only_the_end_of_the_prompt_differs(minutes: int) -> None
     """Unless a candle has closed: then the table of its interval grows at its end, or begins a few rows later."""
     before, after = (view_text(view_at(NOW + timedelta(minutes=minutes + later))) for later in (0, 1))
     has_closed = (NOW + timedelta(minutes=minutes + 1)).minute % 5 == 0
-    kept = next(n for n, (one, other) in enumerate(zip(before, after, strict=False)) if one != other)
+    kept = next(n for n, (pair, other) in enumerate(zip(before, after, strict=False)) if pair != other)
     assert has_closed or kept > before.index('"at":')
     for text in (before, after):
         for interval in ("5m", "1h"):

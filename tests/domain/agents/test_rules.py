@@ -138,10 +138,10 @@ def test_a_risk_of_the_margin_raises_the_leverage_and_leaves_the_size(cash: str)
     signal = Signal(side=Side.LONG, stop=98.0, invalidation="", confidence=50, risk=Decimal("0.005"), why="")
     lowest = sized(shown, limits, shown.markets["SOL"], signal, room_of(shown, limits))
     risked = msgspec.structs.replace(signal, margin_risk=Decimal("0.1"))
-    found = sized(shown, limits, shown.markets["SOL"], risked, room_of(shown, limits))
+    result = sized(shown, limits, shown.markets["SOL"], risked, room_of(shown, limits))
     assert isinstance(lowest, CreatePosition)
     assert lowest.leverage == {"10000": 1, "900": 3, "450": 6}[cash]
-    assert found == msgspec.structs.replace(lowest, leverage=max(lowest.leverage, 4.0))
+    assert result == msgspec.structs.replace(lowest, leverage=max(lowest.leverage, 4.0))
 
 
 def test_apex_goes_short_below_vwap() -> None:

@@ -58,10 +58,10 @@ def test_a_maker_fills_at_its_limit() -> None:
 def test_fills_at_what_the_book_shows_have_no_error(side: OrderSide, quantities: list[Decimal]) -> None:
     asked = simulate("a", [fill(side, str(q), "1", sequence=n) for n, q in enumerate(quantities)], QUOTE)
     same = [
-        fill(side, str(q), str(one.paper_price), sequence=n)
-        for n, (q, one) in enumerate(zip(quantities, asked, strict=True))
+        fill(side, str(q), str(pair.paper_price), sequence=n)
+        for n, (q, pair) in enumerate(zip(quantities, asked, strict=True))
     ]
-    assert {one.drift_bps for one in simulate("a", same, QUOTE)} == {D(0)}
+    assert {drift.drift_bps for drift in simulate("a", same, QUOTE)} == {D(0)}
 
 
 @given(st.decimals(min_value=1, max_value=10_000, places=2), st.decimals(min_value=1, max_value=10_000, places=2))

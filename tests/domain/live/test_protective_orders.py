@@ -43,9 +43,9 @@ def test_a_plan_without_a_price_on_the_tick_asks_for_no_order() -> None:
 def test_a_position_that_is_closing_or_undecided_asks_for_no_order() -> None:
     run = Run(id=UUID(int=1), number=1, initial_capital=D(10_000), quote_currency="USDT", started_at=START)
 
-    def wanted(one: Position, *busy: str) -> int:
-        held = Account(id="a", run=run, sequence=1, changed_at=START, positions={"BTC": one})
-        return len(terms_of_account(held, dict(MARKETS), busy))
+    def wanted(held: Position, *busy: str) -> int:
+        account = Account(id="a", run=run, sequence=1, changed_at=START, positions={"BTC": held})
+        return len(terms_of_account(account, dict(MARKETS), busy))
 
     assert (wanted(position()), wanted(position(closing="stop")), wanted(position(), "BTC")) == (2, 0, 0)
     assert wanted(position(), "ETH") == 2

@@ -42,7 +42,7 @@ def found(ledger: LedgerReport = LEDGER, venue: VenueReport = VENUE) -> list[Dif
 
 
 def kinds(ledger: LedgerReport = LEDGER, venue: VenueReport = VENUE) -> list[tuple[Kind, str | None]]:
-    return [(one.kind, one.symbol) for one in found(ledger, venue)]
+    return [(difference.kind, difference.symbol) for difference in found(ledger, venue)]
 
 
 def stops(differences: list[Difference]) -> bool:
@@ -79,7 +79,7 @@ def test_a_position_that_differs(quantity: str, kind: Kind, action: Action) -> N
 
 def test_a_position_opened_by_hand_stops_the_account() -> None:
     differences = found(venue=held(BTC="0.5", ETH="-2", SOL="1"))
-    assert [str(one) for one in differences] == [
+    assert [str(difference) for difference in differences] == [
         "SOL: the venue holds a position that the books do not know (books 0, venue 1): "
         "open nothing more for the account"
     ]
@@ -88,7 +88,7 @@ def test_a_position_opened_by_hand_stops_the_account() -> None:
 
 def test_stop_and_target_go_with_their_position() -> None:
     differences = found(venue=held(ETH="-2"))
-    assert [(one.kind, one.client_index, one.action) for one in differences] == [
+    assert [(difference.kind, difference.client_index, difference.action) for difference in differences] == [
         (Kind.GONE, None, Action.BOOK),
         (Kind.PROTECTION_WITHOUT_POSITION, 1, Action.CANCEL),
         (Kind.PROTECTION_WITHOUT_POSITION, 2, Action.CANCEL),
@@ -107,7 +107,7 @@ def test_orders_that_are_none_of_ours_stop_the_account() -> None:
         replace(VENUE, protective_orders={**VENUE.protective_orders, 3: STOP}),
     ):
         differences = found(venue=venue)
-        assert [one.kind for one in differences] == [Kind.FOREIGN_ORDER]
+        assert [difference.kind for difference in differences] == [Kind.FOREIGN_ORDER]
         assert stops(differences)
 
 
@@ -169,15 +169,15 @@ def test_following_the_rules_ends_in_agreement_or_in_a_stop(ledger: LedgerReport
 def follow(ledger: LedgerReport, venue: VenueReport, differences: list[Difference]) -> tuple[LedgerReport, VenueReport]:
     """Do what the rules say, as if the venue did what it is asked and orders under way became final."""
     positions, ours, theirs = dict(ledger.positions), dict(ledger.protective_orders), dict(venue.protective_orders)
-    gone = {one.client_index for one in differences if one.kind is Kind.RESTING_GONE}
-    for one in differences:
-        if one.action is Action.BOOK and one.symbol is not None:
-            positions[one.symbol] = venue.positions.get(one.symbol, D(0))
-        elif one.action is Action.CANCEL and one.client_index is not None:
-            theirs.pop(one.client_index, None)
-        elif one.action is Action.PLACE and one.client_index is not None:
-            theirs[one.client_index] = ours[one.client_index]
-    ours = {index: one for index, one in ours.items() if positions.get(one.symbol)}
+    gone = {difference.client_index for difference in differences if difference.kind is Kind.RESTING_GONE}
+    for difference in differences:
+        if difference.action is Action.BOOK and difference.symbol is not None:
+            positions[difference.symbol] = venue.positions.get(difference.symbol, D(0))
+        elif difference.action is Action.CANCEL and difference.client_index is not None:
+            theirs.pop(difference.client_index, None)
+        elif difference.action is Action.PLACE and difference.client_index is not None:
+            theirs[difference.client_index] = ours[difference.client_index]
+    ours = {index: entry for index, entry in ours.items() if positions.get(entry.symbol)}
     settled = replace(
         ledger, positions=positions, protective_orders=ours, unsettled=frozenset(), resting=ledger.resting - gone
     )

@@ -58,9 +58,9 @@ def state(filled: str, status: str = "filled", *, is_final: bool = True) -> Venu
 
 
 def settled(
-    before: Account, one: SentOrder, shown: VenueOrderState, *fills: VenueFill, at: datetime = START
+    before: Account, order: SentOrder, shown: VenueOrderState, *fills: VenueFill, at: datetime = START
 ) -> Posting:
-    return settle(before, one, shown, fills, MARKS, RULES, at)
+    return settle(before, order, shown, fills, MARKS, RULES, at)
 
 
 def test_a_market_order_is_one_position_with_the_fees_that_were_charged() -> None:
@@ -74,7 +74,7 @@ def test_a_market_order_is_one_position_with_the_fees_that_were_charged() -> Non
     )  # fmt: skip
     (known,) = posting.sent
     assert (known.status, known.filled, known.venue_index) == (SentStatus.DONE, D(2), 900)
-    assert [one.trade_id for one in posting.venue_fills] == [1, 2]
+    assert [trade.trade_id for trade in posting.venue_fills] == [1, 2]
 
 
 def test_what_ended_without_a_fill_is_a_refusal_under_the_id_of_its_request() -> None:
@@ -89,15 +89,15 @@ def test_what_ended_without_a_fill_is_a_refusal_under_the_id_of_its_request() ->
 
 
 def test_a_limit_order_rests_with_what_is_left_and_follows_the_venue() -> None:
-    one = sent(VenueOrderType.LIMIT)
-    first = settled(account(), one, state("0.5", "open", is_final=False), fill(1, "0.5"))
+    order = sent(VenueOrderType.LIMIT)
+    first = settled(account(), order, state("0.5", "open", is_final=False), fill(1, "0.5"))
     assert first.answer is not None
     assert (first.answer.status, first.account.resting[0].remaining) == (OrderStatus.RESTING, D("1.5"))
     later = settled(first.account, first.sent[0], state("1", "canceled"), fill(2, "0.5", maker=True))
     assert later.answer is None
     assert (later.account.resting, later.account.positions["BTC"].quantity) == ((), D(1))
     assert later.resting[-1].cancel_reason == "the venue ended it: canceled"
-    assert [(one.maker, one.cause) for one in (*first.fills, *later.fills)] == [
+    assert [(booked.maker, booked.cause) for booked in (*first.fills, *later.fills)] == [
         (False, Cause.ORDER), (True, Cause.LIMIT),
     ]  # fmt: skip
 
@@ -125,7 +125,7 @@ def test_a_stop_that_is_seen_filling_and_ends_later_keeps_closing() -> None:
     assert seen.account.positions["BTC"].closing is None
     ended = settled(seen.account, seen.sent[0], state("0.5", "canceled-too-much-slippage"))
     assert (ended.account.positions["BTC"].quantity, ended.account.positions["BTC"].closing) == (D("1.5"), "stop")
-    assert [one.closing for one in ended.positions] == ["stop"]
+    assert [position.closing for position in ended.positions] == ["stop"]
 
 
 @pytest.mark.parametrize(("kind", "cause"), [("liquidation", Cause.LIQUIDATION), ("trade", Cause.ORDER)])
@@ -178,8 +178,8 @@ def test_however_trades_come_the_books_hold_their_sum_and_their_money(
     now, quantity, paid = account(), D(0), D(0)
     for number, (side, size, price, ppm) in enumerate(trades):
         rate, amount = D(ppm) / 1_000_000, D(size) / 100
-        one = fill(number, str(amount), str(price), side=side, fee_rate=rate)
-        now = book_foreign_trades(now, [one], [], MARKS, RULES, START).account
+        part = fill(number, str(amount), str(price), side=side, fee_rate=rate)
+        now = book_foreign_trades(now, [part], [], MARKS, RULES, START).account
         quantity += side.direction * amount
         paid += side.direction * amount * price + amount * price * rate
     held = now.positions.get("BTC")

@@ -64,7 +64,7 @@ def regression_momentum(high: Any, low: Any, close: Any) -> float:
 
 
 def agree_with_talib(candles: list[Candle]) -> None:
-    found = indicators(candles)
+    result = indicators(candles)
     high, low, close, _ = columns(candles)
     upper, middle, lower = talib.BBANDS(close, 20, 2, 2)
     centre, width = talib.EMA(close, 20), talib.ATR(high, low, close, 14)
@@ -85,19 +85,19 @@ def agree_with_talib(candles: list[Candle]) -> None:
         "kijun_sen": talib.MIDPRICE(high, low, 26)[-1],
         "momentum": regression_momentum(high, low, close),
     }
-    assert {name: getattr(found, name) for name in expected} == pytest.approx(expected, rel=1e-9, abs=1e-7)
+    assert {name: getattr(result, name) for name in expected} == pytest.approx(expected, rel=1e-9, abs=1e-7)
     inside = (upper < centre + 1.5 * width) & (lower > centre - 1.5 * width)
-    assert found.squeeze_on == bool(inside[-1])
+    assert result.squeeze_on == bool(inside[-1])
     squeezed = numpy.flatnonzero(inside)
     if not len(squeezed):
-        assert (found.squeeze_candles, found.squeeze_released) == (None, None)
+        assert (result.squeeze_candles, result.squeeze_released) == (None, None)
         return
     newest = int(squeezed[-1])
     start = newest
     while start > 0 and inside[start - 1]:
         start -= 1
-    assert found.squeeze_candles == newest - start + 1
-    assert found.squeeze_released == (None if inside[-1] else len(inside) - 2 - newest)
+    assert result.squeeze_candles == newest - start + 1
+    assert result.squeeze_released == (None if inside[-1] else len(inside) - 2 - newest)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -154,41 +154,41 @@ def test_nothing_is_known_without_candles() -> None:
 
 def test_a_market_that_never_moved_has_no_rsi_and_no_direction() -> None:
     still = [Candle(START + timedelta(minutes=index), 7.0, 7.0, 7.0, 7.0, 1.0) for index in range(100)]
-    found = indicators(still)
-    assert (found.rsi, found.adx, found.plus_di, found.minus_di) == (None, None, None, None)
-    assert (found.atr, found.bollinger_upper, found.squeeze_on) == (0.0, 7.0, False)
+    result = indicators(still)
+    assert (result.rsi, result.adx, result.plus_di, result.minus_di) == (None, None, None, None)
+    assert (result.atr, result.bollinger_upper, result.squeeze_on) == (0.0, 7.0, False)
 
 
 def test_the_vwap_is_the_volume_weighted_mean_of_its_utc_day() -> None:
     candles = walk(5, 400)
-    found = indicators(candles)
+    result = indicators(candles)
     day = [candle for candle in candles if candle.open_time.date() == candles[-1].open_time.date()]
     high, low, close, volume = columns(day)
     typical = (high + low + close) / 3
     vwap = float(numpy.average(typical, weights=volume))
     deviation = float(numpy.sqrt(numpy.average((typical - vwap) ** 2, weights=volume)))
     assert len(day) < len(candles)
-    assert (found.vwap, found.vwap_deviation) == (near(vwap), near(deviation))
-    assert found.vwap_upper == near(vwap + 2 * deviation)
-    assert found.vwap_lower == near(vwap - 2 * deviation)
+    assert (result.vwap, result.vwap_deviation) == (near(vwap), near(deviation))
+    assert result.vwap_upper == near(vwap + 2 * deviation)
+    assert result.vwap_lower == near(vwap - 2 * deviation)
 
 
 def test_the_vwap_is_absent_when_the_candles_begin_after_midnight() -> None:
     candles = walk(5, 60)  # from 03:00
-    found = indicators(candles)
-    assert (found.vwap, found.vwap_deviation, found.vwap_upper) == (None, None, None)
+    result = indicators(candles)
+    assert (result.vwap, result.vwap_deviation, result.vwap_upper) == (None, None, None)
 
 
 def test_the_vwap_of_a_day_begins_with_its_thirtieth_candle() -> None:
     candles = [candle for candle in walk(5, 400) if candle.open_time.day == 7]
     assert candles[0].open_time.hour == 0
     for count in (1, 2, 29):
-        found = indicators(candles[:count])
-        assert (found.vwap, found.vwap_deviation, found.vwap_upper, found.vwap_lower) == (None,) * 4, count
-    found = indicators(candles[:30])
+        result = indicators(candles[:count])
+        assert (result.vwap, result.vwap_deviation, result.vwap_upper, result.vwap_lower) == (None,) * 4, count
+    result = indicators(candles[:30])
     high, low, close, volume = columns(candles[:30])
-    assert found.vwap == near(numpy.average((high + low + close) / 3, weights=volume))
-    assert found.vwap_deviation is not None
+    assert result.vwap == near(numpy.average((high + low + close) / 3, weights=volume))
+    assert result.vwap_deviation is not None
     assert candles[29].open_time.strftime("%H:%M") == "02:25", "so from 02:30 on, by candles of 5 minutes"
 
 
@@ -196,9 +196,9 @@ def test_the_vwap_of_a_day_begins_with_its_thirtieth_candle() -> None:
 def test_a_session_of_fewer_than_thirty_candles_has_no_vwap(seed: int, count: int, minutes: int) -> None:
     candles = walk(seed, count, minutes=minutes)
     session = [candle for candle in candles if candle.open_time.date() == candles[-1].open_time.date()]
-    found = indicators(candles)
+    result = indicators(candles)
     known = len(session) >= 30 and session[0].open_time.hour == 0
-    figures = (found.vwap, found.vwap_deviation, found.vwap_upper, found.vwap_lower)
+    figures = (result.vwap, result.vwap_deviation, result.vwap_upper, result.vwap_lower)
     assert [figure is not None for figure in figures] == [known] * 4
 
 
@@ -232,14 +232,14 @@ def test_momentum_points_where_a_squeeze_released() -> None:
             Candle(START + timedelta(minutes=index), close, close + 0.2, close - 0.2, close, 1.0)
             for index, close in enumerate(closes)
         ]
-        before, found = indicators(candles[:80]), indicators(candles)
+        before, result = indicators(candles[:80]), indicators(candles)
         assert before.squeeze_on is True
         assert before.squeeze_released is None
-        assert found.squeeze_on is False
-        assert found.squeeze_released is not None
-        assert 0 <= found.squeeze_released < 3
-        assert found.momentum is not None
-        assert found.momentum * direction > 0
+        assert result.squeeze_on is False
+        assert result.squeeze_released is not None
+        assert 0 <= result.squeeze_released < 3
+        assert result.momentum is not None
+        assert result.momentum * direction > 0
 
 
 prices = st.floats(min_value=0.01, max_value=1e6)
@@ -249,21 +249,21 @@ prices = st.floats(min_value=0.01, max_value=1e6)
 @given(st.lists(st.tuples(prices, prices, prices, prices, st.floats(0, 1e6)), max_size=90))
 def test_any_history_gives_finite_figures_in_their_ranges(rows: list[tuple[float, float, float, float, float]]) -> None:
     candles = [
-        Candle(START + timedelta(minutes=15 * index), one, max(one, two, *rest), min(one, two, *rest), two, volume)
-        for index, (one, two, *rest, volume) in enumerate(rows)
+        Candle(START + timedelta(minutes=15 * index), row, max(row, two, *rest), min(row, two, *rest), two, volume)
+        for index, (row, two, *rest, volume) in enumerate(rows)
     ]
-    found = indicators(candles)
-    for name in found.__struct_fields__:
-        value = getattr(found, name)
+    result = indicators(candles)
+    for name in result.__struct_fields__:
+        value = getattr(result, name)
         assert value is None or isinstance(value, bool) or numpy.isfinite(value), name
     for name in ("rsi", "adx", "plus_di", "minus_di"):
-        value = getattr(found, name)
+        value = getattr(result, name)
         assert value is None or -1e-9 <= value <= 100 + 1e-9, name
-    if found.bollinger_upper is not None and found.bollinger_lower is not None:
-        assert found.bollinger_upper >= found.bollinger_lower
-    if found.vwap is not None:
-        assert min(candle.low for candle in candles) * (1 - 1e-9) <= found.vwap
-        assert found.vwap <= max(candle.high for candle in candles) * (1 + 1e-9)
+    if result.bollinger_upper is not None and result.bollinger_lower is not None:
+        assert result.bollinger_upper >= result.bollinger_lower
+    if result.vwap is not None:
+        assert min(candle.low for candle in candles) * (1 - 1e-9) <= result.vwap
+        assert result.vwap <= max(candle.high for candle in candles) * (1 + 1e-9)
 
 
 @settings(max_examples=25, deadline=None)

@@ -81,8 +81,8 @@ def test_a_stop_in_between_changes_nothing(curve: list[tuple[int, Decimal]], cut
 def test_what_happened_during_the_stop_comes_from_snapshots() -> None:
     baseline = LossBaseline(run_id=RUN, day=DAY, day_start=D(9_000), peak=D(11_000), last=D(10_000))
     later = DAY + timedelta(days=1)
-    found = restore(baseline, RUN, CAPITAL, later, peak_since=D(12_000), first_today=D(11_500))
-    assert found == LossBaseline(run_id=RUN, day=later, day_start=D(11_500), peak=D(12_000), last=D(10_000))
+    result = restore(baseline, RUN, CAPITAL, later, peak_since=D(12_000), first_today=D(11_500))
+    assert result == LossBaseline(run_id=RUN, day=later, day_start=D(11_500), peak=D(12_000), last=D(10_000))
     assert restore(None, RUN, CAPITAL, DAY, peak_since=D(9_500), first_today=D(9_100)) == LossBaseline(
         run_id=RUN, day=DAY, day_start=D(9_100), peak=CAPITAL, last=D(9_500)
     )
@@ -113,7 +113,7 @@ def test_capital_that_is_added_or_withdrawn_is_no_loss(
     equities = {account_id: RunEquity(NEXT_RUN, CAPITAL, CAPITAL) for account_id in baselines}
     equities |= {f"b{n}": RunEquity(RUN, capital, capital) for n, capital in enumerate(new)}
     after = advance(
-        shift(total, net_deposits(baselines, equities)), sum((one.equity for one in equities.values()), D(0)), DAY
+        shift(total, net_deposits(baselines, equities)), sum((equity.equity for equity in equities.values()), D(0)), DAY
     )
     assert breach(after, LossThresholds(limit, limit)) is None
     assert after.day_start == after.peak == after.last

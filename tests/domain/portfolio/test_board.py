@@ -47,22 +47,22 @@ def words(board: Board, key: str) -> dict[str, str]:
 def test_hours_without_a_value_keep_the_one_before_and_the_first_counts_from_the_capital() -> None:
     equity = EquitySeries(100.0)
     equity.set([EquityPoint(START, 110.0), EquityPoint(START + 3 * HOUR, 99.0)])
-    found = equity.returns(START + 4 * HOUR)
-    assert found is not None
-    assert found.start == START
-    assert np.expm1(found.values) == pytest.approx([0.1, 0, 0, -0.1])
+    returns = equity.returns(START + 4 * HOUR)
+    assert returns is not None
+    assert returns.start == START
+    assert np.expm1(returns.values) == pytest.approx([0.1, 0, 0, -0.1])
     equity.set([EquityPoint(START + 3 * HOUR, 110.0), EquityPoint(START + 4 * HOUR, 121.0)])
-    found = equity.returns(START + 9 * HOUR)
-    assert found is not None
-    assert np.expm1(found.values) == pytest.approx([0.1, 0, 0, 0, 0.1])
+    returns = equity.returns(START + 9 * HOUR)
+    assert returns is not None
+    assert np.expm1(returns.values) == pytest.approx([0.1, 0, 0, 0, 0.1])
     assert equity.returns(START) is None
     assert EquitySeries(100.0).returns(START) is None
 
 
 def test_a_statement_is_an_interval_or_a_reason() -> None:
     values = noise(1)
-    found = state_return(series(values), 10)
-    assert found.interval_percent == percent_interval(estimate(values).interval, 500)
+    result = state_return(series(values), 10)
+    assert result.interval_percent == percent_interval(estimate(values).interval, 500)
     for reason, given in {
         "there are no whole hours yet": (None, 10),
         "23 whole hours; an interval needs 24": (series(values[:23]), 10),
@@ -75,12 +75,12 @@ def test_a_statement_is_an_interval_or_a_reason() -> None:
 
 def test_comparisons_are_over_the_hours_that_both_have() -> None:
     values = noise(2)
-    one, other = series(values), series(noise(3, 300), START + 100 * HOUR)
-    found = compare(one, other)
-    assert found.hours == 300
-    assert found.estimate is not None
-    assert found.estimate.mean == pytest.approx(float(np.mean(values[100:400] - other.values)))
-    assert compare(one, series(values, START + 600 * HOUR)).reason == "the two have no hour in common"
+    first, other = series(values), series(noise(3, 300), START + 100 * HOUR)
+    comparison = compare(first, other)
+    assert comparison.hours == 300
+    assert comparison.estimate is not None
+    assert comparison.estimate.mean == pytest.approx(float(np.mean(values[100:400] - other.values)))
+    assert compare(first, series(values, START + 600 * HOUR)).reason == "the two have no hour in common"
 
 
 def test_clear_differences_are_told_and_the_best_is_a_set() -> None:
@@ -110,22 +110,22 @@ def test_clear_differences_are_told_and_the_best_is_a_set() -> None:
 
 
 def test_the_window_has_an_interval_and_the_verdict_is_of_all_hours() -> None:
-    one = entrant("one", noise(1, drift=0.004))
-    board = judge_board([one], {}, START + 332 * HOUR)
-    found = {each.reference: each for each in board.comparisons["one"]}
-    nothing = found["holdNothing"]
+    alone = entrant("one", noise(1, drift=0.004))
+    board = judge_board([alone], {}, START + 332 * HOUR)
+    comparisons = {each.reference: each for each in board.comparisons["one"]}
+    nothing = comparisons["holdNothing"]
     assert (nothing.window.hours, nothing.verdict.statement.hours) == (168, 500)
     assert nothing.verdict.word == "better"
-    assert found["buyAndHold"].verdict.statement.reason == "this baseline has no whole hours yet"
-    assert found["bestOther"].verdict.statement.reason == "there are no two entrants with enough hours and trades"
+    assert comparisons["buyAndHold"].verdict.statement.reason == "this baseline has no whole hours yet"
+    assert comparisons["bestOther"].verdict.statement.reason == "there are no two entrants with enough hours and trades"
     assert board.best == "one"
 
 
 def test_more_comparisons_need_more_evidence() -> None:
-    found = compare(series(noise(1, drift=0.0012)), series(np.zeros(500)))
+    comparison = compare(series(noise(1, drift=0.0012)), series(np.zeros(500)))
     weak = compare(series(noise(8)), series(np.zeros(500)))
-    (alone,) = judge_family([found])
-    among = judge_family([found, *[weak] * 99])[0]
+    (alone,) = judge_family([comparison])
+    among = judge_family([comparison, *[weak] * 99])[0]
     assert alone.p_value < among.p_value
     assert among.p_value == pytest.approx(min(1.0, 100 * alone.p_value))
 
@@ -137,10 +137,10 @@ def test_hours_that_nobody_observed_are_no_data() -> None:
     hours = [*range(12), *range(110, 118)]
     equity.set([EquityPoint(START + hour * HOUR, 100 + hour + rng.normal()) for hour in hours])
     other.set([EquityPoint(START + hour * HOUR, 100 + rng.normal()) for hour in hours])
-    one, two = equity.returns(START + 118 * HOUR), other.returns(START + 118 * HOUR)
-    assert one is not None
-    assert state_return(one, 50) == (20, None, "20 whole hours; an interval needs 24", 1)
-    assert compare(one, two).reason == "20 common hours; an interval needs 24"
+    first, two = equity.returns(START + 118 * HOUR), other.returns(START + 118 * HOUR)
+    assert first is not None
+    assert state_return(first, 50) == (20, None, "20 whole hours; an interval needs 24", 1)
+    assert compare(first, two).reason == "20 common hours; an interval needs 24"
 
 
 def test_a_gap_moves_the_return_into_the_next_hour() -> None:
@@ -149,13 +149,13 @@ def test_a_gap_moves_the_return_into_the_next_hour() -> None:
     whole.set([EquityPoint(START + hour * HOUR, float(value)) for hour, value in enumerate(values)])
     kept = [hour for hour in range(200) if hour % 50 < 40]
     gaps.set([EquityPoint(START + hour * HOUR, float(values[hour])) for hour in kept])
-    one, other = whole.returns(START + 200 * HOUR), gaps.returns(START + 200 * HOUR)
-    assert one is not None
+    first, other = whole.returns(START + 200 * HOUR), gaps.returns(START + 200 * HOUR)
+    assert first is not None
     assert other is not None
-    found, same = state_return(other, None), compare(one, other)
-    assert (found.hours, same.hours) == (160, 160)
-    assert found.estimate is not None
-    assert 160 * found.estimate.mean == pytest.approx(math.log(float(values[189]) / 100))
+    comparison, same = state_return(other, None), compare(first, other)
+    assert (comparison.hours, same.hours) == (160, 160)
+    assert comparison.estimate is not None
+    assert 160 * comparison.estimate.mean == pytest.approx(math.log(float(values[189]) / 100))
     assert same.reason == "no hour differs from another", "over the hours that both have, they are the same"
     half = compare(other, other.within(START + 20 * HOUR, START + 120 * HOUR))
     assert half.hours == 80
@@ -163,11 +163,11 @@ def test_a_gap_moves_the_return_into_the_next_hour() -> None:
 
 def test_an_account_that_joins_later_does_not_make_the_past_of_its_replicates_disappear() -> None:
     first, later = noise(1, 300), noise(2, 100)
-    found = mean_series([series(first), series(later, START + 200 * HOUR)])
-    assert found is not None
-    assert found.start == START
-    assert found.values[:200].tolist() == first[:200].tolist()
-    assert found.values[200:].tolist() == ((first[200:] + later) / 2).tolist()
+    result = mean_series([series(first), series(later, START + 200 * HOUR)])
+    assert result is not None
+    assert result.start == START
+    assert result.values[:200].tolist() == first[:200].tolist()
+    assert result.values[200:].tolist() == ((first[200:] + later) / 2).tolist()
     assert mean_series([]) is None
 
 
@@ -180,11 +180,13 @@ def test_an_account_that_is_reset_after_every_loss_is_not_called_better(process:
         for hour in range(72, 90 * 24 + 1, 24):
             if hour - start < 72:
                 continue
-            one = entrant("one", returns[start:hour])._replace(attempt=attempt if is_weighted else 1)
-            (found,) = (each for each in judge_board([one], {}, None).comparisons["one"] if "hold" in each.reference)
-            if found.verdict.statement.p_value <= 0.05:
+            judged = entrant("one", returns[start:hour])._replace(attempt=attempt if is_weighted else 1)
+            (comparison,) = (
+                each for each in judge_board([judged], {}, None).comparisons["one"] if "hold" in each.reference
+            )
+            if comparison.verdict.statement.p_value <= 0.05:
                 return True
-            if found.verdict.statement.percent is None or found.verdict.statement.percent < 0:
+            if comparison.verdict.statement.percent is None or comparison.verdict.statement.percent < 0:
                 start, attempt = hour, attempt + 1
         return False
 
@@ -198,24 +200,24 @@ def test_an_account_that_is_reset_after_every_loss_is_not_called_better(process:
 
 
 def test_neighbours_are_corrected_for_every_pair_and_every_earlier_entrant() -> None:
-    found = compare(series(noise(1, drift=0.0012)), series(np.zeros(500)))
+    comparison = compare(series(noise(1, drift=0.0012)), series(np.zeros(500)))
     weak = compare(series(noise(8)), series(np.zeros(500)))
-    (alone,) = judge_neighbours([found])
-    assert alone.p_value == found.p_value
-    among = judge_neighbours([found, *[weak] * 3])[0]
-    assert among.p_value == pytest.approx(min(1.0, 10 * found.p_value)), "five accounts are ten pairs"
-    assert judge_neighbours([found], 4)[0].p_value == pytest.approx(min(1.0, 6 * found.p_value))
+    (alone,) = judge_neighbours([comparison])
+    assert alone.p_value == comparison.p_value
+    among = judge_neighbours([comparison, *[weak] * 3])[0]
+    assert among.p_value == pytest.approx(min(1.0, 10 * comparison.p_value)), "five accounts are ten pairs"
+    assert judge_neighbours([comparison], 4)[0].p_value == pytest.approx(min(1.0, 6 * comparison.p_value))
     assert judge_neighbours([]) == []
 
 
 def test_replicates_split_the_variance_of_an_hour() -> None:
     market, hours = noise(1, 2000), 2000
     copies = {f"m-{number}": series(market + noise(10 + number, hours) / 2) for number in range(8)}
-    found = split_variance(copies)
-    assert found is not None
-    assert (found.hours, len(found.model_ids)) == (hours, 8)
-    assert found.noise_percent == pytest.approx(20, abs=3), "a fourth of the market's variance: a fifth of the whole"
-    assert found.lowest_percent < found.highest_percent
+    split = split_variance(copies)
+    assert split is not None
+    assert (split.hours, len(split.model_ids)) == (hours, 8)
+    assert split.noise_percent == pytest.approx(20, abs=3), "a fourth of the market's variance: a fifth of the whole"
+    assert split.lowest_percent < split.highest_percent
     assert split_variance({"a": series(noise(1, 23)), "b": series(noise(2, 23))}) is None
 
 
@@ -223,6 +225,6 @@ def test_an_account_that_began_without_money_has_returns_from_its_first_hour_on(
     series = EquitySeries(0.0)
     assert series.returns(START + 3 * HOUR) is None
     series.set([EquityPoint(START, 100.0), EquityPoint(START + HOUR, 110.0)])
-    found = series.returns(START + 2 * HOUR)
-    assert found is not None
-    assert found.values.tolist() == [0.0, pytest.approx(math.log(1.1))]
+    returns = series.returns(START + 2 * HOUR)
+    assert returns is not None
+    assert returns.values.tolist() == [0.0, pytest.approx(math.log(1.1))]

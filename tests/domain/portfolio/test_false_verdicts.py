@@ -24,11 +24,11 @@ def test_the_fast_board_has_the_smallest_p_value_of_the_services(drift: float, p
     season = season._replace(models=season.models + drift * np.arange(12)[:, None] / 11)
     for hours in (72, 240, 480):
         board = judge_board(*season.entrants(hours), None)
-        verdicts = [each.verdict for found in board.comparisons.values() for each in found]
+        verdicts = [each.verdict for comparison in board.comparisons.values() for each in comparison]
         smallest = min(verdicts, key=lambda verdict: verdict.p_value)
-        found = strongest_of_board(season, hours)
-        assert found.p_value == pytest.approx(smallest.p_value, rel=1e-6, abs=1e-12)
-        assert (found.word == "not distinguishable yet") == (smallest.word == "not distinguishable yet")
+        result = strongest_of_board(season, hours)
+        assert result.p_value == pytest.approx(smallest.p_value, rel=1e-6, abs=1e-12)
+        assert (result.word == "not distinguishable yet") == (smallest.word == "not distinguishable yet")
 
 
 @pytest.mark.parametrize("board", BOARDS)

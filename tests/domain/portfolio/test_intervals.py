@@ -48,7 +48,7 @@ def test_the_tails_of_extremes() -> None:
 @pytest.mark.parametrize("hours", [24, 25, 48, 168, 719])
 def test_the_long_run_variance_is_its_formula(hours: int) -> None:
     returns = np.random.default_rng(hours).normal(0.001, 0.01, hours)
-    found = ours.estimate(returns)
+    estimate = ours.estimate(returns)
     freedom = max(4, round(0.4 * hours ** (2 / 3)))
     times = np.arange(1, hours + 1) - 0.5
     transforms = [
@@ -56,31 +56,31 @@ def test_the_long_run_variance_is_its_formula(hours: int) -> None:
         for j in range(1, freedom + 1)
     ]
     variance = sum(value**2 for value in transforms) / freedom
-    assert (found.hours, found.freedom) == (hours, freedom)
-    assert (found.mean, found.variance) == (near(float(np.mean(returns))), near(variance))
+    assert (estimate.hours, estimate.freedom) == (hours, freedom)
+    assert (estimate.mean, estimate.variance) == (near(float(np.mean(returns))), near(variance))
     half = float(scipy_stats.t.ppf(0.975, freedom)) * math.sqrt(variance / hours)
-    assert found.interval == pytest.approx((found.mean - half, found.mean + half), rel=1e-8)
-    assert found.detectable == near(2.49 * math.sqrt(variance / hours))
+    assert estimate.interval == pytest.approx((estimate.mean - half, estimate.mean + half), rel=1e-8)
+    assert estimate.detectable == near(2.49 * math.sqrt(variance / hours))
 
 
 def test_the_confidence_sequence_is_its_formula() -> None:
     returns = np.random.default_rng(3).normal(0.001, 0.01, 500)
-    found = ours.estimate(returns)
+    estimate = ours.estimate(returns)
     density = (-2 * math.log(0.05) + math.log(-2 * math.log(0.05) + 1)) / 336
     weight = 500 * density
     width = math.sqrt(2 * (weight + 1) / (500**2 * density) * math.log(math.sqrt(weight + 1) / 0.05))
     tail = float(scipy_stats.norm.sf(width * math.sqrt(500)))
-    half = float(scipy_stats.t.isf(tail, found.freedom)) * found.error
-    assert found.sequence == pytest.approx((found.mean - half, found.mean + half), rel=1e-8)
+    half = float(scipy_stats.t.isf(tail, estimate.freedom)) * estimate.error
+    assert estimate.sequence == pytest.approx((estimate.mean - half, estimate.mean + half), rel=1e-8)
 
 
 @given(st.integers(72, 2_500), st.floats(0.0, 8.0))
 def test_a_p_value_under_5_percent_is_a_sequence_without_zero(hours: int, deviations: float) -> None:
-    found = ours.Estimate(hours, deviations * 0.01 / math.sqrt(hours), 0.0001, max(4, round(0.4 * hours ** (2 / 3))))
-    p_value = found.p_value()
+    estimate = ours.Estimate(hours, deviations * 0.01 / math.sqrt(hours), 0.0001, max(4, round(0.4 * hours ** (2 / 3))))
+    p_value = estimate.p_value()
     assert 0 <= p_value <= 1
     if abs(p_value - 0.05) > 1e-9:
-        assert (p_value < 0.05) == (found.sequence.low > 0)
+        assert (p_value < 0.05) == (estimate.sequence.low > 0)
 
 
 def test_too_few_hours_and_hours_without_spread_have_no_interval() -> None:
@@ -101,9 +101,9 @@ def test_returns_become_percent() -> None:
 
 @given(st.lists(st.floats(0, 1), max_size=20))
 def test_holm_is_its_definition(p_values: list[float]) -> None:
-    found = ours.holm(p_values)
+    adjusted = ours.holm(p_values)
     ordered = sorted(p_values)
-    for p_value, corrected in zip(p_values, found, strict=True):
+    for p_value, corrected in zip(p_values, adjusted, strict=True):
         steps = [(len(ordered) - rank) * each for rank, each in enumerate(ordered) if each <= p_value]
         assert corrected == pytest.approx(min(1.0, max(steps)))
 

@@ -98,10 +98,10 @@ def test_gains_are_those_of_the_exchange(size: float, *, is_long: bool) -> None:
                 account_id=account.id, symbol="ETH", side=sides[number == 95], quantity=quantity,
                 leverage=Decimal(10), reduce_only=number == 95,
             )  # fmt: skip
-            found = exchange.place(account, order, moment, RULES, lambda _, __: Decimal(str(RATE)))
-            assert found.answer is not None
-            assert found.answer.status is OrderStatus.FILLED
-            account = found.account
+            answer = exchange.place(account, order, moment, RULES, lambda _, __: Decimal(str(RATE)))
+            assert answer.answer is not None
+            assert answer.answer.status is OrderStatus.FILLED
+            account = answer.account
     expected = float(figures.equity(account, {})) / 10_000 - 1
     assert gain == pytest.approx(expected, abs=2e-5 * size)
 
@@ -117,8 +117,8 @@ def test_a_trade_beyond_its_margin_is_liquidated() -> None:
 def ramp(slope: float) -> Prices:
     opens = [2000.0 * (1 + slope * number / 300) for number in range(301)]
     candles = [
-        Candle(START + number * STEP, one, max(one, after), min(one, after), after, 1.0)
-        for number, (one, after) in enumerate(pairwise(opens))
+        Candle(START + number * STEP, entry, max(entry, after), min(entry, after), after, 1.0)
+        for number, (entry, after) in enumerate(pairwise(opens))
     ]
     return Prices(candles, STEP, [0.0] * 26)
 
@@ -156,9 +156,9 @@ def test_who_trades_at_random_is_anywhere_among_the_random_traders() -> None:
         drawn = draw(own, len(candles), STEP, 1, np.random.default_rng(1000 + seed))
         gain = float(final_equities([own], [drawn], markets)[0]) - 1
         lived = [own[0]._replace(gain=gain), *own[1:]]
-        found = try_luck(lived, {"ETH": prices(candles)}, {"ETH": COSTS}, STEP, seed)
-        assert not isinstance(found, str)
-        quantiles.append(found.quantile_percent / 100)
+        luck = try_luck(lived, {"ETH": prices(candles)}, {"ETH": COSTS}, STEP, seed)
+        assert not isinstance(luck, str)
+        quantiles.append(luck.quantile_percent / 100)
     places = np.sort(quantiles)
     distance = np.max(np.abs(places - (np.arange(40) + 0.5) / 40))
     assert distance < 0.31, "Kolmogorov and Smirnov's, at one in a thousand"
@@ -167,12 +167,12 @@ def test_who_trades_at_random_is_anywhere_among_the_random_traders() -> None:
 def test_foresight_is_no_luck_and_the_same_seed_is_the_same_result() -> None:
     candles = walk(6, 2000)
     own = [trade(1.0, 10, gain=0.01) for _ in range(40)]
-    found = try_luck(own, {"ETH": prices(candles)}, {"ETH": COSTS}, STEP, 7)
-    assert not isinstance(found, str)
-    assert found.quantile_percent == 100
-    assert found.p_value == 1 / (TRADERS + 1)
-    assert found.low_percent < found.median_percent < found.high_percent < found.return_percent
-    assert found == try_luck(own, {"ETH": prices(candles)}, {"ETH": COSTS}, STEP, 7)
+    luck = try_luck(own, {"ETH": prices(candles)}, {"ETH": COSTS}, STEP, 7)
+    assert not isinstance(luck, str)
+    assert luck.quantile_percent == 100
+    assert luck.p_value == 1 / (TRADERS + 1)
+    assert luck.low_percent < luck.median_percent < luck.high_percent < luck.return_percent
+    assert luck == try_luck(own, {"ETH": prices(candles)}, {"ETH": COSTS}, STEP, 7)
 
 
 def test_too_few_trades_say_so() -> None:

@@ -99,11 +99,11 @@ def test_sharpe_and_sortino_are_their_formulas(closes: list[float]) -> None:
     assert sharpe(closing(*closes)) == pytest.approx(expected, rel=1e-6, abs=1e-6)
     downside = math.sqrt(float(numpy.mean(numpy.minimum(returns, 0) ** 2)))
     assume(downside == 0 or downside > 1e-9 * float(numpy.max(numpy.abs(returns))))  # less is rounding
-    found = sortino(closing(*closes))
+    ratio = sortino(closing(*closes))
     if downside > 0:
-        assert found == pytest.approx(float(numpy.mean(returns)) / downside * math.sqrt(365), rel=1e-6, abs=1e-6)
+        assert ratio == pytest.approx(float(numpy.mean(returns)) / downside * math.sqrt(365), rel=1e-6, abs=1e-6)
     else:
-        assert found == math.inf
+        assert ratio == math.inf
 
 
 def test_sharpe_by_hand() -> None:
@@ -120,9 +120,9 @@ def test_calmar_by_hand() -> None:
 
 
 def test_calmar_of_what_fell_is_negative() -> None:
-    found = calmar(flat(100, 99, 98))
-    assert found is not None
-    assert -50 <= found < 0
+    ratio = calmar(flat(100, 99, 98))
+    assert ratio is not None
+    assert -50 <= ratio < 0
 
 
 def test_a_steady_gain_is_unbounded_and_a_steady_loss_has_no_sharpe() -> None:
@@ -154,13 +154,13 @@ def test_an_absurd_gain_does_not_overflow() -> None:
 def test_max_drawdown_is_the_largest_fall_from_a_running_peak(values: list[float]) -> None:
     peaks = numpy.maximum.accumulate(numpy.array(values))
     falls = peaks - values
-    found = ours.max_drawdown(values)
-    assert found is not None
-    assert found.money == near(float(numpy.max(falls)))
+    drawdown = ours.max_drawdown(values)
+    assert drawdown is not None
+    assert drawdown.money == near(float(numpy.max(falls)))
     risen = peaks > 0
     expected = float(numpy.max(falls[risen] / peaks[risen], initial=0.0)) * 100
-    assert found.percent == near(expected)
-    assert 0 <= found.percent <= 100
+    assert drawdown.percent == near(expected)
+    assert 0 <= drawdown.percent <= 100
 
 
 def test_max_drawdown_in_percent_and_in_money_may_be_two_falls() -> None:
@@ -225,8 +225,8 @@ def test_decision_quality_is_the_pearson_correlation(decisions: list[tuple[float
     confidences, outcomes = zip(*decisions, strict=True)
     spreads = [float(numpy.std(column)) for column in (confidences, outcomes)]
     assume(all(spread > 1e-3 for spread in spreads))
-    found = ours.decision_quality(decisions)
-    assert found == pytest.approx(float(numpy.corrcoef(confidences, outcomes)[0, 1]), abs=1e-6)
+    quality = ours.decision_quality(decisions)
+    assert quality == pytest.approx(float(numpy.corrcoef(confidences, outcomes)[0, 1]), abs=1e-6)
 
 
 def test_decision_quality_needs_three_trades_that_differ() -> None:
@@ -246,12 +246,12 @@ def test_streaks_count_what_follows_each_other() -> None:
 @given(pnls)
 def test_streaks_agree_with_their_text(trades: list[float]) -> None:
     text = "".join("w" if pnl > 0 else "l" for pnl in trades)
-    found = ours.streaks(trades)
-    assert found.longest_win == max(map(len, text.split("l")))
-    assert found.longest_loss == max(map(len, text.split("w")))
+    streaks = ours.streaks(trades)
+    assert streaks.longest_win == max(map(len, text.split("l")))
+    assert streaks.longest_loss == max(map(len, text.split("w")))
     last = text[-1:]
-    assert found.current_count == len(text) - len(text.rstrip(last or None))
-    assert found.current_type == {"w": "win", "l": "loss", "": "none"}[last]
+    assert streaks.current_count == len(text) - len(text.rstrip(last or None))
+    assert streaks.current_type == {"w": "win", "l": "loss", "": "none"}[last]
 
 
 def test_durations_are_told_apart_by_outcome() -> None:

@@ -51,11 +51,11 @@ def test_ratios_agree_with_empyrical(seed: int) -> None:
     assert sortino_ratio(closes) == _close(empyrical.sortino_ratio(daily, annualization=365))
     values = numpy.array([point.value for point in series])
     fall = empyrical.max_drawdown(values[1:] / values[:-1] - 1)
-    found = max_drawdown([point.value for point in series])
-    assert found is not None
-    assert found.percent == _close(-100 * fall)
+    drawdown = max_drawdown([point.value for point in series])
+    assert drawdown is not None
+    assert drawdown.percent == _close(-100 * fall)
     annual = empyrical.annual_return(daily, annualization=365)
-    assert calmar_ratio(closes, found) == _close(annual / abs(fall))
+    assert calmar_ratio(closes, drawdown) == _close(annual / abs(fall))
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -64,11 +64,11 @@ async def server() -> AsyncIterator[Server]:
     assert process.stdout is not None
     try:
         line = b""
-        while not (found := re.search(rb"listening on (http://\S+)", line)):
+        while not (match := re.search(rb"listening on (http://\S+)", line)):
             line = await asyncio.wait_for(process.stdout.readline(), 30)
             assert line, "the server ended"
         async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {GOOD}"}) as http:
-            yield Server(http, found.group(1).decode())
+            yield Server(http, match.group(1).decode())
     finally:
         process.terminate()
         await process.wait()

@@ -49,12 +49,12 @@ def test_no_repr_shows_a_key() -> None:
     ],
 )
 def test_no_key_is_left(said: str) -> None:
-    found = ring("other-key-0001", KEY).scrub(said.encode()).decode()
-    while "\\" in found:
-        assert KEY not in found
-        found = found.encode().decode("unicode_escape")
-    assert KEY not in found
-    assert "***" in found
+    scrubbed = ring("other-key-0001", KEY).scrub(said.encode()).decode()
+    while "\\" in scrubbed:
+        assert KEY not in scrubbed
+        scrubbed = scrubbed.encode().decode("unicode_escape")
+    assert KEY not in scrubbed
+    assert "***" in scrubbed
 
 
 def test_a_burst_of_rate_limits_is_one_rest() -> None:

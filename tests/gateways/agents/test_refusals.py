@@ -75,8 +75,8 @@ def encoded(error: Any) -> bytes:
     ],
 )
 def test_a_field_that_is_refused_by_name_is_found(field: str, error: Any) -> None:
-    found = refused_field(encoded(error), FIELDS)
-    assert found == field or (field == "top_p" and found == "temperature"), "either of two that exclude each other"
+    refused = refused_field(encoded(error), FIELDS)
+    assert refused == field or (field == "top_p" and refused == "temperature"), "either of two that exclude each other"
 
 
 @pytest.mark.parametrize(

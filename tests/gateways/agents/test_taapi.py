@@ -107,10 +107,10 @@ async def test_values_are_fetched_in_the_background(server: FakeTaapi, taapi: Ta
     (body,) = server.bodies
     assert body["secret"] == KEY
     assert (body["construct"]["symbol"], body["construct"]["interval"]) == ("BTC/USDT", "1h")
-    assert {one["indicator"] for one in body["construct"]["indicators"]} == {
+    assert {indicator["indicator"] for indicator in body["construct"]["indicators"]} == {
         "macd", "stochrsi", "supertrend", "mfi", "cmf",
     }  # fmt: skip
-    assert all(one["backtrack"] == 1 for one in body["construct"]["indicators"]), "of the closed candle"
+    assert all(indicator["backtrack"] == 1 for indicator in body["construct"]["indicators"]), "of the closed candle"
 
 
 async def test_one_request_in_fifteen_seconds_and_each_value_once_in_five_minutes(
@@ -136,9 +136,9 @@ async def test_an_unknown_market_does_not_block_others(server: FakeTaapi, taapi:
     missing = dict.fromkeys(("BTC", "ETH"), 0)
     for minute in range(60):
         for symbol in ("HYPE", "BTC", "ETH"):
-            found = taapi.latest(symbol)
+            indicators = taapi.latest(symbol)
             if symbol in missing and minute > 5:
-                missing[symbol] += found is None
+                missing[symbol] += indicators is None
         await taapi.settled()
         await clock.advance(timedelta(minutes=1))
     assert missing == {"BTC": 0, "ETH": 0}

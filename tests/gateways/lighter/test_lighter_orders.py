@@ -428,7 +428,7 @@ def test_a_signed_quantity_needs_sign_plus_minus_or_zero() -> None:
 
 
 def test_client_indexes_are_stable_and_in_the_venues_range() -> None:
-    found = [client_index_of("apex", str(number)) for number in range(2000)]
-    assert len(set(found)) == 2000
-    assert all(1 <= index <= CLIENT_INDEX_MAX for index in found)
+    numbers = [client_index_of("apex", str(number)) for number in range(2000)]
+    assert len(set(numbers)) == 2000
+    assert all(1 <= index <= CLIENT_INDEX_MAX for index in numbers)
     assert client_index_of("apex", "1") == client_index_of("apex", "1") != client_index_of("ape", "x1")

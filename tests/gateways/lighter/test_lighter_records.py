@@ -46,13 +46,13 @@ async def test_the_fills_of_an_order_come_with_their_fees(venue: FakeExchange, a
     await account.orders.place(market_order(12))
     assert isinstance(outcome, Placed)
     fills = await account.records.fills_of(outcome.state.venue_index)
-    assert [(one.client_index, one.side, one.quantity, one.price) for one in fills] == [
+    assert [(fill.client_index, fill.side, fill.quantity, fill.price) for fill in fills] == [
         (11, OrderSide.SELL, D("0.1"), D(94000))
     ] * 2
-    assert {(one.fee_rate, one.maker, one.kind, one.symbol, one.at) for one in fills} == {
+    assert {(fill.fee_rate, fill.maker, fill.kind, fill.symbol, fill.at) for fill in fills} == {
         (D("0.00028"), False, "trade", "BTC", NOON)
     }
-    assert len({one.trade_id for one in fills}) == 2
+    assert len({fill.trade_id for fill in fills}) == 2
 
 
 async def test_a_maker_pays_the_makers_fee_and_a_missing_fee_is_none(
@@ -63,7 +63,7 @@ async def test_a_maker_pays_the_makers_fee_and_a_missing_fee_is_none(
     )
     await account.orders.place(limit)
     venue.reach("BTC", "93000.0")
-    assert {(one.maker, one.fee_rate) for one in await account.records.fills_since(NOON)} == {(True, D("0.00004"))}
+    assert {(fill.maker, fill.fee_rate) for fill in await account.records.fills_since(NOON)} == {(True, D("0.00004"))}
     venue.taker_fee = 0
     venue.trade_by_hand("ETH", "1")
     assert (await account.records.fills_since(NOON))[-1].fee_rate == 0
@@ -73,7 +73,7 @@ async def test_many_trades_come_page_by_page_in_order(venue: FakeExchange, accou
     for _ in range(250):
         venue.trade_by_hand("BTC", "0.001")
     fills = await account.records.fills_since(NOON)
-    assert [one.trade_id for one in fills] == [one["trade_id"] for one in venue.ledger.trades]
+    assert [fill.trade_id for fill in fills] == [trade["trade_id"] for trade in venue.ledger.trades]
     assert await account.records.fills_since(NOON + timedelta(seconds=1)) == []
     for _ in range(2000):
         venue.trade_by_hand("BTC", "0.001")
@@ -87,8 +87,8 @@ async def test_times_come_in_seconds_or_in_milliseconds(venue: FakeExchange, acc
         venue.trade_by_hand("BTC", "0.1")
         venue.ledger.trades[-1]["timestamp"] = timestamp
     late = NOON + timedelta(milliseconds=250)
-    assert [one.at for one in await account.records.fills_since(NOON)] == [NOON, NOON, late]
-    assert [one.at for one in await account.records.fills_since(late)] == [late]
+    assert [fill.at for fill in await account.records.fills_since(NOON)] == [NOON, NOON, late]
+    assert [fill.at for fill in await account.records.fills_since(late)] == [late]
 
 
 async def test_funding_is_for_its_hour(venue: FakeExchange, account: LighterAccount) -> None:

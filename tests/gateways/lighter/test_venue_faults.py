@@ -34,8 +34,8 @@ class HastyClock(SystemClock):
 
 
 def state_of_book(book: Book) -> State:
-    return frozenset((one.price, one.quantity) for one in book.bids), frozenset(
-        (one.price, one.quantity) for one in book.asks
+    return frozenset((level.price, level.quantity) for level in book.bids), frozenset(
+        (level.price, level.quantity) for level in book.asks
     )
 
 

@@ -67,9 +67,9 @@ def test_the_venue_is_the_default_source() -> None:
 async def test_closed_candles_are_fetched_page_by_page(venue: FakeVenue, source: VenueSource) -> None:
     venue.candle_rows[BTC] = rows(1200)
     end = START + 1100 * MINUTE + 30 * SECOND
-    found = await source.candles("BTC", "1m", START + 10 * SECOND, end)
-    assert found[0] == Candle(START + MINUTE, 94001.0, 94004.0, 93999.0, 94002.0, 2.5)
-    assert [candle.open_time for candle in found] == [START + n * MINUTE for n in range(1, 1100)]
+    candles = await source.candles("BTC", "1m", START + 10 * SECOND, end)
+    assert candles[0] == Candle(START + MINUTE, 94001.0, 94004.0, 93999.0, 94002.0, 2.5)
+    assert [candle.open_time for candle in candles] == [START + n * MINUTE for n in range(1, 1100)]
     assert [query["count_back"] for path, query in venue.asked if path == "/api/v1/candles"] == ["500"] * 3
 
 
@@ -84,8 +84,8 @@ async def test_empty_and_impossible_candles_are_left_out(venue: FakeVenue, sourc
         row(START + 6 * MINUTE, 5, 6, 4, 5, volume=0),
         {"t": 10**30, "o": 5.0, "h": 6.0, "l": 4.0, "c": 5.0},
     ]
-    found = await source.candles("BTC", "1m", START, START + 10 * MINUTE)
-    assert [candle.open_time for candle in found] == [START, START + 6 * MINUTE]
+    candles = await source.candles("BTC", "1m", START, START + 10 * MINUTE)
+    assert [candle.open_time for candle in candles] == [START, START + 6 * MINUTE]
     assert await source.candles("ETH", "4h", START, START + timedelta(days=2)) == []
 
 

@@ -264,7 +264,9 @@ async def test_a_lost_change_is_detected_and_the_book_requested_again(venue: Fak
     await venue.move("BTC", "94100.0", is_lost=True)
     await venue.move("BTC", "94101.0")
     await until(lambda: follower.mid() == 94101)
-    asked = [(one["type"], one["channel"]) for one in venue.heard if one.get("channel") == "order_book/1"]
+    asked = [
+        (request["type"], request["channel"]) for request in venue.heard if request.get("channel") == "order_book/1"
+    ]
     assert asked == [("subscribe", "order_book/1"), ("unsubscribe", "order_book/1"), ("subscribe", "order_book/1")]
     market = venue.markets["BTC"]
     await venue.move("BTC", "94102.0")
@@ -304,7 +306,7 @@ async def test_an_impossible_book_is_requested_again_and_never_published(
     before = market.nonce
     market.nonce += 3
     await venue.tell_book("update", market, {"begin_nonce": before, **levels})
-    await until(lambda: sum(one.get("channel") == "order_book/1" for one in venue.heard) >= 3)
+    await until(lambda: sum(request.get("channel") == "order_book/1" for request in venue.heard) >= 3)
     await venue.move("BTC", "94001.0")
     await until(lambda: follower.mid() == 94001)
     mids = {(quote.bid + quote.ask) / 2 for tick in follower.ticks if (quote := tick.quotes.get("BTC")) is not None}
@@ -317,7 +319,7 @@ async def test_a_broken_book_is_requested_at_most_once_a_second(venue: FakeVenue
         await venue.move("BTC", "94100.0", is_lost=True)
         await venue.move("BTC", "94101.0")
         await asyncio.sleep(0.01)
-    assert sum(one == {"type": "subscribe", "channel": "order_book/1"} for one in venue.heard) <= 3
+    assert sum(request == {"type": "subscribe", "channel": "order_book/1"} for request in venue.heard) <= 3
 
 
 async def test_a_book_with_an_empty_side_has_no_price(venue: FakeVenue, follower: Follower) -> None:

@@ -49,8 +49,8 @@ def test_a_book_is_never_crossed_and_its_levels_are_in_order(
 
 
 @given(symbols, tensions, tensions, st.sampled_from((2, 5, 20, 80)))
-def test_more_stress_never_narrows_or_deepens_a_book(symbol: str, one: float, other: float, bp: int) -> None:
-    less, more = (quote_of(symbol, tension) for tension in sorted((one, other)))
+def test_more_stress_never_narrows_or_deepens_a_book(symbol: str, first: float, second: float, bp: int) -> None:
+    less, more = (quote_of(symbol, tension) for tension in sorted((first, second)))
     tick = MARKETS[symbol].tick
     assert more.ask - more.bid >= less.ask - less.bid - tick  # the mid decides whether it is even or odd
     lots = 12 * MARKETS[symbol].lot
@@ -58,8 +58,8 @@ def test_more_stress_never_narrows_or_deepens_a_book(symbol: str, one: float, ot
 
 
 @given(symbols, st.floats(0, 50), st.floats(0, 50))
-def test_volume_deepens_a_book_within_bounds(symbol: str, one: float, other: float) -> None:
-    less, more = (near_depth(quote_of(symbol, 1.0, busyness=busyness), 80) for busyness in sorted((one, other)))
+def test_volume_deepens_a_book_within_bounds(symbol: str, first: float, second: float) -> None:
+    less, more = (near_depth(quote_of(symbol, 1.0, busyness=busyness), 80) for busyness in sorted((first, second)))
     assert less <= more <= less * Decimal("3.01")
 
 

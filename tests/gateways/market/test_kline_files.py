@@ -68,9 +68,9 @@ def candles(draw: st.DrawFn) -> Row:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(candles(), min_size=2, max_size=20), st.sets(st.integers(2, 10_000), min_size=18, max_size=18))
-def test_written_candles_are_read(tmp_path_factory: pytest.TempPathFactory, found: list[Row], gaps: set[int]) -> None:
+def test_written_candles_are_read(tmp_path_factory: pytest.TempPathFactory, drawn: list[Row], gaps: set[int]) -> None:
     minutes = [0, 1, *sorted(gaps)]
-    rows = [row._replace(minute=29_000_000 + minute) for row, minute in zip(found, minutes, strict=False)]
+    rows = [row._replace(minute=29_000_000 + minute) for row, minute in zip(drawn, minutes, strict=False)]
     read = read_file(write(tmp_path_factory.mktemp("files"), rows))
     assert [read[place] for place in range(len(read))] == rows
 
@@ -167,10 +167,10 @@ def test_files_of_a_market_are_joined_in_time_order(tmp_path: Path) -> None:
 
 
 def test_overlapping_files_of_a_market_are_rejected(tmp_path: Path) -> None:
-    one = write(tmp_path, rows_of(10), "BTCUSDT-1m-2025-01.csv")
+    plain = write(tmp_path, rows_of(10), "BTCUSDT-1m-2025-01.csv")
     other = write(tmp_path, rows_of(10, first=9), "BTC-USDT.csv")
     with pytest.raises(MarketDataError, match=r"BTC-USDT\.csv: begins at 2025-01-06T00:09:00\+00:00, which BTCUSDT"):
-        read_market([one, other])
+        read_market([plain, other])
 
 
 def test_files_are_found_by_market(tmp_path: Path) -> None:
@@ -178,8 +178,8 @@ def test_files_are_found_by_market(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     for name in ("README.md", "BTCUSDT-1m-2025-01.csv.CHECKSUM", ".hidden", "BTCUSDT-1m-2025-01.zip"):
         (tmp_path / name).touch()
-    found = {symbol: [path.name for path in paths] for symbol, paths in find_files(tmp_path).items()}
-    assert found == {
+    names = {symbol: [path.name for path in paths] for symbol, paths in find_files(tmp_path).items()}
+    assert names == {
         "BTC": ["BTCUSDT-1m-2025-01.csv", "BTCUSDT-1m-2025-02.csv.gz"],
         "ETH": ["ethusdt.csv"],
         "SOL": ["SOL-1m.csv"],

@@ -174,11 +174,11 @@ async def test_candles_are_those_that_were_read_and_else_of_the_marks(tmp_path: 
     recorder.record_candles("BTC", "1m", read, BEGIN + 240 * SECOND)
     recorder.close()
     source = await replayed(tmp_path)
-    found = await source.candles("BTC", "1m", BEGIN - timedelta(minutes=9), BEGIN + timedelta(minutes=9))
-    assert [candle.open_time for candle in found] == [BEGIN + n * timedelta(minutes=1) for n in (-1, 1, 2)]
-    assert (found[0], found[2]) == (read[0], read[1])
+    candles = await source.candles("BTC", "1m", BEGIN - timedelta(minutes=9), BEGIN + timedelta(minutes=9))
+    assert [candle.open_time for candle in candles] == [BEGIN + n * timedelta(minutes=1) for n in (-1, 1, 2)]
+    assert (candles[0], candles[2]) == (read[0], read[1])
     marks = [float(tick.quotes["BTC"].mark) for tick in ticks_of(60, first=60)]
-    assert found[1][1:] == (marks[0], max(marks), min(marks), marks[-1], 0.0)
+    assert candles[1][1:] == (marks[0], max(marks), min(marks), marks[-1], 0.0)
     with pytest.raises(MarketUnavailable, match="SOL is not traded here"):
         await source.candles("SOL", "1m", BEGIN, BEGIN)
 

@@ -279,12 +279,12 @@ async def test_candles_are_closed_aligned_and_sums_of_their_minutes(tmp_path: Pa
     width = {"5m": 5, "15m": 15, "1h": 60}[interval]
     rows = rows_of(200, first=7)
     source = await opened(write(tmp_path, rows))
-    found = await source.candles("BTC", interval, START - timedelta(days=1), START + timedelta(days=1))
+    closed = await source.candles("BTC", interval, START - timedelta(days=1), START + timedelta(days=1))
     first = -(-7 // width)
-    assert [candle.open_time for candle in found] == [
+    assert [candle.open_time for candle in closed] == [
         START + number * width * MINUTE for number in range(first, 207 // width)
     ]
-    for candle in found:
+    for candle in closed:
         begin = int((candle.open_time - START) / MINUTE) - 7
         part = rows[begin : begin + width]
         assert candle == Candle(
@@ -325,10 +325,10 @@ async def test_the_recorded_month_is_complete_and_played_exactly() -> None:
     ticks = [tick async for tick in hour]
     assert len(ticks) == 3600
     for symbol in ("BTC", "ETH", "SOL"):
-        found = await source.candles(symbol, "1m", crash, crash + timedelta(minutes=60))
-        assert len(found) == 60
+        closed = await source.candles(symbol, "1m", crash, crash + timedelta(minutes=60))
+        assert len(closed) == 60
         half = float(MARKETS[symbol].tick) / 2
-        for number, candle in enumerate(found):
+        for number, candle in enumerate(closed):
             marks = [float(mark) for mark in marks_of(ticks[number * 60 : number * 60 + 60], symbol)]
             if candle.high - candle.low >= half:
                 assert candle.low - 1e-9 <= min(marks) < candle.low + half

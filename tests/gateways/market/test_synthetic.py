@@ -76,9 +76,9 @@ def test_another_process_sees_the_same_market(at: datetime) -> None:
 
 
 def test_the_order_of_calls_does_not_matter() -> None:
-    one, other = SyntheticSource(3, SYMBOLS), SyntheticSource(3, SYMBOLS)
+    source, other = SyntheticSource(3, SYMBOLS), SyntheticSource(3, SYMBOLS)
     moments = [epoch_second(NOW) + offset for offset in (0, 5_000_000, -9_000_000, 7, 30_000, 1)]
-    forward = {moment: seen(one.tick(moment)) for moment in moments}
+    forward = {moment: seen(source.tick(moment)) for moment in moments}
     backward = {moment: seen(other.tick(moment)) for moment in reversed(moments)}
     assert forward == backward
 
@@ -209,7 +209,7 @@ def test_every_regime_occurs_with_the_moves_of_its_name() -> None:
     blocks: dict[Regime, list[int]] = {regime: [] for regime in Regime}
     for block in range(60_000, 62_000):
         blocks[regimes.of_block(block)].append(block)
-    assert {regime: len(found) // 100 for regime, found in blocks.items()} == {
+    assert {regime: len(result) // 100 for regime, result in blocks.items()} == {
         Regime.UP: pytest.approx(5, abs=1),
         Regime.DOWN: pytest.approx(5, abs=1),
         Regime.RANGE: pytest.approx(9, abs=1),
@@ -220,7 +220,7 @@ def test_every_regime_occurs_with_the_moves_of_its_name() -> None:
     def move(block: int) -> float:
         return paths.hour("BTC", (block + 1) * BLOCK_H)[0] - paths.hour("BTC", block * BLOCK_H)[0]
 
-    moves = {regime: [move(block) for block in found[:30]] for regime, found in blocks.items()}
+    moves = {regime: [move(block) for block in chosen[:30]] for regime, chosen in blocks.items()}
     mean_up = sum(moves[Regime.UP]) / 30
     mean_down = sum(moves[Regime.DOWN]) / 30
     assert mean_up > 0.006

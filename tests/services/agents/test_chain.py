@@ -47,8 +47,8 @@ async def _found(database: Database, outside: list[Anchor] | None = None) -> lis
 
 
 async def _id_at(conn: Connection, position: int) -> UUID:
-    found: UUID = await conn.fetchval("SELECT invocation_id FROM chain_links WHERE position = $1", position)
-    return found
+    invocation_id: UUID = await conn.fetchval("SELECT invocation_id FROM chain_links WHERE position = $1", position)
+    return invocation_id
 
 
 async def _delete_invocation(conn: Connection, position: int) -> None:
@@ -79,9 +79,9 @@ async def _rebuild(conn: Connection, first: int) -> None:
 
 
 async def test_every_finished_invocation_is_in_the_chain_once(chain: Database) -> None:
-    found = await verify(chain, await _anchors(chain))
-    assert (found.links, found.anchors, found.before_chain, list(found.findings)) == (LINKS, 3, 0, [])
-    assert found.payloads == LINKS
+    report = await verify(chain, await _anchors(chain))
+    assert (report.links, report.anchors, report.before_chain, list(report.findings)) == (LINKS, 3, 0, [])
+    assert report.payloads == LINKS
 
 
 async def test_an_interrupted_invocation_is_linked_at_the_next_start(database: Database) -> None:
@@ -96,19 +96,19 @@ async def test_an_interrupted_invocation_is_linked_at_the_next_start(database: D
         while not floor.exchange.account("ada").positions:
             await asyncio.sleep(0.001)
         await floor.agents.start()  # as the process that comes after this one's sudden end
-        found = await verify(database, [])
-        assert (found.links, list(found.findings)) == (1, [])
+        report = await verify(database, [])
+        assert (report.links, list(report.findings)) == (1, [])
         await floor.agents.close()
-        found = await verify(database, [])
-        assert (found.links, list(found.findings)) == (1, []), "nothing is added to what is closed"
+        report = await verify(database, [])
+        assert (report.links, list(report.findings)) == (1, []), "nothing is added to what is closed"
 
 
 async def test_concurrent_ends_make_one_chain(floor: Floor) -> None:
     names = [f"model-{number}" for number in range(20)]
     await floor.add(*names)
     await floor.cycle()
-    found = await verify(floor.database, [])
-    assert (found.links, list(found.findings)) == (len(names), [])
+    report = await verify(floor.database, [])
+    assert (report.links, list(report.findings)) == (len(names), [])
 
 
 EDITS: dict[str, str] = {
@@ -159,8 +159,8 @@ async def test_an_edited_payload_is_found(chain: Database) -> None:
 async def test_retention_is_no_finding(chain: Database) -> None:
     async with chain.connection() as conn:
         await conn.execute("DELETE FROM invocation_payloads")
-    found = await verify(chain, [])
-    assert (found.links, found.payloads, list(found.findings)) == (LINKS, 0, [])
+    report = await verify(chain, [])
+    assert (report.links, report.payloads, list(report.findings)) == (LINKS, 0, [])
 
 
 async def test_an_inserted_invocation_is_found(chain: Database) -> None:
@@ -248,8 +248,8 @@ async def test_an_order_that_no_call_placed_is_found(chain: Database) -> None:
 
 
 async def _last_of_ada(conn: Connection) -> UUID:
-    found: UUID = await conn.fetchval(
+    invocation_id: UUID = await conn.fetchval(
         "SELECT c.invocation_id FROM chain_links c JOIN invocations i ON i.id = c.invocation_id "
         "WHERE i.model_id = 'ada' ORDER BY c.position DESC LIMIT 1"
     )
-    return found
+    return invocation_id

@@ -28,7 +28,7 @@ async def _entrants(database: Database) -> list[Entrant]:
 
 async def _numbers(floor: Floor) -> list[int | None]:
     """The entrants of one model's invocations, the first one first."""
-    return [one.invocation.entrant for one in reversed(await floor.agents.invocations())]
+    return [invocation.invocation.entrant for invocation in reversed(await floor.agents.invocations())]
 
 
 async def test_the_same_configuration_stays_one_entrant_over_restarts(database: Database) -> None:
@@ -55,11 +55,11 @@ async def test_a_setting_or_a_variant_that_changes_begins_the_next_one(database:
             numbers = await _numbers(floor)
             last = floor.agents.models["ada"]
     assert numbers == [1, 2, 3]
-    found = await _entrants(database)
-    assert [one.number for one in found] == [1, 2, 3]
-    assert len({one.fingerprint for one in found}) == 3
-    assert [one.began_at for one in found] == sorted({one.began_at for one in found})
-    assert last.variant.value in (found[2].configuration or "")
+    entrants = await _entrants(database)
+    assert [entrant.number for entrant in entrants] == [1, 2, 3]
+    assert len({entrant.fingerprint for entrant in entrants}) == 3
+    assert [entrant.began_at for entrant in entrants] == sorted({entrant.began_at for entrant in entrants})
+    assert last.variant.value in (entrants[2].configuration or "")
 
 
 async def test_another_model_that_answers_begins_the_next_one(floor: Floor) -> None:
@@ -69,7 +69,7 @@ async def test_another_model_that_answers_begins_the_next_one(floor: Floor) -> N
     await floor.cycle()
     await floor.cycle()
     assert await _numbers(floor) == [1, 2, 2]
-    assert [one.answered_by for one in await _entrants(floor.database)] == ["fake/one", "fake/one-2026"]
+    assert [entrant.answered_by for entrant in await _entrants(floor.database)] == ["fake/one", "fake/one-2026"]
 
 
 async def test_failures_before_the_first_answer_belong_to_the_entrant_that_answers_later(floor: Floor) -> None:
@@ -174,5 +174,5 @@ async def test_a_model_that_a_shared_budget_drops_while_it_waits_has_missed_its_
         assert [turn.model.id for turn in floor.provider.turns] == ["ada"]
         async with database.connection() as conn:
             runs = await select_current_runs(conn)
-    found = {name: (run.entrant.cycles_decided, run.entrant.cycles_due) for name, run in runs.items()}
-    assert found == {"ada": (1, 2), "bob": (0, 2)}
+    cycles = {name: (run.entrant.cycles_decided, run.entrant.cycles_due) for name, run in runs.items()}
+    assert cycles == {"ada": (1, 2), "bob": (0, 2)}

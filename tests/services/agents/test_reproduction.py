@@ -50,7 +50,7 @@ async def test_the_whole_life_of_a_position_is_reproduced(floor: Floor) -> None:
     records = [await run_one(floor, *script) for script in runs]
     assert not floor.exchange.account("ada").positions
     reproductions = [await again(floor, record) for record in records]
-    assert [[found.same for _, found in reproduction.calls] for reproduction in reproductions] == [[True, True]] * 5, (
+    assert [[call.same for _, call in reproduction.calls] for reproduction in reproductions] == [[True, True]] * 5, (
         reproductions
     )
     assert all(each.is_same for each in reproductions)
@@ -155,7 +155,7 @@ async def test_a_change_of_the_books_is_noticed(floor: Floor) -> None:
     async with floor.database.connection() as conn:
         await conn.execute("UPDATE fills SET price = price + 0.1")
     reproduction = await again(floor, record)
-    assert [found.same for _, found in reproduction.calls] == [False, True]
+    assert [call.same for _, call in reproduction.calls] == [False, True]
     assert "94000.2" in reproduction.calls[0][1].detail
     assert not reproduction.is_same
     async with floor.database.connection() as conn:
@@ -192,7 +192,7 @@ async def test_missing_inputs_are_reported(floor: Floor) -> None:
     async with floor.database.connection() as conn:
         await conn.execute("DELETE FROM invocation_payloads")
     reproduction = await again(floor, record)
-    assert [found.same for _, found in reproduction.calls] == [None, True]
+    assert [call.same for _, call in reproduction.calls] == [None, True]
     with pytest.raises(NotFound):
         await reproduce_invocation(floor.database, UUID(int=7))
 
@@ -206,14 +206,14 @@ async def test_calls_executed_at_a_venue_are_not_reproduced_on_paper(floor: Floo
         )
         await conn.execute("UPDATE fills SET price = price + 1")  # as no book of the simulator would fill it
     reproduction = await again(floor, record)
-    assert [found.same for _, found in reproduction.calls] == [None, True, True, True]
+    assert [call.same for _, call in reproduction.calls] == [None, True, True, True]
     assert (
         reproduction.calls[0][1].detail
         == "the guard approves it, as recorded; the venue executed it, which paper cannot"
     )
     async with floor.database.connection() as conn:
         await conn.execute("UPDATE tool_calls SET metadata = jsonb_set(metadata, '{results,0,reason}', '\"luck\"')")
-    assert [found.same for _, found in (await again(floor, record)).calls] == [None, False, False, True]
+    assert [call.same for _, call in (await again(floor, record)).calls] == [None, False, False, True]
 
 
 async def test_the_command_reports_the_result(floor: Floor, dsn: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -275,7 +275,7 @@ async def test_inactive_models_are_not_invoked_and_new_ones_are(floor: Floor) ->
     async with floor.database.connection() as conn:
         await conn.execute("UPDATE models SET active = false WHERE id = 'ada'")
     assert [record.model.id for record in await floor.cycle()] == ["bob"]
-    summaries = {one.model.id: one for one in await floor.agents.model_summaries()}
+    summaries = {summary.model.id: summary for summary in await floor.agents.model_summaries()}
     assert summaries["ada"].invocation_count == 1
     assert summaries["bob"].last_invoked_at == floor.clock.now()
 

@@ -114,7 +114,7 @@ async def test_a_resting_order_that_filled_before_its_answer_is_known_is_no_brok
         answer = await bench.buy(
             "0.1", type=OrderType.LIMIT, limit_price=D(93000), leverage=D(5), client_order_id="lost"
         )
-        assert (answer.status, [one.maker for one in answer.fills]) == (OrderStatus.FILLED, [True, True])
+        assert (answer.status, [fill.maker for fill in answer.fills]) == (OrderStatus.FILLED, [True, True])
         await bench.agree()
         report = await after(database, "DELETE FROM fill_drift", "UPDATE fills SET quantity = quantity / 2 WHERE maker")
         assert any("acknowledged quantity" in problem for problem in report.problems)

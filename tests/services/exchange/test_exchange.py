@@ -167,14 +167,14 @@ async def test_completed_trades_are_logged(venue: Venue, caplog: pytest.LogCaptu
     await venue.see({"BTC": "80000"}, size="5")
     for event in venue.events:
         log_trades(event)
-    found = [record for record in caplog.records if record.getMessage().startswith("closed by")]
+    records = [record for record in caplog.records if record.getMessage().startswith("closed by")]
     (event,) = [event for event in venue.events if isinstance(event, TradesChanged)][-1:]
     trade = event.trades[-1]
     net = trade.gross_pnl - trade.part.fees + trade.part.funding
-    assert [record.levelno for record in found] == [logging.INFO, *[logging.WARNING] * (len(found) - 1)]
-    assert found[0].getMessage().startswith("closed by order: a: LONG 0.1 BTC at ")
-    assert found[-1].getMessage().startswith("closed by liquidation: a: LONG ")
-    assert found[-1].getMessage().endswith(f", net {format_decimal(net)}")
+    assert [record.levelno for record in records] == [logging.INFO, *[logging.WARNING] * (len(records) - 1)]
+    assert records[0].getMessage().startswith("closed by order: a: LONG 0.1 BTC at ")
+    assert records[-1].getMessage().startswith("closed by liquidation: a: LONG ")
+    assert records[-1].getMessage().endswith(f", net {format_decimal(net)}")
 
 
 async def test_a_gap_liquidates_and_the_insurance_row_closes_the_books(venue: Venue) -> None:
@@ -243,7 +243,7 @@ async def test_no_more_accounts_than_allowed_though_they_are_opened_at_once(data
             return_exceptions=True,
         )
         assert len(venue.exchange.accounts) == 3
-        assert sum(isinstance(one, InvalidInput) for one in tried) == 9
+        assert sum(isinstance(outcome, InvalidInput) for outcome in tried) == 9
 
 
 async def test_an_order_without_a_fresh_price_is_refused(database: Database) -> None:
@@ -266,10 +266,10 @@ async def test_a_restart_rebuilds_every_account_to_the_last_digit(database: Data
         await before.sell("2.5", symbol="ETH", leverage=Decimal(3), confidence=Decimal("62.5"))
         await before.sell("1", symbol="SOL", type=OrderType.LIMIT, limit_price=Decimal(210), client_order_id="rest")
         await before.see({"BTC": "94500", "ETH": "3310", "SOL": "201"}, after_s=3600)
-        kept = {one: without_depth(account) for one, account in before.exchange.accounts.items()}
+        kept = {account_id: without_depth(account) for account_id, account in before.exchange.accounts.items()}
         worth = equity(before.exchange.accounts["a"], before.exchange.marks())
     async with running(database, source, clock) as after:
-        assert {one: without_depth(account) for one, account in after.exchange.accounts.items()} == kept
+        assert {account_id: without_depth(account) for account_id, account in after.exchange.accounts.items()} == kept
         assert equity(after.exchange.accounts["a"], after.exchange.marks()) == worth
 
 

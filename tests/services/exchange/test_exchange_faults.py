@@ -119,7 +119,7 @@ async def test_a_bug_in_writing_one_account_keeps_no_other_from_following_the_ma
     with monkeypatch.context() as patch:
         break_ledger_writer(patch, "a")
         await venue.see({"BTC": "92500"})
-        assert [bool(venue.exchange.accounts[one].positions) for one in ("a", "b")] == [True, False]
+        assert [bool(venue.exchange.accounts[account_id].positions) for account_id in ("a", "b")] == [True, False]
     fired_at = venue.clock.now()
     await venue.see({"BTC": "96000"})
     async with venue.database.connection() as conn:
@@ -186,7 +186,7 @@ async def test_an_order_storm_over_connections_cut_anywhere_books_each_order_onc
         await persist(venue, "buy", "0.01", account_id=f"m{n}", client_order_id="last")
     async with venue.database.connection() as conn:
         rows = await conn.fetch("SELECT id, client_order_id FROM order_requests WHERE client_order_id <> 'last'")
-    assert {row["client_order_id"]: row["id"] for row in rows} == {one: answer.id for one, answer in answers.items()}
+    assert {row["client_order_id"]: row["id"] for row in rows} == {name: answer.id for name, answer in answers.items()}
     assert len(rows) == len(answers) >= 96
     assert proxy.connections > 8, "the storm must have met cut connections: the pool alone makes no more than 4"
 
@@ -218,7 +218,7 @@ async def test_an_order_that_cannot_finish_when_the_term_ends_is_unavailable(
     venue.exchange.suspend()
     await venue.exchange.resign()
     ended = await asyncio.wait_for(asyncio.gather(*orders, return_exceptions=True), 5)
-    assert [type(one) for one in ended] == [Unavailable] * 2
+    assert [type(outcome) for outcome in ended] == [Unavailable] * 2
     proxy.pass_on()
     await venue.exchange.lead()
 
@@ -255,7 +255,7 @@ async def test_a_bug_at_one_accounts_tick_stops_no_other_and_is_caught_up_on(
         with monkeypatch.context() as patch:
             patch.setattr(tick_processor, "apply_tick", broken)
             await venue.see({"BTC": "92500"})
-            assert [bool(venue.exchange.accounts[one].positions) for one in ("a", "b")] == [True, False]
+            assert [bool(venue.exchange.accounts[account_id].positions) for account_id in ("a", "b")] == [True, False]
             with pytest.raises(InternalError):
                 await venue.buy("0.01")
         fired_at = venue.clock.now()

@@ -92,7 +92,7 @@ async def test_a_halt_cancels_what_rests_and_could_open(guarded: Guarded) -> Non
     await venue.buy("0.02", type=OrderType.LIMIT, limit_price=D(90_000))
     reducing = await venue.sell("0.1", type=OrderType.LIMIT, limit_price=D(99_000), reduce_only=True)
     outcome = await guarded.do(Verb.HALT)
-    assert [(one.account_id, one.symbol, one.quantity, one.limit_price) for one in outcome.cancelled] == [
+    assert [(order.account_id, order.symbol, order.quantity, order.limit_price) for order in outcome.cancelled] == [
         ("a", "BTC", D("0.02"), D(90_000))
     ]
     assert (outcome.left, outcome.closed) == ((), ())
@@ -103,9 +103,9 @@ async def test_an_account_that_cannot_be_reached_keeps_no_other_from_being_halte
     guarded: Guarded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     venue, cancel = guarded.venue, guarded.venue.exchange.cancel_order
-    for one in ("a", "b"):
-        await venue.buy("0.1", account_id=one, leverage=D(5))
-        await venue.buy("0.02", account_id=one, type=OrderType.LIMIT, limit_price=D(90_000))
+    for account_id in ("a", "b"):
+        await venue.buy("0.1", account_id=account_id, leverage=D(5))
+        await venue.buy("0.02", account_id=account_id, type=OrderType.LIMIT, limit_price=D(90_000))
 
     async def cancel_of_b(account_id: str, order_id: str) -> OrderAnswer:
         if account_id == "a":
@@ -119,7 +119,9 @@ async def test_an_account_that_cannot_be_reached_keeps_no_other_from_being_halte
             while venue.exchange.accounts["b"].resting:
                 await guarded.operations.poll()
                 await asyncio.sleep(0.01)
-            while verb is Verb.FLATTEN and any(venue.exchange.accounts[one].positions for one in ("a", "b")):
+            while verb is Verb.FLATTEN and any(
+                venue.exchange.accounts[account_id].positions for account_id in ("a", "b")
+            ):
                 await guarded.operations.poll()
                 await asyncio.sleep(0.01)
         assert venue.exchange.accounts["a"].resting
@@ -173,8 +175,8 @@ async def test_a_halted_account_that_cannot_be_reached_keeps_no_other_from_being
     venue, cancel = guarded.venue, guarded.venue.exchange.cancel_order
     await guarded.do(Verb.HALT)
     monkeypatch.setattr(guarded.halts, "refusal_to_open", lambda _: None)
-    for one in ("a", "b"):
-        await venue.buy("0.02", account_id=one, type=OrderType.LIMIT, limit_price=D(90_000))
+    for account_id in ("a", "b"):
+        await venue.buy("0.02", account_id=account_id, type=OrderType.LIMIT, limit_price=D(90_000))
     monkeypatch.undo()
 
     async def cancel_of_b(account_id: str, order_id: str) -> OrderAnswer:
@@ -185,7 +187,7 @@ async def test_a_halted_account_that_cannot_be_reached_keeps_no_other_from_being
     monkeypatch.setattr(venue.exchange, "cancel_order", cancel_of_b)
     with pytest.raises(Unavailable):
         await guarded.operations.poll()
-    assert [bool(venue.exchange.accounts[one].resting) for one in ("a", "b")] == [True, False]
+    assert [bool(venue.exchange.accounts[account_id].resting) for account_id in ("a", "b")] == [True, False]
 
 
 async def test_halts_are_published_and_logged(guarded: Guarded, caplog: pytest.LogCaptureFixture) -> None:
@@ -314,7 +316,7 @@ async def test_flatten_closes_everything_and_reports_it(database: Database, guar
     await venue.sell("0.1", type=OrderType.LIMIT, limit_price=D(99_000), reduce_only=True)
     outcome = await guarded.do(Verb.FLATTEN)
     assert all(account.is_idle for account in venue.exchange.accounts.values())
-    assert {(one.account_id, one.symbol, one.side, one.quantity) for one in outcome.closed} == {
+    assert {(order.account_id, order.symbol, order.side, order.quantity) for order in outcome.closed} == {
         ("a", "BTC", "LONG", D("0.1")),
         ("b", "ETH", "SHORT", D("0.5")),
     }
@@ -349,7 +351,7 @@ async def test_what_a_thin_book_leaves_is_closed_with_the_next_ones(guarded: Gua
             await asyncio.sleep(0.02)
     outcome = await flattening
     assert outcome.left == ()
-    assert sum(one.quantity for one in outcome.closed) == D(2)
+    assert sum(order.quantity for order in outcome.closed) == D(2)
     assert len(outcome.closed) >= 4
 
 
@@ -390,7 +392,7 @@ async def test_the_next_leader_goes_on_with_a_flatten(database: Database) -> Non
     async with guarding(database, source, clock) as guarded:
         await guarded.see(QUIET)
         outcome = await guarded.outcome(command)
-        assert (outcome.left, [one.symbol for one in outcome.closed]) == ((), ["ETH"])
+        assert (outcome.left, [order.symbol for order in outcome.closed]) == ((), ["ETH"])
         assert guarded.venue.exchange.accounts["a"].is_idle
         await agree_with_rows(guarded.venue)
 

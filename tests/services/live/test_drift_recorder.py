@@ -40,10 +40,10 @@ async def booked(venue: Venue, quantity: str, dearer: str = "0") -> tuple[list[F
 
 async def rows(database: Database) -> list[tuple[Any, ...]]:
     async with database.connection() as conn:
-        found = await conn.fetch(
+        records = await conn.fetch(
             "SELECT quantity, venue_price, paper_price, drift_bps FROM fill_drift ORDER BY sequence"
         )
-    return [tuple(row) for row in found]
+    return [tuple(row) for row in records]
 
 
 async def test_fills_are_recorded_once_with_their_error(database: Database, venue: Venue) -> None:

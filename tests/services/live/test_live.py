@@ -335,7 +335,7 @@ async def test_an_order_that_was_recorded_and_never_sent_is_refused_by_the_next_
 async def test_stop_and_target_wait_at_the_venue_and_both_go_with_the_position(bench: Bench) -> None:
     await bench.buy("0.25", leverage=D(5), exit_plan=PLAN)
     await bench.agree()
-    kinds = sorted((one.type, one.trigger, one.reduce_only) for one in bench.venue.ledger.standing(1))
+    kinds = sorted((order.type, order.trigger, order.reduce_only) for order in bench.venue.ledger.standing(1))
     assert kinds == [("stop-loss", D("90000.0"), True), ("take-profit", D("99000.0"), True)]
     await bench.see({"BTC": "89990.0"})
     await bench.synchronize()
@@ -353,7 +353,7 @@ async def test_a_position_that_grows_gets_protective_orders_of_its_size(bench: B
     await bench.agree()
     await bench.sell("0.2", reduce_only=True)
     await bench.agree()
-    assert {one.quantity for one in bench.venue.ledger.standing(1)} == {D("0.15")}
+    assert {order.quantity for order in bench.venue.ledger.standing(1)} == {D("0.15")}
 
 
 async def test_a_new_plan_stands_before_the_old_one_goes(bench: Bench) -> None:
@@ -416,7 +416,7 @@ async def test_an_exit_that_the_venue_refuses_is_tried_again_and_not_too_often(b
 
 async def test_a_stop_that_the_venue_has_lost_is_placed_again(bench: Bench) -> None:
     await bench.buy("0.25", leverage=D(5), exit_plan=PLAN)
-    (lost,) = (index for index, one in bench.venue.orders.items() if one.type == "stop-loss")
+    (lost,) = (index for index, order in bench.venue.orders.items() if order.type == "stop-loss")
     del bench.venue.orders[lost]
     await bench.synchronize()
     await bench.agree()

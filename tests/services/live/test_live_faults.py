@@ -166,7 +166,7 @@ class Schedule:
 
     async def lose(self) -> None:
         """From here on the venue does not show an order that stands there."""
-        standing = [index for index, one in self.venue.orders.items() if one.status in ("open", "pending")]
+        standing = [index for index, order in self.venue.orders.items() if order.status in ("open", "pending")]
         if standing:
             self.venue.hidden.add(self.random.choice(standing))
 

@@ -274,7 +274,7 @@ async def test_a_feed_that_stops_refuses_who_waits() -> None:
 
 async def test_history_and_funding_are_the_source_s_own() -> None:
     market = MarketFeed(ScriptedSource(), ManualClock(START))
-    assert [found.at async for found in market.history(after(1), after(3))] == [after(2), after(3)]
+    assert [ticks.at async for ticks in market.history(after(1), after(3))] == [after(2), after(3)]
     assert market.funding_rate("BTC", START) == PLAIN_FUNDING_RATE
     assert (market.source_name, set(market.markets)) == ("scripted", {"BTC", "ETH", "SOL"})
 
@@ -299,11 +299,11 @@ async def test_the_prices_of_a_paced_replay_never_go_back() -> None:
 
     ticks = [tick(second) for second in (1, 9, 5, 8, 9, 10)]
     market = MarketFeed(ScriptedSource(), ScaledClock(START, 200))
-    for one in ticks:
-        await market.take(one, on_tick)
-        assert market.last_update_at == max(each.at for each in ticks[: ticks.index(one) + 1])
+    for update in ticks:
+        await market.take(update, on_tick)
+        assert market.last_update_at == max(each.at for each in ticks[: ticks.index(update) + 1])
         assert market.marks["BTC"] == taken[-1].quotes["BTC"].mark
-    assert [(one.at - START) // SECOND for one in taken] == [1, 9, 9, 10]
+    assert [(update.at - START) // SECOND for update in taken] == [1, 9, 9, 10]
 
 
 async def test_the_synthetic_market_is_followed_from_the_first_second() -> None:

@@ -33,10 +33,10 @@ async def test_candles_are_asked_for_again_when_one_has_closed() -> None:
     assert await market.candles("BTC", "1m", 10)
     assert len(source.asked_candles) == 1
     await clock.advance(timedelta(seconds=1))
-    found = await market.candles("BTC", "1m", 10)
+    candles = await market.candles("BTC", "1m", 10)
     minute = datetime(2026, 3, 4, 5, 6, tzinfo=UTC)
     assert source.asked_candles[1:] == [("BTC", "1m", minute, minute + timedelta(minutes=1))]
-    assert [candle.open_time for candle in found] == [minute - timedelta(minutes=n) for n in range(9, -1, -1)]
+    assert [candle.open_time for candle in candles] == [minute - timedelta(minutes=n) for n in range(9, -1, -1)]
     await clock.advance(timedelta(days=1))
     assert len(await market.candles("BTC", "1m", 10)) == 10
     assert len(source.asked_candles) == 3
@@ -61,9 +61,9 @@ async def test_a_candle_that_a_venue_shows_late_is_not_missed() -> None:
     market = MarketFeed(source, clock)
     assert len(await market.candles("BTC", "1m", 10)) == 9
     source.late = timedelta(0)
-    found = await market.candles("BTC", "1m", 10)
-    assert len(found) == 10
-    assert len({candle.open_time for candle in found}) == 10
+    candles = await market.candles("BTC", "1m", 10)
+    assert len(candles) == 10
+    assert len({candle.open_time for candle in candles}) == 10
 
 
 async def test_candles_that_cannot_be_had_are_unavailable_and_asked_for_again() -> None:

@@ -76,10 +76,10 @@ async def test_a_recorded_time_replayed_leaves_the_ledger_of_the_live_one(tmp_pa
     recorded = RecordedSource(tmp_path, list(SIZES))
     await recorded.open()
     assert (recorded.ends_at, recorded.markets["ETH"]) == (BEGIN + SPAN, MARKETS["ETH"])
-    found = await relive(recorded, database, acts)
+    relived = await relive(recorded, database, acts)
     for table, each in expected.items():  # printed first: pytest shows it when they differ
-        print(table, *sorted(set(found[table]) ^ set(each))[:6], sep="\n  ")
-    assert found == expected
+        print(table, *sorted(set(relived[table]) ^ set(each))[:6], sep="\n  ")
+    assert relived == expected
     assert recorded.markets["ETH"].lot == Decimal("0.01")
     assert len(expected["fills"]) > 100
     assert expected["funding_payments"]

@@ -54,7 +54,7 @@ def services(here: Sinks) -> tuple[str, ...]:
 
 async def heard(here: Sinks, path: str, count: int = 1) -> list[dict[str, object]]:
     async with asyncio.timeout(10):
-        return [orjson.loads(one.body) for one in await here.wait_for(path, count)]
+        return [orjson.loads(request.body) for request in await here.wait_for(path, count)]
 
 
 async def settled(alarms: Alarms) -> None:
@@ -203,7 +203,7 @@ async def test_an_hour_of_one_cause_is_one_notice_with_a_count() -> None:
             alarms.add(LIQUIDATION)
         now_s = EVERY_S - 1
         alarms.watch([])
-        assert [one["count"] for one in await heard(here, "/works")] == [1]
+        assert [alarm["count"] for alarm in await heard(here, "/works")] == [1]
         now_s = EVERY_S
         alarms.watch([])
         (_, later) = await heard(here, "/works", 2)

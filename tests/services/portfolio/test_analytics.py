@@ -227,12 +227,12 @@ async def test_the_leaderboard_measures_the_window(bench: Bench) -> None:
     only = await bench.analytics.leaderboard("7d", "pnlPercent", VariantId.SOVEREIGN)
     assert [entry.model.id for entry in only] == ["down"]
     await bench.clock.advance(40 * DAY)
-    assert seen(*[(one.start_value, one.trades_count) for one in await bench.board("30d") if one.model.id == "up"]) == (
-        (13_000, 0),
-    )
-    assert seen(*[(one.start_value, one.trades_count) for one in await bench.board("run") if one.model.id == "up"]) == (
-        (10_000, 2),
-    )
+    assert seen(
+        *[(entry.start_value, entry.trades_count) for entry in await bench.board("30d") if entry.model.id == "up"]
+    ) == ((13_000, 0),)
+    assert seen(
+        *[(entry.start_value, entry.trades_count) for entry in await bench.board("run") if entry.model.id == "up"]
+    ) == ((10_000, 2),)
     bench.exchange.known_marks.clear()
     assert [entry.model.id for entry in await bench.board()] == ["up", "new"], "down has no value without a price"
 
@@ -255,10 +255,10 @@ async def test_the_interval_is_of_the_whole_hours_of_the_window(bench: Bench) ->
     entries = {entry.model.id: entry for entry in await bench.board("7d")}
     returns = numpy.diff(numpy.log([10_000, *values[:59]]))
     expected = percent_interval(estimate(returns).interval, 59)
-    found = entries["long"].evidence.interval_percent
-    assert found is not None
-    assert found.low < 100 * (values[58] / 10_000 - 1) < found.high
-    assert found == pytest.approx(expected)
+    interval = entries["long"].evidence.interval_percent
+    assert interval is not None
+    assert interval.low < 100 * (values[58] / 10_000 - 1) < interval.high
+    assert interval == pytest.approx(expected)
     assert entries["short"].evidence.reason == "23 whole hours; an interval needs 24"
     assert entries["idle"].evidence.reason == "3 completed trades; a statement about a model needs 10"
     day = {entry.model.id: entry.evidence for entry in await bench.board("24h")}
@@ -316,18 +316,18 @@ async def test_failures_are_failed_runs_and_runs_with_failed_calls(bench: Bench)
         await ensure_partitions(conn, START)
         kept = {"messages": [], "answers": [{"id": "x"}]}
         await agents_store.insert_payload(conn, failed, zlib.compress(json.dumps(kept).encode()), START)
-    found = await bench.analytics.failures(Page(10))
-    assert [one.id for one in found.invocations] == [late, by_call, failed]
-    assert [call.number for call in found.tool_calls[failed]] == [1, 2]
-    assert {key: bytes(answers) for key, answers in found.answers.items()} == {failed: b'[{"id": "x"}]'}
-    counts = {each.model.id: each for each in found.counts}
+    failures = await bench.analytics.failures(Page(10))
+    assert [invocation.id for invocation in failures.invocations] == [late, by_call, failed]
+    assert [call.number for call in failures.tool_calls[failed]] == [1, 2]
+    assert {key: bytes(answers) for key, answers in failures.answers.items()} == {failed: b'[{"id": "x"}]'}
+    counts = {each.model.id: each for each in failures.counts}
     assert seen(counts["one"].workflows, counts["one"].tool_calls, counts["one"].invocations) == (1, 0, 2)
     assert seen(counts["two"].workflows, counts["two"].tool_calls, counts["two"].invocations) == (1, 1, 2)
     assert seen(counts["one"].rate_percent, counts["two"].rate_percent) == (50, 100)
     only = await bench.analytics.failures(Page(10), VariantId.SOVEREIGN)
-    assert [one.id for one in only.invocations] == [late, by_call]
+    assert [invocation.id for invocation in only.invocations] == [late, by_call]
     assert [each.model.id for each in only.counts] == ["two"]
-    assert [one.id for one in (await bench.analytics.failures(Page(1))).invocations] == [late]
+    assert [invocation.id for invocation in (await bench.analytics.failures(Page(1))).invocations] == [late]
 
 
 async def test_long_answers_of_failures_are_left_out_and_the_latest_come_first(bench: Bench) -> None:
@@ -341,9 +341,9 @@ async def test_long_answers_of_failures_are_left_out_and_the_latest_come_first(b
             ids.append(await add_invocation(conn, "one", at, "failed"))
             payload = zlib.compress(json.dumps({"answers": ["x" * size]}).encode(), 1)
             await agents_store.insert_payload(conn, ids[-1], payload, at)
-    found = await bench.analytics.failures(Page(100))
-    assert [one.id for one in found.invocations] == ids
-    assert list(found.answers) == ids[1 : 1 + ANSWERS_BYTES_MAX // RUN_ANSWERS_BYTES_MAX]
+    failures = await bench.analytics.failures(Page(100))
+    assert [invocation.id for invocation in failures.invocations] == ids
+    assert list(failures.answers) == ids[1 : 1 + ANSWERS_BYTES_MAX // RUN_ANSWERS_BYTES_MAX]
 
 
 async def test_variant_statistics_show_every_variant(bench: Bench) -> None:
@@ -418,7 +418,7 @@ async def test_statistics_are_per_entrant_within_the_run_and_the_old_ones_stay(b
     assert first.stats.figures.equity.drawdown == Drawdown(10, 1000)
     assert second.stats.figures.equity.drawdown == Drawdown(0, 0), "the fall before the change was the first one's"
     trades = [part.stats.figures.trades for part in (first, second)]
-    assert [(one.trades, float(one.total_net), one.win_rate) for one in trades] == [(2, 10, 50), (1, 30, 100)]
+    assert [(trade.trades, float(trade.total_net), trade.win_rate) for trade in trades] == [(2, 10, 50), (1, 30, 100)]
     failures = [(part.stats.failures.failed, part.stats.failures.invocations) for part in (first, second)]
     assert failures == [(1, 1), (0, 1)]
     assert run.figures.trades.trades == 3

@@ -64,7 +64,7 @@ class Bench:
     async def report(self, **asked: object) -> dict[str, EntrantEvidence]:
         window = asked.pop("window", "run")
         report = await self.evidence.report(window, **asked)  # type: ignore[arg-type]
-        return {f"{one.model.id}#{one.record.number}": one for one in report.entrants}
+        return {f"{entrant.model.id}#{entrant.record.number}": entrant for entrant in report.entrants}
 
 
 @pytest.fixture
@@ -83,8 +83,8 @@ async def test_entrants_are_told_apart_from_what_anybody_could_have_had(bench: B
         saved = baselines_store.SavedBaseline(BUY_AND_HOLD, BaselineState(account=account), START)
         await baselines_store.upsert_baselines(conn, [saved])
     await bench.curve(BUY_AND_HOLD.id, np.random.default_rng(9).normal(0, 0.004, HOURS))
-    found = await bench.report()
-    good, plain = found["good#0"], found["plain#0"]
+    report = await bench.report()
+    good, plain = report["good#0"], report["plain#0"]
     words = {each.reference: each.verdict.word for each in good.comparisons}
     assert words["holdNothing"] == words["buyAndHold"] == "better"
     assert words["ruleAgent"] == "not distinguishable yet"
@@ -113,9 +113,9 @@ async def test_a_change_of_configuration_begins_an_entrant_with_hours_of_its_own
                     began_at=began_at,
                 ),
             )  # fmt: skip
-    found = await bench.report(model_id="good")
-    assert list(found) == ["good#2", "good#1"]
-    first, second = found["good#1"], found["good#2"]
+    report = await bench.report(model_id="good")
+    assert list(report) == ["good#2", "good#1"]
+    first, second = report["good#1"], report["good#2"]
     assert (first.statement.hours, first.trades, first.ended_at) == (100, 10, changed_at)
     assert (second.statement.hours, second.trades, second.ended_at) == (99, 2, None)
     assert second.statement.reason == "2 completed trades; a statement about a model needs 10"
@@ -131,20 +131,20 @@ async def test_the_family_is_the_board_whatever_is_shown(bench: Bench) -> None:
 async def test_luck_is_computed_after_it_was_asked_for_and_kept(bench: Bench) -> None:
     assert (await bench.report())["good#0"].luck == COMPUTING
     await ended("comparison with luck")
-    found = (await bench.report())["good#0"].luck
-    assert isinstance(found, Luck)
-    assert found.trades == 12
-    assert 0 <= found.quantile_percent <= 100
-    assert found.low_percent < found.median_percent < found.high_percent
-    assert (await bench.report())["good#0"].luck is found
+    luck = (await bench.report())["good#0"].luck
+    assert isinstance(luck, Luck)
+    assert luck.trades == 12
+    assert 0 <= luck.quantile_percent <= 100
+    assert luck.low_percent < luck.median_percent < luck.high_percent
+    assert (await bench.report())["good#0"].luck is luck
     bench.restart()
-    assert (await bench.report())["good#0"].luck == found, "a restart reads what was computed"
+    assert (await bench.report())["good#0"].luck == luck, "a restart reads what was computed"
     async with bench.database.connection() as conn:
         await conn.execute("DELETE FROM luck")
     bench.restart()
     assert (await bench.report())["good#0"].luck == COMPUTING
     await ended("comparison with luck")
-    assert (await bench.report())["good#0"].luck == found, "the same seed, the same result"
+    assert (await bench.report())["good#0"].luck == luck, "the same seed, the same result"
 
 
 async def test_luck_is_computed_again_after_more_trades_and_in_another_run(bench: Bench) -> None:
@@ -189,22 +189,22 @@ async def test_replicates_are_compared_as_one_and_not_with_each_other(bench: Ben
                 model_id=name, number=1, fingerprint="a" * 64, configuration="{}", answered_by=None, began_at=START
             )
             await insert_entrant(conn, entrant)
-    found = await bench.report()
-    one, two, plain = found["good#1"], found["good-2#1"], found["plain#0"]
-    assert one.comparisons == two.comparisons
-    references = {each.reference: each for each in one.comparisons}
+    report = await bench.report()
+    first, two, plain = report["good#1"], report["good-2#1"], report["plain#0"]
+    assert first.comparisons == two.comparisons
+    references = {each.reference: each for each in first.comparisons}
     assert references["bestOther"].reference_key is None, "of 12 and 2 trades: 7 in the mean, so it is not judged yet"
     assert references["holdNothing"].window.reason == "7 completed trades; a statement about a model needs 10"
-    assert one.replicates is not None
-    assert one.replicates == two.replicates
-    assert (plain.attempt, one.attempt) == (3, 1)
+    assert first.replicates is not None
+    assert first.replicates == two.replicates
+    assert (plain.attempt, first.attempt) == (3, 1)
     (nothing,) = (each for each in plain.comparisons if each.reference == "holdNothing")
     assert nothing.verdict.statement.attempts == 3
     async with bench.database.connection() as conn:
         for number in range(12):
             await add_trade(conn, "good-2", START + (number + 1) * 9 * HOUR, label=100 + number)
-    found = await bench.report()
-    references = {each.reference: each for each in found["good-2#1"].comparisons}
+    report = await bench.report()
+    references = {each.reference: each for each in report["good-2#1"].comparisons}
     assert references["bestOther"].reference_key == "plain#0", "and not its own replicate"
     assert references["holdNothing"].verdict.word == "better"
-    assert {each.reference: each.reference_key for each in found["plain#0"].comparisons}["bestOther"] == "good#1"
+    assert {each.reference: each.reference_key for each in report["plain#0"].comparisons}["bestOther"] == "good#1"

@@ -63,11 +63,11 @@ class Shelf:
             and name == chosen.get("model_id", name)
             and NAMES[name] == chosen.get("variant", NAMES[name])
         }
-        wanted = sorted(last.values(), key=lambda one: (one[2], NAMES[one[0]], one[0]))
-        found = equity_values(shown.chunks)
-        assert found == wanted[len(wanted) - len(found) :], shown.resolution
-        assert found or not wanted
-        assert len(found) == len(wanted) or end - start >= points * bucket, "only what is too long is cut"
+        wanted = sorted(last.values(), key=lambda entry: (entry[2], NAMES[entry[0]], entry[0]))
+        values = equity_values(shown.chunks)
+        assert values == wanted[len(wanted) - len(values) :], shown.resolution
+        assert values or not wanted
+        assert len(values) == len(wanted) or end - start >= points * bucket, "only what is too long is cut"
         return shown.resolution
 
 
@@ -104,11 +104,13 @@ async def test_variant_histories_equal_the_raw_rows_at_any_time(database: Databa
     rng = shelf.rng
     for _ in range(25):
         window = rng.choice(list(WINDOWS))
-        found = await shelf.portfolio.variant_history(window)
+        history = await shelf.portfolio.variant_history(window)
         async with database.connection() as conn:
             rows = await conn.fetch(RAW_HOURS, shelf.clock.now() - WINDOWS[window])
             wanted = {variant: [(hour, value) for v, hour, value in rows if v == variant] for variant in VariantId}
-            assert {variant: [tuple(point) for point in points] for variant, points in found.variants.items()} == wanted
+            assert {
+                variant: [tuple(point) for point in points] for variant, points in history.variants.items()
+            } == wanted
             if rng.random() < 0.2:  # a model changes sides, and all of its past with it
                 to = rng.choice(list(VariantId))
                 await conn.execute("UPDATE models SET variant = $1::text::variant_id WHERE id = 'b'", to.value)

@@ -102,7 +102,7 @@ async def test_lists_are_filtered_and_the_latest_first(database: Database) -> No
             chosen = await select_chosen_invocations(conn, model_id, variant, Page(limit))
             if model_id is variant is None:
                 assert chosen == await select_invocations(conn, Page(limit))
-            return [one.id for one in chosen]
+            return [entry.id for entry in chosen]
 
         first, second, third = (running(m, n).id for n, m in ((0, ADA), (1, BOB), (2, ADA)))
         assert await ids(None, None) == [third, second, first]
@@ -122,8 +122,8 @@ async def test_interrupted_invocations_are_closed(database: Database) -> None:
             await insert_invocation(conn, running(model, 0))
         await update_invocation(conn, ended(running(BOB, 0)))
         assert await update_interrupted(conn, "interrupted", AT - timedelta(hours=1)) == [(running(ADA, 0).id, "ada")]
-        (one,) = await select_chosen_invocations(conn, "ada", None, Page(10))
-        assert (one.status, one.failure_reason, one.finished_at) == ("failed", "interrupted", AT)
+        (first,) = await select_chosen_invocations(conn, "ada", None, Page(10))
+        assert (first.status, first.failure_reason, first.finished_at) == ("failed", "interrupted", AT)
         assert await update_interrupted(conn, "interrupted", AT) == []
 
 
@@ -161,8 +161,8 @@ async def test_payloads_are_kept(database: Database) -> None:
         await ensure_partitions(conn, AT)
         await insert_payload(conn, SPACE, b"\x00packed", AT)
         await insert_payload(conn, SPACE, b"again", AT)
-        found = [Invocation(id=key, model_id="ada", status="completed", started_at=AT) for key in (SPACE, RUN)]
-        assert await select_payloads(conn, found) == {SPACE: b"\x00packed"}
+        invocations = [Invocation(id=key, model_id="ada", status="completed", started_at=AT) for key in (SPACE, RUN)]
+        assert await select_payloads(conn, invocations) == {SPACE: b"\x00packed"}
 
 
 RUN = uuid5(SPACE, "run")
@@ -233,22 +233,22 @@ async def test_own_trades_and_statistics_are_those_of_the_run(traded: Database) 
 
 async def test_last_actions(traded: Database) -> None:
     async with traded.connection() as conn:
-        found = await select_last_actions(conn, "ada", RUN, ["BTC", "ETH", "SOL", "XRP"])
-        assert found == {
+        actions = await select_last_actions(conn, "ada", RUN, ["BTC", "ETH", "SOL", "XRP"])
+        assert actions == {
             "BTC": LastFill(Side.SHORT, False, AT + timedelta(minutes=4)),
             "ETH": LastFill(Side.SHORT, True, AT + timedelta(minutes=2, seconds=30)),
             "SOL": LastFill(Side.LONG, True, AT + timedelta(minutes=3, seconds=30)),
         }
         shuffled = await select_last_actions(conn, "ada", RUN, ["XRP", "SOL", "BTC", "ETH"])
-        assert list(shuffled) == list(found) == ["BTC", "ETH", "SOL"]
+        assert list(shuffled) == list(actions) == ["BTC", "ETH", "SOL"]
 
 
 @pytest.mark.parametrize("cause", Cause)
 async def test_a_close_is_the_last_action_whoever_made_it(traded: Database, cause: Cause) -> None:
     async with traded.connection() as conn:
         await conn.execute("UPDATE fills SET cause = $1 WHERE symbol = 'ETH' AND side = 'buy'", cause)
-        found = await select_last_actions(conn, "ada", RUN, ["ETH"])
-        assert found == {"ETH": LastFill(Side.SHORT, True, AT + timedelta(minutes=2, seconds=30))}
+        actions = await select_last_actions(conn, "ada", RUN, ["ETH"])
+        assert actions == {"ETH": LastFill(Side.SHORT, True, AT + timedelta(minutes=2, seconds=30))}
 
 
 async def test_equity_of_the_run(traded: Database) -> None:

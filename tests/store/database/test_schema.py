@@ -195,10 +195,10 @@ async def test_one_position_per_market(books: Database) -> None:
 
 async def test_system_postgres_takes_the_schema_too(open_folder: Path) -> None:
     """The oldest version that is supported is the one most machines bring."""
-    found = list(system_binaries())
-    if not found:
+    binaries = list(system_binaries())
+    if not binaries:
         pytest.skip("this machine has no PostgreSQL of its own")
-    async with EmbeddedPostgres(open_folder, durable=False, binaries=found[-1]) as running:
+    async with EmbeddedPostgres(open_folder, durable=False, binaries=binaries[-1]) as running:
         database = await Database.connect(await running.ensure_database("trader"), size=1)
         await apply_schema(database)
         await apply_schema(database)

@@ -16,8 +16,8 @@ FETCHED = re.compile(r"conn\.fetch\(([A-Z][A-Z_]+)\b")
 RUNS_SQL = re.compile(r"conn\.(fetch|fetchrow|fetchval|execute)\(")
 
 MODULES: dict[str, ModuleType] = {
-    found.name.removeprefix("trader.store."): importlib.import_module(found.name)
-    for found in pkgutil.walk_packages(trader.store.__path__, "trader.store.")
+    module.name.removeprefix("trader.store."): importlib.import_module(module.name)
+    for module in pkgutil.walk_packages(trader.store.__path__, "trader.store.")
 }
 STATEMENTS = {
     f"{module_name}.{name}": value

@@ -197,10 +197,12 @@ async def test_a_backup_brings_everything_back(dsn: str, database: Database, tmp
 def _programs(major: int) -> Path:
     """The folder of the server's own version of the programs: what a newer one writes, an older server may not read."""
     present = filter(None, [wheel_binaries(), *system_binaries()])
-    found = next((one for one in present if one.major == major and (one.folder / "pg_dump").exists()), None)
-    if found is None or not (found.folder / "pg_restore").exists():
+    result = next(
+        (server for server in present if server.major == major and (server.folder / "pg_dump").exists()), None
+    )
+    if result is None or not (result.folder / "pg_restore").exists():
         pytest.skip(f"there is no pg_dump of PostgreSQL {major} on this machine")
-    return found.folder
+    return result.folder
 
 
 async def _call(program: Path, *arguments: str) -> None:

@@ -109,9 +109,9 @@ async def test_kept_counts_and_failures_equal_the_counted_rows(
         finally:
             await rolled_back.rollback()
     assert kept == plain
-    assert [one.id for one in latest] == failed_ids[:limit]
+    assert [entry.id for entry in latest] == failed_ids[:limit]
     ours = {id_of("invocation", name, START + minute * MINUTE) for name, minute, *_ in recorded if name != "two"}
-    assert [one.id for one in of_two] == [each for each in failed_ids if each in ours][:limit]
+    assert [trade.id for trade in of_two] == [each for each in failed_ids if each in ours][:limit]
     counts: dict[tuple[str, int], list[int]] = {(name, number): rest for name, number, *rest in plain}
     assert {
         name: [run.totals.finished, run.totals.failed, run.totals.tool_failed] for name, run in current.items()

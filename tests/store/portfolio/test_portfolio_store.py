@@ -95,13 +95,13 @@ async def test_variant_hours_equal_the_averages_over_raw_rows(
         await rolled_back.start()
         try:
             await _play(conn, played)
-            found = [tuple(row) for row in await store.select_variant_hours(conn, since)]
+            hours = [tuple(row) for row in await store.select_variant_hours(conn, since)]
             expected = [tuple(row) for row in await conn.fetch(PLAIN_HISTORY, since)]
             hourly = await conn.fetch("SELECT * FROM portfolio_hourly ORDER BY account_id, hour")
             plain = await conn.fetch(PLAIN_HOURLY)
         finally:
             await rolled_back.rollback()
-    assert found == expected
+    assert hours == expected
     columns = ("account_id", "hour", "run_id", "total", "count", "last", "last_at")
     assert [[row[name] for name in columns] for row in hourly] == [[row[name] for name in columns] for row in plain]
 
@@ -158,22 +158,22 @@ async def test_histories_hold_the_last_snapshot_of_each_bucket(
 
 
 def _value_at(snapshots: Iterable[Snapshot], since: datetime, until: datetime, last: datetime) -> float | None:
-    found = [each for each in snapshots if since <= each.created_at < until and each.created_at <= last]
-    if not found:
+    expected = [each for each in snapshots if since <= each.created_at < until and each.created_at <= last]
+    if not expected:
         return None
-    newest = max(found, key=lambda each: each.created_at)
+    newest = max(expected, key=lambda each: each.created_at)
     return float(newest.net_portfolio.quantize(Decimal("0.01"), ROUND_HALF_UP))
 
 
 def _last_of_buckets(
     snapshots: Iterable[Snapshot], chosen: set[str], first: datetime, last: datetime, bucket: timedelta
 ) -> list[tuple[str, Decimal, datetime]]:
-    found = {}
+    result = {}
     for each in sorted(snapshots, key=lambda snapshot: snapshot.created_at):
         if each.account_id in chosen and first <= each.created_at <= last:
             number = int(each.created_at.timestamp() // bucket.total_seconds())
-            found[each.account_id, number] = each.account_id, each.net_portfolio, each.created_at
-    return sorted(found.values(), key=lambda value: (value[2], value[0]))
+            result[each.account_id, number] = each.account_id, each.net_portfolio, each.created_at
+    return sorted(result.values(), key=lambda value: (value[2], value[0]))
 
 
 async def test_a_snapshot_that_is_there_already_counts_once(database: Database) -> None:
@@ -197,8 +197,8 @@ async def test_last_snapshots_are_of_the_newest_hour(database: Database) -> None
             await add_run(conn, account_id, make_run(account_id))
         late = make_snapshot("one", START + 3 * HOUR + 5 * MINUTE, "12", number=2)
         await store.insert_snapshots(conn, [make_snapshot("one", START, "11"), late])
-        found = await store.select_last_snapshots(conn)
-    assert found == {"one": store.LastSnapshot(late.run_id, late.created_at)}
+        snapshots = await store.select_last_snapshots(conn)
+    assert snapshots == {"one": store.LastSnapshot(late.run_id, late.created_at)}
 
 
 async def test_run_hours_are_those_of_the_run_and_from_the_asked_hour_on(database: Database) -> None:
@@ -212,9 +212,9 @@ async def test_run_hours_are_those_of_the_run_and_from_the_asked_hour_on(databas
         ]
         await store.insert_snapshots(conn, rows)
         asked = [("one", rows[1].run_id, START), ("two", rows[3].run_id, START + HOUR)]
-        found = await store.select_run_hours(conn, asked)
+        hours = await store.select_run_hours(conn, asked)
         assert await store.select_run_hours(conn, []) == []
-    assert [(value.account_id, value.hour, value.last) for value in found] == [
+    assert [(value.account_id, value.hour, value.last) for value in hours] == [
         ("one", START + HOUR, Decimal(2)),
         ("one", START + 2 * HOUR, Decimal(3)),
     ]
@@ -248,8 +248,8 @@ async def test_concurrent_changes_of_models_and_snapshots_leave_exact_sums(datab
 
     await asyncio.gather(write("one"), write("two"), write("new"), move())
     async with database.connection() as conn:
-        found = [tuple(row) for row in await store.select_variant_hours(conn, START)]
-        assert found == [tuple(row) for row in await conn.fetch(PLAIN_HISTORY, START)]
+        hours = [tuple(row) for row in await store.select_variant_hours(conn, START)]
+        assert hours == [tuple(row) for row in await conn.fetch(PLAIN_HISTORY, START)]
 
 
 async def test_two_writers_of_the_same_hours_wait_for_each_other_and_not_in_a_circle(database: Database) -> None:
@@ -272,5 +272,5 @@ async def test_two_writers_of_the_same_hours_wait_for_each_other_and_not_in_a_ci
         plain = await conn.fetch(PLAIN_HOURLY)
         columns = ("account_id", "hour", "run_id", "total", "count", "last", "last_at")
         assert [[row[name] for name in columns] for row in hourly] == [[row[name] for name in columns] for row in plain]
-        found = [tuple(row) for row in await store.select_variant_hours(conn, START)]
-        assert found == [tuple(row) for row in await conn.fetch(PLAIN_HISTORY, START)]
+        hours = [tuple(row) for row in await store.select_variant_hours(conn, START)]
+        assert hours == [tuple(row) for row in await conn.fetch(PLAIN_HISTORY, START)]
