@@ -617,6 +617,24 @@ CREATE TABLE IF NOT EXISTS commands (
 );
 CREATE INDEX IF NOT EXISTS commands_open ON commands (asked_at) WHERE finished_at IS NULL;
 
+-- Keys of external agents and tokens of operators. Of the secret only its SHA-256 digest and its first characters are kept.
+-- A key with an account is an agent's and speaks for that account alone; without one it is an operator's. A limit that is
+-- null is none. Times are the database's own.
+CREATE TABLE IF NOT EXISTS credentials (
+    id                   uuid PRIMARY KEY,
+    name                 text NOT NULL CHECK (name <> ''),
+    account_id           text REFERENCES models,
+    scopes               text[] NOT NULL CHECK (scopes <@ '{read,trade,operate}' AND scopes <> '{}'),
+    prefix               text NOT NULL UNIQUE,
+    digest               bytea NOT NULL UNIQUE CHECK (length(digest) = 32),
+    requests_per_minute  integer CHECK (requests_per_minute > 0),
+    decisions_per_minute integer CHECK (decisions_per_minute > 0),
+    created_at           timestamptz NOT NULL DEFAULT now(),
+    revoked_at           timestamptz CHECK (revoked_at >= created_at)
+);
+CREATE UNIQUE INDEX IF NOT EXISTS credentials_valid ON credentials (name, account_id) NULLS NOT DISTINCT
+    WHERE revoked_at IS NULL;
+
 -- Baselines that losses are measured against: of each account in its run, and of all together (without an account). A
 -- null value is taken from the next equity measured.
 CREATE TABLE IF NOT EXISTS equity_marks (

@@ -16,6 +16,7 @@ from aiohttp import web
 
 from trader.api import connections, edge, health, metrics, openapi, rpc, streams
 from trader.api.context import (
+    ACCESS,
     ACCOUNTS,
     ALARMS,
     CONTEXT,
@@ -40,6 +41,7 @@ from trader.gateways.operations.notifications import Heartbeat, make_sinks
 from trader.gateways.operations.supervisor import ALIVE, READY, STOPPING, Supervisor
 from trader.history import write_demo_history
 from trader.schedulers import describe_error
+from trader.services.operations.access import Access
 from trader.services.operations.alarms import Alarms, send_heartbeats
 from trader.settings import Settings
 from trader.store.operations.halts import select_halts
@@ -231,6 +233,7 @@ def build_app(settings: Settings, service: Service) -> web.Application:
     app[ALARMS] = service.alarms
     app[STARTED_AT] = service.started_at
     app[HUBS] = service.hubs
+    app[ACCESS] = Access(service.database, settings.api_token)
     app[DISPATCHER] = rpc.make_dispatcher(service.context)
     app.add_routes(page.routes(service.context))
     app.add_routes(app[DISPATCHER].routes())

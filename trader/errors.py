@@ -13,7 +13,10 @@
         ├── InvalidInput
         ├── NotFound
         ├── Unauthorized
+        │   └── KeyRevoked
         ├── Forbidden
+        │   └── MissingScope, ForeignAccount
+        ├── TooManyRequests
         ├── PayloadTooLarge
         ├── Precondition
         └── Unavailable           the caller may try again
@@ -116,8 +119,28 @@ class Unauthorized(RequestError):
     """The bearer token is missing or wrong."""
 
 
+class KeyRevoked(Unauthorized):
+    """The key was valid once; another one is needed."""
+
+
 class Forbidden(RequestError):
-    """The caller's origin is not allowed, or the service is read-only."""
+    """The caller's origin is not allowed, the service is read-only, or this is not for such a caller."""
+
+
+class MissingScope(Forbidden):
+    """The key is valid, and may not do this."""
+
+
+class ForeignAccount(Forbidden):
+    """The account is not the one that the key speaks for."""
+
+
+class TooManyRequests(RequestError):
+    """The caller has used up its requests or decisions of this minute; it may ask again after `retry_after_s`."""
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class Conflict(RequestError):

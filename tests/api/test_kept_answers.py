@@ -33,6 +33,7 @@ from trader.services.exchange.ledger_writer import LedgerWriter
 from trader.services.exchange.read_only import ReadOnlyExchange
 from trader.services.market.feed import MarketFeed
 from trader.services.market.followed import FollowedMarket
+from trader.services.operations.access import ANYBODY
 from trader.services.portfolio.analytics import Analytics
 from trader.services.portfolio.evidence import Evidence
 from trader.services.portfolio.luck import LuckTable
@@ -89,7 +90,7 @@ class PaperBench:
             agents=context.agents,
         )
         target = rpc.Target(REGISTRY.procedures[name], Style.PLAIN)
-        answer = await rpc.Dispatcher(REGISTRY, fresh).call(target, json.dumps(asked).encode(), None, "oracle")
+        answer = await rpc.Dispatcher(REGISTRY, fresh).call(target, json.dumps(asked).encode(), ANYBODY, "oracle")
         assert answer.status == HTTPStatus.OK
         return json.loads(answer.body)
 
@@ -205,7 +206,7 @@ class Reader:
                 await asyncio.sleep(0)
 
     async def call(self, name: str, asked: dict[str, object]) -> Answer:
-        return await self.dispatcher.kept_or_called(self._targets[name], json.dumps(asked).encode(), None, "reader")
+        return await self.dispatcher.kept_or_called(self._targets[name], json.dumps(asked).encode(), ANYBODY, "reader")
 
     async def close(self) -> None:
         self._feed.cancel()

@@ -46,6 +46,7 @@ from trader.services.agents.schedule import Agents
 from trader.services.events import EventBus
 from trader.services.exchange.audit import audit
 from trader.services.market.feed import MarketFeed
+from trader.services.operations.access import ANYBODY
 from trader.services.portfolio.analytics import Analytics
 from trader.services.portfolio.evidence import Evidence
 from trader.services.portfolio.luck import COMPUTING, LuckTable
@@ -292,7 +293,7 @@ class Season:
 
     async def call(self, case: Case) -> int:
         """Make a call as a request does. Return the size of its answer."""
-        answer = await self.dispatcher.kept_or_called(self._targets[case.procedure], case.body, None, "1")
+        answer = await self.dispatcher.kept_or_called(self._targets[case.procedure], case.body, ANYBODY, "1")
         assert answer.status == 200, answer.body[:300]
         return len(answer.body)
 

@@ -11,10 +11,13 @@ from yarl import URL
 
 from trader.api import edge, health, rpc, streams
 from trader.api.connections import ConnectionLimits, HttpServer, bind
+from trader.api.context import ACCESS
 from trader.api.registry import Registry
 from trader.api.rpc import DISPATCHER
 from trader.api.streams import HUBS, Hubs, Timing
+from trader.services.operations.access import Access
 from trader.settings import Settings
+from trader.store.database.pool import Database
 
 HOST: Final = "127.0.0.1"
 
@@ -25,17 +28,20 @@ AppClient = TestClient[web.Request, web.Application]
 def make_app(
     *routes: Iterable[web.RouteDef],
     context: Any = None,
+    database: Database | None = None,
     registry: Registry | None = None,
     settings: Settings | None = None,
 ) -> web.Application:
     """An application of these routes, and of the procedures of a registry when it has a context."""
     app = web.Application()
+    settings = settings or Settings.load({"PORT": "0"}, None, demo=True)  # its own origin is where it is served
+    app[ACCESS] = Access(database, settings.api_token)  # type: ignore[arg-type]  # without keys it is not read
     if context is not None:
         app[DISPATCHER] = rpc.make_dispatcher(context, registry)
         app.add_routes(app[DISPATCHER].routes())
     for each in routes:
         app.add_routes(each)
-    edge.setup(app, settings or Settings.load({"PORT": "0"}, None, demo=True))  # its own origin is where it is served
+    edge.setup(app, settings)
     return app
 
 

@@ -15,6 +15,7 @@ from trader.services.exchange.accounts import Accounts
 from trader.services.exchange.halts import Halts
 from trader.services.exchange.protocol import Exchange
 from trader.services.market.feed import MarketFeed
+from trader.services.operations.access import Access
 from trader.services.operations.alarms import Alarms
 from trader.services.portfolio.analytics import Analytics
 from trader.services.portfolio.evidence import Evidence
@@ -55,4 +56,5 @@ ROLE: Final[web.AppKey[Role]] = web.AppKey("role")
 RELAY: Final = web.AppKey("relay", RelayReader)
 PROVIDERS: Final[web.AppKey[Mapping[str, Provider]]] = web.AppKey("providers")
 ALARMS: Final = web.AppKey("alarms", Alarms)
+ACCESS: Final = web.AppKey("access", Access)
 STARTED_AT: Final = web.AppKey("started_at", datetime)

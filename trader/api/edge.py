@@ -17,9 +17,10 @@ from multidict import istr
 from trader.api import batch, rpc
 from trader.api.compression import compress_response, is_worth_compressing
 from trader.api.connections import connection_of
-from trader.api.context import RELAY
+from trader.api.context import ACCESS, RELAY
 from trader.api.origins import HOSTS, ORIGINS, HostRule, OriginRule
 from trader.api.requests import (
+    CALLER,
     CHANGES,
     GIVEN_UP,
     NAME,
@@ -32,7 +33,8 @@ from trader.api.requests import (
     WaitingBodies,
 )
 from trader.api.routes import answer_expectation, refusal, unmet_expectation
-from trader.errors import Forbidden
+from trader.errors import Forbidden, TooManyRequests
+from trader.services.operations.access import Access
 from trader.settings import Settings
 
 CORS_PATHS: Final = ("/api/", "/health")
@@ -126,6 +128,8 @@ async def _respond(request: web.Request, handler: Handler) -> web.StreamResponse
     try:
         if hdrs.ORIGIN in request.headers:
             _check_origin(request)
+        if hdrs.AUTHORIZATION in request.headers and ACCESS in request.app:
+            await _admit(request, request.app[ACCESS])
         response = await handler(request)
     except (web.HTTPNotFound, web.HTTPMethodNotAllowed):
         response = await _refuse_path(request)
@@ -139,6 +143,20 @@ async def _respond(request: web.Request, handler: Handler) -> web.StreamResponse
     if isinstance(response, web.Response) and is_worth_compressing(response):
         await compress_response(request, response)
     return response
+
+
+async def _admit(request: web.Request, access: Access) -> None:
+    """Note who sends the request, and count it, before anything of its body is read.
+
+    :raises TooManyRequests: its caller sends too many
+    """
+    caller = request[CALLER] = await access.identify(request.headers[hdrs.AUTHORIZATION])
+    try:
+        access.admit(caller)
+    except TooManyRequests:
+        if not request.content.is_eof():
+            request[GIVEN_UP] = True
+        raise
 
 
 def _check_origin(request: web.Request) -> None:

@@ -9,8 +9,9 @@ from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
 import msgspec
 
 from trader.api.schemas.common import LongOutput
+from trader.domain.operations.credentials import Scope
 
-Handler = Callable[[Any, Any], Awaitable[Any]]
+Handler = Callable[..., Awaitable[Any]]
 Token = Callable[[Any], object | None]
 H = TypeVar("H", bound=Handler)
 
@@ -21,7 +22,8 @@ class Procedure:
 
     `changes`: it changes something, so API_TOKEN guards it. `private`: it is not for the readers of a public service.
     `paper_only`: it is refused in live trading. `token`: what its answers are made of, while they may be kept
-    (`api/response_cache.py`).
+    (`api/response_cache.py`). `scope`: it acts for the account of its caller, an external agent, whose key needs this
+    scope and is passed to the handler as its third argument.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Procedure:
     private: bool
     paper_only: bool
     token: Token | None
+    scope: Scope | None
     input_decoder: msgspec.json.Decoder[Any]
     output_decoder: msgspec.json.Decoder[Any]
 
@@ -54,6 +57,7 @@ class Registry:
         private: bool = False,
         paper_only: bool = False,
         token: Token | None = None,
+        scope: Scope | None = None,
     ) -> Callable[[H], H]:
         """Declare the decorated `async def (context, request: Input) -> Output` as the procedure `domain.verb`.
 
@@ -64,13 +68,13 @@ class Registry:
         def declare(handler: H) -> H:
             if name in self._procedures:
                 raise ValueError(f"the procedure {name} is declared twice")
-            if (changes or private) and token is not None:
+            if (changes or private or scope is not None) and token is not None:
                 raise ValueError(f"the procedure {name} is guarded, so its answers cannot be kept")
             hints = get_type_hints(handler, include_extras=True)
             output_type = hints.pop("return")
             if get_origin(output_type) is LongOutput:
                 (output_type,) = get_args(output_type)
-            input_type = list(hints.values())[-1]
+            input_type = list(hints.values())[1]
             self._procedures[name] = Procedure(
                 name=name,
                 handler=handler,
@@ -80,6 +84,7 @@ class Registry:
                 private=private,
                 paper_only=paper_only,
                 token=token,
+                scope=scope,
                 input_decoder=msgspec.json.Decoder(input_type),
                 output_decoder=msgspec.json.Decoder(output_type),
             )

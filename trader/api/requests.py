@@ -14,6 +14,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import ContentEncodingError
 
 from trader.errors import InvalidInput, Issue, PayloadTooLarge, RequestError
+from trader.services.operations.access import Caller
 
 log = logging.getLogger("trader.request")
 
@@ -27,6 +28,9 @@ NAME: Final = web.RequestKey("name", str)
 
 CHANGES: Final = web.RequestKey("changes", bool)
 """Set when a request changes something."""
+
+CALLER: Final = web.RequestKey("caller", Caller)
+"""Who sends a request, as far as its bearer secret says."""
 
 BODY_SIZE_MAX: Final = 64 * 2**10
 """Bytes of a request body, after decompression. No procedure needs more, and parsing them takes milliseconds."""

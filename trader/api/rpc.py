@@ -5,7 +5,6 @@ request id and answered with 500 and nothing about its cause.
 """
 
 import asyncio
-import hmac
 import logging
 import math
 import time
@@ -14,45 +13,49 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from aiohttp import hdrs, web
 
 from trader.api import batch, envelope
 from trader.api.compression import BYTES_MIN, GZIP, accepts_gzip
+from trader.api.context import ACCESS, Context
 from trader.api.envelope import Style
 from trader.api.inputs import decode_input
 from trader.api.registry import REGISTRY, Procedure, Registry, load_procedures
 from trader.api.requests import (
+    CALLER,
     CHANGES,
     NAME,
     REQUEST_ID,
     REQUESTS,
     UNKNOWN,
     BodyTimeout,
-    RequestLog,
     arrived_body,
     read_body,
 )
 from trader.api.response_cache import INPUT_BYTES_MAX, Answer, ResponseCache
 from trader.api.routes import JSON, answer_expectation, refusal
 from trader.api.schemas.common import ENCODER, LongOutput
+from trader.domain.operations.credentials import Credential
 from trader.errors import (
     Conflict,
     Forbidden,
+    ForeignAccount,
     InvalidInput,
     Issue,
+    KeyRevoked,
     MarketUnavailable,
+    MissingScope,
     NotFound,
     PayloadTooLarge,
     Precondition,
+    TooManyRequests,
     TraderError,
     Unauthorized,
     Unavailable,
 )
-
-if TYPE_CHECKING:
-    from trader.api.context import Context
+from trader.services.operations.access import ANYBODY, Access, Caller, require_agent, require_operator
 
 PREFIX: Final = "/api/rpc/"
 
@@ -75,12 +78,16 @@ INTERNAL: Final = (HTTPStatus.INTERNAL_SERVER_ERROR, "INTERNAL_SERVER_ERROR")
 STATUSES: Final[Mapping[type[TraderError], tuple[HTTPStatus, str]]] = {
     InvalidInput: (HTTPStatus.BAD_REQUEST, "VALIDATION_ERROR"),
     Unauthorized: (HTTPStatus.UNAUTHORIZED, "UNAUTHORIZED"),
+    KeyRevoked: (HTTPStatus.UNAUTHORIZED, "KEY_REVOKED"),
     Forbidden: (HTTPStatus.FORBIDDEN, "FORBIDDEN"),
+    MissingScope: (HTTPStatus.FORBIDDEN, "MISSING_SCOPE"),
+    ForeignAccount: (HTTPStatus.FORBIDDEN, "FOREIGN_ACCOUNT"),
     NotFound: (HTTPStatus.NOT_FOUND, "NOT_FOUND"),
     Conflict: (HTTPStatus.CONFLICT, "CONFLICT"),
     Precondition: (HTTPStatus.PRECONDITION_FAILED, "PRECONDITION_FAILED"),
     PayloadTooLarge: (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "PAYLOAD_TOO_LARGE"),
     BodyTimeout: (HTTPStatus.REQUEST_TIMEOUT, "TIMEOUT"),
+    TooManyRequests: (HTTPStatus.TOO_MANY_REQUESTS, "TOO_MANY_REQUESTS"),
     Unavailable: (HTTPStatus.SERVICE_UNAVAILABLE, "SERVICE_UNAVAILABLE"),
     MarketUnavailable: (HTTPStatus.SERVICE_UNAVAILABLE, "SERVICE_UNAVAILABLE"),
 }
@@ -120,10 +127,9 @@ class LargeAnswers:
 class Dispatcher:
     """Answers every request under `/api/rpc/`."""
 
-    def __init__(self, registry: Registry, context: "Context") -> None:
+    def __init__(self, registry: Registry, context: Context) -> None:
         self._context = context
-        api_token = context.settings.api_token
-        self._api_token = None if api_token is None else api_token.reveal().encode()
+        self._has_api_token = context.settings.api_token is not None
         self._is_public = context.settings.public == "on"
         self._body_wait_s = context.settings.http_body_timeout_s
         self._live = context.settings.trading_mode == "live"
@@ -158,8 +164,7 @@ class Dispatcher:
         token_of = target.procedure.token
         answer = None if token_of is None else self.cache.find((target, body), token_of(self._context))
         if answer is None:
-            authorization = request.headers.get(hdrs.AUTHORIZATION)
-            answer = await self.kept_or_called(target, body, authorization, request[REQUEST_ID])
+            answer = await self.kept_or_called(target, body, request.get(CALLER, ANYBODY), request[REQUEST_ID])
         return _response(answer) if len(answer.body) < BYTES_MIN else await self._long_response(request, target, answer)
 
     async def _handle_other(self, request: web.Request) -> web.StreamResponse:
@@ -170,10 +175,10 @@ class Dispatcher:
         request[NAME] = "batch"
         body = await read_body(request, self._body_wait_s)
         items = await self._parsed(body, batch.parse, body)
-        authorization, request_id = request.headers.get(hdrs.AUTHORIZATION), request[REQUEST_ID]
+        caller, request_id = request.get(CALLER, ANYBODY), request[REQUEST_ID]
 
         async def call(index: int, item: batch.Item) -> batch.Reply:
-            answer = await self._call_item(request.app[REQUESTS], item, authorization, f"{request_id}.{index}")
+            answer = await self._call_item(request.app, item, caller, f"{request_id}.{index}")
             return batch.Reply(index, answer.status, answer.headers, answer.body)
 
         return await batch.respond(request, items, call, mode, HTTPStatus.MULTI_STATUS)
@@ -202,26 +207,26 @@ class Dispatcher:
             response.headers[hdrs.CONTENT_ENCODING] = GZIP
         return response
 
-    async def kept_or_called(self, target: Target, body: bytes, authorization: str | None, request_id: str) -> Answer:
+    async def kept_or_called(self, target: Target, body: bytes, caller: Caller, request_id: str) -> Answer:
         """Return the answer that was kept for the same input, or call the procedure when its data has changed."""
         token_of = target.procedure.token
         if token_of is None or len(body) > INPUT_BYTES_MAX or (token := token_of(self._context)) is None:
-            return await self.call(target, body, authorization, request_id)
+            return await self.call(target, body, caller, request_id)
         key = (target, body)
         return self.cache.find(key, token) or await self.cache.make(
-            key, token, lambda: self.call(target, body, authorization, request_id)
+            key, token, lambda: self.call(target, body, caller, request_id)
         )
 
-    async def call(self, target: Target, body: bytes, authorization: str | None, request_id: str) -> Answer:
+    async def call(self, target: Target, body: bytes, caller: Caller, request_id: str) -> Answer:
         """Call the procedure with a request body. Every error becomes an answer here."""
         style, text, issue = await self._parsed(body, envelope.unwrap, body, target.style)
         declared = target.procedure
         try:
             if issue is not None:
                 raise InvalidInput(issue)
-            self._check_allowed(declared, authorization)
+            keys = self._check_allowed(declared, caller)
             request = await self._parsed(body, decode_input, declared.input_decoder, declared.input_type, text)
-            output = await self._output(declared, request)
+            output = await self._output(declared, request, keys)
             return Answer(HTTPStatus.OK, envelope.success(style, output))
         except TraderError as error:
             if _status_of(error) is not INTERNAL:
@@ -238,31 +243,31 @@ class Dispatcher:
         async with self._parsing:
             return await asyncio.to_thread(parse, *arguments)
 
-    def _check_allowed(self, declared: Procedure, authorization: str | None) -> None:
+    def _check_allowed(self, declared: Procedure, caller: Caller) -> tuple[Credential, ...]:
+        """Return what the handler is passed of its caller: the key of an agent, or nothing."""
         if self._live and declared.paper_only:
             raise Precondition(f"{declared.name} needs TRADING_MODE=simulated; this service runs with live")
+        if declared.scope is not None:
+            return (require_agent(caller, declared.scope, declared.name),)
         is_guarded = declared.changes or declared.private if self._is_public else declared.changes
-        if not is_guarded or (self._api_token is None and not self._is_public):
-            return
-        if self._api_token is None:
+        is_open = not self._has_api_token and not self._is_public and not caller.is_agent
+        if not is_guarded or is_open:
+            return ()
+        if not self._has_api_token and not caller.is_agent:
             raise Forbidden(f"{declared.name} is not available: PUBLIC=on makes this service read-only for everybody")
-        scheme, _, given = (authorization or "").partition(" ")
-        given_bytes = given.strip().encode("utf-8", "surrogateescape")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given_bytes, self._api_token):
-            raise Unauthorized(f"{declared.name} needs the header Authorization: Bearer <API_TOKEN>")
+        require_operator(caller, "trade" if declared.changes else "read", declared.name)
+        return ()
 
-    async def _output(self, declared: Procedure, request: Any) -> bytes:
+    async def _output(self, declared: Procedure, request: Any, keys: tuple[Credential, ...]) -> bytes:
         """Return the encoded output, decoded once against its type as a caller would read it."""
-        output = await declared.handler(self._context, request)
+        output = await declared.handler(self._context, request, *keys)
         if isinstance(output, LongOutput):
             return await output.encode(declared.output_decoder)
         text = ENCODER.encode(output)
         declared.output_decoder.decode(text)
         return text
 
-    async def _call_item(
-        self, requests: RequestLog, item: batch.Item, authorization: str | None, request_id: str
-    ) -> Answer:
+    async def _call_item(self, app: web.Application, item: batch.Item, caller: Caller, request_id: str) -> Answer:
         """Answer one call of a batch. It comes from the oRPC client, so it has its style whatever the path."""
         started_s = time.perf_counter()
         target = self._targets.get(item.path)
@@ -272,11 +277,23 @@ class Dispatcher:
             answer = _method_not_supported(item.method, Style.ORPC)
         else:
             enveloped = self._enveloped[target.procedure.name]
-            answer = await self.kept_or_called(enveloped, item.body, item.authorization or authorization, request_id)
+            answer = await self._call_as(app[ACCESS], enveloped, item, caller, request_id)
             self.large_answers.note(target.procedure.name, len(answer.body))
         name, changes = (target.procedure.name, target.procedure.changes) if target else (UNKNOWN, False)
-        requests.finished(name, answer.status, started_s, request_id, changes=changes)
+        app[REQUESTS].finished(name, answer.status, started_s, request_id, changes=changes)
         return answer
+
+    async def _call_as(
+        self, access: Access, target: Target, item: batch.Item, caller: Caller, request_id: str
+    ) -> Answer:
+        """Answer one call of a batch, in the name of its own header if it has one."""
+        try:
+            if item.authorization is not None:
+                caller = await access.identify(item.authorization)
+            access.admit(caller)
+        except ANSWERED as error:
+            return _error_answer(error, target.style)
+        return await self.kept_or_called(target, item.body, caller, request_id)
 
 
 def _method_not_supported(method: str, style: Style) -> Answer:
@@ -299,7 +316,7 @@ def _error_answer(error: TraderError, style: Style) -> Answer:
 
 
 def _headers_of(error: TraderError) -> dict[str, str]:
-    if isinstance(error, Unavailable):
+    if isinstance(error, Unavailable | TooManyRequests):
         return {"Retry-After": str(error.retry_after_s)}
     if isinstance(error, MarketUnavailable):
         return {"Retry-After": "1"}
@@ -328,7 +345,7 @@ def _failure(style: Style, kind: tuple[HTTPStatus, str], message: str, issues: t
     return Answer(status, envelope.failure(style, status, code, message, issues))
 
 
-def make_dispatcher(context: "Context", registry: Registry | None = None) -> Dispatcher:
+def make_dispatcher(context: Context, registry: Registry | None = None) -> Dispatcher:
     """Return the dispatcher of the procedures of a registry, or of every procedure of `api/procedures`."""
     if registry is None:
         load_procedures()

@@ -30,6 +30,7 @@ MODULES: Final[Mapping[str, str]] = {
     "alarms": "status",
     "models": "models",
     "budgets": "models_budgets",
+    "agents": "agents",
     "accounts": "accounts",
     "positions": "accounts",
     "trades": "trades",

@@ -22,6 +22,10 @@ CYCLE: Final = timedelta(seconds=60)
 """The interval of the trade executor: the shortest cadence of a model, and the unit of the reversal rule."""
 
 
+EXTERNAL: Final = "external"
+"""The provider of the models that external agents trade."""
+
+
 class VariantId(StrEnum):
     """The variants of this build; the database has the same enum."""
 
@@ -182,6 +186,16 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     active: bool = True
     venue_account_index: int | None = None
     configuration: ModelConfiguration = ModelConfiguration()
+
+    @property
+    def is_external(self) -> bool:
+        """Whether an external agent decides for it, which asks the service instead of being asked."""
+        return self.provider == EXTERNAL
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the service asks it for a decision in every cycle of its cadence."""
+        return self.active and not self.is_external
 
 
 def rule_model(variant: VariantId, created_at: datetime) -> Model:

@@ -32,6 +32,7 @@ from trader.domain.models import VariantId
 from trader.gateways.market.synthetic import SyntheticSource
 from trader.services.agents.budgets import Budgets
 from trader.services.market.feed import MarketFeed
+from trader.services.operations.access import ANYBODY
 from trader.services.portfolio.analytics import Analytics
 from trader.services.portfolio.evidence import Evidence
 from trader.services.portfolio.luck import LuckTable
@@ -98,7 +99,7 @@ def call(dispatcher: rpc.Dispatcher) -> Call:
 
     async def call_procedure(name: str, **request: object) -> Any:
         target = rpc.Target(REGISTRY.procedures[name], Style.PLAIN)
-        answer = await dispatcher.call(target, json.dumps(request).encode(), None, "test")
+        answer = await dispatcher.call(target, json.dumps(request).encode(), ANYBODY, "test")
         body = json.loads(answer.body, parse_float=Decimal)
         return body if answer.status == 200 else (answer.status, [issue["path"] for issue in body["issues"]])
 
@@ -111,7 +112,7 @@ def call_raw(dispatcher: rpc.Dispatcher) -> CallRaw:
 
     async def call_procedure(name: str, **request: object) -> bytes:
         target = rpc.Target(REGISTRY.procedures[name], Style.PLAIN)
-        answer = await dispatcher.call(target, json.dumps(request).encode(), None, "test")
+        answer = await dispatcher.call(target, json.dumps(request).encode(), ANYBODY, "test")
         assert answer.status == 200
         return answer.body
 

@@ -22,7 +22,7 @@ from trader.api.schemas.trades import (
     GetCompletedTradesInput,
     GetCompletedTradesOutput,
 )
-from trader.domain.exchange.account import Account
+from trader.errors import ForeignAccount
 
 
 @procedure("simulator.placeOrder", changes=True, paper_only=True)
@@ -35,6 +35,7 @@ async def place_order(context: Context, request: PlaceOrderInput) -> OrderOutput
 
     :raises Conflict: the `clientOrderId` was used on this account for an order with other contents.
     """
+    _require_not_external(context, request.account_id)
     return OrderOutput(order=OrderView.of(await context.exchange.place_order(request.to_order())))
 
 
@@ -44,19 +45,22 @@ async def cancel_order(context: Context, request: CancelOrderInput) -> OrderOutp
 
     :raises NotFound: the account has no such order.
     """
+    _require_not_external(context, request.account_id)
     return OrderOutput(order=OrderView.of(await context.exchange.cancel_order(request.account_id, request.order_id)))
 
 
 @procedure("simulator.getAccount", paper_only=True)
 async def get_account(context: Context, request: AccountInput) -> AccountOutput:
     """Show a simulated account; one that does not exist is shown as it would open, and not stored."""
-    return _account_output(context, context.exchange.account(request.account_id))
+    return account_output(context, request.account_id)
 
 
 @procedure("simulator.resetAccount", changes=True, paper_only=True)
 async def reset_account(context: Context, request: AccountInput) -> AccountOutput:
     """Close the account's run at the market's prices and begin a new one with the starting capital."""
-    return _account_output(context, await context.exchange.reset_account(request.account_id))
+    _require_not_external(context, request.account_id)
+    await context.exchange.reset_account(request.account_id)
+    return account_output(context, request.account_id)
 
 
 @procedure("simulator.getCompletedTradesFromDB", paper_only=True, token=trades_token)
@@ -69,7 +73,19 @@ async def get_completed_trades(context: Context, request: GetCompletedTradesInpu
     return GetCompletedTradesOutput(trades=completed, stats=CompletedStats.of(completed), next_before=next_before)
 
 
-def _account_output(context: Context, account: Account) -> AccountOutput:
+def account_output(context: Context, account_id: str) -> AccountOutput:
+    """Return an account with the figures of this moment; one that does not exist as it would open."""
     exchange = context.exchange
+    account = exchange.account(account_id)
     is_open = account.id in exchange.accounts
     return AccountOutput(account=AccountView.of(account, exchange.marks(), exchange.markets, is_open=is_open))
+
+
+def _require_not_external(context: Context, account_id: str) -> None:
+    """Check that the account is not an external agent's, whom nobody else may trade for.
+
+    :raises ForeignAccount: it is
+    """
+    model = context.agents.models.get(account_id)
+    if model is not None and model.is_external:
+        raise ForeignAccount(f"the account {account_id} belongs to an external agent: only its key trades, by agent.*")

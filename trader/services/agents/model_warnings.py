@@ -84,7 +84,7 @@ def warning_about(
     if not active:
         return "No model is active, so nothing trades. Add models with `trader models add FILE`."
     texts = []
-    if idle := [model for model in active if model.provider not in providers]:
+    if idle := [model for model in active if model.is_asked and model.provider not in providers]:
         names = ", ".join(f"{model.id} ({model.provider})" for model in idle[:10])
         texts.append(f"{len(idle)} active model(s) name a provider that is not configured: {names}")
     texts += [f"{name}: {why}" for name, why in resting.items()]

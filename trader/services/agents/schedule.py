@@ -129,16 +129,16 @@ class Agents:
         async with self._database.connection() as conn:
             await ensure_partitions(conn, now)
         await self._close_left_open(now)
-        await self._reload_models()
+        await self.reload_models()
         if self._settings.demo and not self._models:
             await self._create_rule_models(now)
-            await self._reload_models()
+            await self.reload_models()
         for model in self._models.values():
             await self._exchange.open_account(model.id)
 
     async def follow(self) -> None:
         """Only load the models and what they cost, for a process that reads what another one trades."""
-        await self._reload_models()
+        await self.reload_models()
         if self.budgets.limits(self._models.values()):
             await self.budgets.follow(self._clock.now(), self._models)
 
@@ -174,7 +174,8 @@ class Agents:
             for variant in VariantId:
                 await upsert_model(conn, rule_model(variant, now))
 
-    async def _reload_models(self) -> None:
+    async def reload_models(self) -> None:
+        """Read the models, of which commands may have added some."""
         async with self._database.connection() as conn:
             models = await select_models(conn)
         self._know(models)
@@ -270,13 +271,13 @@ class Agents:
 
         :raises Unavailable: the models cannot be read; nothing was started
         """
-        await self._reload_models()
+        await self.reload_models()
         await self._save_unsaved()
         if self._is_closing:
             return
         waiting = self.waiting()
         await self.budgets.begin_cycle(now, self._models)
-        asked = [model for model in self._models.values() if model.active and self.budgets.is_asked_for(model, now)]
+        asked = [model for model in self._models.values() if model.is_asked and self.budgets.is_asked_for(model, now)]
         active = [model for model in asked if self.budgets.is_due(model, now)]
         self.budgets.end_cycle(now)
         due = [model for model in active if model.id not in self._running and model.id not in waiting]

@@ -1,0 +1,252 @@
+"""The commands agents add, list, rotate, revoke and limits: external agents and their keys."""
+
+import argparse
+import os
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final
+from uuid import uuid4
+
+import msgspec
+
+from trader.clock import SystemClock
+from trader.commands.command import Result, allowed, moment, table
+from trader.commands.database import TargetDatabase, database_command
+from trader.commands.models import Opening, create_models
+from trader.commands.models_file import Entry, variant_argument
+from trader.domain.models import EXTERNAL
+from trader.domain.operations.credentials import (
+    AGENT_MARK,
+    DECISIONS_PER_MINUTE,
+    REQUESTS_PER_MINUTE,
+    SCOPES,
+    Credential,
+    Scope,
+    digest_of,
+    new_secret,
+    prefix_of,
+)
+from trader.errors import StartError
+from trader.settings import read_some
+from trader.store.agents.invocations import select_models, update_model_active
+from trader.store.database.pool import Connection
+from trader.store.operations.credentials import (
+    insert_credential,
+    select_credentials,
+    update_credential_limits,
+    update_credentials_revoked,
+)
+from trader.store.operations.status import select_service_facts
+
+_LIMIT_MAX: Final = 60_000
+_DEFAULT_SCOPES: Final[tuple[Scope, ...]] = ("read", "trade")
+_ONCE: Final = "This is the only time that the key is shown; the database keeps its digest."
+
+
+def _limit(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if not 1 <= number <= _LIMIT_MAX:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1 to {_LIMIT_MAX}, got {text!r}")
+    return number
+
+
+def _scopes(text: str) -> tuple[Scope, ...]:
+    names = {name.strip() for name in text.split(",")}
+    if unknown := names.difference(SCOPES):
+        raise argparse.ArgumentTypeError(
+            f"there is no scope {min(unknown)!r}; there are {', '.join(SCOPES)}, separated by commas"
+        )
+    return tuple(scope for scope in SCOPES if scope in names)
+
+
+def _name_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="the agent, as `trader agents list` shows it")
+
+
+def _limit_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--requests", type=_limit, metavar="N", help="requests a minute")
+    parser.add_argument("--decisions", type=_limit, metavar="N", help="decisions a minute of the market's time")
+    parser.add_argument("--scopes", type=_scopes, help="what the key may do: read, trade, operate; with commas")
+
+
+def _limits_arguments(parser: argparse.ArgumentParser) -> None:
+    _name_argument(parser)
+    _limit_arguments(parser)
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="its id, and that of its account")
+    parser.add_argument(
+        "--variant", type=variant_argument, required=True, help="the variant whose prompt and limits it has"
+    )
+    parser.add_argument("--owner", help="who it belongs to")
+    parser.add_argument("--model", help="the model that it says it is")
+    parser.add_argument("--every", metavar="CADENCE", help='how often a decision is due, such as "5m"; default: 1m')
+    parser.add_argument("--capital", type=float, metavar="N", help="starting capital; default: SIM_INITIAL_CAPITAL")
+    _limit_arguments(parser)
+
+
+@database_command(
+    "agents add", example="trader agents add scout --variant Apex --owner alice", arguments=_add_arguments, changes=True
+)
+async def add(options: argparse.Namespace, target: TargetDatabase) -> Result:
+    """Add an external agent with an account of its own, and print its key once."""
+    entry = _entry(options)
+    capital, currency, accounts_max = read_some(
+        os.environ, options.env_file, "initial_capital", "quote_currency", "max_accounts"
+    )
+    now = SystemClock().now()
+    async with target.database.transaction() as conn:
+        if (await select_service_facts(conn)).trading_mode == "live":
+            raise StartError("External agents trade on paper only, and this database is for live trading.")
+        if entry.id in {model.id for model in await select_models(conn)}:
+            raise StartError(f"There is a model {entry.id!r} already; `trader agents rotate` gives an agent a new key.")
+        await create_models(conn, [entry], now, Opening(capital, currency, accounts_max, is_live=False))
+        key = new_secret(AGENT_MARK)
+        credential = _credential(
+            entry.id,
+            key,
+            now,
+            options.scopes or _DEFAULT_SCOPES,
+            options.requests or REQUESTS_PER_MINUTE,
+            options.decisions or DECISIONS_PER_MINUTE,
+        )
+        await insert_credential(conn, credential)
+    return _with_key(entry.id, key)
+
+
+def _entry(options: argparse.Namespace) -> Entry:
+    given = {
+        "id": options.name,
+        "variant": options.variant,
+        "provider": EXTERNAL,
+        "router_model": options.model or EXTERNAL,
+        "owner": options.owner,
+        "every": options.every,
+        "initial_capital": options.capital,
+    }
+    try:
+        return msgspec.convert({name: value for name, value in given.items() if value is not None}, Entry)
+    except msgspec.ValidationError as error:
+        raise StartError(f"The agent cannot be added: {error}.") from None
+
+
+def _credential(
+    account_id: str, key: str, at: datetime, scopes: tuple[Scope, ...], requests: int | None, decisions: int | None
+) -> Credential:
+    return Credential(
+        id=uuid4(),
+        name=account_id,
+        account_id=account_id,
+        scopes=scopes,
+        prefix=prefix_of(key),
+        digest=digest_of(key),
+        requests_per_minute=requests,
+        decisions_per_minute=decisions,
+        created_at=at,
+    )
+
+
+def _with_key(account_id: str, key: str) -> Result:
+    value = {"id": account_id, "accountId": account_id, "key": key}
+    return Result(value, [f"{account_id} trades the account {account_id}. Its key:", "", f"  {key}", "", _ONCE])
+
+
+@database_command("agents list", example="trader agents list")
+async def list_agents(options: argparse.Namespace, target: TargetDatabase) -> Result:
+    """List the external agents, their owners, and the first characters and limits of their keys."""
+    async with target.reading() as conn:
+        models = [model for model in await select_models(conn) if model.is_external]
+        keys = await _present_keys(conn)
+    heads = ("agent", "variant", "owner", "model", "key", "scopes", "since", "requests/min", "decisions/min")
+    rows = [
+        (
+            model.id,
+            model.variant,
+            model.configuration.owner or "",
+            model.router_model_name,
+            _shown(key := keys[model.id]),
+            " ".join(key.scopes),
+            moment(key.created_at),
+            str(key.requests_per_minute),
+            str(key.decisions_per_minute),
+        )
+        for model in models
+    ]
+    value = {"agents": [_agent_json(model.id, model.configuration.owner, keys[model.id]) for model in models]}
+    return Result(value, table(heads, rows, text_columns=7))
+
+
+async def _present_keys(conn: Connection) -> dict[str, Credential]:
+    """Return the latest key of each agent, which may be a revoked one."""
+    return {key.account_id: key for key in await select_credentials(conn) if key.account_id is not None}
+
+
+def _shown(key: Credential) -> str:
+    return f"{key.prefix}…" if key.revoked_at is None else f"{key.prefix}… revoked"
+
+
+def _agent_json(account_id: str, owner: str | None, key: Credential) -> dict[str, Any]:
+    return {
+        "id": account_id,
+        "accountId": account_id,
+        "owner": owner,
+        "keyPrefix": key.prefix,
+        "scopes": key.scopes,
+        "requestsPerMinute": key.requests_per_minute,
+        "decisionsPerMinute": key.decisions_per_minute,
+        "createdAt": key.created_at,
+        "revokedAt": key.revoked_at,
+    }
+
+
+@database_command("agents rotate", example="trader agents rotate scout", arguments=_name_argument, changes=True)
+async def rotate(options: argparse.Namespace, target: TargetDatabase) -> Result:
+    """Give an agent a new key and print it once; the one before is refused within a second."""
+    async with target.database.transaction() as conn:
+        before = await _key_of(conn, options.name)
+        await update_credentials_revoked(conn, options.name, options.name)
+        key, now = new_secret(AGENT_MARK), SystemClock().now()
+        limits = before.scopes, before.requests_per_minute, before.decisions_per_minute
+        await insert_credential(conn, _credential(options.name, key, now, *limits))
+        await update_model_active(conn, options.name, is_active=True)
+    return _with_key(options.name, key)
+
+
+@database_command("agents revoke", example="trader agents revoke scout", arguments=_name_argument, changes=True)
+async def revoke(options: argparse.Namespace, target: TargetDatabase) -> Result:
+    """Refuse the key of an agent from now on; its positions and their exit plans, and its results stay."""
+    async with target.database.transaction() as conn:
+        await _key_of(conn, options.name)
+        count = await update_credentials_revoked(conn, options.name, options.name)
+        await update_model_active(conn, options.name, is_active=False)
+    line = f"The key of {options.name} is revoked." if count else f"The key of {options.name} was revoked already."
+    return Result({"id": options.name, "revoked": count}, [line])
+
+
+@database_command(
+    "agents limits", example="trader agents limits scout --requests 300", arguments=_limits_arguments, changes=True
+)
+async def limits(options: argparse.Namespace, target: TargetDatabase) -> Result:
+    """Show what the key of an agent may do and how often, and change what is given."""
+    async with target.database.transaction() as conn:
+        await _key_of(conn, options.name)
+        key = await update_credential_limits(conn, options.name, options.requests, options.decisions, options.scopes)
+    if key is None:
+        raise StartError(f"The key of {options.name} is revoked; `trader agents rotate` makes a new one.")
+    line = (
+        f"{options.name}: {key.requests_per_minute} requests and {key.decisions_per_minute} decisions a minute; "
+        f"scopes {', '.join(key.scopes)}"
+    )
+    return Result(_agent_json(options.name, None, key), [line])
+
+
+async def _key_of(conn: Connection, name: str) -> Credential:
+    keys = await _present_keys(conn)
+    if name not in keys:
+        known: Sequence[str] = sorted(keys)
+        raise StartError(f"There is no external agent {name!r}. There are: {allowed(known)}.")
+    return keys[name]
