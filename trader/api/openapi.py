@@ -6,7 +6,7 @@ It is served at `GET /api/openapi.json`, as a page to read at `GET /api/docs`, a
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
 from importlib import resources
 from typing import Any, Final
@@ -42,6 +42,7 @@ EXAMPLES: Final[Mapping[str, dict[str, Any]]] = {
 _DOMAINS: Final = {
     "trading": "Positions, completed trades, prices and equity over time.",
     "models": "Who trades, and what each run did.",
+    "agent": "What external agents see and decide, each with its key.",
     "simulator": "Orders and accounts of the paper exchange.",
     "analytics": "Statistics, leaderboard and failures of the models.",
     "variants": "The strategy variants, and how their models do.",
@@ -59,6 +60,16 @@ _OF_EVERY_CALL: Final = (
     BodyTimeout,
 )
 """The errors that every call may be answered with."""
+
+_OF_KEYS: Final = (
+    errors.Unauthorized,
+    errors.KeyRevoked,
+    errors.Forbidden,
+    errors.MissingScope,
+    errors.ForeignAccount,
+    errors.TooManyRequests,
+)
+"""The errors of calls that need the key of an agent."""
 
 
 def make_document(registry: Registry, settings: Settings) -> dict[str, Any]:
@@ -94,7 +105,11 @@ def make_document(registry: Registry, settings: Settings) -> dict[str, Any]:
             "responses": _failures(),
             "headers": _HEADERS,
             "securitySchemes": {
-                "bearer": {"type": "http", "scheme": "bearer", "description": "The service's API_TOKEN, if it has one."}
+                "bearer": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "The service's API_TOKEN, if it has one, or the key of an agent.",
+                }
             },
         },
     }
@@ -152,6 +167,8 @@ def _operation(
     if declared.changes:
         must: list[dict[str, Any]] = [] if settings.api_token is not None else [{}]
         operation["security"] = [*must, {"bearer": []}]
+    if declared.scope is not None:
+        operation["security"] = [{"bearer": []}]
     return operation
 
 
@@ -160,16 +177,23 @@ def _references(declared: Procedure, raised: Mapping[str, str]) -> dict[str, Any
     kinds: list[type[errors.TraderError]] = list(_OF_EVERY_CALL)
     if declared.changes or declared.private:
         kinds.append(errors.Unauthorized)
+    if declared.scope is not None:
+        kinds += _OF_KEYS
     if declared.paper_only:
         kinds.append(errors.Precondition)
     kinds += [getattr(errors, name) for name in raised]
-    pairs = {*(rpc.STATUSES[kind] for kind in kinds), rpc.INTERNAL}
+    pairs = dict.fromkeys([*(rpc.STATUSES[kind] for kind in kinds), rpc.INTERNAL])
+    codes: dict[HTTPStatus, list[str]] = {}
+    for status, code in pairs:
+        codes.setdefault(status, []).append(code)
     references: dict[str, Any] = {
-        str(int(status)): {"$ref": f"#/components/responses/{code}"} for status, code in pairs
+        str(int(status)): {"$ref": f"#/components/responses/{names[0]}"} if len(names) == 1 else _failure(status, names)
+        for status, names in codes.items()
     }
     for name, text in raised.items():
         status, code = rpc.STATUSES[getattr(errors, name)]
-        references[str(int(status))] = {"$ref": f"#/components/responses/{code}", "description": text}
+        if len(codes[status]) == 1:
+            references[str(int(status))] = {"$ref": f"#/components/responses/{code}", "description": text}
     return dict(sorted(references.items()))
 
 
@@ -185,27 +209,34 @@ def _meanings() -> dict[tuple[HTTPStatus, str], str]:
 
 
 def _failures() -> dict[str, Any]:
-    extra = {
-        HTTPStatus.SERVICE_UNAVAILABLE: "Retry-After",
-        HTTPStatus.UNAUTHORIZED: "WWW-Authenticate",
-    }
-    responses = {}
-    for (status, code), meaning in _meanings().items():
-        must = ["issues"] if code == "VALIDATION_ERROR" else []
-        responses[code] = {
-            "description": meaning,
-            "headers": _headers("X-Request-Id", *([extra[status]] if status in extra else [])),
-            "content": {
-                JSON: {
-                    "schema": {
-                        "allOf": [{"$ref": f"{REFERENCE}ErrorBody"}],
-                        "properties": {"code": {"const": code}},
-                        **({"required": must} if must else {}),
-                    }
+    return {code: _failure(status, [code]) for status, code in _meanings()}
+
+
+_EXTRA_HEADERS: Final = {
+    HTTPStatus.SERVICE_UNAVAILABLE: "Retry-After",
+    HTTPStatus.TOO_MANY_REQUESTS: "Retry-After",
+    HTTPStatus.UNAUTHORIZED: "WWW-Authenticate",
+}
+
+
+def _failure(status: HTTPStatus, codes: Sequence[str]) -> dict[str, Any]:
+    """Return the response of a status whose body has one of these codes."""
+    meanings = _meanings()
+    must = ["issues"] if "VALIDATION_ERROR" in codes else []
+    code_schema = {"const": codes[0]} if len(codes) == 1 else {"enum": list(codes)}
+    return {
+        "description": " ".join(meanings[status, code] for code in codes),
+        "headers": _headers("X-Request-Id", *([_EXTRA_HEADERS[status]] if status in _EXTRA_HEADERS else [])),
+        "content": {
+            JSON: {
+                "schema": {
+                    "allOf": [{"$ref": f"{REFERENCE}ErrorBody"}],
+                    "properties": {"code": code_schema},
+                    **({"required": must} if must else {}),
                 }
-            },
-        }
-    return responses
+            }
+        },
+    }
 
 
 def _headers(*names: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, Final
 from uuid import uuid4
@@ -14,7 +14,7 @@ from trader.commands.command import Result, allowed, moment, table
 from trader.commands.database import TargetDatabase, database_command
 from trader.commands.models import Opening, create_models
 from trader.commands.models_file import Entry, variant_argument
-from trader.domain.models import EXTERNAL
+from trader.domain.models import EXTERNAL, Every, ModelId
 from trader.domain.operations.credentials import (
     AGENT_MARK,
     DECISIONS_PER_MINUTE,
@@ -28,7 +28,7 @@ from trader.domain.operations.credentials import (
 )
 from trader.errors import StartError
 from trader.settings import read_some
-from trader.store.agents.invocations import select_models, update_model_active
+from trader.store.agents.models import select_models, update_model_active
 from trader.store.database.pool import Connection
 from trader.store.operations.credentials import (
     insert_credential,
@@ -36,6 +36,7 @@ from trader.store.operations.credentials import (
     update_credential_limits,
     update_credentials_revoked,
 )
+from trader.store.operations.halts import select_known_account
 from trader.store.operations.status import select_service_facts
 
 _LIMIT_MAX: Final = 60_000
@@ -51,6 +52,22 @@ def _limit(text: str) -> int:
     if not 1 <= number <= _LIMIT_MAX:
         raise argparse.ArgumentTypeError(f"expected a whole number from 1 to {_LIMIT_MAX}, got {text!r}")
     return number
+
+
+def _value(kind: Any, expected: str) -> Callable[[str], str]:
+    """Return the parser of an argument that must fit a type of the models file."""
+
+    def parse(text: str) -> str:
+        try:
+            return str(msgspec.convert(text, kind))
+        except msgspec.ValidationError:
+            raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}") from None
+
+    return parse
+
+
+_id: Final = _value(ModelId, "1 to 64 letters, digits or any of . _ : -")
+_cadence: Final = _value(Every, 'minutes or hours, such as "5m" or "1h", at most "24h"')
 
 
 def _scopes(text: str) -> tuple[Scope, ...]:
@@ -78,13 +95,13 @@ def _limits_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="its id, and that of its account")
+    parser.add_argument("name", type=_id, metavar="NAME", help="its id, and that of its account")
     parser.add_argument(
         "--variant", type=variant_argument, required=True, help="the variant whose prompt and limits it has"
     )
-    parser.add_argument("--owner", help="who it belongs to")
+    parser.add_argument("--owner", type=_id, help="who it belongs to")
     parser.add_argument("--model", help="the model that it says it is")
-    parser.add_argument("--every", metavar="CADENCE", help='how often a decision is due, such as "5m"; default: 1m')
+    parser.add_argument("--every", type=_cadence, help='how often a decision is due, such as "5m"; default: 1m')
     parser.add_argument("--capital", type=float, metavar="N", help="starting capital; default: SIM_INITIAL_CAPITAL")
     _limit_arguments(parser)
 
@@ -104,6 +121,8 @@ async def add(options: argparse.Namespace, target: TargetDatabase) -> Result:
             raise StartError("External agents trade on paper only, and this database is for live trading.")
         if entry.id in {model.id for model in await select_models(conn)}:
             raise StartError(f"There is a model {entry.id!r} already; `trader agents rotate` gives an agent a new key.")
+        if await select_known_account(conn, entry.id):
+            raise StartError(f"There is an account {entry.id!r} already, which others have traded; take another name.")
         await create_models(conn, [entry], now, Opening(capital, currency, accounts_max, is_live=False))
         key = new_secret(AGENT_MARK)
         credential = _credential(

@@ -79,11 +79,12 @@ def test_everything_is_described(document: Document) -> None:
 
 
 def test_each_error_has_its_status_and_code(document: Document) -> None:
-    reset = document["paths"]["/api/rpc/simulator.resetAccount"]["post"]["responses"]
+    reset = dict(document["paths"]["/api/rpc/simulator.resetAccount"]["post"]["responses"])
+    shared = reset.pop("403")["content"]["application/json"]["schema"]["properties"]["code"]
+    assert shared == {"enum": ["FORBIDDEN", "FOREIGN_ACCOUNT"]}
     assert {status: response["$ref"].rpartition("/")[2] for status, response in reset.items() if status != "200"} == {
         "400": "VALIDATION_ERROR",
         "401": "UNAUTHORIZED",
-        "403": "FORBIDDEN",
         "408": "TIMEOUT",
         "412": "PRECONDITION_FAILED",
         "413": "PAYLOAD_TOO_LARGE",
@@ -99,7 +100,9 @@ def test_each_error_has_its_status_and_code(document: Document) -> None:
 
 def test_only_what_changes_something_names_the_token(document: Document) -> None:
     guarded = {path for path, operation in operations(document) if "security" in operation}
-    assert guarded == {f"/api/rpc/{name}" for name, declared in REGISTRY.procedures.items() if declared.changes}
+    declared = REGISTRY.procedures
+    assert guarded == {f"/api/rpc/{name}" for name in declared if declared[name].changes or declared[name].scope}
+    assert document["paths"]["/api/rpc/agent.whoami"]["post"]["security"] == [{"bearer": []}]
     assert "/api/rpc/simulator.placeOrder" in guarded
     place = document["paths"]["/api/rpc/simulator.placeOrder"]["post"]
     assert place["security"] == [{}, {"bearer": []}]

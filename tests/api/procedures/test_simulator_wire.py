@@ -29,6 +29,9 @@ class Models:
     models: dict[str, Model] = field(default_factory=dict)
     version: int = 0
 
+    async def reload_models(self) -> None:
+        """Read no others."""
+
 
 @dataclass
 class ExchangeContext:

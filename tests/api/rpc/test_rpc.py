@@ -472,8 +472,8 @@ def test_a_name_is_declared_once() -> None:
         registry.procedure("a.c", changes=True, token=lambda _: ())(handler)
 
 
-def test_what_live_trading_refuses_is_the_simulator() -> None:
+def test_what_live_trading_refuses_is_the_simulator_and_external_agents() -> None:
     load_procedures()
     assert {name for name, declared in REGISTRY.procedures.items() if declared.paper_only} == {
-        name for name in REGISTRY.procedures if name.startswith("simulator.")
+        name for name in REGISTRY.procedures if name.startswith(("simulator.", "agent."))
     }

@@ -34,8 +34,9 @@ async def place_order(context: Context, request: PlaceOrderInput) -> OrderOutput
     A limit order needs `limitPrice`; a market order takes none.
 
     :raises Conflict: the `clientOrderId` was used on this account for an order with other contents.
+    :raises ForeignAccount: the account is an external agent's, whom nobody else may trade for.
     """
-    _require_not_external(context, request.account_id)
+    await _require_not_external(context, request.account_id)
     return OrderOutput(order=OrderView.of(await context.exchange.place_order(request.to_order())))
 
 
@@ -44,8 +45,9 @@ async def cancel_order(context: Context, request: CancelOrderInput) -> OrderOutp
     """Cancel an order that rests in the book.
 
     :raises NotFound: the account has no such order.
+    :raises ForeignAccount: the account is an external agent's, whom nobody else may trade for.
     """
-    _require_not_external(context, request.account_id)
+    await _require_not_external(context, request.account_id)
     return OrderOutput(order=OrderView.of(await context.exchange.cancel_order(request.account_id, request.order_id)))
 
 
@@ -57,8 +59,11 @@ async def get_account(context: Context, request: AccountInput) -> AccountOutput:
 
 @procedure("simulator.resetAccount", changes=True, paper_only=True)
 async def reset_account(context: Context, request: AccountInput) -> AccountOutput:
-    """Close the account's run at the market's prices and begin a new one with the starting capital."""
-    _require_not_external(context, request.account_id)
+    """Close the account's run at the market's prices and begin a new one with the starting capital.
+
+    :raises ForeignAccount: the account is an external agent's, whom nobody else may trade for.
+    """
+    await _require_not_external(context, request.account_id)
     await context.exchange.reset_account(request.account_id)
     return account_output(context, request.account_id)
 
@@ -81,11 +86,13 @@ def account_output(context: Context, account_id: str) -> AccountOutput:
     return AccountOutput(account=AccountView.of(account, exchange.marks(), exchange.markets, is_open=is_open))
 
 
-def _require_not_external(context: Context, account_id: str) -> None:
+async def _require_not_external(context: Context, account_id: str) -> None:
     """Check that the account is not an external agent's, whom nobody else may trade for.
 
     :raises ForeignAccount: it is
     """
+    if account_id not in context.exchange.accounts:  # a command may have added an agent of this name just now
+        await context.agents.reload_models()
     model = context.agents.models.get(account_id)
     if model is not None and model.is_external:
         raise ForeignAccount(f"the account {account_id} belongs to an external agent: only its key trades, by agent.*")
