@@ -14,7 +14,7 @@ from trader.clock import Clock, iso
 from trader.domain.operations.alarms import Alarm, AlarmCause
 from trader.external import ExternalSystems, make_recorder
 from trader.gateways.agents.anchor_sinks import make_sink
-from trader.gateways.agents.providers import Provider, find_resting, make_providers
+from trader.gateways.agents.providers import Provider, find_in_cooldown, make_providers
 from trader.gateways.agents.taapi import make_supplier
 from trader.gateways.market.source import MarketSource
 from trader.leadership import Leadership, Relay, TradingControls
@@ -132,7 +132,7 @@ async def make_service(settings: Settings, external: ExternalSystems, alarms: Al
 
 def _agent_problems(agents: Agents, providers: Mapping[str, Provider]) -> Iterator[Alarm]:
     """Yield the AI providers and keys that cannot be used now, and the failing models, which these may explain."""
-    for name, why in find_resting(providers).items():
+    for name, why in find_in_cooldown(providers).items():
         yield Alarm(AlarmCause("provider", name), why)
     for name, failing in agents.failing().items():
         text = f"{name} failed {failing.in_a_row} times in a row: {failing.reason}"

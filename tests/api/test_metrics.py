@@ -153,7 +153,7 @@ async def test_what_the_parts_count_is_told(client: AppClient, parts: Parts) -> 
     parts.agents.rests = {"nim key 2": "is out of credit (402)"}
     parts.provider.usage.attempts["rate_limited"] += 1
     parts.provider.usage.input_tokens = 900
-    parts.provider.usage.rests["out_of_credit"] += 1
+    parts.provider.usage.cooldowns["out_of_credit"] += 1
     parts.provider.usage.unmetered_attempts = 2
     parts.alarms.outlets[0].outcomes["failed"] += 3
     parts.alarms.counts["provider"] += 2
@@ -178,7 +178,7 @@ async def test_what_the_parts_count_is_told(client: AppClient, parts: Parts) -> 
         ("trader_trades_total", ()): 4,
         ("trader_provider_attempts_total", ("rate_limited", "openai")): 1,
         ("trader_provider_tokens_total", ("input", "openai")): 900,
-        ("trader_provider_key_rests_total", ("openai", "out_of_credit")): 1,
+        ("trader_provider_key_cooldowns_total", ("openai", "out_of_credit")): 1,
         ("trader_provider_unmetered_attempts_total", ("openai",)): 2,
         ("trader_provider_out", ("openai",)): 0,
         ("trader_alarms_total", ("provider",)): 3,
@@ -189,7 +189,7 @@ async def test_what_the_parts_count_is_told(client: AppClient, parts: Parts) -> 
         ("trader_models_waiting", ()): 2,
         ("trader_model_cycles_skipped_total", ("waiting",)): 4,
         ("trader_model_failures", ("m",)): 3,
-        ("trader_provider_resting", ("nim key 2",)): 1,
+        ("trader_provider_cooldown", ("nim key 2",)): 1,
     }
     assert {key: seen.get(key) for key in expected} == expected
     assert parts.hub.dropped == 1

@@ -77,7 +77,7 @@ class FakeAgents:
     def failing(self) -> Mapping[str, Failing]:
         return self.failures
 
-    def resting(self) -> Mapping[str, str]:
+    def in_cooldown(self) -> Mapping[str, str]:
         return self.rests
 
     def states(self, _: object) -> Mapping[str, Budget]:

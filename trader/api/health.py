@@ -258,7 +258,7 @@ def _schedulers_report(app: web.Application, database: DatabaseHealth) -> Schedu
             for model_id, failing in agents.failing().items()
         ]
         or UNSET,
-        providers_resting=dict(agents.resting()) or UNSET,
+        providers_resting=dict(agents.in_cooldown()) or UNSET,
         budgets={model_id: BudgetUse.of(budget) for model_id, budget in budgets.items()} or UNSET,
         halts=halts_in_force(app[HALTS].in_force),
         lag_seconds=_lag(app),

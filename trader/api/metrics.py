@@ -113,8 +113,8 @@ def _models_of(agents: Agents) -> Iterator[Metric]:
     yield _counters("trader_model_cycles_skipped", "Cycles that passed over models.", "state", agents.skipped)
     failing = {model_id: failure.in_a_row for model_id, failure in agents.failing().items()}
     yield _gauges("trader_model_failures", "Failures in a row of a model with three or more.", "model", failing)
-    resting = dict.fromkeys(agents.resting(), 1)
-    yield _gauges("trader_provider_resting", "1 while a provider or key cannot be used.", "provider", resting)
+    in_cooldown = dict.fromkeys(agents.in_cooldown(), 1)
+    yield _gauges("trader_provider_cooldown", "1 while a provider or key cannot be used.", "provider", in_cooldown)
 
 
 def _requests_of(latencies: Mapping[tuple[str, int], Latencies]) -> Metric:
@@ -184,7 +184,9 @@ def _providers_of(providers: Mapping[str, Provider]) -> Iterator[Metric]:
         "trader_provider_attempts", "Calls of AI providers by outcome.", labels=["provider", "outcome"]
     )
     tokens = CounterMetricFamily("trader_provider_tokens", "Tokens as charged.", labels=["provider", "direction"])
-    rests = CounterMetricFamily("trader_provider_key_rests", "Rests of keys.", labels=["provider", "reason"])
+    cooldowns = CounterMetricFamily(
+        "trader_provider_key_cooldowns", "Cooldowns of keys.", labels=["provider", "reason"]
+    )
     unmetered = CounterMetricFamily(
         "trader_provider_unmetered_attempts", "Calls that may have cost tokens nobody reported.", labels=["provider"]
     )
@@ -198,10 +200,10 @@ def _providers_of(providers: Mapping[str, Provider]) -> Iterator[Metric]:
         tokens.add_metric([name, "input"], usage.input_tokens)
         tokens.add_metric([name, "output"], usage.output_tokens)
         tokens.add_metric([name, "cached"], usage.cached_tokens)
-        for reason, count in usage.rests.items():
-            rests.add_metric([name, reason], count)
+        for reason, count in usage.cooldowns.items():
+            cooldowns.add_metric([name, reason], count)
         unmetered.add_metric([name], usage.unmetered_attempts)
-    yield from (attempts, tokens, unmetered, rests)
+    yield from (attempts, tokens, unmetered, cooldowns)
     down = {name: int(name in outages) for name, provider in providers.items() if isinstance(provider, ProviderClient)}
     yield _gauges("trader_provider_out", "1 while no model can ask it.", "provider", down)
 

@@ -97,18 +97,18 @@ async def test_rest_doubles_without_retry_after(fake: tuple[FakeServer, str], cl
     server.script = [answering(429)]
     client = client_of(KEYS[0], timer=timer)
     for rest_s in (30, 60, 120, 240, 480, 600, 600):
-        with pytest.raises(ProviderError, match=rf"key 1 is rate-limited \(429\) and rests for {rest_s} s"):
+        with pytest.raises(ProviderError, match=rf"key 1 is rate-limited \(429\) and is in cooldown for {rest_s} s"):
             await client.answer(TURN)
         calls = len(server.keys)
         timer.now += rest_s - 1
-        with pytest.raises(ProviderError, match="rests"):
+        with pytest.raises(ProviderError, match="cooldown"):
             await client.answer(TURN)
-        assert len(server.keys) == calls, "a resting key is not used"
+        assert len(server.keys) == calls, "a key in cooldown is not used"
         timer.now += 1
     server.script = [OK]
     await client.answer(TURN)
     server.script = [answering(429)]
-    with pytest.raises(ProviderError, match="rests for 30 s"):
+    with pytest.raises(ProviderError, match="cooldown for 30 s"):
         await client.answer(TURN)
 
 
@@ -126,7 +126,7 @@ async def test_retry_after_forms(
     fake: tuple[FakeServer, str], client_of: MakeClient, headers: dict[str, str], rest_s: int
 ) -> None:
     fake[0].script = [answering(429, **headers)]
-    with pytest.raises(ProviderError, match=f"rests for {rest_s} s"):
+    with pytest.raises(ProviderError, match=f"cooldown for {rest_s} s"):
         await client_of(KEYS[0]).answer(TURN)
 
 
@@ -151,8 +151,8 @@ async def test_refused_keys_are_asked_again_after_ten_minutes(
     with caplog.at_level(logging.DEBUG), pytest.raises(ProviderError) as caught:
         await client.answer(TURN)
     assert str(caught.value) == (
-        "fake cannot be asked for lab/one now: key 1 was refused (401: Incorrect API key provided: ***) and rests for "
-        "600 s; key 2 was refused (403: This API key has been disabled) and rests for 600 s"
+        "fake cannot be asked for lab/one now: key 1 was refused (401: Incorrect API key provided: ***) and is in "
+        "cooldown for 600 s; key 2 was refused (403: This API key has been disabled) and is in cooldown for 600 s"
     )
     assert "key 1 was refused (401" in caplog.text
     timer.now += 599
@@ -329,7 +329,7 @@ async def test_a_refusal_that_is_not_about_the_key_leaves_it_in_use(
     fake[0].script = [reply, OK]
     with pytest.raises(ProviderError, match=reason):
         await client.answer(TURN)
-    assert not client.usage.rests
+    assert not client.usage.cooldowns
     assert len({(await client.answer(TURN)).key_number for _ in KEYS}) == len(KEYS)
 
 
@@ -382,10 +382,12 @@ async def test_a_refused_model_does_not_stop_its_neighbours(
     fake[0].script = [by_model(one=answering(status, {"error": error}), two=OK)]
     client = client_of(KEYS[0])
     for _ in range(3):
-        with pytest.raises(ProviderError, match=rf"for lab/one now: key 1 .* \({status}.*\) and rests for 30 s"):
+        with pytest.raises(
+            ProviderError, match=rf"for lab/one now: key 1 .* \({status}.*\) and is in cooldown for 30 s"
+        ):
             await client.answer(TURN)
         assert (await client.answer(TWO)).calls
-    assert len(fake[0].keys) == 4, "the model that rests is not asked for again"
+    assert len(fake[0].keys) == 4, "a model in cooldown is not asked for again"
 
 
 @pytest.mark.parametrize(
@@ -407,11 +409,13 @@ async def test_out_of_credit_is_said_and_tried_again(
     server.script = [answering(status, {"error": error}, Retry_After="1")]
     client = client_of(KEYS[0], timer=timer)
     for turn in (TURN, TWO):
-        with pytest.raises(ProviderError, match=rf"key 1 is out of credit \({status}: .*\) and rests for 600 s"):
+        with pytest.raises(
+            ProviderError, match=rf"key 1 is out of credit \({status}: .*\) and is in cooldown for 600 s"
+        ):
             await client.answer(turn)
     assert len(server.keys) == 1
     assert f"fake: key 1 is out of credit ({status}" in caplog.text
-    assert (client.usage.attempts, client.usage.rests) == ({"out_of_credit": 1}, {"out_of_credit": 1})
+    assert (client.usage.attempts, client.usage.cooldowns) == ({"out_of_credit": 1}, {"out_of_credit": 1})
     timer.now += 60
     server.script = [OK]
     assert (await client.answer(TWO)).calls, "it is tried once a minute, and no restart is needed"
@@ -430,11 +434,13 @@ async def test_a_402_about_one_request_rests_its_model_only(
     server = fake[0]
     server.script = [answering(402, {"error": error}), OK]
     client = client_of(KEYS[0])
-    with pytest.raises(ProviderError, match=r"key 1 cannot pay for a request .* \(402: .*\) and rests for 30 s"):
+    with pytest.raises(
+        ProviderError, match=r"key 1 cannot pay for a request .* \(402: .*\) and is in cooldown for 30 s"
+    ):
         await client.answer(TURN)
     namesake = msgspec.structs.replace(TURN, model=msgspec.structs.replace(MODEL, id="n"))
     assert [(await client.answer(turn)).key_number for turn in (TWO, namesake)] == [1, 1]
-    with pytest.raises(ProviderError, match="rests"):
+    with pytest.raises(ProviderError, match="cooldown"):
         await client.answer(TURN)
     assert client.outage() is None
 
@@ -498,7 +504,9 @@ async def test_an_overloaded_server_is_left_alone_for_as_long_as_it_asks(
     server.script = [by_model(one=answering(503, None, Retry_After="45"), two=OK)]
     client = client_of(KEYS[0], timer=timer)
     for left_s in (45, 25):
-        with pytest.raises(ProviderError, match=rf"key 1 was asked to wait .* \(503\) and rests for {left_s} s"):
+        with pytest.raises(
+            ProviderError, match=rf"key 1 was asked to wait .* \(503\) and is in cooldown for {left_s} s"
+        ):
             await client.answer(TURN)
         timer.now += 20
     assert len(server.keys) == 1
@@ -519,7 +527,7 @@ async def test_a_short_rest_is_waited_out(
     assert answer.calls
     assert answer.waited_s == pytest.approx(12, abs=0.1)
     server.script = [answering(status, None, Retry_After=retry_after)]
-    with pytest.raises(ProviderError, match=r"rests for 12 s"):
+    with pytest.raises(ProviderError, match=r"cooldown for 12 s"):
         await client.answer(msgspec.structs.replace(TURN, wait_max_s=8.0))
 
 
@@ -527,7 +535,7 @@ async def test_rests_of_no_time_are_waited_out_a_few_times(fake: tuple[FakeServe
     server, timer = fake[0], Timer()
     server.script = [answering(429, None, Retry_After="0")]
     began = timer.now
-    with pytest.raises(ProviderError, match="rests for 0 s"):
+    with pytest.raises(ProviderError, match="cooldown for 0 s"):
         await client_of(KEYS[0], timer=timer).answer(msgspec.structs.replace(TURN, wait_max_s=20.0))
     assert timer.now == began + 20
     assert len(server.keys) == 6, "at once, and after 1, 2, 4, 8 and the last 5 seconds"

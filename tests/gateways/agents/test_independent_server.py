@@ -127,7 +127,8 @@ async def test_its_rate_limit_rests_the_key(database: Database, server: Server) 
         record = await run(floor, "lab/limited")
     assert record.invocation.status == "failed"
     assert record.invocation.failure_reason == (
-        "openai cannot be asked for lab/limited now: key 1 is rate-limited (429: Rate limited) and rests for 1 s"
+        "openai cannot be asked for lab/limited now: key 1 is rate-limited (429: Rate limited) and is in cooldown "
+        "for 1 s"
     )
 
 
@@ -158,10 +159,10 @@ async def test_its_failures_are_retried_and_reported(
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        ("lab/poor", "key 1 is out of credit (429: Insufficient credits) and rests for 600 s"),
+        ("lab/poor", "key 1 is out of credit (429: Insufficient credits) and is in cooldown for 600 s"),
         (
             "lab/forbidden",
-            "key 1 was refused the model (403: The project has no access to the model) and rests for 30 s",
+            "key 1 was refused the model (403: The project has no access to the model) and is in cooldown for 30 s",
         ),
     ],
 )

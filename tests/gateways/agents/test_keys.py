@@ -1,4 +1,4 @@
-"""Keys of a provider: rests, and scrubbing of key values from everything that is kept."""
+"""Keys of a provider: cooldowns, and scrubbing of key values from everything that is kept."""
 
 import orjson
 import pytest
@@ -63,13 +63,13 @@ def test_a_burst_of_rate_limits_is_one_rest() -> None:
     key = keys.take(MODEL)
     assert key is not None
     for _ in range(8):  # as many runs ask at once
-        keys.rest(key, MODEL, RATE_LIMITED, "429")
-    assert keys.usage.rests == {"rate_limited": 1}
+        keys.cool_down(key, MODEL, RATE_LIMITED, "429")
+    assert keys.usage.cooldowns == {"rate_limited": 1}
     now = 29.9
     assert keys.take(MODEL) is None
     now = 30.0
     assert keys.take(MODEL) is key
-    keys.rest(key, MODEL, RATE_LIMITED, "429")
+    keys.cool_down(key, MODEL, RATE_LIMITED, "429")
     now = 89.9
     assert keys.take(MODEL) is None, "the next one in a row is twice as long"
     now = 90.0
@@ -81,8 +81,8 @@ def test_a_rest_can_be_asked_to_last_longer() -> None:
     keys = KeyRing("fake", [Secret(KEY)], lambda: now)
     key = keys.take(MODEL)
     assert key is not None
-    keys.rest(key, MODEL, RATE_LIMITED, "429", 10)
-    keys.rest(key, MODEL, RATE_LIMITED, "429", 20)
+    keys.cool_down(key, MODEL, RATE_LIMITED, "429", 10)
+    keys.cool_down(key, MODEL, RATE_LIMITED, "429", 20)
     now = 19.9
     assert keys.take(MODEL) is None
     assert keys.free_in_s(MODEL) == pytest.approx(0.1)
@@ -93,7 +93,7 @@ def test_a_refusal_about_a_model_leaves_the_key_to_the_others(refusal: KeyRefusa
     keys = ring(KEY)
     key = keys.take(MODEL)
     assert key is not None
-    keys.rest(key, MODEL, refusal, "429", 10)
+    keys.cool_down(key, MODEL, refusal, "429", 10)
     assert keys.take(MODEL) is None
     assert keys.take(TWO) is key
     assert (keys.free_in_s(MODEL), keys.free_in_s(TWO)) == (10, 0)
@@ -103,12 +103,12 @@ def test_a_refusal_about_one_models_requests_leaves_the_key_to_its_namesakes() -
     keys, namesake = ring(KEY), replace(MODEL, id="n")
     key = keys.take(MODEL)
     assert key is not None
-    keys.rest(key, MODEL, UNAFFORDABLE, "402", 10)
+    keys.cool_down(key, MODEL, UNAFFORDABLE, "402", 10)
     assert (keys.free_in_s(MODEL), keys.free_in_s(namesake), keys.free_in_s(TWO)) == (10, 0, 0)
 
 
 @pytest.mark.parametrize("refusal", [OUT_OF_CREDIT, KEY_REFUSED])
-def test_a_refused_account_or_key_rests_for_all_models_and_is_tried_again(refusal: KeyRefusal) -> None:
+def test_a_refused_account_or_key_is_in_cooldown_for_all_models_and_is_tried_again(refusal: KeyRefusal) -> None:
     now = 0.0
     keys = KeyRing("fake", [Secret(KEY)], lambda: now)
     key = keys.take(TWO)
@@ -117,15 +117,15 @@ def test_a_refused_account_or_key_rests_for_all_models_and_is_tried_again(refusa
     for rest_s in (600, 1200, 2400, 3600, 3600):
         key = keys.take(MODEL)
         assert key is not None, "it is tried again"
-        keys.rest(key, MODEL, refusal, "402", 5)
+        keys.cool_down(key, MODEL, refusal, "402", 5)
         assert keys.take(MODEL) is None
         assert keys.free_in_s(MODEL) == rest_s, "whatever a Retry-After says"
-        assert keys.resting() == {"key 1": f"{refusal.words} (402)"}
+        assert keys.in_cooldown() == {"key 1": f"{refusal.words} (402)"}
         now += rest_s
     key = keys.take(MODEL)
     assert key is not None
     keys.accepted(key, MODEL)
-    keys.rest(key, MODEL, refusal, "402")
+    keys.cool_down(key, MODEL, refusal, "402")
     now += 600
     assert keys.take(MODEL) is key, "after an answer it begins anew"
 
@@ -137,13 +137,13 @@ def test_one_healthy_model_probes_an_account_once_a_minute() -> None:
     assert key is not None
     keys.accepted(key, TWO)
     keys.take(MODEL)
-    keys.rest(key, MODEL, OUT_OF_CREDIT, "402")
+    keys.cool_down(key, MODEL, OUT_OF_CREDIT, "402")
     for _ in range(3):
         assert keys.take(TWO) is None
         now += 60
         assert keys.take(MODEL) is None, "the model whose request was refused does not probe"
         assert keys.take(TWO) is key
-        keys.rest(key, TWO, OUT_OF_CREDIT, "402")
+        keys.cool_down(key, TWO, OUT_OF_CREDIT, "402")
     now += 60
     assert keys.take(TWO) is key
     keys.accepted(key, TWO)
@@ -155,7 +155,7 @@ def test_the_only_model_of_an_account_probes_it() -> None:
     keys = KeyRing("fake", [Secret(KEY)], lambda: now)
     key = keys.take(MODEL)
     assert key is not None
-    keys.rest(key, MODEL, OUT_OF_CREDIT, "402")
+    keys.cool_down(key, MODEL, OUT_OF_CREDIT, "402")
     now = 59.9
     assert keys.take(MODEL) is None
     now = 60.0
@@ -166,7 +166,7 @@ def test_a_rest_that_began_while_a_request_was_under_way_stays() -> None:
     keys = ring(KEY)
     key = keys.take(MODEL)
     assert key is not None
-    keys.rest(key, MODEL, RATE_LIMITED, "429", 120)
+    keys.cool_down(key, MODEL, RATE_LIMITED, "429", 120)
     keys.accepted(key, MODEL)
     assert keys.free_in_s(MODEL) == 120
 
@@ -176,12 +176,13 @@ def test_the_reason_tells_the_state_of_each_key() -> None:
     for refusal in (RATE_LIMITED, OUT_OF_CREDIT, KEY_REFUSED):
         key = keys.take(MODEL)
         assert key is not None
-        keys.rest(key, MODEL, refusal, "why")
+        keys.cool_down(key, MODEL, refusal, "why")
     assert keys.unavailable_reason(MODEL) == (
-        "fake cannot be asked for lab/one now: key 1 is rate-limited (why) and rests for 30 s; "
-        "key 2 is out of credit (why) and rests for 600 s; key 3 was refused (why) and rests for 600 s"
+        "fake cannot be asked for lab/one now: key 1 is rate-limited (why) and is in cooldown for 30 s; "
+        "key 2 is out of credit (why) and is in cooldown for 600 s; "
+        "key 3 was refused (why) and is in cooldown for 600 s"
     )
-    assert keys.outage() is None, "key 1 rests for one model only"
+    assert keys.outage() is None, "key 1 is in cooldown for one model only"
 
 
 def test_words_that_are_no_secrets_stay() -> None:

@@ -249,7 +249,7 @@ async def test_a_short_rest_is_waited_out(database: Database) -> None:
         server.script = [limited, limited, limited, answering(200, completion(held()))]
         record = await run_ada(floor)
         assert record.invocation.failure_reason == (
-            "fake cannot be asked for lab/ada now: key 1 is rate-limited (429) and rests for 9 s"
+            "fake cannot be asked for lab/ada now: key 1 is rate-limited (429) and is in cooldown for 9 s"
         )
         assert timer.now == pytest.approx(1027, abs=0.1), "twice 9 of at most 20 s"
 
@@ -291,7 +291,7 @@ async def test_a_run_that_has_not_traded_is_told_the_true_reason(database: Datab
         server.script = [answering(429, {"error": {"message": "no quota", "code": "insufficient_quota"}})]
         record = await run_ada(floor)
         assert record.invocation.failure_reason == (
-            "fake cannot be asked for lab/ada now: key 1 is out of credit (429: no quota) and rests for 600 s"
+            "fake cannot be asked for lab/ada now: key 1 is out of credit (429: no quota) and is in cooldown for 600 s"
         )
 
 

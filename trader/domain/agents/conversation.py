@@ -59,12 +59,11 @@ class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
     that the provider does not report are None; `cached_tokens` of the input came from its cache. `tokens_spent` counts
     against the budget of the invocation and is estimated where needed. `unmetered_attempts` counts the attempts that
     may have cost tokens which nobody reported, failed ones before this answer included, and `unreported` are the most
-    that they may have been, input and output. `duration_ms` is in real time,
-    whatever the clock of the market (None: no provider was asked), and `waited_s` is the part of it that was waited
-    for a rest of the keys. `calls_left_out` counts the calls beyond the limit of an answer; `is_legacy_call` says that
-    it has a call in the form that preceded tools. `cut_by` is what cut the answer off: its limit of tokens (`length`)
-    or a filter of the provider (None: it is complete). `is_refusal`: the protocol says that the model refuses, and
-    `text` has its words.
+    that they may have been, input and output. `duration_ms` is in real time, whatever the clock of the market (None: no
+    provider was asked), and `waited_s` is the part of it that was waited for a cooldown of the keys. `calls_left_out`
+    counts the calls beyond the limit of an answer; `is_legacy_call` says that it has a call in the form that preceded
+    tools. `cut_by` is what cut the answer off: its limit of tokens (`length`) or a filter of the provider (None: it is
+    complete). `is_refusal`: the protocol says that the model refuses, and `text` has its words.
     """
 
     text: str | None

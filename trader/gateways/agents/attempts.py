@@ -25,7 +25,7 @@ class Transient(ProviderError):
 
 
 class KeyUnusable(ProviderError):
-    """The key of this attempt rests; another key may work."""
+    """The key of this attempt is in cooldown; another key may work."""
 
 
 class FieldRefused(ProviderError):

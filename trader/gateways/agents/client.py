@@ -1,8 +1,9 @@
 """Client of an AI provider, for every protocol.
 
-Every attempt has its own deadline, from connecting to the last byte. A refusal rests what it is about (`keys.py`), and
-the next key is asked; when none is free, its rest is waited out as far as the turn allows. Server errors, broken and
-unusable answers are retried, on another key if any; a time-out is not, since what the model saw is old by then.
+Every attempt has its own deadline, from connecting to the last byte. A refusal puts what it is about into cooldown
+(`keys.py`), and the next key is asked; when none is free, the cooldown is waited out as far as the turn allows. Server
+errors, broken and unusable answers are retried, on another key if any; a time-out is not, since what the model saw is
+old by then.
 """
 
 import asyncio
@@ -73,20 +74,20 @@ WIRES: Final[Mapping[ProtocolName, Wire]] = {
     "gemini": GeminiWire(),
 }
 
-RESTS: Final[Mapping[About, KeyRefusal]] = {
+COOLDOWN_REFUSALS: Final[Mapping[About, KeyRefusal]] = {
     "key": KEY_REFUSED,
     "credit": OUT_OF_CREDIT,
     "size": UNAFFORDABLE,
     "rate": RATE_LIMITED,
     "model": MODEL_REFUSED,
 }
-"""The refusals that rest a key, by what they are about."""
+"""The refusals that put a key into cooldown, by what they are about."""
 
 WAIT_STEP_S: Final = 1.0
-"""Shortest wait for a rest within one answer, doubled for each further one: some servers ask to wait 0 s, forever."""
+"""Shortest wait for a cooldown within one answer, doubled for each further one: some servers ask for 0 s, forever."""
 
 TIMER_S: Final = 0.01
-"""Added to a wait: a timer may fire a moment before its time, and the rest would not be over yet."""
+"""Added to a wait: a timer may fire a moment before its time, and the cooldown would not be over yet."""
 
 _log = logging.getLogger("trader.agents")
 
@@ -133,7 +134,7 @@ class ProviderClient:
             await self._session.close()
 
     def outage(self) -> str | None:
-        """Return why no model can be called at present: every key rests, or the turns of all models fail.
+        """Return why no model can be called at present: every key is in cooldown, or the turns of all models fail.
 
         There is no outage while one model is answered, even if others fail.
         """
@@ -145,9 +146,9 @@ class ProviderClient:
             return None
         return f"the last {self._failed_turns} turns failed: {self._last_failure}"
 
-    def resting_keys(self) -> dict[str, str]:
-        """Return the keys that rest for all models, by their names, with the reasons."""
-        return self._keys.resting()
+    def keys_in_cooldown(self) -> dict[str, str]:
+        """Return the keys in cooldown for all models, by their names, with the reasons."""
+        return self._keys.in_cooldown()
 
     def left_out(self, model: Model) -> Collection[str]:
         """Return the fields that requests for this model leave out, since the provider has refused them."""
@@ -350,15 +351,15 @@ class ProviderClient:
             if retry_after_s is None:
                 return self._transient(f"{self.name} answered {status}")
             self.usage.attempts["overloaded"] += 1
-            self._keys.rest(key, model, OVERLOADED, str(status), retry_after_s)
+            self._keys.cool_down(key, model, OVERLOADED, str(status), retry_after_s)
             return KeyUnusable(f"{self.name} answered {status}", unmetered_attempts=1)
         about = subject_of(status, content) if 400 <= status < 500 else "request"
-        if about in RESTS:
-            refusal = RESTS[about]
+        if about in COOLDOWN_REFUSALS:
+            refusal = COOLDOWN_REFUSALS[about]
             self.usage.attempts[refusal.outcome] += 1
             said = words_of(content)
             answer = brief(f"{status}: {said}" if said else str(status), REASON_MAX)
-            self._keys.rest(key, model, refusal, answer, retry_after_s)
+            self._keys.cool_down(key, model, refusal, answer, retry_after_s)
             return KeyUnusable(message)
         self.usage.attempts["failed"] += 1
         field = refused_field(content, fields) if status in {400, 422} else None

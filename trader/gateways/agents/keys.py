@@ -85,7 +85,7 @@ class Usage:
 
     def __init__(self) -> None:
         self.attempts: Counter[Outcome] = Counter()
-        self.rests: Counter[Outcome] = Counter()
+        self.cooldowns: Counter[Outcome] = Counter()
         self.input_tokens = 0
         self.output_tokens = 0
         self.cached_tokens = 0
@@ -162,7 +162,7 @@ class KeyRing:
                 return key
         return None
 
-    def rest(
+    def cool_down(
         self, key: Key, model: Model, refusal: KeyRefusal, answer: str, retry_after_s: float | None = None
     ) -> None:
         """Start or extend the key's cooldown for a refusal; `answer` is the provider's status and message.
@@ -183,10 +183,10 @@ class KeyRing:
             cooldown.next_s = min(asked_s * 2, refusal.longest_s)
         cooldown.answer = answer
         cooldown.until_s = max(cooldown.until_s, now + min(asked_s, refusal.longest_s))
-        self.usage.rests[refusal.outcome] += 1
+        self.usage.cooldowns[refusal.outcome] += 1
         subject = _name(key) if refusal.scope == "key" else f"{_name(key)}, asked for {model.router_model_name},"
         left_s = cooldown.until_s - now
-        _log.warning("%s: %s %s (%s) and rests for %.0f s", self._name, subject, refusal.words, answer, left_s)
+        _log.warning("%s: %s %s (%s) and is in cooldown for %.0f s", self._name, subject, refusal.words, answer, left_s)
 
     def accepted(self, key: Key, model: Model) -> None:
         """Record a success: cooldowns that it probed or that had expired start again with the shortest length.
@@ -208,21 +208,21 @@ class KeyRing:
         """Return the seconds until a key can be used for a model."""
         return min(self._left_s(key, model) for key in self._keys)
 
-    def resting(self) -> dict[str, str]:
+    def in_cooldown(self) -> dict[str, str]:
         """Return the reasons of the keys in cooldown for all models, by key name."""
-        resting = {}
+        reasons = {}
         for key in self._keys:
             cooldown = key.cooldowns.get(_WHOLE_KEY)
             if cooldown is not None and cooldown.until_s > self._timer():
-                resting[_name(key)] = f"{cooldown.refusal.words} ({cooldown.answer})"
-        return resting
+                reasons[_name(key)] = f"{cooldown.refusal.words} ({cooldown.answer})"
+        return reasons
 
     def outage(self) -> str | None:
         """Return why no model can be called now; None while a key may work."""
-        resting = self.resting()
-        if len(resting) < len(self._keys):
+        reasons = self.in_cooldown()
+        if len(reasons) < len(self._keys):
             return None
-        return "; ".join(f"{name} {why}" for name, why in resting.items())
+        return "; ".join(f"{name} {why}" for name, why in reasons.items())
 
     def unavailable_reason(self, model: Model) -> str:
         """Return why no key can be used for a model now, for each key."""
@@ -235,7 +235,7 @@ class KeyRing:
         if cooldown is None:
             return f"{_name(key)} is free"
         left_s = max(0.0, cooldown.until_s - self._timer())
-        return f"{_name(key)} {cooldown.refusal.words} ({cooldown.answer}) and rests for {left_s:.0f} s"
+        return f"{_name(key)} {cooldown.refusal.words} ({cooldown.answer}) and is in cooldown for {left_s:.0f} s"
 
     def _left_s(self, key: Key, model: Model) -> float:
         """Return the seconds until a key can be used for a model: until its cooldowns end, or it may be probed."""

@@ -157,13 +157,13 @@ def _configured_as(definition: ProviderDefinition) -> str:
     return "" if definition.key_variable is None else name_of_keys(definition.key_variable)
 
 
-def find_resting(providers: Mapping[str, Provider]) -> dict[str, str]:
+def find_in_cooldown(providers: Mapping[str, Provider]) -> dict[str, str]:
     """Return the AI providers and single keys that are unavailable at present, with the reasons."""
-    resting = find_outages(providers)
+    unavailable = find_outages(providers)
     for name, provider in providers.items():
-        if isinstance(provider, ProviderClient) and name not in resting:
-            resting |= {f"{name} {key}": why for key, why in provider.resting_keys().items()}
-    return resting
+        if isinstance(provider, ProviderClient) and name not in unavailable:
+            unavailable |= {f"{name} {key}": why for key, why in provider.keys_in_cooldown().items()}
+    return unavailable
 
 
 def find_outages(providers: Mapping[str, Provider]) -> dict[str, str]:

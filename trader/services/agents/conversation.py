@@ -19,7 +19,7 @@ from trader.services.agents.record import InvocationRecord
 from trader.variants import VARIANTS
 
 WAIT_LIMIT_S: Final = 20.0
-"""Longest total wait for resting keys of an invocation without a trade; one that has traded waits until its end."""
+"""Longest total wait for keys in cooldown of an invocation without a trade; one that has traded waits until its end."""
 
 ANSWER_S: Final = 5.0
 """How much of an invocation's time is left for an answer after a wait."""

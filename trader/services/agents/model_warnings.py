@@ -77,7 +77,10 @@ def model_warnings(
 
 
 def warning_about(
-    models: Iterable[Model], providers: Mapping[str, Provider], warnings: Mapping[str, str], resting: Mapping[str, str]
+    models: Iterable[Model],
+    providers: Mapping[str, Provider],
+    warnings: Mapping[str, str],
+    in_cooldown: Mapping[str, str],
 ) -> str | None:
     """Return the problems of the active models and their providers as one text; None without any."""
     active = [model for model in models if model.active]
@@ -87,7 +90,7 @@ def warning_about(
     if idle := [model for model in active if model.is_asked and model.provider not in providers]:
         names = ", ".join(f"{model.id} ({model.provider})" for model in idle[:10])
         texts.append(f"{len(idle)} active model(s) name a provider that is not configured: {names}")
-    texts += [f"{name}: {why}" for name, why in resting.items()]
+    texts += [f"{name}: {why}" for name, why in in_cooldown.items()]
     return "; ".join([*texts, *warnings.values()]) or None
 
 

@@ -14,7 +14,7 @@ from trader.domain.agents.conversation import Message
 from trader.domain.market.markets import STALE_AFTER
 from trader.domain.models import Model, VariantId, rule_model
 from trader.errors import Unavailable
-from trader.gateways.agents.providers import Providers, find_resting
+from trader.gateways.agents.providers import Providers, find_in_cooldown
 from trader.gateways.agents.taapi import Taapi
 from trader.logs import log_bug
 from trader.services.agents.budgets import Budgets
@@ -247,7 +247,7 @@ class Agents:
         """Return why models do not run, or not as configured, as one text; None without a problem."""
         if self._leader is not None:
             return None if self._leader.view is None else self._leader.view.warning
-        return warning_about(self._models.values(), self._providers, self.model_warnings(), self.resting())
+        return warning_about(self._models.values(), self._providers, self.model_warnings(), self.in_cooldown())
 
     def model_warnings(self) -> Mapping[str, str]:
         """Return a warning for each model that has a problem, by model id."""
@@ -260,9 +260,9 @@ class Agents:
         """Return the active models that failed three times in a row or more often."""
         return self._failures.failing(self._models.values())
 
-    def resting(self) -> Mapping[str, str]:
+    def in_cooldown(self) -> Mapping[str, str]:
         """Return the providers and keys that no model can use at present, with the reasons."""
-        return find_resting(self._providers)
+        return find_in_cooldown(self._providers)
 
     # --- invocations --------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from trader.gateways.agents.providers import Provider
 from trader.services.agents.record import cost_of
 
 WAIT_MAX_S: Final = 600.0
-"""How long a model waits for keys that rest: the market's time stands still meanwhile."""
+"""How long a model waits for keys in cooldown: the market's time stands still meanwhile."""
 
 ATTEMPTS_MAX: Final = 3
 """How often a provider is asked for one answer, each time with the retries of its client."""
