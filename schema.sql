@@ -525,6 +525,21 @@ CREATE TABLE IF NOT EXISTS portfolio_hourly (
 ) WITH (fillfactor = 70);
 CREATE INDEX IF NOT EXISTS portfolio_hourly_by_hour ON portfolio_hourly (hour);
 
+-- Closed candles for charts: those of a minute, which are kept for a time, and of an hour, which are kept for good. The
+-- statement that writes minutes adds them to their hour. Floats, since nothing is booked with them.
+CREATE TABLE IF NOT EXISTS candles (
+    minutes   smallint NOT NULL CHECK (minutes IN (1, 60)),
+    symbol    text NOT NULL,
+    open_time timestamptz NOT NULL CHECK (open_time = date_trunc(CASE minutes WHEN 1 THEN 'minute' ELSE 'hour' END,
+                                                                 open_time, 'UTC')),
+    open      double precision NOT NULL CHECK (open BETWEEN low AND high),
+    high      double precision NOT NULL,
+    low       double precision NOT NULL CHECK (low > 0),
+    close     double precision NOT NULL CHECK (close BETWEEN low AND high),
+    volume    double precision CHECK (volume >= 0),  -- in base units; null: not known
+    PRIMARY KEY (minutes, symbol, open_time)
+) WITH (fillfactor = 90);
+
 -- The same sums per variant: the statement that writes a snapshot updates both tables, and the trigger below moves the
 -- hours of a model that is added, removed or assigned to another variant.
 CREATE TABLE IF NOT EXISTS variant_hourly (

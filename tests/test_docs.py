@@ -82,7 +82,7 @@ async def test_every_stream_and_scheduler_is_named() -> None:
         pass
 
     events = EventBus()
-    loads = dict.fromkeys(("positions", "trades", "conversations", "portfolio"), nothing)
+    loads = dict.fromkeys(("positions", "trades", "conversations", "portfolio", "candles"), nothing)
     hubs = streams.Hubs(loads, events, SystemClock())
     assert [row[0].strip("`") for row in rows("docs/api.md", "## Event streams")] == list(hubs.all)
     assert all(f"`{name}`" in section("README.md", "## Streams") for name in hubs.all)

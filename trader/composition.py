@@ -30,6 +30,7 @@ from trader.services.exchange.protocol import Exchange
 from trader.services.exchange.read_only import ReadOnlyExchange
 from trader.services.live.drift import DriftRecorder
 from trader.services.live.exchange import LiveExchange
+from trader.services.market.candles import Candles
 from trader.services.market.feed import MarketFeed
 from trader.services.market.followed import FollowedMarket
 from trader.services.operations.alarms import Alarms
@@ -101,6 +102,7 @@ async def make_service(settings: Settings, external: ExternalSystems, alarms: Al
         analytics=Analytics(database, exchange, clock, runs),
         evidence=Evidence(database, runs, luck, clock),
         agents=Agents(database, exchange, market, clock, events, settings, providers, supplier=supplier, leader=leader),
+        candles=Candles(database, market, settings),
     )
     alarms.sources.append(lambda: _agent_problems(context.agents, providers))
     baselines = Baselines(database, exchange, market, clock, settings)
@@ -199,5 +201,7 @@ def _make_schedulers(context: Context, events: EventBus, baselines: Baselines) -
     async def take_snapshots(now: datetime) -> None:
         await context.portfolio.take_snapshots(now)
         await baselines.record(now)
+        runs = (account.run.started_at for account in context.exchange.accounts.values())
+        await context.candles.record(now, min(runs, default=now))
 
     return Schedulers(jobs(events, start_batch, take_snapshots), context.clock)

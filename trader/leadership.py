@@ -16,7 +16,7 @@ from trader.clock import LockstepClock, ScaledClock, interval_elapsed
 from trader.domain.market.markets import Tick
 from trader.errors import Unavailable
 from trader.schedulers import PRICE_TRACKER_EVERY, Schedulers
-from trader.services.events import ConversationsChanged, EventBus, LeadershipChanged, MarketChecked
+from trader.services.events import ConversationsChanged, EventBus, LeadershipChanged, MarketChecked, PricesChanged
 from trader.services.exchange.accounts import Accounts
 from trader.services.exchange.halts import Halts
 from trader.services.operations.loss_limits import LossLimits
@@ -124,6 +124,7 @@ class Leadership:
         if isinstance(self._clock, LockstepClock) and self._halts.in_force is not halts:
             # Operator commands are polled in real time, which has no fixed place in a replay.
             await self._operations.sweep()
+        self._events.publish(PricesChanged(tick.at))
 
     async def take_role(self) -> None:
         """Lead when no other process does and this one may, else begin to follow.

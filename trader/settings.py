@@ -229,6 +229,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_retention_days: Annotated[int, Variable(
         "SNAPSHOT_RETENTION_DAYS", "35", forms.whole_number(1, 3650),
         "How long raw portfolio snapshots are kept, in days; hourly averages stay.")]
+    candle_retention_days: Annotated[int, Variable(
+        "CANDLE_RETENTION_DAYS", "90", forms.whole_number(1, 3650),
+        "How long candles of a minute are kept for charts, in days; hourly ones stay.")]
     http_connections_max: Annotated[int, Variable(
         "HTTP_CONNECTIONS_MAX", "4096", forms.whole_number(16, 1_000_000),
         "How many connections may be open; beyond that the one that is idle longest is closed.")]

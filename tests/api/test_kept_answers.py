@@ -31,6 +31,7 @@ from trader.services.events import EventBus
 from trader.services.exchange.accounts import Accounts
 from trader.services.exchange.ledger_writer import LedgerWriter
 from trader.services.exchange.read_only import ReadOnlyExchange
+from trader.services.market.candles import Candles
 from trader.services.market.feed import MarketFeed
 from trader.services.market.followed import FollowedMarket
 from trader.services.operations.access import ANYBODY
@@ -88,6 +89,7 @@ class PaperBench:
                 database, CurrentRuns(database), LuckTable(database, context.market, context.settings), context.clock
             ),
             agents=context.agents,
+            candles=Candles(database, self.context.market, self.context.settings),
         )
         target = rpc.Target(REGISTRY.procedures[name], Style.PLAIN)
         answer = await rpc.Dispatcher(REGISTRY, fresh).call(target, json.dumps(asked).encode(), ANYBODY, "oracle")
@@ -157,6 +159,7 @@ async def desk(database: Database) -> AsyncIterator[PaperBench]:
         analytics=Analytics(database, exchange, clock, CurrentRuns(database)),
         evidence=Evidence(database, CurrentRuns(database), LuckTable(database, market, settings), clock),
         agents=agents,
+        candles=Candles(database, market, settings),
     )
     async with TestClient(TestServer(make_app(context=context))) as client:
         yield PaperBench(context, database, client)
@@ -185,6 +188,7 @@ class Reader:
             agents=Agents(
                 database, exchange, self._market, clock, events, settings, Providers(RuleProvider()), leader=relay
             ),
+            candles=Candles(database, self._market, settings),
         )
         unused: Any = None
         ends = Relay(unused, relay)

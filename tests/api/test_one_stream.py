@@ -19,7 +19,7 @@ from trader.api.stream_events import EVENTS_MAX, EventRing
 from trader.errors import Unavailable
 from trader.services.events import EventBus, LeadershipChanged, MarketChecked, WorkflowProgress
 
-STATES = ("positions", "trades", "conversations", "portfolio")
+STATES = ("positions", "trades", "conversations", "portfolio", "candles")
 PATIENCE_S = 10
 
 
@@ -92,7 +92,7 @@ async def test_every_stream_comes_by_its_name_and_with_an_id() -> None:
         assert reader.response.headers["Content-Type"] == "text/event-stream"
         assert reader.response.headers["Cache-Control"] == "no-cache, no-transform"
         assert await reader.line() == b"retry: 2000"
-        first = await reader.events(5)
+        first = await reader.events(6)
         assert first[0][0] == "connected"
         assert {name for name, _ in first} == {"connected", *STATES}
         assert re.fullmatch(r"[0-9a-f]{8}-0", reader.last_id)
@@ -122,7 +122,7 @@ async def test_a_subset_is_a_subscriber_of_its_streams_only() -> None:
 async def test_a_client_that_returns_gets_the_events_it_missed(how: str) -> None:
     async with serving() as service:
         async with reading(service) as reader:
-            await reader.events(5)
+            await reader.events(6)
             service.step(1)
             service.step(2)
             assert steps(await reader.events(2)) == [1, 2]
@@ -131,7 +131,7 @@ async def test_a_client_that_returns_gets_the_events_it_missed(how: str) -> None
         headers = {"Last-Event-ID": reader.last_id} if how == "header" else {}
         query = f"?lastEventId={reader.last_id}" if how == "query" else ""
         async with reading(service, query, **headers) as again:
-            events = await again.events(1005)
+            events = await again.events(1006)
             assert steps(events) == list(range(3, 1003))
             assert {name for name, _ in events} == {"connected", "workflow:step", *STATES}
 

@@ -26,6 +26,7 @@ from trader.domain.models import Model, VariantId
 from trader.gateways.agents.providers import Providers
 from trader.services.agents.schedule import Agents
 from trader.services.events import EventBus
+from trader.services.market.candles import Candles
 from trader.services.portfolio.analytics import Analytics
 from trader.services.portfolio.evidence import Evidence
 from trader.services.portfolio.luck import LuckTable
@@ -73,6 +74,7 @@ async def house(database: Database) -> AsyncIterator[House]:
             analytics=Analytics(database, exchange, clock, CurrentRuns(database)),
             evidence=Evidence(database, CurrentRuns(database), LuckTable(database, venue.market, settings), clock),
             agents=agents,
+            candles=Candles(database, venue.market, settings),
         )
         yield House(venue, context)
         await agents.close()

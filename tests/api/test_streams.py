@@ -23,12 +23,13 @@ from trader.services.events import (
     EventBus,
     MarketChecked,
     PositionsChanged,
+    PricesChanged,
     TradesChanged,
     WorkflowProgress,
 )
 
 START = datetime(2025, 1, 1, 12, tzinfo=UTC)
-STATES = ("positions", "trades", "conversations", "portfolio")
+STATES = ("positions", "trades", "conversations", "portfolio", "candles")
 STREAMS = (*STATES, "workflow")
 PATIENCE_S = 10.0
 
@@ -199,6 +200,8 @@ async def test_each_event_reaches_its_streams() -> None:
 
         service.events.publish(MarketChecked(at=START))
         await updates("positions", "portfolio")
+        service.events.publish(PricesChanged(at=START))
+        await updates("candles")
         service.events.publish(PositionsChanged(at=START, account_ids=("apex", "default")))
         await updates("positions")
         service.events.publish(TradesChanged(at=START, account_ids=("apex",)))
@@ -214,7 +217,7 @@ async def test_each_event_reaches_its_streams() -> None:
             ("workflow:step", {"modelId": "apex", "step": 2}),
         ):
             assert await clients["workflow"].event() == (kind, {"type": kind, "timestamp": at, **details})
-        assert [service.sources[name].loads for name in STATES] == [3, 2, 2, 2]
+        assert [service.sources[name].loads for name in STATES] == [3, 2, 2, 2, 2]
         for client in clients.values():
             client.vanish(reset=False)
         await service.emptied()
@@ -455,7 +458,7 @@ async def test_a_client_of_http_1_0_gets_plain_bytes_until_the_end() -> None:
 async def test_an_unknown_stream() -> None:
     async with serving() as service, streaming(service, "nothing") as client:
         assert client.status == 404
-        assert await client.json() == {"error": "Not Found"}
+        assert await client.json() == {"error": f"There is no such stream; there are {', '.join(STREAMS)}"}
 
 
 @pytest.mark.parametrize("messages", [1, 20])

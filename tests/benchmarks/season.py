@@ -45,6 +45,7 @@ from trader.gateways.agents.providers import Providers
 from trader.services.agents.schedule import Agents
 from trader.services.events import EventBus
 from trader.services.exchange.audit import audit
+from trader.services.market.candles import Candles
 from trader.services.market.feed import MarketFeed
 from trader.services.operations.access import ANYBODY
 from trader.services.portfolio.analytics import Analytics
@@ -265,6 +266,7 @@ class Season:
             analytics=Analytics(database, exchange, clock, runs),
             evidence=Evidence(database, runs, LuckTable(database, market, settings), clock),
             agents=Agents(database, exchange, market, clock, events, settings, Providers()),
+            candles=Candles(database, market, settings),
         )
         await context.agents.follow()
         stack.push_async_callback(cls._delete_written, database, clock.now())

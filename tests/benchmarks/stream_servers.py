@@ -34,7 +34,7 @@ class Service:
         self._timing = timing or Timing()
         self._sent_ns = 0
         self.events = EventBus()
-        self.hubs = Hubs(dict.fromkeys(STREAMS[:4], self._load), self.events, SystemClock())
+        self.hubs = Hubs(dict.fromkeys((*STREAMS[:4], "candles"), self._load), self.events, SystemClock())
 
     async def _load(self) -> bytes:
         return state(self._sent_ns)

@@ -27,6 +27,8 @@ READ_CALLS: Sequence[tuple[str, dict[str, Any]]] = (
     ("trading.getCryptoPrices", {"symbols": ["ETH/USDT", "btc", "DOGE"]}),
     ("trading.getPortfolioHistory", {}),
     ("trading.getPortfolioHistory", {"variant": "Sovereign", "maxPoints": 100, "startDate": "2026-01-01"}),
+    ("trading.getCandles", {"symbol": "btc/usdt", "interval": "1m"}),
+    ("trading.getCandles", {"symbol": "ETH", "interval": "1d", "from": "2026-01-01"}),
     ("trading.getEquityCurves", {}),
     ("trading.getEquityCurves", {"variant": "Apex", "points": 50, "baselines": False}),
     ("models.getModels", {}),
@@ -163,6 +165,7 @@ async def test_every_procedure_keeps_the_contract_for_both_callers(tmp_path: Pat
 
 MOVING = {
     "trading.getPositions", "trading.getCryptoPrices", "trading.getPortfolioHistory", "trading.getEquityCurves",
+    "trading.getCandles",
     "simulator.getAccount",
     "models.getModels", "models.getInvocations", "analytics.getModelStats", "analytics.getLeaderboard",
     "analytics.getFailures", "analytics.getRunInfo", "variants.getVariantHistory",

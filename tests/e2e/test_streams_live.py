@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import orjson
 import pytest
-from support.contract import INVOCATION, LIVE_PORTFOLIO, OUTPUTS, POSITION_EVENT, TRADE
+from support.contract import INVOCATION, LIVE_PORTFOLIO, OUTPUTS, POSITION_EVENT, RUNNING_CANDLE, TRADE
 from support.process import ServiceProcess, serving
 from support.shapes import Shape, assert_shape, iso, text
 from support.sse import Message, Stream, streaming
@@ -21,6 +21,7 @@ STATES: dict[str, Shape] = {
     "trades": [TRADE],
     "conversations": [INVOCATION],
     "portfolio": LIVE_PORTFOLIO,
+    "candles": [RUNNING_CANDLE],
 }
 MODELS = ["apex-rules", "contrarian-rules", "sovereign-rules", "trendsurfer-rules"]
 CAPACITY = 50

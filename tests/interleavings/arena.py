@@ -34,6 +34,7 @@ from trader.services.exchange.accounts import Accounts
 from trader.services.exchange.halts import Halts
 from trader.services.exchange.ledger_writer import LedgerWriter
 from trader.services.exchange.paper import PaperExchange
+from trader.services.market.candles import Candles
 from trader.services.market.feed import MarketFeed
 from trader.services.operations.loss_limits import LossLimits
 from trader.services.operations.operator_commands import OperatorCommands
@@ -162,6 +163,7 @@ class Process:
             analytics=Analytics(database, self.exchange, clock, runs),
             evidence=Evidence(database, runs, luck, clock),
             agents=self.agents,
+            candles=Candles(database, self.market, settings),
         )
         self.baselines = Baselines(database, self.exchange, self.market, clock, settings)
         self.lock = SwitchLock(arena)

@@ -145,6 +145,7 @@ LIVE_PORTFOLIO = {
         }
     ],
 }
+RUNNING_CANDLE = {"symbol": SYMBOL, "time": iso, "open": number, "high": number, "low": number, "close": number}
 ORDER = {
     "id": uuid,
     "clientOrderId?": text,
@@ -276,6 +277,17 @@ OUTPUTS: Mapping[str, Shape] = {
             }
         ],
         "resolution": ("1m", "5m", "15m", "1h", "4h", "1d"),
+    },
+    "trading.getCandles": {
+        "symbol": SYMBOL,
+        "interval": ("1m", "5m", "15m", "1h", "4h", "1d"),
+        "times": [iso],
+        "open": [number],
+        "high": [number],
+        "low": [number],
+        "close": [number],
+        "volume": [(number, None)],
+        "nextBefore?": iso,
     },
     "trading.getEquityCurves": {
         "times": [iso],

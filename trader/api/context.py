@@ -14,6 +14,7 @@ from trader.services.agents.schedule import Agents
 from trader.services.exchange.accounts import Accounts
 from trader.services.exchange.halts import Halts
 from trader.services.exchange.protocol import Exchange
+from trader.services.market.candles import Candles
 from trader.services.market.feed import MarketFeed
 from trader.services.operations.access import Access
 from trader.services.operations.alarms import Alarms
@@ -35,6 +36,7 @@ class Context:
     analytics: Analytics
     evidence: Evidence
     agents: Agents
+    candles: Candles
 
 
 class Role(Protocol):

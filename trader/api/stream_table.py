@@ -9,15 +9,23 @@ from typing import Any, Final
 import msgspec
 
 from trader.api.context import Context
+from trader.api.schemas.candles import RunningCandle
 from trader.api.schemas.common import ENCODER, Wire
 from trader.api.schemas.models import InvocationView, invocation_of
 from trader.api.schemas.portfolio import PortfolioUpdate
 from trader.api.schemas.streams import PositionEventData, Reset, WorkflowMessage
 from trader.api.schemas.trades import TradeView
-from trader.api.state_broadcast import Load
+from trader.api.state_broadcast import SPACING_S, Load
 from trader.domain.exchange.account import Account
 from trader.domain.models import Model
-from trader.services.events import ConversationsChanged, Event, MarketChecked, PositionsChanged, TradesChanged
+from trader.services.events import (
+    ConversationsChanged,
+    Event,
+    MarketChecked,
+    PositionsChanged,
+    PricesChanged,
+    TradesChanged,
+)
 from trader.services.exchange.protocol import Exchange
 from trader.store.database.pool import Page
 
@@ -44,6 +52,10 @@ async def _load_portfolio(context: Context) -> PortfolioUpdate:
     return PortfolioUpdate.of(context.portfolio.live(), context.agents.models.values())
 
 
+async def _load_candles(context: Context) -> list[RunningCandle]:
+    return [RunningCandle.of(symbol, candle) for symbol, candle in context.market.running.items()]
+
+
 async def position_entries(exchange: Exchange, models: Mapping[str, Model]) -> list[PositionEventData]:
     """Return an entry per active model, in the order of the models, then one of each other account with positions."""
     marks, markets = exchange.marks(), exchange.markets
@@ -68,7 +80,7 @@ class EventStream:
     """One stream. `data` is the type of an event's data, `sent` says when events are sent.
 
     A state stream sends what `load` returns, to newcomers and after every event of `changed_by`. A stream without
-    `load` sends the events that are posted to it.
+    `load` sends the events that are posted to it. `spacing_s` is the least real time between two states.
     """
 
     name: str
@@ -77,6 +89,7 @@ class EventStream:
     data: Any
     load: Callable[[Context], Awaitable[object]] | None = None
     changed_by: tuple[type[Event], ...] = ()
+    spacing_s: float = SPACING_S
 
 
 STREAMS: Final = (
@@ -111,6 +124,15 @@ STREAMS: Final = (
         PortfolioUpdate,
         _load_portfolio,
         (MarketChecked,),
+    ),
+    EventStream(
+        "candles",
+        "Running candles",
+        "The candle of the running minute of each market, of the marks that were seen: one message per second at most.",
+        list[RunningCandle],
+        _load_candles,
+        (PricesChanged,),
+        spacing_s=1.0,
     ),
     EventStream(
         "workflow",

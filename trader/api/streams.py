@@ -131,7 +131,11 @@ class Hubs:
     def __init__(self, loads: Mapping[str, Load], events: EventBus, clock: Clock) -> None:
         ring = EventRing(lambda kind: _workflow_data(kind, iso(clock.now()), {}))
         self.workflow = EventBroadcaster("workflow", ring)
-        self.states = {name: StateBroadcaster(name, load, ring.last_id) for name, load in loads.items()}
+        self.states = {
+            stream.name: StateBroadcaster(stream.name, loads[stream.name], ring.last_id, spacing_s=stream.spacing_s)
+            for stream in STREAMS
+            if stream.load is not None
+        }
         self.all: dict[str, Broadcaster] = {
             stream.name: self.states.get(stream.name, self.workflow) for stream in STREAMS
         }
@@ -244,7 +248,7 @@ def _chosen(request: web.Request) -> _Wanted:
 
 
 async def _refuse_name(_: web.Request) -> web.Response:
-    return refusal(404, "Not Found")
+    return refusal(404, f"There is no such stream; there are {', '.join(ROUTES)}")
 
 
 async def _stream(choose: Choose, timing: Timing, request: web.Request) -> web.StreamResponse:

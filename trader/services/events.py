@@ -20,6 +20,12 @@ class MarketChecked(msgspec.Struct, frozen=True):
     at: datetime
 
 
+class PricesChanged(msgspec.Struct, frozen=True):
+    """A tick was applied: the markets have new prices."""
+
+    at: datetime
+
+
 class PositionsChanged(msgspec.Struct, frozen=True):
     """A position or a resting order of these accounts was opened, changed or closed."""
 
@@ -81,6 +87,7 @@ class WorkflowProgress(msgspec.Struct, frozen=True):
 
 Event = (
     MarketChecked
+    | PricesChanged
     | PositionsChanged
     | TradesChanged
     | ConversationsChanged

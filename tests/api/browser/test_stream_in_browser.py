@@ -41,7 +41,7 @@ class Service:
         self.steps = 0
         self._random = Random(2)
         self.events = EventBus()
-        loads = dict.fromkeys(("positions", "trades", "conversations", "portfolio"), self._load)
+        loads = dict.fromkeys(("positions", "trades", "conversations", "portfolio", "candles"), self._load)
         self.hubs = streams.Hubs(loads, self.events, ManualClock(START))
 
     def make_app(self, origins: str) -> web.Application:

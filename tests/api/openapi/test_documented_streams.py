@@ -99,7 +99,7 @@ async def test_workflow_events_are_as_documented(database: Database, document: D
 async def test_first_messages_and_reports_are_as_documented(tmp_path: Path, dsn: str, document: Document) -> None:
     async with serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0") as service:
         await service.call("simulator.placeOrder", symbol="BTC", side="buy", quantity=0.01, leverage=3)
-        for stream in ("positions", "trades", "conversations", "portfolio", "workflow"):
+        for stream in ("positions", "trades", "conversations", "portfolio", "candles", "workflow"):
             async with (
                 asyncio.timeout(EVENT_WAIT_S),
                 service.http.get(f"{service.url}/api/events/{stream}") as response,

@@ -60,7 +60,8 @@ def test_the_document_is_valid(document: Document) -> None:
 
 def test_every_procedure_stream_and_report_is_there(document: Document) -> None:
     wanted = {f"/api/rpc/{name}" for name in REGISTRY.procedures}
-    wanted |= {f"/api/events/{name}" for name in ("positions", "trades", "conversations", "portfolio", "workflow")}
+    streams = ("positions", "trades", "conversations", "portfolio", "candles", "workflow")
+    wanted |= {f"/api/events/{name}" for name in streams}
     wanted |= {"/health", "/health/schedulers", "/api/health", "/api/health/schedulers"}
     wanted |= {"/metrics", "/api/events"}
     assert document["paths"].keys() == wanted

@@ -31,6 +31,7 @@ from trader.domain.agents.invocations import Step
 from trader.domain.models import VariantId
 from trader.gateways.market.synthetic import SyntheticSource
 from trader.services.agents.budgets import Budgets
+from trader.services.market.candles import Candles
 from trader.services.market.feed import MarketFeed
 from trader.services.operations.access import ANYBODY
 from trader.services.portfolio.analytics import Analytics
@@ -68,6 +69,8 @@ class RecordsContext:
     evidence: Evidence
     agents: RecordsAgents
     exchange: FakeExchange
+    market: MarketFeed
+    candles: Candles
 
 
 @pytest.fixture
@@ -75,7 +78,8 @@ async def context(database: Database) -> RecordsContext:
     exchange: Any = FakeExchange(marks={"BTC": "50000"})
     clock, settings = ManualClock(START), make_settings()
     await clock.advance(NOW - START)
-    luck = LuckTable(database, MarketFeed(SyntheticSource(0, ("BTC",)), clock), settings)
+    market = MarketFeed(SyntheticSource(0, ("BTC",)), clock)
+    luck = LuckTable(database, market, settings)
     return RecordsContext(
         settings=settings,
         clock=clock,
@@ -84,6 +88,8 @@ async def context(database: Database) -> RecordsContext:
         evidence=Evidence(database, CurrentRuns(database), luck, clock),
         agents=RecordsAgents(Budgets(database, None, 60_000, 8_192)),
         exchange=exchange,
+        market=market,
+        candles=Candles(database, market, settings),
     )
 
 

@@ -1,4 +1,4 @@
-"""Procedures of `trading`: open positions, market prices, completed trades, and the equity of models over time."""
+"""Procedures of `trading`: positions, prices, candles, completed trades, and the equity of models over time."""
 
 import asyncio
 from datetime import datetime, timedelta
@@ -9,8 +9,9 @@ from typing import Final
 from trader.api.context import Context
 from trader.api.registry import procedure
 from trader.api.response_cache import histories_token, positions_token, prices_token, trades_token
-from trader.api.schemas.common import UNSET, LongOutput, chosen_variant, or_none
-from trader.api.schemas.paging import cut_page, page_of
+from trader.api.schemas.candles import GetCandlesInput, GetCandlesOutput
+from trader.api.schemas.common import UNSET, LongOutput, chosen_variant, iso, or_none
+from trader.api.schemas.paging import cut_page, moment_of, page_of
 from trader.api.schemas.portfolio import (
     GetEquityCurvesInput,
     GetEquityCurvesOutput,
@@ -31,8 +32,9 @@ from trader.api.schemas.positions import (
 from trader.api.schemas.trades import GetTradesInput, GetTradesOutput, TradeView
 from trader.domain.exchange.account import Account
 from trader.domain.market.markets import canonical_symbol
-from trader.domain.portfolio.histories import minute_end
+from trader.domain.portfolio.histories import RESOLUTIONS, minute_end
 from trader.errors import InvalidInput, Issue, MarketUnavailable
+from trader.services.market.candles import CANDLES_MAX
 
 DEFAULT_RANGE: Final = timedelta(days=7)
 CANDLES_WAIT_S: Final = 0.5
@@ -89,7 +91,10 @@ async def get_trades(context: Context, request: GetTradesInput) -> GetTradesOutp
     """List completed trades, the latest first."""
     page = page_of(request.limit, request.before)
     rows = await context.portfolio.trades(
-        account_id=or_none(request.model_id), variant=chosen_variant(request.variant), page=page
+        account_id=or_none(request.model_id),
+        variant=chosen_variant(request.variant),
+        symbol=None if request.symbol is UNSET else canonical_symbol(request.symbol),
+        page=page,
     )
     trades, next_before = cut_page(rows, page, attrgetter("closed_at"))
     return GetTradesOutput(trades=[TradeView.of(trade) for trade in trades], next_before=next_before)
@@ -141,3 +146,34 @@ def _range(context: Context, request: RangeInput) -> tuple[datetime, datetime]:
     if start > end:
         raise InvalidInput(Issue(("startDate",), "must not be after endDate"))
     return start, end
+
+
+@procedure("trading.getCandles")
+async def get_candles(context: Context, request: GetCandlesInput) -> GetCandlesOutput:
+    """List candles of a market for a chart, of the prices that models see.
+
+    The range ends now unless it says otherwise. The candle of the running minute is in the stream `candles`.
+    """
+    symbol = canonical_symbol(request.symbol)
+    if symbol not in context.market.markets:
+        traded = ", ".join(context.market.markets)
+        raise InvalidInput(Issue(("symbol",), f"{request.symbol!r} is not traded here; there are {traded}"))
+    written = {"to": request.to, "before": request.before}
+    ends = [moment_of(text, field) for field, text in written.items() if text is not UNSET]
+    end = min([*ends, context.clock.now()])
+    start = None if request.start is UNSET else moment_of(request.start, "from")
+    if start is not None and ends and start > min(ends):
+        raise InvalidInput(Issue(("from",), "must not be after the end of the range"))
+    candles = await context.candles.read(symbol, RESOLUTIONS[request.interval], start, end)
+    shown = candles[-CANDLES_MAX:]
+    return GetCandlesOutput(
+        symbol=symbol,
+        interval=request.interval,
+        times=[iso(candle.open_time) for candle in shown],
+        open=[candle.open for candle in shown],
+        high=[candle.high for candle in shown],
+        low=[candle.low for candle in shown],
+        close=[candle.close for candle in shown],
+        volume=[candle.volume or None for candle in shown],
+        next_before=iso(shown[0].open_time) if len(candles) > CANDLES_MAX else UNSET,
+    )

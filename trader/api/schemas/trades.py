@@ -69,8 +69,11 @@ class TradeView(Wire, kw_only=True):
 
 
 class GetTradesInput(Input, kw_only=True):
+    """`symbol` takes any spelling of a market; one without trades has an empty list."""
+
     variant: VariantFilter = "all"
     model_id: ModelId | UnsetType = UNSET
+    symbol: Annotated[str, Meta(max_length=32)] | UnsetType = UNSET
     limit: Limit = 100
     before: IsoTime | UnsetType = UNSET
 

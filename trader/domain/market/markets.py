@@ -7,7 +7,7 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from trader.clock import iso
+from trader.clock import floor_time, iso
 
 Interval = Literal["1m", "5m", "15m", "1h", "4h"]
 INTERVALS: Final[Mapping[Interval, timedelta]] = {
@@ -222,3 +222,14 @@ class Candle(NamedTuple):
     low: float
     close: float
     volume: float
+
+
+def extend_candle(candle: Candle | None, at: datetime, price: float) -> Candle:
+    """Return the running candle of a minute after a price, or a new one when the price is of another minute.
+
+    Its volume is 0: prices have none.
+    """
+    open_time = floor_time(at, INTERVALS["1m"])
+    if candle is None or candle.open_time != open_time:
+        return Candle(open_time, price, price, price, price, 0.0)
+    return candle._replace(high=max(candle.high, price), low=min(candle.low, price), close=price)

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Final
 
 from trader.clock import SET_BACK_LEAST, Clock, ClockFuture, ScaledClock, SystemClock, floor_time, iso
-from trader.domain.market.markets import INTERVALS, Candle, Interval, Market, Quote, Tick, untimely
+from trader.domain.market.markets import INTERVALS, Candle, Interval, Market, Quote, Tick, extend_candle, untimely
 from trader.errors import MarketDataError, MarketUnavailable, Unavailable
 from trader.gateways.market.recorder import Recorder
 from trader.gateways.market.source import MarketSource
@@ -85,6 +85,9 @@ class MarketFeed:
         self._marks: dict[str, Decimal] = {}
         self.marks: Mapping[str, Decimal] = MappingProxyType(self._marks)
         """The latest mark of each market; of one without a quote yet, the last recorded one."""
+
+        self.running: dict[str, Candle] = {}
+        """The running candle of a minute of each market, of the marks that were seen."""
 
         self._recent: deque[Tick] = deque(maxlen=_RECENT_MAX)
         self._waiters: list[_Waiter] = []
@@ -179,6 +182,8 @@ class MarketFeed:
     def _note(self, tick: Tick) -> None:
         self._quotes.update(tick.quotes)
         self._marks.update({symbol: quote.mark for symbol, quote in tick.quotes.items()})
+        for symbol, quote in tick.quotes.items():
+            self.running[symbol] = extend_candle(self.running.get(symbol), tick.at, float(quote.mark))
         self.last_update_at = tick.at
 
     # Waiting for a book

@@ -247,9 +247,14 @@ class Portfolio:
         return start, resolution
 
     async def trades(
-        self, *, account_id: str | None = None, variant: VariantId | None = None, page: Page
+        self,
+        *,
+        account_id: str | None = None,
+        variant: VariantId | None = None,
+        symbol: str | None = None,
+        page: Page,
     ) -> list[Trade]:
-        """Return the latest completed trades of one account or variant, or of all (None), the newest first.
+        """Return the latest completed trades of one account, variant or market, or of all (None), the newest first.
 
         Trades of earlier runs are among them.
         """
@@ -260,8 +265,8 @@ class Portfolio:
             elif account_id is not None:
                 accounts = [account_id]
             else:
-                return await trades_store.select_trades(conn, page)
-            return await trades_store.select_account_trades(conn, accounts, page)
+                return await trades_store.select_trades(conn, page, symbol)
+            return await trades_store.select_account_trades(conn, accounts, page, symbol)
 
 
 def is_due(account: Account, last: store.LastSnapshot | None, now: datetime) -> bool:

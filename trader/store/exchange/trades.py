@@ -16,14 +16,15 @@ SELECT_TRADES = """
 SELECT o.*, m.name AS model_name, m.variant::text AS model_variant, m.router_model_name AS model_router_name
 FROM orders o LEFT JOIN models m ON m.id = o.account_id
 WHERE o.status = 'CLOSED' AND o.closed_at < coalesce($2::timestamptz, 'infinity')
+  AND o.symbol = coalesce($4, o.symbol)
 ORDER BY o.closed_at DESC, o.id
 LIMIT $1 OFFSET $3
 """
 
 
-async def select_trades(conn: Connection, page: Page) -> list[Trade]:
-    """Return the latest trades of all accounts and runs, the newest first."""
-    return [_trade(row) for row in await conn.fetch(SELECT_TRADES, *page)]
+async def select_trades(conn: Connection, page: Page, symbol: str | None = None) -> list[Trade]:
+    """Return the latest trades of all accounts and runs, of one market if it is named, the newest first."""
+    return [_trade(row) for row in await conn.fetch(SELECT_TRADES, *page, symbol)]
 
 
 # The latest of each account, then the latest of those: an account that traded long ago needs no long scan.
@@ -33,6 +34,7 @@ FROM (SELECT DISTINCT id FROM unnest($1::text[]) AS id) a
 CROSS JOIN LATERAL (
     SELECT * FROM orders
     WHERE account_id = a.id AND status = 'CLOSED' AND closed_at < coalesce($3::timestamptz, 'infinity')
+      AND symbol = coalesce($5, symbol)
     ORDER BY closed_at DESC, id
     LIMIT $2::bigint + $4::bigint
 ) o
@@ -42,9 +44,11 @@ LIMIT $2 OFFSET $4
 """
 
 
-async def select_account_trades(conn: Connection, account_ids: Sequence[str], page: Page) -> list[Trade]:
-    """Return the latest trades of these accounts in all their runs, the newest first."""
-    return [_trade(row) for row in await conn.fetch(SELECT_ACCOUNT_TRADES, account_ids, *page)]
+async def select_account_trades(
+    conn: Connection, account_ids: Sequence[str], page: Page, symbol: str | None = None
+) -> list[Trade]:
+    """Return the latest trades of these accounts in all their runs, of one market if it is named, the newest first."""
+    return [_trade(row) for row in await conn.fetch(SELECT_ACCOUNT_TRADES, account_ids, *page, symbol)]
 
 
 def _trade(row: asyncpg.Record) -> Trade:
