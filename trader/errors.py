@@ -7,6 +7,7 @@
     ├── MarketUnavailable
     ├── LedgerViolated            a bug
     ├── InternalError             a bug
+    ├── StrategyError             of a user's file
     ├── ProviderError
     │   └── ProviderTimeout       tried once more, with a new view
     └── RequestError              `api/rpc.py` maps the errors below to HTTP statuses
@@ -59,6 +60,10 @@ class LedgerViolated(TraderError):
 
 class InternalError(TraderError):
     """A bug ended the work that the caller waited for; the log has its traceback."""
+
+
+class StrategyError(TraderError):
+    """A strategy failed; the message says where in its file, and why."""
 
 
 class ProviderError(TraderError):

@@ -13,8 +13,11 @@ from typing import Final
 
 import msgspec
 
-from trader.domain.agents.rules import apex, contrarian, sovereign, trendsurfer
-from trader.domain.agents.rules.common import MayEnter, MayReview, RuleAgent, never_reviewed
+from trader.domain.agents.rules.apex import Apex
+from trader.domain.agents.rules.common import RuleAgent
+from trader.domain.agents.rules.contrarian import Contrarian
+from trader.domain.agents.rules.sovereign import Sovereign
+from trader.domain.agents.rules.trendsurfer import Trendsurfer
 from trader.domain.agents.view import VariantLimits
 from trader.domain.market.markets import Interval
 from trader.domain.models import Model, VariantId
@@ -28,8 +31,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     """A named trading strategy. `id` is the only stable reference; label, description and color are for display.
 
     `temperature` is the sampling temperature of its AI models. `intervals` are those of the candles and indicators
-    that its agents are shown; the rule agent decides by the first and is shown no other. `may_enter` and `may_review`
-    tell a backtest where the rule agent certainly does nothing, so that it need not be shown the market.
+    that its AI models are shown; those of its rule agent, which come first, are the only ones that it decides by.
     """
 
     id: VariantId
@@ -40,9 +42,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str
     limits: VariantLimits
     intervals: tuple[Interval, ...]
-    agent: RuleAgent
-    may_enter: MayEnter
-    may_review: MayReview
+    agent: type[RuleAgent]
 
 
 def read_prompt(variant_id: VariantId) -> str:
@@ -76,11 +76,9 @@ VARIANTS: Final = by_id(
         temperature=0.7,
         color="#a855f7",
         prompt=read_prompt(VariantId.APEX),
-        limits=VariantLimits(leverage_max=10),
-        intervals=(apex.INTERVAL, "5m"),
-        agent=apex.decide,
-        may_enter=apex.may_enter,
-        may_review=never_reviewed,
+        limits=Apex.limits,
+        intervals=(*Apex.intervals, "5m"),
+        agent=Apex,
     ),
     Variant(
         id=VariantId.TRENDSURFER,
@@ -89,11 +87,9 @@ VARIANTS: Final = by_id(
         temperature=0.5,
         color="#06b6d4",
         prompt=read_prompt(VariantId.TRENDSURFER),
-        limits=VariantLimits(leverage_max=5),
-        intervals=(trendsurfer.INTERVAL, "1h"),
-        agent=trendsurfer.decide,
-        may_enter=trendsurfer.may_enter,
-        may_review=trendsurfer.may_review,
+        limits=Trendsurfer.limits,
+        intervals=(*Trendsurfer.intervals, "1h"),
+        agent=Trendsurfer,
     ),
     Variant(
         id=VariantId.CONTRARIAN,
@@ -102,11 +98,9 @@ VARIANTS: Final = by_id(
         temperature=0.6,
         color="#e11d48",
         prompt=read_prompt(VariantId.CONTRARIAN),
-        limits=VariantLimits(leverage_max=3),
-        intervals=(contrarian.INTERVAL, "5m"),
-        agent=contrarian.decide,
-        may_enter=contrarian.may_enter,
-        may_review=never_reviewed,
+        limits=Contrarian.limits,
+        intervals=(*Contrarian.intervals, "5m"),
+        agent=Contrarian,
     ),
     Variant(
         id=VariantId.SOVEREIGN,
@@ -115,11 +109,9 @@ VARIANTS: Final = by_id(
         temperature=0.8,
         color="#eab308",
         prompt=read_prompt(VariantId.SOVEREIGN),
-        limits=VariantLimits(leverage_max=5),
-        intervals=(sovereign.INTERVAL, "4h"),
-        agent=sovereign.decide,
-        may_enter=sovereign.may_enter,
-        may_review=sovereign.may_review,
+        limits=Sovereign.limits,
+        intervals=(*Sovereign.intervals, "4h"),
+        agent=Sovereign,
     ),
 )
 """Every variant of this build, in the order in which they are listed everywhere."""

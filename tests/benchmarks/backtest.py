@@ -35,13 +35,13 @@ from support.candles import FOLDER
 from support.process import COMMAND
 
 from trader.clock import moment_of
+from trader.domain.agents.strategy import Peek
 from trader.domain.agents.tools import CreatePosition, Decision
 from trader.domain.agents.view import View
 from trader.domain.exchange.orders import Side
 from trader.domain.models import VariantId, rule_model
 from trader.gateways.market.files import Minutes
 from trader.gateways.market.replay import ReplaySource
-from trader.services.backtest.accounts import MarketPeek
 from trader.services.backtest.ledger import LedgerLines
 from trader.services.backtest.market import BacktestMarket
 from trader.services.backtest.run import Backtest, rule_models
@@ -78,7 +78,7 @@ class Scripted:
         place = bisect_right(self._seconds, second)
         return self._seconds[place] if place < len(self._seconds) else None
 
-    def decide(self, peek: MarketPeek, look: Callable[[], View]) -> Sequence[Decision]:
+    def decide(self, peek: Peek, look: Callable[[], View]) -> Sequence[Decision]:
         if peek.account.positions:
             return []
         side, price = self._entries[int(peek.now.timestamp())], float(peek.mark("BTC"))
@@ -179,7 +179,7 @@ def season(folder: Path, start: datetime | None = None, end: datetime | None = N
     """Let the four agents trade. Return the processor time of the preparation and of the run."""
     result: list[BacktestMarket] = []
     prepared_s = timed(lambda: result.append(opened(folder, MARKETS, start, end)))
-    models = rule_models(list(VariantId), None, moment_of(result[0].span.start))
+    models = rule_models(list(VariantId), None, moment_of(result[0].span.start), {})
     run = Backtest(result[0], settings(), models, [LedgerLines(io.BytesIO())])
     return prepared_s, timed(lambda: finish(run)), run
 

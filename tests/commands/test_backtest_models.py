@@ -239,11 +239,17 @@ def test_wrong_conditions_are_named(data: Path, tmp_path: Path, capsys: pytest.C
     assert backtest(data, run, "--variant", "Apex") == 0
     for options, words in {
         ("--taker-fee", "9", "--run", "nowhere"): "--run is 'nowhere'; it must be the folder of a backtest",
-        ("--guard", "leverage-max=x", "--run", str(run)): "--guard is 'leverage-max=x'; it must be NAME=NUMBER",
+        (
+            "--guard",
+            "leverage-max=x",
+            "--run",
+            str(run),
+        ): "--guard is 'leverage-max=x'; it must be none, or NAME=NUMBER",
         ("--guard", "luck=1", "--run", str(run)): "with one of the names leverage-max, position-notional-max",
         ("--capital", "9", "--run", str(run)): "--capital: not with --run",
         ("--run", str(run)): "--run needs another condition",
-        ("--guard", "leverage-max=1", "--data", "."): "--guard: only with --run",
+        ("--guard", "none", "--data", ".", "--models", "m.toml"): "--guard: not with AI models",
+        ("--param", "window=1", "--data", "."): "--param: only with --strategy",
         (): "--data is missing",
     }.items():
         assert main(["backtest", *options]) == 2

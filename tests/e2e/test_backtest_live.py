@@ -109,7 +109,7 @@ async def backtest(candles: Path, begin: str, end: str, **environ: str) -> Done:
     market = await BacktestMarket.open(source, ("15m", "1h"))
     file = io.BytesIO()
     ledger, snapshots = LedgerLines(file), Snapshots()
-    models = rule_models(list(VariantId), None, moment_of(market.span.start))
+    models = rule_models(list(VariantId), None, moment_of(market.span.start), {})
     run = Backtest(market, settings, models, [ledger, snapshots])
     for _ in run.run():
         pass

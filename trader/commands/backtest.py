@@ -27,6 +27,7 @@ from trader.commands.backtest_result import (
     labelled_name,
     model_lines,
     model_value,
+    strategy_value,
 )
 from trader.commands.command import (
     EXIT_DONE,
@@ -52,7 +53,7 @@ from trader.services.backtest.database import DatabaseJournal
 from trader.services.backtest.ledger import LedgerLines
 from trader.services.backtest.market import BacktestMarket
 from trader.services.backtest.run import Backtest
-from trader.services.backtest.sources import AiSource, write_decisions
+from trader.services.backtest.sources import AiSource, NotedSource, write_decisions
 from trader.services.backtest.statistics import judge
 from trader.services.portfolio.evidence import EvidenceReport
 from trader.settings import Settings
@@ -71,8 +72,9 @@ _STATEMENT_TIMEOUT_S = 120.0
 def backtest(options: argparse.Namespace) -> int:
     """Backtest agents on recorded candles, with the rules of the service and the ledger of a lockstep replay.
 
-    Without --models and --models-from the rule agents trade. AI models are called within --budget-usd; their answers
-    are stored, and --models-from executes them again without an API key.
+    Without --models, --models-from and --strategy the rule agents trade. --strategy sma.py:SmaCross --param window=20
+    lets a class of your own decide. AI models are called within --budget-usd; their answers are stored, and
+    --models-from executes them again without an API key.
 
     --run RUN --taker-fee 8 --latency 900 --guard leverage-max=3 executes the decisions of an earlier backtest under
     other conditions, writes nothing, and prints how each condition changed the result.
@@ -83,7 +85,9 @@ def backtest(options: argparse.Namespace) -> int:
     if options.folder is not None:
         return print_result(asyncio.run(compare_conditions(options)), as_json=options.json)
     problems = ["--data is missing: the folder of the candles"] if options.data is None else []
-    problems += ["--guard: only with --run"] if options.guard else []
+    if options.guard and (options.models or options.models_from):
+        problems.append("--guard: not with AI models, whose prompts state the limits of their variant")
+    problems += ["--param: only with --strategy"] if options.param and not options.strategy else []
     if options.models is None:
         asking = {"--budget-usd": options.budget_usd, "--cassette": options.cassette}
         problems += [f"{name}: only with --models" for name, given in asking.items() if given is not None]
@@ -152,7 +156,8 @@ def _intervals(chosen: Chosen) -> set[Interval]:
     """Return the candle intervals that the models may read: all of them when there are AI models."""
     if any(isinstance(source, AiSource) for _, source in chosen.models):
         return set(INTERVALS)
-    return {VARIANTS[model.variant].intervals[0] for model, _ in chosen.models}
+    own = {each for _, source in chosen.models if isinstance(source, NotedSource) for each in source.strategy.intervals}
+    return own | {each for model, _ in chosen.models for each in VARIANTS[model.variant].agent.intervals}
 
 
 def _labelled(standings: Sequence[Standing], run: Backtest) -> list[Standing]:
@@ -186,16 +191,17 @@ def _write_settings(
 class End(NamedTuple):
     """Where a backtest ended: the time reached, and the cause of an early end (None: it reached its end).
 
-    An early end means that no model could be called any more, or that the disk or the database refused writes.
+    An early end means that no model could be called any more, that a strategy failed, or that the disk or the database
+    refused writes.
     """
 
     reached: datetime
-    cause: Literal["budget", "provider", "missing", "storage"] | None = None
+    cause: Literal["budget", "provider", "missing", "storage", "strategy"] | None = None
     reason: str = ""
 
 
 async def _go(run: Backtest, output: Output, interrupted: "Interrupts") -> End:
-    """Run to the end, or until no model can be called, writing fails, or Ctrl+C.
+    """Run to the end, or until no model can be called, a strategy or writing fails, or Ctrl+C.
 
     It always stops at a time that all accounts have reached.
     """
@@ -207,7 +213,7 @@ async def _go(run: Backtest, output: Output, interrupted: "Interrupts") -> End:
     for reached in run.run():
         if unwritten is None and not run.is_ahead:
             unwritten = await output.keep(reached, run.marks())
-        if interrupted or ended is not None or unwritten is not None:
+        if interrupted or ended is not None or unwritten is not None or run.failure is not None:
             run.skip()
             if not run.is_ahead:
                 break
@@ -219,6 +225,8 @@ async def _go(run: Backtest, output: Output, interrupted: "Interrupts") -> End:
     progress.end()
     if unwritten is not None:
         return End(reached, "storage", unwritten)
+    if run.failure is not None:
+        return End(reached, "strategy", str(run.failure))
     return End(reached) if ended is None else End(reached, ended.cause, str(ended))
 
 
@@ -317,6 +325,7 @@ def _value(
         "funding": {"fromFiles": by_files, "constant": plain, "hourlyRate": source.plain_rate if plain else None},
         "answers": None if chosen.cassette is None else answers_value(chosen, chosen.cassette),
         "ledgerSha256": digest,
+        "strategy": strategy_value(options, chosen),
         "options": kept_options(options, list(source.markets)),
         "models": [msgspec.to_builtins(model) for model, _ in chosen.models],
         "accounts": [

@@ -8,9 +8,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from trader.commands.backtest_options import environ_of, open_source
+from trader.commands.backtest_options import environ_of, guard_of, open_source
 from trader.commands.command import Result, table
-from trader.domain.agents.view import VariantLimits
 from trader.domain.models import Model
 from trader.errors import SettingsError, StartError
 from trader.services.backtest.market import BacktestMarket
@@ -28,7 +27,7 @@ CAUSES: Final[Mapping[str, tuple[str, ...]]] = {
 
 KEPT: Final = (
     "data", "market", "start", "end", "capital", "taker_fee", "maker_fee", "latency", "funding", "preset", "seed",
-    "thinking",
+    "thinking", "guard",
 )  # fmt: skip
 """The options that a result keeps, since they decide under which conditions it came about."""
 
@@ -76,7 +75,8 @@ async def compare_conditions(options: argparse.Namespace) -> Result:
     :raises StartError: executing the recorded decisions does not reproduce the recorded ledger
     """
     recorded, decisions = _read(options.folder)
-    guard = _guard(options.guard or ())
+    recorded_guard = guard_of(recorded.options.get("guard"))
+    guard = recorded_guard | guard_of(options.guard)
     causes = [cause for cause, names in CAUSES.items() if any(getattr(options, name) is not None for name in names)]
     if unwanted := sorted(_given(options) - {name for names in CAUSES.values() for name in names}):
         names = ", ".join(f"--{name.replace('_', '-')}" for name in unwanted)
@@ -87,7 +87,7 @@ async def compare_conditions(options: argparse.Namespace) -> Result:
     settings, source = open_source(conditions, environ_of(conditions))
     await source.open()
     market = await BacktestMarket.open(source, ())
-    stages = [Stage("recorded", await _execute(market, settings, recorded.models, decisions, {}))]
+    stages = [Stage("recorded", await _execute(market, settings, recorded.models, decisions, recorded_guard))]
     _require_same(recorded, stages[0])
     for number in range(len(causes)):
         applied = causes[: number + 1]
@@ -95,7 +95,7 @@ async def compare_conditions(options: argparse.Namespace) -> Result:
             if getattr(options, name) is not None:
                 setattr(conditions, name, getattr(options, name))
         changed, _ = open_source(conditions, environ_of(conditions))
-        limits = guard if "guard" in applied else {}
+        limits = guard if "guard" in applied else recorded_guard
         stages.append(Stage(causes[number], await _execute(market, changed, recorded.models, decisions, limits)))
     value = _value(options, recorded, stages)
     return Result(value, _lines(value))
@@ -116,19 +116,6 @@ def _read(folder: Path) -> tuple[RecordedRun, dict[str, list[RecordedInvocation]
     if not recorded.complete:
         raise SettingsError([f"--run: the backtest in {folder} ended early, at {recorded.to}; run it to its end first"])
     return recorded, decisions
-
-
-def _guard(texts: Sequence[str]) -> dict[str, int]:
-    """Return the guard limits that the options override."""
-    names = [field.name for field in msgspec.structs.fields(VariantLimits)]
-    limits = {}
-    for text in texts:
-        name, _, value = text.partition("=")
-        if name.replace("-", "_") not in names or not value.isdecimal():
-            allowed = ", ".join(name.replace("_", "-") for name in names)
-            raise SettingsError([f"--guard is {text!r}; it must be NAME=NUMBER with one of the names {allowed}"])
-        limits[name.replace("-", "_")] = int(value)
-    return limits
 
 
 async def _execute(

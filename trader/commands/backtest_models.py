@@ -9,12 +9,13 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from trader.clock import iso, moment_of
-from trader.commands.backtest_options import environ_of, every_of
+from trader.commands.backtest_options import environ_of, every_of, guard_of, params_of
 from trader.commands.models_file import ANSWER_TOKENS, PROMPT_TOKENS, PROMPT_TOKENS_CACHED, Entry, read_models
-from trader.domain.models import Model, VariantId
+from trader.domain.models import Model, ModelConfiguration, ModelId, VariantId
 from trader.dotenv import read_dotenv
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.errors import SettingsError
@@ -22,7 +23,7 @@ from trader.gateways.agents.cassette import ANSWERS, MODELS, Cassette
 from trader.gateways.agents.providers import make_providers
 from trader.gateways.market.replay import ReplaySource
 from trader.provider_settings import OTHER_KEY_NAME, PROVIDERS
-from trader.services.backtest.accounts import DecisionSource, RuleAgentSource
+from trader.services.backtest.accounts import DecisionSource
 from trader.services.backtest.answers import KeptAnswers, Spending
 from trader.services.backtest.run import rule_models
 from trader.services.backtest.sources import (
@@ -37,7 +38,10 @@ from trader.store.agents.invocations import select_invocations_within, select_st
 from trader.store.agents.models import select_models
 from trader.store.database.pool import Database
 from trader.store.database.schema import open_database
+from trader.strategies import load_strategy
+from trader.variants import VARIANTS
 
+ID_FORM: Final = "it must be 1 to 64 letters, digits or any of . _ : -"
 CASSETTE: Final = "cassette"
 """The folder of the answers, in that of the backtest."""
 
@@ -71,10 +75,12 @@ async def choose_models(
     :raises SettingsError: with every mistake; without a budget it has an estimate of the cost
     """
     starts_at, ends_at = moment_of(source.span.start), moment_of(source.span.stop - 1)
-    every = every_of(options.cadence)
-    rules: list[tuple[Model, DecisionSource]] = []
-    if options.variant or not (options.models or options.models_from):
-        rules = rule_models([VariantId(name) for name in options.variant or VariantId], every, starts_at)
+    every, guard = every_of(options.cadence), guard_of(options.guard)
+    own: list[tuple[Model, DecisionSource]] = []
+    if options.variant or not (options.models or options.models_from or options.strategy):
+        own = rule_models([VariantId(name) for name in options.variant or VariantId], every, starts_at, guard)
+    if options.strategy:
+        own.append(_of_strategy(options, every, starts_at, guard))
     if options.models and options.models_from:
         raise SettingsError(["--models asks models and --models-from never does; give one of them"])
     if options.models:
@@ -88,14 +94,37 @@ async def choose_models(
         chosen = Chosen(await _from_database(options.models_from, starts_at, ends_at), None, Spending(None), False)
     else:
         chosen = Chosen([], None, Spending(None), is_asking=False)
-    models = [(model, NotedSource(model, each) if isinstance(each, RuleAgentSource) else each) for model, each in rules]
-    models += chosen.models
+    models = own + chosen.models
     ids = [model.id for model, _ in models]
     if repeated := sorted({model_id for model_id in ids if ids.count(model_id) > 1}):
         raise SettingsError(
-            [f"--models: {', '.join(repeated)} is the id of a rule agent that takes part; give another"]
+            [f"{', '.join(repeated)} is the id of two that take part; give one of them another id or name"]
         )
     return chosen._replace(models=models)
+
+
+def _of_strategy(
+    options: argparse.Namespace, every: str | None, at: datetime, guard: Mapping[str, int]
+) -> tuple[Model, DecisionSource]:
+    """Return the model of `--strategy` with its decision source."""
+    params = params_of(options.param)
+    strategy = load_strategy(options.strategy, params)
+    strategy.limits = replace(VARIANTS[strategy.variant].limits, **guard)
+    file, _, class_name = options.strategy.rpartition(":")
+    try:
+        model_id = msgspec.convert(strategy.name, ModelId)
+    except msgspec.ValidationError:
+        raise SettingsError([f"{file}: {class_name}.name is {strategy.name!r}; {ID_FORM}"]) from None
+    model = Model(
+        id=model_id,
+        name=class_name,
+        variant=strategy.variant,
+        provider="strategy",
+        router_model_name=f"{Path(file).name}:{class_name}",
+        created_at=at,
+        configuration=ModelConfiguration(every=every, params=params),
+    )
+    return model, NotedSource(model, strategy)
 
 
 # --- AI models that are asked -----------------------------------------------------------------------------------------
@@ -111,7 +140,7 @@ def _of_file(
     models = [
         _model(entry, every, period[0]) for entry in read_models(options.models, options.env_file) if entry.active
     ]
-    asked = [model for model in models if model.provider != "rules"]
+    asked = [model for model in models if model.is_ai]
     if not models:
         raise SettingsError([f"--models: {options.models} has no active model"])
     texts = {**read_dotenv(options.env_file).values, **os.environ}
@@ -159,7 +188,7 @@ def _with_source(
     model: Model, providers: Mapping[str, KeptAnswers], settings: Settings, ends_at: datetime
 ) -> tuple[Model, DecisionSource]:
     if model.provider == "rules":
-        return model, NotedSource(model, RuleAgentSource(model.variant, model.configuration.cadence))
+        return model, NotedSource(model, VARIANTS[model.variant].agent())
     return model, AiSource(model, providers[model.provider], settings, ends_at)
 
 

@@ -1,13 +1,15 @@
 """Options of the command backtest, and the settings and market source that they select."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 
 import msgspec
 
 from trader.commands.models_file import variant_argument
+from trader.domain.agents.guard import UNLIMITED
+from trader.domain.agents.view import VariantLimits
 from trader.domain.market.markets import PLAIN_FUNDING_RATE
 from trader.domain.market.presets import PRESET_MARKETS
 from trader.domain.models import ModelConfiguration
@@ -36,6 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--data", type=Path, metavar="FOLDER", help="1-minute candles as Binance publishes them")
     add("--variant", action="append", type=variant_argument, help="a rule agent; repeat it for more; default: all")
+    add("--strategy", metavar="FILE:CLASS", help="a strategy of a Python file, such as sma.py:SmaCross")
+    add("--param", action="append", metavar="NAME=VALUE", help="a parameter of the strategy; repeat it for more")
     add("--market", action="append", metavar="SYMBOL", help="repeat it for more; default: all that the folder has")
     add("--from", dest="start", metavar="TIME", help="ISO 8601 in UTC; default: a day after the first candle")
     add("--to", dest="end", metavar="TIME", help="default: the last candle")
@@ -58,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RUN",
         help="folder of a backtest, whose decisions are executed again",
     )
-    add("--guard", action="append", metavar="NAME=NUMBER", help="with --run: another limit of the guard; repeat it")
+    add("--guard", action="append", metavar="NAME=NUMBER|none", help="another limit of the guard; none: no guard")
     add("--seed", help="of what is drawn within a minute; default: 0")
     add("--out", type=Path, default=Path("backtest"), metavar="FOLDER", help="default: backtest")
     add("--no-database", action="store_true", help="write only the ledger as JSON lines, the result and the report")
@@ -128,6 +132,33 @@ def _funding(text: str | None) -> tuple[Decimal | None, Path | None]:
     if not is_rate:
         raise SettingsError([f"--funding is {text!r}; it must be an hourly rate within ±0.1, or a folder that exists"])
     return rate, None
+
+
+def guard_of(texts: Sequence[str] | None) -> dict[str, int]:
+    """Return the limits of the guard that the options replace, by field. Raise `SettingsError` for anything else."""
+    names = [field.name for field in msgspec.structs.fields(VariantLimits)]
+    limits: dict[str, int] = {}
+    for text in texts or ():
+        name, _, value = text.partition("=")
+        if text == "none":
+            limits |= msgspec.structs.asdict(UNLIMITED)
+        elif name.replace("-", "_") in names and value.isdecimal():
+            limits[name.replace("-", "_")] = int(value)
+        else:
+            known = ", ".join(name.replace("_", "-") for name in names)
+            raise SettingsError([f"--guard is {text!r}; it must be none, or NAME=NUMBER with one of the names {known}"])
+    return limits
+
+
+def params_of(texts: Sequence[str] | None) -> dict[str, str]:
+    """Return the parameters of a strategy by name. Raise `SettingsError` for a text without a name."""
+    params = {}
+    for text in texts or ():
+        name, separator, value = text.partition("=")
+        if not separator or not name.isidentifier():
+            raise SettingsError([f"--param is {text!r}; it must be NAME=VALUE, such as window=20"])
+        params[name] = value
+    return params
 
 
 def every_of(cadence: str | None) -> str | None:

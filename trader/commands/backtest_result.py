@@ -1,7 +1,9 @@
 """Models in the result of a backtest: training cut-off, contamination, and the cost of their answers."""
 
+import argparse
 from collections.abc import Iterator, Mapping
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from trader.api.schemas.evidence import GetEvidenceOutput
@@ -11,7 +13,9 @@ from trader.domain.models import Model, contamination
 from trader.domain.portfolio.statistics import max_drawdown
 from trader.gateways.agents.cassette import Cassette
 from trader.services.backtest.run import Backtest
+from trader.services.backtest.sources import NotedSource
 from trader.services.portfolio.evidence import EvidenceReport
+from trader.strategies import LoadedStrategy
 
 _WORDS: Mapping[str, str] = {
     "after cut-off": "the period is after the end of what it was trained on, {cutoff}",
@@ -21,15 +25,24 @@ _WORDS: Mapping[str, str] = {
 
 
 def model_value(model: Model, starts_at: datetime) -> dict[str, Any]:
-    """Return the provider, training cut-off and contamination of a model; a rule agent has no contamination."""
+    """Return the provider, training cut-off and contamination of a model; code has no contamination."""
     cutoff = model.configuration.training_cutoff
-    is_ai = model.provider != "rules"
     return {
         "provider": model.provider,
         "model": model.router_model_name,
         "trainingCutoff": None if cutoff is None else cutoff.isoformat(),
-        "contamination": contamination(cutoff, starts_at) if is_ai else None,
+        "contamination": contamination(cutoff, starts_at) if model.is_ai else None,
     }
+
+
+def strategy_value(options: argparse.Namespace, chosen: Chosen) -> dict[str, Any] | None:
+    """Return the file, class, parameters and digest of the strategy; None without one."""
+    for model, source in chosen.models:
+        if isinstance(source, NotedSource) and isinstance(source.strategy, LoadedStrategy):
+            file, _, class_name = options.strategy.rpartition(":")
+            digest, params = source.strategy.digest, dict(model.configuration.params)
+            return {"file": str(Path(file).absolute()), "class": class_name, "params": params, "sha256": digest}
+    return None
 
 
 def baselines_value(run: Backtest) -> list[dict[str, Any]]:
@@ -56,8 +69,8 @@ def evidence_value(report: EvidenceReport) -> GetEvidenceOutput:
 
 
 def labelled_name(model: Model, starts_at: datetime) -> str:
-    """Return the name of a model with its contamination label; a rule agent has none."""
-    if model.provider == "rules":
+    """Return the name of a model with its contamination label; code has none."""
+    if not model.is_ai:
         return model.name
     return f"{model.name} ({_said(contamination(model.configuration.training_cutoff, starts_at))})"
 

@@ -253,6 +253,8 @@ def _entry_issues(values: Any, whole: File) -> Iterator[Issue]:
     provider = values.get("provider") if isinstance(values, Mapping) else None
     if provider == "rules":
         yield from (Issue((name,), "only an AI model has it, no rule agent") for name in AI_FIELDS if name in values)
+    if "params" in values and provider != "strategy":
+        yield Issue(("params",), "only a strategy has parameters")
     providers = (*PROVIDERS, *(definition.name for definition in whole.providers), "rules")
     if isinstance(provider, str) and provider not in providers:
         yield Issue(("provider",), f"there is no provider {provider!r}; there are {', '.join(providers)}")

@@ -18,6 +18,9 @@ RESERVED_REQUEST_FIELDS: Final = (
 )  # fmt: skip
 """Fields of a request that the service sets itself; a configuration may set any other."""
 
+CODE_PROVIDERS: Final = ("rules", "strategy")
+"""The providers whose decisions are made by code: the rule agents, and strategies of files."""
+
 CYCLE: Final = timedelta(seconds=60)
 """The interval of the trade executor: the shortest cadence of a model, and the unit of the reversal rule."""
 
@@ -127,7 +130,7 @@ class ModelConfiguration(msgspec.Struct, frozen=True, kw_only=True, omit_default
     with the same `replicate_of` are replicates: one model several times, to see how much of a result is its own noise.
     `owner_budget_usd_per_day` limits all models of one `owner` together; of each budget `manage_usd_per_day` is kept
     for managing positions (None: a fifth). `provider_definition` is that of a provider of the models file; the
-    database has it with each of its models.
+    database has it with each of its models. `params` are the parameters of a strategy, by name.
     """
 
     request: Mapping[str, Any] = {}
@@ -144,6 +147,7 @@ class ModelConfiguration(msgspec.Struct, frozen=True, kw_only=True, omit_default
     color: Color | None = None
     replicate_of: ModelId | None = None
     provider_definition: ProviderDefinition | None = None
+    params: Mapping[str, Any] = {}
 
     def answer_tokens_max(self, default: int) -> int:
         """Return the limit of an answer's tokens: the one that the request fields set, else the default."""
@@ -196,6 +200,11 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     def is_asked(self) -> bool:
         """Whether the service asks it for a decision in every cycle of its cadence."""
         return self.active and not self.is_external
+
+    @property
+    def is_ai(self) -> bool:
+        """Whether an AI provider is asked, which costs; a rule agent and a strategy of a file cost nothing."""
+        return self.provider not in CODE_PROVIDERS
 
 
 def rule_model(variant: VariantId, created_at: datetime) -> Model:

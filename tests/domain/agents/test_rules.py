@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trader.domain.agents.rules import apex, contrarian, sovereign, trendsurfer
+from trader.domain.agents.rules import apex, sovereign
 from trader.domain.agents.rules.sizing import Signal, room_of, sized
 from trader.domain.agents.tools import ClosePosition, CreatePosition, Decision, Holding, UpdateExitPlan
 from trader.domain.agents.view import (
@@ -86,7 +86,7 @@ def holding(side: Side = Side.LONG, stop: str | None = "97", **changes: Any) -> 
 def run(variant: VariantId, shown: View) -> tuple[list[Decision], str]:
     """What an agent decides before `holding`, and its reason."""
     definition = VARIANTS[variant]
-    *decisions, last = definition.agent(shown, definition.limits)
+    *decisions, last = definition.agent().decide(shown)
     assert isinstance(last, Holding)
     return decisions, last.reason
 
@@ -389,8 +389,3 @@ def test_confidence_grows_with_the_signal() -> None:
     assert (
         entry(VariantId.CONTRARIAN, without(RANGE, rsi=15.0)).confidence > entry(VariantId.CONTRARIAN, RANGE).confidence
     )
-
-
-def test_the_intervals_that_decide_are_shown_first() -> None:
-    decisive = [apex.INTERVAL, trendsurfer.INTERVAL, contrarian.INTERVAL, sovereign.INTERVAL]
-    assert [VARIANTS[variant].intervals[0] for variant in VariantId] == decisive

@@ -229,8 +229,8 @@ def may_act(variant: Variant, account: Account, shown: View, symbol: str) -> boo
     market, position = shown.markets[symbol], account.positions.get(symbol)
     indicators = market.indicators[variant.intervals[0]]
     if position is not None:
-        return variant.may_review(Held(position, indicators, market.price, market.tick, shown.at))
-    return variant.may_enter(indicators, float(market.price))
+        return variant.agent().may_review(Held(position, indicators, market.price, market.tick, shown.at))
+    return variant.agent().may_enter(indicators, float(market.price))
 
 
 def check(seed: int) -> Counter[tuple[VariantId, type[Decision]]]:
@@ -241,8 +241,8 @@ def check(seed: int) -> Counter[tuple[VariantId, type[Decision]]]:
     account = account_of(rng, markets)
     shown = seen(account, markets, from_number(rng.choice([0.0, rng.uniform(0, 100)])), record(rng))
     for variant, definition in VARIANTS.items():
-        decisions = definition.agent(shown, definition.limits)
-        assert decisions == definition.agent(shown, definition.limits)
+        decisions = definition.agent().decide(shown)
+        assert decisions == definition.agent().decide(shown)
         assert [type(decision) is Holding for decision in decisions] == [False] * (len(decisions) - 1) + [True]
         acts = any(may_act(definition, account, shown, symbol) for symbol in shown.markets)
         assert acts or len(decisions) == 1, "an agent acts where a backtest looks away"
@@ -305,7 +305,7 @@ def test_every_agent_finds_trades_in_real_markets() -> None:
         at = history["BTC"][index].open_time
         shown = seen(empty, {symbol: _shown(symbol, candles[symbol], at) for symbol in MARKETS}, ZERO, ObservedStats())
         for variant, definition in VARIANTS.items():
-            entered[variant] += len(definition.agent(shown, definition.limits)) > 1
+            entered[variant] += len(definition.agent().decide(shown)) > 1
     for variant in VariantId:
         assert 0.05 * len(asked) < entered[variant] < len(asked), entered
 

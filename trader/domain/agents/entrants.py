@@ -139,6 +139,7 @@ def configuration_of(
             "protocol": "chat" if definition is None else definition.protocol,
             "sampling": {name: value for name, value in sampling.items() if name not in left_out and value is not None},
             "tokens": {"invocation": service.invocation_tokens_max, "answer": service.answer_tokens_max},
+            **({"params": dict(model.configuration.params)} if model.configuration.params else {}),
             "cadenceSeconds": model.configuration.cadence.total_seconds(),
             "fees": {
                 "takerBps": format_decimal(service.taker_fee_bps),

@@ -29,6 +29,15 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 STALE_DECISION: Final = "stale decision"
 """The rule that refuses a decision made too long after its view."""
 
+UNLIMITED: Final = VariantLimits(
+    leverage_max=1_000_000,
+    position_notional_max=1_000_000,
+    day_loss_max_percent=1_000_000,
+    reversal_cycles=-1,
+    decision_age_max_s=1_000_000_000,
+)
+"""Limits that refuse nothing: what is left are the rules of the exchange."""
+
 OPENING_SIDE: Final = {Side.LONG: OrderSide.BUY, Side.SHORT: OrderSide.SELL}
 
 

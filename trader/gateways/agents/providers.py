@@ -67,7 +67,7 @@ class RuleProvider:
 
     async def answer(self, turn: Turn) -> ModelAnswer:
         variant = VARIANTS[turn.model.variant]
-        *changes, holding = variant.agent(turn.view, variant.limits)
+        *changes, holding = variant.agent().decide(turn.view)
         decisions = changes if changes and turn.number == 1 else [holding]
         return ModelAnswer(
             text=None,

@@ -211,7 +211,7 @@ class Budgets:
 
     def _caps(self, model: Model, *, with_reserved: bool = False) -> Iterator[_Cap]:
         """Yield the budgets that limit a model. A rule agent has none: it costs nothing."""
-        if model.provider == "rules":
+        if not model.is_ai:
             return
         configuration = model.configuration
         if configuration.budget_usd_per_day is not None:

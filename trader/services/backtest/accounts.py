@@ -1,7 +1,7 @@
 """Accounts of a backtest, and what decides for each."""
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import cached_property
@@ -13,21 +13,20 @@ import msgspec
 from trader.clock import epoch_second
 from trader.domain.agents.invocations import invocation_id
 from trader.domain.agents.observation import RunHistory
-from trader.domain.agents.rules.common import Held
+from trader.domain.agents.strategy import Peek, Strategy
 from trader.domain.agents.tools import Decision
 from trader.domain.agents.view import View
 from trader.domain.exchange.account import Account
 from trader.domain.exchange.ledger import unopened_account
 from trader.domain.exchange.orders import Order
-from trader.domain.market.indicators import Indicators
-from trader.domain.market.markets import Interval, Market
-from trader.domain.models import CYCLE, Model, VariantId
+from trader.domain.market.markets import Interval
+from trader.domain.models import CYCLE, Model
 from trader.domain.portfolio.baselines import BaselineState
 from trader.domain.portfolio.histories import Snapshot
-from trader.services.agents.observer import TRADES_SHOWN
+from trader.services.agents.observer import HISTORY_CANDLES, SHOWN_CANDLES, TRADES_SHOWN
 from trader.services.portfolio.followed_account import FollowedAccount
 from trader.store.portfolio.snapshots import HourlyValue
-from trader.variants import VARIANTS
+from trader.variants import VARIANTS, Variant
 
 _MINUTE_S = 60
 
@@ -39,57 +38,23 @@ class DecisionSource(Protocol):
         """Return the second of the first decision after this one, a full minute; None when there is no more."""
         ...
 
-    def decide(self, peek: "MarketPeek", look: Callable[[], View]) -> Sequence[Decision]:
+    def decide(self, peek: Peek, look: Callable[[], View]) -> Sequence[Decision]:
         """Return the decisions of this moment. `look` makes the whole view, which takes time."""
         ...
 
 
-class MarketPeek(Protocol):
-    """The account, the marks and the indicators of a moment, without the cost of a whole view."""
+class StrategySource:
+    """Decision source of a strategy, which decides once per `every`."""
 
-    @property
-    def now(self) -> datetime: ...
-
-    @property
-    def account(self) -> Account: ...
-
-    @property
-    def markets(self) -> Mapping[str, Market]: ...
-
-    @property
-    def symbols(self) -> Collection[str]:
-        """The markets that have a price."""
-        ...
-
-    def indicators(self, symbol: str, interval: Interval) -> Indicators: ...
-
-    def mark(self, symbol: str) -> Decimal: ...
-
-
-class RuleAgentSource:
-    """Decision source of a variant's rule agent, which decides once per `every`."""
-
-    def __init__(self, variant: VariantId, every: timedelta = CYCLE) -> None:
-        self._variant = VARIANTS[variant]
+    def __init__(self, strategy: Strategy, every: timedelta = CYCLE) -> None:
+        self.strategy = strategy
         self._every_s = int(every.total_seconds())
 
-    def next_after(self, second: int) -> int:
+    def next_after(self, second: int) -> int | None:
         return (second // self._every_s + 1) * self._every_s
 
-    def decide(self, peek: MarketPeek, look: Callable[[], View]) -> Sequence[Decision]:
-        return self._variant.agent(look(), self._variant.limits) if self._may_act(peek) else ()
-
-    def _may_act(self, peek: MarketPeek) -> bool:
-        """Return False when indicators and marks alone rule out any decision, as they mostly do."""
-        variant, interval, positions = self._variant, self._variant.intervals[0], peek.account.positions
-        for symbol in peek.symbols:
-            position, indicators, mark = positions.get(symbol), peek.indicators(symbol, interval), peek.mark(symbol)
-            if position is not None:
-                if variant.may_review(Held(position, indicators, mark, peek.markets[symbol].tick, peek.now)):
-                    return True
-            elif variant.may_enter(indicators, float(mark)):
-                return True
-        return False
+    def decide(self, peek: Peek, look: Callable[[], View]) -> Sequence[Decision]:
+        return list(self.strategy.decide(look()) or ()) if self.strategy.may_act(peek) else ()
 
 
 class WaitingOrder(NamedTuple):
@@ -117,6 +82,9 @@ class BacktestAccount(FollowedAccount):
 
     every_minutes = 1
     """Minutes between two decisions, as the agent's view states them."""
+
+    candles_shown = SHOWN_CANDLES
+    """How many closed candles of each interval its view has."""
 
     def __init__(self, source: DecisionSource, intervals: Sequence[Interval], account: Account) -> None:
         super().__init__(BaselineState(account=account))
@@ -147,11 +115,13 @@ class ModelAccount(BacktestAccount):
 
     def __init__(self, model: Model, source: DecisionSource, account: Account) -> None:
         self.model = model
-        self.variant = VARIANTS[model.variant]
-        self.limits = self.variant.limits
+        decider: Variant | Strategy = VARIANTS[model.variant]
+        if isinstance(source, StrategySource):
+            decider, self.candles_shown = source.strategy, HISTORY_CANDLES
+        self.limits = decider.limits
         """What the guard allows."""
 
-        super().__init__(source, self.variant.intervals, account)
+        super().__init__(source, decider.intervals, account)
         self.every_minutes = model.configuration.cadence // CYCLE
         self.invocation: Invocation | None = None
         self.decisions = 0

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
 
 from trader.clock import moment_of
+from trader.domain.agents.strategy import Peek
 from trader.domain.agents.tools import Change, Decision
 from trader.domain.agents.view import View
 from trader.domain.exchange.ledger import Posting, unopened_account
@@ -21,7 +22,7 @@ from trader.domain.portfolio.baselines import (
     buy_every_market,
     carry_out,
 )
-from trader.services.backtest.accounts import FIRST_CYCLE, BacktestAccount, MarketPeek, RuleAgentSource, next_minute
+from trader.services.backtest.accounts import FIRST_CYCLE, BacktestAccount, StrategySource, next_minute
 from trader.services.backtest.market import BacktestMarket
 from trader.services.backtest.runner import EventTimeRunner
 from trader.services.portfolio.followed_account import WaitingDecisions
@@ -34,21 +35,21 @@ class _DelayedRuleAgent:
 
     def __init__(self, second: int, variant: VariantId | None) -> None:
         self._second = second
-        self._agent = None if variant is None else RuleAgentSource(variant)
+        self._agent = None if variant is None else StrategySource(VARIANTS[variant].agent())
 
     def next_after(self, second: int) -> int | None:
         if second < self._second:
             return self._second
         return None if self._agent is None else self._agent.next_after(second)
 
-    def decide(self, peek: MarketPeek, look: Callable[[], View]) -> Sequence[Decision]:
+    def decide(self, peek: Peek, look: Callable[[], View]) -> Sequence[Decision]:
         return () if self._agent is None else self._agent.decide(peek, look)
 
 
 class BaselineAccount(BacktestAccount):
     def __init__(self, baseline: Baseline, settings: Settings, second: int, opened_at: datetime) -> None:
         account = unopened_account(baseline.id, settings.initial_capital, settings.quote_currency, opened_at)
-        intervals = () if baseline.variant is None else VARIANTS[baseline.variant].intervals
+        intervals = () if baseline.variant is None else VARIANTS[baseline.variant].agent.intervals
         super().__init__(_DelayedRuleAgent(second, baseline.variant), intervals, account)
         self.baseline = baseline
 

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from trader.clock import epoch_second, iso, moment_of
 from trader.domain.agents.guard import Approved, Refusal, RiskContext, judge
 from trader.domain.agents.observation import RunHistory, observe_positions
+from trader.domain.agents.strategy import Peek
 from trader.domain.agents.tools import Change, Decision
 from trader.domain.agents.view import ObservedStats, Reason, VariantLimits, View
 from trader.domain.exchange import rules as rules_of_exchange
@@ -29,7 +30,7 @@ from trader.domain.market.markets import Candle, Interval, Market, refusal_to_tr
 from trader.domain.models import Model
 from trader.domain.portfolio.histories import Snapshot
 from trader.domain.portfolio.statistics import EquityPoint, daily_closes, max_drawdown, sharpe_ratio
-from trader.services.backtest.accounts import MarketPeek, ModelAccount
+from trader.services.backtest.accounts import ModelAccount
 from trader.services.backtest.engine import Engine
 from trader.services.backtest.market import BacktestMarket, second_of
 from trader.services.backtest.runner import Journal
@@ -48,7 +49,7 @@ class InvokedSource(ABC):
     def next_after(self, second: int) -> int | None:
         """Return the second of the first invocation after this one; None when there is no more."""
 
-    def decide(self, _peek: MarketPeek, _look: Callable[[], View]) -> Sequence[Decision]:
+    def decide(self, _peek: Peek, _look: Callable[[], View]) -> Sequence[Decision]:
         """Return no immediate decisions."""
         return ()
 

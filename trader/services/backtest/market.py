@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final, TypeVar
 
 import msgspec
@@ -25,7 +25,7 @@ from trader.gateways.market.books import CLOSE_S
 from trader.gateways.market.files import Minutes
 from trader.gateways.market.minute_paths import corners
 from trader.gateways.market.replay import Recording, ReplaySource
-from trader.services.agents.observer import HISTORY_CANDLES, SESSION_INTERVAL, SHOWN_CANDLES
+from trader.services.agents.observer import HISTORY_CANDLES, SESSION_INTERVAL
 
 _PRIMED_WITH_S: Final = 1
 """Seconds before the beginning whose prices a service would load when it starts."""
@@ -186,7 +186,7 @@ class BacktestMarket:
         self._all_seen_since = max(self.seen_since.values())
 
         self._moments: dict[int, Moment] = {}
-        self._observed: dict[tuple[str, Sequence[Interval]], ObservedMarket] = {}
+        self._observed: dict[tuple[str, Sequence[Interval], int], ObservedMarket] = {}
         self._observed_at: datetime | None = None
         self._slot = -1
         self._indicators: dict[tuple[str, Interval], Indicators] = {}
@@ -325,35 +325,42 @@ class BacktestMarket:
     # --- what agents see ----------------------------------------------------------------------------------------------
 
     def observe(
-        self, symbol: str, intervals: Sequence[Interval], second: int, now: datetime, last_action: LastAction | None
+        self,
+        symbol: str,
+        intervals: Sequence[Interval],
+        shown: int,
+        second: int,
+        now: datetime,
+        last_action: LastAction | None,
     ) -> ObservedMarket | None:
-        """Return a market as an agent sees it; None before its first tick."""
+        """Return a market as an agent sees it, with the last `shown` candles; None before its first tick."""
         if self.seen_since[symbol] > second:
             return None
         if self._observed_at != now:
             self._observed_at = now
             self._observed.clear()
-        observed = self._observed.get((symbol, intervals))
+        observed = self._observed.get((symbol, intervals, shown))
         if observed is None:
-            observed = self._observed[symbol, intervals] = msgspec.structs.replace(
+            candles = partial(self._shown_candles, shown)
+            observed = self._observed[symbol, intervals, shown] = msgspec.structs.replace(
                 self._observe(symbol, second, now),
-                candles=_OfIntervals(self._shown_candles, symbol, intervals, now),
+                candles=_OfIntervals(candles, symbol, intervals, now),
                 indicators=_OfIntervals(self.indicators, symbol, intervals, now),
             )
         return observed if last_action is None else msgspec.structs.replace(observed, last_action=last_action)
 
     def _observe(self, symbol: str, second: int, now: datetime) -> ObservedMarket:
         """Return a market without its candles and indicators."""
-        observed = self._observed.get((symbol, ()))
+        observed = self._observed.get((symbol, (), 0))
         if observed is None:
             funding_rate = self.funding_rate(symbol, now.replace(minute=0, second=0, microsecond=0))
-            observed = self._observed[symbol, ()] = ObservedMarket.of(
+            observed = self._observed[symbol, (), 0] = ObservedMarket.of(
                 self.markets[symbol], self.moment(second).quotes[symbol], now, funding_rate
             )
         return observed
 
-    def _shown_candles(self, symbol: str, interval: Interval, now: datetime) -> tuple[Candle, ...]:
-        return tuple(self.closed_candles(symbol, interval, now)[-SHOWN_CANDLES:])
+    def _shown_candles(self, shown: int, symbol: str, interval: Interval, now: datetime) -> tuple[Candle, ...]:
+        return tuple(self.closed_candles(symbol, interval, now)[-shown:])
 
     def closed_candles(self, symbol: str, interval: Interval, now: datetime) -> Sequence[Candle]:
         """Return the last closed candles, as many as a service keeps for indicators."""

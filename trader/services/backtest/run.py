@@ -1,6 +1,6 @@
 """Run of a backtest: its parts, made from settings and models, and the result of each model."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Protocol
 
@@ -12,15 +12,17 @@ from trader.domain.exchange.ledger import ClosedTrade, Posting
 from trader.domain.models import Model, ModelConfiguration, VariantId, rule_model
 from trader.domain.money import ZERO
 from trader.domain.portfolio.histories import Snapshot
-from trader.services.backtest.accounts import DecisionSource, ModelAccount, RuleAgentSource, open_model_account
+from trader.errors import StrategyError
+from trader.services.backtest.accounts import DecisionSource, ModelAccount, open_model_account
 from trader.services.backtest.baselines import BaselineRunner, open_baselines
 from trader.services.backtest.invocations import InvokingEngine
 from trader.services.backtest.market import BacktestMarket
 from trader.services.backtest.runner import Journal, run_together
-from trader.services.backtest.sources import AiSource
+from trader.services.backtest.sources import AiSource, NotedSource
 from trader.services.exchange.protocol import rules_of
 from trader.settings import Settings
 from trader.store.portfolio.season import AccountReport, TradeOutcome
+from trader.variants import VARIANTS
 
 
 class RunJournal(Journal, Protocol):
@@ -130,6 +132,12 @@ class Backtest:
         """Whether an invocation has advanced an account beyond the time reached."""
         return self._engine.is_ahead(self._reached)
 
+    @property
+    def failure(self) -> StrategyError | None:
+        """The failure of a strategy, which has decided nothing since; None while all decide."""
+        failures = (each.source.failure for each in self.accounts if isinstance(each.source, NotedSource))
+        return next(filter(None, failures), None)
+
     def marks(self) -> Marks:
         """Return the marks of the time reached."""
         return self.market.marks(self._reached)
@@ -186,10 +194,17 @@ class Backtest:
         return outcomes
 
 
-def rule_models(variants: Sequence[VariantId], every: str | None, at: datetime) -> list[tuple[Model, DecisionSource]]:
-    """Return the models of the variants' rule agents, which decide `every` so often (None: every minute)."""
+def rule_models(
+    variants: Sequence[VariantId], every: str | None, at: datetime, guard: Mapping[str, int]
+) -> list[tuple[Model, DecisionSource]]:
+    """Return the models of the variants' rule agents, which decide `every` so often (None: every minute).
+
+    `guard` has the limits of the guard that differ from those of the variants.
+    """
     models: list[tuple[Model, DecisionSource]] = []
     for variant in variants:
-        model = msgspec.structs.replace(rule_model(variant, at), configuration=ModelConfiguration(every=every))
-        models.append((model, RuleAgentSource(variant, model.configuration.cadence)))
+        model, agent = rule_model(variant, at), VARIANTS[variant].agent()
+        agent.limits = msgspec.structs.replace(agent.limits, **guard)
+        model = msgspec.structs.replace(model, configuration=ModelConfiguration(every=every))
+        models.append((model, NotedSource(model, agent)))
     return models

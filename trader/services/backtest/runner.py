@@ -212,7 +212,9 @@ class EventTimeRunner(ABC, Generic[A]):
         for symbol in self.market.markets:
             fill = history.actions.get(symbol)
             last_action = None if fill is None else observe_last_action(symbol, context, closed=fill.closed)
-            observed = self.market.observe(symbol, followed.intervals, min(second, self.last), now, last_action)
+            observed = self.market.observe(
+                symbol, followed.intervals, followed.candles_shown, min(second, self.last), now, last_action
+            )
             if observed is not None:
                 markets[symbol] = observed
         # Rule agents do not look at liquidation prices.
@@ -241,7 +243,7 @@ class EventTimeRunner(ABC, Generic[A]):
 
 
 class _MarketPeek:
-    """The `MarketPeek` at one second."""
+    """The `Peek` at one second."""
 
     __slots__ = ("_market", "_second", "account", "now")
 

@@ -17,21 +17,23 @@ from trader.domain.agents.guard import STALE_DECISION, Approved, Refusal
 from trader.domain.agents.invocations import Invocation as InvocationRow
 from trader.domain.agents.invocations import Step, ToolCall
 from trader.domain.agents.messages import decision_json
+from trader.domain.agents.strategy import Peek, Strategy
 from trader.domain.agents.tools import TOOL_NAMES, TOOLS, BadCall, Change, Decision, decode
 from trader.domain.agents.view import Reason, View
 from trader.domain.exchange.orders import ExitPlan
 from trader.domain.market.markets import STALE_AFTER, canonical_symbol
 from trader.domain.models import Model
 from trader.domain.money import ZERO
-from trader.errors import InvalidInput
+from trader.errors import InvalidInput, StrategyError
 from trader.services.agents.observer import REASON_CHARACTERS, REASONS_SHOWN
 from trader.services.agents.record import InvocationRecord
 from trader.services.agents.workflow import InvocationLimits, Workflow
-from trader.services.backtest.accounts import DecisionSource, Invocation, MarketPeek, ModelAccount
+from trader.services.backtest.accounts import Invocation, ModelAccount, StrategySource
 from trader.services.backtest.answers import KeptAnswers
 from trader.services.backtest.invocations import AccountSession, InvokedSource
 from trader.services.events import EventBus
 from trader.settings import Settings
+from trader.strategies import LoadedStrategy
 
 
 class RecordedCall(msgspec.Struct, frozen=True):
@@ -64,6 +66,12 @@ class RecordedInvocation(msgspec.Struct, frozen=True, rename="camel"):
     model_id: str
     started_at: datetime
     steps: list[RecordedStep]
+
+
+def answered_by(model: Model, strategy: Strategy) -> str:
+    """Return the name of what answers for a model: a file's is followed by its digest, since it may change."""
+    name = model.router_model_name
+    return f"{name}@{strategy.digest[:16]}" if isinstance(strategy, LoadedStrategy) else name
 
 
 class AiSource(InvokedSource):
@@ -127,19 +135,25 @@ class AiSource(InvokedSource):
             self.finished.append(record)
 
 
-class NotedSource:
-    """Wrapper that records the decisions of a source that decides immediately."""
+class NotedSource(StrategySource):
+    """Decision source of a model's strategy that records its decisions. After a failure it decides nothing more."""
 
-    def __init__(self, model: Model, source: DecisionSource) -> None:
+    def __init__(self, model: Model, strategy: Strategy) -> None:
+        super().__init__(strategy, model.configuration.cadence)
         self._model = model
-        self._source = source
         self.recorded: list[RecordedInvocation] = []
+        self.failure: StrategyError | None = None
+        self.answered_by = answered_by(model, strategy)
 
     def next_after(self, second: int) -> int | None:
-        return self._source.next_after(second)
+        return super().next_after(second) if self.failure is None else None
 
-    def decide(self, peek: MarketPeek, look: Callable[[], View]) -> Sequence[Decision]:
-        decisions = self._source.decide(peek, look)
+    def decide(self, peek: Peek, look: Callable[[], View]) -> Sequence[Decision]:
+        try:
+            decisions = super().decide(peek, look)
+        except StrategyError as error:
+            self.failure = error
+            return ()
         if decisions:
             calls = [RecordedCall.of(number, decision) for number, decision in enumerate(decisions, 1)]
             step = RecordedStep(peek.now, peek.now, calls)

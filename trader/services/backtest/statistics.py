@@ -11,7 +11,7 @@ from trader.services.agents.entrants import first_entrant
 from trader.services.backtest.accounts import ModelAccount
 from trader.services.backtest.baselines import BaselineAccount
 from trader.services.backtest.run import Backtest
-from trader.services.backtest.sources import AiSource
+from trader.services.backtest.sources import AiSource, NotedSource
 from trader.services.market.feed import MarketFeed
 from trader.services.portfolio.evidence import EvidenceReport, last_whole_hour, make_report
 from trader.services.portfolio.luck import LuckRequest, RandomTraders
@@ -43,7 +43,7 @@ class _Luck:
 def _statistics(run: Backtest, followed: ModelAccount, settings: Settings) -> RunStatistics:
     """Return the run statistics of a model's account."""
     model, source, account_run = followed.model, followed.source, followed.account.run
-    answered_by = source.answered_by if isinstance(source, AiSource) else model.router_model_name
+    answered_by = source.answered_by if isinstance(source, AiSource | NotedSource) else model.router_model_name
     entrant = first_entrant(model, settings, answered_by, run.starts_at)
     due = followed.decisions + followed.missed
     record = EntrantRecord(entrant.number, entrant.fingerprint, entrant.began_at, followed.decisions, due)

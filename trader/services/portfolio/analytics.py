@@ -81,7 +81,7 @@ class ModelStats(NamedTuple):
     @property
     def cost_usd(self) -> Decimal | None:
         """Return what its providers charged: 0 of a rule agent, None when no provider reported a cost."""
-        return ZERO if self.model.provider == "rules" else self.totals.cost_usd
+        return self.totals.cost_usd if self.model.is_ai else ZERO
 
     @property
     def is_cost_partial(self) -> bool:

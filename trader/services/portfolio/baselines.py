@@ -200,8 +200,8 @@ class Baselines:
             except MarketUnavailable as error:
                 log.warning("%s does not decide: %s", follower.baseline.id, error)
                 continue
-            view = await self._observer.view_of(context, follower.history(now), variant.intervals[:1])
-            decisions = [each for each in variant.agent(view, variant.limits) if isinstance(each, Change)]
+            view = await self._observer.view_of(context, follower.history(now), variant.agent.intervals)
+            decisions = [each for each in variant.agent().decide(view) if isinstance(each, Change)]
             follower.waiting = WaitingDecisions(decisions, due) if decisions else None
 
     def _open_missing(self, now: datetime, variants: Collection[VariantId]) -> None:

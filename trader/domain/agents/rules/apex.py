@@ -9,16 +9,14 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import Final, NamedTuple
 
-from trader.domain.agents.rules.common import cost_refusal, leave_to_plan, missing_history, run_cycle
+from trader.domain.agents.rules.common import RuleAgent, cost_refusal, missing_history
 from trader.domain.agents.rules.sizing import Signal, entry_price
-from trader.domain.agents.tools import Decision
 from trader.domain.agents.view import ObservedMarket, ObservedStats, VariantLimits, View
 from trader.domain.exchange.orders import Side
 from trader.domain.market.indicators import Indicators
-from trader.domain.market.markets import Interval
+from trader.domain.models import VariantId
 from trader.domain.money import ZERO, divide
 
-INTERVAL: Final[Interval] = "15m"
 RELEASE_CANDLES_MAX: Final = 5
 """Age in candles beyond which a release is not traded any more."""
 STOP_ATRS: Final = 1.5
@@ -36,11 +34,6 @@ RISK_PROBE: Final = Decimal("0.0025")
 """Risk while the own record has no edge (Kelly fraction zero): small trades that let the record change."""
 MARGIN_RISK: Final = Decimal("0.1")
 """Highest share of its margin that a position may lose at the stop."""
-
-
-def decide(view: View, limits: VariantLimits) -> list[Decision]:
-    """Return the decisions of one cycle of Apex."""
-    return run_cycle(view, limits, INTERVAL, _enter, leave_to_plan)
 
 
 def half_kelly(stats: ObservedStats) -> Decimal:
@@ -96,33 +89,42 @@ def release(indicators: Indicators, price: float) -> Release | str:
     return Release(side, atr, length, released, momentum, above, why)
 
 
-def may_enter(indicators: Indicators, price: float) -> bool:
-    """Return whether a market may be entered at a price, as far as indicators and price decide it."""
-    return not isinstance(release(indicators, price), str)
-
-
-def _enter(view: View, market: ObservedMarket, indicators: Indicators) -> Signal | str:
-    released_squeeze = release(indicators, float(market.price))
-    if isinstance(released_squeeze, str):
-        return released_squeeze
-    side, atr, length, released, momentum, above, why = released_squeeze
-    refusal = cost_refusal(view, market, TARGET_ATRS * atr, COST_SHARE_MAX)
-    if refusal is not None:
-        return f"{why}, but {refusal}"
-    entry = float(entry_price(market, side))
-    return Signal(
-        side=side,
-        stop=entry - side.direction * STOP_ATRS * atr,
-        target=entry + side.direction * TARGET_ATRS * atr,
-        lifetime=LIFETIME,
-        invalidation=f"The release fails: the price gives back {STOP_ATRS} ATR ({STOP_ATRS * atr:.6g}) of the entry.",
-        confidence=_confidence(length, released, abs(momentum) / atr, above / atr),
-        risk=risk(view.stats),
-        margin_risk=MARGIN_RISK,
-        why=why,
-    )
-
-
 def _confidence(length: int, released: int, momentum_atrs: float, above_atrs: float) -> float:
     """Return the confidence: higher for long squeezes, fresh releases and strong momentum, lower far from VWAP."""
     return 48 + min(length, 20) + 10 * min(momentum_atrs, 1.5) - 3 * released - 4 * max(0.0, min(above_atrs, 8.0) - 3)
+
+
+class Apex(RuleAgent):
+    """The rule agent of the variant Apex."""
+
+    name = "apex-rules"
+    variant = VariantId.APEX
+    intervals = ("15m",)
+    limits = VariantLimits(leverage_max=10)
+
+    def may_enter(self, indicators: Indicators, price: float) -> bool:
+        """Return whether a market may be entered at a price, as far as indicators and price decide it."""
+        return not isinstance(release(indicators, price), str)
+
+    def enter(self, view: View, market: ObservedMarket, indicators: Indicators) -> Signal | str:
+        released_squeeze = release(indicators, float(market.price))
+        if isinstance(released_squeeze, str):
+            return released_squeeze
+        side, atr, length, released, momentum, above, why = released_squeeze
+        refusal = cost_refusal(view, market, TARGET_ATRS * atr, COST_SHARE_MAX)
+        if refusal is not None:
+            return f"{why}, but {refusal}"
+        entry = float(entry_price(market, side))
+        return Signal(
+            side=side,
+            stop=entry - side.direction * STOP_ATRS * atr,
+            target=entry + side.direction * TARGET_ATRS * atr,
+            lifetime=LIFETIME,
+            invalidation=(
+                f"The release fails: the price gives back {STOP_ATRS} ATR ({STOP_ATRS * atr:.6g}) of the entry."
+            ),
+            confidence=_confidence(length, released, abs(momentum) / atr, above / atr),
+            risk=risk(view.stats),
+            margin_risk=MARGIN_RISK,
+            why=why,
+        )

@@ -1,16 +1,17 @@
 """Framework shared by the rule agents: the cycle over the markets, general bans on entries, and their reasons.
 
-An agent is a pure function of view and limits. It has an entry rule, which returns a `Signal` or the reason for none,
-and a review rule for the position it holds in a market. `run_cycle` sizes entries (`sizing`) so that the guard accepts
-them, and ends every cycle with `holding` and the reasons, market by market.
+A rule agent is a strategy without state. It has an entry rule, which returns a `Signal` or the reason for none, and a
+review rule for the position it holds in a market. A cycle sizes entries (`sizing`) so that the guard accepts them, and
+ends with `holding` and the reasons, market by market.
 """
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from datetime import datetime
 from decimal import Decimal
 from typing import Final, NamedTuple
 
 from trader.domain.agents.rules.sizing import Room, Signal, room_of, sized
+from trader.domain.agents.strategy import Peek, Strategy
 from trader.domain.agents.tools import ClosePosition, CreatePosition, Decision, Holding, UpdateExitPlan
 from trader.domain.agents.view import ObservedMarket, ObservedPosition, VariantLimits, View
 from trader.domain.exchange.account import Position
@@ -20,13 +21,6 @@ from trader.domain.money import divide, format_decimal, from_number
 
 COOLDOWN_CANDLES: Final = 3
 """Candles that must close after an exit before the market is entered again, so that one signal is not traded twice."""
-
-RuleAgent = Callable[[View, VariantLimits], list[Decision]]
-EntryRule = Callable[[View, ObservedMarket, Indicators], Signal | str]
-
-
-MayEnter = Callable[[Indicators, float], bool]
-"""Whether a market may be entered by these indicators at this mark; false only when the agent certainly does not."""
 
 
 class Held(NamedTuple):
@@ -39,10 +33,6 @@ class Held(NamedTuple):
     now: datetime
 
 
-MayReview = Callable[[Held], bool]
-"""Whether anything may be decided about a position; false only when nothing certainly is."""
-
-
 class Review(NamedTuple):
     """The decision about a held position (None: nothing), and the reason."""
 
@@ -50,38 +40,75 @@ class Review(NamedTuple):
     why: str
 
 
-ReviewRule = Callable[[View, ObservedMarket, ObservedPosition], Review]
+class RuleAgent(Strategy, ABC):
+    """Base class of the rule agents, which decide by the first of their intervals."""
 
+    @abstractmethod
+    def enter(self, view: View, market: ObservedMarket, indicators: Indicators) -> Signal | str:
+        """Return the entry into a market where no position is open, or why there is none."""
 
-def run_cycle(
-    view: View, limits: VariantLimits, interval: Interval, enter: EntryRule, review: ReviewRule
-) -> list[Decision]:
-    """Return the decisions of one cycle: reviews of positions, entries, then `holding` with the reasons."""
-    decisions: list[Decision] = []
-    reasons = [f"{held.symbol}: no price" for held in view.positions if held.symbol not in view.markets]
-    room = room_of(view, limits)
-    for symbol, market in view.markets.items():
-        held = view.position(symbol)
-        if held is not None:
-            decision, why = review(view, market, held) if not market.stale else Review(None, _stale(market))
-            if decision is not None:
-                decisions.append(decision)
-        else:
-            order, why, room = _entry(view, limits, market, interval, enter, room)
-            if order is not None:
-                decisions.append(order)
-        reasons.append(f"{symbol}: {why}")
-    return [*decisions, Holding(reason=("; ".join(reasons) or "no market has a price")[:4000])]
+    @abstractmethod
+    def may_enter(self, indicators: Indicators, price: float) -> bool:
+        """Return whether a market may be entered at a price, as far as indicators and price decide it."""
 
+    def review(self, view: View, market: ObservedMarket, held: ObservedPosition) -> Review:
+        """Return the decision about an open position; here none, since its exit plan ends it."""
+        return Review(None, f"{describe_position(held)}, {describe_plan(held)}")
 
-def leave_to_plan(_view: View, _market: ObservedMarket, held: ObservedPosition) -> Review:
-    """Review rule of a position that only its exit plan ends."""
-    return Review(None, f"{describe_position(held)}, {describe_plan(held)}")
+    def may_review(self, held: Held) -> bool:
+        """Return whether anything may be decided about a position; False only when nothing certainly is."""
+        return False
 
+    def may_act(self, peek: Peek) -> bool:
+        """Return False when indicators and marks alone rule out any decision, as they mostly do."""
+        interval, positions = self.intervals[0], peek.account.positions
+        for symbol in peek.symbols:
+            position, indicators, mark = positions.get(symbol), peek.indicators(symbol, interval), peek.mark(symbol)
+            if position is not None:
+                if self.may_review(Held(position, indicators, mark, peek.markets[symbol].tick, peek.now)):
+                    return True
+            elif self.may_enter(indicators, float(mark)):
+                return True
+        return False
 
-def never_reviewed(_held: Held) -> bool:
-    """Return False: nothing is ever decided about a position that only its exit plan ends."""
-    return False
+    def decide(self, view: View) -> list[Decision]:
+        """Return the decisions of one cycle: reviews of positions, entries, then `holding` with the reasons."""
+        decisions: list[Decision] = []
+        reasons = [f"{held.symbol}: no price" for held in view.positions if held.symbol not in view.markets]
+        room = room_of(view, self.limits)
+        for symbol, market in view.markets.items():
+            held = view.position(symbol)
+            if held is not None:
+                decision, why = Review(None, _stale(market)) if market.stale else self.review(view, market, held)
+                if decision is not None:
+                    decisions.append(decision)
+            else:
+                order, why, room = self._entry(view, market, room)
+                if order is not None:
+                    decisions.append(order)
+            reasons.append(f"{symbol}: {why}")
+        return [*decisions, Holding(reason=("; ".join(reasons) or "no market has a price")[:4000])]
+
+    def _entry(self, view: View, market: ObservedMarket, room: Room) -> tuple[CreatePosition | None, str, Room]:
+        """Return the order that opens (None: no entry), the reason, and the room left for the other markets."""
+        interval, limits = self.intervals[0], self.limits
+        left = room._replace(shares=room.shares - 1)
+        ban = _entry_ban(view, limits, market, interval)
+        if ban is not None:
+            return None, ban, left
+        indicators = market.indicators.get(interval)
+        signal = f"no {interval} indicators" if indicators is None else self.enter(view, market, indicators)
+        if isinstance(signal, str):
+            return None, signal, left
+        order = _reversal_ban(market, limits, signal) or sized(view, limits, market, signal, room)
+        if isinstance(order, str):
+            return None, f"{signal.why}, but {order}", left
+        quantity, leverage = from_number(order.quantity), from_number(order.leverage)
+        stop = format_decimal(from_number(order.stop))
+        why = f"{signal.why}: {order.side} {format_decimal(quantity)} at {order.leverage:g}x, stop {stop}"
+        notional = quantity * market.price
+        spent = divide(notional, leverage) + notional * view.account.taker_fee_rate
+        return order, why, Room(room.cash - spent, room.notional - notional, left.shares)
 
 
 def describe_position(held: ObservedPosition) -> str:
@@ -104,29 +131,6 @@ def describe_plan(held: ObservedPosition) -> str:
 def close_position(held: ObservedPosition, why: str) -> Review:
     """Return the decision to close the whole position at market."""
     return Review(ClosePosition(symbol=held.symbol), f"{describe_position(held)} closed: {why}")
-
-
-def _entry(
-    view: View, limits: VariantLimits, market: ObservedMarket, interval: Interval, enter: EntryRule, room: Room
-) -> tuple[CreatePosition | None, str, Room]:
-    """Return the order that opens (None: no entry), the reason, and the room left for the other markets."""
-    left = room._replace(shares=room.shares - 1)
-    ban = _entry_ban(view, limits, market, interval)
-    if ban is not None:
-        return None, ban, left
-    indicators = market.indicators.get(interval)
-    signal = f"no {interval} indicators" if indicators is None else enter(view, market, indicators)
-    if isinstance(signal, str):
-        return None, signal, left
-    order = _reversal_ban(market, limits, signal) or sized(view, limits, market, signal, room)
-    if isinstance(order, str):
-        return None, f"{signal.why}, but {order}", left
-    quantity, leverage = from_number(order.quantity), from_number(order.leverage)
-    stop = format_decimal(from_number(order.stop))
-    why = f"{signal.why}: {order.side} {format_decimal(quantity)} at {order.leverage:g}x, stop {stop}"
-    notional = quantity * market.price
-    spent = divide(notional, leverage) + notional * view.account.taker_fee_rate
-    return order, why, Room(room.cash - spent, room.notional - notional, left.shares)
 
 
 def _entry_ban(view: View, limits: VariantLimits, market: ObservedMarket, interval: Interval) -> str | None:

@@ -10,16 +10,14 @@ from typing import Final
 
 import msgspec
 
-from trader.domain.agents.rules.common import cost_refusal, leave_to_plan, missing_history, run_cycle
+from trader.domain.agents.rules.common import RuleAgent, cost_refusal, missing_history
 from trader.domain.agents.rules.sizing import Signal, entry_price
-from trader.domain.agents.tools import Decision
 from trader.domain.agents.view import ObservedMarket, VariantLimits, View
 from trader.domain.exchange.orders import Side
 from trader.domain.market.indicators import Indicators
-from trader.domain.market.markets import Interval
 from trader.domain.market.session_vwap import VWAP_DEVIATIONS
+from trader.domain.models import VariantId
 
-INTERVAL: Final[Interval] = "15m"
 ADX_MAX: Final = 25.0
 RSI_LOW: Final = 30.0
 RSI_HIGH: Final = 70.0
@@ -55,11 +53,6 @@ class Stretch(msgspec.Struct, frozen=True):
         return 50 + min(extreme, 20) + 8 * min(beyond, 1.5) + 0.6 * max(ADX_MAX - self.adx, 0.0)
 
 
-def decide(view: View, limits: VariantLimits) -> list[Decision]:
-    """Return the decisions of one cycle of Contrarian."""
-    return run_cycle(view, limits, INTERVAL, _enter, leave_to_plan)
-
-
 def stretch(price: float, indicators: Indicators, adx_max: float) -> Stretch | str:
     """Return how far a ranging market is stretched away from VWAP, or why there is nothing to fade."""
     adx, rsi, vwap, deviation = indicators.adx, indicators.rsi, indicators.vwap, indicators.vwap_deviation
@@ -78,29 +71,36 @@ def stretch(price: float, indicators: Indicators, adx_max: float) -> Stretch | s
     return Stretch(Side.LONG if below else Side.SHORT, vwap, abs(away), deviations, rsi, adx)
 
 
-def may_enter(indicators: Indicators, price: float) -> bool:
-    """Return whether a market may be entered at a price, as far as indicators and price decide it."""
-    return not isinstance(stretch(price, indicators, ADX_MAX), str)
+class Contrarian(RuleAgent):
+    """The rule agent of the variant Contrarian."""
 
+    name = "contrarian-rules"
+    variant = VariantId.CONTRARIAN
+    intervals = ("15m",)
+    limits = VariantLimits(leverage_max=3)
 
-def _enter(view: View, market: ObservedMarket, indicators: Indicators) -> Signal | str:
-    stretched = stretch(float(market.price), indicators, ADX_MAX)
-    if isinstance(stretched, str):
-        return stretched
-    atr = indicators.atr
-    if atr is None:
-        return missing_history(ATR=atr)
-    refusal = cost_refusal(view, market, stretched.distance, COST_SHARE_MAX)
-    if refusal is not None:
-        return f"{stretched.why}, but {refusal}"
-    side = stretched.side
-    return Signal(
-        side=side,
-        stop=float(entry_price(market, side)) - side.direction * STOP_ATRS * atr,
-        target=stretched.vwap,
-        lifetime=LIFETIME,
-        invalidation=f"The range breaks: the price goes {STOP_ATRS} ATR ({STOP_ATRS * atr:.6g}) beyond the entry.",
-        confidence=stretched.confidence,
-        risk=RISK,
-        why=stretched.why,
-    )
+    def may_enter(self, indicators: Indicators, price: float) -> bool:
+        """Return whether a market may be entered at a price, as far as indicators and price decide it."""
+        return not isinstance(stretch(price, indicators, ADX_MAX), str)
+
+    def enter(self, view: View, market: ObservedMarket, indicators: Indicators) -> Signal | str:
+        stretched = stretch(float(market.price), indicators, ADX_MAX)
+        if isinstance(stretched, str):
+            return stretched
+        atr = indicators.atr
+        if atr is None:
+            return missing_history(ATR=atr)
+        refusal = cost_refusal(view, market, stretched.distance, COST_SHARE_MAX)
+        if refusal is not None:
+            return f"{stretched.why}, but {refusal}"
+        side = stretched.side
+        return Signal(
+            side=side,
+            stop=float(entry_price(market, side)) - side.direction * STOP_ATRS * atr,
+            target=stretched.vwap,
+            lifetime=LIFETIME,
+            invalidation=f"The range breaks: the price goes {STOP_ATRS} ATR ({STOP_ATRS * atr:.6g}) beyond the entry.",
+            confidence=stretched.confidence,
+            risk=RISK,
+            why=stretched.why,
+        )

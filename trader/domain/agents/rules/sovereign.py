@@ -13,22 +13,20 @@ from trader.domain.agents.rules import contrarian, trendsurfer
 from trader.domain.agents.rules.common import (
     Held,
     Review,
+    RuleAgent,
     close_position,
     cost_refusal,
     describe_plan,
     describe_position,
     missing_history,
-    run_cycle,
 )
 from trader.domain.agents.rules.sizing import Signal, entry_price
-from trader.domain.agents.tools import Decision
 from trader.domain.agents.view import ObservedMarket, ObservedPosition, VariantLimits, View
 from trader.domain.exchange.orders import Side
 from trader.domain.market.indicators import Indicators
-from trader.domain.market.markets import Interval
+from trader.domain.models import VariantId
 from trader.domain.money import divide
 
-INTERVAL: Final[Interval] = "1h"
 RANGE_ADX_MAX: Final = 20.0
 STOP_ATRS: Final = 2.0
 RISK: Final = Decimal("0.02")
@@ -38,41 +36,9 @@ COST_SHARE_MAX: Final = 0.35
 """Highest share of the way to the target (without one, to the stop) that costs may take."""
 
 
-def decide(view: View, limits: VariantLimits) -> list[Decision]:
-    """Return the decisions of one cycle of Sovereign."""
-    return run_cycle(view, limits, INTERVAL, _enter, _review)
-
-
 def risk(drawdown_percent: Decimal) -> Decimal:
     """Return the share of equity that a trade may lose: 2 %, halved for every full 5 % of drawdown."""
     return divide(RISK, Decimal(2) ** int(drawdown_percent // DRAWDOWN_STEP_PERCENT))
-
-
-def may_enter(indicators: Indicators, price: float) -> bool:
-    """Return whether a market may be entered at a price, as far as indicators and price decide it."""
-    adx = indicators.adx
-    if adx is None or indicators.atr is None:
-        return False
-    if adx > trendsurfer.ADX_MIN:
-        return isinstance(trendsurfer.trend(indicators), Side)
-    return adx < RANGE_ADX_MAX and not isinstance(contrarian.stretch(price, indicators, RANGE_ADX_MAX), str)
-
-
-def may_review(held: Held) -> bool:
-    """Return whether a position is closed: after 24 h one that has not earned its risk."""
-    position = held.position
-    return held.now - position.opened_at >= PATIENCE and _is_unearned(position.risk, position.unrealized(held.mark))
-
-
-def _enter(view: View, market: ObservedMarket, indicators: Indicators) -> Signal | str:
-    adx, atr = indicators.adx, indicators.atr
-    if adx is None or atr is None:
-        return missing_history(ADX=adx, ATR=atr)
-    if adx > trendsurfer.ADX_MIN:
-        return _follow(view, market, indicators, atr)
-    if adx < RANGE_ADX_MAX:
-        return _fade(view, market, indicators, atr)
-    return f"between the regimes, ADX {adx:.1f}"
 
 
 def _follow(view: View, market: ObservedMarket, indicators: Indicators, atr: float) -> Signal | str:
@@ -112,17 +78,49 @@ def _signal(
     )
 
 
-def _review(view: View, _market: ObservedMarket, held: ObservedPosition) -> Review:
-    """Close a position that has not earned 1 R (the loss at its stop) within 24 h."""
-    state = f"{describe_position(held)}, {describe_plan(held)}"
-    if view.at - held.opened_at < PATIENCE:
-        return Review(None, state)
-    if _is_unearned(held.risk, held.unrealized):
-        earned = "without a risk to measure by" if held.risk is None else f"below 1 R ({held.risk:.2f})"
-        return close_position(held, f"{earned} after 24 h")
-    return Review(None, f"{state}; above 1 R ({held.risk:.2f}) after 24 h")
-
-
 def _is_unearned(risk: Decimal | None, unrealized: Decimal) -> bool:
     """Whether a position has not earned 1 R; one without a stop has no risk to measure by."""
     return risk is None or unrealized < risk
+
+
+class Sovereign(RuleAgent):
+    """The rule agent of the variant Sovereign."""
+
+    name = "sovereign-rules"
+    variant = VariantId.SOVEREIGN
+    intervals = ("1h",)
+    limits = VariantLimits(leverage_max=5)
+
+    def may_enter(self, indicators: Indicators, price: float) -> bool:
+        """Return whether a market may be entered at a price, as far as indicators and price decide it."""
+        adx = indicators.adx
+        if adx is None or indicators.atr is None:
+            return False
+        if adx > trendsurfer.ADX_MIN:
+            return isinstance(trendsurfer.trend(indicators), Side)
+        return adx < RANGE_ADX_MAX and not isinstance(contrarian.stretch(price, indicators, RANGE_ADX_MAX), str)
+
+    def may_review(self, held: Held) -> bool:
+        """Return whether a position is closed: after 24 h one that has not earned its risk."""
+        position = held.position
+        return held.now - position.opened_at >= PATIENCE and _is_unearned(position.risk, position.unrealized(held.mark))
+
+    def enter(self, view: View, market: ObservedMarket, indicators: Indicators) -> Signal | str:
+        adx, atr = indicators.adx, indicators.atr
+        if adx is None or atr is None:
+            return missing_history(ADX=adx, ATR=atr)
+        if adx > trendsurfer.ADX_MIN:
+            return _follow(view, market, indicators, atr)
+        if adx < RANGE_ADX_MAX:
+            return _fade(view, market, indicators, atr)
+        return f"between the regimes, ADX {adx:.1f}"
+
+    def review(self, view: View, market: ObservedMarket, held: ObservedPosition) -> Review:
+        """Close a position that has not earned 1 R (the loss at its stop) within 24 h."""
+        state = f"{describe_position(held)}, {describe_plan(held)}"
+        if view.at - held.opened_at < PATIENCE:
+            return Review(None, state)
+        if _is_unearned(held.risk, held.unrealized):
+            earned = "without a risk to measure by" if held.risk is None else f"below 1 R ({held.risk:.2f})"
+            return close_position(held, f"{earned} after 24 h")
+        return Review(None, f"{state}; above 1 R ({held.risk:.2f}) after 24 h")

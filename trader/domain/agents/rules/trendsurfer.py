@@ -10,22 +10,21 @@ from typing import Final
 from trader.domain.agents.rules.common import (
     Held,
     Review,
+    RuleAgent,
     close_position,
     cost_refusal,
     describe_plan,
     describe_position,
     missing_history,
-    run_cycle,
 )
 from trader.domain.agents.rules.sizing import Signal, entry_price, tightened
-from trader.domain.agents.tools import Decision, UpdateExitPlan
+from trader.domain.agents.tools import UpdateExitPlan
 from trader.domain.agents.view import ObservedMarket, ObservedPosition, VariantLimits, View
 from trader.domain.exchange.orders import Side
 from trader.domain.market.indicators import Indicators
-from trader.domain.market.markets import Interval
+from trader.domain.models import VariantId
 from trader.domain.money import format_decimal
 
-INTERVAL: Final[Interval] = "15m"
 ADX_MIN: Final = 25.0
 RISK: Final = Decimal("0.01")
 STOP_ATRS_MIN: Final = 0.75
@@ -34,11 +33,6 @@ STOP_ATRS_MAX: Final = 4.0
 """Farther than this the entry is late."""
 COST_SHARE_MAX: Final = 0.5
 """Highest share of the way to the stop that costs may take."""
-
-
-def decide(view: View, limits: VariantLimits) -> list[Decision]:
-    """Return the decisions of one cycle of Trendsurfer."""
-    return run_cycle(view, limits, INTERVAL, _enter, _trail)
 
 
 def trend(indicators: Indicators) -> Side | str:
@@ -71,57 +65,63 @@ def confidence(indicators: Indicators) -> float:
     return 50 + min(indicators.adx - ADX_MIN, 25) * 0.8 + min(abs(indicators.plus_di - indicators.minus_di), 40) / 2
 
 
-def may_enter(indicators: Indicators, _price: float) -> bool:
-    """Return whether a market may be entered, as far as indicators decide it."""
-    return isinstance(trend(indicators), Side)
+class Trendsurfer(RuleAgent):
+    """The rule agent of the variant Trendsurfer."""
 
+    name = "trendsurfer-rules"
+    variant = VariantId.TRENDSURFER
+    intervals = ("15m",)
+    limits = VariantLimits(leverage_max=5)
 
-def may_review(held: Held) -> bool:
-    """Return whether the stop may move: only when the Kijun-Sen has passed it."""
-    kijun, position = held.indicators.kijun_sen, held.position
-    return kijun is not None and tightened(held.tick, position.side, position.exit_plan.stop, kijun) is not None
+    def may_enter(self, indicators: Indicators, price: float) -> bool:
+        """Return whether a market may be entered, as far as indicators decide it."""
+        return isinstance(trend(indicators), Side)
 
+    def may_review(self, held: Held) -> bool:
+        """Return whether the stop may move: only when the Kijun-Sen has passed it."""
+        kijun, position = held.indicators.kijun_sen, held.position
+        return kijun is not None and tightened(held.tick, position.side, position.exit_plan.stop, kijun) is not None
 
-def _enter(view: View, market: ObservedMarket, indicators: Indicators) -> Signal | str:
-    side = trend(indicators)
-    if not isinstance(side, Side):
-        return side
-    atr, kijun = indicators.atr, indicators.kijun_sen
-    if atr is None or kijun is None:
-        return missing_history(ATR=atr, Kijun=kijun)
-    entry = float(entry_price(market, side))
-    distance = (entry - kijun) * side.direction
-    why = (
-        f"trend with ADX {indicators.adx:.1f}, +DI {indicators.plus_di:.1f}, −DI {indicators.minus_di:.1f}, "
-        f"Kijun {kijun:.6g}, ATR {atr:.6g}"
-    )
-    if not STOP_ATRS_MIN * atr <= distance <= STOP_ATRS_MAX * atr:
-        return f"{why}, but {entry:.6g} is {distance:.6g} from the Kijun, not {STOP_ATRS_MIN} to {STOP_ATRS_MAX} ATR"
-    refusal = cost_refusal(view, market, distance, COST_SHARE_MAX)
-    if refusal is not None:
-        return f"{why}, but {refusal}"
-    return Signal(
-        side=side,
-        stop=kijun,
-        invalidation=f"The price comes back through the Kijun-Sen({kijun:.6g}), which the stop follows.",
-        confidence=confidence(indicators),
-        risk=RISK,
-        why=why,
-    )
+    def enter(self, view: View, market: ObservedMarket, indicators: Indicators) -> Signal | str:
+        side = trend(indicators)
+        if not isinstance(side, Side):
+            return side
+        atr, kijun = indicators.atr, indicators.kijun_sen
+        if atr is None or kijun is None:
+            return missing_history(ATR=atr, Kijun=kijun)
+        entry = float(entry_price(market, side))
+        distance = (entry - kijun) * side.direction
+        why = (
+            f"trend with ADX {indicators.adx:.1f}, +DI {indicators.plus_di:.1f}, −DI {indicators.minus_di:.1f}, "
+            f"Kijun {kijun:.6g}, ATR {atr:.6g}"
+        )
+        if not STOP_ATRS_MIN * atr <= distance <= STOP_ATRS_MAX * atr:
+            room = f"{STOP_ATRS_MIN} to {STOP_ATRS_MAX} ATR"
+            return f"{why}, but {entry:.6g} is {distance:.6g} from the Kijun, not {room}"
+        refusal = cost_refusal(view, market, distance, COST_SHARE_MAX)
+        if refusal is not None:
+            return f"{why}, but {refusal}"
+        return Signal(
+            side=side,
+            stop=kijun,
+            invalidation=f"The price comes back through the Kijun-Sen({kijun:.6g}), which the stop follows.",
+            confidence=confidence(indicators),
+            risk=RISK,
+            why=why,
+        )
 
-
-def _trail(_view: View, market: ObservedMarket, held: ObservedPosition) -> Review:
-    """Move the stop to the Kijun-Sen where that tightens it; close when the price is beyond it already."""
-    indicators = market.indicators.get(INTERVAL)
-    kijun = indicators.kijun_sen if indicators is not None else None
-    state = f"{describe_position(held)}, {describe_plan(held)}"
-    if kijun is None:
-        return Review(None, f"{state}; too little history for Kijun")
-    stop = tightened(market.tick, held.side, held.exit_plan.stop, kijun)
-    if stop is None:
-        return Review(None, f"{state}; Kijun {kijun:.6g} would not tighten it")
-    if (market.price - stop) * held.side.direction <= 0:
-        return close_position(held, f"{format_decimal(market.price)} is beyond the Kijun {kijun:.6g}")
-    return Review(
-        UpdateExitPlan(symbol=held.symbol, stop=float(stop)), f"{state}; stop to Kijun {format_decimal(stop)}"
-    )
+    def review(self, view: View, market: ObservedMarket, held: ObservedPosition) -> Review:
+        """Move the stop to the Kijun-Sen where that tightens it; close when the price is beyond it already."""
+        indicators = market.indicators.get(self.intervals[0])
+        kijun = indicators.kijun_sen if indicators is not None else None
+        state = f"{describe_position(held)}, {describe_plan(held)}"
+        if kijun is None:
+            return Review(None, f"{state}; too little history for Kijun")
+        stop = tightened(market.tick, held.side, held.exit_plan.stop, kijun)
+        if stop is None:
+            return Review(None, f"{state}; Kijun {kijun:.6g} would not tighten it")
+        if (market.price - stop) * held.side.direction <= 0:
+            return close_position(held, f"{format_decimal(market.price)} is beyond the Kijun {kijun:.6g}")
+        return Review(
+            UpdateExitPlan(symbol=held.symbol, stop=float(stop)), f"{state}; stop to Kijun {format_decimal(stop)}"
+        )
