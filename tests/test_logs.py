@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trader import logs
-from trader.logs import ConsoleFormatter, JsonFormatter, LogWriter, configure_logs
+from trader.errors import DatabaseUnavailable
+from trader.logs import ConsoleFormatter, DatabaseTroubleFilter, JsonFormatter, LogWriter, configure_logs
 
 
 def record(message: str, *arguments: object, **extra: object) -> logging.LogRecord:
@@ -137,3 +138,21 @@ def test_a_record_that_cannot_be_formatted_is_reported_and_the_log_goes_on(capsy
     writer.close()
     assert json.loads(stream.getvalue())["message"] == "next"
     assert "TypeError" in capsys.readouterr().err
+
+
+def test_an_unusable_database_is_logged_once_a_minute_for_each_cause_whoever_logs_it() -> None:
+    passes = DatabaseTroubleFilter().filter
+
+    def record(at_s: float, text: str, level: int = logging.WARNING) -> logging.LogRecord:
+        entry = logging.LogRecord("trader.store", level, "", 0, text, (), None)
+        entry.created = at_s
+        return entry
+
+    locked, full = str(DatabaseUnavailable("locked")), str(DatabaseUnavailable("disk full"))
+    assert passes(record(0, f"{locked} (canceling statement due to lock timeout)"))
+    assert not passes(record(1, f"the heartbeat for the standbys was not written: {locked}"))
+    assert not passes(record(59, f"scheduler tradeExecutor: run failed: {locked}", logging.ERROR))
+    assert passes(record(59, f"as standby: {full}")), "another cause"
+    assert passes(record(59, "no longer halted")), "another subject"
+    assert passes(record(60, f"unhealthy: {locked}"))
+    assert not passes(record(61, f"as standby: {locked}"))

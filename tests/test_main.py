@@ -104,7 +104,7 @@ def test_check_connects_and_says_what_it_found(
     monkeypatch.setenv("DATABASE_URL", "postgresql://u:s3cr3t@127.0.0.1:1/trader")
     assert main(["--demo", "--check"]) == 1
     shown = capsys.readouterr().err
-    assert "127.0.0.1:1/trader cannot be reached" in shown
+    assert "127.0.0.1:1/trader cannot be used now: not reachable" in shown
     assert "s3cr3t" not in shown
 
 

@@ -21,13 +21,14 @@
         ├── PayloadTooLarge
         ├── Precondition
         └── Unavailable           the caller may try again
+            ├── DatabaseUnavailable
             └── OrderUndecided
 
 The rejection of an order is a value of the domain, never an exception.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 
 class TraderError(Exception):
@@ -169,6 +170,18 @@ class Unavailable(RequestError):
     def __init__(self, message: str, retry_after_s: int = 1) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+DATABASE_TROUBLE: Final = "The database cannot be used now: "
+"""How every answer, reason of health, log line and alarm about an unusable database begins, before its cause."""
+
+
+class DatabaseUnavailable(Unavailable):
+    """The database cannot be used now; `cause` says why in a few words."""
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(f"{DATABASE_TROUBLE}{cause}.")
+        self.cause = cause
 
 
 class OrderUndecided(Unavailable):

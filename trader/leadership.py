@@ -233,7 +233,7 @@ class Leadership:
     async def _beat(self) -> None:
         term = self._exchange.term
         if term is not None:
-            async with self._database.connection() as conn:
+            async with self._database.writing() as conn:
                 await update_heartbeat(conn, term, dict(self.running_schedulers()))
 
     def _hold_time(self) -> None:
@@ -254,7 +254,7 @@ class Leadership:
         """Reserve a span of a paced replay's time in the database, then let it pass: after a crash none repeats."""
         if isinstance(self._clock, ScaledClock):
             until = self._clock.now() + max(_LIVED_AHEAD_LEAST, self._clock.span_of(_LIVED_AHEAD_S))
-            async with self._database.connection() as conn:
+            async with self._database.writing() as conn:
                 await update_lived_until(conn, until)
             self._clock.allow(until)
 
@@ -286,6 +286,7 @@ class Leadership:
                 ended = await select_chain_models(conn, known.invocations, changes.invocations)
             for model_id in ended:
                 self._events.publish(ConversationsChanged(now, model_id))
+        self._database.write_trouble = None  # whatever it was, the writing is another process's now
         self._changes = changes  # only now: what could not be read is read at the next look
         if is_due:
             self._shown_at = now

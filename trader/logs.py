@@ -11,11 +11,15 @@ from queue import SimpleQueue
 from typing import Any, Final, TextIO
 
 from trader.clock import iso
+from trader.errors import DATABASE_TROUBLE
 
 PLAIN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 LINES_MAX: Final = 100_000
 """How many lines may wait to be written; those beyond are dropped and counted."""
+
+SAME_CAUSE_S: Final = 60.0
+"""The shortest time between two lines about one cause of an unusable database."""
 
 CLOSE_WAIT_S: Final = 2.0
 """How long the end of the process waits for a reader of the log that has stalled."""
@@ -70,6 +74,25 @@ class ConsoleFormatter(logging.Formatter):
         # A record is one line whatever it contains: text from outside must not look like another record.
         trace = self.formatException(record.exc_info).split("\n") if record.exc_info else []
         return "\n".join(map(printable, [line, *trace]))
+
+
+class DatabaseTroubleFilter(logging.Filter):
+    """Lets one record a minute pass for each cause why the database cannot be used, whoever logs it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._passed_at_s: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether the record is to be written; one with a traceback always is."""
+        _, is_of_database, cause = record.getMessage().partition(DATABASE_TROUBLE)
+        if not is_of_database or record.exc_info or record.levelno < logging.WARNING:
+            return True
+        cause = cause.partition(".")[0]
+        if record.created - self._passed_at_s.get(cause, -SAME_CAUSE_S) < SAME_CAUSE_S:
+            return False
+        self._passed_at_s[cause] = record.created
+        return True
 
 
 class LogWriter(logging.Handler):
@@ -127,6 +150,7 @@ def configure_logs(level: str, form: str, *, threaded: bool = False) -> None:
     formatter = JsonFormatter() if form == "json" else ConsoleFormatter()
     handler = LogWriter(sys.stderr, formatter) if threaded else logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
+    handler.addFilter(DatabaseTroubleFilter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for name in ("aiohttp.access", "asyncio"):  # one line per request is for debugging only
         logging.getLogger(name).setLevel(logging.NOTSET if level == "debug" else logging.WARNING)

@@ -13,7 +13,7 @@ from support.served import AppClient, make_health_app
 
 from trader.api import health
 from trader.api.subscriber import Subscriber
-from trader.errors import Unavailable
+from trader.errors import DatabaseUnavailable, Unavailable
 from trader.services.agents.budgets import Budget
 from trader.services.agents.model_warnings import Failing
 
@@ -51,7 +51,7 @@ async def test_a_database_that_is_away_is_unhealthy_and_recovers(monkeypatch: py
     monkeypatch.setattr(health, "GOOD_FOR_S", 0)
     house = House()
     async with serving(house) as client:
-        house.database.error = Unavailable("The database cannot be reached now.")
+        house.database.error = DatabaseUnavailable("not reachable")
         status, report = await get(client, "/health")
         assert (status, report["status"], report["schedulers"]) == (503, "unhealthy", dict.fromkeys(NAMES, True))
         status, report = await get(client, "/health/schedulers")
@@ -77,7 +77,7 @@ async def test_a_database_that_hangs_is_unhealthy_soon(monkeypatch: pytest.Monke
     house.database.hangs = True
     async with serving(house) as client:
         status, report = await get(client, "/health")
-        assert (status, report["reasons"]) == (503, ["the database does not answer"])
+        assert (status, report["reasons"]) == (503, ["The database cannot be used now: not answering."])
 
 
 async def test_a_flood_is_one_question() -> None:
@@ -181,10 +181,10 @@ async def test_only_reading(path: str) -> None:
 async def test_bookings_that_cannot_be_written_are_unhealthy_until_one_can() -> None:
     house = House()
     async with serving(house) as client:
-        house.database.write_trouble = "The disk of the database is full."
+        house.database.trouble = "disk full"
         status, report = await get(client, "/health")
-        assert (status, report["reasons"]) == (503, ["bookings cannot be written: The disk of the database is full."])
-        house.database.write_trouble = None
+        assert (status, report["reasons"]) == (503, ["The database cannot be used now: disk full."])
+        house.database.trouble = None
         assert (await get(client, "/health"))[0] == 200
 
 
@@ -220,7 +220,7 @@ async def test_a_scheduler_that_fails_three_times_in_a_row_is_unhealthy_until_it
 
 async def test_the_process_is_alive_whatever_else_is_wrong() -> None:
     house = House()
-    house.database.error = Unavailable("The database cannot be reached now.")
+    house.database.error = DatabaseUnavailable("not reachable")
     async with serving(house) as client:
         assert (await get(client, "/health"))[0] == 503
         assert await get(client, "/health/live") == (200, {"status": "alive", "timestamp": "2025-01-01T12:00:01.000Z"})
@@ -232,13 +232,13 @@ async def test_what_is_wrong_is_logged_when_it_begins_and_when_it_ends(
     monkeypatch.setattr(health, "WATCH_EVERY_S", 0.01)
     caplog.set_level("INFO", "trader.api.health")
     house = House()
-    house.database.write_trouble = "The disk of the database is full."
+    house.database.trouble = "disk full"
     async with serving(house):
         async with asyncio.timeout(10):
             while not caplog.messages:
                 await asyncio.sleep(0.01)
-            house.database.write_trouble = None
+            house.database.trouble = None
             while len(caplog.messages) < 2:
                 await asyncio.sleep(0.01)
-    assert caplog.messages[0].startswith("unhealthy: bookings cannot be written: The disk of the database is full.")
+    assert caplog.messages[0].startswith("unhealthy: The database cannot be used now: disk full.")
     assert caplog.messages[1:] == ["healthy again"]

@@ -200,7 +200,7 @@ async def test_impossible_commands_are_reported(
 async def test_an_unusable_database_is_reported_without_its_password(tmp_path: Path) -> None:
     output = await operate(tmp_path, "halt", DATABASE_URL="postgresql://u:s3cr3t@127.0.0.1:1/trader")
     assert output.code == 1
-    assert "127.0.0.1:1/trader cannot be reached" in output.err
+    assert "127.0.0.1:1/trader cannot be used now: not reachable" in output.err
     assert "s3cr3t" not in output.out + output.err
     output = await operate(tmp_path, "halt", DATABASE_URL="nonsense:s3cr3t")
     assert output.code == 2

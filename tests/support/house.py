@@ -28,7 +28,7 @@ class FakeDatabase:
         self.pings = 0
         self.error: Exception | None = None
         self.hangs = False
-        self.write_trouble: str | None = None
+        self.trouble: str | None = None
         self.write_failures = 2
 
     async def ping(self) -> float:

@@ -32,8 +32,8 @@ from trader.api.schemas.health import (
 )
 from trader.api.streams import HUBS
 from trader.domain.operations.alarms import Alarm, AlarmCause
-from trader.errors import Unavailable
-from trader.store.database.pool import Database
+from trader.errors import DatabaseUnavailable, Unavailable
+from trader.store.database.pool import NOT_ANSWERING, Database
 
 log = logging.getLogger(__name__)
 
@@ -174,10 +174,9 @@ def find_problems(app: web.Application, database: DatabaseHealth) -> list[Alarm]
 
 
 def _database_problems(app: web.Application, database: DatabaseHealth) -> Iterator[Alarm]:
-    if not database.ok:
-        yield Alarm(AlarmCause("database"), "the database does not answer")
-    if (trouble := app[DATABASE].write_trouble) is not None:
-        yield Alarm(AlarmCause("database"), f"bookings cannot be written: {trouble}")
+    trouble = app[DATABASE].trouble
+    if trouble is not None or not database.ok:
+        yield Alarm(AlarmCause("database"), str(DatabaseUnavailable(trouble or NOT_ANSWERING)))
     if (lag_s := app[RELAY].lag_s()) is not None and lag_s > STALE_S:
         yield Alarm(AlarmCause("database"), f"nothing has come from the leader for {lag_s:.0f} s")
 

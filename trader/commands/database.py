@@ -37,12 +37,15 @@ class TargetDatabase(NamedTuple):
     is_served: bool
     is_alone: bool
     is_replica: bool = False
+    is_read_only: bool = False
 
     @property
     def service(self) -> str:
-        """The state of the service: running, starting or not running."""
+        """The state of the service: running, starting, not running, or without a database that it can write."""
         if self.is_served:
             return "running"
+        if self.is_read_only:
+            return "not trading: the database is read-only"
         return "starting" if self.is_embedded and not self.is_alone else "not running"
 
     @property
@@ -143,7 +146,17 @@ async def find_database(options: argparse.Namespace) -> AsyncIterator[TargetData
             is_replica = await database.is_replica()
             where = f"{place(url)} (a replica, read-only)" if is_replica else place(url)
             is_served = await _has_leader(database)
-            yield TargetDatabase(database, url, where, False, is_served, is_alone=False, is_replica=is_replica)
+            is_read_only = not is_replica and await database.is_read_only()
+            yield TargetDatabase(
+                database,
+                url,
+                where,
+                is_embedded=False,
+                is_served=is_served,
+                is_alone=False,
+                is_replica=is_replica,
+                is_read_only=is_read_only,
+            )
             return
         server = await stack.enter_async_context(EmbeddedPostgres(EMBEDDED_FOLDER).attach())
         name = await _choose(server, options.database)

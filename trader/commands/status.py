@@ -126,7 +126,7 @@ def _troubles(facts: ServiceFacts, halts: Sequence[Halt], target: TargetDatabase
         yield f"the service has just started, or {or_what}: its last heartbeat was {moment(facts.heartbeat_at)}"
     else:
         yield from (f"{name} does not run" for name, runs in (facts.schedulers or {}).items() if not runs)
-    if target.is_served and health.report is not None:
+    if health.report is not None and (target.is_served or target.is_read_only):
         yield from (f"unhealthy: {reason}" for reason in health.report.reasons or ())
     elif health.problem is not None and health.hangs:
         yield health.problem

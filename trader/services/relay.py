@@ -127,7 +127,7 @@ class RelayWriter:
         if markets == self._markets and number % MARKETS_EVERY:
             view = msgspec.structs.replace(view, markets=None)
         try:
-            async with self._database.connection() as conn:
+            async with self._database.writing() as conn:
                 await upsert_relay(conn, number, msgspec.json.encode(view).decode(), term)
         except Unavailable:
             self._waiting = (events + self._waiting)[:EVENTS_MAX]

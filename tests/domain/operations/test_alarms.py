@@ -180,7 +180,7 @@ def test_halts_and_loss_limits_are_told_per_account_and_end_at_once() -> None:
     assert len(watch.look(*halts)) == 7, "none is withheld because another fired"
     assert told(watch.look(*halts[1:])) == [("resolved", "loss limit 0")]
     together = alarm_of_halt(halt(None, HaltCause.OPERATOR))
-    assert together == Alarm(AlarmCause("halt"), "all accounts: operator: asked")
+    assert together == Alarm(AlarmCause("halt", "all accounts"), "all accounts: operator: asked")
     both = [alarm_of_halt(halt("a", cause)) for cause in (HaltCause.DRAWDOWN, HaltCause.DAILY_LOSS)]
     (notice,) = watch.look(*halts[1:], *both)
     assert notice.text == "account a: drawdown: asked; account a: daily loss: asked"

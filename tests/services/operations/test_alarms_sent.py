@@ -263,7 +263,7 @@ async def test_a_halt_of_before_the_start_is_told_of_when_it_is_over() -> None:
         alarms.on_event(HaltsChanged(AT, (halt,)))
         alarms.is_leader = lambda: True
         alarms.watch([])
-        assert [str(each.alarm.cause) for each in alarms.firing()] == ["halt"]
+        assert [str(each.alarm.cause) for each in alarms.firing()] == ["halt all accounts"]
         alarms.on_event(HaltsChanged(AT, ()))
         assert [(body["state"], body["cause"]) for body in await heard(here, "/works")] == [("resolved", "halt")]
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.proxy import FaultyProxy
 
-from trader.errors import StartError, Unavailable
+from trader.errors import DatabaseUnavailable, StartError, Unavailable
 from trader.store.database import pool
 from trader.store.database.pool import Connection, Database, place
 
@@ -111,7 +111,7 @@ async def test_a_server_that_hangs_is_unavailable_though_it_cannot_cancel_the_st
     with monkeypatch.context() as patch:
         patch.setattr(pool, "CANCEL_TIMEOUT_S", 0.2)  # shorter than a statement may take, as it is in the service
         # Lost: the driver gives up the connection when the cancellation times out before the rollback does.
-        with pytest.raises(Unavailable, match=r"too long|was lost"):
+        with pytest.raises(Unavailable, match=r"not answering|not reachable"):
             async with borrow(database) as conn:
                 proxy.stall()
                 await conn.fetchval("SELECT 1")
@@ -179,14 +179,14 @@ async def test_deadlock_is_unavailable_to_one_of_the_two(database: Database) -> 
             await conn.execute("UPDATE pair SET n = n + 1 WHERE id = $1", second)
 
     outcomes = await asyncio.gather(update(1, 2), update(2, 1), return_exceptions=True)
-    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["NoneType", "Unavailable"]
+    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["DatabaseUnavailable", "NoneType"]
 
 
 async def test_waiting_for_a_connection_is_bounded(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "ACQUIRE_TIMEOUT_S", 0.05)
     database = await Database.connect(dsn, size=1)
     async with database.connection():
-        with pytest.raises(Unavailable, match="busy"):
+        with pytest.raises(Unavailable, match="all connections in use"):
             async with database.connection():
                 pass
     assert await database.ping() > 0
@@ -195,7 +195,7 @@ async def test_waiting_for_a_connection_is_bounded(dsn: str, monkeypatch: pytest
 
 async def test_slow_statement_is_bounded(dsn: str) -> None:
     database = await Database.connect(dsn, size=1, command_timeout_s=0.5)
-    with pytest.raises(Unavailable, match="too long"):
+    with pytest.raises(Unavailable, match="not answering"):
         async with database.connection() as conn:
             await conn.execute("SELECT pg_sleep(30)")
     await database.close()
@@ -282,8 +282,8 @@ async def test_older_server_is_refused_by_its_version() -> None:
     [
         ("28P01", "refuses the user or the password"),
         ("28000", "refuses the user"),
-        ("57P03", "refuses connections now: the database system is starting up"),
-        ("53300", "refuses connections now"),
+        ("57P03", "not reachable: the database system is starting up"),
+        ("53300", "too many connections"),
     ],
 )
 async def test_refused_start_says_why(sqlstate: str, said: str) -> None:
@@ -298,7 +298,7 @@ async def test_unreachable_server_is_named_without_its_password() -> None:
     with socket.socket() as closed:  # bound and not listening: nobody else can answer there
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
-        with pytest.raises(StartError, match=f"127.0.0.1:{port}/trader cannot be reached") as caught:
+        with pytest.raises(StartError, match=f"127.0.0.1:{port}/trader cannot be used now: not reachable") as caught:
             await Database.connect(f"postgresql://user:{SECRET}@127.0.0.1:{port}/trader")
     assert SECRET not in str(caught.value)
 
@@ -306,7 +306,7 @@ async def test_unreachable_server_is_named_without_its_password() -> None:
 async def test_silent_server_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "CONNECT_TIMEOUT_S", 0.05)
     async with server_that_says(b"") as port:
-        with pytest.raises(StartError, match=r"no answer within 0\.05 s"):
+        with pytest.raises(StartError, match=r"not answering within 0\.05 s"):
             await Database.connect(f"postgresql://127.0.0.1:{port}/trader")
 
 
@@ -349,22 +349,56 @@ def test_place_names_the_server(dsn: str, shown: str) -> None:
     assert place(dsn) == shown
 
 
-async def test_why_the_database_cannot_answer_is_in_the_log_and_not_told_again_at_once(
+async def test_a_failed_write_says_why_counts_and_is_over_after_a_clean_probe_only(
     database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     full = (
         "DO $$ BEGIN RAISE EXCEPTION 'could not extend file: No space left on device' USING ERRCODE = '53100'; END $$"
     )
-    for _ in range(3):
-        with pytest.raises(Unavailable, match=r"^The disk of the database is full\.$"):
-            async with database.writing() as conn:
+    for attempt in (database.writing, database.transaction):
+        with pytest.raises(DatabaseUnavailable, match=r"^The database cannot be used now: disk full\.$"):
+            async with attempt() as conn:
                 await conn.execute(full)
-    assert [record.message for record in caplog.records] == [
-        "The disk of the database is full. could not extend file: No space left on device"
-    ]
-    assert (database.write_trouble, database.write_failures) == ("The disk of the database is full.", 3)
+    assert (
+        caplog.messages
+        == ["The database cannot be used now: disk full. (could not extend file: No space left on device)"] * 2
+    )
+    assert (database.trouble, database.write_failures) == ("disk full", 2)
+    async with database.writing() as conn:
+        await conn.execute("SELECT 1")
+    assert database.trouble == "disk full", "a small write may succeed on a full disk"
     await database.probe_write()
-    assert database.write_trouble is None
+    assert database.trouble is None
+
+
+async def test_locked_tables_are_called_locked_by_bookings_and_by_the_probe(dsn: str) -> None:
+    database, other = await Database.connect(dsn, command_timeout_s=0.3), await asyncpg.connect(dsn)
+    try:
+        async with other.transaction():
+            await other.execute("LOCK TABLE fills, orders, runs")
+            with pytest.raises(DatabaseUnavailable, match="locked"):
+                async with database.transaction() as conn:
+                    await conn.execute("DELETE FROM runs")
+            with pytest.raises(DatabaseUnavailable, match="locked"):
+                await database.probe_write()
+        await database.probe_write()
+        assert (database.trouble, database.write_failures) == (None, 2)
+    finally:
+        await other.close()
+        await database.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "cause"),
+    [("25006", "read-only"), ("53300", "too many connections"), ("40P01", "locked"), ("57P01", "not reachable")],
+)
+async def test_a_cause_has_one_name(database: Database, code: str, cause: str) -> None:
+    with pytest.raises(DatabaseUnavailable) as raised:
+        async with database.connection() as conn:
+            await conn.execute(f"DO $$ BEGIN RAISE EXCEPTION 'x' USING ERRCODE = '{code}'; END $$")
+    assert raised.value.cause == database.trouble == cause
+    await database.ping()
+    assert database.trouble is None, "a statement that only read leaves nothing to probe"
 
 
 async def test_a_reader_cannot_write(dsn: str) -> None:

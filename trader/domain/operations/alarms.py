@@ -288,5 +288,6 @@ def _send_events(state: AlarmState, now_s: float) -> tuple[AlarmState, list[Noti
 
 
 def alarm_of_halt(halt: Halt) -> Alarm:
-    """Return the alarm of a halt in force; its subject is the account, or empty for all accounts."""
-    return Alarm(AlarmCause("loss limit" if halt.cause in LIMITS else "halt", halt.account_id or ""), str(halt))
+    """Return the alarm of a halt in force; its subject is the account, or `all accounts`."""
+    subject = halt.account_id or "all accounts"
+    return Alarm(AlarmCause("loss limit" if halt.cause in LIMITS else "halt", subject), str(halt))

@@ -57,7 +57,7 @@ class Anchors:
 
         :raises Unavailable: the database does not answer
         """
-        async with self._database.connection() as conn:
+        async with self._database.writing() as conn:
             await insert_anchor(conn, self._interval_s)
             unsent = [] if self._sink is None else await select_unsent_anchors(conn, BATCH)
         problem = None
@@ -66,7 +66,7 @@ class Anchors:
                 for anchor in unsent:
                     assert self._sink is not None, "nothing is read without one"
                     await self._sink.send(anchor)
-                    async with self._database.connection() as conn:
+                    async with self._database.writing() as conn:
                         await update_anchor_sent(conn, anchor.position)
         except TimeoutError:
             problem = "the sink is slow; the rest is sent later"

@@ -68,7 +68,7 @@ class InvocationRecorder(InvocationRecord):
         """
         try:
             self.set_entrant(await self._entrants.enter(self.model, self.invocation.started_at))
-            async with self._database.connection() as conn:
+            async with self._database.writing() as conn:
                 return await insert_invocation(conn, self.invocation)
         except Unavailable as error:
             self.close("failed", f"it was not begun: {error}", None, self.invocation.started_at)
@@ -88,7 +88,7 @@ class InvocationRecorder(InvocationRecord):
         is_only_end = is_only_end and self._written == (len(self.steps), len(self.calls))
         with suppress(AlreadyClosed):  # the last time it was written, but not confirmed; or another process did
             # A statement alone is a transaction of its own: it holds the lock of the chain for less than a round trip.
-            async with self._database.connection() if is_only_end else self._database.transaction() as conn:
+            async with self._database.writing() if is_only_end else self._database.transaction() as conn:
                 if self._pending is not None and self.is_closed:
                     await self._settle_pending(conn, self._pending)
                 await self.write(conn)
@@ -112,7 +112,7 @@ class InvocationRecorder(InvocationRecord):
             return
         content = await self._packer.pack(payload)
         try:
-            async with self._database.connection() as conn:
+            async with self._database.writing() as conn:
                 await ensure_partitions(conn, self.invocation.started_at)
                 await insert_payload(conn, self.id, content, self.invocation.started_at)
         except Unavailable as error:

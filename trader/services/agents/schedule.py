@@ -126,7 +126,7 @@ class Agents:
         self._entrants.forget()
         self.budgets.forget()
         now = self._clock.now()
-        async with self._database.connection() as conn:
+        async with self._database.writing() as conn:
             await ensure_partitions(conn, now)
         await self._close_left_open(now)
         await self.reload_models()

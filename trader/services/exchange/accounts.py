@@ -21,7 +21,7 @@ from trader.domain.exchange.account import Account, Run, Taken, all_taken, taken
 from trader.domain.exchange.ledger import ClosedTrade, Posting
 from trader.domain.exchange.orders import Cause, OrderStatus
 from trader.domain.money import divide, format_decimal, round_to
-from trader.errors import InternalError, LedgerViolated, StartError, Unavailable
+from trader.errors import DatabaseUnavailable, InternalError, LedgerViolated, StartError, Unavailable
 from trader.services.events import Event, EventBus, PositionsChanged, PostingRefused, TradesChanged
 from trader.services.exchange.ledger_writer import LedgerWriter
 from trader.store.database import leadership as leadership_store
@@ -201,7 +201,7 @@ class Accounts:
         """Return the account; open it with this first run when it does not exist."""
         async with self._locks[account_id]:
             if account_id not in self._accounts:
-                async with self._database.connection() as conn:
+                async with self._database.writing() as conn:
                     await store.insert_account(conn, account_id, run)
                 async with self._database.reading() as conn:
                     self._accounts.update(await store.select_accounts(conn, account_id))
@@ -233,7 +233,7 @@ class Accounts:
             caller = asyncio.current_task()
             if caller is None or caller.cancelling():
                 raise
-            raise _ended() from None  # the change was cancelled, not its caller: the term has ended
+            raise self._ended() from None  # the change was cancelled, not its caller: the term has ended
 
     def decide(self, account_id: str, decide: Callable[[Account], Posting | None]) -> Posting | None:
         """Return the decision on an account, which sees the depth that others took. Call it like `commit`."""
@@ -290,7 +290,7 @@ class Accounts:
         if self.processed_until is None or term is None:
             return
         doubts = [since for since in self._in_doubt.values() if since is not None]
-        async with self._database.connection() as conn:
+        async with self._database.writing() as conn:
             await store.update_processed_until(conn, term, min([self.processed_until, *doubts]), marks)
 
     async def _change(
@@ -301,7 +301,7 @@ class Accounts:
     ) -> Posting | None:
         async with within, self._locks[account_id]:
             if self._term is None:  # it ended while the caller waited, for a book or for this account
-                raise _ended()
+                raise self._ended()
             if account_id in self._in_doubt:
                 await self._recover(account_id)
             posting = self.decide(account_id, decide)
@@ -309,12 +309,22 @@ class Accounts:
                 await self.commit(posting)
             return posting
 
+    @property
+    def database_trouble(self) -> str | None:
+        """Why the database cannot be used now, as far as this process has noticed."""
+        return self._database.trouble
+
+    def _ended(self) -> Unavailable:
+        if self.database_trouble is not None:  # then no other process trades either
+            return DatabaseUnavailable(self.database_trouble)
+        return Unavailable("This process has stopped trading: another one trades on this database, or is about to.", 5)
+
     async def _recover(self, account_id: str) -> None:
         since, term = self._in_doubt[account_id], self._term
         assert term is not None, "only a leader recovers accounts"
         async with self._database.writing() as conn:  # what is still under way at the server is refused from here on
             if not await store.update_account_fenced(conn, account_id, term):
-                raise _ended()
+                raise self._ended()
         async with self._database.reading() as conn:
             self._accounts.update(await store.select_accounts(conn, account_id))
         self.version += 1
@@ -343,10 +353,6 @@ def describe_trade(account_id: str, trade: ClosedTrade) -> str:
         f"{account_id}: {part.side} {format_decimal(part.quantity)} {part.symbol} at {format_decimal(exit_price)}, "
         f"net {net if net.startswith('-') else f'+{net}'}"
     )
-
-
-def _ended() -> Unavailable:
-    return Unavailable("This process has stopped trading: another one trades on this database, or is about to.", 5)
 
 
 def _refuse_foreign(recorded: store.DatabaseIdentity, wanted: store.DatabaseIdentity) -> None:

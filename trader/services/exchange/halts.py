@@ -61,8 +61,8 @@ class Halts:
         try:
             async with self._rows:
                 await self._save()
-        except Unavailable as error:
-            log.error("the halt of %s is not written to the database yet: %s", rules.scope(account_id), error)
+        except Unavailable:  # without its text, which is logged once a minute only
+            log.error("the halt of %s is in force, and not yet written to the database", rules.scope(account_id))
 
     async def load(self) -> list[Halt]:
         """Read the halts from the database. Return those that were lifted since the last call.

@@ -232,7 +232,7 @@ class PaperExchange(ExchangeBase):
 
     def _refuse_unless_trading(self) -> None:
         if self.term is None:
-            raise not_trading(self._settings)
+            raise not_trading(self._settings, self._accounts.database_trouble)
 
     def _refusal_in_gap(self) -> str | None:
         """Return why nothing can be decided while a gap of the feed is not caught up on, or None."""

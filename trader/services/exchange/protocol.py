@@ -14,7 +14,7 @@ from trader.domain.exchange.account import Account
 from trader.domain.exchange.ledger import Rules
 from trader.domain.exchange.orders import ExitPlan, Order, OrderAnswer
 from trader.domain.market.markets import Market, Tick
-from trader.errors import Unavailable
+from trader.errors import DatabaseUnavailable, Unavailable
 from trader.services.exchange.accounts import Accounts
 from trader.services.market.feed import MarketFeed
 from trader.settings import Settings
@@ -34,8 +34,13 @@ def rules_of(settings: Settings, markets: Mapping[str, Market]) -> Rules:
     )
 
 
-def not_trading(settings: Settings) -> Unavailable:
-    """Return the error of a change that only the leader can make, with the leader's address if it is known."""
+def not_trading(settings: Settings, database_trouble: str | None) -> Unavailable:
+    """Return the error of a change that only the leader can make, with the leader's address if it is known.
+
+    Without a usable database no process leads, and that is what the caller is told.
+    """
+    if database_trouble is not None:
+        return DatabaseUnavailable(database_trouble)
     if settings.role == "reader":
         what = "This process only reads: the leader makes changes"
     else:

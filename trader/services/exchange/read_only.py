@@ -91,4 +91,4 @@ class ReadOnlyExchange(ExchangeBase):
         self._refuse()
 
     def _refuse(self) -> NoReturn:
-        raise not_trading(self._settings)
+        raise not_trading(self._settings, None)

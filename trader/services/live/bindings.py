@@ -85,7 +85,7 @@ class Bindings:
             )
         await context.accounts.open(account_id, self.unopened(account_id, report.balance).run)
         binding = Binding(index, context.clock.now())
-        async with context.database.connection() as conn:
+        async with context.database.writing() as conn:
             await store.insert_venue_account(conn, account_id, *binding)
         return binding
 

@@ -41,7 +41,7 @@ class DriftRecorder:
         if not drifts:
             return
         try:
-            async with self._database.connection() as conn:
+            async with self._database.writing() as conn:
                 await insert_drift(conn, drifts)
         except Unavailable as error:
             log.warning("the drift of %d fills is not recorded yet: %s", len(drifts), error)

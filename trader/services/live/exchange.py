@@ -259,7 +259,7 @@ class LiveExchange(ExchangeBase):
 
     def _running_jobs(self) -> aiojobs.Scheduler:
         if self._jobs is None or self.term is None:
-            raise not_trading(self._settings)
+            raise not_trading(self._settings, self._accounts.database_trouble)
         return self._jobs
 
     def _on_event(self, event: Event) -> None:

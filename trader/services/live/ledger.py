@@ -121,7 +121,7 @@ class AccountLedger:
     async def record_nonce(self, sent: SentOrder) -> None:
         """Record the nonce of the transaction whose answer was lost."""
         self.open_orders[sent.client_index] = sent
-        async with self._context.database.connection() as conn:
+        async with self._context.database.writing() as conn:
             await store.update_venue_order_nonce(conn, sent)
 
     async def commit(self, decide: Callable[[Account], Posting | None]) -> Posting | None:

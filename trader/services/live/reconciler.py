@@ -208,7 +208,7 @@ class Reconciler:
         now = self._context.clock.now()
         self._agreed_at = now
         if now - self._recorded_at >= _RECORD_EVERY:
-            async with self._context.database.connection() as conn:
+            async with self._context.database.writing() as conn:
                 await store.update_agreed_at(conn, self._ledger.account_id, now)
             self._recorded_at = now
 

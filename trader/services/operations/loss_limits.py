@@ -154,7 +154,7 @@ class LossLimits:
         if not changed:
             return
         try:
-            async with self._database.connection() as conn:
+            async with self._database.writing() as conn:
                 await store.upsert_baselines(conn, changed, now, term)
         except Unavailable as error:
             log.warning("the baselines of the loss limits are not recorded yet: %s", error)

@@ -104,7 +104,7 @@ class OperatorCommands:
             del self._tasks[command_id]
             if not task.cancelled() and (error := task.exception()) is not None:
                 log.error("command %s failed: %s", command_id, error, exc_info=error)
-                async with self._database.connection() as conn:
+                async with self._database.writing() as conn:
                     note = f"internal error ({type(error).__name__}); see the log"
                     left = Left(account_id="", what="the command", reason=note)
                     await store.update_command_finished(conn, command_id, Outcome(left=(left,)))
@@ -146,11 +146,11 @@ class OperatorCommands:
             log.warning("%s of %s is interrupted: %s", command.verb, subject, error)
 
     async def _record_progress(self, command: OperatorCommand, progress: str) -> bool:
-        async with self._database.connection() as conn:
+        async with self._database.writing() as conn:
             return await store.update_command_taken(conn, command.id, progress)
 
     async def _finish(self, command: OperatorCommand, outcome: Outcome) -> None:
-        async with self._database.connection() as conn:
+        async with self._database.writing() as conn:
             await store.update_command_finished(conn, command.id, outcome)
         log.warning(
             "%s of %s: %d orders cancelled, %d fills closed, %d left%s",

@@ -130,7 +130,7 @@ class LuckTable:
         if not self._is_saving or isinstance(result, str):
             return
         try:
-            async with self._database.connection() as conn:
+            async with self._database.writing() as conn:
                 await upsert_luck(conn, StoredLuck(*request.key, count, result))
         except Unavailable as error:
             log.warning("The comparison of %s with luck is kept in memory only: %s", request.run.run.model_id, error)

@@ -134,7 +134,7 @@ class Portfolio:
             return
         due.sort(key=lambda snapshot: snapshot.account_id)
         try:
-            async with self._database.connection() as conn:
+            async with self._database.writing() as conn:
                 self._created = await store.insert_snapshots(conn, due, term)
         finally:
             self.version += 1  # what was not confirmed may have been written
@@ -147,11 +147,11 @@ class Portfolio:
         Idempotent, and cheap when there is nothing to do.
         """
         if self._week != week_of(now):
-            async with self._database.connection() as conn:
+            async with self._database.writing() as conn:
                 await ensure_partitions(conn, now)
             self._week = week_of(now)
         if self._retired_at is None or now - self._retired_at >= _DAY:
-            async with self._database.connection() as conn:
+            async with self._database.writing() as conn:
                 dropped = await drop_partitions_before(conn, now - self._retention)
             self._retired_at = now
             if dropped:

@@ -18,7 +18,7 @@ import asyncpg
 import msgspec
 import orjson
 
-from trader.errors import StartError, Unavailable
+from trader.errors import DatabaseUnavailable, StartError
 
 if TYPE_CHECKING:
     from asyncpg.pool import Pool, PoolConnectionProxy
@@ -36,21 +36,39 @@ CONNECT_TIMEOUT_S = 5.0
 CANCEL_TIMEOUT_S = 1.0
 """How long the server may take to cancel an abandoned statement; its caller waits for that too."""
 
-LOG_AGAIN_S = 60.0
-"""How long the same problem is not logged again, whatever else is logged between."""
+LOCK_TIMEOUT_SHARE = 0.9
+"""The share of a statement's time limit that it may wait for locks, so that the server says what it waited for."""
 
-LOGGED_MAX = 32
-"""How many problems are remembered as logged."""
+NOT_REACHABLE = "not reachable"
+NOT_ANSWERING = "not answering"
+BUSY = "all connections in use"
 
-# SQLSTATE classes that say something about the server or the connection, not about the statement: connection,
-# authorization, missing database, deadlock, resources, operator intervention, system error; and a standby server.
-TRANSIENT_CLASSES = ("08", "28", "3D", "40", "53", "57", "58")
-READ_ONLY_TRANSACTION = "25006"
-
-DISK_FULL = "53100"
+# Errors that say something about the server or the connection, not about the statement, by SQLSTATE or its class.
+CAUSES = {
+    "25006": "read-only",
+    "53100": "disk full",
+    "53200": "out of memory",
+    "53300": "too many connections",
+    "55P03": "locked",
+    "57014": "interrupted",
+    "08": NOT_REACHABLE,
+    "28": "access refused",
+    "3D": "no such database",
+    "40": "locked",
+    "53": "out of resources",
+    "57": NOT_REACHABLE,
+    "58": "input/output error",
+}
 
 SELECT_ALIVE = "SELECT 1"
+SELECT_IS_READ_ONLY = "SELECT current_setting('transaction_read_only')::boolean"
 SELECT_IS_REPLICA = "SELECT pg_is_in_recovery()"
+
+# A lock that would stop bookings stops the probe; it takes none that another booking waits for.
+LOCK_BOOKED_TABLES = """
+LOCK TABLE accounts, runs, orders, order_requests, limit_orders, fills, funding_payments, invocations,
+           portfolio_snapshots IN ROW EXCLUSIVE MODE
+"""
 
 CREATE_WRITE_PROBE = """
 CREATE TEMPORARY TABLE write_probe ON COMMIT DROP AS SELECT repeat('x', 1900) AS filler FROM generate_series(1, 512)
@@ -78,9 +96,11 @@ class Database:
 
     def __init__(self, pool: "Pool[asyncpg.Record]") -> None:
         self._pool = pool
-        self._logged_at_s: dict[str, float] = {}  # by cause
+        self.read_trouble: str | None = None
+        """Why the last statement failed; None when it succeeded."""
+
         self.write_trouble: str | None = None
-        """Why the last write failed; None when it succeeded."""
+        """Why a write failed. None again after a write probe, or when another process has begun to write."""
 
         self.write_failures = 0
 
@@ -92,7 +112,8 @@ class Database:
 
         :raises StartError: the server is unreachable, refuses the user, lacks the database, or is older than 15
         """
-        session = {"application_name": "trader", "timezone": "UTC"}
+        lock_timeout_ms = round(LOCK_TIMEOUT_SHARE * command_timeout_s * 1000)
+        session = {"application_name": "trader", "timezone": "UTC", "lock_timeout": str(lock_timeout_ms)}
         if read_only:
             session["default_transaction_read_only"] = "on"
         try:
@@ -115,49 +136,52 @@ class Database:
     async def connection(self) -> AsyncIterator[Connection]:
         """Borrow a connection for a few statements, each a transaction of its own.
 
-        :raises Unavailable: the server cannot be reached, or does not answer in time
+        :raises DatabaseUnavailable: the server cannot be reached, or does not answer in time
         """
         try:
             conn = await self._pool.acquire(timeout=ACQUIRE_TIMEOUT_S)
         except TimeoutError as error:
-            raise Unavailable("The database is busy: no connection became free in time.") from error
+            is_full = self._pool.get_size() == self._pool.get_max_size()
+            raise self._unavailable((self.trouble or BUSY) if is_full else NOT_ANSWERING, error) from error
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
-            raise self._unavailable("The database cannot be reached now.", error) from error
+            raise self._unavailable(_transient_cause(error, is_lost=True) or NOT_REACHABLE, error) from error
         try:
             yield conn
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
-            problem = _transient_problem(error, is_lost=_is_lost(conn))
-            if problem is None:
+            cause = _transient_cause(error, is_lost=_is_lost(conn))
+            if cause is None:
                 raise
-            raise self._unavailable(problem, error) from error
+            raise self._unavailable(cause, error) from error
         finally:
             await self._release(conn)
+        self.read_trouble = None
 
-    def _unavailable(self, problem: str, error: Exception) -> Unavailable:
-        """Return the error for the caller, without its cause; log the cause, a repeated one at most once a minute."""
-        cause = (str(error) or type(error).__name__).split("\n", 1)[0]
-        now_s = time.monotonic()
-        if now_s - self._logged_at_s.get(cause, -LOG_AGAIN_S) >= LOG_AGAIN_S:
-            if len(self._logged_at_s) >= LOGGED_MAX:
-                self._logged_at_s.clear()
-            self._logged_at_s[cause] = now_s
-            log.warning("%s %s", problem, cause)
-        return Unavailable(problem)
+    def _unavailable(self, cause: str, error: Exception) -> DatabaseUnavailable:
+        """Return the error for the caller, and log the words of the server, which the caller is not told."""
+        self.read_trouble = cause
+        detail = (str(error) or type(error).__name__).split("\n", 1)[0]
+        unavailable = DatabaseUnavailable(cause)
+        log.warning("%s (%s)", unavailable, detail)
+        return unavailable
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the database cannot be used now, as far as this process has noticed."""
+        return self.write_trouble or self.read_trouble
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[Connection]:
-        """Borrow a connection for writes, and record in `write_trouble` whether the database accepts them.
+        """Borrow a connection for writes, and record in `write_trouble` when the database does not take them.
 
-        :raises Unavailable: the server cannot be reached, or does not answer in time
+        :raises DatabaseUnavailable: the server cannot be reached, or does not answer in time
         """
         try:
             async with self.connection() as conn:
                 yield conn
-        except Unavailable as error:
+        except DatabaseUnavailable as error:
             self.write_failures += 1
-            self.write_trouble = str(error)
+            self.write_trouble = error.cause
             raise
-        self.write_trouble = None
 
     async def _release(self, conn: "PoolConnectionProxy[asyncpg.Record]") -> None:
         """Return a connection to the pool, which closes it when the server does not cancel its statement in time.
@@ -171,11 +195,11 @@ class Database:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:
-        """Borrow a connection in a transaction: committed at the end of the block, rolled back by an exception.
+        """Borrow a connection for writes in a transaction: committed at the end of the block, or rolled back.
 
-        :raises Unavailable: the server cannot be reached, or does not answer in time
+        :raises DatabaseUnavailable: the server cannot be reached, or does not answer in time
         """
-        async with self.connection() as conn, conn.transaction():
+        async with self.writing() as conn, conn.transaction():
             yield conn
 
     @asynccontextmanager
@@ -184,25 +208,32 @@ class Database:
 
         For reads of several statements that must be consistent with each other.
 
-        :raises Unavailable: the server cannot be reached, or does not answer in time
+        :raises DatabaseUnavailable: the server cannot be reached, or does not answer in time
         """
         async with self.connection() as conn, conn.transaction(isolation="repeatable_read", readonly=True):
             yield conn
 
     async def probe_write(self) -> None:
-        """Write a megabyte and discard it, so that `write_trouble` is current even when nobody trades.
+        """Lock what bookings lock, write a megabyte and discard it. What succeeds ends `write_trouble`.
 
         A small write proves nothing: it may fit into an existing page although the disk is full.
 
-        :raises Unavailable: it cannot be written
+        :raises DatabaseUnavailable: it cannot be written
         """
-        async with self.writing() as conn, conn.transaction():
+        async with self.transaction() as conn:
+            await conn.execute(LOCK_BOOKED_TABLES)
             await conn.execute(CREATE_WRITE_PROBE)
+        self.write_trouble = None
 
     async def is_replica(self) -> bool:
         """Return whether this is a streaming replica, which cannot be written until it is promoted."""
         async with self.connection() as conn:
             return bool(await conn.fetchval(SELECT_IS_REPLICA))
+
+    async def is_read_only(self) -> bool:
+        """Return whether new transactions may not write: a replica, or a server or database that was set so."""
+        async with self.connection() as conn:
+            return bool(await conn.fetchval(SELECT_IS_READ_ONLY))
 
     async def ping(self) -> float:
         """Return how long the server takes to answer, in milliseconds."""
@@ -268,17 +299,18 @@ def place(dsn: str) -> str:
 
 def _start_problem(dsn: str, error: Exception) -> str:
     where = place(dsn)
+    cause = _transient_cause(error, is_lost=True)
     if isinstance(error, asyncpg.PostgresError):
         return {
             "3D000": f"The server has no such database: {where}. Create it first (createdb).",
             "28000": f"The database at {where} refuses the user of DATABASE_URL.",
             "28P01": f"The database at {where} refuses the user or the password of DATABASE_URL.",
             "42501": f"The user of DATABASE_URL may not connect to the database at {where}.",
-        }.get(error.sqlstate or "", f"The database at {where} refuses connections now: {error}.")
+        }.get(error.sqlstate or "", f"The database at {where} cannot be used now: {cause or 'refused'}: {error}.")
     if isinstance(error, TimeoutError):
-        return f"The database at {where} cannot be reached: no answer within {CONNECT_TIMEOUT_S:g} s."
+        return f"The database at {where} cannot be used now: {cause} within {CONNECT_TIMEOUT_S:g} s."
     if isinstance(error, OSError):
-        return f"The database at {where} cannot be reached: {error.strerror or 'connection failed'}."
+        return f"The database at {where} cannot be used now: {cause}: {error.strerror or 'connection failed'}."
     return f"The database at {where} cannot be used: DATABASE_URL is no usable connection string."
 
 
@@ -289,18 +321,12 @@ def _is_lost(conn: Connection) -> bool:
         return True
 
 
-def _transient_problem(error: Exception, *, is_lost: bool) -> str | None:
-    """Describe an error of the server or the connection for the caller; None for an error of the statement."""
+def _transient_cause(error: Exception, *, is_lost: bool) -> str | None:
+    """Return in a few words what is wrong with the server or the connection; None for an error of the statement."""
     if isinstance(error, asyncpg.PostgresError):
         sqlstate = error.sqlstate or ""
-        if sqlstate == DISK_FULL:
-            return "The disk of the database is full."
-        if sqlstate.startswith(TRANSIENT_CLASSES) or sqlstate == READ_ONLY_TRANSACTION:
-            return "The database cannot answer now."
-        return None
+        return CAUSES.get(sqlstate, CAUSES.get(sqlstate[:2]))
     if isinstance(error, asyncpg.InterfaceError):
         # asyncpg raises this for wrong arguments too: those are bugs, and the connection stays open.
-        return "The connection to the database was lost." if is_lost else None
-    if isinstance(error, TimeoutError):
-        return "The database took too long to answer."
-    return "The connection to the database was lost."
+        return NOT_REACHABLE if is_lost else None
+    return NOT_ANSWERING if isinstance(error, TimeoutError) else NOT_REACHABLE

@@ -156,6 +156,7 @@ UPGRADE_TIMEOUT_S: Final = 600.0
 # "trader" in ASCII: two processes that start at once apply the schema one after the other.
 SCHEMA_LOCK: Final = 0x747261646572
 
+NO_LOCK_TIMEOUT = "SET LOCAL lock_timeout = 0"
 LOCK_SCHEMA = "SELECT pg_advisory_xact_lock($1)"
 UPDATE_SCHEMA_VERSION = "UPDATE schema_version SET version = $1, applied_at = now() WHERE version < $1"
 
@@ -178,6 +179,7 @@ async def apply_schema(database: Database) -> None:
         if await select_schema_version(conn) == SCHEMA_VERSION:
             return
     async with database.transaction() as conn:
+        await conn.execute(NO_LOCK_TIMEOUT)  # the time limit of the steps holds for their locks, too
         await conn.execute(LOCK_SCHEMA, SCHEMA_LOCK)
         version = await select_schema_version(conn)
         if version is not None and version > SCHEMA_VERSION:
