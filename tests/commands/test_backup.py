@@ -15,16 +15,18 @@ from support.records import HOUR, START, add_invocation, add_model, add_trade
 from support.tables import digests
 
 from trader.__main__ import main
+from trader.commands.backup import restore_file
 from trader.embedded import dumps
 from trader.embedded.binaries import system_binaries, wheel_binaries
 from trader.embedded.server import EmbeddedPostgres
 from trader.errors import StartError
 from trader.store.database.pool import Database
-from trader.store.database.schema import SCHEMA_VERSION, apply_schema
+from trader.store.database.schema import SCHEMA_VERSION, apply_schema, schema_text
 
 pytestmark = pytest.mark.processes
 
-SEAL = len("\ntrader backup sha256 ") + 64
+CHECKSUM = len("\ntrader backup sha256 ") + 64
+INSERT_SERVICE = "INSERT INTO service_state (market_identity, trading_mode) VALUES ('synthetic:0', 'simulated')"
 Restore = Callable[[Path, str], Awaitable[int]]
 
 
@@ -43,9 +45,7 @@ async def filled(database: Database) -> Database:
         for number in range(1, 40):
             await add_trade(conn, "ada", START + number * HOUR)
             await add_invocation(conn, "ada", START + number * HOUR)
-        await conn.execute(
-            "INSERT INTO service_state (market_identity, trading_mode) VALUES ('synthetic:0', 'simulated')"
-        )
+        await conn.execute(INSERT_SERVICE)
     return database
 
 
@@ -53,7 +53,7 @@ async def filled(database: Database) -> Database:
 async def file(filled: Database, dsn: str, tmp_path: Path) -> Path:
     address = dumps.libpq_address(dsn)
     await dumps.dump(address, 15, tmp_path / "a.dump")
-    dumps.seal(tmp_path / "a.dump")
+    dumps.add_checksum(tmp_path / "a.dump")
     return tmp_path / "a.dump"
 
 
@@ -73,7 +73,7 @@ async def test_a_cut_or_damaged_file_changes_nothing(
     file: Path, empty_dsn: str, restore: Restore, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     whole, random, wrong = file.read_bytes(), Random(7), tmp_path / "wrong.dump"
-    wrongs = [whole[:length] for length in (0, 5, len(whole) // 3, len(whole) - 2000, len(whole) - SEAL - 1)]
+    wrongs = [whole[:length] for length in (0, 5, len(whole) // 3, len(whole) - 2000, len(whole) - CHECKSUM - 1)]
     places = [len(whole) - 3, 2000, *(random.randrange(len(whole)) for _ in range(3))]  # pg_restore takes some of them
     wrongs += [whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :] for place in places]
     for content in wrongs:
@@ -95,12 +95,14 @@ async def test_what_cannot_be_restored_is_refused(
     assert await restore(file, empty_dsn) == 1
     assert f"has schema version {SCHEMA_VERSION + 1}, made by a newer version" in capsys.readouterr().err
     async with filled.connection() as conn:
-        await conn.execute("UPDATE schema_version SET version = $1", SCHEMA_VERSION - 1)
+        await conn.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+        await conn.execute(schema_text(SCHEMA_VERSION - 1))
+        await conn.execute(INSERT_SERVICE)
     await dumps.dump(address, 15, file)
     assert await restore(file, empty_dsn) == 0
     shown = capsys.readouterr().out
-    assert f"Its schema version is {SCHEMA_VERSION - 1}: the next start upgrades it" in shown
-    assert "It has no digest" in shown
+    assert f"Its schema version was {SCHEMA_VERSION - 1}; it was upgraded to {SCHEMA_VERSION}" in shown
+    assert "It has no checksum" in shown
     async with filled.connection() as conn:
         await conn.execute("DROP TABLE schema_version")
     await dumps.dump(address, 15, file)
@@ -176,7 +178,7 @@ async def test_versions_of_postgresql_take_each_others_dumps(open_folder: Path) 
 
 async def copy(source: str, major: int, file: Path, target: str) -> None:
     await dumps.dump(dumps.libpq_address(source), major, file)
-    await dumps.restore(file, dumps.libpq_address(target))
+    await restore_file(file, target, SCHEMA_VERSION)
 
 
 def test_no_password_is_an_argument_that_others_see() -> None:

@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import asyncpg
+
 from trader.commands.audit import LINES_MAX
 from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, command, print_result, run_to_end, show
 from trader.commands.database import TargetDatabase, add_database_options, database_command
@@ -18,11 +20,23 @@ from trader.errors import StartError
 from trader.services.agents.chain import verify
 from trader.services.exchange.audit import audit
 from trader.settings import read_database_url
-from trader.store.database.pool import Database, place
-from trader.store.database.schema import SCHEMA_VERSION, open_database
+from trader.store.database.loading import (
+    COPY_TIMEOUT_S,
+    empty_tables,
+    enable_tables,
+    select_object_names,
+    select_schema_name,
+    select_tables,
+)
+from trader.store.database.partitions import create_partition, partitioned_table
+from trader.store.database.pool import Connection, Database, place
+from trader.store.database.schema import SCHEMA_VERSION, open_database, schema_text, upgrade
 from trader.store.operations.status import analyze, select_server_major, select_table_count
 
 _NULL: Final = r"\N"
+
+_IGNORED: Final = ("ENCODING", "STDSTRINGS", "SEARCHPATH", "SCHEMA", "COMMENT", "ACL", "DEFAULT ACL")
+"""Kinds of entries of a dump that belong to every database; like all others, they are never executed."""
 
 
 class Checked(NamedTuple):
@@ -43,6 +57,7 @@ class Checked(NamedTuple):
 
 def _backup_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, help="a file that does not exist yet; it gets pg_dump's custom format")
+    parser.add_argument("--encrypt", metavar="RECIPIENT", help="encrypt it with age for this public key (age1…)")
 
 
 @database_command("backup", example="trader backup trader-2026-11-22.dump", arguments=_backup_arguments)
@@ -58,16 +73,19 @@ async def backup(options: argparse.Namespace, target: TargetDatabase) -> Result:
     unfinished = file.with_name(f"{file.name}.unfinished")
     address = dumps.libpq_address(target.dsn)
     async with target.database.connection() as conn:
-        major = await select_server_major(conn)
+        major, schema = await select_server_major(conn), await select_schema_name(conn)
     try:
-        await dumps.dump(address, major, unfinished)
-        await asyncio.to_thread(dumps.seal, unfinished)
+        await dumps.dump(address, major, unfinished, schema)
+        await asyncio.to_thread(dumps.add_checksum, unfinished)
         show(
             f"dumped {unfinished.stat().st_size / 1e6:,.1f} MB; restoring it into a server of its own to check it",
             on_stderr=True,
         )
         checked = await _check_copy(unfinished)
-        unfinished.rename(file)
+        if options.encrypt is None:
+            unfinished.rename(file)
+        else:
+            await dumps.encrypt(unfinished, options.encrypt, file)
     except OSError as error:
         raise StartError(f"{file} cannot be written: {error.strerror}.") from None
     finally:
@@ -87,7 +105,7 @@ async def _check_copy(file: Path) -> Checked:
         with _scratch_folder() as folder:
             async with EmbeddedPostgres(folder / "server", durable=False) as server:
                 dsn = await server.ensure_database("copy")
-                await _restore(file, dsn)
+                await restore_file(file, dsn, (await _read_facts(file)).schema_version)
                 return await _check(dsn)
     except StartError as error:
         raise StartError(
@@ -104,26 +122,58 @@ def _scratch_folder() -> Iterator[Path]:
         yield folder
 
 
-async def _restore(file: Path, dsn: str) -> None:
-    """Restore a file into an empty database, and collect the planner's statistics.
+async def restore_file(file: Path, dsn: str, version: int) -> None:
+    """Create the tables of a version in an empty database, copy the rows of a file into them, and upgrade them.
 
-    :raises StartError: the database is not empty, or the file cannot be restored
+    All of it or, with an error, nothing.
+
+    :raises StartError: the database is not empty or does not take the rows, or the file cannot be read
     """
-    address = dumps.libpq_address(dsn)
     database = await Database.connect(dsn, size=1)
     try:
-        async with database.connection() as conn:
-            tables = await select_table_count(conn)
-        if tables:
-            raise StartError(
-                f"The database at {place(dsn)} has {tables} tables already; a backup is restored into an empty one "
-                "only. Nothing was changed."
-            )
-        await dumps.restore(file, address)
+        async with database.transaction() as conn:
+            if tables := await select_table_count(conn):
+                raise StartError(
+                    f"The database at {place(dsn)} has {tables} tables already; a backup is restored into an empty one "
+                    "only. Nothing was changed."
+                )
+            await conn.execute(schema_text(version))
+            await _copy_rows(file, conn)
+            await upgrade(conn, version)
         async with database.connection() as conn:
             await analyze(conn)
+    except asyncpg.PostgresError as error:
+        raise StartError(f"The database does not take {file}: {error}. Nothing was restored.") from error
     finally:
         await database.close()
+
+
+async def _copy_rows(file: Path, conn: Connection) -> None:
+    """Copy the rows of a file into the empty tables.
+
+    :raises StartError: the file has anything that the schema does not have, or lacks the rows of a table
+    """
+    entries = await dumps.list_entries(file)
+    with_rows = {entry.tag: entry for entry in entries if entry.kind == dumps.ROWS}
+    tables, partitions = set(await select_tables(conn)), set(filter(partitioned_table, with_rows))
+    for partition in sorted(partitions):
+        if partitioned_table(partition) in tables:
+            await create_partition(conn, partition)
+    names = await select_object_names(conn)
+    for entry in entries:
+        for word in () if entry.kind in _IGNORED else entry.tag.partition("(")[0].split():
+            if word not in names and not word.startswith(tuple(partitions) or "\0"):
+                raise StartError(f"{file} has the {entry.kind.lower()} {entry.tag}, which no database of trader has.")
+    ordered = [table for table in await select_tables(conn) if table in with_rows]
+    await empty_tables(conn)
+    copied = set()
+    async with dumps.reading(file, [with_rows[table] for table in ordered]) as source:
+        async for table, columns in source.tables():
+            await conn.copy_to_table(table, columns=columns, source=source.rows(), timeout=COPY_TIMEOUT_S)
+            copied.add(table)
+    if missing := with_rows.keys() - copied:
+        raise StartError(f"{file} has no rows to copy of {', '.join(sorted(missing))}. Nothing was restored.")
+    await enable_tables(conn)
 
 
 async def _check(dsn: str) -> Checked:
@@ -154,22 +204,19 @@ def restore(options: argparse.Namespace) -> int:
 
 async def _run_restore(options: argparse.Namespace) -> Result:
     file: Path = options.file
-    is_sealed = await asyncio.to_thread(dumps.is_sealed, file)
+    has_checksum = await asyncio.to_thread(dumps.has_checksum, file)
     facts = await _read_facts(file)
     async with _place(options, facts) as (dsn, where):
         show(f"database: {where}", on_stderr=True)
-        await _restore(file, dsn)
-        problems: list[str] = []
-        lines = [f"restored {file}, of {facts.market_identity} ({facts.trading_mode}), into {where}"]
-        if not is_sealed:
-            lines.append("It has no digest, unlike those of `trader backup`: nobody can tell whether it was changed.")
-        if facts.schema_version == SCHEMA_VERSION:
-            checked = await _check(dsn)
-            lines, problems = [*checked.lines, *lines], checked.problems
-        else:
-            lines.append(f"Its schema version is {facts.schema_version}: the next start upgrades it; audit it then.")
-    value = {"file": str(file), "place": where, "backup": facts, "problems": problems}
-    return Result(value, lines, EXIT_FAILED if problems else EXIT_DONE)
+        await restore_file(file, dsn, facts.schema_version)
+        checked = await _check(dsn)
+    lines = [*checked.lines, f"restored {file}, of {facts.market_identity} ({facts.trading_mode}), into {where}"]
+    if not has_checksum:
+        lines.append("It has no checksum, unlike those of `trader backup`, so damage of it may go unnoticed.")
+    if facts.schema_version < SCHEMA_VERSION:
+        lines.append(f"Its schema version was {facts.schema_version}; it was upgraded to {SCHEMA_VERSION}.")
+    value = {"file": str(file), "place": where, "backup": facts, "problems": checked.problems}
+    return Result(value, lines, EXIT_FAILED if checked.problems else EXIT_DONE)
 
 
 class BackupFacts(NamedTuple):
@@ -192,7 +239,10 @@ async def _read_facts(file: Path) -> BackupFacts:
         raise StartError(f"{file} is no backup of trader: it has no table schema_version.")
     if not states:
         raise StartError(f"{file} is of a database on which no service has ever run: there is nothing to restore.")
-    version, state = int(versions[0]["version"]), states[0]
+    text, state = versions[0].get("version", ""), states[0]
+    if not text.isdecimal() or not int(text) >= 1:
+        raise StartError(f"{file} is no backup of trader: its schema version is {text[:20]!r}.")
+    version = int(text)
     if version > SCHEMA_VERSION:
         raise StartError(
             f"{file} has schema version {version}, made by a newer version of trader; this one has {SCHEMA_VERSION}. "

