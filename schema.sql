@@ -209,11 +209,18 @@ CREATE TABLE IF NOT EXISTS tool_calls (
     number        integer NOT NULL CHECK (number >= 1),
     id            uuid NOT NULL UNIQUE,
     type          text NOT NULL CHECK (type IN ('CREATE_POSITION', 'CLOSE_POSITION', 'UPDATE_EXIT_PLAN', 'HOLDING',
-                                                'FETCH_INDICATORS')),
+                                                'FETCH_INDICATORS', 'FETCH_ORDER_BOOK', 'NOTE')),
     status        text NOT NULL CHECK (status IN ('ok', 'rejected', 'failed')),
     metadata      jsonb NOT NULL,
     created_at    timestamptz NOT NULL,
     PRIMARY KEY (invocation_id, number)
+);
+
+-- The note that each model keeps for itself: the last one that it wrote.
+CREATE TABLE IF NOT EXISTS notes (
+    model_id   text PRIMARY KEY REFERENCES models,
+    text       text NOT NULL CHECK (length(text) BETWEEN 1 AND 600),
+    written_at timestamptz NOT NULL
 );
 
 CREATE OR REPLACE FUNCTION count_failed_tool_calls() RETURNS trigger LANGUAGE plpgsql AS $$

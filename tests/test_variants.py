@@ -51,7 +51,7 @@ SHOWN = (
     Indicators,
 )
 SIDES = {side.value for side in Side}
-PLACES = {"minute", "session"}
+PLACES = {"decisions", "from", "refused", "session"}
 """Names of the prompt's own tables."""
 
 TECHNICAL = ("MACD", "stochastic", "OBV", "Ichimoku cloud", "Fibonacci", "moving average", "order flow", "news")
@@ -139,7 +139,7 @@ def test_a_prompt_covers_role_edge_rules_limits_exits_and_tools(variant: Variant
     for heading in ("## Your edge", "## How you trade", "## Size", "## Exits"):
         assert heading in prompt
     assert re.search(rf"(at most|up to) {definition.limits.leverage_max}\b", prompt)
-    for tool in TOOLS.keys() - {"updateExitPlan"}:
+    for tool in TOOLS.keys() - {"updateExitPlan", "fetchOrderBook", "note"}:
         assert f"`{tool}`" in prompt
     for word in ("`invalidation`", "`confidence`", "stop"):
         assert word in prompt

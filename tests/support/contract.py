@@ -92,7 +92,9 @@ TRADE = {
     "holdingTime": holding_time,
     "timestamp": iso,
 }
-TOOL_CALL_TYPE = ("CREATE_POSITION", "CLOSE_POSITION", "UPDATE_EXIT_PLAN", "HOLDING", "FETCH_INDICATORS")
+TOOL_CALL_TYPE = (
+    "CREATE_POSITION", "CLOSE_POSITION", "UPDATE_EXIT_PLAN", "HOLDING", "FETCH_INDICATORS", "FETCH_ORDER_BOOK", "NOTE",
+)  # fmt: skip
 BUDGET = {
     "usdPerDay?": number,
     "spentTodayUsd": number,

@@ -2,11 +2,11 @@
 
 import asyncio
 import os
-import re
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 
 import orjson
@@ -62,9 +62,8 @@ class TradingProvider:
     def calls(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if any(message["role"] == "tool" for message in messages):
             return [call(1, "holding", reason="done")]
-        match = re.search(r'"minute":(\d+),', messages[1]["content"])
-        assert match is not None
-        match int(match[1]) // 5 % 3:
+        shown = datetime.fromisoformat(orjson.loads(messages[1]["content"])["at"])
+        match int(shown.timestamp()) // 300 % 3:
             case 0:
                 two = call(2, "createPosition", **opening("ETH", 0.5))
                 return [call(1, "createPosition", **opening("BTC", 0.02)), two]

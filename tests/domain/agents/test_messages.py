@@ -30,12 +30,11 @@ def test_storable_keeps_all_but_nul() -> None:
     assert orjson.dumps(storable(value))
 
 
-def test_fetched_candles_are_rows_with_the_minute_of_their_open() -> None:
+def test_fetched_candles_are_rows_one_interval_apart() -> None:
     candle = Candle(datetime(2025, 1, 2, 12, 0, tzinfo=UTC), 94_000.123456, 1.0, 2.0, 3.5, 0.000012345678912)
     result = indicators_json("BTC", "1h", [candle], Indicators(close=94_100.56789))
-    assert result["candles"] == [
-        ["minute", "open", "high", "low", "close", "volume"],
-        [28_930_320, 94_000.1, 1, 2, 3.5, 0.0000123],
-    ]
+    assert result["columns"] == ("open", "high", "low", "close", "volume")
+    assert result["from"] == "2025-01-02T12:00Z"
+    assert result["candles"] == [[94_000.1, 1, 2, 3.5, 0.0000123]]
     assert result["indicators"]["close"] == 94_100.6
     assert result["indicators"]["rsi"] is None

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -14,8 +15,10 @@ from msgspec.structs import replace
 from rs_bpe.bpe import openai
 
 from trader.clock import floor_time
+from trader.domain.agents.memory import DECISIONS_ADDED_MAX, DECISIONS_SHOWN, LINE_MAX, REFUSAL_MAX, REFUSALS_SHOWN
 from trader.domain.agents.prompt import (
     GLOSSARY,
+    INDICATOR_NAMES,
     ROWS_ADDED_MAX,
     ROWS_MIN,
     cadence_text,
@@ -23,16 +26,18 @@ from trader.domain.agents.prompt import (
     rules_text,
     view_text,
 )
-from trader.domain.agents.tools import TOOL_SCHEMAS
+from trader.domain.agents.tools import NOTE_MAX, TOOL_SCHEMAS
 from trader.domain.agents.view import (
+    SERIES_SHOWN,
     LastAction,
+    Memory,
     ObservedAccount,
     ObservedMarket,
     ObservedOrder,
     ObservedPosition,
     ObservedStats,
     ObservedTrade,
-    Reason,
+    PastDecision,
     Supplementary,
     VariantLimits,
     View,
@@ -84,39 +89,72 @@ def shown(view: View = VIEW) -> tuple[str, dict[str, Any]]:
     return text, msgspec.json.decode(text)
 
 
+def rows_of(table: list[list[Any]]) -> list[dict[str, Any]]:
+    names, *rows = table
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
 def test_amounts_are_in_plain_digits_and_eight_of_them() -> None:
     text, data = shown()
     assert '"initialCapital":10000,' in text
     assert '"equity":10012.346,' in text
     assert '"fundingRate":0.0000125' in text
-    assert '"quantity":0.1,' in text
     assert "E+" not in text
     assert "E-" not in text
-    assert data["positions"][0]["exitPlan"]["stop"] == 93_000
-    assert data["positions"][0]["funding"] == -0.0118
+    (position,) = rows_of(data["positions"])
+    assert (position["quantity"], position["exitPlan"]["stop"], position["funding"]) == (0.1, 93_000, -0.0118)
     assert data["now"]["BTC"]["lastAction"] == {"action": "createPosition", "side": "LONG", "cyclesAgo": 2}
 
 
-def test_candles_and_trades_are_tables_with_minutes() -> None:
-    _, data = shown()
-    minute = 28_930_320  # of 2025-01-02T12:00Z
-    assert data["minute"] == minute
-    assert data["15m"]["candles"] == [["minute", "BTC"], [minute, [94_000.1, 1, 2, 3, 0.0000123]]]
-    assert data["15m"]["indicators"]["columns"] == ["BTC"]
-    assert data["15m"]["indicators"]["close"] == [94_100.5]
-    assert data["15m"]["indicators"]["rsi"] == [None]
-    assert data["positions"][0]["liquidationPrice"] is None
-    (columns, row) = data["trades"]
-    assert dict(zip(columns, row, strict=True)) | {"netPnl": 96.75, "openedMinute": minute} == dict(
-        zip(columns, row, strict=True)
-    )
+def test_every_time_has_the_same_form() -> None:
+    text, data = shown(replace(VIEW, orders=(ORDER,)))
+    (trade,), (position,) = rows_of(data["trades"]), rows_of(data["positions"])
+    times = [data["at"], trade["openedAt"], trade["closedAt"], position["openedAt"], position["exitPlan"]["timeExit"]]
+    assert {*times, data["orders"][0]["createdAt"]} == {"2025-01-02T12:00Z"}
+    assert data["15m"]["from"] == "2025-01-02T10:00Z"
+    assert set(re.findall(r"20\d\d-[^\"]*", text)) == {"2025-01-02T12:00Z", "2025-01-02T10:00Z"}
 
 
-def test_a_market_without_a_candle_has_none_in_its_row() -> None:
+def test_candles_are_rows_one_interval_apart_and_a_missing_one_is_null() -> None:
+    candle = MARKET.candles["15m"][0]
+    later = replace(MARKET, candles={"15m": (candle, candle._replace(open_time=NOW + timedelta(minutes=30)))})
     other = replace(MARKET, symbol="ETH", candles={"15m": ()}, indicators={"15m": Indicators()})
-    _, data = shown(replace(VIEW, markets={"BTC": MARKET, "ETH": other}))
-    assert data["15m"]["candles"][0] == ["minute", "BTC", "ETH"]
-    assert data["15m"]["candles"][1][2] is None
+    _, data = shown(replace(VIEW, at=NOW + timedelta(minutes=45), markets={"BTC": later, "ETH": other}))
+    values = [94_000.1, 1, 2, 3, 0.0000123]
+    assert data["15m"]["from"] == "2025-01-02T10:00Z"
+    assert data["15m"]["candles"] == [*[[None, None]] * 8, [values, None], [None, None], [values, None]]
+
+
+def test_indicators_that_a_prompt_names_are_series_at_the_interval_of_decisions() -> None:
+    past = [Indicators(adx=20.0, rsi=40.0, vwap=7.0), Indicators(adx=21.0, rsi=41.0), Indicators(adx=22.123456)]
+    history = {"15m": past, "5m": past}
+    both = {"15m": past[-1], "5m": past[-1]}
+    market = replace(MARKET, candles={"15m": (), "5m": ()}, indicators=both, indicator_history=history)
+    view = replace(VIEW, markets={"BTC": market})
+    text = opening_messages("Trade `adx` over `vwap`.", VariantLimits(leverage_max=7), view)[1]["content"]
+    data = msgspec.json.decode(text)
+    assert data["15m"]["indicators"] == {"adx": [[20, 21, 22.1235]]}
+    assert data["5m"]["indicators"] == {"adx": [22.1235]}
+    assert data["session"] == {"vwap": [[7, None, None]]}
+    _, data = shown(view)
+    assert set(data["15m"]["indicators"]) | set(data["session"]) == set(INDICATOR_NAMES)
+
+
+@given(st.integers(1, 60), st.sampled_from([1, 5]), st.integers(0, 500))
+def test_at_least_the_last_twenty_decisions_are_shown_and_the_first_stays_for_a_while(
+    count: int, every: int, start: int
+) -> None:
+    def lines(newest: int) -> list[str]:
+        moments = [NOW + n * timedelta(minutes=every) for n in range(start, start + newest)]
+        past = [PastDecision(at=at, text="holding") for at in moments][::-1][: DECISIONS_SHOWN + DECISIONS_ADDED_MAX]
+        view = replace(VIEW, every_minutes=every, memory=Memory(decisions=tuple(past)))
+        shown_lines: list[str] = msgspec.json.decode(view_text(view))["decisions"]
+        return shown_lines
+
+    runs = [lines(count + later) for later in range(5)]
+    for later, each in enumerate(runs):
+        assert min(count + later, DECISIONS_SHOWN) <= len(each) < DECISIONS_SHOWN + DECISIONS_ADDED_MAX
+    assert sum(before[0] != after[0] for before, after in pairwise(runs)) <= 1
 
 
 def test_every_field_of_the_view_is_shown() -> None:
@@ -124,7 +162,7 @@ def test_every_field_of_the_view_is_shown() -> None:
         VIEW,
         markets={"BTC": replace(MARKET, open_interest=D(5), supplementary=SUPPLEMENTARY)},
         orders=(ORDER,),
-        reasons=(Reason(at=NOW, text="nothing to do"),),
+        memory=Memory(note="mind the gap", decisions=(PastDecision(at=NOW, text="holding: flat"),), refused=("no",)),
     )
     text, data = shown(view)
     named = set(re.findall(r'"(\w+)"', text))
@@ -134,12 +172,13 @@ def test_every_field_of_the_view_is_shown() -> None:
     ):  # fmt: skip
         missing = {field.encode_name for field in msgspec.structs.fields(struct)} - named - NAMED_OTHERWISE
         assert not missing, struct
-    assert data["reasons"] == [[28_930_320, "nothing to do"]]
+    assert data["decisions"] == ["2025-01-02T12:00Z holding: flat"]
+    assert (data["note"], data["refused"]) == ("mind the gap", ["no"])
     assert data["orders"][0]["limitPrice"] == 93_500
     assert data["now"]["BTC"]["openInterest"] == 5
 
 
-NAMED_OTHERWISE = {"symbol", "quotedAt", "candles", "indicators"}
+NAMED_OTHERWISE = {"symbol", "quotedAt", "candles", "indicators", "indicatorHistory", "close"}
 """Markets are named by their keys, `stale` says what the time of the quote is for, and an interval has its tables."""
 
 
@@ -151,14 +190,14 @@ def test_a_minute_later_only_the_end_of_the_prompt_differs(minutes: int) -> None
     kept = next(n for n, (pair, other) in enumerate(zip(before, after, strict=False)) if pair != other)
     assert has_closed or kept > before.index('"at":')
     for text in (before, after):
-        for interval in ("5m", "1h"):
-            rows = len(msgspec.json.decode(text)[interval]["candles"]) - 1
-            assert ROWS_MIN <= rows < ROWS_MIN + ROWS_ADDED_MAX
+        for interval, least in (("5m", ROWS_MIN), ("1h", ROWS_MIN // 2)):
+            rows = len(msgspec.json.decode(text)[interval]["candles"])
+            assert least <= rows < least + ROWS_ADDED_MAX
 
 
 @pytest.mark.parametrize("variant", VariantId)
 def test_a_full_view_fits_into_6500_tokens_with_the_tools(variant: VariantId) -> None:
-    """Three markets, each with a position and as many candles as are ever shown, five trades and three reasons."""
+    """Three markets, each with a position and as many candles as are ever shown, five trades, a note and decisions."""
     count, made = openai.o200k_base().count, VARIANTS[variant]
     base, at = {"BTC": 106_521.3, "ETH": 3_368.25, "SOL": 253.591}, datetime(2025, 1, 3, 7, 59, tzinfo=UTC)
     markets = {symbol: market_of(symbol, price, made.intervals, at) for symbol, price in base.items()}
@@ -176,7 +215,11 @@ def test_a_full_view_fits_into_6500_tokens_with_the_tools(variant: VariantId) ->
             for symbol, price in base.items()
         ),
         trades=(replace(TRADE, quantity=D("12.3456"), net_pnl=D("-96.7512345678"), fees=D("3.2512345678")),) * 5,
-        reasons=(Reason(at=NOW, text=said[:160]),) * 3,
+        memory=Memory(
+            note=(said * 6)[:NOTE_MAX],
+            decisions=(PastDecision(at=NOW, text=said[:LINE_MAX]),) * (DECISIONS_SHOWN + 3),
+            refused=(said[: LINE_MAX + REFUSAL_MAX],) * REFUSALS_SHOWN,
+        ),
     )  # fmt: skip
     messages = opening_messages(made.prompt, made.limits, view)
     tools = msgspec.json.encode(TOOL_SCHEMAS).decode()
@@ -196,7 +239,11 @@ def market_of(symbol: str, price: float, intervals: Sequence[Interval], at: date
             Candle(opened, each, each * 1.0012, each * 0.9987, each * 1.0003, 1_234.5 + each)
             for opened, each in zip(opens, prices, strict=True)
         )
-    return replace(MARKET, symbol=symbol, candles=candles, indicators=dict.fromkeys(intervals, indicators))
+    history = dict.fromkeys(intervals, (indicators,) * SERIES_SHOWN)
+    return replace(
+        MARKET, symbol=symbol, candles=candles, indicators=dict.fromkeys(intervals, indicators),
+        indicator_history=history, change_24h_percent=-12.3456,
+    )  # fmt: skip
 
 
 def view_at(at: datetime) -> View:

@@ -44,7 +44,8 @@ async def test_request_and_answer(fake: tuple[FakeServer, str], client_of: MakeC
     assert body["messages"] == TURN.messages
     assert body["max_tokens"] == 1000
     assert [tool["function"]["name"] for tool in body["tools"]] == [
-        "createPosition", "closePosition", "updateExitPlan", "fetchIndicators", "holding",
+        "createPosition", "closePosition", "updateExitPlan", "fetchIndicators", "fetchOrderBook", "note",
+        "holding",
     ]  # fmt: skip
     assert all(tool["function"]["strict"] for tool in body["tools"])
     assert (answer.input_tokens, answer.output_tokens, answer.tokens_spent) == (7, 3, 10)

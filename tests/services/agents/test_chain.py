@@ -147,7 +147,7 @@ async def test_an_edited_configuration_is_found(chain: Database) -> None:
 
 async def test_an_edited_payload_is_found(chain: Database) -> None:
     async with chain.connection() as conn:
-        ids = [await _id_at(conn, 3), await _id_at(conn, 6)]
+        ids = [await _id_at(conn, 3), await _id_at(conn, 1)]
         await conn.execute(
             "UPDATE invocation_payloads a SET payload = b.payload "
             "FROM invocation_payloads b WHERE a.invocation_id = $1 AND b.invocation_id = $2",

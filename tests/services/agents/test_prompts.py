@@ -1,15 +1,16 @@
-"""What AI models are asked: their own prompt, reasons and orders, in few tokens, of which most are those of before."""
+"""What AI models are asked: their own prompt, past and orders, in few tokens, of which most are those of before."""
 
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 import orjson
 import pytest
 from rs_bpe.bpe import openai
 from support.candles import FOLDER
-from support.floor import Floor, hold
+from support.floor import Floor, calling, hold, opening
 from support.prompts import kept_part, replayed_prompts
 
 from trader.domain.agents.conversation import Turn
@@ -24,14 +25,73 @@ def asked(turn: Turn) -> tuple[str, dict[str, Any]]:
     return turn.messages[0]["content"], orjson.loads(turn.messages[1]["content"])
 
 
-async def test_a_model_is_shown_its_last_three_reasons_newest_first(floor: Floor) -> None:
+async def test_a_model_is_shown_its_last_decisions_newest_first_and_why_calls_of_its_last_cycle_were_refused(
+    floor: Floor,
+) -> None:
     await floor.add("ada")
-    for number in range(5):
+    for number in range(21):
         floor.provider.scripts["ada"] = [hold(f"reason {number} " + 300 * "x")]
         await floor.cycle()
+    too_much = calling(opening(), opening(symbol="ETH", leverage=99), ("closePosition", {"symbol": 7}))
+    floor.provider.scripts["ada"] = [too_much, hold("in")]
+    await floor.cycle()
+    floor.provider.scripts["ada"] = [calling(text="I wait.")]
+    await floor.cycle()
     _, data = asked(floor.provider.turns[-1])
-    assert [text[:8] for _, text in data["reasons"]] == ["reason 3", "reason 2", "reason 1"]
-    assert all(len(text) == 160 for _, text in data["reasons"])
+    lines = [line.partition("Z ")[2] for line in data["decisions"]]
+    assert lines[-4:] == [
+        "filled 0.1 at 94000.1: createPosition BTC LONG quantity 0.1 leverage 3 stop 90000 target 99000"[:60],
+        "rejected (leverage): createPosition ETH LONG quantity 0.1 leverage 99 stop 90000 target 99000"[:60],
+        "failed (error): closePosition",
+        "holding: in",
+    ]
+    assert lines[-5].startswith("holding: reason 20 xxx")
+    assert (20 <= len(lines) <= 24, len(lines[-5])) == (True, 60)
+    refused, failed = data["refused"]
+    assert refused.startswith("createPosition ETH LONG")
+    assert ": Leverage 99 is above the 10" in refused
+    assert failed.startswith("closePosition: Bad arguments:")
+    await floor.cycle()
+    _, data = asked(floor.provider.turns[-1])
+    assert data["decisions"][-1].endswith("Z I wait.")
+    assert data["refused"] == []
+
+
+async def test_a_model_sees_the_note_that_it_wrote_last_until_its_account_is_reset(floor: Floor) -> None:
+    await floor.add("ada")
+    floor.provider.scripts["ada"] = [calling(("note", {"text": "first"}), ("holding", {"reason": "flat"}))]
+    await floor.cycle()
+    rewritten = calling(("note", {"text": "x" * 601}), ("note", {"text": "sell the news"}))
+    floor.provider.scripts["ada"] = [rewritten, hold()]
+    await floor.cycle()
+    _, data = asked(floor.provider.turns[1])
+    assert data["note"] == "first"
+    floor.provider.scripts["ada"] = [hold()]
+    await floor.cycle()
+    _, data = asked(floor.provider.turns[-1])
+    assert data["note"] == "sell the news"
+    assert "length <= 600" in data["refused"][0]
+    await floor.see()
+    await floor.exchange.reset_account("ada")
+    await floor.cycle()
+    _, data = asked(floor.provider.turns[-1])
+    assert (data["note"], data["decisions"]) == (None, [])
+
+
+async def test_a_model_reads_the_order_book_that_its_order_would_meet(floor: Floor) -> None:
+    await floor.add("ada")
+    fetch = ("fetchOrderBook", {"symbol": "BTC"})
+    floor.provider.scripts["ada"] = [calling(fetch), calling(opening(quantity=0.05)), calling(fetch), hold()]
+    await floor.cycle()
+    before, after = (
+        orjson.loads(message["content"])
+        for message in floor.provider.turns[-1].messages
+        if message["role"] == "tool" and "bids" in message["content"]
+    )
+    assert len(before["bids"]) <= 10 >= len(before["asks"])
+    assert before["bids"] == after["bids"]
+    (price, quantity), (price_left, left) = before["asks"][0], after["asks"][0]
+    assert (price, Decimal(quantity) - Decimal(left)) == (price_left, Decimal("0.05"))
 
 
 async def test_a_model_is_shown_its_open_orders(floor: Floor) -> None:
@@ -68,5 +128,4 @@ async def test_prompts_fit_their_tokens_and_repeat_those_of_the_cycle_before(dat
     for prompts in (await replayed_prompts(database, FOLDER, start, timedelta(minutes=14))).values():
         assert len(prompts) >= 14
         assert max(count(prompt) for prompt in prompts[::5]) <= 6_500
-        kept = [kept_part(before, after) for before, after in pairwise(prompts)]
-        assert sum(part >= 0.8 for part in kept) >= 0.9 * len(kept)
+        assert fmean(kept_part(before, after) for before, after in pairwise(prompts)) >= 0.85

@@ -19,6 +19,7 @@ from support.scripted import START
 from trader.clock import iso
 from trader.domain.agents.conversation import ModelAnswer, Turn
 from trader.domain.agents.invocations import invocation_id
+from trader.domain.agents.view import SERIES_SHOWN
 from trader.domain.exchange.orders import Side
 from trader.domain.market.markets import Quote
 from trader.domain.models import VariantId
@@ -73,7 +74,7 @@ async def test_turn_carries_variant_and_market(floor: Floor) -> None:
     assert {symbol: market["price"] for symbol, market in shown["now"].items()} == {
         "BTC": 94_000, "ETH": 3_300, "SOL": 200,
     }  # fmt: skip
-    assert shown["15m"]["indicators"]["rsi"] == [None, None, None], "absent, not 0"
+    assert shown["15m"]["indicators"]["momentum"] == [[None] * SERIES_SHOWN] * 3, "absent, not 0"
 
 
 async def test_position_is_opened_through_the_exchange(floor: Floor) -> None:
@@ -223,7 +224,7 @@ async def test_bad_calls_are_explained_and_counted(floor: Floor, name: str, argu
 async def test_indicators_are_fetched(floor: Floor) -> None:
     await run_one(floor, calling(("fetchIndicators", {"symbol": "ETH", "interval": "4h"})), hold())
     seen = results_seen(floor.provider.turns[1])[0]
-    assert (seen["symbol"], seen["interval"], seen["candles"][1:]) == ("ETH", "4h", [])
+    assert (seen["symbol"], seen["interval"], seen["candles"]) == ("ETH", "4h", [])
     assert seen["indicators"]["atr"] is None
 
 

@@ -14,7 +14,9 @@ _NAMESPACE: Final = UUID("5f0d6a3c-7a0b-5c6e-9a63-2f1f2f0d8c11")
 """Namespace of invocation ids. Ids are derived, so a repeated replay writes the same rows."""
 
 InvocationStatus = Literal["running", "completed", "failed", "timeout"]
-ToolCallType = Literal["CREATE_POSITION", "CLOSE_POSITION", "UPDATE_EXIT_PLAN", "HOLDING", "FETCH_INDICATORS"]
+ToolCallType = Literal[
+    "CREATE_POSITION", "CLOSE_POSITION", "UPDATE_EXIT_PLAN", "HOLDING", "FETCH_INDICATORS", "FETCH_ORDER_BOOK", "NOTE"
+]
 ToolCallStatus = Literal["ok", "rejected", "failed"]
 
 

@@ -9,16 +9,19 @@ from trader.clock import iso
 from trader.domain.agents.conversation import Message
 from trader.domain.agents.guard import Refusal
 from trader.domain.agents.invocations import ToolCallStatus
-from trader.domain.agents.prompt import CANDLE_COLUMNS, candle_values, indicator_values, json_text, minute_of
+from trader.domain.agents.prompt import CANDLE_COLUMNS, candle_rows, indicator_values, json_text
 from trader.domain.agents.tools import Decision
 from trader.domain.exchange.account import Account, Marks, available_cash, equity
 from trader.domain.exchange.orders import ExitPlan, OrderAnswer, OrderStatus
 from trader.domain.market.indicators import Indicators
-from trader.domain.market.markets import Candle, Interval
+from trader.domain.market.markets import INTERVALS, Book, Candle, Interval
 from trader.domain.money import format_decimal
 
 EXCHANGE: Final = "exchange"
 """The rule that a refusal by the exchange is recorded under; the guard's refusals name rules of the guard."""
+
+LEVELS_SHOWN: Final = 10
+"""Levels of either side of an order book that a model is shown."""
 
 Outcome = tuple[ToolCallStatus, dict[str, Any]]
 """The status of a tool call and its result, as it is recorded and sent back to the model."""
@@ -26,15 +29,26 @@ Outcome = tuple[ToolCallStatus, dict[str, Any]]
 
 def indicators_json(symbol: str, interval: Interval, candles: list[Candle], computed: Indicators) -> dict[str, Any]:
     """Return the result of fetchIndicators."""
-    return {
+    shown: dict[str, Any] = {
         "symbol": symbol,
         "interval": interval,
         "indicators": indicator_values(computed),
-        "candles": [
-            ["minute", *CANDLE_COLUMNS],
-            *([minute_of(candle.open_time), *candle_values(candle)] for candle in candles),
-        ],
+        "columns": CANDLE_COLUMNS,
+        "candles": [],
     }
+    if candles:
+        shown |= candle_rows([candles], candles[0].open_time, INTERVALS[interval])
+        shown["candles"] = [candle for (candle,) in shown["candles"]]
+    return shown
+
+
+def book_json(book: Book) -> dict[str, Any]:
+    """Return the result of fetchOrderBook: the best levels of either side, each with its price and quantity."""
+    levels = {
+        side: [[format_decimal(price), format_decimal(quantity)] for price, quantity in side_levels[:LEVELS_SHOWN]]
+        for side, side_levels in (("bids", book.bids), ("asks", book.asks))
+    }
+    return {"symbol": book.symbol, "at": iso(book.at), **levels}
 
 
 def failed(error: str) -> Outcome:

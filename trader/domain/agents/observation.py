@@ -1,7 +1,7 @@
 """Observation of an account: its agent's view and the guard's context, from the account, its past and the marks."""
 
-from collections.abc import Mapping
-from datetime import datetime
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import NamedTuple
 from uuid import UUID
@@ -21,7 +21,7 @@ from trader.domain.agents.view import (
 )
 from trader.domain.exchange.account import Account, Marks, equity, liquidation_price, reserved
 from trader.domain.exchange.orders import Side
-from trader.domain.market.markets import Market
+from trader.domain.market.markets import Candle, Market
 from trader.domain.money import ZERO, divide
 
 
@@ -117,6 +117,16 @@ def observe_record(*, trades: int, wins: int, losses: int, won: Decimal, lost: D
 
 def _fall_percent(start: Decimal, end: Decimal) -> Decimal:
     return max(ZERO, divide(100 * (start - end), start)) if start > 0 else ZERO
+
+
+def change_24h_percent(price: Decimal, session: Sequence[Candle], now: datetime) -> float | None:
+    """Return how much a price differs from that of 24 hours before the last full hour, None where that is not known.
+
+    `session` are the last closed candles of a short interval.
+    """
+    moment = now.replace(minute=0, second=0, microsecond=0) - timedelta(hours=24)
+    opened = next((candle.open for candle in session if candle.open_time == moment), None)
+    return round(100 * (float(price) / opened - 1), 4) if opened else None
 
 
 class RunHistory(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,11 +2,12 @@
 
 Providers keep the beginning of a prompt that they have seen before and charge a fraction for it. So what never changes
 comes first (prompt, rules, glossary, the markets' own figures), then the candles, the longest interval first, then what
-changes with a trade, and last what changes every minute. Candles are rows by time, all markets beside each other, and
-the first row stays for several candles, so that a new candle is added at the end.
+changes with a trade, and last what changes every minute. Candles are rows by time, all markets beside each other.
+Candles and decisions stand oldest first, and the first of them stays for a while: new ones are added at the end.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Context, Decimal
 from functools import lru_cache
@@ -15,16 +16,17 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from trader.clock import EPOCH, floor_time, iso
+from trader.clock import floor_time, iso
 from trader.domain.agents.conversation import Message
+from trader.domain.agents.memory import DECISIONS_ADDED_MAX, DECISIONS_SHOWN
 from trader.domain.agents.tools import TOOL_SCHEMAS
-from trader.domain.agents.view import ObservedMarket, ObservedPosition, ObservedTrade, VariantLimits, View
+from trader.domain.agents.view import SERIES_SHOWN, ObservedMarket, ObservedPosition, ObservedTrade, VariantLimits, View
 from trader.domain.market.indicators import Indicators
 from trader.domain.market.markets import INTERVALS, Candle, Interval
 from trader.domain.money import format_decimal
 
-ROWS_MIN: Final = 9
-ROWS_ADDED_MAX: Final = 8
+ROWS_MIN: Final = 8
+ROWS_ADDED_MAX: Final = 4
 """Candles shown of an interval: at least `ROWS_MIN`, and up to so many more until the first row moves on."""
 
 CANDLE_COLUMNS: Final = ("open", "high", "low", "close", "volume")
@@ -34,22 +36,23 @@ SESSION_FIELDS: Final = ("vwap", "vwapDeviation", "vwapUpper", "vwapLower")
 MARKET_FIELDS: Final = ("tick", "lot", "minNotional", "leverageMax")
 """Fields of a market that never change."""
 
-NOT_NOW: Final = frozenset({*MARKET_FIELDS, "symbol", "quotedAt", "candles", "indicators"})
+NOT_NOW: Final = frozenset({*MARKET_FIELDS, "symbol", "quotedAt", "candles", "indicators", "indicatorHistory"})
 """Fields of a market that are elsewhere in the prompt; `stale` says whether the quote is too old."""
 
 WHERE_KNOWN: Final = ("openInterest", "supplementary")
 """Fields that only some sources provide; they are left out where unknown."""
 
-RATIOS: Final = ("drawdownPercent", "dayLossPercent")
-MINUTE: Final = timedelta(minutes=1)
+INDICATOR_NAMES: Final = tuple(name for name in Indicators.__struct_encode_fields__ if name != "close")
+"""Names of the indicators in a prompt; the close is in the candles."""
 
+RATIOS: Final = ("drawdownPercent", "dayLossPercent")
 DIGITS_MAX: Final = 8
 """Significant digits of an amount; the books may have three times as many, of which each third one is a token."""
 
 CANDLES_END: Final = ',"stats":'
 """The end of the part of a view that stays the same until a candle closes."""
 
-INVALIDATION_CHARACTERS: Final = 120
+INVALIDATION_CHARACTERS: Final = 70
 """Characters that the model is shown of its own invalidation text of a position."""
 
 _AMOUNTS: Final = Context(prec=DIGITS_MAX)
@@ -63,19 +66,25 @@ _TOOLS_CHARACTERS: Final = len(msgspec.json.encode(TOOL_SCHEMAS))
 
 GLOSSARY: Final = f"""## The data
 
-JSON. Amounts are in the quote currency, quantities in base units; null: not known. `minute` counts from 1970-01-01
-00:00 UTC. Tables begin with the names of their columns; candles are closed ones, oldest first, each
-[{", ".join(CANDLE_COLUMNS)}] at the minute of its open; trades are newest first.
+JSON. Times are ISO 8601 in UTC, amounts in the quote currency, quantities in base units; null: not known. Lists of
+markets are in the order of `markets`. Candles are closed ones, oldest first, each
+[{", ".join(CANDLE_COLUMNS)}]; the first row opened at `from`, and each further one an interval later.
+Indicators are the last {SERIES_SHOWN} values, oldest first, or the last one alone; `fetchIndicators` has further ones.
+Tables begin with the names of their columns; trades are newest first.
 - `fundingRate`: hourly, part of the notional; at a positive one longs pay shorts, at a negative one shorts pay longs.
 - `unrealized` is gross: before `fees` (positive: paid) and `funding` (negative: paid). `netPnl` is after both.
 - `price` and `mark` are the mark price; `openInterest` is the notional of all open positions in the market.
-- `reasons`: the minute of each of your last cycles, and what you said at its end."""
+- `decisions`: your last ones, oldest first. `refused`: calls of your last cycle that were refused or failed, and why.
+  `note`: what you wrote to yourself by the tool of this name."""
 
 
 def opening_messages(prompt: str, limits: VariantLimits, view: View) -> list[Message]:
     """Return the system message of an entrant and the user message of this cycle."""
     system = f"{prompt.strip()}\n\n{rules_text(limits)}\n\n{GLOSSARY}\n\n{cadence_text(view.every_minutes)}"
-    return [{"role": "system", "content": system}, {"role": "user", "content": view_text(view)}]
+    return [
+        {"role": "system", "content": system},
+        {"role": "user", "content": view_text(view, named_indicators(prompt))},
+    ]
 
 
 def rules_text(limits: VariantLimits) -> str:
@@ -92,7 +101,7 @@ A guard refuses what breaks a rule, and you are told why.
 stop, target, time or liquidation included. A cycle is 60 seconds.
 - After a loss of {limits.day_loss_max_percent} % of `dayOpeningEquity` only reducing is allowed until 00:00 UTC.
 
-You act through the tools only; people read what you write. Call `holding` alone, to end the cycle."""
+You act through the tools only; people read what you write. Call `holding` last, to end the cycle."""
 
 
 def estimated_tokens(messages: Sequence[Message]) -> int:
@@ -106,30 +115,49 @@ def cadence_text(every_minutes: int) -> str:
     return f"You are asked every {often}. Between two of your cycles only your exit plans act."
 
 
-def view_text(view: View) -> str:
-    """Return the view as JSON. Decimals have the digits of the books; an absent value is null."""
+def named_indicators(prompt: str) -> list[str]:
+    """Return the indicators that a prompt names in backticks; all of them when it names none."""
+    named = set(re.findall(r"`(\w+)`", prompt))
+    return [name for name in INDICATOR_NAMES if name in named] or list(INDICATOR_NAMES)
+
+
+def view_text(view: View, names: Collection[str] = INDICATOR_NAMES) -> str:
+    """Return the view as JSON, with the indicators of these names. An absent value is null."""
     markets = view.markets
     shown: dict[str, Any] = {
         "markets": {symbol: _part(market, MARKET_FIELDS) for symbol, market in markets.items()},
-        **{interval: _interval_part(markets, interval, view.at) for interval in _intervals(markets)},
+        **{interval: _interval_part(markets, interval, view.at, names) for interval in _intervals(markets)},
         "stats": _shortened(_plain(view.stats)),
         "trades": _trade_table(view.trades),
-        "at": iso(view.at),
-        "minute": minute_of(view.at),
+        "note": view.memory.note,
+        "decisions": _decisions(view),
+        "at": minute_text(view.at),
         **({} if view.restriction is None else {"restriction": view.restriction}),
-        "session": {symbol: _session(market) for symbol, market in markets.items()},
+        "refused": view.memory.refused,
+        "session": _session(markets.values(), names),
         "now": {symbol: _now(market) for symbol, market in markets.items()},
         "account": _plain(view.account) | _shortened(_part(view.account, RATIOS)),
-        "positions": [_position(position) for position in view.positions],
+        "positions": _position_table(view.positions),
         "orders": [_plain(order) for order in view.orders],
-        "reasons": [[minute_of(reason.at), reason.text] for reason in view.reasons],
     }
     return json_text(shown)
 
 
-def minute_of(moment: datetime) -> int:
-    """Return the minutes since 1970-01-01 00:00 UTC."""
-    return (moment - EPOCH) // MINUTE
+def minute_text(moment: datetime) -> str:
+    """Return a time to the minute, as everywhere in a prompt: ISO 8601 in UTC."""
+    return iso(moment)[:16] + "Z"
+
+
+def candle_rows(series: Sequence[Sequence[Candle]], first: datetime, span: timedelta) -> dict[str, Any]:
+    """Return candles of several markets from a time on as rows, one for each interval, null where there is none."""
+    rows: list[list[Any]] = []
+    for place, candles in enumerate(series):
+        for candle in candles:
+            row = (candle.open_time - first) // span
+            if row >= 0:
+                rows += [[None] * len(series) for _ in range(row + 1 - len(rows))]
+                rows[row][place] = candle_values(candle)
+    return {"from": minute_text(first), "candles": rows}
 
 
 @lru_cache(maxsize=4096)
@@ -164,53 +192,73 @@ def _intervals(markets: Mapping[str, ObservedMarket]) -> list[Interval]:
     return sorted(shown, key=INTERVALS.__getitem__, reverse=True)
 
 
-def _interval_part(markets: Mapping[str, ObservedMarket], interval: Interval, at: datetime) -> dict[str, Any]:
-    """Return the candles of all markets at an interval as rows by time, and their indicators as columns."""
+def _interval_part(
+    markets: Mapping[str, ObservedMarket], interval: Interval, at: datetime, names: Collection[str]
+) -> dict[str, Any]:
+    """Return the candles of all markets at an interval as rows by time, and their indicators by name.
+
+    Those of the interval that the variant decides by have more rows, and their indicators are series.
+    """
     span = INTERVALS[interval]
-    first = floor_time(floor_time(at, span) - ROWS_MIN * span, ROWS_ADDED_MAX * span)
-    rows: dict[datetime, list[Any]] = {}
-    for place, market in enumerate(markets.values(), 1):
-        for candle in market.candles.get(interval, ()):
-            if candle.open_time >= first:
-                row = rows.setdefault(candle.open_time, [minute_of(candle.open_time), *(None for _ in markets)])
-                row[place] = candle_values(candle)
-    values = [indicator_values(market.indicators[interval]) for market in markets.values()]
+    is_main = interval == next(iter(next(iter(markets.values())).candles))
+    rows = ROWS_MIN if is_main else ROWS_MIN // 2
+    first = floor_time(floor_time(at, span) - rows * span, ROWS_ADDED_MAX * span)
+    own = [name for name in names if name not in SESSION_FIELDS]
     return {
-        "candles": [["minute", *markets], *(rows[moment] for moment in sorted(rows))],
-        "indicators": {
-            "columns": [*markets],
-            **{name: [each[name] for each in values] for name in values[0] if name not in SESSION_FIELDS},
-        },
+        **candle_rows([market.candles.get(interval, ()) for market in markets.values()], first, span),
+        "indicators": _columns(markets.values(), interval, own, is_series=is_main),
     }
 
 
-def _session(market: ObservedMarket) -> dict[str, Any]:
+def _columns(
+    markets: Iterable[ObservedMarket], interval: Interval, names: Iterable[str], *, is_series: bool
+) -> dict[str, list[Any]]:
+    """Return indicators of all markets by name: the last value of each, or the last few, oldest first."""
+    past = [
+        [indicator_values(each) for each in market.indicator_history.get(interval) or [market.indicators[interval]]]
+        for market in markets
+    ]
+    return {
+        name: [[each[name] for each in values] if is_series else values[-1][name] for values in past] for name in names
+    }
+
+
+def _session(markets: Collection[ObservedMarket], names: Collection[str]) -> dict[str, Any]:
     """Return the indicators of the UTC day, from the interval that closed last."""
-    shortest = min(market.indicators, key=INTERVALS.__getitem__)
-    return _named(indicator_values(market.indicators[shortest]), SESSION_FIELDS)
+    shortest = min((name for market in markets for name in market.indicators), key=INTERVALS.__getitem__)
+    own = [name for name in names if name in SESSION_FIELDS]
+    return _columns(markets, shortest, own, is_series=True)
+
+
+def _decisions(view: View) -> list[str]:
+    """Return the last decisions, oldest first, from a time on that stays the same for several cycles."""
+    newest_first = view.memory.decisions
+    if len(newest_first) > DECISIONS_SHOWN:
+        grid = DECISIONS_ADDED_MAX * timedelta(minutes=view.every_minutes)
+        since = floor_time(newest_first[DECISIONS_SHOWN - 1].at, grid)
+        newest_first = tuple(decision for decision in newest_first if decision.at >= since)
+    return [f"{minute_text(decision.at)} {decision.text}" for decision in reversed(newest_first)]
 
 
 def _now(market: ObservedMarket) -> dict[str, Any]:
     """Return the fields of a market that change every minute."""
-    shown = _plain(replace(market, candles={}, indicators={}))
+    shown = _plain(replace(market, candles={}, indicators={}, indicator_history={}))
     absent = {name for name in WHERE_KNOWN if shown[name] is None}
     return {name: value for name, value in shown.items() if name not in NOT_NOW | absent}
 
 
-def _position(position: ObservedPosition) -> dict[str, Any]:
-    plan = position.exit_plan
-    words = None if plan.invalidation is None else plan.invalidation[:INVALIDATION_CHARACTERS]
-    shown: dict[str, Any] = _plain(replace(position, exit_plan=replace(plan, invalidation=words)))
-    return shown
+def _position_table(positions: Sequence[ObservedPosition]) -> list[list[Any]]:
+    rows = []
+    for position in positions:
+        plan = position.exit_plan
+        words = None if plan.invalidation is None else plan.invalidation[:INVALIDATION_CHARACTERS]
+        rows.append([*_plain(replace(position, exit_plan=replace(plan, invalidation=words))).values()])
+    return [[*ObservedPosition.__struct_encode_fields__], *rows] if rows else []
 
 
 def _trade_table(trades: Sequence[ObservedTrade]) -> list[list[Any]]:
-    names = [name for name in ObservedTrade.__struct_encode_fields__ if name not in ("openedAt", "closedAt")]
-    rows = [
-        [minute_of(trade.opened_at), minute_of(trade.closed_at), *_shortened(_named(_plain(trade), names)).values()]
-        for trade in trades
-    ]
-    return [["openedMinute", "closedMinute", *names], *rows]
+    names = [name for name in ObservedTrade.__struct_encode_fields__ if name not in ("fees", "funding")]
+    return [names, *([*_shortened(_part(trade, names)).values()] for trade in trades)]
 
 
 def _part(value: msgspec.Struct, names: Sequence[str]) -> dict[str, Any]:
@@ -231,7 +279,9 @@ def _shortened(value: Any) -> Any:
 def _plain(value: Any) -> Any:
     """Return a struct as JSON values, decimals in plain digits (10000 for 1E+4), at most `DIGITS_MAX` of them."""
     if isinstance(value, msgspec.Struct):
-        return _plain(msgspec.to_builtins(value, builtin_types=(Decimal,)))
+        return _plain(msgspec.to_builtins(value, builtin_types=(Decimal, datetime)))
+    if isinstance(value, datetime):
+        return minute_text(value)
     if isinstance(value, Decimal):
         return Decimal(format_decimal(value.normalize(_AMOUNTS)))
     if isinstance(value, dict):

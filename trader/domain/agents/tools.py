@@ -19,7 +19,10 @@ from trader.domain.agents.invocations import ToolCallType
 from trader.domain.exchange.orders import Side
 from trader.domain.market.markets import Interval
 
-Symbol = Annotated[str, Meta(min_length=1, max_length=32, description="A market you see in the data, e.g. BTC.")]
+NOTE_MAX: Final = 600
+"""Characters of the note that an agent keeps for itself."""
+
+Symbol = Annotated[str, Meta(min_length=1, max_length=32, description="A market, e.g. BTC.")]
 Price = Annotated[float, Meta(gt=0, le=1e12)]
 InvalidationPrice = Annotated[
     Price | None, Meta(description="Mark price at which the idea is wrong, on the stop's side; closes the position.")
@@ -110,8 +113,20 @@ class FetchIndicators(Tool, frozen=True, kw_only=True):
     interval: Annotated[Interval, Meta(description="Candle length.")]
 
 
+class FetchOrderBook(Tool, frozen=True, kw_only=True):
+    """Read the ten best levels of either side of a market's order book, as an order of yours would meet it."""
+
+    symbol: Symbol
+
+
+class Note(Tool, frozen=True, kw_only=True):
+    """Write a note to yourself. It replaces the one before, and you see it in every later cycle as `note`."""
+
+    text: Annotated[str, Meta(min_length=1, max_length=NOTE_MAX, description="What you want to remember.")]
+
+
 class Holding(Tool, frozen=True, kw_only=True):
-    """End this cycle. Call it alone, last, with what you did or why you do nothing."""
+    """End this cycle, with what you did or why you do nothing. Call it last, and never beside an order."""
 
     reason: Annotated[str, Meta(min_length=1, max_length=4000, description="Why, with the figures that decided it.")]
 
@@ -119,16 +134,13 @@ class Holding(Tool, frozen=True, kw_only=True):
 Change = CreatePosition | ClosePosition | UpdateExitPlan
 """The decisions that change the books."""
 
-Decision = Change | FetchIndicators | Holding
+Decision = Change | FetchIndicators | FetchOrderBook | Note | Holding
 
 TOOLS: Final[Mapping[str, type[Decision]]] = {
-    "createPosition": CreatePosition,
-    "closePosition": ClosePosition,
-    "updateExitPlan": UpdateExitPlan,
-    "fetchIndicators": FetchIndicators,
-    "holding": Holding,
+    struct.__name__[0].lower() + struct.__name__[1:]: struct
+    for struct in (CreatePosition, ClosePosition, UpdateExitPlan, FetchIndicators, FetchOrderBook, Note, Holding)
 }
-"""The tools by the name that models call."""
+"""The tools by the name that models call: that of the struct, in camel case."""
 
 _NAMES: Final = "|".join(TOOLS)
 _CALL_AS_PROSE: Final = re.compile(
@@ -148,13 +160,9 @@ ORDER_TOOLS: Final = frozenset({"createPosition", "closePosition"})
 TOOL_NAMES: Final[Mapping[type[Decision], str]] = {struct: name for name, struct in TOOLS.items()}
 
 TOOL_CALL_TYPES: Final[Mapping[str, ToolCallType]] = {
-    "createPosition": "CREATE_POSITION",
-    "closePosition": "CLOSE_POSITION",
-    "updateExitPlan": "UPDATE_EXIT_PLAN",
-    "fetchIndicators": "FETCH_INDICATORS",
-    "holding": "HOLDING",
+    name: msgspec.convert(re.sub("([A-Z])", r"_\1", name).upper(), ToolCallType) for name in TOOLS
 }
-"""The type that a call of each tool is recorded as."""
+"""The type that a call of each tool is recorded as: its name in upper case."""
 
 ARGUMENTS_MAX = 20_000
 """Characters of arguments; longer ones are not decoded, and cut in the record."""
@@ -198,7 +206,6 @@ def raw_of(request: ToolRequest) -> dict[str, Any]:
 
 _KEPT = ("type", "enum", "description", "anyOf", "items")
 _BOUNDS: Final[Mapping[str, str]] = {
-    "exclusiveMinimum": "above {:g}",
     "minimum": "at least {:g}",
     "maximum": "at most {:g}",
     "maxLength": "at most {:g} characters",

@@ -5,16 +5,19 @@ values are None: an indicator without enough history, a ratio without a value. A
 `markets`. Field names and order are what models are shown.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 from trader.domain.exchange.orders import ExitPlan, OrderSide, Side
 from trader.domain.market.indicators import Indicators
 from trader.domain.market.markets import Candle, Interval, Market, Quote
+
+SERIES_SHOWN: Final = 3
+"""Last closed candles whose indicators an AI model is shown, of those that its prompt names."""
 
 
 class VariantLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,11 +140,20 @@ class ObservedOrder(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     created_at: datetime
 
 
-class Reason(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What the agent said at the end of one of its last cycles, shortened."""
+class PastDecision(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A decision of one of the agent's last cycles in a line; `at` is the time of the cycle."""
 
     at: datetime
     text: str
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What an agent knows of its own past: its note, its last decisions, newest first, and why calls of the last cycle
+    were refused or failed."""
+
+    note: str | None = None
+    decisions: tuple[PastDecision, ...] = ()
+    refused: tuple[str, ...] = ()
 
 
 class Supplementary(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -167,10 +179,12 @@ class Supplementary(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 class ObservedMarket(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One market. `price` is the mark; `quoted_at` the time of the quote, `stale` whether it is too old to trade on.
 
-    `candles` and `indicators` are of closed candles only, per interval, candles ascending. `leverage_max` is the
-    market's own, `funding_rate` the hourly one (longs pay a positive rate). `open_interest` is the notional of all open
-    positions in the market, None where the source does not say it. `supplementary` is None unless a supplier of
-    indicators is configured and has answered recently.
+    `candles` and `indicators` are of closed candles only, per interval, candles ascending; `indicator_history` has the
+    indicators at the last few closed candles, ascending, the latest included. The first interval is that which the
+    variant decides by. `change_24h_percent` compares the price with that of 24 hours before the last full hour.
+    `leverage_max` is the market's own, `funding_rate` the hourly one (longs pay a positive rate). `open_interest` is
+    the notional of all open positions in the market, None where the source does not say it. `supplementary` is None
+    unless a supplier of indicators is configured and has answered recently.
     """
 
     symbol: str
@@ -180,6 +194,7 @@ class ObservedMarket(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     bid: Decimal
     ask: Decimal
     spread: Decimal
+    change_24h_percent: float | None = msgspec.field(default=None, name="change24hPercent")
     funding_rate: Decimal
     open_interest: Decimal | None = None
     tick: Decimal
@@ -188,6 +203,7 @@ class ObservedMarket(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     leverage_max: int
     candles: Mapping[Interval, tuple[Candle, ...]] = {}
     indicators: Mapping[Interval, Indicators] = {}
+    indicator_history: Mapping[Interval, Sequence[Indicators]] = {}
     last_action: LastAction | None = None
     supplementary: Supplementary | None = None
 
@@ -213,7 +229,7 @@ class ObservedMarket(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 class View(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Everything an agent decides from, at one moment.
 
-    `trades` and `reasons` are newest first, `positions` and `orders` oldest first. The agent is asked every
+    `trades` are newest first, `positions` and `orders` oldest first. The agent is asked every
     `every_minutes`. `restriction` says why it may only reduce now, None when it may do more.
     """
 
@@ -224,7 +240,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     stats: ObservedStats
     markets: Mapping[str, ObservedMarket]
     orders: tuple[ObservedOrder, ...] = ()
-    reasons: tuple[Reason, ...] = ()
+    memory: Memory = Memory()
     every_minutes: int = 1
     restriction: str | None = None
 

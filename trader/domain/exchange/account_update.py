@@ -30,7 +30,7 @@ from trader.domain.exchange.ledger import (
     Terms,
     row_id,
 )
-from trader.domain.exchange.matching import Execution, fees_of, missing, rate_of, split, totals, walk
+from trader.domain.exchange.matching import Execution, fees_of, gone_from, rate_of, split, totals, walk
 from trader.domain.exchange.orders import (
     AnswerFill,
     Cause,
@@ -44,7 +44,7 @@ from trader.domain.exchange.orders import (
     OrderStatus,
 )
 from trader.domain.market.markets import Quote
-from trader.domain.money import ONE, ZERO, divide, round_to
+from trader.domain.money import ONE, ZERO, divide
 
 
 class AccountUpdate:
@@ -161,7 +161,7 @@ class AccountUpdate:
     def take(self, quote: Quote, side: OrderSide, quantity: Decimal, limit: Decimal | None = None) -> list[Execution]:
         """Walk the quote's book, less what is missing from it; what is taken comes back with the half-life."""
         taken, lot = self.taken.get(quote.symbol, Taken()), self.rules.markets[quote.symbol].lot
-        gone = round_to(missing(taken.of(side), self.at, self.rules.book_recovery), lot) or ZERO
+        gone = gone_from(taken, side, self.at, self.rules.book_recovery, lot)
         executions = walk(quote.book, side, quantity, gone, limit)
         if executions:
             self.taken[quote.symbol] = taken.plus(side, Take(self.at, totals(executions)[0]))

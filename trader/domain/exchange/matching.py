@@ -5,11 +5,12 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final, NamedTuple
 
-from trader.domain.exchange.account import Take
+from trader.domain.exchange.account import Take, Taken
 from trader.domain.exchange.orders import OrderSide
-from trader.domain.market.markets import Book
-from trader.domain.money import ZERO, halve
+from trader.domain.market.markets import Book, Level
+from trader.domain.money import ZERO, halve, round_to
 
+INFINITY: Final = Decimal("Infinity")
 _NO_TIME: Final = timedelta(0)
 _INSTANT: Final = timedelta(microseconds=1)
 
@@ -33,6 +34,23 @@ def missing(takes: Iterable[Take], at: datetime, half_life: timedelta) -> Decima
         if _NO_TIME <= age < _RECOVERED_AFTER * half_life:
             left += halve(take.quantity, Decimal(age // _INSTANT) / Decimal(half_life // _INSTANT))
     return left
+
+
+def gone_from(taken: Taken, side: OrderSide, at: datetime, half_life: timedelta, lot: Decimal) -> Decimal:
+    """Return the whole lots that an order of this side does not find in the book at `at`."""
+    return round_to(missing(taken.of(side), at, half_life), lot) or ZERO
+
+
+def remaining(book: Book, taken: Taken, at: datetime, half_life: timedelta, lot: Decimal) -> Book:
+    """Return the book as an order meets it at `at`: without what is gone from its best levels."""
+    bids, asks = (
+        tuple(
+            Level(execution.price, execution.quantity)
+            for execution in walk(book, side, INFINITY, gone_from(taken, side, at, half_life, lot))
+        )
+        for side in (OrderSide.SELL, OrderSide.BUY)
+    )
+    return Book(book.symbol, book.at, bids, asks)
 
 
 def walk(

@@ -13,13 +13,14 @@ from trader.domain.agents.invocations import InvocationStatus, ToolCallStatus
 from trader.domain.agents.messages import (
     Outcome,
     account_json,
+    book_json,
     failed,
     indicators_json,
     order_outcome,
     plan_outcome,
     refused,
 )
-from trader.domain.agents.tools import Change, Decision, FetchIndicators, Holding
+from trader.domain.agents.tools import Change, Decision, FetchIndicators, FetchOrderBook, Holding, Note
 from trader.domain.exchange.orders import ExitPlan
 from trader.domain.market.markets import canonical_symbol
 from trader.errors import InvalidInput, OrderUndecided, TraderError, Unavailable
@@ -113,14 +114,15 @@ class CallExecutor:
         status: ToolCallStatus,
         result: dict[str, Any],
     ) -> None:
-        """Record a call that has ended, and publish it; the indicators that were fetched are too long for that."""
+        """Record a call that has ended, and publish it; what was fetched is too long for that."""
+        is_fetched = isinstance(decision, FetchIndicators | FetchOrderBook) and status == "ok"
         call = self._record.add_call(number, request, decision, status, result, self._clock.now())
         details = {
             "number": number,
             "callType": call.type,
             "status": status,
             "decisions": call.metadata["decisions"],
-            "results": [] if isinstance(decision, FetchIndicators) and status == "ok" else call.metadata["results"],
+            "results": [] if is_fetched else call.metadata["results"],
         }
         self.publish("workflow:call", details)
 
@@ -128,6 +130,8 @@ class CallExecutor:
         if isinstance(decision, Holding):
             self.reasons.append(decision.reason)
             return "ok", {"holding": True}
+        if isinstance(decision, Note):
+            return "ok", {"noted": True}
         symbol = canonical_symbol(decision.symbol)
         if symbol not in self._exchange.markets:
             known = ", ".join(self._exchange.markets)
@@ -135,6 +139,9 @@ class CallExecutor:
         if isinstance(decision, FetchIndicators):
             candles, computed = await self._observer.indicators(symbol, decision.interval)
             return "ok", indicators_json(symbol, decision.interval, candles[-24:], computed)
+        if isinstance(decision, FetchOrderBook):
+            book = self._observer.order_book(self._model.id, symbol, self._clock.now())
+            return failed(f"There is no price of {symbol} now.") if book is None else ("ok", book_json(book))
         return await self._change(decision, symbol, pending)
 
     async def _change(self, decision: Change, symbol: str, pending: PendingOrder) -> Outcome:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from trader.domain.agents.conversation import Message, ModelAnswer, Turn
 from trader.domain.agents.prompt import estimated_tokens, opening_messages
 from trader.domain.agents.tools import contains_tool_call
-from trader.domain.agents.view import View
+from trader.domain.agents.view import SERIES_SHOWN, View
 from trader.domain.models import Model
 from trader.errors import MarketUnavailable, ProviderError, ProviderTimeout
 from trader.gateways.agents.providers import Provider
@@ -179,8 +179,10 @@ class Conversation:
         self.is_prompt_cut = self.is_prompt_cut or (number == 1 and is_asked and self._tokens_by_estimate < 0.5)
 
     async def _look(self) -> None:
-        intervals = self._variant.intervals if self._provider.is_remote else self._variant.intervals[:1]
-        view = await self._observer.view(self._model, intervals, self._clock.now())
+        intervals, series = self._variant.intervals, SERIES_SHOWN
+        if not self._provider.is_remote:
+            intervals, series = intervals[:1], 1
+        view = await self._observer.view(self._model, intervals, self._clock.now(), series)
         self.view = replace(view, restriction=self._restriction)
 
     def _opening(self) -> list[Message]:

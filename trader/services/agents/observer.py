@@ -2,26 +2,29 @@
 
 import asyncio
 import logging
+from bisect import bisect_left
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
+from operator import attrgetter
 from typing import Final
 
 import msgspec
 
 from trader.domain.agents.guard import RiskContext
-from trader.domain.agents.observation import RunHistory, observe_last_action, observe_positions
+from trader.domain.agents.memory import remember
+from trader.domain.agents.observation import RunHistory, change_24h_percent, observe_last_action, observe_positions
 from trader.domain.agents.reproduction import CallInputs
 from trader.domain.agents.view import (
     LastAction,
+    Memory,
     ObservedMarket,
-    Reason,
     VariantLimits,
     View,
 )
 from trader.domain.exchange.account import Account
 from trader.domain.market.indicators import Indicators, indicators
-from trader.domain.market.markets import Candle, Interval
+from trader.domain.market.markets import INTERVALS, Book, Candle, Interval
 from trader.domain.models import Model
 from trader.domain.portfolio.statistics import EquityPoint, daily_closes, max_drawdown, sharpe_ratio
 from trader.errors import MarketUnavailable
@@ -33,10 +36,11 @@ from trader.settings import Settings
 from trader.store.agents.agent_view import (
     select_equity_curve,
     select_last_actions,
-    select_latest_responses,
     select_latest_trades,
     select_lowest_equity,
+    select_note,
     select_own_statistics,
+    select_past_cycles,
 )
 from trader.store.database.pool import Database
 
@@ -49,8 +53,6 @@ SESSION_INTERVAL: Final[Interval] = "5m"
 SHOWN_CANDLES: Final = 24
 TRADES_SHOWN: Final = 5
 MINUTE: Final = timedelta(minutes=1)
-REASONS_SHOWN: Final = 3
-REASON_CHARACTERS: Final = 160
 
 _log = logging.getLogger("trader.agents")
 
@@ -72,24 +74,29 @@ class Observer:
         self._supplier = supplier
         self._latency_ms = settings.latency_ms
         self._histories: dict[str, RunHistory] = {}
-        self._indicators: dict[tuple[str, Interval], tuple[tuple[datetime, datetime | None], Indicators]] = {}
+        self._indicators: dict[
+            tuple[str, Interval], tuple[tuple[datetime, datetime | None], tuple[Indicators, ...]]
+        ] = {}
+        """Those at the ends of the last intervals, ascending, with the times of the newest candles."""
 
-    async def view(self, model: Model, intervals: Sequence[Interval], now: datetime) -> View:
-        """Return the view that a model decides from, with the indicators of these intervals."""
+    async def view(self, model: Model, intervals: Sequence[Interval], now: datetime, series: int) -> View:
+        """Return the view that a model decides from, with the indicators of these intervals at the last candles."""
         account_id = model.id
         history = await self._read_history(account_id, now)
-        reasons = await self._read_reasons(account_id)
-        view = await self.view_of(await self.risk_context(account_id, now), history, intervals)
-        return msgspec.structs.replace(view, reasons=reasons, every_minutes=model.configuration.cadence // MINUTE)
+        memory = await self._read_memory(account_id)
+        view = await self.view_of(await self.risk_context(account_id, now), history, intervals, series)
+        return msgspec.structs.replace(view, memory=memory, every_minutes=model.configuration.cadence // MINUTE)
 
-    async def view_of(self, context: RiskContext, history: RunHistory, intervals: Sequence[Interval]) -> View:
+    async def view_of(
+        self, context: RiskContext, history: RunHistory, intervals: Sequence[Interval], series: int = 1
+    ) -> View:
         """Return the view of an account that the context holds, whose past is not necessarily in the rows."""
         account, now = context.account, context.now
         markets = {}
         for symbol in self._exchange.markets:
             action = history.actions.get(symbol)
             last_action = None if action is None else observe_last_action(symbol, context, closed=action.closed)
-            market = await self._market_view(symbol, intervals, now, last_action)
+            market = await self._market_view(symbol, intervals, now, last_action, series)
             if market is not None:
                 markets[symbol] = market
         positions = observe_positions(account, context.marks, self._exchange.markets)
@@ -145,22 +152,39 @@ class Observer:
 
     async def indicators(self, symbol: str, interval: Interval) -> tuple[list[Candle], Indicators]:
         """Return the latest closed candles of a market, ascending, and their indicators. Both may be empty."""
-        try:
-            candles = await self._market.candles(symbol, interval, HISTORY_CANDLES)
-            session = await self._market.candles(symbol, SESSION_INTERVAL, HISTORY_CANDLES)
-        except MarketUnavailable as error:
-            _log.warning("no indicators of %s: %s", symbol, error)
-            return [], Indicators()
-        if not candles:
-            return [], Indicators()
-        newest = (candles[-1].open_time, session[-1].open_time if session else None)
-        cached = self._indicators.get((symbol, interval))
-        if cached is not None and cached[0] == newest:
-            return candles, cached[1]
-        computed = indicators(candles, session)
-        self._indicators[symbol, interval] = (newest, computed)
-        await asyncio.sleep(0)  # a whole set takes a millisecond, and the first model of a cycle needs many
+        candles, (computed,) = await self._indicators_of(symbol, interval, 1)
         return candles, computed
+
+    async def _indicators_of(
+        self, symbol: str, interval: Interval, count: int
+    ) -> tuple[list[Candle], tuple[Indicators, ...]]:
+        """Return the latest closed candles, ascending, and the indicators at the end of the last `count` intervals."""
+        candles = await self._candles(symbol, interval, HISTORY_CANDLES + count - 1)
+        session = await self._candles(symbol, SESSION_INTERVAL, HISTORY_CANDLES)
+        if not candles:
+            return [], (Indicators(),) * count
+        newest = (candles[-1].open_time, session[-1].open_time if session else None)
+        known = self._indicators.get((symbol, interval))
+        computed = known[1] if known is not None and known[0] == newest else ()
+        while len(computed) < count:
+            until = candles[-1].open_time + (1 - len(computed)) * INTERVALS[interval]
+            window = _between(candles, until - HISTORY_CANDLES * INTERVALS[interval], until)
+            day = _between(session, session[0].open_time, until) if computed and session else session
+            computed = (indicators(window, day), *computed)
+            await asyncio.sleep(0)  # a whole set takes a millisecond, and the first model of a cycle needs many
+        self._indicators[symbol, interval] = newest, computed
+        return candles[-HISTORY_CANDLES:], computed[-count:]
+
+    async def _candles(self, symbol: str, interval: Interval, count: int) -> list[Candle]:
+        try:
+            return await self._market.candles(symbol, interval, count)
+        except MarketUnavailable as error:
+            _log.warning("no %s candles of %s: %s", interval, symbol, error)
+            return []
+
+    def order_book(self, account_id: str, symbol: str, now: datetime) -> Book | None:
+        """Return the order book that an order of the account would meet now; None without a price."""
+        return self._exchange.order_book(account_id, symbol, now)
 
     async def _read_history(self, account_id: str, now: datetime) -> RunHistory:
         """Return the rows of the account's run, read again only after a booking or in a new hour."""
@@ -194,29 +218,44 @@ class Observer:
         self._histories[account_id] = history
         return history
 
-    async def _read_reasons(self, account_id: str) -> tuple[Reason, ...]:
-        """Return the last reasons of a model in its account's run."""
+    async def _read_memory(self, account_id: str) -> Memory:
+        """Return what a model knows of its own past in its account's run."""
         since = self._exchange.account(account_id).run.started_at
         async with self._database.connection() as conn:
-            return await select_latest_responses(conn, account_id, since, REASONS_SHOWN, REASON_CHARACTERS)
+            note = await select_note(conn, account_id, since)
+            return remember(note, await select_past_cycles(conn, account_id, since))
 
     async def _market_view(
-        self, symbol: str, intervals: Sequence[Interval], now: datetime, last_action: LastAction | None
+        self,
+        symbol: str,
+        intervals: Sequence[Interval],
+        now: datetime,
+        last_action: LastAction | None,
+        series: int,
     ) -> ObservedMarket | None:
         quote = self._market.quote(symbol)
         if quote is None:
             return None
         candles: dict[Interval, tuple[Candle, ...]] = {}
-        computed: dict[Interval, Indicators] = {}
+        computed: dict[Interval, tuple[Indicators, ...]] = {}
         for interval in intervals:
-            closed, computed[interval] = await self.indicators(symbol, interval)
+            closed, computed[interval] = await self._indicators_of(symbol, interval, series)
             candles[interval] = tuple(closed[-SHOWN_CANDLES:])
+        session = await self._candles(symbol, SESSION_INTERVAL, HISTORY_CANDLES)
         funding_rate = self._market.funding_rate(symbol, now.replace(minute=0, second=0, microsecond=0))
         return msgspec.structs.replace(
             ObservedMarket.of(self._exchange.markets[symbol], quote, now, funding_rate),
             open_interest=self._market.open_interest(symbol),
+            change_24h_percent=change_24h_percent(quote.mark, session, now),
             candles=candles,
-            indicators=computed,
+            indicators={interval: values[-1] for interval, values in computed.items()},
+            indicator_history=computed,
             last_action=last_action,
             supplementary=None if self._supplier is None else self._supplier.latest(symbol),
         )
+
+
+def _between(candles: Sequence[Candle], first: datetime, until: datetime) -> Sequence[Candle]:
+    """Return the candles that opened within [first, until)."""
+    begin, end = (bisect_left(candles, moment, key=attrgetter("open_time")) for moment in (first, until))
+    return candles[begin:end]

@@ -15,7 +15,7 @@ from trader.domain.agents.view import VariantLimits, View
 from trader.domain.exchange.account import Account
 from trader.domain.exchange.orders import ExitPlan, Order, OrderAnswer
 from trader.domain.market.indicators import Indicators
-from trader.domain.market.markets import Candle, Interval, Market
+from trader.domain.market.markets import Book, Candle, Interval, Market
 from trader.domain.models import Model
 
 
@@ -40,13 +40,15 @@ class InputsRecorder(Protocol):
 class AgentObserver(Protocol):
     """Source of an agent's view and of the guard's risk context."""
 
-    async def view(self, model: Model, intervals: Sequence[Interval], now: datetime) -> View: ...
+    async def view(self, model: Model, intervals: Sequence[Interval], now: datetime, series: int) -> View: ...
 
     async def wait_for_price(self, now: datetime) -> None: ...
 
     async def risk_context(self, account_id: str, now: datetime) -> RiskContext: ...
 
     async def indicators(self, symbol: str, interval: Interval) -> tuple[list[Candle], Indicators]: ...
+
+    def order_book(self, account_id: str, symbol: str, now: datetime) -> Book | None: ...
 
     def call_recorder(self, number: int, limits: VariantLimits, context: RiskContext) -> InputsRecorder: ...
 

@@ -19,6 +19,7 @@ from trader.domain.agents.invocations import (
     invocation_id,
     tool_call_id,
 )
+from trader.domain.agents.memory import note_of
 from trader.domain.agents.messages import decision_json
 from trader.domain.agents.reproduction import CallInputs
 from trader.domain.agents.tools import Decision, call_type, raw_of
@@ -27,7 +28,7 @@ from trader.domain.models import Model
 from trader.errors import ProviderError
 from trader.services.agents.payloads import EncodedPayload
 from trader.store.agents.chain import update_invocation_closed
-from trader.store.agents.invocations import insert_step, insert_tool_call, update_invocation
+from trader.store.agents.invocations import insert_step, insert_tool_call, update_invocation, upsert_note
 from trader.store.database.pool import Connection
 
 NAME_MAX = 200
@@ -240,6 +241,8 @@ class InvocationRecord:
             await insert_step(conn, step)
         for call in self.calls[calls:]:
             await insert_tool_call(conn, call)
+            if (note := note_of(call)) is not None:
+                await upsert_note(conn, self.model.id, note, call.created_at)
         if not self.is_closed:
             if not await update_invocation(conn, self.invocation):
                 raise AlreadyClosed

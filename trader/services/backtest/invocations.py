@@ -16,20 +16,22 @@ from msgspec.structs import replace
 
 from trader.clock import epoch_second, iso, moment_of
 from trader.domain.agents.guard import Approved, Refusal, RiskContext, judge
-from trader.domain.agents.observation import RunHistory, observe_positions
+from trader.domain.agents.observation import RunHistory, change_24h_percent, observe_positions
 from trader.domain.agents.strategy import Peek
 from trader.domain.agents.tools import Change, Decision
-from trader.domain.agents.view import ObservedStats, Reason, VariantLimits, View
+from trader.domain.agents.view import Memory, ObservedStats, VariantLimits, View
 from trader.domain.exchange import rules as rules_of_exchange
-from trader.domain.exchange.account import Account
+from trader.domain.exchange.account import Account, Taken
 from trader.domain.exchange.ledger import Posting, Rules
+from trader.domain.exchange.matching import remaining
 from trader.domain.exchange.orders import ExitPlan, Order, OrderAnswer
 from trader.domain.exchange.tick_rules import Moment
 from trader.domain.market.indicators import Indicators
-from trader.domain.market.markets import Candle, Interval, Market, refusal_to_trade
+from trader.domain.market.markets import Book, Candle, Interval, Market, refusal_to_trade
 from trader.domain.models import Model
 from trader.domain.portfolio.histories import Snapshot
 from trader.domain.portfolio.statistics import EquityPoint, daily_closes, max_drawdown, sharpe_ratio
+from trader.services.agents.observer import SESSION_INTERVAL
 from trader.services.backtest.accounts import ModelAccount
 from trader.services.backtest.engine import Engine
 from trader.services.backtest.market import BacktestMarket, second_of
@@ -193,20 +195,38 @@ class InvokingEngine(Engine):
         self._stats[followed.account.id] = history, stats
         return stats
 
-    def view_of(self, followed: ModelAccount, now: datetime, reasons: Sequence[Reason]) -> View:
+    def view_of(self, followed: ModelAccount, now: datetime, memory: Memory) -> View:
         """Return an AI model's view, with liquidation prices and its own statistics."""
         view, stats = self._view(followed, epoch_second(now), now), self._stats_of(followed, now)
         positions = observe_positions(followed.account, self.marks_at(now), self.markets)
         markets = {  # rule agents look at few of them, an AI model is shown all
-            symbol: replace(market, candles=dict(market.candles), indicators=dict(market.indicators))
+            symbol: replace(
+                market,
+                candles=dict(market.candles),
+                indicators=dict(market.indicators),
+                indicator_history={
+                    interval: self.market.indicator_history(symbol, interval, now) for interval in market.indicators
+                },
+                change_24h_percent=change_24h_percent(
+                    market.price, self.market.closed_candles(symbol, SESSION_INTERVAL, now), now
+                ),
+            )
             for symbol, market in view.markets.items()
         }
-        return replace(view, positions=positions, markets=markets, stats=stats, reasons=tuple(reasons))
+        return replace(view, positions=positions, markets=markets, stats=stats, memory=memory)
 
     def candles_of(self, symbol: str, interval: Interval, now: datetime) -> tuple[list[Candle], Indicators]:
         """Return the latest closed candles of a market, ascending, and their indicators. Both may be empty."""
         candles = list(self.market.closed_candles(symbol, interval, now))
         return candles, self.market.indicators(symbol, interval, now)
+
+    def order_book(self, followed: ModelAccount, symbol: str, now: datetime) -> Book | None:
+        """Return the order book that an order of the account would meet now; None without a price."""
+        quote = self.prices(epoch_second(now))[0].get(symbol)
+        taken = followed.account.taken.get(symbol, Taken())
+        if quote is None:
+            return None
+        return remaining(quote.book, taken, now, self.rules.book_recovery, self.markets[symbol].lot)
 
     def place(self, followed: ModelAccount, order: Order, now: datetime) -> OrderAnswer:
         """Place an order and advance its account to the tick that answers it. Raises `InvalidInput`."""
@@ -246,8 +266,8 @@ class AccountSession:
         self._engine = engine
         self._now = now
         self.followed = followed
-        self.reasons: Sequence[Reason] = ()
-        """What the model said at the end of its last invocations."""
+        self.memory = Memory()
+        """What the model knows of its last invocations."""
 
     # --- clock --------------------------------------------------------------------------------------------------------
 
@@ -267,8 +287,8 @@ class AccountSession:
 
     # --- observer -----------------------------------------------------------------------------------------------------
 
-    async def view(self, _model: Model, _intervals: Sequence[Interval], now: datetime) -> View:
-        return self._engine.view_of(self.followed, now, self.reasons)
+    async def view(self, _model: Model, _intervals: Sequence[Interval], now: datetime, _series: int) -> View:
+        return self._engine.view_of(self.followed, now, self.memory)
 
     async def wait_for_price(self, now: datetime) -> None:
         """Return at once: every period of a backtest begins with a price."""
@@ -278,6 +298,9 @@ class AccountSession:
 
     async def indicators(self, symbol: str, interval: Interval) -> tuple[list[Candle], Indicators]:
         return self._engine.candles_of(symbol, interval, self._now)
+
+    def order_book(self, _account_id: str, symbol: str, now: datetime) -> Book | None:
+        return self._engine.order_book(self.followed, symbol, now)
 
     def verdict(self, decision: Change, symbol: str, viewed_at: datetime) -> Approved | ExitPlan | Refusal:
         """Return the guard's verdict on a decision made from the view of `viewed_at`."""

@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from trader.clock import epoch_second, floor_time, moment_of
-from trader.domain.agents.view import LastAction, ObservedMarket
+from trader.domain.agents.view import SERIES_SHOWN, LastAction, ObservedMarket
 from trader.domain.exchange.account import Marks
 from trader.domain.exchange.tick_rules import Moment, PriceRange, PriceRanges
 from trader.domain.market.indicators import Indicators, indicators, indicators_of_windows
@@ -376,6 +376,14 @@ class BacktestMarket:
         if known is None:
             known = self._indicators[symbol, interval] = self._compute(symbol, interval, now)
         return known
+
+    def indicator_history(self, symbol: str, interval: Interval, now: datetime) -> tuple[Indicators, ...]:
+        """Return the indicators at the ends of the last intervals, ascending."""
+        latest, closed = self.indicators(symbol, interval, now), self.closed_candles(symbol, interval, now)
+        if not closed:
+            return (latest,) * SERIES_SHOWN
+        ends = [closed[-1].open_time - n * INTERVALS[interval] for n in range(SERIES_SHOWN - 1)]
+        return (*(self._compute(symbol, interval, end) for end in reversed(ends)), latest)
 
     def _compute(self, symbol: str, interval: Interval, now: datetime) -> Indicators:
         series, session = self._series[symbol, interval], self._series[symbol, SESSION_INTERVAL]

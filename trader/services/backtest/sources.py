@@ -16,16 +16,16 @@ from trader.domain.agents.conversation import ToolRequest
 from trader.domain.agents.guard import STALE_DECISION, Approved, Refusal
 from trader.domain.agents.invocations import Invocation as InvocationRow
 from trader.domain.agents.invocations import Step, ToolCall
+from trader.domain.agents.memory import CYCLES_REMEMBERED, PastCall, PastCycle, note_of, remember
 from trader.domain.agents.messages import decision_json
 from trader.domain.agents.strategy import Peek, Strategy
 from trader.domain.agents.tools import TOOL_NAMES, TOOLS, BadCall, Change, Decision, decode
-from trader.domain.agents.view import Reason, View
+from trader.domain.agents.view import View
 from trader.domain.exchange.orders import ExitPlan
 from trader.domain.market.markets import STALE_AFTER, canonical_symbol
 from trader.domain.models import Model
 from trader.domain.money import ZERO
 from trader.errors import InvalidInput, StrategyError
-from trader.services.agents.observer import REASON_CHARACTERS, REASONS_SHOWN
 from trader.services.agents.record import InvocationRecord
 from trader.services.agents.workflow import InvocationLimits, Workflow
 from trader.services.backtest.accounts import Invocation, ModelAccount, StrategySource
@@ -89,7 +89,8 @@ class AiSource(InvokedSource):
             math.inf,  # of real time, which does not pass here
             ends_at + STALE_AFTER + timedelta(milliseconds=1) if settings.replay_thinking == "on" else None,
         )
-        self._reasons: deque[Reason] = deque(maxlen=REASONS_SHOWN)
+        self._kept_note: str | None = None
+        self._cycles: deque[PastCycle] = deque(maxlen=CYCLES_REMEMBERED)
         self.finished: list[InvocationRecord] | None = None
         """The records of invocations that have ended since they were taken; None when nobody takes them."""
 
@@ -111,7 +112,7 @@ class AiSource(InvokedSource):
         if followed.seen > epoch_second(now):
             followed.missed += 1
             return
-        session.reasons = tuple(self._reasons)
+        session.memory = remember(self._kept_note, self._cycles)
         record = InvocationRecord(self._model, now)
         providers = {self._provider.name: self._provider}
         try:
@@ -126,8 +127,10 @@ class AiSource(InvokedSource):
         done = record.invocation
         followed.decisions += record.is_completed
         followed.missed += not record.is_completed
-        if done.response is not None:
-            self._reasons.appendleft(Reason(at=done.started_at, text=done.response[:REASON_CHARACTERS]))
+        if done.step_count:
+            calls = [each for call in record.calls if (each := PastCall.of(call)).is_remembered]
+            self._cycles.appendleft(PastCycle(done.started_at, done.response, calls))
+        self._kept_note = next(filter(None, map(note_of, reversed(record.calls))), self._kept_note)
         self.cost_usd += done.cost_usd or ZERO
         self.answered_by = record.answered_by or self.answered_by
         self.recorded.append(recorded_invocation(done, record.steps, record.calls))

@@ -179,6 +179,11 @@ class Accounts:
         """Every account by its id, as of its last commit."""
         return self._accounts
 
+    def taken(self, account_id: str) -> Mapping[str, Taken]:
+        """Return what is missing from the books for an account, by market."""
+        account = self._accounts.get(account_id)
+        return self._taken if self.shares_depth else {} if account is None else account.taken
+
     def is_unsettled(self, account_id: str) -> bool:
         """Whether the account is changing right now or in doubt: its state is certain only under its lock."""
         return account_id in self._in_doubt or self._locks[account_id].locked()

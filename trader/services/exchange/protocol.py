@@ -6,14 +6,15 @@ process trades. Only the composition root knows which of them it made. All begin
 """
 
 from collections.abc import Collection, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final, Protocol
 
-from trader.domain.exchange.account import Account
+from trader.domain.exchange.account import Account, Taken
 from trader.domain.exchange.ledger import Rules
+from trader.domain.exchange.matching import remaining
 from trader.domain.exchange.orders import ExitPlan, Order, OrderAnswer
-from trader.domain.market.markets import Market, Tick
+from trader.domain.market.markets import Book, Market, Tick
 from trader.errors import DatabaseUnavailable, Unavailable
 from trader.services.exchange.accounts import Accounts
 from trader.services.market.feed import MarketFeed
@@ -115,6 +116,10 @@ class Exchange(Protocol):
         """Return the account or, when there is none yet, the account as it would open (`sequence` 0; not stored)."""
         ...
 
+    def order_book(self, account_id: str, symbol: str, at: datetime) -> Book | None:
+        """Return the order book that an order of the account would meet at this time; None without a price."""
+        ...
+
     # What others do
 
     async def place_order(self, order: Order) -> OrderAnswer:
@@ -174,6 +179,12 @@ class ExchangeBase:
 
     def marks(self) -> Mapping[str, Decimal]:
         return self._market.marks
+
+    def order_book(self, account_id: str, symbol: str, at: datetime) -> Book | None:
+        quote, taken = self._market.quote(symbol), self._accounts.taken(account_id).get(symbol, Taken())
+        if quote is None:
+            return None
+        return remaining(quote.book, taken, at, self._rules.book_recovery, self._rules.markets[symbol].lot)
 
     async def settle(self, account_id: str) -> None:
         await self._accounts.settle(account_id)

@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from datetime import datetime
 from decimal import Decimal
+from itertools import groupby
 from typing import NamedTuple
 from uuid import UUID
 
+from trader.domain.agents.memory import CYCLES_REMEMBERED, DECISION_TYPES, LINE_MAX, PastCall, PastCycle
 from trader.domain.agents.observation import LastFill, observe_record
-from trader.domain.agents.view import ObservedStats, ObservedTrade, Reason
+from trader.domain.agents.view import ObservedStats, ObservedTrade
 from trader.domain.exchange.orders import OrderSide, Side
 from trader.domain.money import divide
 from trader.store.database.pool import Connection
@@ -90,21 +92,37 @@ async def select_last_actions(
     return fills
 
 
-SELECT_LATEST_RESPONSES = """
-SELECT started_at, left(response, $4) AS response
-FROM invocations
-WHERE model_id = $1 AND started_at >= $2 AND response IS NOT NULL
-ORDER BY started_at DESC
-LIMIT $3
+SELECT_PAST_CYCLES = """
+SELECT i.started_at, left(i.response, $4) AS response, c.type, c.status, c.metadata -> 'decisions' -> 0 AS decision,
+       c.metadata -> 'results' -> 0 AS result
+FROM (
+    SELECT id, started_at, response
+    FROM invocations
+    WHERE model_id = $1 AND started_at >= $2 AND status <> 'running' AND step_count > 0
+    ORDER BY started_at DESC
+    LIMIT $3
+) i
+LEFT JOIN tool_calls c ON c.invocation_id = i.id AND (c.status <> 'ok' OR c.type = ANY ($5))
+ORDER BY i.started_at DESC, c.number
 """
 
 
-async def select_latest_responses(
-    conn: Connection, model_id: str, since: datetime, limit: int, characters: int
-) -> tuple[Reason, ...]:
-    """Return the beginnings of a model's latest responses since a moment, newest first."""
-    rows = await conn.fetch(SELECT_LATEST_RESPONSES, model_id, since, limit, characters)
-    return tuple(Reason(at=row["started_at"], text=row["response"]) for row in rows)
+async def select_past_cycles(conn: Connection, model_id: str, since: datetime) -> list[PastCycle]:
+    """Return a model's last finished invocations since a moment that were answered, newest first."""
+    rows = await conn.fetch(SELECT_PAST_CYCLES, model_id, since, CYCLES_REMEMBERED, LINE_MAX, sorted(DECISION_TYPES))
+    cycles: list[PastCycle] = []
+    for (at, response), calls in groupby(rows, key=lambda row: (row["started_at"], row["response"])):
+        cycles.append(PastCycle(at, response, [PastCall(*list(row.values())[2:]) for row in calls if row["type"]]))
+    return cycles
+
+
+SELECT_NOTE = "SELECT text FROM notes WHERE model_id = $1 AND written_at >= $2"
+
+
+async def select_note(conn: Connection, model_id: str, since: datetime) -> str | None:
+    """Return the note that a model has written to itself since a moment."""
+    text: str | None = await conn.fetchval(SELECT_NOTE, model_id, since)
+    return text
 
 
 class HourlyEquity(NamedTuple):

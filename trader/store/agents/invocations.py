@@ -178,6 +178,18 @@ async def insert_tool_call(conn: Connection, call: ToolCall) -> None:
     await conn.execute(INSERT_TOOL_CALL, *msgspec.structs.astuple(call))
 
 
+UPSERT_NOTE = """
+INSERT INTO notes (model_id, text, written_at)
+VALUES ($1, $2, $3)
+ON CONFLICT (model_id) DO UPDATE SET text = excluded.text, written_at = excluded.written_at
+"""
+
+
+async def upsert_note(conn: Connection, model_id: str, text: str, at: datetime) -> None:
+    """Replace the note that a model keeps for itself."""
+    await conn.execute(UPSERT_NOTE, model_id, text, at)
+
+
 INSERT_PAYLOAD = """
 INSERT INTO invocation_payloads (invocation_id, payload, created_at)
 VALUES ($1, $2, $3)

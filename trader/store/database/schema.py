@@ -138,6 +138,16 @@ LUCK: Final = "SELECT 1;"
 MARKET_SEED: Final = "SELECT 1;"
 """Changes nothing that exists: the table `market_seed` comes from schema.sql. Older databases have a known seed."""
 
+TOOLS_OF_AGENTS: Final = """
+ALTER TABLE IF EXISTS tool_calls
+    DROP CONSTRAINT IF EXISTS tool_calls_type_check,
+    ADD CONSTRAINT tool_calls_type_check CHECK (type IN (
+        'CREATE_POSITION', 'CLOSE_POSITION', 'UPDATE_EXIT_PLAN', 'HOLDING', 'FETCH_INDICATORS', 'FETCH_ORDER_BOOK',
+        'NOTE'
+    ));
+"""
+"""Allows calls of the tools `note` and `fetchOrderBook`."""
+
 MIGRATIONS: Final[Mapping[int, str]] = {
     2: TO_VERSION_2,
     3: CLOSED_BY_OPERATOR,
@@ -146,7 +156,7 @@ MIGRATIONS: Final[Mapping[int, str]] = {
     6: RESET_BY_OPERATOR,
     7: LUCK,
     8: MARKET_SEED,
-    9: "SELECT 1;",
+    9: TOOLS_OF_AGENTS,
 }
 """Each step by the version that it leads to."""
 

@@ -6,7 +6,8 @@ import { html, useEffect, useState } from './lib.js'
 import { useModels } from './models.js'
 import { useLive } from './store.js'
 
-const NAMES = { CREATE_POSITION: 'open', CLOSE_POSITION: 'close', UPDATE_EXIT_PLAN: 'exit plan', HOLDING: 'hold', FETCH_INDICATORS: 'indicators' }
+const NAMES = { CREATE_POSITION: 'open', CLOSE_POSITION: 'close', UPDATE_EXIT_PLAN: 'exit plan', HOLDING: 'hold', FETCH_INDICATORS: 'indicators', FETCH_ORDER_BOOK: 'book', NOTE: 'note' }
+const ACTS = ['CREATE_POSITION', 'CLOSE_POSITION', 'UPDATE_EXIT_PLAN']
 const KINDS = { rejected: 'loss', failed: 'warn' }
 const SHOW = [['all', 'All'], ['acted', 'Acted'], ['refused', 'Refused']]
 
@@ -40,7 +41,7 @@ export function Conversations({ modelId, variant, title = 'Conversations', isFee
 }
 
 function isShown(one, show) {
-  if (show === 'acted') return one.toolCalls.some(each => each.type !== 'HOLDING' && each.type !== 'FETCH_INDICATORS')
+  if (show === 'acted') return one.toolCalls.some(each => ACTS.includes(each.type))
   return show === 'all' || one.status !== 'completed' || one.toolCalls.some(each => each.status !== 'ok')
 }
 
@@ -103,7 +104,7 @@ function Call({ one }) {
 
 function wordsOf(type, decision) {
   const plan = [['stop', decision.stop], ['target', decision.target]].filter(([, value]) => value != null).map(([name, value]) => `${name} ${price(value)}`)
-  if (type === 'HOLDING') return decision.reason ?? ''
+  if (type === 'HOLDING' || type === 'NOTE') return decision.reason ?? decision.text ?? ''
   if (type === 'FETCH_INDICATORS') return `${decision.symbol ?? ''} ${decision.interval ?? ''}`
   if (type === 'CREATE_POSITION') {
     return [`${decision.side ?? ''} ${quantity(decision.quantity)} ${decision.symbol ?? ''}${decision.leverage ? ` at ${quantity(decision.leverage)}×` : ''}`,
