@@ -22,7 +22,7 @@ from trader.domain.exchange.ledger import Posting, Rules
 from trader.domain.exchange.orders import CLOSING_SIDE, ExitPlan, Order, OrderAnswer, OrderSide, OrderType, Side
 from trader.domain.exchange.rules import place, set_exit_plan
 from trader.domain.exchange.tick_rules import Moment, apply_tick
-from trader.domain.market.markets import PLAIN_FUNDING_RATE, Market
+from trader.domain.market.markets import PLAIN_FUNDING_RATE, SIMULATED_MARKETS, Market
 from trader.domain.models import Model, VariantId
 from trader.domain.money import ZERO, floor_to, round_to
 from trader.domain.portfolio.histories import Snapshot
@@ -62,7 +62,8 @@ class SeasonMarket:
     """The synthetic market at every full minute in [start, end]; minutes are counted from `start`."""
 
     def __init__(self, seed: int, markets: Mapping[str, Market], start: datetime, end: datetime) -> None:
-        self._source = SyntheticSource(seed, tuple(markets), markets)
+        rows = {symbol: SIMULATED_MARKETS[symbol]._replace(rules=rules) for symbol, rules in markets.items()}
+        self._source = SyntheticSource(seed, tuple(rows), rows)
         self.markets = self._source.markets
         self.times = [start + number * MINUTE for number in range((end - start) // MINUTE + 1)]
         self._span = lru_cache(maxsize=2)(self._make_span)

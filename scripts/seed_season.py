@@ -74,7 +74,7 @@ async def write_season(
     The database must have no past, and no service may use it. `progress` is called with the time reached and the number
     of accounts.
     """
-    source = SyntheticSource(settings.seed, settings.market_symbols, PRESET_MARKETS[settings.venue_preset])
+    source = SyntheticSource(settings.seed, settings.markets, PRESET_MARKETS[settings.venue_preset])
     await settle_seed(source, database, is_written=True)
     assert source.seed is not None
     seed = source.seed.value

@@ -43,7 +43,7 @@ def test_defaults_are_those_of_the_contract() -> None:
     assert (settings.port, settings.host, settings.server_url) == (8081, "127.0.0.1", "http://localhost:8081")
     assert settings.database_url is None
     assert (settings.trading_mode, settings.market_source) == ("simulated", "venue")
-    assert settings.market_symbols == ("BTC", "ETH", "SOL")
+    assert settings.markets == ("BTC", "ETH", "SOL")
     assert (settings.initial_capital, settings.quote_currency) == (Decimal(10000), "USDT")
     assert settings.refresh_interval_ms == 10000
     assert (settings.venue_preset, settings.taker_fee_bps, settings.maker_fee_bps) == (
@@ -101,7 +101,8 @@ GOOD = [
     ("CORS_ORIGINS", "https://A.example , http://[::1]:3000,https://a.example", "cors_origins",
      ("https://a.example", "http://[::1]:3000")),
     ("MARKET_SOURCE", "replay:../", "market_source", "replay:../"),
-    ("MARKET_SYMBOLS", "btc, ETH/USDT,btc", "market_symbols", ("BTC", "ETH/USDT")),
+    ("MARKETS", "btc, ETH/USDT,btc", "markets", ("BTC", "ETH/USDT")),
+    ("MARKET_SYMBOLS", "SOL", "markets", ("SOL",)),
     ("REPLAY_SPEED", "0", "replay_speed", 0.0),
     ("REPLAY_SPEED", "1.5", "replay_speed", 1.5),
     ("REPLAY_START", "2025-01-02", "replay_start", datetime(2025, 1, 2, tzinfo=UTC)),
@@ -137,7 +138,7 @@ BAD = [
     ("CORS_ORIGINS", "http://example.org:"), ("CORS_ORIGINS", "ws://example.org"), ("CORS_ORIGINS", "http://a b"),
     ("TRADING_MODE", "paper"), ("TRADING_MODE", "Live"),
     ("MARKET_SOURCE", "replay:"), ("MARKET_SOURCE", "binance"), ("MARKET_SOURCE", "replay"),
-    ("MARKET_SYMBOLS", "BTC,,ETH"), ("MARKET_SYMBOLS", "BTC;ETH"), ("MARKET_SYMBOLS", "B/"),
+    ("MARKETS", "BTC,,ETH"), ("MARKETS", "BTC;ETH"), ("MARKETS", "B/"),
     ("REPLAY_SPEED", "-1"), ("REPLAY_SPEED", "nan"), ("REPLAY_SPEED", "1e3"), ("REPLAY_START", "yesterday"),
     ("SIM_INITIAL_CAPITAL", "0"), ("SIM_INITIAL_CAPITAL", "-5"), ("SIM_INITIAL_CAPITAL", "1000000000.01"),
     ("SIM_INITIAL_CAPITAL", "NaN"), ("SIM_INITIAL_CAPITAL", "Infinity"), ("SIM_INITIAL_CAPITAL", "1e4"),

@@ -71,14 +71,14 @@ async def open_external(settings: Settings, stack: AsyncExitStack) -> ExternalSy
 def make_source(settings: Settings) -> MarketSource:
     """Return the source that MARKET_SOURCE names. Raises `StartError` for an unknown one."""
     kind, _, place = settings.market_source.partition(":")
-    markets = PRESET_MARKETS[settings.venue_preset]
+    rows = PRESET_MARKETS[settings.venue_preset]
     match kind:
         case "synthetic":
-            return SyntheticSource(settings.seed, settings.market_symbols, markets)
+            return SyntheticSource(settings.seed, settings.markets, rows)
         case "replay" if find_recording(Path(place).expanduser()):
             return RecordedSource(
                 Path(place).expanduser(),
-                settings.market_symbols,
+                settings.markets,
                 speed=settings.replay_speed,
                 start=settings.replay_start,
                 end=settings.replay_end,
@@ -86,15 +86,15 @@ def make_source(settings: Settings) -> MarketSource:
         case "replay":
             return ReplaySource(
                 Path(place).expanduser(),
-                settings.market_symbols,
-                markets=markets,
+                settings.markets,
+                rows=rows,
                 seed=settings.seed,
                 speed=settings.replay_speed,
                 start=settings.replay_start,
                 end=settings.replay_end,
             )
         case "venue":
-            return VenueSource(LighterApi(settings.venue_url or MAINNET_URL), settings.market_symbols)
+            return VenueSource(LighterApi(settings.venue_url or MAINNET_URL), settings.markets)
         case _:
             raise StartError(
                 f"MARKET_SOURCE {kind} is not available in this build; use venue, synthetic or replay:<folder or file>"

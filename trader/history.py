@@ -57,7 +57,7 @@ class PastMarket(SyntheticSource):
     """The synthetic market from `start` to `end`, as fast as the service can follow. Sets `finished` at its end."""
 
     def __init__(self, settings: Settings, start: datetime, end: datetime, step: timedelta) -> None:
-        super().__init__(settings.seed, settings.market_symbols, PRESET_MARKETS[settings.venue_preset])
+        super().__init__(settings.seed, settings.markets, PRESET_MARKETS[settings.venue_preset])
         self.finished = asyncio.Event()
         self._start = start
         self._end = end

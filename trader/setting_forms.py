@@ -254,5 +254,5 @@ NOTIFY_ADDRESSES: Final = Form(
 WEB_SECRET: Final = Form("an address such as https://hc-ping.com/<id>", r"\S+", Secret, _is_web_secret, is_secret=True)
 MARKET_SOURCE: Final = Form("venue, synthetic, or replay:<folder or file>", r"venue|synthetic|replay:\s*\S.*", str)
 FOLDER: Final = Form("a folder", r"[^\x00]+", lambda text: Path(text).expanduser())
-MARKET_SYMBOLS: Final = Form("market symbols separated by commas, such as BTC,ETH,SOL", ".+", _symbols)
+MARKETS: Final = Form("market symbols separated by commas, such as BTC,ETH,SOL", ".+", _symbols)
 CURRENCY: Final = Form("the short name of a currency, such as USDT", "[A-Za-z0-9]{2,10}", str.upper)

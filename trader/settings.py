@@ -94,8 +94,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         "MARKET_SOURCE", "venue", forms.MARKET_SOURCE,
         "Where prices come from: `venue`, `synthetic`, or `replay:<folder or file>` of Binance kline CSV or of RECORD.",
         demo_default="synthetic", shown_default="venue; with --demo synthetic")]
-    market_symbols: Annotated[tuple[str, ...], Variable(
-        "MARKET_SYMBOLS", "BTC,ETH,SOL", forms.MARKET_SYMBOLS, "Markets to follow and trade, separated by commas.")]
+    markets: Annotated[tuple[str, ...], Variable(
+        "MARKETS", "BTC,ETH,SOL", forms.MARKETS,
+        "Markets to follow and trade, separated by commas: BTC, ETH, SOL, BNB, XRP, DOGE, and with MARKET_SOURCE=venue "
+        "any that the venue lists. MARKET_SYMBOLS is an earlier name of this setting.")]
     replay_speed: Annotated[float, Variable(
         "REPLAY_SPEED", "1", forms.SPEED, "Replay speed as a multiple of real time; 0 is as fast as possible.")]
     replay_start: Annotated[datetime | None, Variable(
@@ -275,10 +277,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """
         file = read_dotenv(dotenv)
         texts = _merged_texts(environ, file.values)
-        problems = [
-            *file.problems,
-            *find_misspelled((*file.values, *environ), (variable.name for variable in VARIABLES.values())),
-        ]
+        known = (*(variable.name for variable in VARIABLES.values()), *EARLIER_NAMES)
+        problems = [*file.problems, *find_misspelled((*file.values, *environ), known)]
         is_live = texts.get("TRADING_MODE") == "live"
         values: dict[str, Any] = {}
         follows_venue = texts.get("MARKET_SOURCE", "synthetic" if demo else "venue") == "venue"
@@ -305,6 +305,9 @@ VARIABLES: Final[Mapping[str, Variable]] = {
     if get_origin(hint) is Annotated
 }
 """The variable of each field of `Settings`."""
+
+EARLIER_NAMES: Final = {"MARKET_SYMBOLS": "MARKETS"}
+"""Names that variables had before, which are still read; the present name wins."""
 
 _SECRET_NAMES: Final = {variable.name for variable in VARIABLES.values() if variable.form.is_secret}
 
@@ -370,7 +373,8 @@ def read_database_url(environ: Mapping[str, str], dotenv: Path | None) -> str | 
 def _merged_texts(environ: Mapping[str, str], file: Mapping[str, str]) -> dict[str, str]:
     """Return the texts that are set; a blank text in the environment does not hide the one in the file."""
     pairs = [*file.items(), *environ.items()]
-    return {name: text.strip() for name, text in pairs if text.strip()}
+    texts = {name: text.strip() for name, text in pairs if text.strip()}
+    return {EARLIER_NAMES[name]: texts[name] for name in EARLIER_NAMES.keys() & texts.keys()} | texts
 
 
 def local_address(host: str, port: int) -> str:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from support.market_fidelity import AT, cost_bp
 
 from trader.clock import epoch_second
-from trader.domain.market.markets import MARKETS
+from trader.domain.market.markets import MARKETS, SIMULATED_MARKETS
 from trader.gateways.market.books import BookModel, CandlePath, Grid, TrailingDay
 from trader.gateways.market.files import Minutes
 from trader.gateways.market.minute_paths import MinutePaths
@@ -109,7 +109,7 @@ def draw_model(what: str) -> str:
         points = []
         for number in range(41):
             stress = 0.5 * 200 ** (number / 40)
-            quote = BookModel(grid).quote(AT, grid.nearest(price), stress, 0.85)
+            quote = BookModel(grid, SIMULATED_MARKETS[symbol].calm).quote(AT, grid.nearest(price), stress, 0.85)
             if what == "spread":
                 value = float((quote.ask - quote.bid) / quote.mark) / 2 * 1e4
             else:
@@ -126,13 +126,13 @@ def draw_model(what: str) -> str:
 def crash_costs(symbol: str, minutes: Minutes) -> tuple[list[float], list[Line]]:
     """Return the median costs of a calm hour, the day before, and those of each minute of the crash."""
     grid, day = Grid(MARKETS[symbol]), TrailingDay(float(MARKETS[symbol].tick), minutes)
-    paths = MinutePaths(f"0:{symbol}", grid, minutes)
+    paths, model = MinutePaths(f"0:{symbol}", grid, minutes), BookModel(grid, SIMULATED_MARKETS[symbol].calm)
     first = bisect_left(minutes.minute, epoch_second(CRASH) // 60)
 
     def costs(place: int) -> list[float]:
         """Return the cost of each amount, the median of every tenth second."""
         marks, before = paths.draw(minutes[place]), paths.draw(minutes[place - 1])
-        path = CandlePath(grid, marks, before=before, usual_range=day.usual_range(place), busyness=day.busyness(place))
+        path = CandlePath(model, marks, before=before, usual_range=day.usual_range(place), busyness=day.busyness(place))
         quotes = [path.quote(second, AT) for second in range(5, 60, 10)]
         return [median(cost_bp(q.book.asks, float(q.mark), amount) for q in quotes) for amount in AMOUNTS]
 

@@ -77,7 +77,7 @@ async def measure(days: int, symbols: Sequence[str]) -> int:
         candles = Path(place, "candles")
         candles.mkdir()
         write_candles(candles, symbols, WARM_UP_DAYS + days + 1)
-        environ = {"MARKET_SOURCE": f"replay:{candles}", "REPLAY_SPEED": "0", "MARKET_SYMBOLS": ",".join(symbols)}
+        environ = {"MARKET_SOURCE": f"replay:{candles}", "REPLAY_SPEED": "0", "MARKETS": ",".join(symbols)}
         ends: list[float] = []
         async with serving(Path(place), **environ) as service:
             begin: datetime | None = None

@@ -27,6 +27,7 @@ from statistics import median, quantiles
 from typing import Any, Final, NamedTuple
 
 from benchmarks.season_writes import DELETE_WRITTEN, STATEMENT_S, end_of_season, measure_writes, timed
+from support.books import DEFAULT_MARKETS
 
 from trader.api.context import Context
 from trader.api.envelope import Style
@@ -36,7 +37,6 @@ from trader.app import freeze_startup_objects
 from trader.clock import SystemClock
 from trader.commands.serve import loop_factory
 from trader.domain.exchange.account import Account
-from trader.domain.market.markets import MARKETS
 from trader.domain.portfolio.histories import WINDOWS
 from trader.embedded.server import EmbeddedPostgres
 from trader.errors import NotFound
@@ -185,7 +185,7 @@ class Books:
 
     def __init__(self, accounts: dict[str, Account], marks: dict[str, Decimal]) -> None:
         self.accounts = accounts
-        self.markets = MARKETS
+        self.markets = DEFAULT_MARKETS
         self.term = 1
         self.version = 0
         self._marks = marks

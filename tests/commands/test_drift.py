@@ -18,7 +18,7 @@ from support.records import START, add_model, add_trade, id_of
 from trader.domain.exchange.matching import totals, walk
 from trader.domain.exchange.orders import OrderSide
 from trader.domain.live.drift import Drift, error_bps
-from trader.domain.market.markets import MARKETS, Tick
+from trader.domain.market.markets import MARKETS, SIMULATED_MARKETS, Tick
 from trader.gateways.market.books import BookModel, Grid
 from trader.gateways.market.recorder import Recorder
 from trader.gateways.market.synthetic import SyntheticSource
@@ -137,7 +137,8 @@ async def test_recorded_books_against_the_model(database: Database, dsn: str, tm
     assert made.returncode == 0, made.stderr
     lines = [line.split() for line in made.stdout.splitlines()]
     at = lines.index(["market", "side", "size", "orders", "mean", "median", "p95", "worst"])
-    model = BookModel(Grid(MARKETS["ETH"])).quote(START, 2000 * 200, 1.0, 1.0).book  # a usual book, without a past
+    row = SIMULATED_MARKETS["ETH"]
+    model = BookModel(Grid(row.rules), row.calm).quote(START, 2000 * 200, 1.0, 1.0).book  # a usual book, without a past
     tried = [(side, notional) for side in OrderSide for notional in (500, 5_000, 50_000)]
     for line, (side, notional) in zip(lines[at + 1 : at + 7], tried, strict=True):
         filled, paid = totals(walk(model, side, Decimal(notional) / 2000))

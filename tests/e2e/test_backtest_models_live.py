@@ -89,7 +89,7 @@ def test_a_model_is_shown_what_a_service_shows_it(
     with trading_provider() as provider:
         environ = {"OPENAI_BASE_URL": provider.url, "OPENAI_API_KEY": "sk-test-000000000000000001"}
         asyncio.run(add_model(dsn))
-        market = {"MARKET_SYMBOLS": "BTC,ETH", "REPLAY_THINKING": "off"}
+        market = {"MARKETS": "BTC,ETH", "REPLAY_THINKING": "off"}
         asyncio.run(replay(tmp_path / "service", dsn, data, iso(BEGIN), iso(end), **market, **environ))
         shown, provider.asked = provider.asked, []
         for name, value in environ.items():

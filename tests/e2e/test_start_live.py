@@ -41,13 +41,13 @@ async def test_all_mistakes_in_the_settings_are_reported_at_once(tmp_path: Path)
         PORT="http",
         TRADING_MODE="dreaming",
         SIM_INITIAL_CAPITAL="-5",
-        MARKET_SYMBOLS="BTC,DOGE!",
+        MARKETS="BTC,DOGE!",
         DATABASE_URL="mysql://root:hunter2@localhost/x",
         API_TOKEN="hunter3",
         REPLAY_SPEED="fast",
     )
     assert code == 2
-    for name in ("PORT", "TRADING_MODE", "SIM_INITIAL_CAPITAL", "MARKET_SYMBOLS", "DATABASE_URL", "REPLAY_SPEED"):
+    for name in ("PORT", "TRADING_MODE", "SIM_INITIAL_CAPITAL", "MARKETS", "DATABASE_URL", "REPLAY_SPEED"):
         assert name in output, name
     assert "API_KEY" in output, "without --demo a provider is needed"
     assert "hunter" not in output

@@ -33,7 +33,7 @@ def settings(venue: FakeVenue, dsn: str) -> dict[str, str]:
     return {
         "DATABASE_URL": dsn,
         "VENUE_URL": venue.url,
-        "MARKET_SYMBOLS": "BTC,ETH",
+        "MARKETS": "BTC,ETH",
         "OPENAI_BASE_URL": "http://127.0.0.1:9",
         "SIM_TAKER_FEE_BPS": "0",
         "RECORD": "recording",

@@ -250,7 +250,7 @@ async def test_a_followed_market_has_the_prices_troubles_and_rules_of_the_leader
 
 def test_real_time_stays_the_clock_of_a_market_that_has_it(database: Database) -> None:
     reader = RelayReader(database, EventBus())
-    assert isinstance(FollowedMarket(SyntheticSource(0, ("BTC",), MARKETS), reader).clock(None), SystemClock)
+    assert isinstance(FollowedMarket(SyntheticSource(0, ("BTC",)), reader).clock(None), SystemClock)
     of_recording = FollowedMarket(ScriptedSource(), reader).clock(START)
     assert isinstance(of_recording, LockstepClock)
     assert of_recording.now() == START

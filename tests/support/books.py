@@ -12,7 +12,10 @@ from trader.domain.market.markets import MARKETS, PLAIN_FUNDING_RATE, Book, Leve
 START = datetime(2025, 2, 3, 1, 30, tzinfo=UTC)
 """Half an hour before a funding boundary."""
 
-RULES = Rules(dict(MARKETS), Decimal("0.0005"), Decimal("0.0002"))
+DEFAULT_MARKETS = {symbol: MARKETS[symbol] for symbol in ("BTC", "ETH", "SOL")}
+"""The markets that are traded when none are chosen."""
+
+RULES = Rules(DEFAULT_MARKETS, Decimal("0.0005"), Decimal("0.0002"))
 """The paper markets at the default fees: 5 bps for takers, 2 bps for makers."""
 
 Side = Sequence[tuple[str | Decimal | int, str | Decimal | int]]

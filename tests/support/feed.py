@@ -7,12 +7,12 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 import pytest
+from support.books import DEFAULT_MARKETS
 from support.manual_clock import ManualClock
 
 from trader.clock import Clock
 from trader.domain.market.markets import (
     INTERVALS,
-    MARKETS,
     PLAIN_FUNDING_RATE,
     Book,
     Candle,
@@ -47,7 +47,7 @@ class ScriptedSource:
 
     name = "scripted"
     identity = "scripted:0"
-    markets: Mapping[str, Market] = MARKETS
+    markets: Mapping[str, Market] = DEFAULT_MARKETS
 
     def __init__(self, ends_at: datetime | None = None) -> None:
         self.ends_at = ends_at

@@ -101,7 +101,7 @@ class PlainSigner:
 def live_settings(url: str, **more: str) -> Settings:
     given = {
         "TRADING_MODE": "live", "VENUE_URL": url, "VENUE_ACCOUNT_INDEX": str(ACCOUNT), "LIVE_CONFIRM": str(ACCOUNT),
-        "VENUE_API_KEY": "ab" * 40, "VENUE_API_KEY_INDEX": str(KEY_INDEX), "MARKET_SYMBOLS": ",".join(SYMBOLS),
+        "VENUE_API_KEY": "ab" * 40, "VENUE_API_KEY_INDEX": str(KEY_INDEX), "MARKETS": ",".join(SYMBOLS),
         "OPENAI_BASE_URL": "http://127.0.0.1:9", **more,
     }  # fmt: skip
     return Settings.load(given, None, demo=False)

@@ -9,8 +9,8 @@ from typing import NamedTuple, TypeVar
 
 import numpy
 
-from trader.domain.market.markets import MARKETS, Level, Quote
-from trader.gateways.market.books import CandlePath, Grid, TrailingDay
+from trader.domain.market.markets import MARKETS, SIMULATED_MARKETS, Level, Quote
+from trader.gateways.market.books import BookModel, CandlePath, Grid, TrailingDay
 from trader.gateways.market.files import Minutes, Row
 from trader.gateways.market.minute_paths import MinutePaths
 
@@ -168,11 +168,11 @@ def recorded_quotes(symbol: str, minutes: Minutes, seed: int) -> Iterator[tuple[
     """Yield, for each minute but the first, its range in basis points and its quote at a random second."""
     grid, random = Grid(MARKETS[symbol]), Random(seed)
     paths, day = MinutePaths(f"{seed}:{symbol}", grid, minutes), TrailingDay(float(MARKETS[symbol].tick), minutes)
-    before = paths.draw(minutes[0])
+    model, before = BookModel(grid, SIMULATED_MARKETS[symbol].calm), paths.draw(minutes[0])
     for place in range(1, len(minutes)):
         row = minutes[place]
         marks = paths.draw(row)
-        path = CandlePath(grid, marks, before=before, usual_range=day.usual_range(place), busyness=day.busyness(place))
+        path = CandlePath(model, marks, before=before, usual_range=day.usual_range(place), busyness=day.busyness(place))
         yield (row.high - row.low) / row.open * 1e4, path.quote(random.randrange(60), AT)
         before = marks
 

@@ -6,10 +6,12 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from uuid import UUID, uuid5
 
+from support.books import DEFAULT_MARKETS
+
 from trader.domain.agents.invocations import Invocation, InvocationStatus, ToolCall, ToolCallStatus
 from trader.domain.exchange.account import Account, Position, Run
 from trader.domain.exchange.orders import Side
-from trader.domain.market.markets import MARKETS, Market
+from trader.domain.market.markets import Market
 from trader.domain.models import Model, VariantId
 from trader.domain.portfolio.histories import Snapshot
 from trader.store.agents import invocations as agents_store
@@ -207,7 +209,7 @@ class FakeExchange:
 
     @property
     def markets(self) -> Mapping[str, Market]:
-        return MARKETS
+        return DEFAULT_MARKETS
 
     def marks(self) -> Mapping[str, Decimal]:
         return self.known_marks

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
+from support.books import DEFAULT_MARKETS
 from support.manual_clock import ManualClock
 
 from trader.clock import Clock
@@ -43,7 +44,7 @@ class ScriptedSource:
 
     name = "scripted"
     identity = "scripted:1"
-    markets: Mapping[str, Market] = MARKETS
+    markets: Mapping[str, Market] = DEFAULT_MARKETS
     ends_at: datetime | None = None
 
     def __init__(self) -> None:

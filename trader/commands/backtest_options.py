@@ -83,7 +83,7 @@ def environ_of(options: argparse.Namespace) -> dict[str, str]:
     environ = {name: str(value) for option, name in _OPTIONS.items() if (value := getattr(options, option)) is not None}
     markets = PRESET_MARKETS[options.preset or "default"]
     symbols = options.market or [symbol for symbol in find_files(options.data) if symbol in markets]
-    fixed = {"SIM_SEED": "0", "MARKET_SOURCE": f"replay:{options.data}", "MARKET_SYMBOLS": ",".join(sorted(symbols))}
+    fixed = {"SIM_SEED": "0", "MARKET_SOURCE": f"replay:{options.data}", "MARKETS": ",".join(sorted(symbols))}
     return fixed | environ
 
 
@@ -97,8 +97,8 @@ def open_source(options: argparse.Namespace, environ: Mapping[str, str]) -> tupl
     rate, folder = _funding(options.funding)
     source = ReplaySource(
         options.data,
-        settings.market_symbols,
-        markets=PRESET_MARKETS[options.preset or "default"],
+        settings.markets,
+        rows=PRESET_MARKETS[options.preset or "default"],
         seed=settings.seed,
         start=settings.replay_start,
         end=settings.replay_end,

@@ -86,7 +86,7 @@ class _Twin:
         if market != self._market:
             self._market, self._grid = market, Grid(market)
             self._day = TrailingDay(float(market.tick), self._minutes)
-            self._model = BookModel(self._grid)
+            self._model = BookModel(self._grid, SIMULATED_MARKETS[market.symbol].calm)
             self._mids.clear()
         mid = self._grid.nearest(float(quote.bid + quote.ask) / 2)
         self._mids.append((quote.at, mid))

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.books import DEFAULT_MARKETS
 from support.candles import FOLDER
 
 from trader.domain.agents.guard import Refusal, RiskContext, judge_closing, judge_opening, judge_plan
@@ -237,7 +238,7 @@ def check(seed: int) -> Counter[tuple[VariantId, type[Decision]]]:
     """Return what the agents decide in a drawn context, each decision checked."""
     kinds: Counter[tuple[VariantId, type[Decision]]] = Counter()
     rng = Random(seed)
-    markets = {symbol: priced(rng, symbol) for symbol in MARKETS}
+    markets = {symbol: priced(rng, symbol) for symbol in DEFAULT_MARKETS}
     account = account_of(rng, markets)
     shown = seen(account, markets, from_number(rng.choice([0.0, rng.uniform(0, 100)])), record(rng))
     for variant, definition in VARIANTS.items():
@@ -294,16 +295,18 @@ def _tightened(change: UpdateExitPlan, shown: View) -> None:
 
 def test_every_agent_finds_trades_in_real_markets() -> None:
     """Over five real days, asked every hour, an agent with an empty account finds entries, but not everywhere."""
-    history = {symbol: _real(symbol, 10_000) for symbol in MARKETS}
+    history = {symbol: _real(symbol, 10_000) for symbol in DEFAULT_MARKETS}
     intervals: tuple[Interval, ...] = ("5m", "15m", "1h")
-    candles = {symbol: {size: _merged(history[symbol], size) for size in intervals} for symbol in MARKETS}
+    candles = {symbol: {size: _merged(history[symbol], size) for size in intervals} for symbol in DEFAULT_MARKETS}
     run = Run(id=UUID(int=2), number=1, initial_capital=Decimal(10_000), quote_currency="USDT", started_at=NOW)
     empty = Account(id="a", run=run, sequence=0, changed_at=NOW)
     asked = range(2_880, 10_000, 60)
     entered: Counter[VariantId] = Counter()
     for index in asked:
         at = history["BTC"][index].open_time
-        shown = seen(empty, {symbol: _shown(symbol, candles[symbol], at) for symbol in MARKETS}, ZERO, ObservedStats())
+        shown = seen(
+            empty, {symbol: _shown(symbol, candles[symbol], at) for symbol in DEFAULT_MARKETS}, ZERO, ObservedStats()
+        )
         for variant, definition in VARIANTS.items():
             entered[variant] += len(definition.agent().decide(shown)) > 1
     for variant in VariantId:

@@ -4,12 +4,12 @@ from datetime import timedelta
 
 import pytest
 from msgspec.structs import replace
-from support.books import RULES, START, deep_quote, make_quote, moment_of
+from support.books import DEFAULT_MARKETS, RULES, START, deep_quote, make_quote, moment_of
 from support.paper_bench import BUY, SELL, D, PaperBench, eth, leveraged
 
 from trader.domain.exchange import account as figures
 from trader.domain.exchange.orders import Cause, OrderStatus
-from trader.domain.market.markets import MARKETS, MarginTier
+from trader.domain.market.markets import MarginTier
 from trader.domain.market.presets import PRESET_MARKETS
 
 # --- the account ------------------------------------------------------------------------------------------------------
@@ -107,12 +107,12 @@ def test_a_short_has_its_liquidation_price_above_and_an_unleveraged_long_has_non
 
 
 def test_each_part_of_a_notional_has_the_rate_of_its_tier() -> None:
-    market = PRESET_MARKETS["binance-usdm"]["BTC"]
+    market = PRESET_MARKETS["binance-usdm"]["BTC"].rules
     required = [market.maintenance(D(notional)) for notional in (50_000, 600_000, 3_000_000)]
     assert required == [D(200), D(200) + D(550_000) * D("0.005"), D(2_950) + D(2_400_000) * D("0.0065")]
-    for preset, markets in PRESET_MARKETS.items():
-        assert markets.keys() == MARKETS.keys(), preset
-        for market in markets.values():
+    for preset, rows in PRESET_MARKETS.items():
+        assert rows.keys() >= DEFAULT_MARKETS.keys(), preset
+        for market, *_ in rows.values():
             rates = [market.maintenance_rate, *(tier.maintenance_rate for tier in market.tiers)]
             assert rates == sorted(set(rates)), preset
             assert market.maintenance_rate < D(1) / market.leverage_max, "a position can be opened at full leverage"

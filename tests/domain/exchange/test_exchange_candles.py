@@ -7,6 +7,7 @@ from decimal import Decimal
 from random import Random
 
 import pytest
+from support.books import DEFAULT_MARKETS
 from support.candles import FOLDER
 from support.extent import is_nightly
 from support.side_by_side import SideBySide
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="the recorded candle
 
 @pytest.fixture(scope="module")
 def source() -> ReplaySource:
-    source = ReplaySource(FOLDER, tuple(MARKETS))
+    source = ReplaySource(FOLDER, tuple(DEFAULT_MARKETS))
     asyncio.run(source.open())
     return source
 
@@ -51,7 +52,7 @@ def rate_of_hour(symbol: str, boundary: datetime) -> Decimal:
 
 
 def random_order(random: Random, moment: Moment, capital: Decimal) -> Order:
-    symbol, side = random.choice(list(MARKETS)), random.choice(list(OrderSide))
+    symbol, side = random.choice(list(DEFAULT_MARKETS)), random.choice(list(OrderSide))
     mark, leverage = moment.marks[symbol], random.choice((None, Decimal(3), Decimal(10), Decimal(20)))
     margin = Decimal(random.choice((1, 5, 20, 40, 70))) / 100
 

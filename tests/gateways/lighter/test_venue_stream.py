@@ -9,6 +9,7 @@ from decimal import Decimal
 import orjson
 import pytest
 from aiohttp import web
+from support.books import DEFAULT_MARKETS
 from support.fake_venue import FakeVenue, fake_venue, until
 from support.settable_clock import SettableClock
 
@@ -157,7 +158,7 @@ async def test_the_stream_is_kept_alive_by_pings(venue: FakeVenue, follower: Fol
 async def test_the_venues_rules_replace_the_built_in_ones(venue: FakeVenue) -> None:
     source = VenueSource(LighterApi(venue.url), ("BTC", "ETH", "SOL"))
     markets = source.markets
-    assert markets == MARKETS
+    assert markets == DEFAULT_MARKETS
     await source.open()
     btc = markets["BTC"]
     assert (btc.tick, btc.lot, btc.leverage_max, btc.maintenance_rate) == (D("0.1"), D("0.0001"), 50, D("0.012"))

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.market_fidelity import cost_bp
 
-from trader.domain.market.markets import MARKETS, Quote
+from trader.domain.market.markets import MARKETS, SIMULATED_MARKETS, Quote
 from trader.gateways.market.books import BookModel, Grid, TrailingDay, stress
 from trader.gateways.market.files import Minutes, Row
 
 AT = datetime(2025, 1, 6, tzinfo=UTC)
-LEVELS = {"BTC": 95_000, "ETH": 3_300, "SOL": 200}
+LEVELS = {symbol: row.character.level for symbol, row in SIMULATED_MARKETS.items()}
 
 symbols = st.sampled_from(tuple(LEVELS))
 scales = st.floats(0.05, 20)
@@ -21,8 +21,9 @@ tensions = st.floats(0.5, 100)
 
 
 def quote_of(symbol: str, tension: float, *, scale: float = 1.0, busyness: float = 1.0) -> Quote:
-    grid = Grid(MARKETS[symbol])
-    return BookModel(grid).quote(AT, grid.nearest(LEVELS[symbol] * scale), tension, busyness)
+    row = SIMULATED_MARKETS[symbol]
+    grid = Grid(row.rules)
+    return BookModel(grid, row.calm).quote(AT, grid.nearest(LEVELS[symbol] * scale), tension, busyness)
 
 
 def near_depth(quote: Quote, bp: int) -> Decimal:

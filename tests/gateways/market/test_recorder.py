@@ -202,7 +202,7 @@ async def test_rates_hold_for_their_hour(tmp_path: Path) -> None:
 async def test_a_folder_of_a_recording_is_played_as_one(tmp_path: Path) -> None:
     record(tmp_path, ticks_of(100))
     environ = {
-        "MARKET_SOURCE": f"replay:{tmp_path}", "MARKET_SYMBOLS": "ETH", "REPLAY_SPEED": "60",
+        "MARKET_SOURCE": f"replay:{tmp_path}", "MARKETS": "ETH", "REPLAY_SPEED": "60",
         "REPLAY_START": "2025-06-02T22:50:30Z", "REPLAY_END": "2025-06-02T22:51:00Z",
     }  # fmt: skip
     source = make_source(Settings.load(environ, None, demo=True))

@@ -346,7 +346,7 @@ def test_the_settings_choose_the_source(tmp_path: Path) -> None:
     def made(market_source: str) -> object:
         given = SimpleNamespace(
             market_source=market_source,
-            market_symbols=("BTC",),
+            markets=("BTC",),
             venue_preset="default",
             seed=3,
             replay_speed=0.0,

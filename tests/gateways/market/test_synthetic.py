@@ -27,6 +27,7 @@ from trader.domain.market.markets import (
     Quote,
     Tick,
 )
+from trader.domain.market.presets import PRESET_MARKETS
 from trader.errors import MarketUnavailable, StartError
 from trader.gateways.market.path import BLOCK_H, HOUR_S, KNOT_S, KNOTS, Paths, Regime, Regimes
 from trader.gateways.market.synthetic import SyntheticSource, aggregate
@@ -260,8 +261,10 @@ def test_prices_stay_plausible_for_years() -> None:
 
 
 def test_an_unknown_market_fails_the_start() -> None:
-    with pytest.raises(StartError, match=r"DOGE.*BTC, ETH, SOL"):
-        SyntheticSource(0, ["BTC", "DOGE"])
+    with pytest.raises(StartError, match=r"MARKETS names PEPE, .*BTC, ETH, SOL, BNB, XRP, DOGE$"):
+        SyntheticSource(0, ["BTC", "PEPE"])
+    with pytest.raises(StartError, match=r"MARKETS names DOGE, .*BTC, ETH, SOL, XRP$"):
+        SyntheticSource(0, ["BTC", "DOGE"], PRESET_MARKETS["lighter-standard"])
 
 
 def test_funding_is_the_plain_rate() -> None:

@@ -352,10 +352,10 @@ async def test_a_position_in_a_market_that_is_not_followed_any_more_stops_the_st
     async with running(database, source, clock) as venue:
         await venue.see(QUIET)
         await venue.buy("0.1", leverage=Decimal(5))
-    with pytest.raises(StartError, match="in BTC, which MARKET_SYMBOLS leaves out"):
-        async with running(database, source, clock, MARKET_SYMBOLS="ETH,SOL"):
+    with pytest.raises(StartError, match="in BTC, which MARKETS leaves out"):
+        async with running(database, source, clock, MARKETS="ETH,SOL"):
             pass
-    async with running(database, source, clock, MARKET_SYMBOLS="BTC") as venue:
+    async with running(database, source, clock, MARKETS="BTC") as venue:
         assert venue.exchange.accounts["a"].positions["BTC"].quantity == Decimal("0.1")
 
 

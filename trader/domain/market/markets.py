@@ -91,7 +91,11 @@ class Calm(NamedTuple):
 
 
 class SimulatedMarket(NamedTuple):
-    """Everything that a market needs to be simulated: a row that lacks a figure is refused when this is imported."""
+    """Everything that a market needs to be simulated: a row that lacks a figure is refused when this is imported.
+
+    What is not in the row is the same in every market: fees, latency and the funding interval are settings, and the
+    correlation of two markets follows from the parts that the common factor has in their volatility.
+    """
 
     rules: Market
     character: Character
@@ -119,6 +123,21 @@ SIMULATED_MARKETS: Final[Mapping[str, SimulatedMarket]] = {
             _market("SOL", "0.001", "0.001", 20, "0.025"),
             Character(level=200, beta=1.4, own_volatility=0.55, minute_volume=500_000),
             Calm(half_spread_bp=0.6, depth=100_000),
+        ),
+        SimulatedMarket(
+            _market("BNB", "0.01", "0.001", 10, "0.05"),
+            Character(level=650, beta=0.9, own_volatility=0.38, minute_volume=200_000),
+            Calm(half_spread_bp=0.7, depth=60_000),
+        ),
+        SimulatedMarket(
+            _market("XRP", "0.0001", "1", 20, "0.025"),
+            Character(level=2.5, beta=1.2, own_volatility=0.60, minute_volume=400_000),
+            Calm(half_spread_bp=0.7, depth=80_000),
+        ),
+        SimulatedMarket(
+            _market("DOGE", "0.00001", "1", 10, "0.05"),
+            Character(level=0.25, beta=1.5, own_volatility=0.60, minute_volume=300_000),
+            Calm(half_spread_bp=0.9, depth=60_000),
         ),
     )
 }

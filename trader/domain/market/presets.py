@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Final
 
-from trader.domain.market.markets import MARKETS, MarginTier, Market
+from trader.domain.market.markets import SIMULATED_MARKETS, MarginTier, Market, SimulatedMarket
 
 
 def _market(
@@ -19,23 +19,24 @@ def _market(
     return Market(symbol, Decimal(tick), Decimal(lot), Decimal(minimum), leverage_max, Decimal(rate), steps)
 
 
-def _by_symbol(*markets: Market) -> Mapping[str, Market]:
-    """Return a preset's markets by symbol. Raise `ValueError` when one of this build's is missing."""
-    rules = {market.symbol: market for market in markets}
-    if rules.keys() != MARKETS.keys():
-        raise ValueError(f"a preset needs the rules of {', '.join(MARKETS)}; this one has those of {', '.join(rules)}")
-    return rules
+def _by_symbol(*markets: Market) -> Mapping[str, SimulatedMarket]:
+    """Return the markets whose rules a preset has, by symbol. Raise `KeyError` for one that is not simulated."""
+    return {market.symbol: SIMULATED_MARKETS[market.symbol]._replace(rules=market) for market in markets}
 
 
 _LIGHTER: Final = _by_symbol(
     _market("BTC", "0.1", "0.00001", "10", 50, "0.012"),
     _market("ETH", "0.01", "0.0001", "10", 50, "0.012"),
     _market("SOL", "0.001", "0.001", "10", 15, "0.0399"),
+    _market("XRP", "0.000001", "1", "10", 8, "0.075"),
 )
 _HYPERLIQUID: Final = _by_symbol(
     _market("BTC", "1", "0.00001", "10", 40, "0.0125", (150_000, "0.025", 20)),
     _market("ETH", "0.1", "0.0001", "10", 25, "0.02", (100_000, "0.0333333333333333", 15)),
     _market("SOL", "0.01", "0.01", "10", 20, "0.025", (70_000, "0.05", 10)),
+    _market("BNB", "0.01", "0.001", "10", 10, "0.05", (3_000, "0.1", 5)),
+    _market("XRP", "0.0001", "1", "10", 20, "0.025", (40_000, "0.05", 10)),
+    _market("DOGE", "0.00001", "1", "10", 10, "0.05", (20_000, "0.1", 5)),
 )
 _BINANCE_LEVERAGE: Final = {
     "0.005": 100, "0.0065": 75, "0.01": 50, "0.02": 25, "0.025": 20, "0.05": 10, "0.1": 5, "0.125": 4, "0.15": 3,
@@ -63,11 +64,11 @@ _BINANCE: Final = _by_symbol(
         (80_000, "0.125"), (100_000, "0.25"), (200_000, "0.5"))),
 )  # fmt: skip
 
-PRESET_MARKETS: Final[Mapping[str, Mapping[str, Market]]] = {
-    "default": MARKETS,
+PRESET_MARKETS: Final[Mapping[str, Mapping[str, SimulatedMarket]]] = {
+    "default": SIMULATED_MARKETS,
     "lighter-standard": _LIGHTER,
     "lighter-premium": _LIGHTER,
     "hyperliquid": _HYPERLIQUID,
     "binance-usdm": _BINANCE,
 }
-"""The markets of each VENUE_PRESET."""
+"""The markets of each VENUE_PRESET. A market whose figures at a venue are not known is missing there."""

@@ -43,7 +43,7 @@ class LighterAccounts:
         self.default_index = settings.venue_account_index
         self._key = settings.venue_api_key
         self._key_index = settings.venue_api_key_index
-        self._symbols = settings.market_symbols
+        self._symbols = settings.markets
         self._make_signer = make_signer
         self._pause_s = pause_s
         self._api = LighterApi(self.url, pause_s=min(1.0, pause_s * 3))

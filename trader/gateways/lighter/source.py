@@ -21,12 +21,29 @@ from trader.clock import (
     interval_elapsed,
     moment_of,
 )
-from trader.domain.market.markets import INTERVALS, MARKETS, PLAIN_FUNDING_RATE, Candle, Interval, Market, Tick
+from trader.domain.market.markets import (
+    INTERVALS,
+    PLAIN_FUNDING_RATE,
+    SIMULATED_MARKETS,
+    Candle,
+    Interval,
+    Market,
+    Tick,
+)
 from trader.errors import MarketDataError, MarketUnavailable
 from trader.gateways.lighter.api import CANDLES_PER_CALL, LighterApi, Listing
 from trader.gateways.lighter.market import LighterMarket
 from trader.gateways.lighter.stream import open_stream
-from trader.gateways.market.books import CLOSE_S, FURTHER_S, NEARER_S, CandlePath, Grid, TrailingDay, marks_of_candle
+from trader.gateways.market.books import (
+    CLOSE_S,
+    FURTHER_S,
+    NEARER_S,
+    BookModel,
+    CandlePath,
+    Grid,
+    TrailingDay,
+    marks_of_candle,
+)
 from trader.gateways.market.files import Minutes, Row
 
 logger = logging.getLogger(__name__)
@@ -58,7 +75,7 @@ class VenueSource:
         self._symbols = tuple(symbols)
         self._pulse_s = pulse_s
         self._rules_every = rules_every
-        self._rules = {symbol: MARKETS[symbol] for symbol in symbols if symbol in MARKETS}
+        self._rules = {symbol: SIMULATED_MARKETS[symbol].rules for symbol in symbols if symbol in SIMULATED_MARKETS}
         self._listings: Mapping[str, Listing] | None = None
         self._followed: dict[str, LighterMarket] = {}
         self._refreshing: asyncio.Task[Mapping[str, Listing]] | None = None
@@ -122,7 +139,7 @@ class VenueSource:
         for symbol in self._symbols:
             listing = listings.get(symbol)
             if listing is None:
-                logger.warning("MARKET_SYMBOLS names %s, which the venue does not list", symbol)
+                logger.warning("MARKETS names %s, which the venue does not list", symbol)
                 continue
             if not listing.is_active:
                 logger.warning("the venue does not trade %s now", symbol)
@@ -152,8 +169,10 @@ class VenueSource:
     # History
 
     async def history(self, after: datetime, until: datetime) -> AsyncIterator[Tick]:
-        """Yield the paths of the 1-minute candles in (after, until].
+        """Yield the paths of the 1-minute candles in (after, until], of the markets whose depth is known.
 
+        A market whose depth is not known has no ticks: what its book could have filled is not guessed, and its stops
+        and resting orders meet the first book after the gap.
         Of a minute that began before `after` only the close is used: what came before `after` within it is not known.
         The candle of `until` is still forming; its path is compressed to end there.
         """
@@ -177,9 +196,11 @@ class VenueSource:
     ) -> dict[datetime, list[CandlePath]]:
         minutes: dict[datetime, list[CandlePath]] = {}
         for symbol in self._symbols:
-            if (listing := listings.get(symbol)) is None:
+            listing, row = listings.get(symbol), SIMULATED_MARKETS.get(symbol)
+            if listing is None or row is None:
                 continue
             grid = Grid(self._rules[symbol])
+            model = BookModel(grid, row.calm)
             rows = Minutes()
             for candle in await self._api.candles(listing.market_id, "1m", start, stop):
                 rows.append(Row(epoch_second(candle.open_time) // 60, *candle[1:]))
@@ -188,7 +209,7 @@ class VenueSource:
             for place in range(len(rows)):
                 marks = marks_of_candle(grid, rows[place])
                 path = CandlePath(
-                    grid, marks, before=before, usual_range=day.usual_range(place), busyness=day.busyness(place)
+                    model, marks, before=before, usual_range=day.usual_range(place), busyness=day.busyness(place)
                 )
                 minutes.setdefault(moment_of(rows.minute[place] * 60), []).append(path)
                 before = marks

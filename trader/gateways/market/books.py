@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 from math import ceil, exp, floor, log, sqrt
 from typing import Final
 
-from trader.domain.market.markets import SIMULATED_MARKETS, Book, Level, Market, Quote
+from trader.domain.market.markets import Book, Calm, Level, Market, Quote
 from trader.gateways.market.files import Minutes, Row
 
 NEARER_S: Final = 20
@@ -119,11 +119,15 @@ class BookModel:
     at most, and less thins it by half at most.
     """
 
-    def __init__(self, grid: Grid) -> None:
+    def __init__(self, grid: Grid, calm: Calm) -> None:
         self._grid = grid
-        self._calm = SIMULATED_MARKETS[grid.market.symbol].calm
+        self._calm = calm
         # Of the levels within 2 basis points of the mid, the last one counts in part: the depth is right on average.
         self._reach_bp = _DEPTH_WITHIN_BP - self._calm.half_spread_bp
+
+    @property
+    def symbol(self) -> str:
+        return self._grid.market.symbol
 
     def quote(self, at: datetime, mark: int, stress: float, busyness: float) -> Quote:
         """Return the quote around `mark` half ticks. `busyness` is the last minute's volume over the usual, rooted."""
@@ -170,10 +174,10 @@ class CandlePath:
     """A minute as sixty quotes around its marks in half ticks. `before` are the marks of the minute before, if any."""
 
     def __init__(
-        self, grid: Grid, marks: Sequence[int], *, before: Sequence[int], usual_range: float, busyness: float
+        self, model: BookModel, marks: Sequence[int], *, before: Sequence[int], usual_range: float, busyness: float
     ) -> None:
-        self.symbol = grid.market.symbol
-        self._model = BookModel(grid)
+        self.symbol = model.symbol
+        self._model = model
         self._marks = [*before, *marks]
         self._begin = len(before)
         self._usual_range = usual_range

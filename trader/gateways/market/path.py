@@ -13,7 +13,7 @@ of it forgotten over ten days.
 """
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
 from itertools import accumulate
@@ -21,7 +21,7 @@ from math import log, pi, sin, sqrt
 from random import Random
 from typing import Final, NamedTuple
 
-from trader.domain.market.markets import SIMULATED_MARKETS
+from trader.domain.market.markets import SIMULATED_MARKETS, SimulatedMarket
 
 HOUR_S: Final = 3600
 KNOT_S: Final = 5
@@ -190,12 +190,13 @@ _HOURS_KEPT: Final = 24
 class Paths:
     """The prices of all synthetic markets of one seed."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, rows: Mapping[str, SimulatedMarket] = SIMULATED_MARKETS) -> None:
+        self._rows = rows
         self.regimes = Regimes(seed)
         self._factor = Walk(seed, "factor", _FACTOR_VOLATILITY, self.regimes, trends=True)
         self._own = {
             symbol: Walk(seed, symbol, row.character.own_volatility, self.regimes, trends=False)
-            for symbol, row in SIMULATED_MARKETS.items()
+            for symbol, row in rows.items()
         }
         self._factor_hour: Callable[[int], array[float]] = lru_cache(maxsize=_FACTOR_HOURS_KEPT)(self._draw_factor)
         self.hour: Callable[[str, int], Sequence[float]] = lru_cache(maxsize=_HOURS_KEPT)(self._draw_hour)
@@ -214,7 +215,7 @@ class Paths:
         return array("d", path)
 
     def _draw_hour(self, symbol: str, hour: int) -> Sequence[float]:
-        character = SIMULATED_MARKETS[symbol].character
+        character = self._rows[symbol].character
         level, beta = log(character.level), character.beta
         own_path = self._own[symbol].hour(hour)
         return [level + beta * common + own for common, own in zip(self._factor_hour(hour), own_path, strict=True)]

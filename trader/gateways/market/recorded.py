@@ -68,7 +68,7 @@ class RecordedSource:
         if missing := [symbol for symbol in self._symbols if symbol not in self._minutes]:
             raise StartError(
                 f"{self._place} has no prices of {', '.join(missing)}, only of {', '.join(self._minutes)}; "
-                "MARKET_SYMBOLS says which to trade"
+                "MARKETS says which to trade"
             )
         self._begin = self._wanted_start or begin
         wanted_end = min(last, self._wanted_end or last)

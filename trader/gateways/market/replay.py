@@ -16,19 +16,20 @@ from typing import Final
 from trader.clock import Clock, LockstepClock, ScaledClock, ceil_time, epoch_second, floor_time, iso, moment_of
 from trader.domain.market.markets import (
     INTERVALS,
-    MARKETS,
     PLAIN_FUNDING_RATE,
+    SIMULATED_MARKETS,
     STALE_AFTER,
     Candle,
     Interval,
     Market,
+    SimulatedMarket,
     Tick,
 )
 from trader.errors import MarketDataError, MarketUnavailable, StartError
-from trader.gateways.market.books import CLOSE_S, CandlePath, Grid, TrailingDay
+from trader.gateways.market.books import CLOSE_S, BookModel, CandlePath, Grid, TrailingDay
 from trader.gateways.market.files import Minutes, find_files, find_funding_files, read_funding, read_market
 from trader.gateways.market.minute_paths import MinutePaths
-from trader.gateways.market.source import Seed
+from trader.gateways.market.source import Seed, chosen_rows
 
 _WARM_UP: Final = timedelta(hours=24)
 _WARM_UP_FROM: Final = timedelta(days=2)
@@ -52,7 +53,7 @@ class ReplaySource:
         place: Path,
         symbols: Sequence[str],
         *,
-        markets: Mapping[str, Market] = MARKETS,
+        rows: Mapping[str, SimulatedMarket] = SIMULATED_MARKETS,
         seed: int | None = 0,
         speed: float = 1.0,
         start: datetime | None = None,
@@ -67,11 +68,8 @@ class ReplaySource:
         self._speed = speed
         self._wanted_start = start
         self._wanted_end = end
-        if unknown := [symbol for symbol in symbols if symbol not in markets]:
-            raise StartError(
-                f"MARKET_SYMBOLS names {', '.join(unknown)}; there are trading rules for {', '.join(markets)}"
-            )
-        self.markets: Mapping[str, Market] = {symbol: markets[symbol] for symbol in symbols}
+        self._rows = chosen_rows(symbols, rows)
+        self.markets: Mapping[str, Market] = {symbol: row.rules for symbol, row in self._rows.items()}
         self._place_in_time = self.name
         self.ends_at: datetime | None = None
         self._recordings: dict[str, Recording] = {}
@@ -86,16 +84,16 @@ class ReplaySource:
         if missing := [symbol for symbol in self.markets if symbol not in files]:
             raise StartError(
                 f"{self._place} has no candles of {', '.join(missing)}, only of {', '.join(files)}; "
-                "MARKET_SYMBOLS says which to trade"
+                "MARKETS says which to trade"
             )
-        for symbol, market in self.markets.items():
+        for symbol, row in self._rows.items():
             minutes = await asyncio.to_thread(read_market, files[symbol])
             lowest = min(minutes.low)
-            if lowest < _TICKS_MIN * market.tick:
+            if lowest < _TICKS_MIN * row.rules.tick:
                 raise MarketDataError(
-                    f"{files[symbol][0]}: a price of {lowest} is too low for the tick {market.tick} of {symbol}"
+                    f"{files[symbol][0]}: a price of {lowest} is too low for the tick {row.rules.tick} of {symbol}"
                 )
-            self._recordings[symbol] = Recording(market, minutes)
+            self._recordings[symbol] = Recording(row, minutes)
         for symbol, paths in find_funding_files(self._funding_place).items():
             if symbol in self.markets:
                 self._funding[symbol] = await asyncio.to_thread(read_funding, paths)
@@ -244,10 +242,11 @@ class Recording:
 
     seed: int
 
-    def __init__(self, market: Market, minutes: Minutes) -> None:
+    def __init__(self, row: SimulatedMarket, minutes: Minutes) -> None:
         self.minutes = minutes
-        self.grid = Grid(market)
-        self._trailing_day = TrailingDay(float(market.tick), minutes)
+        self.grid = Grid(row.rules)
+        self._model = BookModel(self.grid, row.calm)
+        self._trailing_day = TrailingDay(float(row.rules.tick), minutes)
         self._marks = lru_cache(maxsize=2)(self._draw)
 
     @cached_property
@@ -281,7 +280,7 @@ class Recording:
         minutes = self.minutes.minute
         follows = place > 0 and minutes[place - 1] == minutes[place] - 1
         return CandlePath(
-            self.grid,
+            self._model,
             marks,
             before=self._marks(place - 1) if follows else (),
             usual_range=self._trailing_day.usual_range(place),

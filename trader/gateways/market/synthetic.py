@@ -13,19 +13,19 @@ from random import Random
 from trader.clock import EPOCH, Clock, SystemClock, ceil_time, epoch_second, floor_time, moment_of
 from trader.domain.market.markets import (
     INTERVALS,
-    MARKETS,
     PLAIN_FUNDING_RATE,
     SIMULATED_MARKETS,
     Candle,
     Interval,
     Market,
     Quote,
+    SimulatedMarket,
     Tick,
 )
-from trader.errors import MarketUnavailable, StartError
+from trader.errors import MarketUnavailable
 from trader.gateways.market.books import BookModel, Grid, stress
 from trader.gateways.market.path import HOUR_S, KNOT_S, KNOTS, Paths
-from trader.gateways.market.source import Seed
+from trader.gateways.market.source import Seed, chosen_rows
 
 _HOUR = timedelta(hours=1)
 _HOURS_KEPT = 48
@@ -45,14 +45,16 @@ class SyntheticSource:
     name = "synthetic"
     ends_at: datetime | None = None
 
-    def __init__(self, seed: int | None, symbols: Sequence[str], markets: Mapping[str, Market] = MARKETS) -> None:
-        """Make the source of these markets; None for a seed that is drawn later (`use_seed`)."""
-        if unknown := [symbol for symbol in symbols if symbol not in SIMULATED_MARKETS]:
-            raise StartError(
-                f"MARKET_SYMBOLS names {', '.join(unknown)}; the synthetic market has {', '.join(SIMULATED_MARKETS)}"
-            )
+    def __init__(
+        self, seed: int | None, symbols: Sequence[str], rows: Mapping[str, SimulatedMarket] = SIMULATED_MARKETS
+    ) -> None:
+        """Make the source of these markets; None for a seed that is drawn later (`use_seed`).
+
+        :raises StartError: a market has no row
+        """
+        self._rows = chosen_rows(symbols, rows)
         self.identity = self.name
-        self.markets: Mapping[str, Market] = {symbol: markets[symbol] for symbol in symbols}
+        self.markets: Mapping[str, Market] = {symbol: row.rules for symbol, row in self._rows.items()}
         self.seed: Seed | None = None
         self._makers: Mapping[str, _MarketMaker] = {}
         if seed is not None:
@@ -61,8 +63,8 @@ class SyntheticSource:
     def use_seed(self, seed: Seed) -> None:
         self.seed = seed
         self.identity = f"{self.name}:{seed.name}"
-        paths = Paths(seed.value)
-        self._makers = {symbol: _MarketMaker(seed.value, market, paths) for symbol, market in self.markets.items()}
+        paths = Paths(seed.value, self._rows)
+        self._makers = {symbol: _MarketMaker(seed.value, row, paths) for symbol, row in self._rows.items()}
 
     async def open(self) -> None:
         """Do nothing: there is nothing to open."""
@@ -138,14 +140,14 @@ def aggregate(candles: Iterable[Candle], interval: Interval) -> list[Candle]:
 class _MarketMaker:
     """The quotes, books and candles of one synthetic market."""
 
-    def __init__(self, seed: int, market: Market, paths: Paths) -> None:
-        self._name = f"{seed}:{market.symbol}"
-        self._market = market
-        self._grid = Grid(market)
-        self._character = SIMULATED_MARKETS[market.symbol].character
+    def __init__(self, seed: int, row: SimulatedMarket, paths: Paths) -> None:
+        self._name = f"{seed}:{row.rules.symbol}"
+        self._market = row.rules
+        self._grid = Grid(row.rules)
+        self._character = row.character
         self._paths = paths
         self._prices = lru_cache(maxsize=_HOURS_KEPT)(self._make_prices)
-        self._model = BookModel(self._grid)
+        self._model = BookModel(self._grid, row.calm)
         self._busyness = lru_cache(maxsize=4)(self._hour_busyness)
         self._log_range = lru_cache(maxsize=_HOURS_KEPT)(self._mean_log_range)
         self._usual_range = lru_cache(maxsize=4)(self._day_range)

@@ -388,6 +388,6 @@ def _refuse_unfollowed(accounts: Mapping[str, Account], symbols: Collection[str]
     held |= {order.symbol for account in accounts.values() for order in account.resting}
     if missing := sorted(held - set(symbols)):
         raise StartError(
-            f"Accounts of this database hold positions or resting orders in {', '.join(missing)}, which MARKET_SYMBOLS "
+            f"Accounts of this database hold positions or resting orders in {', '.join(missing)}, which MARKETS "
             "leaves out. Trade these markets too, or close what is held there first."
         )

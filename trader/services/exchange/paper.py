@@ -67,9 +67,9 @@ class PaperExchange(ExchangeBase):
         """Begin to trade: rebuild the accounts from their rows, check the ledger, and catch up on missed ticks.
 
         :raises StartError: the database belongs to another market or trading mode, its ledger does not balance, or an
-            account holds a market that MARKET_SYMBOLS leaves out
+            account holds a market that MARKETS leaves out
         """
-        await self._ticks.lead(self._identity, self._settings.market_symbols)
+        await self._ticks.lead(self._identity, self._settings.markets)
 
     async def follow(self) -> None:
         """Read what the leading process has changed since the last call.

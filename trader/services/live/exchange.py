@@ -88,7 +88,7 @@ class LiveExchange(ExchangeBase):
         :raises StartError: the database is of another market, mode, venue or account, or its books do not balance; two
             models would trade one account; an account that is new here holds positions or orders already
         """
-        self._market.restore_marks(await self._accounts.lead(self._identity, self._settings.market_symbols))
+        self._market.restore_marks(await self._accounts.lead(self._identity, self._settings.markets))
         await self._market.prime()
         self._jobs = aiojobs.Scheduler()
         active, known = await self._bindings.of_active_models(), await self._bindings.known()
@@ -280,7 +280,7 @@ class LiveExchange(ExchangeBase):
             account = self.accounts[account_id]
             log.warning(
                 "LIVE: %s trades account %d in %s; balance %s %s, %d positions, %d orders there%s",
-                account_id, live.account_index, ", ".join(self._settings.market_symbols), format_decimal(account.cash),
+                account_id, live.account_index, ", ".join(self._settings.markets), format_decimal(account.cash),
                 account.run.quote_currency, len(account.positions), len(live.sent),
                 "" if live.trouble is None else f"; opens nothing: {live.trouble}",
             )  # fmt: skip
