@@ -96,8 +96,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         demo_default="synthetic", shown_default="venue; with --demo synthetic")]
     markets: Annotated[tuple[str, ...], Variable(
         "MARKETS", "BTC,ETH,SOL", forms.MARKETS,
-        "Markets to follow and trade, separated by commas: BTC, ETH, SOL, BNB, XRP, DOGE, and with MARKET_SOURCE=venue "
-        "any that the venue lists. MARKET_SYMBOLS is an earlier name of this setting.")]
+        "Markets to follow and trade, separated by commas: BTC, ETH, SOL, BNB, XRP, DOGE, and any that the venue lists "
+        "when it is the source. MARKET_SYMBOLS is an earlier name of this setting.")]
     replay_speed: Annotated[float, Variable(
         "REPLAY_SPEED", "1", forms.SPEED, "Replay speed as a multiple of real time; 0 is as fast as possible.")]
     replay_start: Annotated[datetime | None, Variable(

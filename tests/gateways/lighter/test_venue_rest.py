@@ -158,6 +158,17 @@ async def test_history_is_the_path_of_the_candles(venue: FakeVenue, source: Venu
     assert quote.book.bids[0].quantity > 0
 
 
+async def test_history_has_no_path_of_a_market_whose_depth_is_not_known(venue: FakeVenue) -> None:
+    venue.markets["ETH"].symbol = "PEPE"
+    venue.candle_rows = {BTC: rows(3), ETH: rows(3)}
+    source = VenueSource(LighterApi(venue.url, pause_s=0.01), ("BTC", "PEPE"))
+    await source.open()
+    assert list(source.markets) == ["BTC", "PEPE"]
+    ticks = [tick async for tick in source.history(START - SECOND, START + 3 * MINUTE)]
+    assert [set(tick.quotes) for tick in ticks] == [{"BTC"}] * 12
+    await source.close()
+
+
 async def test_history_begins_with_a_close_and_ends_with_the_forming_candle(
     venue: FakeVenue, source: VenueSource
 ) -> None:

@@ -249,7 +249,8 @@ async def test_long_data_is_traded_after_a_warm_up(tmp_path: Path) -> None:
     ("symbols", "options", "reason"),
     [
         (("BTC", "SOL"), {}, "no candles of SOL, only of BTC, ETH"),
-        (("BTC", "DOGE"), {}, "names DOGE; there are trading rules for BTC, ETH, SOL"),
+        (("BTC", "DOGE"), {}, "no candles of DOGE, only of BTC, ETH"),
+        (("BTC", "PEPE"), {}, "MARKETS names PEPE, whose figures are not known"),
         (("BTC", "ETH"), {}, "have no time in common"),
         (("BTC",), {"start": START + 60 * MINUTE}, "REPLAY_START and REPLAY_END leave nothing"),
         (("BTC",), {"start": START - MINUTE}, "REPLAY_START and REPLAY_END leave nothing"),
