@@ -127,6 +127,7 @@ async def test_every_procedure_keeps_the_contract_for_both_callers(tmp_path: Pat
         for (name, _), answer in zip(READ_CALLS, plain, strict=True):
             assert_shape(answer, OUTPUTS[name])
         check_values(plain)
+        await check_single_trades(service)
 
         calls = [{"path": name.split("."), "input": request} for name, request in READ_CALLS]
         changes = [
@@ -171,6 +172,28 @@ MOVING = {
     "analytics.getFailures", "analytics.getRunInfo", "variants.getVariantHistory",
 }  # fmt: skip
 """What the market or the next cycle of the models may change between two calls."""
+
+
+async def check_single_trades(service: ServiceProcess) -> None:
+    """Each trade and position by hand is there whole by its id; a closed part has the entry of its position."""
+    trades = (await service.call("trading.getTrades", modelId="by-hand"))["trades"]
+    positions = await service.call("trading.getPositions", modelId="by-hand")
+    assert [len(trades), len(positions)] == [2, 2]
+    for listed in (*trades, *positions):
+        answer = await service.call("trading.getTrade", id=listed["id"])
+        assert_shape(answer, OUTPUTS["trading.getTrade"])
+        trade = answer["trade"]
+        entries = [fill for fill in trade["fills"] if (fill["side"] == "buy") is (trade["side"] == "LONG")]
+        exits = [fill for fill in trade["fills"] if fill not in entries]
+        assert entries
+        closed = trade["status"] == "CLOSED"
+        assert sum(fill["quantity"] for fill in exits) == pytest.approx(trade["quantity"] if closed else 0)
+        assert {name: trade[name] for name in ("symbol", "side", "openedAt", "exitPlan") if name in listed}.items() <= (
+            listed.items()
+        )
+        assert trade["excursion"]["adversePercent"] <= 0 <= trade["excursion"]["favourablePercent"]
+    status, answer = await service.try_call("trading.getTrade", id="00000000-0000-5000-8000-000000000000")
+    assert (status, answer["code"]) == (404, "NOT_FOUND")
 
 
 def names() -> list[str]:

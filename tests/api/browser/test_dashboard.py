@@ -145,8 +145,43 @@ async def test_figures_are_those_of_the_procedures_and_hostile_texts_do_nothing(
                 await tab.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true })")
                 assert await tab.evaluate("typeof window.pwned") == "undefined"
                 assert await tab.evaluate("document.querySelectorAll('#app img, #app script').length") == 0
+            await tab.evaluate("document.querySelector('section[aria-label=Trades] tbody a').click()")
+            await shows_a_trade_and_its_market(tab, trades)
             assert tab.problems == []
+            for path, text in (("trades/x", "There is no such trade"), ("markets/NONE", "is not traded here")):
+                await tab.evaluate(f"location.hash = '#/{path}'")
+                await shows(tab, text)
         assert service.traceback() == ""
+
+
+async def shows_a_trade_and_its_market(tab: Tab, trades: list[dict[str, Any]]) -> None:
+    """The page of a trade draws its candles; its market's page draws them with the marks of all trades, live."""
+    drawn = "performance.getEntriesByName('candles').length > 0"
+    await until(lambda: tab.evaluate(drawn), "the candles of the trade")
+    await shows(tab, "Plan and outcome")
+    trade_id = (await tab.evaluate("location.hash")).removeprefix("#/trades/")
+    trade = next(trade for trade in trades if trade["id"] == trade_id)
+    figures = f"""(() => {{
+        const {{ trade }} = window.answers['trading.getTrade {{"id":"{trade_id}"}}']
+        return [trade.netPnl, trade.fills.length]
+    }})()"""
+    net, fills = await tab.evaluate(figures)
+    assert net == trade["netPnl"]
+    rows = "document.querySelectorAll('section[aria-label=Fills] tbody tr').length"
+    assert (await tab.evaluate(rows), fills > 1) == (fills, True)
+    await tab.evaluate("performance.clearMarks(); document.querySelector('.title h1 a:last-child').click()")
+    await until(lambda: tab.evaluate(drawn), "the candles of the market")
+    entries = sum(each["symbol"] == trade["symbol"] for each in trades)
+    labels = "document.querySelector('.candles').getAttribute('aria-label')"
+    await until(lambda: tab.evaluate(f"Number({labels}.match(/with (\\d+)/)[1]) >= {2 * entries}"), "its marks")
+    ink = """(() => [...document.querySelectorAll('.candles canvas')].some(canvas => {
+        const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height)
+        return new Set(new Uint32Array(data.buffer)).size > 5
+    }))()"""
+    assert await tab.evaluate(ink), "candles are drawn"
+    price = "document.querySelector('.title b').innerText"
+    first = await tab.evaluate(price)
+    await until(lambda: tab.evaluate(f"{price} !== {json.dumps(first)}"), "the running candle")
 
 
 @pytest.mark.parametrize(
@@ -289,6 +324,7 @@ async def test_axe_finds_nothing_serious_in_light_and_dark(tmp_path: Path, dsn: 
     axe = (installed_packages() / "axe-core" / "axe.min.js").read_text(encoding="utf-8")
     async with serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0") as service:
         await trade(service, "apex-rules")
+        trade_id = (await service.call("trading.getTrades"))["trades"][0]["id"]
         async with on_page(tmp_path / "profile", service.url) as tab:
             size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
             await tab.command("Emulation.setDeviceMetricsOverride", **size)
@@ -303,6 +339,8 @@ async def test_axe_finds_nothing_serious_in_light_and_dark(tmp_path: Path, dsn: 
                     "/#/models/apex-rules",
                     "/#/variants/Apex",
                     "/#/trades",
+                    "/#/markets/BTC",
+                    f"/#/trades/{trade_id}",
                     "/#/conversations",
                     "/#/system",
                 ):

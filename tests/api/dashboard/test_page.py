@@ -1,6 +1,7 @@
 """The page at `/` and its files: compressed, kept by browsers, without anything inline; and what PUBLIC=on refuses."""
 
 import gzip
+import hashlib
 import re
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from trader.api.dashboard import assets
 
 pytestmark = pytest.mark.processes
 
-BYTES_MAX = 150_000
+BYTES_MAX = 200_000
 GZIP = {"Accept-Encoding": "gzip"}
 
 
@@ -28,7 +29,8 @@ async def test_the_page_is_small_compressed_and_kept(service: ServiceProcess) ->
     assert f'data-models="{info["models"]}" data-run="{info["runStartTime"]}"' in html, "what its curves depend on"
     paths = set(re.findall(r'(?:href|src)="(/assets/[^"]+)"', html))
     total = len(body)
-    for path in paths | {f"{assets.FOLDER}/vendor/inter.woff2"}:
+    later = {"inter.woff2", "lightweight-charts.js"}
+    for path in paths | {f"{assets.FOLDER}/vendor/{name}" for name in later}:
         async with service.http.get(service.url + path, headers=GZIP, auto_decompress=False) as response:
             assert response.status == 200, path
             assert "immutable" in response.headers["Cache-Control"]
@@ -46,6 +48,14 @@ async def test_the_page_is_small_compressed_and_kept(service: ServiceProcess) ->
         for names in re.findall(r"from '\./([^']+)'", assets.text_of(name)):
             assert names in assets.FILES, (name, names)
     assert service.traceback() == ""
+
+
+def test_vendored_files_are_those_of_the_list() -> None:
+    listed = re.findall(r"^([0-9a-f]{64})  (\S+)$", assets.text_of("vendor/LICENSES.txt"), re.MULTILINE)
+    files = {name: body for name, body in assets.FILES.items() if name.startswith("vendor/")}
+    assert {f"vendor/{name}": digest for digest, name in listed} == {
+        name: hashlib.sha256(body).hexdigest() for name, body in files.items() if not name.endswith("LICENSES.txt")
+    }
 
 
 async def test_without_the_dashboard_the_root_says_where_things_are(tmp_path: Path, dsn: str) -> None:

@@ -29,7 +29,14 @@ from trader.api.schemas.positions import (
     positions_of,
     price_of,
 )
-from trader.api.schemas.trades import GetTradesInput, GetTradesOutput, TradeView
+from trader.api.schemas.trades import (
+    GetTradeInput,
+    GetTradeOutput,
+    GetTradesInput,
+    GetTradesOutput,
+    TradeView,
+    trade_details_of,
+)
 from trader.domain.exchange.account import Account
 from trader.domain.market.markets import canonical_symbol
 from trader.domain.portfolio.histories import RESOLUTIONS, minute_end
@@ -98,6 +105,18 @@ async def get_trades(context: Context, request: GetTradesInput) -> GetTradesOutp
     )
     trades, next_before = cut_page(rows, page, attrgetter("closed_at"))
     return GetTradesOutput(trades=[TradeView.of(trade) for trade in trades], next_before=next_before)
+
+
+@procedure("trading.getTrade")
+async def get_trade(context: Context, request: GetTradeInput) -> GetTradeOutput:
+    """Show one trade or position whole: its plan, fills, costs, and how far the price went for and against it.
+
+    :raises NotFound: There is no such trade.
+    """
+    trade = await context.portfolio.trade(request.id)
+    end = trade.closed_at or context.clock.now()
+    extremes = await context.candles.extremes(trade.symbol, trade.opened_at, end)
+    return GetTradeOutput(trade=trade_details_of(trade, context.agents.models.get(trade.account_id), extremes))
 
 
 @procedure("trading.getPortfolioHistory", token=histories_token)

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from decimal import Decimal
 from statistics import median
-from typing import Annotated
+from typing import Annotated, Literal
+from uuid import UUID
 
 from msgspec import Meta
 
@@ -20,9 +21,12 @@ from trader.api.schemas.common import (
     trimmed,
 )
 from trader.api.schemas.paging import IsoTime
-from trader.api.schemas.positions import ModelId
-from trader.domain.exchange.orders import Side, Trade
+from trader.api.schemas.positions import ExitPlanView, ModelId
+from trader.domain.exchange.orders import Cause, OrderSide, Side, Trade
+from trader.domain.models import Model
 from trader.domain.money import ZERO, divide
+from trader.services.market.candles import Extremes
+from trader.store.exchange.trades import TradeRecord
 
 Limit = Annotated[int, Meta(ge=1, le=500)]
 
@@ -83,6 +87,103 @@ class GetTradesOutput(Wire, kw_only=True):
 
     trades: list[TradeView]
     next_before: str | UnsetType = UNSET
+
+
+class GetTradeInput(Input, kw_only=True):
+    """The id of a completed trade or of a position, or of an order that was filled in one."""
+
+    id: UUID
+
+
+class FillView(Wire, kw_only=True):
+    """A fill of a trade. `fee` includes the fee of a liquidation; `cause` is what the order was placed for."""
+
+    side: OrderSide
+    quantity: Decimal
+    price: Decimal
+    fee: Decimal
+    maker: bool
+    cause: Cause
+    timestamp: Timestamp
+
+
+class Excursion(Wire, kw_only=True):
+    """How far the price went while a trade was open: of the candles that lie wholly within it, and of its own prices.
+
+    `adversePercent` (MAE) and `favourablePercent` (MFE) are percent of the entry price, without leverage; the first is
+    0 or below, the second 0 or above. `interval` is the length of the candles, absent when there were none.
+    """
+
+    lowest: float
+    highest: float
+    adverse_percent: float
+    favourable_percent: float
+    interval: Literal["1m", "1h"] | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, trade: TradeRecord, extremes: Extremes | None) -> "Excursion":
+        prices = [float(fill.price) for fill in trade.fills] or [float(trade.entry_price)]
+        if extremes is not None:
+            prices += [extremes.low, extremes.high]
+        lowest, highest, entry = min(prices), max(prices), float(trade.entry_price)
+        down, up = 100 * (lowest / entry - 1), 100 * (highest / entry - 1)
+        adverse, favourable = (down, up) if trade.side is Side.LONG else (-up, -down)
+        return cls(
+            lowest=lowest,
+            highest=highest,
+            adverse_percent=round(min(0.0, adverse), 4),
+            favourable_percent=round(max(0.0, favourable), 4),
+            interval=UNSET if extremes is None else "1m" if extremes.span == timedelta(minutes=1) else "1h",
+        )
+
+
+class TradeDetails(Wire, kw_only=True):
+    """One trade whole: a position (`OPEN`) has null where its close would say it. `exitPlan` is its last.
+
+    `invocationId` is the run of the model that opened it, null for an order by hand.
+    """
+
+    id: str
+    model_id: str
+    model_name: str
+    model_variant: VariantId | UnsetType = UNSET
+    symbol: str
+    side: Side
+    status: Literal["OPEN", "CLOSED"]
+    quantity: Decimal
+    entry_price: Decimal
+    exit_price: Decimal | None
+    leverage: Decimal | None
+    margin: Decimal
+    gross_pnl: Decimal | None
+    fees: Decimal
+    funding: Decimal
+    net_pnl: Decimal | None
+    close_reason: str | None
+    confidence: Decimal | None
+    invocation_id: str | None
+    opened_at: Timestamp
+    closed_at: Timestamp | None
+    exit_plan: ExitPlanView
+    fills: list[FillView]
+    excursion: Excursion
+
+
+class GetTradeOutput(Wire, kw_only=True):
+    trade: TradeDetails
+
+
+def trade_details_of(trade: TradeRecord, model: Model | None, extremes: Extremes | None) -> TradeDetails:
+    """Return the wire record of one trade."""
+    return TradeDetails.from_attributes(
+        trade,
+        model_id=trade.account_id,
+        model_name=trade.account_id if model is None else model.name,
+        model_variant=UNSET if model is None else model.variant,
+        exit_plan=ExitPlanView.from_attributes(trade.exit_plan),
+        fills=[FillView.from_attributes(fill, timestamp=iso(fill.created_at)) for fill in trade.fills],
+        excursion=Excursion.of(trade, extremes),
+    )
 
 
 class CompletedTrade(Wire, kw_only=True):

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
+from uuid import UUID
 
 import msgspec
 
@@ -25,6 +26,7 @@ from trader.domain.portfolio.histories import (
     minute_end,
     value_account,
 )
+from trader.errors import NotFound
 from trader.services.exchange.protocol import Exchange
 from trader.services.relay import RelayReader
 from trader.settings import Settings
@@ -267,6 +269,17 @@ class Portfolio:
             else:
                 return await trades_store.select_trades(conn, page, symbol)
             return await trades_store.select_account_trades(conn, accounts, page, symbol)
+
+    async def trade(self, trade_id: UUID) -> trades_store.TradeRecord:
+        """Return one position or completed trade with its fills, by its id or that of an order that filled in it.
+
+        :raises NotFound: there is none
+        """
+        async with self._database.reading() as conn:
+            trade = await trades_store.select_trade(conn, trade_id)
+        if trade is None:
+            raise NotFound(f"There is no trade {trade_id}")
+        return trade
 
 
 def is_due(account: Account, last: store.LastSnapshot | None, now: datetime) -> bool:

@@ -1,14 +1,15 @@
-"""SQL of completed trades: the rows of `orders` with status CLOSED."""
+"""SQL of completed trades: the rows of `orders` with status CLOSED; and of single ones with their fills."""
 
 from collections.abc import Sequence
 from datetime import datetime
 from decimal import Decimal
+from typing import Literal
 from uuid import UUID
 
 import asyncpg
 import msgspec
 
-from trader.domain.exchange.orders import Trade
+from trader.domain.exchange.orders import Cause, ExitPlan, OrderSide, Side, Trade
 from trader.domain.money import divide
 from trader.store.database.pool import Connection, Page
 
@@ -59,6 +60,85 @@ def _trade(row: asyncpg.Record) -> Trade:
         "leverage": divide(entry_notional, row["margin"]) if row["leveraged"] else None,
     }
     return msgspec.convert({**row, **figures}, Trade)
+
+
+class TradeFill(msgspec.Struct, frozen=True):
+    """A fill of a trade. `fee` includes that of a liquidation."""
+
+    side: OrderSide
+    quantity: Decimal
+    price: Decimal
+    fee: Decimal
+    maker: bool
+    cause: Cause
+    created_at: datetime
+
+
+class TradeRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A position or a completed trade with its last exit plan and its fills, ascending.
+
+    What is known at the close alone is None for a position.
+    """
+
+    id: UUID
+    account_id: str
+    symbol: str
+    side: Side
+    status: Literal["OPEN", "CLOSED"]
+    quantity: Decimal
+    entry_price: Decimal
+    exit_price: Decimal | None
+    leverage: Decimal | None
+    margin: Decimal
+    gross_pnl: Decimal | None
+    fees: Decimal
+    funding: Decimal
+    net_pnl: Decimal | None
+    close_reason: str | None
+    confidence: Decimal | None
+    invocation_id: UUID | None
+    opened_at: datetime
+    closed_at: datetime | None
+    exit_plan: ExitPlan
+    fills: tuple[TradeFill, ...]
+
+
+SELECT_TRADE = """
+SELECT * FROM orders
+WHERE id = coalesce((SELECT order_id FROM fills WHERE request_id = $1 ORDER BY sequence LIMIT 1), $1)
+"""
+
+# A part that was closed has its own exits, and the entries of the position that it was a part of.
+SELECT_TRADE_FILLS = """
+SELECT side, quantity, price, fee + liquidation_fee AS fee, maker, cause, created_at
+FROM fills
+WHERE account_id = $1 AND created_at >= $4 AND created_at <= coalesce($5::timestamptz, 'infinity')
+  AND (order_id = $2 OR order_id = $3 AND side = $6)
+ORDER BY sequence
+"""
+
+
+async def select_trade(conn: Connection, trade_id: UUID) -> TradeRecord | None:
+    """Return the position or trade of this id, or the one that the first fill of this order belongs to.
+
+    The connection must be in a transaction that sees one moment.
+    """
+    row = await conn.fetchrow(SELECT_TRADE, trade_id)
+    if row is None:
+        return None
+    entry = "buy" if row["side"] == "LONG" else "sell"
+    fills = await conn.fetch(
+        SELECT_TRADE_FILLS, row["account_id"], row["id"], row["parent_id"], row["opened_at"], row["closed_at"], entry
+    )
+    exit_notional = row["exit_notional"]
+    figures = {
+        "entry_price": divide(row["entry_notional"], row["quantity"]),
+        "exit_price": None if exit_notional is None else divide(exit_notional, row["quantity"]),
+        "leverage": divide(row["entry_notional"], row["margin"]) if row["leveraged"] else None,
+        "exit_plan": ExitPlan(**{name: row[name] for name in ExitPlan.__struct_fields__}),
+        "fills": [dict(fill) for fill in fills],
+    }
+    return msgspec.convert({**row, **figures}, TradeRecord)
 
 
 class RunTrade(msgspec.Struct, frozen=True, gc=False):

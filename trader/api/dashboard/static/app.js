@@ -1,5 +1,6 @@
 // The dashboard: its frame, its pages by address, and the state of the connection.
 import { readAnswerAhead, useAnswer } from './answers.js'
+import { MarketPage } from './candles.js'
 import { Conversations } from './conversations.js'
 import { isDark } from './colors.js'
 import { readCurvesAhead } from './curves.js'
@@ -10,6 +11,7 @@ import { ModelPage, ModelsPage, Overview, VariantPage } from './pages.js'
 import { Positions } from './positions.js'
 import { connect, useLive } from './store.js'
 import { SystemPage, endOf, troublesOf, useHealth, useSystem } from './system.js'
+import { TradePage } from './trade.js'
 import { Trades } from './trades.js'
 
 const PAGES = [
@@ -50,7 +52,7 @@ function App() {
     addEventListener('keydown', shortcut)
     return () => { removeEventListener('hashchange', change); removeEventListener('keydown', shortcut) }
   }, [])
-  const title = PAGES.find(([page]) => page === route.page)?.[1] ?? 'Variant'
+  const title = PAGES.find(([page]) => page === route.page)?.[1] ?? { variants: 'Variant', markets: 'Market' }[route.page] ?? 'Not found'
   useEffect(() => { document.title = `${route.id ?? title} · trader` }, [title, route.id])
   return html`
     <a class="visually-hidden" href="#content" onClick=${event => { event.preventDefault(); document.querySelector('main').focus() }}>Skip to the content</a>
@@ -69,6 +71,8 @@ function Page({ route }) {
   if (route.page === 'models') return route.id ? html`<${ModelPage} route=${route} id=${route.id} />` : html`<${ModelsPage} route=${route} />`
   if (route.page === 'variants' && route.id) return html`<${VariantPage} route=${route} id=${route.id} />`
   if (route.page === 'positions') return html`<${Positions} />`
+  if (route.page === 'trades' && route.id) return html`<${TradePage} id=${route.id} />`
+  if (route.page === 'markets' && route.id) return html`<${MarketPage} route=${route} id=${route.id} />`
   if (route.page === 'trades') return html`<${Trades} />`
   if (route.page === 'conversations') return html`<${Conversations} limit=${100} />`
   if (route.page === 'system') return html`<${SystemPage} />`
@@ -101,9 +105,9 @@ function Status() {
 
 function Prices() {
   const entry = useAnswer('trading.getCryptoPrices', {}, PRICES_MS)
-  return html`<div class="prices" aria-label="Prices" role="group">${(entry.data?.prices ?? []).slice(0, 4).map(one => html`
-    <span key=${one.symbol} title=${one.message ?? ''} class=${one.message ? 'warn' : ''}><b>${one.symbol}</b>${price(one.price)}${
-      one.change24hPercent != null ? html` <span class=${`small ${tone(one.change24hPercent)}`}>${signedPercent(one.change24hPercent)}</span>` : ''}</span>`)}</div>`
+  return html`<div class="prices" aria-label="Prices" role="group">${(entry.data?.prices ?? []).slice(0, 4).map(row => html`
+    <a key=${row.symbol} href=${`#/markets/${row.symbol}`} title=${row.message ?? ''} class=${row.message ? 'warn' : ''}><b>${row.symbol}</b>${price(row.price)}${
+      row.change24hPercent != null ? html` <span class=${`small ${tone(row.change24hPercent)}`}>${signedPercent(row.change24hPercent)}</span>` : ''}</a>`)}</div>`
 }
 
 function Banners() {

@@ -29,8 +29,11 @@ export const Time = ({ at }) => html`<time datetime=${at} title=${at}>${moment(a
 export const Side = ({ side }) => html`<span class=${`badge ${side === 'LONG' || side === 'buy' ? 'gain' : 'loss'}`}>${side}</span>`
 
 /** The market of a position or a trade, with its side and leverage. */
-export const Market = ({ one }) => html`${one.symbol} <${Side} side=${one.side} /> ${
-  one.leverage && html`<span class="soft">${quantity(one.leverage)}×</span>`}`
+export const Market = ({ trade }) => html`<a href=${`#/markets/${trade.symbol}`}>${trade.symbol}</a> <${Side} side=${trade.side} /> ${
+  trade.leverage && html`<span class="soft">${quantity(trade.leverage)}×</span>`}`
+
+/** A time that leads to the page of its trade. */
+export const TradeTime = ({ at, id }) => html`<a href=${`#/trades/${id}`}><${Time} at=${at} /></a>`
 
 export function Choice({ label, options, value, onChange }) {
   return html`<div class="choice" role="group" aria-label=${label}>

@@ -33,7 +33,7 @@ export function Conversations({ modelId, variant, title = 'Conversations', isFee
     <${Failed} entry=${entry} what="The conversations" />
     <ol class="turns">
       ${running.map(([id, run]) => html`<${Running} key=${run.id} id=${id} run=${run} known=${known} />`)}
-      ${rows.map(one => html`<${Turn} key=${one.id} one=${one} known=${known} isCut=${isFeed} />`)}
+      ${rows.map(one => html`<${Turn} key=${one.id} turn=${one} known=${known} isCut=${isFeed} />`)}
     </ol>
     ${!rows.length && !running.length && (entry.data || state.conversations) && html`<p class="empty">${
       show === 'all' ? 'No model has been asked yet.' : 'Nothing of this kind among the latest.'}</p>`}
@@ -54,18 +54,18 @@ function Running({ id, run, known }) {
   </li>`
 }
 
-function Turn({ one, known, isCut }) {
+export function Turn({ turn, known, isCut }) {
   const [isOpen, setOpen] = useState(!isCut)
-  const holding = one.toolCalls.length === 1 && one.toolCalls[0].type === 'HOLDING' && one.toolCalls[0].metadata.decisions?.[0]?.reason
-  const calls = holding && holding === one.response ? [] : one.toolCalls
+  const holding = turn.toolCalls.length === 1 && turn.toolCalls[0].type === 'HOLDING' && turn.toolCalls[0].metadata.decisions?.[0]?.reason
+  const calls = holding && holding === turn.response ? [] : turn.toolCalls
   return html`<li class="turn">
-    <header><${ModelName} id=${one.modelId} name=${one.modelName} color=${known.colorOf(one.modelId, one.modelVariant)} />
-      ${one.status !== 'completed' && html`<span class="badge loss">${one.status}</span>`}
-      ${holding && html`<span class="badge">hold</span>`}<${Time} at=${one.timestamp} /></header>
-    ${one.failureReason && html`<p class="said loss">${one.failureReason}</p>`}
-    ${one.response && html`<p class=${`said ${isOpen ? '' : 'cut'}`} onClick=${isCut && (() => setOpen(!isOpen))}>${one.response}</p>`}
+    <header><${ModelName} id=${turn.modelId} name=${turn.modelName} color=${known.colorOf(turn.modelId, turn.modelVariant)} />
+      ${turn.status !== 'completed' && html`<span class="badge loss">${turn.status}</span>`}
+      ${holding && html`<span class="badge">hold</span>`}<${Time} at=${turn.timestamp} /></header>
+    ${turn.failureReason && html`<p class="said loss">${turn.failureReason}</p>`}
+    ${turn.response && html`<p class=${`said ${isOpen ? '' : 'cut'}`} onClick=${isCut && (() => setOpen(!isOpen))}>${turn.response}</p>`}
     ${calls.length > 0 && html`<ol class="calls">${calls.map(each => html`<${Call} key=${each.id} one=${{ ...each, ...each.metadata }} />`)}</ol>`}
-    <${Details} one=${one} />
+    <${Details} one=${turn} />
   </li>`
 }
 
@@ -96,7 +96,7 @@ function Call({ one }) {
   const refusal = result.reason ?? result.error
   return html`<li class="call"><span class=${`badge ${KINDS[one.status] ?? ''}`}>${NAMES[one.type] ?? one.type}</span>
     <span>${wordsOf(one.type, decision)}${one.status === 'ok' && result.averagePrice
-      ? html` <span class="soft">filled ${quantity(result.filledQuantity)} at ${price(result.averagePrice)}, fee ${number(result.fees)}</span>` : ''}</span>
+      ? html` <span class="soft">filled ${quantity(result.filledQuantity)} at ${price(result.averagePrice)}, fee ${number(result.fees)}</span> <a href=${`#/trades/${result.orderId}`}>trade</a>` : ''}</span>
     ${one.status !== 'ok' && html`<p class=${one.status === 'failed' ? 'warn' : 'loss'}>${one.status === 'rejected' ? 'Refused' : 'Failed'}${
       result.rule ? ` (${result.rule})` : ''}: ${refusal ?? 'no reason was recorded'}</p>`}
   </li>`

@@ -2,7 +2,8 @@
 //
 // One tab holds a lock and the connection, and passes on what it hears; when it is closed, the next one goes on after
 // the last message. Without Web Locks (plain http from another machine) each tab has a connection of its own.
-const STATES = ['positions', 'trades', 'conversations', 'portfolio']
+const STATES = ['positions', 'trades', 'conversations', 'portfolio', 'candles']
+const STREAMS = ['positions', 'trades', 'conversations', 'portfolio', 'workflow']
 const UNNUMBERED = [...STATES, 'connected', 'reset', 'ping']
 const SILENT_MS = 40_000
 const AGAIN_MS = 2_000
@@ -28,7 +29,7 @@ const isObject = value => typeof value === 'object' && value !== null && !Array.
  * `on` has message(name, data), heard() for every sign of life, and state('open' | 'lost'). A state stream always has
  * its whole state as `data`; a workflow event comes once, and after `reset` some were lost.
  */
-export function openStream(names, on, { base = '', streams = [...STATES, 'workflow'] } = {}) {
+export function openStream(names, on, { base = '', streams = STREAMS } = {}) {
   const key = `trader ${base}/api/events ${streams} ${names}`
   const states = new Map()
   let ending = null

@@ -1,5 +1,5 @@
 // Open positions, live: what they are worth, where they are liquidated, and how far their stop is.
-import { Market, Money, ModelName, Panel, Table, Time, VariantName } from './components.js'
+import { Market, Money, ModelName, Panel, Table, TradeTime, VariantName } from './components.js'
 import { number, percent, price, quantity, signedPercent, tone } from './format.js'
 import { html } from './lib.js'
 import { useModels } from './models.js'
@@ -29,7 +29,7 @@ export function Positions({ only, title = 'Positions', hasNames = true, isCompac
     hasNames && { key: 'model', title: 'Model', isText: true, by: one => one.modelName.toLowerCase(), cell: one => html`<${ModelName} id=${one.modelId}
       name=${one.modelName} color=${known.colorOf(one.modelId, one.modelVariant)} isLinked=${known.byId.has(one.modelId)} />` },
     hasNames && !isCompact && { key: 'variant', title: 'Variant', isText: true, className: 'narrow-hide', by: one => one.modelVariant, cell: one => html`<${VariantName} variant=${one.modelVariant} />` },
-    { key: 'symbol', title: 'Market', isText: true, by: one => one.symbol, cell: one => html`<${Market} one=${one} />` },
+    { key: 'symbol', title: 'Market', isText: true, by: one => one.symbol, cell: one => html`<${Market} trade=${one} />` },
     { key: 'pnl', title: 'Unrealized', by: one => numeric(one.unrealizedPnl), cell: one => html`<${Money} value=${one.unrealizedPnl} />
       <span class=${`sub ${tone(one.unrealizedPnl)}`}>${signedPercent(share(one))}</span>` },
     { key: 'notional', title: 'Notional', by: one => numeric(one.notional), cell: one => html`${number(one.notional)}<span class="sub">${quantity(one.quantity)} ${one.symbol}</span>` },
@@ -38,7 +38,7 @@ export function Positions({ only, title = 'Positions', hasNames = true, isCompac
       <span class="sub">${stopDistance(one) == null ? 'no stop' : `${percent(stopDistance(one))} away`}</span>` },
     !isCompact && { key: 'liquidation', title: 'Liquidation', by: one => numeric(one.liquidationPrice), cell: one => price(one.liquidationPrice) },
     { key: 'target', title: 'Target', by: one => one.exitPlan.target, cell: one => price(one.exitPlan.target) },
-    { key: 'opened', title: 'Opened', by: one => one.openedAt, cell: one => html`<${Time} at=${one.openedAt} />` },
+    { key: 'opened', title: 'Opened', by: one => one.openedAt, cell: one => html`<${TradeTime} at=${one.openedAt} id=${one.id} />` },
   ].filter(Boolean)
   return html`<${Panel} title=${title} tools=${html`<span class="soft small">${rows.length || ''}</span>`}>
     ${state.positions === null ? html`<p class="empty">Waiting for the positions stream.</p>`

@@ -1,16 +1,16 @@
 // Completed trades, with filters; older ones are read page by page.
 import { call, useAnswer } from './answers.js'
-import { Failed, Market, ModelName, Money, Panel, Select, Table, Time, VariantName } from './components.js'
+import { Failed, Market, ModelName, Money, Panel, Select, Table, TradeTime, VariantName } from './components.js'
 import { number, price, quantity } from './format.js'
 import { html, useEffect, useState } from './lib.js'
 import { useModels } from './models.js'
 
 const PAGE = 200
 
-export function Trades({ modelId, variant, title = 'Trades', hasFilters = true, limit = PAGE }) {
+export function Trades({ modelId, variant, symbol, title = 'Trades', hasFilters = true, limit = PAGE }) {
   const known = useModels()
   const [filter, setFilter] = useState({ modelId: '', variant: '', symbol: '', side: '', result: '', reason: '' })
-  const input = { limit, variant: variant ?? (filter.variant || 'all'), modelId: modelId ?? (filter.modelId || undefined) }
+  const input = { limit, variant: variant ?? (filter.variant || 'all'), modelId: modelId ?? (filter.modelId || undefined), symbol }
   const entry = useAnswer('trading.getTrades', input)
   const [older, setOlder] = useState({ rows: [], before: undefined })
   const key = JSON.stringify(input)
@@ -32,17 +32,17 @@ export function Trades({ modelId, variant, title = 'Trades', hasFilters = true, 
       options=${[['', 'All models'], ...known.models.map(one => [one.id, one.name])]} />`}
     ${!modelId && !variant && html`<${Select} label="Variant" value=${filter.variant} onChange=${set('variant')}
       options=${[['', 'All variants'], ...known.variants.map(one => [one.id, one.id])]} />`}
-    <${Select} label="Market" value=${filter.symbol} onChange=${set('symbol')} options=${[['', 'All markets'], ...valuesOf('symbol')]} />
+    ${!symbol && html`<${Select} label="Market" value=${filter.symbol} onChange=${set('symbol')} options=${[['', 'All markets'], ...valuesOf('symbol')]} />`}
     <${Select} label="Side" value=${filter.side} onChange=${set('side')} options=${[['', 'Both sides'], ['LONG', 'Long'], ['SHORT', 'Short']]} />
     <${Select} label="Result" value=${filter.result} onChange=${set('result')} options=${[['', 'Won and lost'], ['won', 'Won'], ['lost', 'Lost']]} />
     <${Select} label="Closed by" value=${filter.reason} onChange=${set('reason')} options=${[['', 'Closed by anything'], ...valuesOf('closeReason')]} />
   </div>`
   const columns = [
-    { key: 'closed', title: 'Closed', isText: true, by: one => one.closedAt, cell: one => html`<${Time} at=${one.closedAt} />` },
+    { key: 'closed', title: 'Closed', isText: true, by: one => one.closedAt, cell: one => html`<${TradeTime} at=${one.closedAt} id=${one.id} />` },
     !modelId && { key: 'model', title: 'Model', isText: true, by: one => one.modelName.toLowerCase(), cell: one => html`<${ModelName} id=${one.modelId}
       name=${one.modelName} color=${known.colorOf(one.modelId, one.modelVariant)} isLinked=${known.byId.has(one.modelId)} />` },
     !modelId && !variant && hasFilters && { key: 'variant', title: 'Variant', isText: true, className: 'narrow-hide', by: one => one.modelVariant, cell: one => html`<${VariantName} variant=${one.modelVariant} />` },
-    { key: 'symbol', title: 'Market', isText: true, by: one => one.symbol, cell: one => html`<${Market} one=${one} />` },
+    { key: 'symbol', title: 'Market', isText: true, by: one => one.symbol, cell: one => html`<${Market} trade=${one} />` },
     { key: 'net', title: 'Net', by: one => one.netPnl, cell: one => html`<${Money} value=${one.netPnl} />` },
     hasFilters && { key: 'gross', title: 'Gross', className: 'narrow-hide', by: one => one.grossPnl, cell: one => html`<${Money} value=${one.grossPnl} />` },
     { key: 'fees', title: 'Fees', by: one => one.fees, cell: one => number(one.fees) },

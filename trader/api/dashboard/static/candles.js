@@ -1,0 +1,204 @@
+// Candles: a chart of one market with what was traded on it, live, and the page of a market.
+import { call, useAnswer } from './answers.js'
+import { isDark, onGround, onScheme } from './colors.js'
+import { Choice, Failed, Panel, Select } from './components.js'
+import { openStream } from './events.js'
+import { clock, day, moment, percent, price, tone } from './format.js'
+import { html, useEffect, useMemo, useRef, useState } from './lib.js'
+import { useModels } from './models.js'
+import { Positions, positionsOf } from './positions.js'
+import { useLive } from './store.js'
+import { Trades } from './trades.js'
+
+export const SPANS_MS = { '1m': 60_000, '5m': 300_000, '15m': 900_000, '1h': 3_600_000, '4h': 14_400_000, '1d': 86_400_000 }
+const INTERVALS = Object.keys(SPANS_MS).map(interval => [interval, interval])
+const HEIGHT_PX = 380
+const WORDS_MAX = 16
+const LEVELS_MAX = 3
+
+const inks = () => (isDark()
+  ? { ground: '#111419', text: '#98a1b0', grid: '#1d222a', gain: '#3dcb92', loss: '#ff7387', volume: '#2b323d' }
+  : { ground: '#ffffff', text: '#596170', grid: '#eceff3', gain: '#07794f', loss: '#c4243c', volume: '#d5dae1' })
+
+/** Draw in `host` with lightweight-charts. Returns {setCandles, extend, setMarkers, setLevels, destroy}. */
+function draw(library, host, label, pick) {
+  const places = value => price(value).split('.')[1]?.length ?? 0
+  const chart = library.createChart(host, {
+    autoSize: true,
+    layout: { attributionLogo: false, fontFamily: '"Inter Variable", system-ui, sans-serif', fontSize: 11 },
+    rightPriceScale: { borderVisible: false, scaleMargins: { top: 0.08, bottom: 0.22 } },
+    timeScale: { borderVisible: false, timeVisible: true, rightOffset: 4,
+      tickMarkFormatter: (seconds, kind) => (kind < 3 ? day(seconds * 1000) : clock(seconds * 1000, false)) },
+    localization: { timeFormatter: seconds => moment(seconds * 1000), priceFormatter: price },
+  })
+  const candles = chart.addSeries(library.CandlestickSeries, { borderVisible: false })
+  const volumes = chart.addSeries(library.HistogramSeries, { priceScaleId: '', lastValueVisible: false, priceLineVisible: false, priceFormat: { type: 'volume' } })
+  volumes.priceScale().applyOptions({ scaleMargins: { top: 0.85, bottom: 0 } })
+  const marks = library.createSeriesMarkers(candles, [])
+  let bars = []
+  let span = 0
+  let lines = []
+  const paint = () => {
+    const ink = inks()
+    chart.applyOptions({ layout: { background: { color: ink.ground }, textColor: ink.text }, grid: { vertLines: { color: ink.grid }, horzLines: { color: ink.grid } } })
+    candles.applyOptions({ upColor: ink.gain, downColor: ink.loss, wickUpColor: ink.gain, wickDownColor: ink.loss })
+    volumes.applyOptions({ color: ink.volume })
+  }
+  paint()
+  const stopScheme = onScheme(paint)
+  chart.subscribeClick(({ hoveredObjectId }) => { if (hoveredObjectId) pick(hoveredObjectId) })
+  host.querySelector('table')?.setAttribute('role', 'presentation')
+  host.querySelectorAll('canvas').forEach(canvas => canvas.setAttribute('aria-hidden', 'true'))
+  return {
+    setCandles(answer) {
+      const isOther = span !== SPANS_MS[answer.interval]
+      span = SPANS_MS[answer.interval]
+      bars = answer.times.map((time, place) => ({ time: Date.parse(time) / 1000, open: answer.open[place], high: answer.high[place], low: answer.low[place], close: answer.close[place] }))
+      const precision = places(bars.at(-1)?.close ?? 0)
+      candles.applyOptions({ priceFormat: { type: 'price', precision, minMove: 10 ** -precision } })
+      candles.setData(bars)
+      volumes.setData(answer.times.flatMap((time, place) => (answer.volume[place] == null ? [] : [{ time: Date.parse(time) / 1000, value: answer.volume[place] }])))
+      if (isOther) chart.timeScale().setVisibleLogicalRange({ from: Math.max(0, bars.length - host.clientWidth / 8), to: bars.length + 4 })
+      performance.mark('candles') // what the tests wait for
+    },
+    /** Add the running candle of a minute to the last bar, or begin the next one with it. */
+    extend(running) {
+      const time = Math.floor(Date.parse(running.time) / span) * span / 1000
+      const last = bars.at(-1)
+      if (!last || time < last.time) return
+      const bar = time > last.time ? { ...running, time } : { time, open: last.open, high: Math.max(last.high, running.high), low: Math.min(last.low, running.low), close: running.close }
+      if (time > last.time) bars.push(bar)
+      else bars[bars.length - 1] = bar
+      candles.update(bar)
+    },
+    setMarkers(list) {
+      const first = bars[0]?.time ?? Infinity
+      const placed = list.map(mark => ({ ...mark, time: Math.floor(mark.at / span) * span / 1000, color: onGround(mark.color) }))
+        .filter(mark => mark.time >= first).sort((earlier, later) => earlier.time - later.time)
+      marks.setMarkers(placed.length > WORDS_MAX ? placed.map(({ text, ...mark }) => mark) : placed)
+    },
+    setLevels(levels) {
+      lines.forEach(line => candles.removePriceLine(line))
+      const ink = inks()
+      lines = levels.filter(level => level.price != null).map(level => candles.createPriceLine({
+        price: Number(level.price), title: level.title, color: ink[level.kind] ?? ink.text, lineWidth: 1, lineStyle: level.kind ? 2 : 1, axisLabelVisible: true }))
+    },
+    destroy() { stopScheme(); chart.remove() },
+  }
+}
+
+/**
+ * A chart of `candles`, an answer of getCandles. `markers` are {id, at, price, color, shape, position, text}; pressing one
+ * calls `onPick(id)`. `levels` are {price, title, kind: 'gain' | 'loss'}; `running` is a candle of the stream.
+ */
+export function CandleChart({ label, candles, markers, levels, running, onPick }) {
+  const host = useRef(null)
+  const [chart, setChart] = useState(null)
+  const [error, setError] = useState(null)
+  useEffect(() => {
+    let made = null
+    let isGone = false
+    import('./vendor/lightweight-charts.js').then(library => {
+      if (isGone) return
+      made = draw(library, host.current, label, id => onPick?.(id))
+      setChart(made)
+    }).catch(failure => setError(failure.message))
+    return () => { isGone = true; made?.destroy() }
+  }, [])
+  useEffect(() => { if (candles) chart?.setCandles(candles) }, [chart, candles])
+  useEffect(() => { if (candles) chart?.setMarkers(markers) }, [chart, candles, markers])
+  useEffect(() => chart?.setLevels(levels), [chart, levels])
+  useEffect(() => { if (running && candles) chart?.extend(running) }, [chart, candles, running])
+  return html`<div class="chart candles" role="img" aria-label=${label} ref=${host} style=${{ height: `${HEIGHT_PX}px` }}></div>
+    ${error && html`<p class="notice bad">The chart cannot be drawn: ${error}.</p>`}
+    <p class="soft small">Candles are of the prices that models see, marks are at the price of their fills. Chart: <a href="https://www.tradingview.com/" rel="noreferrer">TradingView Lightweight Charts™</a>, © 2026 TradingView, Inc.</p>`
+}
+
+const readers = new Set()
+let running = []
+let end = null
+
+/** The running candles of all markets, from a stream that is open while a part of the page shows one. */
+export function useRunning(symbol) {
+  const [, render] = useState({})
+  useEffect(() => {
+    readers.add(render)
+    end ??= openStream(['candles'], { message(_, data) { running = data.map(candle => ({ ...candle })); for (const reader of readers) reader({}) } }, { streams: ['candles'] })
+    return () => {
+      readers.delete(render)
+      if (!readers.size) { end(); end = null }
+    }
+  }, [])
+  return running.find(candle => candle.symbol === symbol)
+}
+
+/** The marks of trades or positions: where each was entered, and where it was left. */
+export function marksOf(trades, known, isNamed = true) {
+  return trades.flatMap(trade => {
+    const color = known.colorOf(trade.modelId, trade.modelVariant)
+    const name = isNamed ? trade.modelName.slice(0, 16) : ''
+    const isLong = trade.side === 'LONG'
+    const entry = { id: trade.id, at: Date.parse(trade.openedAt), price: Number(trade.entryPrice), color, text: name,
+      shape: isLong ? 'arrowUp' : 'arrowDown', position: isLong ? 'atPriceBottom' : 'atPriceTop' }
+    if (!trade.closedAt) return [entry]
+    const isLiquidation = trade.closeReason === 'liquidation'
+    return [entry, { id: trade.id, at: Date.parse(trade.closedAt), price: trade.exitPrice, color, text: `${name} ${trade.closeReason}`.trim(),
+      shape: isLiquidation ? 'square' : 'circle', position: 'atPriceMiddle', size: isLiquidation ? 2 : 1 }]
+  })
+}
+
+/** The prices that a position is watched by. */
+export const levelsOf = (position, name = '') => [
+  { price: position.entryPrice, title: `${name} entry`.trim() },
+  { price: position.exitPlan.stop, title: `${name} stop`.trim(), kind: 'loss' },
+  { price: position.exitPlan.target, title: `${name} target`.trim(), kind: 'gain' },
+  { price: position.liquidationPrice, title: `${name} liquidation`.trim(), kind: 'loss' },
+]
+
+export const openTrade = id => { location.hash = `#/trades/${id}` }
+
+export function MarketPage({ route, id: symbol }) {
+  const known = useModels()
+  const state = useLive()
+  const latest = useRunning(symbol)
+  const interval = route.query.get('interval') ?? '15m'
+  const modelId = route.query.get('model') ?? ''
+  const prices = useAnswer('trading.getCryptoPrices', {}, 5_000)
+  const entry = useAnswer('trading.getCandles', { symbol, interval })
+  const trades = useAnswer('trading.getTrades', { symbol, limit: 500, modelId: modelId || undefined, variant: 'all' })
+  const [older, setOlder] = useState({ key: '', pages: [] })
+  const key = `${symbol} ${interval}`
+  const pages = older.key === key ? older.pages : []
+  const candles = useMemo(() => entry.data && joined([...pages, entry.data]), [entry.data, older, key])
+  const positions = positionsOf(state, position => position.symbol === symbol && (!modelId || position.modelId === modelId))
+  const shown = JSON.stringify(positions.map(({ id, exitPlan, entryPrice }) => [id, exitPlan, entryPrice]))
+  const markers = useMemo(() => marksOf([...(trades.data?.trades ?? []), ...positions], known, !modelId), [trades.data, shown, known, modelId])
+  const levels = useMemo(() => (positions.length <= LEVELS_MAX ? positions.flatMap(position => levelsOf(position, modelId ? '' : position.modelName.slice(0, 12))) : []), [shown])
+  const before = candles?.nextBefore
+  const readOlder = async () => setOlder({ key, pages: [await call('trading.getCandles', { symbol, interval, before }), ...pages] })
+  const now = prices.data?.prices.find(row => row.symbol === symbol)
+  const tools = html`
+    <${Select} label="Model" value=${modelId} onChange=${value => route.set('model', value)} options=${[['', 'All models'], ...known.models.map(model => [model.id, model.name])]} />
+    <${Choice} label="Interval" value=${interval} onChange=${value => route.set('interval', value)} options=${INTERVALS} />`
+  const last = latest?.close ?? candles?.close.at(-1)
+  return html`
+    <div class="title"><h1>${symbol}</h1><b class="figure">${price(last)}</b>
+      ${now?.change24hPercent != null && html`<span class=${tone(now.change24hPercent)}>${percent(now.change24hPercent)} in 24 h</span>`}
+      <nav class="choice" aria-label="Markets">${(prices.data?.prices ?? []).map(row => html`<a key=${row.symbol} href=${`#/markets/${row.symbol}`} aria-current=${row.symbol === symbol ? 'page' : undefined}>${row.symbol}</a>`)}</nav></div>
+    <${Panel} title=${`${symbol}, candles and trades`} tools=${tools}><div class="body">
+      <${Failed} entry=${entry} what="The candles" />
+      ${candles?.times.length === 0 && html`<p class="empty">There are no candles of this length yet.</p>`}
+      <${CandleChart} label=${`Candles of ${symbol}, ${interval}, with ${markers.length} entries and exits; they are listed below`} candles=${candles} markers=${markers}
+        levels=${levels} running=${latest} onPick=${openTrade} />
+      ${before && html`<p class="more"><button class="button" type="button" onClick=${readOlder}>Earlier candles</button></p>`}
+      ${positions.length > LEVELS_MAX && html`<p class="soft small">Stops, targets and liquidation prices are drawn for ${LEVELS_MAX} positions at most: choose a model.</p>`}
+    </div></${Panel}>
+    <${Positions} only=${position => position.symbol === symbol && (!modelId || position.modelId === modelId)} title=${`Positions in ${symbol}`} />
+    <${Trades} symbol=${symbol} modelId=${modelId || undefined} title=${`Trades in ${symbol}`} />`
+}
+
+const COLUMNS = ['times', 'open', 'high', 'low', 'close', 'volume']
+
+/** Pages of candles, the earliest first, as one answer. */
+const joined = pages => ({ ...pages[0], interval: pages.at(-1).interval,
+  ...Object.fromEntries(COLUMNS.map(column => [column, pages.flatMap(page => page[column])])) })
