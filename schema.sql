@@ -591,6 +591,13 @@ CREATE TABLE IF NOT EXISTS baselines (
     seen_until      timestamptz NOT NULL
 );
 
+-- The state of a model's strategy after its latest decision, saved before that was executed.
+CREATE TABLE IF NOT EXISTS strategy_states (
+    model_id   text PRIMARY KEY REFERENCES models ON DELETE CASCADE,
+    state      jsonb NOT NULL,
+    decided_at timestamptz NOT NULL
+);
+
 -- The latest comparison of an entrant with random traders in a run (figures of `luck` in getEvidence), made when it had
 -- completed so many trades there: it takes seconds, so a restart reads it.
 CREATE TABLE IF NOT EXISTS luck (

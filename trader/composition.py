@@ -20,6 +20,7 @@ from trader.gateways.market.source import MarketSource
 from trader.leadership import Leadership, Relay, TradingControls
 from trader.schedulers import Schedulers, jobs
 from trader.services.agents.anchors import Anchors
+from trader.services.agents.recorder import StoredStates
 from trader.services.agents.schedule import Agents
 from trader.services.events import EventBus
 from trader.services.exchange.accounts import Accounts, log_trades
@@ -86,7 +87,7 @@ async def make_service(settings: Settings, external: ExternalSystems, alarms: Al
     exchange = _make_exchange(settings, external, market, clock, events, accounts, halts, leader)
     limits = LossLimits(database, exchange, halts, settings)
     controls = TradingControls(halts, limits, OperatorCommands(database, exchange, halts, limits))
-    providers = make_providers(settings)
+    providers = make_providers(settings, StoredStates(database))
     stack.push_async_callback(providers.close)
     supplier = make_supplier(settings, clock)
     if supplier is not None:

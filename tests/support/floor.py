@@ -11,6 +11,7 @@ from support.manual_clock import ManualClock
 from support.scripted import START, ScriptedSource, make_settings, make_tick
 
 from trader.domain.agents.conversation import ModelAnswer, ToolRequest, Turn
+from trader.domain.market.markets import Interval
 from trader.domain.models import Model, ModelConfiguration, VariantId
 from trader.gateways.agents.providers import Provider, Providers
 from trader.gateways.agents.taapi import Taapi
@@ -24,6 +25,7 @@ from trader.services.exchange.paper import PaperExchange
 from trader.services.market.feed import MarketFeed
 from trader.store.agents.models import upsert_model
 from trader.store.database.pool import Database, Page
+from trader.variants import VARIANTS
 
 MIDS = {"BTC": "94000", "ETH": "3300", "SOL": "200"}
 
@@ -70,6 +72,10 @@ class ScriptedProvider:
 
     def left_out(self, model: Model) -> Collection[str]:
         return self.refused_fields.get(model.id, ())
+
+    async def intervals(self, model: Model) -> Sequence[Interval]:
+        variant = VARIANTS[model.variant]
+        return variant.intervals if self.is_remote else variant.agent.intervals
 
     async def answer(self, turn: Turn) -> ModelAnswer:
         # The conversation grows later; what was asked stays.

@@ -1,6 +1,7 @@
 """Prompts as AI models get them: recorded candles, replayed in lockstep through the real workflow."""
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -10,7 +11,7 @@ from support.venue import make_exchange
 
 from trader.domain.agents.conversation import ModelAnswer, Turn
 from trader.domain.agents.tools import TOOL_SCHEMAS
-from trader.domain.market.markets import Tick
+from trader.domain.market.markets import Interval, Tick
 from trader.domain.models import Model, VariantId
 from trader.gateways.agents.providers import Providers, RuleProvider
 from trader.gateways.market.replay import ReplaySource
@@ -23,6 +24,7 @@ from trader.settings import Settings
 from trader.store.agents.models import upsert_model
 from trader.store.database.partitions import ensure_partitions
 from trader.store.database.pool import Database
+from trader.variants import VARIANTS
 
 
 class Eavesdropper(RuleProvider):
@@ -33,6 +35,9 @@ class Eavesdropper(RuleProvider):
 
     def __init__(self) -> None:
         self.prompts: dict[VariantId, list[str]] = {variant: [] for variant in VariantId}
+
+    async def intervals(self, model: Model) -> Sequence[Interval]:
+        return VARIANTS[model.variant].intervals
 
     async def answer(self, turn: Turn) -> ModelAnswer:
         if turn.number == 1:

@@ -189,6 +189,10 @@ def _with_source(
 ) -> tuple[Model, DecisionSource]:
     if model.provider == "rules":
         return model, NotedSource(model, VARIANTS[model.variant].agent())
+    if model.provider == "strategy":
+        strategy = load_strategy(model.router_model_name, model.configuration.params)
+        strategy.limits = VARIANTS[model.variant].limits
+        return model, NotedSource(model, strategy)
     return model, AiSource(model, providers[model.provider], settings, ends_at)
 
 

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from trader.api.inputs import find_issues
 from trader.commands.toml_lines import find_secrets, lines_of
 from trader.domain.models import (
+    CODE_PROVIDERS,
     CYCLE,
     RESERVED_REQUEST_FIELDS,
     Model,
@@ -29,6 +30,7 @@ from trader.errors import Issue, SettingsError
 from trader.logs import STEERING
 from trader.provider_settings import PROVIDERS
 from trader.settings import read_secrets
+from trader.strategies import load_strategy
 
 ROOT_NAMES: Final = {"models": "model", "owners": "owner", "providers": "provider"}
 """The lists of tables at the top of a file, and what each of their tables is called."""
@@ -129,6 +131,7 @@ def read_models(file: Path, env_file: Path | None) -> list[Entry]:
         whole.providers = msgspec.convert(whole.providers, list[ProviderDefinition])
         for index, values in enumerate(whole.models):
             mistakes = [*_entry_issues(values, whole), *_replace_prompt(values, file.parent, secrets)]
+            mistakes += _strategy_issues(values, file.parent)
             issues += [Issue(("models", index, *path), message) for path, message in mistakes]
             if not mistakes:
                 entries += _replicates(_entry(values, whole))
@@ -171,7 +174,7 @@ def request_fields(request: Any) -> Mapping[str, Any]:
 
 def day_cost_of(entry: Entry) -> str | None:
     """Describe the daily cost of an AI model that decides in every cycle; None for any other model."""
-    if entry.provider == "rules" or entry.every is not None or not entry.active:
+    if entry.provider in CODE_PROVIDERS or entry.every is not None or not entry.active:
         return None
     invocations = timedelta(days=1) // CYCLE
     tokens = invocations * (PROMPT_TOKENS + ANSWER_TOKENS)
@@ -232,7 +235,7 @@ def _provider_issues(values: Any) -> Iterator[Issue]:
     if not isinstance(values, Mapping):
         return
     yield from _request_issues(values.get("request", {}))
-    if values.get("name") in (*PROVIDERS, "rules"):
+    if values.get("name") in (*PROVIDERS, *CODE_PROVIDERS):
         yield Issue(("name",), f"{values['name']!r} ships with the service; give another name")
     if values.get("stream") is True and values.get("protocol", "chat") not in STREAMED:
         yield Issue(("stream",), f"only the protocols {' and '.join(STREAMED)} are streamed")
@@ -251,11 +254,11 @@ def _entry_issues(values: Any, whole: File) -> Iterator[Issue]:
         values = {name: value for name, value in values.items() if name != "request"}
     yield from _struct_issues(Entry, values)
     provider = values.get("provider") if isinstance(values, Mapping) else None
-    if provider == "rules":
-        yield from (Issue((name,), "only an AI model has it, no rule agent") for name in AI_FIELDS if name in values)
+    if provider in CODE_PROVIDERS:
+        yield from (Issue((name,), f"only an AI model has it, not {provider}") for name in AI_FIELDS if name in values)
     if "params" in values and provider != "strategy":
         yield Issue(("params",), "only a strategy has parameters")
-    providers = (*PROVIDERS, *(definition.name for definition in whole.providers), "rules")
+    providers = (*PROVIDERS, *(definition.name for definition in whole.providers), *CODE_PROVIDERS)
     if isinstance(provider, str) and provider not in providers:
         yield Issue(("provider",), f"there is no provider {provider!r}; there are {', '.join(providers)}")
 
@@ -336,6 +339,21 @@ def _replace_prompt(values: Any, folder: Path, secrets: Mapping[str, str]) -> It
         yield Issue(("prompt",), f"{expected}; {name!r} has {length}" + (", with a NUL" if "\0" in text else ""))
     yield from find_secrets(text, secrets, "prompt")
     values["prompt"] = text
+
+
+def _strategy_issues(values: Any, folder: Path) -> Iterator[Issue]:
+    """Replace the name of a strategy's file by its path, or yield why the strategy cannot be used."""
+    if not isinstance(values, dict) or values.get("provider") != "strategy":
+        return
+    reference, params = values.get("router_model"), values.get("params", {})
+    if not isinstance(reference, str) or not isinstance(params, Mapping):
+        return  # said already
+    try:
+        load_strategy(reference, params, folder)
+    except SettingsError as error:
+        yield from (Issue(("router_model",), problem) for problem in error.problems)
+    else:
+        values["router_model"] = str((folder / reference).absolute())
 
 
 def _replicates(entry: Entry) -> list[Entry]:

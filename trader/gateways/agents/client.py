@@ -18,6 +18,7 @@ import aiohttp
 import msgspec
 
 from trader.domain.agents.conversation import ModelAnswer, Turn
+from trader.domain.market.markets import Interval
 from trader.domain.models import RESERVED_REQUEST_FIELDS, Model, ProtocolName, ProviderDefinition
 from trader.errors import ProviderError, ProviderTimeout
 from trader.gateways.agents.attempts import (
@@ -50,6 +51,7 @@ from trader.gateways.agents.refusals import About, brief, refused_field, status_
 from trader.gateways.agents.replies import Reply, answer_of, decode_reply
 from trader.gateways.agents.responses import ResponsesWire
 from trader.setting_forms import Secret
+from trader.variants import VARIANTS
 
 ATTEMPT_LIMIT_S = 120.0
 RETRIES_MAX = 3
@@ -153,6 +155,10 @@ class ProviderClient:
     def left_out(self, model: Model) -> Collection[str]:
         """Return the fields that requests for this model leave out, since the provider has refused them."""
         return self._left_out.get((model.id, model.router_model_name), ())
+
+    async def intervals(self, model: Model) -> Sequence[Interval]:
+        """Return the intervals of the variant."""
+        return VARIANTS[model.variant].intervals
 
     async def answer(self, turn: Turn) -> ModelAnswer:
         """Ask the provider.

@@ -1,14 +1,16 @@
 """Providers of decisions: the table of AI providers, and the rule agents, which need no network."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
 import msgspec
 
 from trader.domain.agents.conversation import ModelAnswer, ToolRequest, Turn
 from trader.domain.agents.tools import TOOL_NAMES, Decision
+from trader.domain.market.markets import Interval
 from trader.domain.models import Model, ProviderDefinition
 from trader.gateways.agents.client import ProviderClient
+from trader.gateways.agents.strategy_process import StrategyProvider, StrategyStates
 from trader.provider_settings import PROVIDERS as CONFIGURABLE
 from trader.provider_settings import ProviderSettings, name_of_keys
 from trader.settings import Settings
@@ -45,6 +47,13 @@ class Provider(Protocol):
         """Return the fields that requests for a model leave out, since the provider has refused them."""
         ...
 
+    async def intervals(self, model: Model) -> Sequence[Interval]:
+        """Return the intervals of the candles and indicators that a model's view has.
+
+        :raises ProviderError: the model cannot be asked
+        """
+        ...
+
     async def answer(self, turn: Turn) -> ModelAnswer:
         """Answer one turn.
 
@@ -64,6 +73,9 @@ class RuleProvider:
 
     def left_out(self, model: Model) -> Collection[str]:
         return ()
+
+    async def intervals(self, model: Model) -> Sequence[Interval]:
+        return VARIANTS[model.variant].agent.intervals
 
     async def answer(self, turn: Turn) -> ModelAnswer:
         variant = VARIANTS[turn.model.variant]
@@ -124,8 +136,8 @@ class Providers(Mapping[str, Provider]):
             await provider.close()
 
 
-def make_providers(settings: Settings) -> Providers:
-    """Return a client per configured provider, and the rule agents, which need no configuration."""
+def make_providers(settings: Settings, states: StrategyStates | None = None) -> Providers:
+    """Return a client per configured provider, the rule agents, and the strategies, with the keeper of their states."""
 
     def make(definition: ProviderDefinition) -> ProviderClient:
         configured = settings.providers.get(_configured_as(definition), ProviderSettings(None, ()))
@@ -138,7 +150,7 @@ def make_providers(settings: Settings) -> Providers:
         )
 
     clients = [make(PROVIDERS[name]) for name in settings.providers if name in PROVIDERS]
-    return Providers(RuleProvider(), *clients, make=make)
+    return Providers(RuleProvider(), StrategyProvider(states), *clients, make=make)
 
 
 def base_url_of(model: Model, settings: Settings) -> str | None:

@@ -179,9 +179,8 @@ class Conversation:
         self.is_prompt_cut = self.is_prompt_cut or (number == 1 and is_asked and self._tokens_by_estimate < 0.5)
 
     async def _look(self) -> None:
-        intervals, series = self._variant.intervals, SERIES_SHOWN
-        if not self._provider.is_remote:
-            intervals, series = intervals[:1], 1
+        intervals = await self._provider.intervals(self._model)
+        series = 1 if self._model.provider == "rules" else SERIES_SHOWN  # rule agents look at the last candle alone
         view = await self._observer.view(self._model, intervals, self._clock.now(), series)
         self.view = replace(view, restriction=self._restriction)
 

@@ -84,11 +84,18 @@ class Observer:
         account_id = model.id
         history = await self._read_history(account_id, now)
         memory = await self._read_memory(account_id)
-        view = await self.view_of(await self.risk_context(account_id, now), history, intervals, series)
+        shown = HISTORY_CANDLES if model.provider == "strategy" else SHOWN_CANDLES
+        context = await self.risk_context(account_id, now)
+        view = await self.view_of(context, history, intervals, series, shown)
         return msgspec.structs.replace(view, memory=memory, every_minutes=model.configuration.cadence // MINUTE)
 
     async def view_of(
-        self, context: RiskContext, history: RunHistory, intervals: Sequence[Interval], series: int = 1
+        self,
+        context: RiskContext,
+        history: RunHistory,
+        intervals: Sequence[Interval],
+        series: int = 1,
+        shown: int = SHOWN_CANDLES,
     ) -> View:
         """Return the view of an account that the context holds, whose past is not necessarily in the rows."""
         account, now = context.account, context.now
@@ -96,7 +103,7 @@ class Observer:
         for symbol in self._exchange.markets:
             action = history.actions.get(symbol)
             last_action = None if action is None else observe_last_action(symbol, context, closed=action.closed)
-            market = await self._market_view(symbol, intervals, now, last_action, series)
+            market = await self._market_view(symbol, intervals, now, last_action, series, shown)
             if market is not None:
                 markets[symbol] = market
         positions = observe_positions(account, context.marks, self._exchange.markets)
@@ -232,6 +239,7 @@ class Observer:
         now: datetime,
         last_action: LastAction | None,
         series: int,
+        shown: int,
     ) -> ObservedMarket | None:
         quote = self._market.quote(symbol)
         if quote is None:
@@ -240,7 +248,7 @@ class Observer:
         computed: dict[Interval, tuple[Indicators, ...]] = {}
         for interval in intervals:
             closed, computed[interval] = await self._indicators_of(symbol, interval, series)
-            candles[interval] = tuple(closed[-SHOWN_CANDLES:])
+            candles[interval] = tuple(closed[-shown:])
         session = await self._candles(symbol, SESSION_INTERVAL, HISTORY_CANDLES)
         funding_rate = self._market.funding_rate(symbol, now.replace(minute=0, second=0, microsecond=0))
         return msgspec.structs.replace(

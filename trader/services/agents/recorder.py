@@ -4,10 +4,12 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 import msgspec
 
+from trader.domain.agents.conversation import Turn
 from trader.domain.agents.invocations import (
     ToolCall,
     client_order_id,
@@ -25,11 +27,29 @@ from trader.services.agents.record import AlreadyClosed, InvocationRecord, Pendi
 from trader.services.events import ConversationsChanged, EventBus
 from trader.services.market.feed import MarketFeed
 from trader.store.agents.invocations import UnrecordedOrder, insert_invocation, insert_payload
+from trader.store.agents.models import select_strategy_state, upsert_strategy_state
 from trader.store.database.partitions import ensure_partitions
 from trader.store.database.pool import Connection, Database
 from trader.store.exchange.accounts import select_answer_of_client
 
 _log = logging.getLogger("trader.agents")
+
+
+class StoredStates:
+    """The states of strategies, in the database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def load(self, model_id: str) -> Any:
+        """Return the state that was saved last; None when there is none. Raises `Unavailable`."""
+        async with self._database.connection() as conn:
+            return await select_strategy_state(conn, model_id)
+
+    async def save(self, model_id: str, state: Any, turn: Turn) -> None:
+        """Save the state after the decisions of a turn, unless that of a later one is there. Raises `Unavailable`."""
+        async with self._database.connection() as conn:
+            await upsert_strategy_state(conn, model_id, state, turn.view.at)
 
 
 class InvocationRecorder(InvocationRecord):

@@ -2,19 +2,21 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from decimal import Decimal
 from typing import Final, Literal
 
 from msgspec.structs import replace
 
 from trader.domain.agents.conversation import ModelAnswer, Turn
+from trader.domain.market.markets import Interval
 from trader.domain.models import Model
 from trader.domain.money import ZERO, format_decimal
 from trader.errors import ProviderError
 from trader.gateways.agents.cassette import Cassette, KeptAnswer, missing_text, request_digest
 from trader.gateways.agents.providers import Provider
 from trader.services.agents.record import cost_of
+from trader.variants import VARIANTS
 
 WAIT_MAX_S: Final = 600.0
 """How long a model waits for keys in cooldown: the market's time stands still meanwhile."""
@@ -98,6 +100,9 @@ class KeptAnswers:
 
     def left_out(self, model: Model) -> Collection[str]:
         return () if self._inner is None else self._inner.left_out(model)
+
+    async def intervals(self, model: Model) -> Sequence[Interval]:
+        return VARIANTS[model.variant].intervals
 
     async def answer(self, turn: Turn) -> ModelAnswer:
         """Return the kept answer, or ask for it and keep it. Raise `AskingEnded` when there is none."""

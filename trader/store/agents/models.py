@@ -1,6 +1,7 @@
 """SQL of models: their definitions, and how active they are."""
 
 from datetime import datetime
+from typing import Any
 
 import msgspec
 
@@ -95,3 +96,23 @@ async def select_model_activity(conn: Connection) -> dict[str, tuple[int, dateti
     """Return per model how many invocations have ended and when the last one started."""
     rows = await conn.fetch(SELECT_MODEL_ACTIVITY)
     return {row["id"]: (row["invocation_count"], row["last_invoked_at"]) for row in rows}
+
+
+SELECT_STRATEGY_STATE = "SELECT state FROM strategy_states WHERE model_id = $1"
+
+
+async def select_strategy_state(conn: Connection, model_id: str) -> Any:
+    """Return the state of a model's strategy; None when there is none."""
+    return await conn.fetchval(SELECT_STRATEGY_STATE, model_id)
+
+
+UPSERT_STRATEGY_STATE = """
+INSERT INTO strategy_states AS s (model_id, state, decided_at) VALUES ($1, $2, $3)
+ON CONFLICT (model_id) DO UPDATE SET state = excluded.state, decided_at = excluded.decided_at
+WHERE s.decided_at <= excluded.decided_at
+"""
+
+
+async def upsert_strategy_state(conn: Connection, model_id: str, state: Any, decided_at: datetime) -> None:
+    """Save the state of a model's strategy, unless that of a later decision is there."""
+    await conn.execute(UPSERT_STRATEGY_STATE, model_id, state, decided_at)
