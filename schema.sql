@@ -515,6 +515,7 @@ CREATE TABLE IF NOT EXISTS portfolio_snapshots (
     cash           amount  NOT NULL,
     unrealized_pnl amount  NOT NULL,
     created_at     timestamptz NOT NULL,
+    leverage       double precision CHECK (leverage >= 0), -- notional over equity; null when it was not recorded
     PRIMARY KEY (account_id, created_at),
     CHECK (net_portfolio = cash + unrealized_pnl)
 ) PARTITION BY RANGE (created_at);
@@ -528,6 +529,7 @@ CREATE TABLE IF NOT EXISTS portfolio_hourly (
     count      integer NOT NULL CHECK (count > 0),
     last       amount  NOT NULL,
     last_at    timestamptz NOT NULL,
+    leverage   double precision CHECK (leverage >= 0), -- the largest of the hour's snapshots
     PRIMARY KEY (account_id, hour)
 ) WITH (fillfactor = 70);
 CREATE INDEX IF NOT EXISTS portfolio_hourly_by_hour ON portfolio_hourly (hour);

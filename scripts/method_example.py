@@ -38,6 +38,7 @@ from trader.domain.portfolio.evidence import (
     ReturnSeries,
     Statement,
     compare,
+    holding_nothing,
     judge_family,
     split_variance,
     state_return,
@@ -131,10 +132,9 @@ def show_verdicts(trader: Trader, references: dict[str, ReturnSeries]) -> None:
     """Print the paired differences of a trader to its references, as one family."""
     statements = [compare(trader.series, other) for other in references.values()]
     for name, statement, verdict in zip(references, statements, judge_family(statements), strict=True):
-        day, year = statement.detectable_percent_per_day, statement.detectable_percent_per_year
         print(f"to {name}: {_span(statement.interval_percent)} (one look); {verdict.word}")
         print(f"  p {statement.p_value:.3f}, corrected {verdict.p_value:.3f}")
-        print(f"  smallest difference that would show: {day:.2f} % a day, {year:.0f} % a year")
+        print(f"  {verdict.why}")
 
 
 def show_luck(trader: Trader, candles: Sequence[Candle]) -> None:
@@ -230,8 +230,7 @@ def show(folder: Path) -> None:
     for cutoff in (date(2024, 10, 31), date(2025, 6, 30), None):
         print(f"  a model with training cut-off {cutoff or 'not stated'}: {contamination(cutoff, start)}")
     show_interval("follower", state_return(first.series, len(first.trades)))
-    nothing = ReturnSeries(start, np.zeros(len(first.series.values)))
-    show_verdicts(first, {"holding nothing": nothing, "buy and hold": hold(hours)})
+    show_verdicts(first, {"holding nothing": holding_nothing(first.series), "buy and hold": hold(hours)})
     show_luck(first, btc)
     show_replicates({str(number): trader.series for number, trader in enumerate((first, *others))})
     show_chain(show_entrant(start))

@@ -167,11 +167,12 @@ class Trader:
                 if self._valued and self._cash + gain <= self._alarm:
                     self._review(minute)
                     gain = self._gain(minute)
-                account = self.account
+                account, worth = self.account, self._cash + gain
+                notional = sum((abs(quantity) * marks[minute] for marks, quantity, _ in self._valued), ZERO)
                 self.snapshots.append(
                     Snapshot(
-                        account_id=account.id, run_id=account.run.id, net_portfolio=self._cash + gain,
-                        cash=self._cash, unrealized_pnl=gain, created_at=at,
+                        account_id=account.id, run_id=account.run.id, net_portfolio=worth, cash=self._cash,
+                        unrealized_pnl=gain, created_at=at, leverage=float(notional / worth) if worth > 0 else 0.0,
                     )
                 )  # fmt: skip
 

@@ -175,7 +175,8 @@ def _hours(snapshots: Iterable[Snapshot]) -> Iterator[tuple[Any, ...]]:
     for hour, group in groupby(snapshots, key=lambda snapshot: snapshot.created_at.replace(minute=0)):
         members = list(group)
         last, total = members[-1], sum((each.net_portfolio for each in members), ZERO)
-        yield last.account_id, hour, last.run_id, total, len(members), last.net_portfolio, last.created_at
+        leverage = max(each.leverage or 0.0 for each in members)
+        yield last.account_id, hour, last.run_id, total, len(members), last.net_portfolio, last.created_at, leverage
 
 
 def _request_rows(postings: Iterable[Posting]) -> Iterator[tuple[Any, ...]]:

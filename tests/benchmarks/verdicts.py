@@ -1,8 +1,9 @@
-"""False verdicts of boards on which nothing differs but luck, looked at daily, with the interval of their share.
+"""False verdicts of all boards together when nothing differs but luck, looked at daily: their share and its interval.
 
     scripts/benchmark verdicts [--seasons 1000] [--models 100] [--days 90] [--process normal]
 
-A season counts as wrong when the board calls anything better or worse at any daily look from the third day on. The
+A season counts as wrong when the board of all models, of a variant or of a window calls anything better or worse at any
+daily look from the third day on; only who lost everything is rightly called worse. The
 share of wrong seasons has a Clopper-Pearson interval of 95 %, whose upper end is judged.
 """
 
@@ -11,16 +12,16 @@ import sys
 import time
 
 from benchmarks.figures import Figures
-from support.null_seasons import BOARDS, PROCESSES, share_interval, wrong_seasons
+from support.null_seasons import PROCESSES, share_interval, wrong_seasons
 
 WRONG_PERCENT_MAX = 5.0
 
 
-def measure(board: str, process: str, seasons: int, models: int, days: int, figures: Figures) -> None:
+def measure(process: str, seasons: int, models: int, days: int, figures: Figures) -> None:
     began_s = time.process_time()
-    wrong = sum(wrong_seasons(range(seasons), models, days, PROCESSES[process], BOARDS[board]))
+    wrong = sum(wrong_seasons(range(seasons), models, days, PROCESSES[process]))
     low, high = share_interval(wrong, seasons)
-    figures.show(f"{board}, {process}: {wrong} of {seasons} wrong", 100 * wrong / seasons, "%")
+    figures.show(f"{process}: {wrong} of {seasons} wrong", 100 * wrong / seasons, "%")
     figures.show(f"  95 % interval from {100 * low:.1f} % to", 100 * high, "%", at_most=WRONG_PERCENT_MAX)
     print(f"  {time.process_time() - began_s:.0f} s of the processor", flush=True)
 
@@ -31,12 +32,10 @@ def main() -> int:
     parser.add_argument("--models", type=int, default=100)
     parser.add_argument("--days", type=int, default=90)
     parser.add_argument("--process", choices=PROCESSES, action="append")
-    parser.add_argument("--board", choices=BOARDS, action="append")
     options = parser.parse_args()
     figures = Figures()
-    for board in options.board or BOARDS:
-        for process in options.process or PROCESSES:
-            measure(board, process, options.seasons, options.models, options.days, figures)
+    for process in options.process or PROCESSES:
+        measure(process, options.seasons, options.models, options.days, figures)
     return figures.exit_code
 
 

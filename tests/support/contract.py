@@ -468,7 +468,7 @@ OUTPUTS: Mapping[str, Shape] = {
                         "verdict": VERDICT,
                         "pValue": (number, None),
                         "smallestDifference": (number, None),
-                        "smallestDifferencePerYear": (number, None),
+                        "daysNeeded": (count, None),
                         "reason": (text, None),
                     }
                 ],

@@ -2,7 +2,8 @@
 
 A season is too long to judge its boards as the service does, one comparison after the other. Transforms are linear, so
 those of all differences come from those of the accounts; and a board has a false verdict exactly when the comparison
-that is furthest from zero has one, so that only this one is judged, in a family of the same size.
+of the smallest p value has one, so that only this one is judged, in a family of the same size. Who has lost everything
+is rightly called worse, so that such verdicts do not count.
 """
 
 import math
@@ -16,8 +17,9 @@ from scipy.stats import beta
 
 from trader.domain.models import VariantId
 from trader.domain.portfolio.baselines import BUY_AND_HOLD, rule_agent
+from trader.domain.portfolio.bets import HOURLY_MOVE_MAX, bet_level
 from trader.domain.portfolio.board import JudgedEntrant
-from trader.domain.portfolio.evidence import ReturnSeries, Statement, Verdict, judge_family, judge_neighbours
+from trader.domain.portfolio.evidence import ReturnSeries, Statement, Verdict, comparisons_among, judge_family
 from trader.domain.portfolio.histories import WINDOWS
 from trader.domain.portfolio.intervals import SEQUENCE_HOURS_MIN, Estimate, cosine_transforms
 
@@ -52,29 +54,96 @@ def heavy_tailed(rng: np.random.Generator, accounts: int, hours: int) -> Returns
     return HOURLY / math.sqrt(3) * rng.standard_t(3, (accounts, hours))
 
 
-PROCESSES: Final[dict[str, Noise]] = {"normal": normal, "garch": garch, "heavy-tailed": heavy_tailed}
+def autoregressive(rng: np.random.Generator, accounts: int, hours: int) -> Returns:
+    """Return AR(0.3) returns: hours predict the next."""
+    shocks: Returns = rng.normal(0, HOURLY, (accounts, hours))
+    for hour in range(1, hours):
+        shocks[:, hour] += 0.3 * shocks[:, hour - 1]
+    return shocks
+
+
+def regimes(rng: np.random.Generator, accounts: int, hours: int) -> Returns:
+    """Return returns whose drift changes its sign, and whose volatility its size, every two days on average."""
+    turns = np.cumsum(rng.random((2, accounts, hours)) < 1 / 48, axis=2)
+    starts = rng.integers(0, 2, (2, accounts, 1))
+    drift, wild = (turns + starts) % 2
+    returns: Returns = HOURLY * (0.1 * (2 * drift - 1) + rng.normal(0, 1, (accounts, hours)) * np.where(wild, 1.5, 0.5))
+    return returns
+
+
+def disasters(percent: float) -> Noise:
+    """Return the process of many small gains and a large loss in so many percent of the hours, with mean zero."""
+    chance = percent / 100
+
+    def draw(rng: np.random.Generator, accounts: int, hours: int) -> Returns:
+        loss = HOURLY / math.sqrt(chance)
+        gain = loss * chance / (1 - chance)
+        gains = rng.normal(gain, gain / 2, (accounts, hours))
+        return np.log1p(np.where(rng.random((accounts, hours)) < chance, -loss, gains))
+
+    return draw
+
+
+def bankruptcies(rng: np.random.Generator, accounts: int, hours: int) -> Returns:
+    """Return gains that are paid for by losing everything once in 2,000 hours, with mean zero."""
+    chance = 1 / 2000
+    values = np.log1p(rng.normal(chance / (1 - chance), HOURLY / 10, (accounts, hours)))
+    values[rng.random((accounts, hours)) < chance] = -np.inf
+    return values
+
+
+class Process(NamedTuple):
+    """What models gain, how far their sizes differ, and their largest leverage at a size of 1."""
+
+    models: Noise
+    sizes: tuple[float, float] = (0.4, 2.0)
+    leverage: float = 1.0
+    others: Noise | None = None
+    """What the market and the rule agents gain, when not the same."""
+
+
+PROCESSES: Final[dict[str, Process]] = {
+    "normal": Process(normal),
+    "garch": Process(garch),
+    "heavy-tailed": Process(heavy_tailed),
+    "autoregressive": Process(autoregressive),
+    "regimes": Process(regimes),
+    **{f"loss in {percent} % of hours": Process(disasters(percent)) for percent in (3, 2, 1, 0.5, 0.2)},
+    "bankruptcies": Process(bankruptcies, (1.0, 1.0), 5.0, normal),
+}
 
 
 class NullSeason(NamedTuple):
-    """Models that follow the market more or less, the rule agents of the variants, and the market."""
+    """Models that follow the market more or less, the rule agents of the variants, and the market.
+
+    `bounds` are the most that each model can lose in an hour.
+    """
 
     models: Returns
     agents: Returns
     market: Returns
+    bounds: Returns
 
     @classmethod
-    def draw(cls, seed: int, models: int, days: int, noise: Noise) -> "NullSeason":
+    def draw(cls, seed: int, models: int, days: int, process: Process) -> "NullSeason":
         rng, hours = np.random.default_rng(seed), 24 * days
-        returns = noise(rng, models + len(VARIANTS) + 1, hours)
-        follows, own = rng.uniform(-0.5, 1, (models, 1)), rng.uniform(0.4, 2, (models, 1))
-        market = returns[-1:]
-        return cls(follows * market + own * returns[:models], returns[models:-1], market)
+        own_returns = process.models(rng, models, hours)
+        others = (process.others or process.models)(rng, len(VARIANTS) + 1, hours)
+        follows, own = rng.uniform(-0.5, 1, (models, 1)), rng.uniform(*process.sizes, (models, 1))
+        leverages = (np.abs(follows) + own * process.leverage)[:, 0]
+        bounds = np.minimum(1, HOURLY_MOVE_MAX * np.maximum(1, leverages))
+        return cls(follows * others[-1:] + own * own_returns, others[:-1], others[-1:], bounds)
 
     def entrants(self, hours: int) -> tuple[list[JudgedEntrant], dict[str, ReturnSeries | None]]:
         """Return what the service's board is judged from after so many hours: its entrants and baselines."""
         models = [
-            JudgedEntrant(f"m{number}", VARIANTS[number % 4], ReturnSeries(START, returns[:hours]), 1000)
-            for number, returns in enumerate(self.models)
+            JudgedEntrant(
+                f"m{number}",
+                VARIANTS[number % 4],
+                ReturnSeries(START, returns[:hours], None, np.full(hours, bound)),
+                1000,
+            )
+            for number, (returns, bound) in enumerate(zip(self.models, self.bounds, strict=True))
         ]
         baselines: dict[str, ReturnSeries | None] = {
             rule_agent(variant).id: ReturnSeries(START, returns[:hours])
@@ -82,43 +151,97 @@ class NullSeason(NamedTuple):
         }
         return models, {**baselines, BUY_AND_HOLD.id: ReturnSeries(START, self.market[0, :hours])}
 
+    def places_alive(self, hours: int, members: Sequence[int]) -> NDArray[np.intp]:
+        """Return the places of the members that have not lost everything within so many hours."""
+        places = np.asarray(members)
+        return places[np.isfinite(self.models[places, :hours]).all(axis=1)]
+
+    def alive(self, hours: int, members: Sequence[int]) -> "Sums":
+        """Return the hours of the members that have not lost everything."""
+        places = self.places_alive(hours, members)
+        return Sums.of(self.models[places, :hours], self.bounds[places])
+
 
 class Sums(NamedTuple):
-    """Means and transforms of accounts, or of differences of accounts."""
+    """Log returns, means and transforms of accounts, and the most that each can lose in an hour."""
 
-    hours: int
+    logs: Returns
     means: Returns
     transforms: Returns
+    bounds: Returns
 
     @classmethod
-    def of(cls, returns: Returns) -> "Sums":
-        return cls(returns.shape[1], returns.mean(axis=1), cosine_transforms(returns))
+    def of(cls, logs: Returns, bounds: Returns | None = None) -> "Sums":
+        transforms = cosine_transforms(logs)
+        return cls(
+            logs, logs.mean(axis=1), transforms, np.full(len(logs), HOURLY_MOVE_MAX) if bounds is None else bounds
+        )
 
-    def __sub__(self, other: "Sums") -> "Sums":
-        return Sums(self.hours, self.means - other.means, self.transforms - other.transforms)
+    @classmethod
+    def nothing(cls, like: "Sums") -> "Sums":
+        return cls(*(np.zeros_like(part[:1]) for part in like))
 
     def chosen(self, places: Sequence[int] | NDArray[np.intp]) -> "Sums":
-        return Sums(self.hours, self.means[places], self.transforms[places])
+        return Sums(*(part[places] for part in self))
 
-    def furthest(self) -> Statement:
-        """Return the statement on the one whose mean is most standard errors from zero."""
-        freedom = self.transforms.shape[1]
-        variances = (self.transforms**2).sum(axis=1) / freedom
-        place = int(np.argmax(self.means**2 / variances))
-        return Statement(self.hours, Estimate(self.hours, float(self.means[place]), float(variances[place]), freedom))
+
+def strongest(first: Sums, other: Sums) -> Statement:
+    """Return the statement of the smallest p value on these accounts against the others, of which one may be all."""
+    hours, freedom = first.logs.shape[1], first.transforms.shape[1]
+    means = first.means - other.means
+    variances = ((first.transforms - other.transforms) ** 2).sum(axis=1) / freedom
+    statement = NOTHING
+    for place in np.argsort(-(means**2) / variances).tolist():
+        estimate = Estimate(hours, float(means[place]), float(variances[place]), freedom)
+        level = estimate.p_value()
+        if statement.estimate is not None and level >= statement.p_value:
+            break
+        reference = place % len(other.logs)
+        if level < 1:
+            returns = np.expm1(first.logs[place]) - np.expm1(other.logs[reference])
+            bound = first.bounds[place] + other.bounds[reference]
+            level = bet_level(math.copysign(1, means[place]) * returns, np.full(hours, bound))
+        judged = Statement(hours, estimate, bet_level=level)
+        if statement.estimate is None or judged.p_value < statement.p_value:
+            statement = judged
+    return statement
 
 
 def strongest_of_board(season: NullSeason, hours: int) -> Verdict:
-    """Return the verdict of the smallest p value on the board after so many hours."""
-    models, agents, market = (Sums.of(returns[:, :hours]) for returns in season)
-    count = len(season.models)
-    own_agents = agents.chosen(np.arange(count) % len(VARIANTS))
-    furthest = [pairs.furthest() for pairs in (models - own_agents, models, models - market)]
+    """Return the verdict of the smallest p value on the board of all models after so many hours."""
+    return _strongest_verdict(season, _statements(season, hours, range(len(season.models))))
+
+
+def strongest_of_all_boards(season: NullSeason, hours: int) -> Verdict:
+    """Return the verdict of the smallest p value on the boards of all models, of each variant and of each window."""
+    every = range(len(season.models))
+    statements = _statements(season, hours, every)
+    for number in range(len(VARIANTS)):
+        statements += _statements(season, hours, every[number :: len(VARIANTS)])
+    models = season.alive(hours, every)
+    for window in WINDOWS.values() if len(models.logs) > 1 else ():
+        order = np.argsort(-models.logs[:, max(0, hours - window // HOUR) :].sum(axis=1))
+        statements.append(strongest(models.chosen(order[:-1]), models.chosen(order[1:])))
+    return _strongest_verdict(season, statements)
+
+
+def _statements(season: NullSeason, hours: int, members: Sequence[int]) -> list[Statement]:
+    """Return the statement of the smallest p value against each reference, and against the best of these models."""
+    models = season.alive(hours, members)
+    if not len(models.logs):
+        return [NOTHING]
+    agents, market = Sums.of(season.agents[:, :hours]), Sums.of(season.market[:, :hours])
+    own_agents = agents.chosen(season.places_alive(hours, members) % len(VARIANTS))
     best = int(np.argmax(models.means))
-    behind = models.chosen(np.delete(np.arange(count), best)) - models.chosen([best])
-    verdicts = judge_family(
-        [*furthest, *[NOTHING] * (3 * count - len(furthest))], [behind.furthest(), *[NOTHING] * (count - 2)], count
-    )
+    others = np.delete(np.arange(len(models.logs)), best)
+    return [
+        *(strongest(models, reference) for reference in (own_agents, Sums.nothing(market), market)),
+        *([strongest(models.chosen(others), models.chosen([best]))] if len(others) else []),
+    ]
+
+
+def _strongest_verdict(season: NullSeason, statements: Sequence[Statement]) -> Verdict:
+    verdicts = judge_family(statements, comparisons_among(len(season.models)))
     return min(verdicts, key=lambda verdict: verdict.p_value)
 
 
@@ -127,31 +250,11 @@ def looks(days: int) -> Iterable[int]:
     return range(SEQUENCE_HOURS_MIN, 24 * days + 1, 24)
 
 
-def is_ever_wrong(season: NullSeason, days: int, strongest: Callable[[NullSeason, int], Verdict]) -> bool:
-    """Return whether anything is called better or worse at any daily look."""
-    return any(strongest(season, hours).word != "not distinguishable yet" for hours in looks(days))
-
-
-def wrong_seasons(
-    seeds: Iterable[int], models: int, days: int, noise: Noise, strongest: Callable[[NullSeason, int], Verdict]
-) -> Iterator[bool]:
+def wrong_seasons(seeds: Iterable[int], models: int, days: int, process: Process) -> Iterator[bool]:
+    """Yield of each season whether any board calls anything better or worse at any daily look."""
     for seed in seeds:
-        yield is_ever_wrong(NullSeason.draw(seed, models, days, noise), days, strongest)
-
-
-def strongest_of_leaderboards(season: NullSeason, hours: int) -> Verdict:
-    """Return the verdict of the smallest p value on the leaderboards of all windows after so many hours."""
-    models = Sums.of(season.models[:, :hours])
-    result = []
-    for window in WINDOWS.values():
-        gains = season.models[:, max(0, hours - window // HOUR) : hours].sum(axis=1)
-        order = np.argsort(-gains)
-        pairs = models.chosen(order[:-1]) - models.chosen(order[1:])
-        result += judge_neighbours([pairs.furthest(), *[NOTHING] * (len(order) - 2)])
-    return min(result, key=lambda verdict: verdict.p_value)
-
-
-BOARDS: Final = {"evidence": strongest_of_board, "leaderboard": strongest_of_leaderboards}
+        season = NullSeason.draw(seed, models, days, process)
+        yield any(strongest_of_all_boards(season, hours).word != "not distinguishable yet" for hours in looks(days))
 
 
 def share_interval(count: int, total: int) -> tuple[float, float]:

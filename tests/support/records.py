@@ -79,6 +79,7 @@ def make_snapshot(account_id: str, at: datetime, net: Decimal | str, *, number: 
         cash=Decimal(100),
         unrealized_pnl=value - 100,
         created_at=at,
+        leverage=1.0,
     )
 
 

@@ -13,6 +13,7 @@ from trader.domain.portfolio.evidence import (
     EquitySeries,
     ReturnSeries,
     compare,
+    comparisons_among,
     judge_family,
     missing_trades,
     state_return,
@@ -88,16 +89,16 @@ def _write(file: Path, text: str) -> None:
 
 
 def make_standings(
-    accounts: Sequence[store.AccountReport], hours: Mapping[str, Sequence[tuple[datetime, float]]]
+    accounts: Sequence[store.AccountReport], hours: Mapping[str, Sequence[EquityPoint]]
 ) -> list[Standing]:
     """Return the accounts with their statistics, best return first."""
     standings: list[Standing] = []
     series: dict[str, ReturnSeries | None] = {}
     for account in accounts:
         points, capital = hours.get(account.model_id, ()), float(account.initial_capital)
-        fall = max_drawdown([capital, *(value for _, value in points)])
+        fall = max_drawdown([capital, *(point.value for point in points)])
         returns = series[account.model_id] = _returns(points, capital)
-        curve = [(hour, 100 * value / capital - 100) for hour, value in points]
+        curve = [(point.hour, 100 * point.value / capital - 100) for point in points]
         evidence = state_return(returns, account.trades)
         standings.append(Standing(account, curve, evidence, fall.percent if fall else 0.0))
     standings.sort(
@@ -112,16 +113,16 @@ def make_standings(
         )
         for account, other in pairwise(standing.account for standing in standings)
     ]
-    verdicts = judge_family(statements)
+    verdicts = judge_family(statements, comparisons_among(len(standings)))
     return [standing._replace(verdict=verdict) for standing, verdict in zip(standings, [*verdicts, None], strict=True)]
 
 
-def _returns(points: Sequence[tuple[datetime, float]], capital: float) -> ReturnSeries | None:
+def _returns(points: Sequence[EquityPoint], capital: float) -> ReturnSeries | None:
     if not points:
         return None
     equity = EquitySeries(capital)
-    equity.set(EquityPoint(*point) for point in points)
-    return equity.returns(points[-1][0] + timedelta(hours=1))
+    equity.set(points)
+    return equity.returns(points[-1].hour + timedelta(hours=1))
 
 
 def _drift_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,7 @@ from trader.commands.models_file import variant_argument
 from trader.domain.money import format_decimal
 from trader.domain.portfolio.histories import WINDOWS, minute_end, value_account
 from trader.services.portfolio.leaderboard import RankedEntrant, SortKey, make_board, make_entries
-from trader.services.portfolio.run_statistics import CurrentRuns
+from trader.services.portfolio.run_statistics import CurrentRuns, count_contenders
 from trader.store.agents.models import select_models
 from trader.store.database.pool import Page
 from trader.store.exchange.accounts import select_accounts, select_last_marks, select_lived_until
@@ -87,7 +87,10 @@ async def board(options: argparse.Namespace, target: TargetDatabase) -> Result:
         if (value := value_account(accounts[model.id], marks, now)) is not None
     ]
     window, at = options.window, None if now is None else minute_end(now)
-    entries = [] if at is None else make_board(make_entries(entrants, window, at), window, options.sort_by, at)
+    entries = []
+    if at is not None:
+        single, contenders = make_entries(entrants, window, at), count_contenders(runs.values())
+        entries = make_board(single, window, options.sort_by, at, contenders)
     heads = ("rank", "model", "variant", "return %", "95 % interval", "pnl", "drawdown %", "value", "trades")
     listed = [LeaderboardRow.of(entry, LeaderboardDetails.of(entry, options.sort_by)) for entry in entries]
     rows = [

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from support.extent import is_nightly
 from support.null_seasons import (
-    BOARDS,
     PROCESSES,
     NullSeason,
     share_interval,
@@ -14,11 +13,11 @@ from support.null_seasons import (
 
 from trader.domain.portfolio.board import judge_board
 
-SEASONS, MODELS, DAYS = (1000, 100, 90) if is_nightly() else (12, 20, 30)
+SEASONS, MODELS, DAYS = (1000, 100, 90) if is_nightly() else (6, 12, 30)
 
 
 @pytest.mark.parametrize("drift", [0, 0.0004, 0.001, 0.003])
-@pytest.mark.parametrize("process", ["normal", "heavy-tailed"])
+@pytest.mark.parametrize("process", ["normal", "loss in 0.5 % of hours"])
 def test_the_fast_board_has_the_smallest_p_value_of_the_services(drift: float, process: str) -> None:
     season = NullSeason.draw(1, 12, 20, PROCESSES[process])
     season = season._replace(models=season.models + drift * np.arange(12)[:, None] / 11)
@@ -31,10 +30,9 @@ def test_the_fast_board_has_the_smallest_p_value_of_the_services(drift: float, p
         assert (result.word == "not distinguishable yet") == (smallest.word == "not distinguishable yet")
 
 
-@pytest.mark.parametrize("board", BOARDS)
 @pytest.mark.parametrize("process", PROCESSES)
-def test_models_that_differ_by_luck_alone_are_not_told_apart_however_often_one_looks(process: str, board: str) -> None:
+def test_models_that_differ_by_luck_alone_are_not_told_apart_however_often_one_looks(process: str) -> None:
     """At night the upper end of the share's 95 % interval is 5 % at most; of few seasons the lower end."""
-    wrong = sum(wrong_seasons(range(SEASONS), MODELS, DAYS, PROCESSES[process], BOARDS[board]))
+    wrong = sum(wrong_seasons(range(SEASONS), MODELS, DAYS, PROCESSES[process]))
     low, high = share_interval(wrong, SEASONS)
     assert (high if is_nightly() else low) <= 0.05, f"{wrong} of {SEASONS} seasons"

@@ -60,7 +60,6 @@ def test_the_long_run_variance_is_its_formula(hours: int) -> None:
     assert (estimate.mean, estimate.variance) == (near(float(np.mean(returns))), near(variance))
     half = float(scipy_stats.t.ppf(0.975, freedom)) * math.sqrt(variance / hours)
     assert estimate.interval == pytest.approx((estimate.mean - half, estimate.mean + half), rel=1e-8)
-    assert estimate.detectable == near(2.49 * math.sqrt(variance / hours))
 
 
 def test_the_confidence_sequence_is_its_formula() -> None:

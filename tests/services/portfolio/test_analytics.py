@@ -298,7 +298,7 @@ async def test_neighbours_are_told_apart_or_it_is_said_what_could_be_seen(bench:
         assert fair.below is not None
         assert good.below.verdict.why is None
         assert fair.below.verdict.why == "no hour differs from another"
-        assert 0 < (good.below.verdict.statement.detectable_percent_per_day or 0) < 2
+        assert 0 < (good.below.verdict.days_needed or 0) < 30
     board = await bench.board("7d", "maxDrawdown")
     assert {(entry.above, entry.below) for entry in board} == {(None, None)}
 
@@ -372,7 +372,7 @@ async def test_a_model_without_an_account_is_shown_as_it_would_open(bench: Bench
     assert seen(stats.account_value, stats.return_percent, stats.figures.trades.trades) == (10_000, 0, 0)
     (entry,) = await bench.board()
     assert seen(entry.pnl_percent, entry.start_value) == (0, 10_000)
-    assert entry.evidence == (0, None, "there are no whole hours yet", 1)
+    assert entry.evidence.reason == "there are no whole hours yet"
     assert seen(*(await bench.analytics.run_info())[:4]) == (None, 1, 0, 0)
 
 

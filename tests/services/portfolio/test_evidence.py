@@ -70,7 +70,7 @@ class Bench:
 @pytest.fixture
 async def bench(database: Database) -> Bench:
     made = Bench(database)
-    await made.model("good", 1, 0.006)
+    await made.model("good", 1, 0.02)
     await made.model("plain", 2, 0.0)
     await made.clock.advance(HOURS * HOUR + 10 * MINUTE)
     return made
@@ -92,7 +92,7 @@ async def test_entrants_are_told_apart_from_what_anybody_could_have_had(bench: B
     assert (good.is_among_best, plain.is_among_best) == (True, False)
     assert good.statement.hours == HOURS
     assert good.return_percent == pytest.approx(
-        100 * math.expm1(float(np.random.default_rng(1).normal(0.006, 0.004, HOURS).sum()))
+        100 * math.expm1(float(np.random.default_rng(1).normal(0.02, 0.004, HOURS).sum()))
     )
     assert good.statement.interval_percent is not None
     week = (await bench.report(window="7d"))["good#0"]

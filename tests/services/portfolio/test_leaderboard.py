@@ -21,7 +21,7 @@ from support.records import (
     seen,
 )
 
-from trader.domain.agents.entrants import Entrant
+from trader.domain.agents.entrants import Entrant, fingerprint
 from trader.domain.models import ModelConfiguration
 from trader.services.portfolio.analytics import Analytics
 from trader.services.portfolio.leaderboard import LeaderboardEntry
@@ -35,11 +35,11 @@ from trader.store.portfolio.snapshots import insert_snapshots
 HOURS = 30
 
 
-def _entrant(model_id: str, number: int, hour: int, fingerprint: str = "a") -> Entrant:
+def _entrant(model_id: str, number: int, hour: int, configuration: str) -> Entrant:
     return Entrant(
         model_id=model_id,
         number=number,
-        fingerprint=64 * fingerprint,
+        fingerprint=fingerprint(configuration, None),
         configuration="{}",
         answered_by=None,
         began_at=START + hour * HOUR,
@@ -57,7 +57,7 @@ async def _add(conn: Connection, model_id: str, values: list[float], *, group: s
     )
     for hour in range(10):
         await add_trade(conn, model_id, START + hour * HOUR + MINUTE, label=hour)
-    await insert_entrant(conn, _entrant(model_id, 1, 0))
+    await insert_entrant(conn, _entrant(model_id, 1, 0, group or model_id))
 
 
 async def _invoke(conn: Connection, model_id: str, entrant: int, hour: int, completed: int, failed: int) -> None:
@@ -141,7 +141,21 @@ async def test_a_replicate_that_became_another_entrant_has_its_own_row(database:
         await insert_entrant(conn, _entrant("ada-2", 2, 20, "b"))
         await _invoke(conn, "ada-2", 2, 20, 1, 0)
     board = await _board(database, *((f"ada-{number}", 10_000 + number) for number in (1, 2, 3)))
+    assert board[0].rank == 1
     assert {entry.model.id: entry.replicates and len(entry.replicates.models) for entry in board} == {
         "ada-1": 2,
         "ada-2": None,
     }
+
+
+async def test_accounts_of_one_configuration_are_replicates_declared_or_not(database: Database) -> None:
+    async with database.connection() as conn:
+        for name in ("ada", "bob"):
+            await _add(conn, name, _wave(5))
+        await conn.execute(
+            "UPDATE entrants SET fingerprint = (SELECT fingerprint FROM entrants WHERE model_id = 'ada')"
+        )
+    (entry,) = await _board(database, ("ada", 10_100), ("bob", 10_300))
+    assert entry.replicates is not None
+    assert [model.id for model in entry.replicates.models] == ["ada", "bob"]
+    assert seen(entry.pnl_percent) == (pytest.approx(2),)

@@ -8,6 +8,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+from msgspec.structs import astuple
 from support.records import HOUR, START, add_invocation, add_run, add_trade, id_of, make_run, make_snapshot
 
 from trader.commands.backup import restore_file
@@ -17,6 +18,7 @@ from trader.services.exchange.audit import audit
 from trader.store.database.partitions import ensure_partitions
 from trader.store.database.pool import Database
 from trader.store.database.schema import MIGRATIONS, SCHEMA_VERSION, apply_schema, schema_text
+from trader.store.portfolio.season import upsert_all_variant_hours
 from trader.store.portfolio.snapshots import insert_snapshots
 
 # Everything that a schema is made of, in words that do not depend on the order in which it was made.
@@ -51,6 +53,18 @@ VALUES ($1, $2, $3, $4, $5, $5)
 
 SPEND = "UPDATE invocations SET input_tokens = 1000, output_tokens = 50, cost_usd = 0.003 WHERE status = 'completed'"
 
+INSERT_SNAPSHOT = """
+INSERT INTO portfolio_snapshots (account_id, run_id, net_portfolio, cash, unrealized_pnl, created_at)
+VALUES ($1, $2, $3, $4, $5, $6)
+"""
+INSERT_HOURS = """
+INSERT INTO portfolio_hourly (account_id, hour, run_id, total, count, last, last_at)
+SELECT account_id, date_trunc('hour', created_at, 'UTC'), run_id, sum(net_portfolio), count(*),
+       (array_agg(net_portfolio ORDER BY created_at DESC))[1], max(created_at)
+FROM portfolio_snapshots GROUP BY 1, 2, 3
+"""
+"""As a service of before wrote them, without what later versions add."""
+
 ENTRANTS_SINCE = 5
 """The version that names the entrant of each invocation; those of before become number 0."""
 
@@ -82,7 +96,9 @@ async def _fill(database: Database) -> None:
                 at = START + hour * HOUR
                 await _add_old_invocation(conn, name, at, reason="it broke" if hour % 7 == 0 else None)
             values = [make_snapshot(name, START + n * HOUR / 4, Decimal(10_000 + n)) for n in range(800)]
-            await insert_snapshots(conn, values)
+            await conn.executemany(INSERT_SNAPSHOT, [astuple(value)[:-1] for value in values])
+        await conn.execute(INSERT_HOURS)
+        await upsert_all_variant_hours(conn)
         await add_run(conn, "one", make_run("one", number=2, at=START + 40 * HOUR))
         await _add_old_invocation(conn, "one", START + 41 * HOUR)
         await conn.execute(SPEND)

@@ -60,8 +60,9 @@ class IntervalPercent(Wire, kw_only=True):
 class Neighbour(Wire, kw_only=True):
     """A verdict on a model of the board against its neighbour, over all whole hours that both have in their runs.
 
-    `smallestDifference` is what this much data could show, in percent a day; null when there is too little for any
-    figure. `reason` says why the two cannot be told apart; null when they can.
+    `smallestDifference` is the true difference that four of five such seasons would have called, in percent over these
+    hours; null when there is too little for any figure. `reason` says why the two cannot be told apart; null when they
+    can.
     """
 
     model_id: str
@@ -76,7 +77,7 @@ class Neighbour(Wire, kw_only=True):
         return cls(
             model_id=neighbour.neighbour.id,
             verdict=neighbour.verdict.word,
-            smallest_difference=neighbour.verdict.statement.detectable_percent_per_day,
+            smallest_difference=neighbour.verdict.visible_percent,
             reason=neighbour.verdict.why,
         )
 

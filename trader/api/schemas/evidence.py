@@ -24,9 +24,11 @@ class Difference(Wire, kw_only=True):
 
     `referenceId` is the baseline or the model; null for `holdNothing`, and where there is none. `hours`,
     `differencePercent` and its 95 % `interval` are of the window, for one look. `verdict` and `pValue` are of all
-    common hours of the run: a confidence sequence, corrected for all comparisons on the board, which holds however
-    often one looks. `smallestDifference` is what all this data could show, in percent a day, and in percent a year.
-    `reason` says why there is no figure, or why the two cannot be told apart.
+    common hours of the run: a confidence sequence and a bet that bounds the hourly loss not seen yet must agree,
+    corrected for all comparisons on the board, which holds however often one looks. `smallestDifference` is the true
+    difference that four of five such seasons would have called, in percent over these hours; `daysNeeded` after how
+    many days they would call one as large as was seen (null: more than ten years). `reason` says why there is no
+    figure, or why the two cannot be told apart.
     """
 
     reference: Reference
@@ -37,7 +39,7 @@ class Difference(Wire, kw_only=True):
     verdict: Word
     p_value: float | None
     smallest_difference: Percent | None
-    smallest_difference_per_year: Percent | None
+    days_needed: int | None
     reason: str | None
 
     @classmethod
@@ -51,8 +53,8 @@ class Difference(Wire, kw_only=True):
             interval=IntervalPercent.of(window.interval_percent),
             verdict=verdict.word,
             p_value=None if verdict.statement.estimate is None else verdict.p_value,
-            smallest_difference=verdict.statement.detectable_percent_per_day,
-            smallest_difference_per_year=verdict.statement.detectable_percent_per_year,
+            smallest_difference=verdict.visible_percent,
+            days_needed=verdict.days_needed,
             reason=verdict.why or window.reason,
         )
 

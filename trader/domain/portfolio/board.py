@@ -1,7 +1,7 @@
 """Board: every entrant compared with its references, corrected so that all statements hold together.
 
 The references are its variant's rule agent on the same ticks, holding nothing, buying and holding, and the best other
-entrant. All comparisons of a board are one family: they err in 5 % of cases together, however often one looks.
+entrant. All comparisons of all boards are one family: they err in 5 % of cases together, however often one looks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,6 +18,8 @@ from trader.domain.portfolio.evidence import (
     Statement,
     Verdict,
     compare_all,
+    comparisons_among,
+    holding_nothing,
     judge_family,
     missing_trades,
 )
@@ -86,15 +88,21 @@ class _Matched(NamedTuple):
 
 
 def judge_board(
-    entrants: Sequence[JudgedEntrant], baselines: Mapping[str, ReturnSeries | None], since: datetime | None
+    entrants: Sequence[JudgedEntrant],
+    baselines: Mapping[str, ReturnSeries | None],
+    since: datetime | None,
+    contenders: int | None = None,
 ) -> Board:
-    """Compare entrants with their references. `baselines` are by id; the window begins at `since` (None: all hours)."""
+    """Compare entrants with their references. `baselines` are by id; the window begins at `since` (None: all hours).
+
+    `contenders` is the number of entrants of all boards (None: these).
+    """
     pairs = [
         pair
         for each in entrants
         for pair in (
             _with_baseline("ruleAgent", each, baselines, rule_agent(each.variant).id),
-            _Matched("holdNothing", each, None, each.series and _nothing(each.series)),
+            _Matched("holdNothing", each, None, each.series and holding_nothing(each.series)),
             _with_baseline("buyAndHold", each, baselines, BUY_AND_HOLD.id),
         )
     ]
@@ -110,7 +118,7 @@ def judge_board(
     ]
     every = [*pairs, *behind]
     statements = _state(every, None)
-    verdicts = judge_family(statements[: len(pairs)], statements[len(pairs) :], len(rated))
+    verdicts = judge_family(statements, comparisons_among(len(entrants) if contenders is None else contenders))
     windows = statements if since is None else _state(every, since)
     comparisons_of: dict[str, list[Comparison]] = {entrant.key: [] for entrant in entrants}
     worse = set()
@@ -142,7 +150,3 @@ def _with_baseline(
 ) -> _Matched:
     series = baselines.get(baseline_id)
     return _Matched(reference, entrant, baseline_id, series, _NOT_BEGUN if series is None else None)
-
-
-def _nothing(series: ReturnSeries) -> ReturnSeries:
-    return series._replace(values=np.zeros_like(series.values))

@@ -1,8 +1,8 @@
 """Evidence: what the hours of an account say about its return, and whether it differs from another's.
 
 A statement is a value or the reason why there is none. Intervals are for one look at one window; verdicts, which people
-look at every day, come from the confidence sequence over all hours that both accounts have, corrected for the number of
-comparisons that are made at once.
+look at every day, come from two sequences over all hours that both accounts have, corrected for the number of
+comparisons that are made at once: a confidence sequence of the mean, and a bet that bounds the loss not seen yet.
 """
 
 import math
@@ -14,10 +14,10 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from trader.domain.portfolio.bets import HOURLY_MOVE_MAX, bet_level, days_needed, loss_bounds, smallest_visible
 from trader.domain.portfolio.intervals import (
     HOURS_MIN,
     HOURS_PER_DAY,
-    HOURS_PER_YEAR,
     LEVEL,
     SEQUENCE_HOURS_MIN,
     TRADES_MIN,
@@ -33,8 +33,11 @@ from trader.domain.portfolio.statistics import EquityPoint
 
 Word = Literal["better", "worse", "not distinguishable yet"]
 
-_HOUR: Final = timedelta(hours=1)
+REFERENCES: Final = 3
+"""What every entrant is compared with: its rule agent, holding nothing, and buying and holding."""
 
+_HOUR: Final = timedelta(hours=1)
+_RUINED: Final = "the equity reached zero, after which there is no return"
 
 Observed = NDArray[np.bool_]
 
@@ -43,12 +46,14 @@ class ReturnSeries(NamedTuple):
     """Hourly log returns of an account; the first is of the hour that begins at `start`.
 
     Hours that nobody observed have 0, and the first one after them has the return since. `observed` says which were;
-    None: all.
+    None: all. `bounds` are the most that the account could lose in each hour, in parts of its equity; None: as without
+    leverage.
     """
 
     start: datetime
     values: Returns
     observed: Observed | None = None
+    bounds: Returns | None = None
 
     @property
     def end(self) -> datetime:
@@ -58,6 +63,11 @@ class ReturnSeries(NamedTuple):
     def mask(self) -> Observed:
         """Which hours were observed."""
         return np.ones(len(self.values), dtype=np.bool_) if self.observed is None else self.observed
+
+    @property
+    def loss_bounds(self) -> Returns:
+        """The most that the account could lose in each hour, in parts of its equity."""
+        return np.full(len(self.values), HOURLY_MOVE_MAX) if self.bounds is None else self.bounds
 
     @property
     def percent(self) -> float | None:
@@ -71,26 +81,36 @@ class ReturnSeries(NamedTuple):
         first = min(max(0, (start - self.start) // _HOUR), len(self.values))
         after = max(first, (end - self.start) // _HOUR)
         observed = None if self.observed is None else self.observed[first:after]
-        return ReturnSeries(self.start + first * _HOUR, self.values[first:after], observed)
+        bounds = None if self.bounds is None else self.bounds[first:after]
+        return ReturnSeries(self.start + first * _HOUR, self.values[first:after], observed, bounds)
+
+
+def holding_nothing(series: ReturnSeries) -> ReturnSeries:
+    """Return the returns of who holds nothing in the same hours, and can lose nothing."""
+    zeros = np.zeros(len(series.values))
+    return series._replace(values=zeros, bounds=zeros)
 
 
 def mean_series(series: Sequence[ReturnSeries]) -> ReturnSeries | None:
     """Return the mean of the log returns of several accounts, in each hour over those that had begun; None without any.
 
-    So an account that begins later, or anew, does not make the past of the others disappear.
+    So an account that begins later, or anew, does not make the past of the others disappear. Together they can lose
+    what the most leveraged of them can.
     """
     if not series:
         return None
     start, end = min(replicate.start for replicate in series), max(replicate.end for replicate in series)
     hours = (end - start) // _HOUR
     total, count, observed = np.zeros(hours), np.zeros(hours), np.zeros(hours, dtype=np.bool_)
+    bounds = np.zeros(hours)
     for replicate in series:
         first = (replicate.start - start) // _HOUR
         part = slice(first, first + len(replicate.values))
         total[part] += replicate.values
         count[part] += 1
         observed[part] |= replicate.mask
-    return ReturnSeries(start, total / np.maximum(count, 1), observed)
+        bounds[part] = np.maximum(bounds[part], replicate.loss_bounds)
+    return ReturnSeries(start, total / np.maximum(count, 1), observed, bounds)
 
 
 def _observed(values: Returns, mask: Observed | None) -> Returns:
@@ -109,6 +129,7 @@ class EquitySeries:
         self._start: datetime | None = None
         self._logs = array("d")
         self._observed = array("b")
+        self._leverages = array("d")
         self._capital = math.log(initial_capital) if initial_capital > 0 else None  # an account not opened yet
 
     def set(self, points: Iterable[EquityPoint]) -> None:
@@ -117,12 +138,14 @@ class EquitySeries:
             if self._start is None:
                 self._start = point.hour
             place = (point.hour - self._start) // _HOUR
-            del self._logs[place:], self._observed[place:]
+            del self._logs[place:], self._observed[place:], self._leverages[place:]
             missing = place - len(self._logs)
             self._logs.extend([self._logs[-1]] * missing if missing else [])
             self._observed.extend([0] * missing)
+            self._leverages.extend([0.0] * missing)
             self._logs.append(math.log(point.value) if point.value > 0 else -math.inf)
             self._observed.append(1)
+            self._leverages.append(math.nan if point.leverage is None else point.leverage)
 
     def returns(self, until: datetime) -> ReturnSeries | None:
         """Return the log returns of the hours before `until`, the first since the initial capital; None without any."""
@@ -132,34 +155,31 @@ class EquitySeries:
         logs, observed = np.array(self._logs)[:hours], np.array(self._observed, dtype=np.bool_)[:hours]
         with np.errstate(invalid="ignore"):  # equity that stays at zero
             values = np.diff(logs, prepend=logs[0] if self._capital is None else self._capital)
-        return ReturnSeries(self._start, values, None if observed.all() else observed)
+        bounds = loss_bounds(np.array(self._leverages)[:hours])
+        return ReturnSeries(self._start, values, None if observed.all() else observed, bounds)
 
 
 class Statement(NamedTuple):
     """An estimate, or the reason why there is none.
 
     `attempts` is how often what is compared was begun anew, plus one. Whoever begins anew after each loss will be lucky
-    once, so the p value of the n-th attempt is multiplied by n².
+    once, so the p value of the n-th attempt is multiplied by n². `bet_level` is that of the bet on the side of the
+    mean, and `bound` the most that can be lost on that side in an hour. `certain` is what needs no statistics: who lost
+    everything is worse than who did not.
     """
 
     hours: int
     estimate: Estimate | None
     reason: str | None = None
     attempts: int = 1
+    bet_level: float = 1.0
+    bound: float = HOURLY_MOVE_MAX
+    certain: Word | None = None
 
     @property
     def interval_percent(self) -> Interval | None:
         """The 95 % interval of the return over these hours, in percent, for one look."""
         return None if self.estimate is None else percent_interval(self.estimate.interval, self.hours)
-
-    @property
-    def detectable_percent_per_day(self) -> float | None:
-        """The smallest difference that this much data could show, in percent a day."""
-        return None if self.estimate is None else percent(HOURS_PER_DAY * self.estimate.detectable)
-
-    @property
-    def detectable_percent_per_year(self) -> float | None:
-        return None if self.estimate is None else percent(HOURS_PER_YEAR * self.estimate.detectable)
 
     @property
     def percent(self) -> float | None:
@@ -168,32 +188,28 @@ class Statement(NamedTuple):
 
     def reversed(self) -> "Statement":
         """Return the statement about the other account of a comparison."""
-        estimate = self.estimate
-        return self if estimate is None else self._replace(estimate=estimate._replace(mean=-estimate.mean))
+        estimate, certain = self.estimate, self.certain
+        return self._replace(
+            estimate=None if estimate is None else estimate._replace(mean=-estimate.mean),
+            certain=certain and ("worse" if certain == "better" else "better"),
+        )
 
     @property
     def p_value(self) -> float:
-        """The level of the confidence sequence that excludes zero, before any correction; 1 while it says nothing."""
+        """The level at which both sequences exclude zero, before any correction; 1 while they say nothing."""
+        if self.certain is not None:
+            return 0.0
         if self.estimate is None or self.hours < SEQUENCE_HOURS_MIN:
             return 1.0
-        return min(1.0, self.attempts**2 * self.estimate.p_value())
+        return min(1.0, self.attempts**2 * max(self.estimate.p_value(), self.bet_level))
 
     def word(self, corrected_p: float) -> Word:
         """Return the verdict at a p value that is corrected for its family."""
-        if self.estimate is None or corrected_p > LEVEL:
+        if corrected_p > LEVEL:
             return "not distinguishable yet"
+        if self.estimate is None:
+            return self.certain or "not distinguishable yet"
         return "better" if self.estimate.mean > 0 else "worse"
-
-    def why(self, corrected_p: float) -> str | None:
-        """Return why the two cannot be told apart, in words; None when they can."""
-        if self.estimate is None or self.word(corrected_p) != "not distinguishable yet":
-            return self.reason
-        if self.hours < SEQUENCE_HOURS_MIN:
-            return f"{self.hours} common hours; a verdict needs {SEQUENCE_HOURS_MIN}"
-        return (
-            f"with this much data a difference under {self.detectable_percent_per_day:.2g} % a day cannot be seen; "
-            f"p {corrected_p:.2g} after correction"
-        )
 
 
 class Pair(NamedTuple):
@@ -224,15 +240,36 @@ def compare_all(pairs: Iterable[Pair]) -> list[Statement]:
     return _state_all([_differences(*pair) for pair in pairs])
 
 
-def _own_returns(series: ReturnSeries | None, trades: int | None) -> Returns | Statement:
+class _Sample(NamedTuple):
+    """The log returns of an account, or of two that are compared, from one observed hour to the next.
+
+    `bounds` are the most that can be lost between these hours: of two, what one can lose and the other gain.
+    """
+
+    returns: Returns
+    other: Returns | None
+    bounds: Returns
+
+    @property
+    def logs(self) -> Returns:
+        return self.returns if self.other is None else self.returns - self.other
+
+    def bet_level(self, mean: float) -> float:
+        """Return the level of the bet on the side of the mean."""
+        simple = np.expm1(self.returns) - (0.0 if self.other is None else np.expm1(self.other))
+        return bet_level(simple if mean > 0 else -simple, self.bounds)
+
+
+def _own_returns(series: ReturnSeries | None, trades: int | None) -> _Sample | Statement:
     if series is None:
         return Statement(0, None, "there are no whole hours yet")
-    return _checked(_observed(series.values, series.observed), "whole hour", missing_trades(trades))
+    sample = _Sample(_observed(series.values, series.observed), None, _bounds(series, series.observed))
+    return _checked(sample, "whole hour", missing_trades(trades))
 
 
 def _differences(
     first: ReturnSeries | None, other: ReturnSeries | None, reasons: Sequence[str | None]
-) -> Returns | Statement:
+) -> _Sample | Statement:
     """Return the paired differences, or a statement that has only a reason."""
     if first is None or other is None:
         return Statement(0, None, next(filter(None, reasons), "there are no whole hours of both yet"))
@@ -240,10 +277,19 @@ def _differences(
     if start >= end:
         return Statement(0, None, "the two have no hour in common")
     first, other = first.within(start, end), other.within(start, end)
-    with np.errstate(invalid="ignore"):  # two accounts that lost everything in the same hour
-        difference = first.values - other.values
+    is_ruined, is_other_ruined = (bool(np.isneginf(series.values).any()) for series in (first, other))
+    if is_ruined != is_other_ruined:
+        return Statement(len(first.values), None, _RUINED, certain="worse" if is_ruined else "better")
     mask = None if first.observed is None and other.observed is None else first.mask & other.mask
-    return _checked(_observed(difference, mask), "common hour", *reasons)
+    sample = _Sample(
+        _observed(first.values, mask), _observed(other.values, mask), _bounds(first, mask) + _bounds(other, mask)
+    )
+    return _checked(sample, "common hour", *reasons)
+
+
+def _bounds(series: ReturnSeries, mask: Observed | None) -> Returns:
+    """Return the most that an account can lose from one observed hour to the next."""
+    return np.minimum(1.0, _observed(series.loss_bounds, mask))
 
 
 def missing_trades(trades: int | None) -> str | None:
@@ -253,78 +299,103 @@ def missing_trades(trades: int | None) -> str | None:
     return f"{trades} completed trade{'' if trades == 1 else 's'}; a statement about a model needs {TRADES_MIN}"
 
 
-def _checked(returns: Returns, what: str, *reasons: str | None) -> Returns | Statement:
-    """Return the returns, or the reason why nothing can be stated about them. `what` names one of them."""
-    hours = len(returns)
+def _checked(sample: _Sample, what: str, *reasons: str | None) -> _Sample | Statement:
+    """Return the sample, or the reason why nothing can be stated about it. `what` names one of its hours."""
+    hours = len(sample.returns)
     if hours < HOURS_MIN:
         return Statement(hours, None, f"{hours} {what}{'' if hours == 1 else 's'}; an interval needs {HOURS_MIN}")
     if (reason := next(filter(None, reasons), None)) is not None:
         return Statement(hours, None, reason)
-    if not np.isfinite(returns).all():
-        return Statement(hours, None, "the equity reached zero, after which there is no return")
-    return returns
+    if not np.isfinite(sample.returns).all() or not (sample.other is None or np.isfinite(sample.other).all()):
+        return Statement(hours, None, _RUINED)
+    return sample
 
 
-def _state_all(samples: Sequence[Returns | Statement]) -> list[Statement]:
-    computed = iter(estimates([sample for sample in samples if not isinstance(sample, Statement)]))
-    return [sample if isinstance(sample, Statement) else _stated(next(computed)) for sample in samples]
+def _state_all(samples: Sequence[_Sample | Statement]) -> list[Statement]:
+    computed = iter(estimates([sample.logs for sample in samples if isinstance(sample, _Sample)]))
+    return [_stated(next(computed), sample) if isinstance(sample, _Sample) else sample for sample in samples]
 
 
-def _stated(estimate: Estimate) -> Statement:
+def _stated(estimate: Estimate, sample: _Sample) -> Statement:
     if not estimate.has_spread:
         return Statement(estimate.hours, None, "no hour differs from another")
-    return Statement(estimate.hours, estimate)
+    # Where the confidence sequence says nothing, the bet needs no computation: both must agree.
+    is_open = estimate.hours >= SEQUENCE_HOURS_MIN and estimate.p_value() < 1
+    level = sample.bet_level(estimate.mean) if is_open else 1.0
+    return Statement(estimate.hours, estimate, bet_level=level, bound=float(sample.bounds[-1]))
 
 
 class Verdict(NamedTuple):
-    """A statement and its p value, corrected for all comparisons of its family."""
+    """A statement and its p value, corrected for all comparisons of its family.
+
+    `family` is how many comparisons there are in it.
+    """
 
     statement: Statement
     p_value: float
+    family: int = 1
 
     @property
     def word(self) -> Word:
         return self.statement.word(self.p_value)
 
     @property
+    def visible_percent(self) -> float | None:
+        """The smallest true difference that four of five such seasons would have called, in percent of these hours."""
+        statement = self.statement
+        if statement.estimate is None:
+            return None
+        visible = smallest_visible(statement.estimate, statement.bound, self._level)
+        return None if visible is None else percent(statement.hours * visible)
+
+    @property
+    def days_needed(self) -> int | None:
+        """After how many days four of five seasons would call a true difference as large as the one that was seen."""
+        statement = self.statement
+        return None if statement.estimate is None else days_needed(statement.estimate, statement.bound, self._level)
+
+    @property
+    def _level(self) -> float:
+        return LEVEL / (self.family * self.statement.attempts**2)
+
+    @property
     def why(self) -> str | None:
-        return self.statement.why(self.p_value)
+        """Return why the two cannot be told apart, in words, or why they surely can; None when the figures say it."""
+        statement = self.statement
+        if statement.estimate is None or self.word != "not distinguishable yet":
+            return statement.reason
+        if statement.hours < SEQUENCE_HOURS_MIN:
+            return f"{statement.hours} common hours; a verdict needs {SEQUENCE_HOURS_MIN}"
+        visible, days = self.visible_percent, self.days_needed
+        shown = "no difference" if visible is None else f"only a difference from {visible:,.1f} % on"
+        needed = "more than ten years" if days is None else f"about {days} days"
+        return (
+            f"in {statement.hours / HOURS_PER_DAY:.3g} days {shown} can be seen; a true difference as large as the "
+            f"present one needs {needed}; p {self.p_value:.2g} after correction"
+        )
 
     def reversed(self) -> "Verdict":
         """Return the verdict on the other account of the comparison."""
         return self._replace(statement=self.statement.reversed())
 
 
-def judge_family(
-    statements: Sequence[Statement], against_best: Sequence[Statement] = (), choices: int = 1
-) -> list[Verdict]:
-    """Return the verdicts of comparisons that are read together: all of them together err in 5 % of cases at most.
+def comparisons_among(entrants: int) -> int:
+    """Return how many comparisons the boards of so many entrants can show: every pair, and each with its references.
 
-    Those `against_best` come last. Their reference is the best of `choices` accounts, chosen by its result, so that
-    every comparison of two of them could have been made: their p values are multiplied by half of the choices. That is
-    enough, since only differences to the disadvantage of what is compared with the best count.
+    All boards together are one family: those of every variant and window show parts of it, and who is the best or a
+    neighbour changes from day to day.
     """
-    weighted = [1.0 if _is_ahead(each) else min(1.0, max(1.0, choices / 2) * each.p_value) for each in against_best]
-    corrected = holm([*(statement.p_value for statement in statements), *weighted])
-    return [Verdict(each, p_value) for each, p_value in zip([*statements, *against_best], corrected, strict=True)]
+    return entrants * (entrants - 1) // 2 + REFERENCES * entrants
 
 
-def judge_neighbours(statements: Sequence[Statement], entrants: int | None = None) -> list[Verdict]:
-    """Return the verdicts on neighbours in an order that changes: each pair may be neighbours some day.
+def judge_family(statements: Sequence[Statement], comparisons: int | None = None) -> list[Verdict]:
+    """Return the verdicts of statements of a family of so many comparisons (None: these), corrected by Holm.
 
-    So the p values are corrected for the number of pairs that there are of so many entrants, earlier ones of the same
-    models included (None: one for each place in the order).
+    All of the family together err in 5 % of cases at most.
     """
-    if not statements:
-        return []
-    count = len(statements) + 1 if entrants is None else entrants
-    weight = count * (count - 1) / 2 / len(statements)
-    corrected = holm([min(1.0, weight * statement.p_value) for statement in statements])
-    return [Verdict(each, p_value) for each, p_value in zip(statements, corrected, strict=True)]
-
-
-def _is_ahead(statement: Statement) -> bool:
-    return statement.estimate is not None and statement.estimate.mean > 0
+    family = len(statements) if comparisons is None else comparisons
+    corrected = holm([statement.p_value for statement in statements], family)
+    return [Verdict(each, p_value, family) for each, p_value in zip(statements, corrected, strict=True)]
 
 
 class ReplicateNoise(NamedTuple):

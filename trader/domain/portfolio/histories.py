@@ -1,5 +1,6 @@
 """Equity: snapshots of accounts, and the windows, buckets, resolutions and hourly averages of their histories."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -95,7 +96,10 @@ def choose_resolution(start: datetime, end: datetime, points_max: int, raw_since
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The worth of an account at one moment. `net_portfolio = cash + unrealized_pnl`."""
+    """The worth of an account at one moment. `net_portfolio = cash + unrealized_pnl`.
+
+    `leverage` is the notional of its positions at the marks over its worth; None: not known.
+    """
 
     account_id: str
     run_id: UUID
@@ -103,6 +107,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     cash: Decimal
     unrealized_pnl: Decimal
     created_at: datetime
+    leverage: float | None = None
 
 
 def value_account(account: Account, marks: Mapping[str, Decimal], at: datetime) -> Snapshot | None:
@@ -117,4 +122,13 @@ def value_account(account: Account, marks: Mapping[str, Decimal], at: datetime) 
         cash=account.cash,
         unrealized_pnl=gain,
         created_at=at,
+        leverage=leverage(account, marks, account.cash + gain),
     )
+
+
+def leverage(account: Account, marks: Mapping[str, Decimal], worth: Decimal) -> float:
+    """Return the notional of the positions at the marks over the account's worth; infinity when nothing is left."""
+    notional = sum((abs(held.quantity) * marks[symbol] for symbol, held in account.positions.items()), ZERO)
+    if not notional:
+        return 0.0
+    return float(notional / worth) if worth > 0 else math.inf

@@ -32,11 +32,7 @@ SEQUENCE_HOURS_MIN: Final = 72
 SEQUENCE_TUNED_HOURS: Final = 336
 """A confidence sequence begins after three days, and is narrowest after two weeks."""
 
-DETECTABLE_DEVIATIONS: Final = 2.49
-"""A difference of so many standard errors is found in 80 % of cases by a one-sided test at 5 %: 1.645 + 0.842."""
-
 HOURS_PER_DAY: Final = 24
-HOURS_PER_YEAR: Final = 365 * HOURS_PER_DAY
 
 _NO_SPREAD: Final = 1e-12
 """A standard error below this is rounding, not spread."""
@@ -85,13 +81,8 @@ class Estimate(NamedTuple):
     @property
     def sequence(self) -> Interval:
         """The 95 % confidence sequence of the mean: at every hour from the third day on at once."""
-        half = student_quantile(normal_tail(_sequence_deviations(self.hours)), self.freedom) * self.error
+        half = sequence_deviations(self.hours, LEVEL, self.freedom) * self.error
         return Interval(self.mean - half, self.mean + half)
-
-    @property
-    def detectable(self) -> float:
-        """The smallest mean that this much data could show."""
-        return DETECTABLE_DEVIATIONS * self.error
 
     def p_value(self) -> float:
         """Return the level at which the confidence sequence begins to exclude zero: valid however often one looks."""
@@ -135,16 +126,21 @@ def estimates(series: Sequence[Returns]) -> list[Estimate]:
 
 
 def cosine_transforms(returns: Returns) -> NDArray[np.float64]:
-    """Return Λ_j = √(2/T) Σ r_t cos(πj(t − ½)/T), j = 1…B with B = max(4, 0.4 T^(2/3)), along the last axis.
+    """Return Λ_j = √(2/T) Σ r_t cos(πj(t − ½)/T), j = 1…B, along the last axis.
 
     They come from one Fourier transform of twice the length.
     """
     hours = returns.shape[-1]
-    freedom = max(4, round(0.4 * hours ** (2 / 3)))
+    freedom = freedom_of(hours)
     turns = np.exp(-0.5j * math.pi * np.arange(1, freedom + 1) / hours)
     turned = np.fft.rfft(returns, 2 * hours)[..., 1 : freedom + 1] * turns
     coefficients: NDArray[np.float64] = math.sqrt(2 / hours) * turned.real
     return coefficients
+
+
+def freedom_of(hours: int) -> int:
+    """Return B = max(4, round(0.4 T^(2/3))), the degrees of freedom of the long-run variance."""
+    return max(4, round(0.4 * math.cbrt(hours) ** 2))
 
 
 def percent(log_return: float) -> float:
@@ -157,15 +153,16 @@ def percent_interval(interval: Interval, hours: int) -> Interval:
     return Interval(percent(hours * interval.low), percent(hours * interval.high))
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
+def holm(p_values: Sequence[float], family: int | None = None) -> list[float]:
     """Return the p values corrected by Holm for a family of statements: together they err in no more than their level.
 
+    `family` is the number of its statements (None: these), of which the others may have any p value.
     Holm, "A Simple Sequentially Rejective Multiple Test Procedure", Scandinavian Journal of Statistics 6:2 (1979).
     """
     corrected = [0.0] * len(p_values)
-    reached = 0.0
+    reached, count = 0.0, len(p_values) if family is None else family
     for rank, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        reached = max(reached, min(1.0, (len(p_values) - rank) * p_values[place]))
+        reached = max(reached, min(1.0, (count - rank) * p_values[place]))
         corrected[place] = reached
     return corrected
 
@@ -186,10 +183,11 @@ def _sequence_level(deviations: float, hours: int) -> float:
     return math.sqrt(weight + 1) * math.exp(-(deviations**2) * weight / (2 * (weight + 1)))
 
 
-def _sequence_deviations(hours: int) -> float:
-    """Return the half width of the sequence after so many hours, in standard errors of normal data."""
+def sequence_deviations(hours: int, level: float, freedom: int) -> float:
+    """Return the half width of the sequence after so many hours, in standard errors with these degrees of freedom."""
     weight = hours * _sequence_density()
-    return math.sqrt(2 * (weight + 1) / weight * math.log(math.sqrt(weight + 1) / LEVEL))
+    normal = math.sqrt(2 * (weight + 1) / weight * math.log(math.sqrt(weight + 1) / level))
+    return student_quantile(normal_tail(normal), freedom)
 
 
 # Tails and quantiles

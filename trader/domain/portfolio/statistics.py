@@ -33,10 +33,14 @@ _HOURS = 24
 
 
 class EquityPoint(msgspec.Struct, frozen=True, gc=False):
-    """The last equity (netPortfolio) of one UTC hour. `hour` is the start of that hour."""
+    """The last equity (netPortfolio) of one UTC hour. `hour` is the start of that hour.
+
+    `leverage` is the largest notional over equity in it; None: not known.
+    """
 
     hour: datetime
     value: float
+    leverage: float | None = None
 
 
 class Drawdown(NamedTuple):

@@ -104,9 +104,10 @@ class BacktestAccount(FollowedAccount):
     def note(self, snapshot: Snapshot) -> None:
         super().note(snapshot)
         hour = snapshot.created_at.replace(minute=0, second=0, microsecond=0)
+        leverage = snapshot.leverage or 0.0
         if self.hours and self.hours[-1].hour == hour:
-            self.hours.pop()
-        self.hours.append(HourlyValue(snapshot.account_id, hour, snapshot.net_portfolio, snapshot.created_at))
+            leverage = max(leverage, self.hours.pop().leverage or 0.0)
+        self.hours.append(HourlyValue(snapshot.account_id, hour, snapshot.net_portfolio, snapshot.created_at, leverage))
 
 
 class ModelAccount(BacktestAccount):

@@ -30,13 +30,14 @@ from trader.domain.market.indicators import Indicators
 from trader.domain.market.markets import Book, Candle, Interval, Market, refusal_to_trade
 from trader.domain.models import Model
 from trader.domain.portfolio.histories import Snapshot
-from trader.domain.portfolio.statistics import EquityPoint, daily_closes, max_drawdown, sharpe_ratio
+from trader.domain.portfolio.statistics import daily_closes, max_drawdown, sharpe_ratio
 from trader.services.agents.observer import SESSION_INTERVAL
 from trader.services.backtest.accounts import ModelAccount
 from trader.services.backtest.engine import Engine
 from trader.services.backtest.market import BacktestMarket, second_of
 from trader.services.backtest.runner import Journal
 from trader.services.exchange.idempotent_orders import checked
+from trader.store.portfolio.snapshots import hourly_points
 
 
 class InvokedSource(ABC):
@@ -185,7 +186,7 @@ class InvokingEngine(Engine):
         if known is not None and known[0] is history:
             return known[1]
         capital = float(followed.account.run.initial_capital)
-        series = [EquityPoint(value.hour, float(value.last)) for value in followed.hours]
+        series = hourly_points(followed.hours)
         drawdown = max_drawdown([capital, *(point.value for point in series)]) if series else None
         stats = replace(
             history.stats,

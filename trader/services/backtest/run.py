@@ -12,6 +12,7 @@ from trader.domain.exchange.ledger import ClosedTrade, Posting
 from trader.domain.models import Model, ModelConfiguration, VariantId, rule_model
 from trader.domain.money import ZERO
 from trader.domain.portfolio.histories import Snapshot
+from trader.domain.portfolio.statistics import EquityPoint
 from trader.errors import StrategyError
 from trader.services.backtest.accounts import DecisionSource, ModelAccount, open_model_account
 from trader.services.backtest.baselines import BaselineRunner, open_baselines
@@ -22,6 +23,7 @@ from trader.services.backtest.sources import AiSource, NotedSource
 from trader.services.exchange.protocol import rules_of
 from trader.settings import Settings
 from trader.store.portfolio.season import AccountReport, TradeOutcome
+from trader.store.portfolio.snapshots import hourly_points
 from trader.variants import VARIANTS
 
 
@@ -168,9 +170,9 @@ class Backtest:
             trades=len(sums.trades),
         )
 
-    def equity_hours(self) -> dict[str, list[tuple[datetime, float]]]:
+    def equity_hours(self) -> dict[str, list[EquityPoint]]:
         """Return the last equity of each hour of each account."""
-        return {each.account.id: [(value.hour, float(value.last)) for value in each.hours] for each in self.accounts}
+        return {each.account.id: hourly_points(each.hours) for each in self.accounts}
 
     def trades(self, followed: ModelAccount) -> Sequence[ClosedTrade]:
         """Return the completed trades of an account, in order of closing."""

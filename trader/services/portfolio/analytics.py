@@ -20,7 +20,13 @@ from trader.services.agents.payloads import answers_of
 from trader.services.exchange.protocol import Exchange
 from trader.services.portfolio.figures import Figures
 from trader.services.portfolio.leaderboard import LeaderboardEntry, RankedEntrant, SortKey, make_board, make_entries
-from trader.services.portfolio.run_statistics import CurrentRuns, EntrantPeriod, RunStatistics, make_figures
+from trader.services.portfolio.run_statistics import (
+    CurrentRuns,
+    EntrantPeriod,
+    RunStatistics,
+    count_contenders,
+    make_figures,
+)
 from trader.store.agents import invocations as agents_store
 from trader.store.agents.models import select_models
 from trader.store.database.pool import Database, Page
@@ -192,7 +198,8 @@ class Analytics:
             if (equity := self._equity(model)) is not None
         ]
         now = minute_end(self._clock.now())
-        return await asyncio.to_thread(make_board, make_entries(entrants, window, now), window, sort_by, now)
+        entries, contenders = make_entries(entrants, window, now), count_contenders(runs.values())
+        return await asyncio.to_thread(make_board, entries, window, sort_by, now, contenders)
 
     async def failures(self, page: Page, variant: VariantId | None = None, *, with_answers: bool = True) -> Failures:
         """Return the latest invocations that failed or in which a tool call failed, the newest first."""

@@ -20,7 +20,7 @@ from trader.domain.portfolio.evidence import (
 from trader.domain.portfolio.histories import RESOLUTIONS, WINDOWS, RunWindow, minute_end
 from trader.domain.portfolio.luck import Luck
 from trader.services.portfolio.luck import COMPUTING, LuckRequest
-from trader.services.portfolio.run_statistics import CurrentRuns, EntrantPeriod, RunStatistics
+from trader.services.portfolio.run_statistics import CurrentRuns, EntrantPeriod, RunStatistics, count_contenders
 from trader.store.agents.models import select_models
 from trader.store.database.pool import Database
 
@@ -72,14 +72,6 @@ class _Judged(NamedTuple):
     def record(self) -> EntrantRecord:
         return self.period.entrant.record
 
-    @property
-    def replicates(self) -> tuple[str, str] | None:
-        """The group and the fingerprint of a present entrant that is one of several replicates."""
-        group, fingerprint = self.model.configuration.replicate_of, self.record.fingerprint
-        return (
-            None if group is None or fingerprint is None or self.period.ended_at is not None else (group, fingerprint)
-        )
-
     def trades_until(self, until: datetime) -> LuckRequest:
         """Return what is compared with luck: all trades, in the period up to a whole hour."""
         period = self.period
@@ -123,8 +115,7 @@ class Evidence:
     ) -> EvidenceReport:
         """Return the evidence of all entrants, of those of a variant, or of one model.
 
-        The family that is corrected together is the board: all entrants, or those of the variant, even when only one
-        model is shown.
+        All boards are corrected together as one family: that of all entrants, even when a part of them is shown.
         """
         runs = await self._runs.refresh()
         async with self._database.connection() as conn:  # after the runs, so that each has its model
@@ -132,7 +123,8 @@ class Evidence:
         family = {key: run for key, run in runs.items() if variant in {None, models[key].variant}}
         until = last_whole_hour(self._clock.now())
         since = None if window == "run" else until - WINDOWS[window]
-        return await make_report(models, family, self._runs.baselines, self._luck, until, since, model_id)
+        baselines, contenders = self._runs.baselines, count_contenders(runs.values())
+        return await make_report(models, family, baselines, self._luck, until, since, model_id, contenders)
 
 
 def last_whole_hour(now: datetime) -> datetime:
@@ -148,11 +140,16 @@ async def make_report(
     until: datetime,
     since: datetime | None = None,
     model_id: str | None = None,
+    contenders: int | None = None,
 ) -> EvidenceReport:
-    """Return the evidence of all runs, corrected together, or of one model among them; the window begins at `since`."""
+    """Return the evidence of all runs, corrected together, or of one model among them; the window begins at `since`.
+
+    `contenders` is the number of entrants of all boards (None: those of these runs).
+    """
+    contenders = count_contenders(runs.values()) if contenders is None else contenders
     periods = [_judged(models[key], period, until) for key, run in runs.items() for period in run.periods]
     returns = {key: run.returns(until) for key, run in baselines.items()}
-    best, judged = await asyncio.to_thread(_judge, periods, returns, since, model_id)
+    best, judged = await asyncio.to_thread(_judge, periods, returns, since, model_id, contenders)
     tried = await luck.results([period.trades_until(until) for period, _ in judged])
     shown = [entrant._replace(luck=each) for (_, entrant), each in zip(judged, tried, strict=True)]
     shown.sort(key=lambda entrant: (not entrant.is_among_best, entrant.model.id, -entrant.record.number))
@@ -173,12 +170,13 @@ def _judge(
     baselines: Mapping[str, ReturnSeries | None],
     since: datetime | None,
     model_id: str | None,
+    contenders: int,
 ) -> tuple[str | None, list[tuple[_Judged, EntrantEvidence]]]:
     """Return the best entrant, and the evidence of all or of one model: of a hundred models a tenth of a second."""
-    groups: dict[object, list[_Judged]] = {}
+    groups: dict[str, list[_Judged]] = {}
     for entrant in periods:
-        groups.setdefault(entrant.replicates or entrant.key, []).append(entrant)
-    board = judge_board([_entrant(group) for group in groups.values()], baselines, since)
+        groups.setdefault(entrant.period.contender, []).append(entrant)
+    board = judge_board([_entrant(group) for group in groups.values()], baselines, since, contenders)
     shown = [(entrant, group) for group in groups.values() for entrant in group if model_id in {None, entrant.model.id}]
     parts = [_Part(entrant, since) for entrant, _ in shown]
     statements = state_returns((part.series, part.trades) for part in parts)

@@ -21,14 +21,15 @@ from trader.domain.portfolio.evidence import (
     Statement,
     Verdict,
     compare_all,
-    judge_neighbours,
+    comparisons_among,
+    judge_family,
     mean_series,
     missing_trades,
     split_variance,
     state_returns,
 )
 from trader.domain.portfolio.histories import RESOLUTIONS, RunWindow, floor_to_bucket, window_start
-from trader.services.portfolio.run_statistics import RunStatistics
+from trader.services.portfolio.run_statistics import RunStatistics, contender
 
 SortKey = Literal["pnlPercent", "pnlAbsolute", "maxDrawdown"]
 
@@ -67,8 +68,7 @@ class LeaderboardEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     An entry of replicates has their means, the sum of their trades, and the first of their models. `rank` is None when
     the entrant decided too few of its cycles. `since` is where the entry begins; `series` are all hours of the entrant,
-    and `trades` all its trades, of replicates the mean. `attempt` is the number of its run, and `entrants` how many the
-    run has had; of replicates the highest.
+    and `trades` all its trades, of replicates the mean. `attempt` is the number of its run, of replicates the highest.
     `evidence` is of the whole hours of the window, `trades_stated` their trades. `tie`: a neighbour in the order has
     the same figure. `above` and `below` are the verdicts on this model against those neighbours, over all hours of
     both; None where there is no neighbour, and in an order that is not one of returns.
@@ -88,7 +88,6 @@ class LeaderboardEntry(msgspec.Struct, frozen=True, kw_only=True):
     trades: int
     trades_stated: int
     attempt: int = 1
-    entrants: int = 1
     replicates: ReplicatesEntry | None = None
     rank: int | None = None
     tie: bool = False
@@ -103,10 +102,11 @@ def make_entries(entrants: Iterable[RankedEntrant], window: RunWindow, now: date
 
 
 def make_board(
-    single: Sequence[LeaderboardEntry], window: RunWindow, sort_by: SortKey, now: datetime
+    single: Sequence[LeaderboardEntry], window: RunWindow, sort_by: SortKey, now: datetime, contenders: int
 ) -> list[LeaderboardEntry]:
     """Return the entries best first: highest pnl, smallest drawdown; those without a rank after those with one.
 
+    `contenders` is the number of entrants of all boards, which are corrected together.
     Of a hundred models it takes some 30 ms, and may do so in a thread.
     """
     start = window_start(window, hour := floor_to_bucket(now, _HOUR))
@@ -123,7 +123,7 @@ def make_board(
         for place, entry in enumerate(entries, start=1)
     ]
     marked = _with_ties(ranked, sort_by)
-    return marked if sort_by == "maxDrawdown" else _with_verdicts(marked)
+    return marked if sort_by == "maxDrawdown" else _with_verdicts(marked, max(contenders, len(marked)))
 
 
 def _entry(entrant: RankedEntrant, since: datetime, hour: datetime, window: RunWindow) -> LeaderboardEntry:
@@ -145,7 +145,6 @@ def _entry(entrant: RankedEntrant, since: datetime, hour: datetime, window: RunW
         series=series,
         trades=run.trades_after(run.entrant_since),
         attempt=run.run.number,
-        entrants=max(1, len(run.periods)),
     )
 
 
@@ -162,11 +161,9 @@ def _entrant_returns(run: RunStatistics, hour: datetime) -> ReturnSeries | None:
 
 def _groups(entries: Sequence[LeaderboardEntry]) -> list[list[LeaderboardEntry]]:
     """Return the entries that are one row: replicates with the same fingerprint, or a single one."""
-    groups: dict[object, list[LeaderboardEntry]] = {}
+    groups: dict[str, list[LeaderboardEntry]] = {}
     for entry in entries:
-        group, fingerprint = entry.model.configuration.replicate_of, entry.record.fingerprint
-        is_replicate = group is not None and fingerprint is not None
-        groups.setdefault((group, fingerprint) if is_replicate else entry.model.id, []).append(entry)
+        groups.setdefault(contender(entry.model.id, entry.record), []).append(entry)
     return list(groups.values())
 
 
@@ -199,7 +196,6 @@ def _merged(group: list[LeaderboardEntry]) -> LeaderboardEntry:
         series=joint,
         trades=sum(entry.trades for entry in group) // len(group),
         attempt=max(entry.attempt for entry in group),
-        entrants=max(entry.entrants for entry in group),
         replicates=ReplicatesEntry(
             [entry.model for entry in group], min(returns, default=None), max(returns, default=None), noise
         ),
@@ -233,19 +229,19 @@ def _with_ties(entries: Sequence[LeaderboardEntry], sort_by: SortKey) -> list[Le
     ]
 
 
-def _with_verdicts(entries: Sequence[LeaderboardEntry]) -> list[LeaderboardEntry]:
+def _with_verdicts(entries: Sequence[LeaderboardEntry], contenders: int) -> list[LeaderboardEntry]:
     """Return the ordered entries with a verdict on each pair of neighbours."""
     missing: Mapping[str, str | None] = {entry.model.id: missing_trades(entry.trades) for entry in entries}
     compared = compare_all(
         Pair(first.series, other.series, (missing[first.model.id], missing[other.model.id]))
         for first, other in pairwise(entries)
     )
-    upper = judge_neighbours(
+    upper = judge_family(
         [
             statement._replace(attempts=first.attempt + other.attempt - 1)
             for statement, (first, other) in zip(compared, pairwise(entries), strict=True)
         ],
-        sum(entry.entrants for entry in entries),
+        comparisons_among(contenders),
     )
     ranked = list(entries)
     for place, verdict in enumerate(upper):

@@ -19,6 +19,7 @@ from uuid import UUID
 
 import numpy as np
 
+from trader.domain.agents.entrants import EntrantRecord
 from trader.domain.portfolio import statistics
 from trader.domain.portfolio.evidence import EquitySeries, ReturnSeries
 from trader.domain.portfolio.statistics import EquityPoint
@@ -108,7 +109,8 @@ class RunStatistics:
         """Return the hours from `first` on, and before `after`, with their values."""
         part = slice(first, after)
         return [
-            EquityPoint(point.hour, value) for point, value in zip(self.hours[part], self.values[part], strict=True)
+            EquityPoint(point.hour, value, point.leverage)
+            for point, value in zip(self.hours[part], self.values[part], strict=True)
         ]
 
     @property
@@ -191,6 +193,11 @@ class EntrantPeriod:
         return self.entrant.ended_at
 
     @property
+    def contender(self) -> str:
+        """What is compared with others: present entrants of one fingerprint are replicates, declared or not."""
+        return contender(self.run.run.model_id, self.entrant.record, is_present=self.ended_at is None)
+
+    @property
     def start_value(self) -> Decimal:
         """What the account was worth when the entrant began: to the minute, while the snapshots of then are kept."""
         known = self.entrant.equity
@@ -236,6 +243,16 @@ class EntrantPeriod:
             equity = figures_of_equity(run.values[first:after], days)
             self._figures, self._made_of = Figures(figures_of_trades(trades), equity), made_of
         return self._figures
+
+
+def contender(model_id: str, record: EntrantRecord, *, is_present: bool = True) -> str:
+    """Return the name of what an entrant is compared as: its fingerprint while it is present, else itself alone."""
+    return record.fingerprint if is_present and record.fingerprint else f"{model_id}#{record.number}"
+
+
+def count_contenders(runs: Iterable[RunStatistics]) -> int:
+    """Return how many entrants the runs have had, replicates as one."""
+    return len({period.contender for run in runs for period in run.periods})
 
 
 class CurrentRuns:

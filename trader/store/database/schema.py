@@ -148,6 +148,14 @@ ALTER TABLE IF EXISTS tool_calls
 """
 """Allows calls of the tools `note` and `fetchOrderBook`."""
 
+LEVERAGES: Final = """
+ALTER TABLE IF EXISTS portfolio_snapshots
+    ADD COLUMN IF NOT EXISTS leverage double precision CHECK (leverage >= 0);
+ALTER TABLE IF EXISTS portfolio_hourly
+    ADD COLUMN IF NOT EXISTS leverage double precision CHECK (leverage >= 0);
+"""
+"""Records the leverage of accounts, from which it follows what they can lose in an hour."""
+
 MIGRATIONS: Final[Mapping[int, str]] = {
     2: TO_VERSION_2,
     3: CLOSED_BY_OPERATOR,
@@ -156,7 +164,7 @@ MIGRATIONS: Final[Mapping[int, str]] = {
     6: RESET_BY_OPERATOR,
     7: LUCK,
     8: MARKET_SEED,
-    9: TOOLS_OF_AGENTS,
+    9: TOOLS_OF_AGENTS + LEVERAGES,
 }
 """Each step by the version that it leads to."""
 

@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final, NamedTuple
 
+from trader.domain.portfolio.statistics import EquityPoint
 from trader.store.database.pool import Connection
 
 SEASON_TIMEOUT_S: Final = 600.0
@@ -103,18 +104,18 @@ async def select_unvalued_models(conn: Connection) -> list[UnvaluedModel]:
 
 
 SELECT_REPORT_HOURS = """
-SELECT h.account_id, h.hour, h.last::float8
+SELECT h.account_id, h.hour, h.last::float8, h.leverage
 FROM portfolio_hourly h JOIN runs r ON r.id = h.run_id AND r.ended_at IS NULL
 WHERE h.account_id = ANY($1::text[])
 ORDER BY h.account_id, h.hour
 """
 
 
-async def select_report_hours(conn: Connection, model_ids: Sequence[str]) -> dict[str, list[tuple[datetime, float]]]:
+async def select_report_hours(conn: Connection, model_ids: Sequence[str]) -> dict[str, list[EquityPoint]]:
     """Return the last equity of every hour of each model's current run."""
-    hours: dict[str, list[tuple[datetime, float]]] = {}
-    for account_id, hour, value in await conn.fetch(SELECT_REPORT_HOURS, model_ids, timeout=SEASON_TIMEOUT_S):
-        hours.setdefault(account_id, []).append((hour, value))
+    hours: dict[str, list[EquityPoint]] = {}
+    for account_id, *point in await conn.fetch(SELECT_REPORT_HOURS, model_ids, timeout=SEASON_TIMEOUT_S):
+        hours.setdefault(account_id, []).append(EquityPoint(*point))
     return hours
 
 

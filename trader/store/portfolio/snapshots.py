@@ -1,6 +1,6 @@
 """SQL of portfolio snapshots: writing them with their hourly rollups, and reading histories from both."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import NamedTuple
@@ -10,6 +10,7 @@ import msgspec
 
 from trader.domain.models import VariantId
 from trader.domain.portfolio.histories import Snapshot
+from trader.domain.portfolio.statistics import EquityPoint
 from trader.store.database.pool import Connection
 
 # The rollups grow by what was inserted, not by what was given: a snapshot that is there already counts once.
@@ -21,14 +22,16 @@ from trader.store.database.pool import Connection
 # than any value that the statement would be planned at every call, which takes as long as half of what it does.
 INSERT_SNAPSHOTS = """
 WITH added AS (
-    INSERT INTO portfolio_snapshots (account_id, run_id, net_portfolio, cash, unrealized_pnl, created_at)
-    SELECT * FROM unnest($1::text[], $2::uuid[], $3::numeric[], $4::numeric[], $5::numeric[], $6::timestamptz[])
-    WHERE $7::bigint IS NULL OR coalesce((SELECT term FROM service_state), 0) = $7
+    INSERT INTO portfolio_snapshots (account_id, run_id, net_portfolio, cash, unrealized_pnl, created_at, leverage)
+    SELECT * FROM unnest($1::text[], $2::uuid[], $3::numeric[], $4::numeric[], $5::numeric[], $6::timestamptz[],
+                         $7::float8[])
+    WHERE $8::bigint IS NULL OR coalesce((SELECT term FROM service_state), 0) = $8
     ON CONFLICT DO NOTHING
-    RETURNING account_id, date_trunc('hour', created_at, 'UTC') AS hour, run_id, net_portfolio, created_at
+    RETURNING account_id, date_trunc('hour', created_at, 'UTC') AS hour, run_id, net_portfolio, created_at, leverage
 ), sums AS MATERIALIZED (
     SELECT account_id, hour, (array_agg(run_id ORDER BY created_at DESC))[1] AS run_id, sum(net_portfolio) AS total,
-           count(*) AS count, (array_agg(net_portfolio ORDER BY created_at DESC))[1] AS last, max(created_at) AS last_at
+           count(*) AS count, (array_agg(net_portfolio ORDER BY created_at DESC))[1] AS last,
+           max(created_at) AS last_at, max(leverage) AS leverage
     FROM added
     GROUP BY account_id, hour
 ), running AS (
@@ -37,14 +40,15 @@ WITH added AS (
         total = h.total + s.total,
         count = h.count + s.count,
         last = CASE WHEN s.last_at > h.last_at THEN s.last ELSE h.last END,
-        last_at = greatest(h.last_at, s.last_at)
+        last_at = greatest(h.last_at, s.last_at),
+        leverage = greatest(h.leverage, s.leverage)
     FROM sums s
     WHERE h.hour = ANY(ARRAY(SELECT DISTINCT hour FROM sums))
       AND h.account_id = s.account_id AND h.hour IS NOT DISTINCT FROM s.hour
     RETURNING h.account_id, h.hour
 ), begun AS (
-    INSERT INTO portfolio_hourly AS h (account_id, hour, run_id, total, count, last, last_at)
-    SELECT account_id, hour, run_id, total, count, last, last_at
+    INSERT INTO portfolio_hourly AS h (account_id, hour, run_id, total, count, last, last_at, leverage)
+    SELECT account_id, hour, run_id, total, count, last, last_at, leverage
     FROM sums s
     WHERE NOT EXISTS (SELECT FROM running r WHERE r.account_id = s.account_id AND r.hour = s.hour)
     ORDER BY account_id, hour
@@ -53,7 +57,8 @@ WITH added AS (
         total = h.total + excluded.total,
         count = h.count + excluded.count,
         last = CASE WHEN excluded.last_at > h.last_at THEN excluded.last ELSE h.last END,
-        last_at = greatest(h.last_at, excluded.last_at)
+        last_at = greatest(h.last_at, excluded.last_at),
+        leverage = greatest(h.leverage, excluded.leverage)
 ), variants AS (
     INSERT INTO variant_hourly AS v (hour, variant, total, count)
     SELECT s.hour, m.variant, sum(s.total), sum(s.count)
@@ -79,6 +84,7 @@ async def insert_snapshots(conn: Connection, snapshots: Sequence[Snapshot], term
         [snapshot.cash for snapshot in snapshots],
         [snapshot.unrealized_pnl for snapshot in snapshots],
         [snapshot.created_at for snapshot in snapshots],
+        [snapshot.leverage for snapshot in snapshots],
         term,
     )
     return added
@@ -284,17 +290,23 @@ async def select_equity_curves(conn: Connection, grid: CurveGrid) -> list[bytes]
 
 
 class HourlyValue(msgspec.Struct, frozen=True, gc=False):
-    """The last netPortfolio of an account in one hour, and when it was taken."""
+    """The last netPortfolio of an account in one hour, when it was taken, and the largest leverage of the hour."""
 
     account_id: str
     hour: datetime
     last: Decimal
     last_at: datetime
+    leverage: float | None = None
+
+
+def hourly_points(hours: Iterable[HourlyValue]) -> list[EquityPoint]:
+    """Return hourly values as points of an equity series."""
+    return [EquityPoint(value.hour, float(value.last), value.leverage) for value in hours]
 
 
 # OFFSET 0 keeps the planner to one look into the index per run; joined as a whole it would read every hour there is.
 SELECT_RUN_HOURS = """
-SELECT h.account_id, h.hour, h.last, h.last_at
+SELECT h.account_id, h.hour, h.last, h.last_at, h.leverage
 FROM (
     SELECT * FROM unnest($1::text[], $2::uuid[], $3::timestamptz[]) AS w (account_id, run_id, since) ORDER BY account_id
 ) w

@@ -44,8 +44,7 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false }) 
 function Verdict({ found, known }) {
   if (!found) return html`<span class="soft">–</span>`
   const name = known.byId.get(found.modelId)?.name ?? found.modelId
-  const shown = found.smallestDifference == null ? '' : ` This much data could show a difference of ${number(found.smallestDifference)} % a day.`
-  return html`<span class=${`badge ${found.verdict === 'better' ? 'gain' : ''}`} title=${`Against ${name}: ${found.reason ?? found.verdict}.${shown}`}>${found.verdict}</span>`
+  return html`<span class=${`badge ${found.verdict === 'better' ? 'gain' : ''}`} title=${`Against ${name}: ${found.reason ?? found.verdict}.`}>${found.verdict}</span>`
 }
 
 /** A figure of the statistics; those without a value are texts. */

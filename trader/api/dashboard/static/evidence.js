@@ -93,7 +93,7 @@ export function EvidenceBoard({ answer, known, isLinked = true }) {
     { key: 'interval', title: 'Return, 95 % interval', isText: true, by: one => one.returnPercent, cell: one => html`<${Interval} low=${one.interval?.low} high=${one.interval?.high}
       value=${one.returnPercent} least=${least} most=${most} reason=${one.reason} color=${known.colorOf(one.modelId, one.variant)} />` },
     against('ruleAgent', 'Rule agent'), against('holdNothing', 'Nothing held'), against('buyAndHold', 'Buy and hold'), against('bestOther', 'Best other'),
-    { key: 'smallest', title: 'Visible, a day', by: one => of(one, 'holdNothing')?.smallestDifference, cell: one => html`<span title="the smallest difference to holding nothing that this much data could show">${percent(of(one, 'holdNothing')?.smallestDifference, 1)}</span>` },
+    { key: 'smallest', title: 'Visible', by: one => of(one, 'holdNothing')?.smallestDifference, cell: one => html`<span title=${visibleOf(of(one, 'holdNothing'))}>${percent(of(one, 'holdNothing')?.smallestDifference, 1)}</span>` },
     { key: 'luck', title: 'Above luck', by: one => one.luck?.quantile, cell: one => html`<span title=${one.luckReason ?? `of ${whole(one.luck.traders)} random traders: ${pOf(one.luck.pValue)}`}>${percent(one.luck?.quantile, 0)}</span>` },
     { key: 'coverage', title: 'Coverage', by: one => one.coverage, cell: one => html`<span class=${one.ranked ? '' : 'warn'}>${percent(one.coverage, 0)}</span>` },
     entrants.some(one => one.replicates) && { key: 'spread', title: 'Spread', by: one => one.replicates?.spreadPercent, cell: one => html`<span title="standard deviation of the returns of the replicates">${percent(one.replicates?.spreadPercent, 1)}</span>` },
@@ -103,6 +103,10 @@ export function EvidenceBoard({ answer, known, isLinked = true }) {
     <${Table} label="Evidence of all" columns=${columns} rows=${entrants} keyOf=${one => `${one.modelId}#${one.entrant}`} first=${20} empty="No entrant has traded yet." />`
 }
 
+/** What could have been seen against a reference, and when what was seen would be, in words. */
+const visibleOf = found => (found?.smallestDifference == null ? 'no difference can be seen yet'
+  : `four of five seasons with a true difference of ${number(found.smallestDifference, 1)} % over these ${whole(found.hours)} hours are called; one as large as was seen needs ${found.daysNeeded == null ? 'more than ten years' : `about ${whole(found.daysNeeded)} days`}`)
+
 function Against({ found }) {
   if (found?.differencePercent == null) return html`<span class="soft" title=${found?.reason ?? ''}>–</span>`
   return html`<span class=${kindOf(found.verdict)} title=${sentenceOf(found)}>${signedPercent(found.differencePercent, 1)}</span>
@@ -111,12 +115,12 @@ function Against({ found }) {
 
 function summaryOf({ best, entrants }, known) {
   const first = entrants.find(one => one.modelId === best && one.endedAt === null)
-  const caution = 'All verdicts together are wrong in at most 5 % of cases, however often one looks.'
+  const caution = 'The verdicts of all boards together are wrong in at most 5 % of cases, however often one looks, while no price moves more than 20 % in an hour. They say nothing about larger moves, nor about hours to come.'
   if (!first) return `No entrant has enough hours and trades to be called the best. ${caution}`
   const others = entrants.filter(one => one.amongBest && one !== first).length
   const seen = first.differences.find(one => one.reference === 'bestOther')?.smallestDifference
   const name = known.byId.get(best)?.name ?? first.modelName
   const told = others === 0 ? 'Every other can be told from it.'
-    : `${others} of the other ${entrants.length - 1} ${others === 1 ? 'is' : 'are'} not distinguishable from it yet${seen == null ? '.' : `: with this much data a difference under ${number(seen, 1)} % a day cannot be seen.`}`
+    : `${others} of the other ${entrants.length - 1} ${others === 1 ? 'is' : 'are'} not distinguishable from it yet${seen == null ? '.' : `: four of five such seasons would show a difference of ${number(seen, 1)} %.`}`
   return `${name} has the highest mean return by the hour. ${told} ${caution}`
 }
