@@ -272,7 +272,10 @@ async def test_neighbours_are_told_apart_or_it_is_said_what_could_be_seen(bench:
         for name in (*slopes, "young"):
             await add_model(conn, name)
     for name, slope in slopes.items():
-        await bench.hours(name, *(str(10_000 + 20 * math.sin(hour) + slope * hour) for hour in range(100)))
+        growth = 1.05 if name == "good" else 1.0
+        await bench.hours(
+            name, *(str(10_000 * growth**hour + 20 * math.sin(hour) + slope * hour) for hour in range(100))
+        )
         await add_trades(bench, name, *range(10))
         bench.exchange.put(make_account(name, realized=Decimal(99 * slope)))
     bench.exchange.put(make_account("young", realized=Decimal(1)))

@@ -39,7 +39,7 @@ def _entrant(model_id: str, number: int, hour: int, configuration: str) -> Entra
     return Entrant(
         model_id=model_id,
         number=number,
-        fingerprint=fingerprint(configuration, None),
+        fingerprint=fingerprint(f'{{"prompt": "{configuration}"}}', None),
         configuration="{}",
         answered_by=None,
         began_at=START + hour * HOUR,

@@ -160,7 +160,7 @@ def holm(p_values: Sequence[float], family: int | None = None) -> list[float]:
     Holm, "A Simple Sequentially Rejective Multiple Test Procedure", Scandinavian Journal of Statistics 6:2 (1979).
     """
     corrected = [0.0] * len(p_values)
-    reached, count = 0.0, len(p_values) if family is None else family
+    reached, count = 0.0, max(len(p_values), family or 0)
     for rank, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
         reached = max(reached, min(1.0, (count - rank) * p_values[place]))
         corrected[place] = reached
