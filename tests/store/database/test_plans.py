@@ -73,8 +73,10 @@ RECENT = [NOW - HOUR] * len(MODELS)
 
 # The query, its arguments, and the index (or, of partitions, how their names begin) that it must use.
 QUERIES: dict[str, tuple[str, tuple[object, ...], str]] = {
-    "trades": (trades.SELECT_TRADES, (100, None, 0), "orders_closed_by_time"),
-    "trades of accounts": (trades.SELECT_ACCOUNT_TRADES, (MODELS[:5], 100, None, 0), "orders_closed_by_account"),
+    "trades": (trades.SELECT_TRADES, (100, None, 0, None), "orders_closed_by_time"),
+    "trades of accounts": (
+        trades.SELECT_ACCOUNT_TRADES, (MODELS[:5], 100, None, 0, None), "orders_closed_by_account",
+    ),
     "new trades of runs": (trades.SELECT_RUN_TRADES, (MODELS, RUNS, RECENT), "orders_closed_by_account"),
     "new hours of runs": (portfolio.SELECT_RUN_HOURS, (MODELS, RUNS, RECENT), "portfolio_hourly_pkey"),
     "variant history": (portfolio.SELECT_VARIANT_HOURS, (NOW - DAY, NOW - DAY), "variant_hourly_pkey"),
