@@ -17,7 +17,7 @@ SELECT_TRADES = """
 SELECT o.*, m.name AS model_name, m.variant::text AS model_variant, m.router_model_name AS model_router_name
 FROM orders o LEFT JOIN models m ON m.id = o.account_id
 WHERE o.status = 'CLOSED' AND o.closed_at < coalesce($2::timestamptz, 'infinity')
-  AND o.symbol = coalesce($4, o.symbol)
+  AND ($4::text IS NULL OR o.symbol = $4)
 ORDER BY o.closed_at DESC, o.id
 LIMIT $1 OFFSET $3
 """
@@ -35,7 +35,7 @@ FROM (SELECT DISTINCT id FROM unnest($1::text[]) AS id) a
 CROSS JOIN LATERAL (
     SELECT * FROM orders
     WHERE account_id = a.id AND status = 'CLOSED' AND closed_at < coalesce($3::timestamptz, 'infinity')
-      AND symbol = coalesce($5, symbol)
+      AND ($5::text IS NULL OR symbol = $5)
     ORDER BY closed_at DESC, id
     LIMIT $2::bigint + $4::bigint
 ) o
