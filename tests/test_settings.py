@@ -366,7 +366,7 @@ def test_parsing_never_fails(text: str) -> None:
 
 def test_environment_wins_over_the_file(tmp_path: Path) -> None:
     dotenv = tmp_path / ".env"
-    dotenv.write_text("PORT=1\nHOST=10.0.0.1\nSIM_SEED=3\nUNRELATED_NAME=x\n")
+    dotenv.write_text("PORT=1\nHOST=10.0.0.1\nSIM_SEED=3\n")
     settings = load({"PORT": "2", "SIM_SEED": ""}, dotenv=dotenv)
     assert (settings.port, settings.host, settings.seed) == (2, "10.0.0.1", 3)
 
@@ -389,6 +389,58 @@ def test_names_that_begin_like_a_setting_are_mistakes_in_the_environment_too() -
         "DATABASE_URLS: expected the name of a setting; did you mean DATABASE_URL?",
     ]
     load({**KEY, "HTTP_PROXY": "http://proxy", "HOSTNAME": "vm", "OPENAI_ORG_ID": "org", "SIMULATION": "x"})
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("MAX_DAILY_LOSS", "MAX_DAILY_LOSS_PERCENT"),
+        ("MAX_DRAWDOWN", "MAX_DRAWDOWN_PERCENT"),
+        ("DAILY_LOSS_LIMIT", "MAX_DAILY_LOSS_PERCENT"),
+        ("PORTT", "PORT"),
+        ("TRADE_MODE", "TRADING_MODE"),
+        ("ROLES", "ROLE"),
+    ],
+)
+def test_a_name_near_a_setting_is_a_mistake_wherever_it_stands(name: str, meant: str, tmp_path: Path) -> None:
+    expected = f"{name}: expected the name of a setting; did you mean {meant}?"
+    assert problems({**KEY, name: "5"}) == (expected,)
+    dotenv = tmp_path / ".env"
+    dotenv.write_text(f"{name}=5\n")
+    assert problems(KEY, dotenv=dotenv) == (expected,)
+
+
+def test_every_unknown_name_in_the_file_is_a_mistake_and_those_of_other_programs_in_the_environment_are_not(
+    tmp_path: Path,
+) -> None:
+    others = [
+        "PATH",
+        "HOME",
+        "HOSTNAME",
+        "HOSTTYPE",
+        "LANG",
+        "LOGNAME",
+        "SHELL",
+        "TERM",
+        "USER",
+        "PWD",
+        "NOTIFY_SOCKET",
+        "LISTEN_FDS",
+        "INVOCATION_ID",
+        "PGPORT",
+        "PGHOST",
+        "KUBERNETES_SERVICE_HOST",
+        "KUBERNETES_PORT",
+        "HTTPS_PROXY",
+        "PYTHONPATH",
+        "XDG_RUNTIME_DIR",
+        "SSH_CONNECTION",
+        "POSTGRES_PASSWORD",
+    ]
+    load({**KEY, **dict.fromkeys(others, "x")})
+    dotenv = tmp_path / ".env"
+    dotenv.write_text("UNRELATED_NAME=x\nGROQ_API_KEY=0123456789\n")
+    assert problems(KEY, dotenv=dotenv) == ("UNRELATED_NAME: expected the name of a setting; --help lists them",)
 
 
 @pytest.mark.parametrize("key", ["0x12", "g" * 80, "12 34"])

@@ -286,7 +286,8 @@ class Leadership:
                 ended = await select_chain_models(conn, known.invocations, changes.invocations)
             for model_id in ended:
                 self._events.publish(ConversationsChanged(now, model_id))
-        self._database.write_trouble = None  # whatever it was, the writing is another process's now
+        # Whatever it was, the writing is another process's now, unless none can lead.
+        self._database.write_trouble = None if self._lock is None else self._lock.trouble
         self._changes = changes  # only now: what could not be read is read at the next look
         if is_due:
             self._shown_at = now

@@ -5,10 +5,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from trader.provider_settings import BASE_URL_NAMES, KEY_NAME, KEY_NAMES
+from trader.provider_settings import BASE_URL_NAMES, KEY_NAME, KEY_NAMES, OTHER_KEY_NAME
 
 _OWN_PREFIXES: Final = ("SIM_", "VENUE_", "REPLAY_", "MARKET_", "TRADING_")
 """Names that begin so are taken for settings of this service, in the environment too."""
+
+_POSTGRES_PREFIX: Final = "PG"
+"""Names of the environment that are those of PostgreSQL's programs."""
+
+_OWN_WORDS: Final = frozenset({"LOSS", "DRAWDOWN"})
+"""Names with such a word are, too: a misspelled loss limit would limit nothing."""
 
 
 def find_contradictions(values: Mapping[str, Any], problems: Sequence[str], *, demo: bool) -> list[str]:
@@ -59,16 +65,26 @@ def _live_contradictions(
     return mistakes
 
 
-def find_misspelled(names: Iterable[str], variables: Iterable[str]) -> list[str]:
-    """Report names that nearly are a setting's, or begin like one. All others may belong to other programs."""
+def find_unknown(file: Iterable[str], environ: Iterable[str], variables: Iterable[str]) -> list[str]:
+    """Report names that are no setting: all of the file, and those of the environment that may be meant for one.
+
+    A name is taken for a setting when it nearly is one, begins like one, is the beginning of one, or speaks of losses.
+    All others of the environment may belong to other programs.
+    """
     known = (*variables, *KEY_NAMES, *BASE_URL_NAMES)
+    names = dict.fromkeys([*environ, *file]) | dict.fromkeys(file, True)
     problems = []
-    for name in dict.fromkeys(names):
-        if name in known or KEY_NAME.fullmatch(name):
+    for name, is_in_file in names.items():
+        if name in known or KEY_NAME.fullmatch(name) or OTHER_KEY_NAME.fullmatch(name):
             continue
-        cutoff = 0.7 if name.upper().startswith(_OWN_PREFIXES) else 0.9
-        if close := difflib.get_close_matches(name.upper(), known, n=1, cutoff=cutoff):
+        upper = name.upper()
+        if upper.startswith(_POSTGRES_PREFIX) and not is_in_file:
+            continue
+        is_own = is_in_file or upper.startswith(_OWN_PREFIXES) or not _OWN_WORDS.isdisjoint(upper.split("_"))
+        close = [each for each in known if "_" in upper and each.startswith(f"{upper}_")]
+        close += difflib.get_close_matches(upper, known, n=1, cutoff=0.6 if is_own else 0.8)
+        if close:
             problems.append(f"{name}: expected the name of a setting; did you mean {close[0]}?")
-        elif cutoff < 0.9:
+        elif is_own:
             problems.append(f"{name}: expected the name of a setting; --help lists them")
     return problems

@@ -20,7 +20,7 @@ from trader import setting_forms as forms
 from trader.dotenv import read_dotenv
 from trader.errors import SettingsError
 from trader.provider_settings import KEY_NAME, OTHER_KEY_NAME, ProviderSettings, read_providers
-from trader.setting_checks import find_contradictions, find_misspelled
+from trader.setting_checks import find_contradictions, find_unknown
 from trader.setting_forms import Form, Secret, parse_setting
 
 
@@ -276,18 +276,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         :raises SettingsError: with all mistakes at once
         """
         file = read_dotenv(dotenv)
-        texts = _merged_texts(environ, file.values)
-        known = (*(variable.name for variable in VARIABLES.values()), *EARLIER_NAMES)
-        problems = [*file.problems, *find_misspelled((*file.values, *environ), known)]
-        is_live = texts.get("TRADING_MODE") == "live"
-        values: dict[str, Any] = {}
-        follows_venue = texts.get("MARKET_SOURCE", "synthetic" if demo else "venue") == "venue"
-        preset = texts.setdefault("VENUE_PRESET", "lighter-standard" if follows_venue else "default")
-        figures = PRESETS.get(preset, {})
-        for field, variable in VARIABLES.items():
-            special = variable.demo_default if demo else variable.live_default if is_live else None
-            text = texts.get(variable.name, special or figures.get(variable.name, variable.default))
-            values[field] = parse_setting(variable.name, variable.form, text, problems)
+        texts = merged_texts(environ, file.values)
+        names = (*(variable.name for variable in VARIABLES.values()), *EARLIER_NAMES)
+        problems = [*file.problems, *find_unknown(file.values, environ, names)]
+        effective = effective_texts(environ, file.values, demo=demo)
+        values: dict[str, Any] = {
+            field: parse_setting(variable.name, variable.form, effective[variable.name].text, problems)
+            for field, variable in VARIABLES.items()
+        }
         values["providers"] = read_providers(texts, problems)
         problems += find_contradictions(values, problems, demo=demo)
         if problems:
@@ -309,7 +305,37 @@ VARIABLES: Final[Mapping[str, Variable]] = {
 EARLIER_NAMES: Final = {"MARKET_SYMBOLS": "MARKETS"}
 """Names that variables had before, which are still read; the present name wins."""
 
-_SECRET_NAMES: Final = {variable.name for variable in VARIABLES.values() if variable.form.is_secret}
+
+class EffectiveText(NamedTuple):
+    """The text of a setting, and where it comes from."""
+
+    text: str
+    source: str
+
+
+def effective_texts(environ: Mapping[str, str], file: Mapping[str, str], *, demo: bool) -> dict[str, EffectiveText]:
+    """Return the text of every setting by name: that of the environment, of the file, or a default."""
+    given = merged_texts(environ, file)
+    is_live = given.get("TRADING_MODE") == "live"
+    follows_venue = given.get("MARKET_SOURCE", "synthetic" if demo else "venue") == "venue"
+    preset = given.get("VENUE_PRESET", "lighter-standard" if follows_venue else "default")
+    texts = {}
+    for variable in VARIABLES.values():
+        name, special = variable.name, variable.demo_default if demo else variable.live_default if is_live else None
+        if name in given:
+            texts[name] = EffectiveText(given[name], "environment" if name in merged_texts(environ, {}) else "file")
+        elif special:
+            texts[name] = EffectiveText(special, "--demo" if demo else "TRADING_MODE=live")
+        elif name == "VENUE_PRESET":
+            texts[name] = EffectiveText(preset, "MARKET_SOURCE")
+        elif name in PRESETS.get(preset, {}):
+            texts[name] = EffectiveText(PRESETS[preset][name], f"VENUE_PRESET={preset}")
+        else:
+            texts[name] = EffectiveText(variable.default, "default")
+    return texts
+
+
+SECRET_NAMES: Final = {variable.name for variable in VARIABLES.values() if variable.form.is_secret}
 
 TOKEN_CHARACTERS: Final = 16
 """An API_TOKEN below this length can be guessed."""
@@ -325,7 +351,7 @@ def find_risks(settings: Settings, dotenv: Path) -> list[str]:
     if not is_local and token is None and settings.public == "off":
         risks.append(f"HOST={settings.host} without API_TOKEN: whoever reaches port {settings.port} can place orders")
     in_file = read_dotenv(dotenv).values
-    has_secrets = any(name in _SECRET_NAMES or KEY_NAME.fullmatch(name) for name in in_file)
+    has_secrets = any(name in SECRET_NAMES or KEY_NAME.fullmatch(name) for name in in_file)
     if has_secrets and dotenv.stat().st_mode & stat.S_IROTH:
         risks.append(f"{dotenv} holds secrets and every user of this machine can read it: chmod 600 {dotenv}")
     return risks
@@ -338,8 +364,8 @@ SECRET_CHARACTERS_MIN: Final = 8
 def read_secrets(environ: Mapping[str, str], dotenv: Path | None) -> Mapping[str, str]:
     """Return the name of the variable of each secret that is set; of a database address its password counts, too."""
     names: dict[str, str] = {}
-    for name, text in _merged_texts(environ, read_dotenv(dotenv).values).items():
-        if name in _SECRET_NAMES or KEY_NAME.fullmatch(name) or OTHER_KEY_NAME.fullmatch(name):
+    for name, text in merged_texts(environ, read_dotenv(dotenv).values).items():
+        if name in SECRET_NAMES or KEY_NAME.fullmatch(name) or OTHER_KEY_NAME.fullmatch(name):
             passwords = map(unquote, re.findall(r"://[^/@:]*:([^/@]+)@", text))
             names |= dict.fromkeys((text, *text.split(","), *passwords), name)
     return {secret: name for secret, name in names.items() if len(secret) >= SECRET_CHARACTERS_MIN}
@@ -350,7 +376,7 @@ def read_some(environ: Mapping[str, str], dotenv: Path | None, *fields: str) -> 
 
     :raises SettingsError: the text of one of them does not have its form
     """
-    texts, problems = _merged_texts(environ, read_dotenv(dotenv).values), list[str]()
+    texts, problems = merged_texts(environ, read_dotenv(dotenv).values), list[str]()
     variables = [VARIABLES[field] for field in fields]
     values = [
         parse_setting(variable.name, variable.form, texts.get(variable.name, variable.default), problems)
@@ -370,7 +396,7 @@ def read_database_url(environ: Mapping[str, str], dotenv: Path | None) -> str | 
     return None if url is None else str(url.reveal())
 
 
-def _merged_texts(environ: Mapping[str, str], file: Mapping[str, str]) -> dict[str, str]:
+def merged_texts(environ: Mapping[str, str], file: Mapping[str, str]) -> dict[str, str]:
     """Return the texts that are set; a blank text in the environment does not hide the one in the file."""
     pairs = [*file.items(), *environ.items()]
     texts = {name: text.strip() for name, text in pairs if text.strip()}

@@ -431,3 +431,27 @@ async def test_a_tool_of_another_user_is_refused(open_folder: Path, monkeypatch:
     with pytest.raises(StartError, match="belongs to another user"):
         async with EmbeddedPostgres(open_folder / "pg").attach():
             pass
+
+
+async def test_variables_of_postgresql_do_not_reach_the_embedded_one(
+    open_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = {"PGPORT": "5433", "PGHOST": "nowhere", "PGSSLMODE": "verify-full", "PGTARGETSESSIONATTRS": "standby"}
+    for name, text in elsewhere.items():
+        monkeypatch.setenv(name, text)
+    async with server(open_folder) as running:
+        assert await ask(running, "SELECT 1") == 1
+
+
+@as_root
+def test_a_strict_umask_leaves_no_shared_folder_that_others_cannot_enter(
+    open_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folders, "SHARED_FOLDERS", (open_folder / "shared",))
+    before = os.umask(0o077)
+    try:
+        place = folders.shared_place(Path("/some/folder"))
+    finally:
+        os.umask(before)
+    assert folders.is_open_to_all(place)
+    assert folders.shared_place(Path("/some/folder")) == place

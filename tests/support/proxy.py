@@ -64,10 +64,14 @@ class FaultyProxy:
             writer.transport.abort()
             return
         self.connections += 1
-        if self._socket is not None:
-            server_reader, server_writer = await asyncio.open_unix_connection(self._socket)
-        else:
-            server_reader, server_writer = await asyncio.open_connection(*self._address)
+        try:
+            if self._socket is not None:
+                server_reader, server_writer = await asyncio.open_unix_connection(self._socket)
+            else:
+                server_reader, server_writer = await asyncio.open_connection(*self._address)
+        except OSError:  # the server does not run
+            writer.transport.abort()
+            return
         both = {writer, server_writer}
         self._writers |= both
         try:

@@ -25,6 +25,7 @@ from trader.logs import printable
 MODULES: Final[Mapping[str, str]] = {
     "serve": "serve",
     "check": "serve",
+    "settings": "serve",
     "version": "serve",
     "status": "status",
     "alarms": "status",

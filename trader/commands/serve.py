@@ -1,4 +1,4 @@
-"""The commands serve, check and version."""
+"""The commands serve, check, settings and version."""
 
 import argparse
 import asyncio
@@ -6,15 +6,17 @@ import logging
 import os
 import platform
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
 
 from trader import __version__
-from trader.commands.command import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, Result, command, print_result, show
-from trader.dotenv import add_env_file_option
+from trader.commands.command import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, Result, command, print_result, show, table
+from trader.dotenv import add_env_file_option, read_dotenv
 from trader.errors import TraderError
 from trader.logs import configure_logs
-from trader.provider_settings import BASE_URL_NAMES, KEY_NAMES
-from trader.settings import VARIABLES, Settings, find_risks
+from trader.provider_settings import BASE_URL_NAMES, KEY_NAME, KEY_NAMES, OTHER_KEY_NAME
+from trader.settings import SECRET_NAMES, VARIABLES, Settings, effective_texts, find_risks, merged_texts
 
 log = logging.getLogger("trader")
 
@@ -55,6 +57,39 @@ def serve(options: argparse.Namespace) -> int:
 def check(options: argparse.Namespace) -> int:
     """Check the settings, connect to the database, apply its schema, and exit."""
     return _start(options, is_check=True, as_json=options.json)
+
+
+@command("settings", example="trader settings --demo", arguments=_check_arguments)
+def settings(options: argparse.Namespace) -> int:
+    """Show every setting in force with its source: the environment, the file, or a default. Secrets are not shown.
+
+    Fails with 2 and all mistakes when the service could not start with them.
+    """
+    shown = list(_shown_settings(os.environ, options.env_file, demo=options.demo is not None))
+    rows = [(each.name, each.value or "none", each.source) for each in shown]
+    lines = table(("setting", "value", "source"), rows, text_columns=3)
+    code = print_result(Result({"settings": shown}, lines), as_json=options.json)
+    Settings.load(os.environ, options.env_file, demo=options.demo is not None)
+    return code
+
+
+class ShownSetting(NamedTuple):
+    """A setting as operators are shown it, without secrets; `value` is None when it has none."""
+
+    name: str
+    value: str | None
+    source: str
+
+
+def _shown_settings(environ: Mapping[str, str], dotenv: Path, *, demo: bool) -> Iterator[ShownSetting]:
+    """Yield every setting in force, right or wrong, and the keys and addresses of AI providers."""
+    file = read_dotenv(dotenv).values
+    for name, (text, source) in effective_texts(environ, file, demo=demo).items():
+        is_secret = name in SECRET_NAMES or "@" in text  # before an @ there may be a password
+        yield ShownSetting(name, ("(secret)" if is_secret else text) if text else None, source)
+    for name in merged_texts(environ, file):
+        if name in BASE_URL_NAMES or KEY_NAME.fullmatch(name) or (OTHER_KEY_NAME.fullmatch(name) and name in file):
+            yield ShownSetting(name, "(secret)", "environment" if environ.get(name, "").strip() else "file")
 
 
 @command("version", example="trader version", arguments=_json_argument)

@@ -49,18 +49,27 @@ def shared_place(key: Path) -> Path:
     """
     for base in SHARED_FOLDERS:
         try:
-            base.mkdir(mode=0o755, exist_ok=True)
+            _make_open(base)
             facts = base.lstat()
             # Every user may write into the temporary folders: what another user made there is not trusted.
             if facts.st_uid == os.geteuid() and not facts.st_mode & WRITABLE_BY_OTHERS and is_open_to_all(base):
                 place = base / name_of(key)
-                place.mkdir(mode=0o755, exist_ok=True)
+                _make_open(place)
                 return place
         except OSError:
             continue
     raise StartError(
         "No folder was found that the user `nobody` can reach. Start as another user, or set DATABASE_URL."
     )
+
+
+def _make_open(folder: Path) -> None:
+    """Make a folder that every user can enter, whatever the umask; one that exists is left as it is."""
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return
+    folder.chmod(0o755)
 
 
 def server_account() -> ServerAccount | None:

@@ -94,9 +94,10 @@ class EmbeddedPostgres:
         return self._process is not None
 
     def dsn(self, database: str) -> str:
-        """Return the connection string of a database of this server."""
+        """Return the connection string of a database of this server; it leaves nothing to PG* variables."""
         assert self._sockets is not None, "known once started"
-        return f"postgresql://postgres@/{quote(database, safe='')}?host={quote(str(self._sockets), safe='')}"
+        where = f"host={quote(str(self._sockets), safe='')}&port=5432&sslmode=disable&target_session_attrs=any"
+        return f"postgresql://postgres@/{quote(database, safe='')}?{where}"
 
     async def ensure_database(self, name: str) -> str:
         """Create the database if it is missing, and return its connection string."""

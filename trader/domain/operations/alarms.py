@@ -50,7 +50,11 @@ EVERY_S: Final = 3600.0
 """The shortest time between two notices of one event, or of one condition that lasts, in real seconds."""
 
 SETTLE_S: Final = 15.0
-"""How long a condition must be away before it is resolved; doubled each time that it begins again within the hour."""
+"""How long a condition must be away before it is resolved; doubled when it begins again soon after its end."""
+
+SETTLE_MAX_S: Final = 300.0
+SOON_S: Final = 600.0
+"""How long after its end a condition that begins again counts as flapping."""
 
 EXPLAIN_WAIT_S: Final = 15.0
 """How long what may be a consequence waits for its explanation."""
@@ -211,15 +215,15 @@ def _note_present(state: AlarmState, present: Iterable[Alarm], at: datetime, now
 def _settle_s(ended: Ended | None, cause: AlarmCause) -> float:
     if cause.kind in _ORDERED:
         return 0.0
-    return SETTLE_S if ended is None else min(2 * ended.settle_s, EVERY_S)
+    return SETTLE_S if ended is None else min(2 * ended.settle_s, SETTLE_MAX_S)
 
 
 def _resolve(state: AlarmState, now_s: float) -> tuple[AlarmState, list[Notice]]:
-    """End the conditions that have been away for long enough, and forget those that ended an hour ago."""
+    """End the conditions that have been away for long enough, and forget those that ended long ago."""
     over = {
         cause: each for cause, each in state.conditions.items() if each.is_away and now_s - each.seen_s >= each.settle_s
     }
-    ended = {cause: each for cause, each in state.ended.items() if now_s - each.at_s < EVERY_S}
+    ended = {cause: each for cause, each in state.ended.items() if now_s - each.at_s < SOON_S}
     ended |= {cause: Ended(now_s, each.settle_s) for cause, each in over.items()}
     conditions = {cause: each for cause, each in state.conditions.items() if cause not in over}
     notices = [each.notice("resolved") for each in over.values() if each.reported_s is not None]

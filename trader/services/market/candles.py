@@ -68,7 +68,7 @@ class Candles:
             if not await self._record_chunk(oldest, end):
                 break
         if self._retired_at is None or now - self._retired_at >= _DAY:
-            async with self._database.connection() as conn:
+            async with self._database.writing() as conn:
                 await store.delete_minutes(conn, now - self._retention)
             self._retired_at = now
 
@@ -91,7 +91,7 @@ class Candles:
             is_latest = stop == end
             until[symbol] = stop if not is_latest else candles[-1].open_time + _MINUTE if candles else start
         if rows:
-            async with self._database.connection() as conn:
+            async with self._database.writing() as conn:
                 await store.insert_minutes(conn, rows)
         self._recorded_until.update(until)
         return any(reached < end for symbol, reached in until.items()) and bool(rows)

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import asyncpg
 
-from trader.store.database.pool import CONNECT_TIMEOUT_S, SELECT_ALIVE, Connection
+from trader.store.database.pool import CONNECT_TIMEOUT_S, NOT_REACHABLE, SELECT_ALIVE, Connection, transient_cause
 
 log = logging.getLogger("trader.leadership")
 
@@ -46,6 +46,8 @@ class LeaderLock:
         self._silence_s = silence_s
         self._connection: asyncpg.Connection[Any] | None = None
         self._disconnected = asyncio.Event()
+        self.trouble: str | None = None
+        """Why the lock could not be requested; None when the server has answered, whoever holds it."""
 
     async def try_acquire(self) -> bool:
         """Try to become the leader. False on a replica until it is promoted, and when the database cannot answer."""
@@ -59,11 +61,14 @@ class LeaderLock:
                 )
                 self._disconnected.clear()
                 self._connection.add_termination_listener(lambda _: self._disconnected.set())
-            return bool(await self._connection.fetchval(TRY_LEADER_LOCK, LEADER_LOCK))
+            is_acquired = bool(await self._connection.fetchval(TRY_LEADER_LOCK, LEADER_LOCK))
         except _LOST as error:
+            self.trouble = transient_cause(error, is_lost=True) or NOT_REACHABLE
             log.debug("the leader lock cannot be requested: %s", str(error) or type(error).__name__)
             await self.release()
             return False
+        self.trouble = None
+        return is_acquired
 
     async def lost(self) -> None:
         """Wait until the lock is lost: its connection broke, or the database stopped answering.

@@ -144,11 +144,11 @@ class Database:
             is_full = self._pool.get_size() == self._pool.get_max_size()
             raise self._unavailable((self.trouble or BUSY) if is_full else NOT_ANSWERING, error) from error
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
-            raise self._unavailable(_transient_cause(error, is_lost=True) or NOT_REACHABLE, error) from error
+            raise self._unavailable(transient_cause(error, is_lost=True) or NOT_REACHABLE, error) from error
         try:
             yield conn
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
-            cause = _transient_cause(error, is_lost=_is_lost(conn))
+            cause = transient_cause(error, is_lost=_is_lost(conn))
             if cause is None:
                 raise
             raise self._unavailable(cause, error) from error
@@ -299,7 +299,7 @@ def place(dsn: str) -> str:
 
 def _start_problem(dsn: str, error: Exception) -> str:
     where = place(dsn)
-    cause = _transient_cause(error, is_lost=True)
+    cause = transient_cause(error, is_lost=True)
     if isinstance(error, asyncpg.PostgresError):
         return {
             "3D000": f"The server has no such database: {where}. Create it first (createdb).",
@@ -321,7 +321,7 @@ def _is_lost(conn: Connection) -> bool:
         return True
 
 
-def _transient_cause(error: Exception, *, is_lost: bool) -> str | None:
+def transient_cause(error: Exception, *, is_lost: bool) -> str | None:
     """Return in a few words what is wrong with the server or the connection; None for an error of the statement."""
     if isinstance(error, asyncpg.PostgresError):
         sqlstate = error.sqlstate or ""
