@@ -44,7 +44,7 @@ def test_the_document_has_every_command() -> None:
 @pytest.mark.parametrize("file", ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
 def test_documents_name_only_commands_that_exist(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = (ROOT / file).read_text(encoding="utf-8")
-    for line in re.findall(r"(?:`|^    (?:\$ )?)(?:trader|scripts/run) ([a-z][^`\n#;]*)", text, re.MULTILINE):
+    for line in re.findall(r"(?:`|^    (?:\$ )?)(?:trader|scripts/run) ([a-z][^`\n#;&|]*)", text, re.MULTILINE):
         words = line.split()
         name = " ".join(words[:2]) if " ".join(words[:2]) in REGISTRY else words[0]
         assert name in REGISTRY or name in MODULES, f"{file}: trader {line}"
