@@ -21,6 +21,7 @@ VARIANT = ("Apex", "Trendsurfer", "Contrarian", "Sovereign")
 SIDE = ("LONG", "SHORT")
 SYMBOL = ("BTC", "ETH", "SOL")
 FIGURE = (number, "N/A", "Infinity")
+INTERVAL = {"low": number, "high": number}
 VERDICT = ("better", "worse", "not distinguishable yet")
 NEIGHBOUR = {"modelId": text, "verdict": VERDICT, "smallestDifference": (number, None), "reason": (text, None)}
 
@@ -242,6 +243,7 @@ _OVERALL_FIGURES = {
     "costIsPartial?": True,
     **dict.fromkeys(_OVERALL_COUNTS, count),
     **dict.fromkeys(_OVERALL.split(), FIGURE),
+    **dict.fromkeys(("sharpeInterval", "winRateInterval"), (INTERVAL, None)),
     "totalPnl": number,
 }
 _ADVANCED_FIGURES = {
@@ -251,6 +253,7 @@ _ADVANCED_FIGURES = {
     "costIsPartial?": True,
     **dict.fromkeys(_ADVANCED_COUNTS.split(), count),
     **dict.fromkeys(_ADVANCED.split(), FIGURE),
+    **dict.fromkeys(("sharpeInterval", "profitFactorInterval"), (INTERVAL, None)),
 }
 _ENTRANT = {
     "entrant": count,
@@ -533,6 +536,7 @@ OUTPUTS: Mapping[str, Shape] = {
                 "modelCount": count,
                 "totalTrades": count,
                 "winRate": (number, None),
+                "winRateInterval": (INTERVAL, None),
                 "totalPnl": number,
                 "avgPnl": (number, None),
             }

@@ -76,6 +76,7 @@ async def test_variant_statistics(call: Call) -> None:
         "modelCount": 1,
         "totalTrades": 2,
         "winRate": 50,
+        "winRateInterval": None,
         "totalPnl": Decimal("8.75"),
         "avgPnl": Decimal("4.375"),
     }
@@ -98,10 +99,12 @@ async def test_model_statistics_overall(call: Call) -> None:
         "returnPercent": Decimal("0.1875"),
         "totalPnl": Decimal("8.75"),
         "winRate": 50,
+        "winRateInterval": None,
         "biggestWin": Decimal("19.75"),
         "biggestLoss": -11,
         "tradesCount": 2,
         "sharpeRatio": "N/A",
+        "sharpeInterval": None,
         "maxDrawdown": 0,
         "tradeSignalToNoise": pytest.approx(Decimal("0.2012")),
         "inputTokens": 0,
@@ -123,8 +126,8 @@ async def test_model_statistics_advanced(call: Call) -> None:
     answer = await call("analytics.getModelStats", mode="advanced", variant="Apex")
     assert list(answer) == ["advanced"]
     (ax,) = answer["advanced"]
-    assert len(ax) == 38
-    assert len(ax["entrants"][0]) == 37 + 6
+    assert len(ax) == 40
+    assert len(ax["entrants"][0]) == 39 + 6
     assert (ax["avgTradeSize"], ax["longPercent"], ax["failureRate"], ax["recoveryFactor"]) == (
         1000,
         50,

@@ -265,3 +265,40 @@ def test_durations_are_told_apart_by_outcome() -> None:
 def test_returns_are_against_the_start() -> None:
     assert ours.return_percent(10_000, 9_500) == -5.0
     assert ours.return_percent(0, 10) is None
+
+
+# Intervals of ratios
+
+
+@pytest.mark.parametrize(("skew", "persistence"), [(0.0, 0.0), (0.0, 0.3), (1.0, 0.0)])
+def test_the_intervals_of_ratios_cover_the_truth(skew: float, persistence: float) -> None:
+    """Of 90 days and 200 trades, whose ratios are known from a million more of them."""
+    rng = numpy.random.default_rng(5)
+
+    def draw(shape: tuple[int, ...]) -> "numpy.ndarray[tuple[int, ...], numpy.dtype[numpy.float64]]":
+        shocks = rng.normal(0, 1, shape) + skew * (rng.exponential(1, shape) - 1)
+        for number in range(1, shape[-1]):
+            shocks[..., number] += persistence * shocks[..., number - 1]
+        return 0.002 + 0.01 * shocks
+
+    long = draw((500, 2_000))
+    sharpe = float(long.mean() / long.std()) * math.sqrt(365)
+    factor = float(numpy.maximum(long, 0).sum() / numpy.maximum(-long, 0).sum())
+    wins = 100 * float((long > 0).mean())
+    covered = numpy.zeros(3)
+    for days, trades in zip(draw((300, 90)), draw((300, 200)), strict=True):
+        intervals = (
+            (sharpe, ours.sharpe_interval(numpy.cumprod([1.0, *(1 + days)]).tolist())),
+            (factor, ours.profit_factor_interval(trades.tolist())),
+            (wins, ours.win_rate_interval(int((trades > 0).sum()), 200)),
+        )
+        covered += [interval is not None and interval.low <= truth <= interval.high for truth, interval in intervals]
+    assert (covered[:2] / 300 > 0.9).all()
+    assert covered[2] / 300 > (0.9 if persistence == 0 else 0.8), "the method takes trades to be independent"
+
+
+def test_ratios_of_too_little_have_no_interval() -> None:
+    assert ours.sharpe_interval([100.0 + day for day in range(10)]) is None
+    assert ours.win_rate_interval(5, 9) is None
+    assert ours.profit_factor_interval([1.0] * 20) is None
+    assert ours.profit_factor_interval([1.0, -1.0] * 4) is None

@@ -361,10 +361,10 @@ async def test_variant_statistics_show_every_variant(bench: Bench) -> None:
         await add_trade(conn, "manual", START + HOUR, gross="1000000")
     stats = await bench.analytics.variant_stats()
     assert [seen(*each) for each in stats] == [
-        (VariantId.APEX, 2, 3, pytest.approx(100 * 2 / 3), 8, Decimal("2.6666666666666667")),
-        (VariantId.TRENDSURFER, 0, 0, None, 0, None),
-        (VariantId.CONTRARIAN, 0, 0, None, 0, None),
-        (VariantId.SOVEREIGN, 1, 0, None, 0, None),
+        (VariantId.APEX, 2, 3, pytest.approx(100 * 2 / 3), None, 8, Decimal("2.6666666666666667")),
+        (VariantId.TRENDSURFER, 0, 0, None, None, 0, None),
+        (VariantId.CONTRARIAN, 0, 0, None, None, 0, None),
+        (VariantId.SOVEREIGN, 1, 0, None, None, 0, None),
     ]
 
 

@@ -2,7 +2,7 @@
 
 from datetime import date
 from decimal import Decimal
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from msgspec import Meta
 
@@ -46,15 +46,19 @@ class GetLeaderboardInput(Input, kw_only=True):
     details: bool = False
 
 
-class IntervalPercent(Wire, kw_only=True):
-    """Bounds in percent that hold the true value in 95 % of cases, at one look."""
+class Bounds(Wire, kw_only=True):
+    """Bounds that hold the true value in 95 % of cases, at one look."""
 
     low: float
     high: float
 
     @classmethod
-    def of(cls, interval: Interval | None) -> "IntervalPercent | None":
+    def of(cls, interval: Interval | None) -> Self | None:
         return None if interval is None else cls.from_attributes(interval)
+
+
+class IntervalPercent(Bounds, kw_only=True):
+    """Bounds in percent that hold the true value in 95 % of cases, at one look."""
 
 
 class Neighbour(Wire, kw_only=True):

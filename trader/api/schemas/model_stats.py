@@ -7,7 +7,7 @@ import math
 from decimal import Decimal
 from typing import Any, Literal
 
-from trader.api.schemas.analytics import Percent
+from trader.api.schemas.analytics import Bounds, IntervalPercent, Percent
 from trader.api.schemas.common import (
     UNSET,
     BudgetUse,
@@ -47,7 +47,8 @@ class OverallFigures(Wire, kw_only=True):
     The tokens and `costUsd` are what the model's providers charged (`N/A`: none reported a cost);
     `unmeteredAttempts`, when there are any, counts the requests that may have cost tokens which nobody reported, and
     `costIsPartial` is true when the cost of a part is not known.
-    `netAfterCost` is the account's gain, open positions included, less that cost.
+    `netAfterCost` is the account's gain, open positions included, less that cost. The intervals hold the true value in
+    95 % of cases, for one look; null of under 10 trades or days.
     """
 
     model_id: str
@@ -57,10 +58,12 @@ class OverallFigures(Wire, kw_only=True):
     return_percent: Figure
     total_pnl: float
     win_rate: Figure
+    win_rate_interval: IntervalPercent | None
     biggest_win: Figure
     biggest_loss: Figure
     trades_count: int
     sharpe_ratio: Figure
+    sharpe_interval: Bounds | None
     max_drawdown: Figure
     trade_signal_to_noise: Figure
     input_tokens: int
@@ -99,9 +102,11 @@ class AdvancedFigures(Wire, kw_only=True):
     invocation_count: int
     failure_rate: Figure
     profit_factor: Figure
+    profit_factor_interval: Bounds | None
     avg_r_multiple: Figure
     decision_quality_score: Figure
     sharpe_ratio: Figure
+    sharpe_interval: Bounds | None
     sortino_ratio: Figure
     calmar_ratio: Figure
     longest_win_streak: int
@@ -129,6 +134,7 @@ def _figures(stats: ModelStats, shown: type[OverallFigures | AdvancedFigures]) -
         "account_value": figure(stats.account_value),
         "return_percent": figure(stats.return_percent),
         "sharpe_ratio": figure(equity.sharpe),
+        "sharpe_interval": Bounds.of(equity.sharpe_interval),
         "max_drawdown": figure(None if equity.drawdown is None else equity.drawdown.percent),
         "input_tokens": totals.input_tokens,
         "output_tokens": totals.output_tokens,
@@ -152,6 +158,7 @@ def _trade_figures(trades: TradeFigures) -> dict[str, Any]:
     return {
         "total_pnl": float(trades.total_net),
         "win_rate": figure(trades.win_rate),
+        "win_rate_interval": IntervalPercent.of(trades.win_rate_interval),
         "biggest_win": figure(trades.biggest_win),
         "biggest_loss": figure(trades.biggest_loss),
         "trades_count": trades.trades,
@@ -168,6 +175,7 @@ def _trade_figures(trades: TradeFigures) -> dict[str, Any]:
         "median_confidence": figure(trades.confidences.median),
         "max_confidence": figure(trades.confidences.maximum),
         "profit_factor": figure(trades.profit_factor),
+        "profit_factor_interval": Bounds.of(trades.profit_factor_interval),
         "avg_r_multiple": figure(trades.average_r_multiple),
         "decision_quality_score": figure(trades.decision_quality),
         "longest_win_streak": trades.streaks.longest_win,

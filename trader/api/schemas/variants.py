@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from decimal import Decimal
 
+from trader.api.schemas.analytics import IntervalPercent
 from trader.api.schemas.common import Input, Timestamp, VariantId, Wire, iso, trimmed
 from trader.domain.portfolio.histories import Point, Window
 from trader.services.portfolio.analytics import VariantStats
@@ -64,7 +65,7 @@ def _points(points: Sequence[Point]) -> list[HistoryPoint]:
 
 
 class VariantStatsView(Wire, kw_only=True):
-    """Completed trades of the variant's models in their current runs. `winRate` is in percent."""
+    """Completed trades of the variant's models in their current runs; `winRate` and its 95 % interval in percent."""
 
     variant_id: VariantId
     label: str
@@ -72,6 +73,7 @@ class VariantStatsView(Wire, kw_only=True):
     model_count: int
     total_trades: int
     win_rate: float | None
+    win_rate_interval: IntervalPercent | None
     total_pnl: Decimal
     avg_pnl: Decimal | None
 
@@ -85,6 +87,7 @@ class VariantStatsView(Wire, kw_only=True):
             model_count=stats.model_count,
             total_trades=stats.trades,
             win_rate=stats.win_rate,
+            win_rate_interval=IntervalPercent.of(stats.win_rate_interval),
             total_pnl=trimmed(stats.total_pnl),
             avg_pnl=None if stats.average_pnl is None else trimmed(stats.average_pnl),
         )

@@ -94,6 +94,16 @@ class Estimate(NamedTuple):
         return 0.0 if tail < _TINY else min(1.0, _sequence_level(-_NORMAL.inv_cdf(tail), self.hours))
 
 
+def influence_error(influences: Returns) -> float:
+    """Return half of the 95 % interval of a figure whose errors are the mean of these influences, for one look.
+
+    They may depend on each other, so their long-run variance counts.
+    """
+    freedom = freedom_of(len(influences))
+    variance = float(np.sum(cosine_transforms(influences - influences.mean()) ** 2)) / freedom
+    return student_quantile(LEVEL / 2, freedom) * math.sqrt(variance / len(influences))
+
+
 def estimate(returns: Returns) -> Estimate:
     """Return mean and long-run variance: Ω = Σ Λ_j² / B.
 

@@ -19,10 +19,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from trader.domain.portfolio.intervals import TRADES_MIN, Interval, influence_error
+
 DAYS_PER_YEAR = 365
 RETURNS_MIN = 10
 """Daily returns that a ratio needs: of fewer the annual figure is noise, in the billions for a good pair of days."""
 CONFIDENT_TRADES_MIN = 3
+NORMAL_95 = 1.959963984540054
+"""The normal quantile of a two-sided interval of 95 %."""
 
 _NO_SPREAD = 1e-12
 """A standard deviation below this part of the largest value is rounding, not spread."""
@@ -141,6 +145,22 @@ def sharpe_ratio(closes: Sequence[float]) -> float | None:
     return None if ratio is None else ratio * math.sqrt(DAYS_PER_YEAR)
 
 
+def sharpe_interval(closes: Sequence[float]) -> Interval | None:
+    """Return the 95 % interval of the Sharpe ratio, for one look; None where the ratio has none.
+
+    By the delta method from the influence of each day: u − S·(u² − 1) / 2 with u = (r − m) / s. Lo, "The Statistics of
+    Sharpe Ratios", Financial Analysts Journal 58:4 (2002).
+    """
+    returns = np.array(daily_returns(closes))
+    if len(returns) < RETURNS_MIN or not (spread := deviation(returns.tolist())):
+        return None
+    units = (returns - returns.mean()) / spread
+    ratio = float(returns.mean()) / spread
+    half = influence_error(units - ratio * (units**2 - 1) / 2)
+    year = math.sqrt(DAYS_PER_YEAR)
+    return Interval(year * (ratio - half), year * (ratio + half))
+
+
 def sortino_ratio(closes: Sequence[float]) -> float | None:
     """Return mean of the daily returns / √(Σ min(r, 0)² / n) × √365."""
     returns = daily_returns(closes)
@@ -207,6 +227,34 @@ def profit_factor(pnls: Sequence[float]) -> float | None:
     won = math.fsum(pnl for pnl in pnls if pnl > 0)
     lost = -math.fsum(pnl for pnl in pnls if pnl < 0)
     return _over(won, lost)
+
+
+def win_rate_interval(wins: int, count: int) -> Interval | None:
+    """Return the 95 % interval of the share of wins among trades in percent, for one look; None of under 10 trades.
+
+    Wilson, "Probable Inference, the Law of Succession, and Statistical Inference", Journal of the American Statistical
+    Association 22 (1927), which takes trades to be independent.
+    """
+    if count < TRADES_MIN:
+        return None
+    share, weight = wins / count, NORMAL_95**2 / count
+    middle = (share + weight / 2) / (1 + weight)
+    half = NORMAL_95 / (1 + weight) * math.sqrt(share * (1 - share) / count + weight / count / 4)
+    return Interval(100 * max(0.0, middle - half), 100 * min(1.0, middle + half))
+
+
+def profit_factor_interval(pnls: Sequence[float]) -> Interval | None:
+    """Return the 95 % interval of the profit factor, for one look; None of under 10 trades, wins only or losses only.
+
+    By the delta method for its logarithm, from the influence of each trade, in the order in which they closed.
+    """
+    values = np.array(pnls)
+    wins, losses = np.maximum(values, 0), np.maximum(-values, 0)
+    if len(values) < TRADES_MIN or not wins.any() or not losses.any():
+        return None
+    half = influence_error(wins / wins.mean() - losses / losses.mean())
+    factor = float(wins.sum() / losses.sum())
+    return Interval(factor * math.exp(-half), factor * math.exp(min(half, 700.0)))
 
 
 def average_r_multiple(pnls: Sequence[float]) -> float | None:

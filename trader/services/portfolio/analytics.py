@@ -16,6 +16,7 @@ from trader.domain.models import Model, VariantId
 from trader.domain.money import ZERO, divide
 from trader.domain.portfolio import statistics
 from trader.domain.portfolio.histories import RunWindow, minute_end, value_account
+from trader.domain.portfolio.intervals import Interval
 from trader.services.agents.payloads import answers_of
 from trader.services.exchange.protocol import Exchange
 from trader.services.portfolio.figures import Figures
@@ -144,6 +145,7 @@ class VariantStats(NamedTuple):
     model_count: int
     trades: int
     win_rate: float | None
+    win_rate_interval: Interval | None
     total_pnl: Decimal
     average_pnl: Decimal | None
 
@@ -253,13 +255,14 @@ def _entrant_stats(model: Model, period: EntrantPeriod, equity: Decimal | None) 
 
 def _variant_stats(variant: VariantId, runs: Sequence[RunStatistics]) -> VariantStats:
     figures = [run.trade_figures for run in runs]
-    trades = sum(each.trades for each in figures)
+    trades, wins = sum(each.trades for each in figures), sum(each.wins for each in figures)
     total = sum((each.total_net for each in figures), ZERO)
     return VariantStats(
         variant=variant,
         model_count=len(runs),
         trades=trades,
-        win_rate=statistics.percent(sum(each.wins for each in figures), trades),
+        win_rate=statistics.percent(wins, trades),
+        win_rate_interval=statistics.win_rate_interval(wins, trades),
         total_pnl=total,
         average_pnl=divide(total, Decimal(trades)) if trades else None,
     )

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from trader.domain.portfolio import statistics
+from trader.domain.portfolio.intervals import Interval
 from trader.domain.portfolio.statistics import Drawdown, EquityPoint, Streaks, Summary
 from trader.store.exchange.trades import RunTrade
 
@@ -22,6 +23,7 @@ class TradeFigures(NamedTuple):
     wins: int
     total_net: Decimal
     win_rate: float | None
+    win_rate_interval: Interval | None
     biggest_win: Decimal | None
     biggest_loss: Decimal | None
     signal_to_noise: float | None
@@ -31,6 +33,7 @@ class TradeFigures(NamedTuple):
     long_percent: float | None
     expectancy: float | None
     profit_factor: float | None
+    profit_factor_interval: Interval | None
     average_r_multiple: float | None
     decision_quality: float | None
     streaks: Streaks
@@ -43,6 +46,7 @@ class EquityFigures(NamedTuple):
 
     drawdown: Drawdown | None
     sharpe: float | None
+    sharpe_interval: Interval | None
     sortino: float | None
     calmar: float | None
 
@@ -63,21 +67,24 @@ class DailyFigures(NamedTuple):
 
     closes: Sequence[float]
     sharpe: float | None
+    sharpe_interval: Interval | None
     sortino: float | None
 
 
 def figures_of_days(series: Sequence[EquityPoint], initial_capital: float) -> DailyFigures:
     """Return the statistics of the closed days of an hourly series."""
     closes = statistics.daily_closes(series, initial_capital)
-    return DailyFigures(closes, statistics.sharpe_ratio(closes), statistics.sortino_ratio(closes))
+    sharpe, interval = statistics.sharpe_ratio(closes), statistics.sharpe_interval(closes)
+    return DailyFigures(closes, sharpe, interval, statistics.sortino_ratio(closes))
 
 
 def figures_of_equity(values: Sequence[float], days: DailyFigures) -> EquityFigures:
     """Return the statistics of hourly values; the drawdown counts a fall below the capital in the first hour too."""
     if not values:
-        return EquityFigures(None, None, None, None)
+        return EquityFigures(None, None, None, None, None)
     drawdown = statistics.max_drawdown(np.concatenate([days.closes[:1], values]))
-    return EquityFigures(drawdown, days.sharpe, days.sortino, statistics.calmar_ratio(days.closes, drawdown))
+    calmar = statistics.calmar_ratio(days.closes, drawdown)
+    return EquityFigures(drawdown, days.sharpe, days.sharpe_interval, days.sortino, calmar)
 
 
 def figures_of_trades(trades: Sequence[RunTrade]) -> TradeFigures:
@@ -89,13 +96,15 @@ def figures_of_trades(trades: Sequence[RunTrade]) -> TradeFigures:
         (float(trade.confidence), pnl) for trade, pnl in zip(trades, pnls, strict=True) if trade.confidence is not None
     ]
     held = list(zip(pnls, holds, strict=True))
+    wins = sum(pnl > 0 for pnl in exact)
     best, worst = max(exact, default=Decimal(0)), min(exact, default=Decimal(0))
     return TradeFigures(
         total=statistics.total(pnls),
         trades=len(trades),
-        wins=sum(pnl > 0 for pnl in exact),
+        wins=wins,
         total_net=sum(exact, Decimal(0)),
         win_rate=statistics.win_rate(pnls),
+        win_rate_interval=statistics.win_rate_interval(wins, len(pnls)),
         biggest_win=best if best > 0 else None,
         biggest_loss=worst if worst < 0 else None,
         signal_to_noise=statistics.trade_signal_to_noise(pnls),
@@ -105,6 +114,7 @@ def figures_of_trades(trades: Sequence[RunTrade]) -> TradeFigures:
         long_percent=statistics.percent(sum(trade.is_long for trade in trades), len(trades)),
         expectancy=statistics.expectancy(pnls),
         profit_factor=statistics.profit_factor(pnls),
+        profit_factor_interval=statistics.profit_factor_interval(pnls),
         average_r_multiple=statistics.average_r_multiple(pnls),
         decision_quality=statistics.decision_quality(decisions),
         streaks=statistics.streaks(pnls),

@@ -66,13 +66,20 @@ function capitalOf(one) {
 }
 
 const FIGURES = [
-  ['sharpeRatio', 'Sharpe', number], ['sortinoRatio', 'Sortino', number], ['calmarRatio', 'Calmar', number],
-  ['profitFactor', 'Profit factor', number], ['expectancy', 'Expectancy', signed], ['recoveryFactor', 'Recovery factor', number],
+  ['sharpeRatio', 'Sharpe', number, 'sharpeInterval'], ['sortinoRatio', 'Sortino', number], ['calmarRatio', 'Calmar', number],
+  ['profitFactor', 'Profit factor', number, 'profitFactorInterval'], ['expectancy', 'Expectancy', signed], ['recoveryFactor', 'Recovery factor', number],
   ['avgTradeSize', 'Average size', number], ['avgHoldTimeMinutes', 'Average hold, min', whole], ['longPercent', 'Long trades', percent],
   ['avgConfidence', 'Average confidence', percent], ['avgRMultiple', 'Average R', number], ['longestWinStreak', 'Longest win streak', whole],
   ['longestLossStreak', 'Longest loss streak', whole], ['failureRate', 'Failed invocations', percent],
   ['inputTokens', 'Tokens in', whole], ['outputTokens', 'Tokens out', whole],
 ]
+
+/** A figure with its 95 % interval; without one it says too little to be shown. */
+const sure = (value, bounds, write) => (bounds ? `${write(value)} (${write(bounds.low)} to ${write(bounds.high)})` : '–')
+
+/** The share of wins with its 95 % interval, of at least ten trades. */
+const wonOf = figures => (figures?.winRateInterval
+  ? `won ${percent(figureOf(figures.winRate), 0)} (${percent(figures.winRateInterval.low, 0)} to ${percent(figures.winRateInterval.high, 0)})` : '')
 
 export function ModelPage({ route, id }) {
   const [window, setWindow] = useWindow(route)
@@ -97,7 +104,7 @@ export function ModelPage({ route, id }) {
       <${Tile} label="Equity" value=${number(figureOf(figures?.accountValue))} note=${figures && html`<span class=${tone(figureOf(figures.returnPercent))}>${signedPercent(figureOf(figures.returnPercent))}</span> since the start`} />
       <${Tile} label="Net after model cost" value=${signed(figureOf(figures?.netAfterCost))} kind=${tone(figureOf(figures?.netAfterCost))} note=${`cost ${number(figureOf(figures?.costUsd))} USD${figures?.costIsPartial ? ', not all of it known' : ''}`} />
       ${figures?.budget && html`<${Tile} label="Model cost today, USD" value=${number(figures.budget.spentTodayUsd)} note=${budgetNote(figures.budget)} />`}
-      <${Tile} label="Completed trades" value=${whole(figures?.tradesCount)} note=${`won ${percent(figureOf(figures?.winRate), 1)}`} />
+      <${Tile} label="Completed trades" value=${whole(figures?.tradesCount)} note=${wonOf(figures)} />
       <${Tile} label="Largest drawdown" value=${percent(figureOf(figures?.maxDrawdown))} note=${`best ${signed(figureOf(figures?.biggestWin))}, worst ${signed(figureOf(figures?.biggestLoss))}`} />
       <${Tile} label="Invocations" value=${whole(model.invocationCount)} note=${model.lastInvokedAt ? `last ${moment(model.lastInvokedAt)}` : ''} />
     </div></section>
@@ -105,7 +112,7 @@ export function ModelPage({ route, id }) {
       <${Curves} window=${window} onWindow=${setWindow} only=${only} main=${id} />
       <${Positions} only=${one => one.modelId === id} hasNames=${false} />
       <${ModelEvidence} id=${id} window=${window} />
-      <${Panel} title="Statistics"><dl class="facts body">${FIGURES.map(([key, label, write]) => html`<div key=${key}><dt>${label}</dt><dd>${write(figureOf(more?.[key]))}</dd></div>`)}</dl></${Panel}>
+      <${Panel} title="Statistics"><dl class="facts body">${FIGURES.map(([key, label, write, bounds]) => html`<div key=${key}><dt>${label}</dt><dd>${!bounds ? write(figureOf(more?.[key])) : sure(figureOf(more?.[key]), more?.[bounds], write)}</dd></div>`)}</dl></${Panel}>
       <${Trades} modelId=${id} />
     </div><div class="side"><${Conversations} modelId=${id} isFeed=${true} /></div></div>`
 }
@@ -125,7 +132,7 @@ export function VariantPage({ route, id }) {
     <section class="panel" aria-label="Figures"><div class="body tiles">
       <${Tile} label="Models" value=${whole(figures?.modelCount)} />
       <${Tile} label="Realized, net" value=${signed(figures?.totalPnl)} kind=${tone(figures?.totalPnl)} />
-      <${Tile} label="Completed trades" value=${whole(figures?.totalTrades)} note=${`won ${percent(figures?.winRate, 1)}`} />
+      <${Tile} label="Completed trades" value=${whole(figures?.totalTrades)} note=${wonOf(figures)} />
       <${Tile} label="Average per trade" value=${signed(figures?.avgPnl)} kind=${tone(figures?.avgPnl)} />
     </div></section>
     <div class="split"><div class="stack">
@@ -145,7 +152,7 @@ export function ModelsPage({ route }) {
     { key: 'variant', title: 'Variant', isText: true, cell: one => html`<a class="name" href=${`#/variants/${one.variantId}`}><${Key} color=${one.color} /><span>${one.label}</span></a>` },
     { key: 'models', title: 'Models', by: one => one.modelCount, cell: one => whole(one.modelCount) },
     { key: 'trades', title: 'Trades', by: one => one.totalTrades, cell: one => whole(one.totalTrades) },
-    { key: 'won', title: 'Won', by: one => one.winRate, cell: one => percent(one.winRate, 1) },
+    { key: 'won', title: 'Won', by: one => one.winRate, cell: one => html`<span title="of the completed trades, with its 95 % interval">${one.winRateInterval ? wonOf(one).slice(4) : '–'}</span>` },
     { key: 'net', title: 'Realized, net', by: one => one.totalPnl, cell: one => html`<span class=${tone(one.totalPnl)}>${signed(one.totalPnl)}</span>` },
     { key: 'scale', title: 'Compared', isText: true, className: 'narrow-hide', cell: one => html`<${Interval} value=${one.totalPnl} least=${least} most=${most} color=${one.color} />` },
     { key: 'average', title: 'Per trade', by: one => one.avgPnl, cell: one => signed(one.avgPnl) },
