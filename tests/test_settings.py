@@ -233,6 +233,11 @@ def test_password_of_a_wrong_address_is_not_shown() -> None:
 # -- providers -------------------------------------------------------------------------------------------------------
 
 
+def test_a_replay_needs_no_provider(tmp_path: Path) -> None:
+    settings = Settings.load({"MARKET_SOURCE": f"replay:{tmp_path}"}, None, demo=False)
+    assert settings.providers == {}
+
+
 def test_no_provider_is_a_mistake_that_names_every_way_out() -> None:
     (problem,) = problems({})
     for provider in PROVIDERS:

@@ -24,14 +24,15 @@ def find_contradictions(values: Mapping[str, Any], problems: Sequence[str], *, d
     is_reader = values["role"] == "reader"
     if is_reader and values["database_url"] is None and not any(each.startswith("DATABASE_URL:") for each in problems):
         mistakes.append("DATABASE_URL: ROLE=reader needs the address of a leader's database or of a replica of it")
-    if not demo and not is_reader and not values["providers"] and not has_provider_problem:
+    kind, _, place = (values["market_source"] or "").partition(":")
+    needs_provider = not demo and not is_reader and kind != "replay"
+    if needs_provider and not values["providers"] and not has_provider_problem:
         mistakes.append(
             f"At least one AI provider is needed: set one of {', '.join(KEY_NAMES)}, or for a server of your own "
-            f"one of {', '.join(BASE_URL_NAMES)} (or start with --demo, which needs none)"
+            f"one of {', '.join(BASE_URL_NAMES)} (or start with --demo, or replay a recording: they need none)"
         )
     if values["trading_mode"] == "live":
         mistakes += _live_contradictions(values, problems, demo=demo, is_reader=is_reader)
-    kind, _, place = (values["market_source"] or "").partition(":")
     if kind == "replay" and not Path(place).expanduser().exists():
         mistakes.append(f"MARKET_SOURCE: expected an existing folder or file of candles, got {place!r}")
     if kind == "replay" and values["record"] == Path(place).expanduser():

@@ -55,6 +55,12 @@ def test_two_runs_write_the_same_ledger_and_its_digest(
     assert printed["ledgerSha256"] == hashlib.sha256(ledger).hexdigest()
     assert printed["ledgerSha256"] in capsys.readouterr().out
     assert printed["complete"] is True
+    decided = [orjson.loads(line) for line in (tmp_path / "one" / "decisions.jsonl").read_bytes().splitlines()]
+    assert {line["modelId"] for line in decided} >= {"trendsurfer-rules"}
+    report = (tmp_path / "one" / "report.html").read_text()
+    shown = orjson.loads(re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', report)[0])
+    returns = {entrant["modelId"]: entrant["returnPercent"] for entrant in shown["evidence"]["entrants"]}
+    assert returns == pytest.approx({account["id"]: account["returnPercent"] for account in printed["accounts"]})
     assert printed["funding"] == {"fromFiles": ["ETH"], "constant": ["BTC"], "hourlyRate": 0.0000125}
     rows = [orjson.loads(line) for line in ledger.splitlines()]
     assert {row["table"] for row in rows} >= {"runs", "orders", "fills", "funding_payments", "order_requests"}
@@ -132,6 +138,9 @@ def test_a_full_disk_ends_it_with_the_line_and_leaves_whole_files(
     assert result["ended"] in capsys.readouterr().out
     assert result["ledgerSha256"] == hashlib.sha256(ledger).hexdigest()
     assert len(ledger) > 10_000
+    decided = [orjson.loads(line)["startedAt"] for line in (run / "decisions.jsonl").read_bytes().splitlines()]
+    assert decided
+    assert max(decided) <= result["to"], "decisions are whole up to where the ledger is"
     assert all(orjson.loads(line)["table"] for line in ledger.splitlines())
     assert "<h1>Backtest</h1>" in (run / "report.html").read_text()
 

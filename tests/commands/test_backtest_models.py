@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -231,7 +232,14 @@ def test_the_same_decisions_under_other_conditions_split_the_difference_by_cause
     assert parts["latency"] != 0
     assert account["equity"] == 10_000, "the guard refuses every position"
     assert account["trades"]["guard"] == 0 < account["trades"]["recorded"]
+    assert "notional" not in account["refused"]["latency"]
+    assert account["refused"]["guard"]["notional"] > 0
     assert {part["change"] for part in idle["parts"]} == {0}
+    assert main(["backtest", "--run", str(run), "--guard", "position-notional-max=0"]) == 0
+    printed = capsys.readouterr().out
+    before, after = (sum(account["refused"][cause].values()) for cause in ("recorded", "guard"))
+    assert re.search(rf"{account['trades']['recorded']} → 0 +{before} → {after}\n", printed)
+    assert "one: refused only under these conditions:" in printed
 
 
 def test_wrong_conditions_are_named(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,7 +53,7 @@ from trader.services.backtest.database import DatabaseJournal
 from trader.services.backtest.ledger import LedgerLines
 from trader.services.backtest.market import BacktestMarket
 from trader.services.backtest.run import Backtest
-from trader.services.backtest.sources import AiSource, NotedSource, write_decisions
+from trader.services.backtest.sources import AiSource, DecisionLines, NotedSource
 from trader.services.backtest.statistics import judge
 from trader.services.portfolio.evidence import EvidenceReport
 from trader.settings import Settings
@@ -113,19 +113,21 @@ async def _backtest(options: argparse.Namespace) -> int:
                 chosen.open_cassette(stack)
                 reserve = Reserve(options.out)
                 files.callback(reserve.free)
-                file = files.enter_context((options.out / LEDGER).open("xb", buffering=0))
-                ledger, books = LedgerLines(file), None
+                ledger = LedgerLines(files.enter_context((options.out / LEDGER).open("xb", buffering=0)))
+                decisions = DecisionLines(files.enter_context((options.out / DECISIONS).open("xb", buffering=0)))
+                books = None
                 if not options.no_database:
                     books = DatabaseJournal(await _open_database(options.out, source, stack), settings)
                 run = Backtest(market, settings, chosen.models, [ledger] if books is None else [ledger, books])
                 if books is not None:
                     await books.begin(source.identity, run.starts_at, run.ends_at, run.baselines)
-                output = Output(options.out / LEDGER, ledger, books)
+                output = Output({options.out / LEDGER: ledger, options.out / DECISIONS: decisions}, books)
                 interrupted = files.enter_context(_noticing_interrupts())
                 unbegun.pop_all()  # what was done from here on is kept
-                end = await _go(run, output, interrupted)
+                end = await _go(run, output, decisions, interrupted)
             reserve.free()  # a database that still ran would take the space
             digest = ledger.digest()
+            decisions.flush()
             if end.cause == "missing":
                 shutil.rmtree(options.out)
                 raise SettingsError([end.reason])
@@ -200,7 +202,7 @@ class End(NamedTuple):
     reason: str = ""
 
 
-async def _go(run: Backtest, output: Output, interrupted: "Interrupts") -> End:
+async def _go(run: Backtest, output: Output, decisions: DecisionLines, interrupted: "Interrupts") -> End:
     """Run to the end, or until no model can be called, a strategy or writing fails, or Ctrl+C.
 
     It always stops at a time that all accounts have reached.
@@ -212,6 +214,7 @@ async def _go(run: Backtest, output: Output, interrupted: "Interrupts") -> End:
     unwritten: str | None = None
     for reached in run.run():
         if unwritten is None and not run.is_ahead:
+            decisions.take(run.accounts)
             unwritten = await output.keep(reached, run.marks())
         if interrupted or ended is not None or unwritten is not None or run.failure is not None:
             run.skip()
@@ -220,6 +223,7 @@ async def _go(run: Backtest, output: Output, interrupted: "Interrupts") -> End:
         elif run.is_due:
             ended = await _invoke(run, interrupted)
         progress.show(reached)
+    decisions.take(run.accounts)
     if unwritten is None:
         unwritten = await output.keep(reached, run.marks(), is_end=True)
     progress.end()
@@ -237,22 +241,10 @@ def _write_result(
     standings: Sequence[Standing],
     evidence: EvidenceReport,
 ) -> None:
-    """Write the result, the report and the decisions; a partly written decisions file is removed.
-
-    :raises StartError: the decisions cannot be written
-    :raises OSError: the result or the report cannot be written
-    """
+    """Write the result and the report. Raises `OSError`."""
     (options.out / RESULT).write_bytes(msgspec.json.format(_ENCODER.encode(to_wire(value))) + b"\n")
     season = Season(options.data.name, standings, [], run.outcomes(), evidence, "Backtest")
     (options.out / REPORT).write_text(page(season), encoding="utf-8")
-    file = options.out / DECISIONS
-    try:
-        write_decisions(file, run.accounts)
-    except OSError as error:
-        file.unlink(missing_ok=True)
-        raise StartError(
-            f"{file} cannot be written: {error.strerror}. It is left out; {LEDGER}, {RESULT} and {REPORT} are whole."
-        ) from error
 
 
 async def _invoke(run: Backtest, interrupted: "Interrupts") -> AskingEnded | None:

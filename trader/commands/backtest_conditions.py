@@ -1,6 +1,7 @@
 """Counterfactual backtests: recorded decisions executed with other fees, another latency or other guard limits."""
 
 import argparse
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -53,10 +54,14 @@ class RecordedRun(msgspec.Struct, rename="camel"):
 
 
 class Stage(NamedTuple):
-    """Accounts by id, with the changed conditions up to and including `cause`."""
+    """Accounts by id, with the changed conditions up to and including `cause`.
+
+    `refused` has how often each rule of the guard refused, and `exchange` what the exchange rejected.
+    """
 
     cause: str
     accounts: Mapping[str, AccountReport]
+    refused: Mapping[str, Mapping[str, int]]
 
 
 def kept_options(options: argparse.Namespace, markets: Sequence[str]) -> dict[str, Any]:
@@ -87,7 +92,7 @@ async def compare_conditions(options: argparse.Namespace) -> Result:
     settings, source = open_source(conditions, environ_of(conditions))
     await source.open()
     market = await BacktestMarket.open(source, ())
-    stages = [Stage("recorded", await _execute(market, settings, recorded.models, decisions, recorded_guard))]
+    stages = [Stage("recorded", *await _execute(market, settings, recorded.models, decisions, recorded_guard))]
     _require_same(recorded, stages[0])
     for number in range(len(causes)):
         applied = causes[: number + 1]
@@ -96,7 +101,7 @@ async def compare_conditions(options: argparse.Namespace) -> Result:
                 setattr(conditions, name, getattr(options, name))
         changed, _ = open_source(conditions, environ_of(conditions))
         limits = guard if "guard" in applied else recorded_guard
-        stages.append(Stage(causes[number], await _execute(market, changed, recorded.models, decisions, limits)))
+        stages.append(Stage(causes[number], *await _execute(market, changed, recorded.models, decisions, limits)))
     value = _value(options, recorded, stages)
     return Result(value, _lines(value))
 
@@ -124,7 +129,8 @@ async def _execute(
     models: Sequence[Model],
     decisions: Mapping[str, Sequence[RecordedInvocation]],
     guard: Mapping[str, int],
-) -> dict[str, AccountReport]:
+) -> tuple[dict[str, AccountReport], dict[str, Counter[str]]]:
+    """Return the accounts and what was refused, both by the id of the account."""
     sources = [(model, RepeatedSource(model, decisions.get(model.id, []))) for model in models]
     run = Backtest(market, settings, sources, [], has_baselines=False)
     for followed in run.accounts:
@@ -132,7 +138,8 @@ async def _execute(
     for _ in run.run():
         if run.is_due:
             await run.invoke()
-    return {report.model_id: report for report in run.reports()}
+    reports = {report.model_id: report for report in run.reports()}
+    return reports, {model.id: +source.refused for model, source in sources}
 
 
 def _require_same(recorded: RecordedRun, stage: Stage) -> None:
@@ -160,6 +167,7 @@ def _value(options: argparse.Namespace, recorded: RecordedRun, stages: Sequence[
                 "equity": equities[-1],
                 "change": equities[-1] - equities[0],
                 "trades": {stage.cause: stage.accounts[account.id].trades for stage in stages},
+                "refused": {stage.cause: stage.refused[account.id] for stage in stages},
             }
         )
     changed = {cause: {name: getattr(options, name) for name in names} for cause, names in CAUSES.items()}
@@ -175,7 +183,8 @@ def _value(options: argparse.Namespace, recorded: RecordedRun, stages: Sequence[
 def _lines(value: Mapping[str, Any]) -> Iterator[str]:
     causes = [condition["cause"] for condition in value["conditions"]]
     yield f"The same decisions under other conditions: {value['run']}, {value['from']} to {value['to']}"
-    heads = ("account", "as recorded", *(f"other {cause}" for cause in causes), "equity now", "change")
+    changes = [f"other {cause}" for cause in causes]
+    heads = ("account", "as recorded", *changes, "equity now", "change", "trades", "refused")
     yield from table(
         heads,
         (
@@ -185,12 +194,24 @@ def _lines(value: Mapping[str, Any]) -> Iterator[str]:
                 *(f"{part['change']:+,.2f}" for part in account["parts"]),
                 f"{account['equity']:,.2f}",
                 f"{account['change']:+,.2f}",
+                _then(list(account["trades"].values())),
+                _then([sum(refused.values()) for refused in account["refused"].values()]),
             )
             for account in value["accounts"]
         ),
     )
+    for account in value["accounts"]:
+        before, after = (Counter(account["refused"][cause]) for cause in ("recorded", causes[-1]))
+        if more := +(after - before):
+            rules = ", ".join(f"{count} by {rule}" for rule, count in more.most_common())
+            yield f"{account['id']}: refused only under these conditions: {rules}"
     yield (
         f"The conditions were applied one after another: {', then '.join(causes)}. Each column is what its own adds to "
         "those before it; in another order the parts would be others, and their sum the same."
     )
     yield "An agent that had traded under these conditions would have decided otherwise."
+
+
+def _then(counts: Sequence[int]) -> str:
+    """Format the first and the last of the counts."""
+    return f"{counts[0]:,} → {counts[-1]:,}"

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final
@@ -11,13 +12,13 @@ from trader.commands.command import show
 from trader.domain.exchange.account import Marks
 from trader.errors import Unavailable
 from trader.services.backtest.database import DatabaseJournal
-from trader.services.backtest.ledger import LedgerLines
+from trader.services.backtest.ledger import Lines
 
 _CLEAR_LINE: Final = "\r\x1b[2K"
 _BAR_EVERY_S: Final = 0.2
 _LINE_EVERY_S: Final = 10.0
 _RESERVE_BYTES: Final = 2 << 20
-"""Room for the rest of the ledger, the result and the report of a long backtest."""
+"""Room for the rest of the ledger and of the decisions, the result and the report of a long backtest."""
 
 
 class Reserve:
@@ -37,23 +38,26 @@ class Reserve:
 
 
 class Output:
-    """Writes buffered ledger lines and transactions, whole ones only, at times that all accounts have reached."""
+    """Writes buffered lines and transactions, whole ones only, at times that all accounts have reached.
 
-    def __init__(self, place: Path, ledger: LedgerLines, books: DatabaseJournal | None) -> None:
-        self._place = place
-        self._ledger = ledger
+    `files` has the lines of each file.
+    """
+
+    def __init__(self, files: Mapping[Path, Lines], books: DatabaseJournal | None) -> None:
+        self._files = files
         self._books = books
         self.database_until: datetime | None = None
         """Until when the database has everything."""
 
     async def keep(self, reached: datetime, marks: Marks, *, is_end: bool = False) -> str | None:
         """Write the buffers that are full, or all of them at the end. Return why writing failed, else None."""
-        try:
-            if is_end or self._ledger.is_full:
-                self._ledger.flush()
-        except OSError as error:
-            place = f"{self._place}, after line {self._ledger.lines} (byte {self._ledger.size})"
-            return f"{place}: nothing can be written: {error.strerror}."
+        for file, lines in self._files.items():
+            try:
+                if is_end or lines.is_full:
+                    lines.flush()
+            except OSError as error:
+                place = f"{file}, after line {lines.lines} (byte {lines.size})"
+                return f"{place}: nothing can be written: {error.strerror}."
         if self._books is None or not (is_end or self._books.is_full):
             return None
         try:

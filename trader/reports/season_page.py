@@ -1,5 +1,6 @@
 """Page of a season report: one self-contained HTML file."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -158,14 +159,26 @@ def _data(season: Season) -> dict[str, Any]:
         ],
         "models": models,
         "trades": trades,
-        **({} if season.evidence is None else _evidence(season.evidence)),
+        **({} if season.evidence is None else _evidence(season, season.evidence)),
     }
 
 
-def _evidence(report: EvidenceReport) -> dict[str, Any]:
-    """Return the answer of getEvidence, and the color of each model."""
+def _evidence(season: Season, report: EvidenceReport) -> dict[str, Any]:
+    """Return the answer of getEvidence, and the color of each model.
+
+    The return of a model with one entrant is that of the leaderboard, so that the report has one return per model: the
+    evidence ends with the last whole hour, the account with the last price.
+    """
+    whole = {standing.account.model_id: standing.return_percent for standing in season.standings}
+    entrants = Counter(entrant.model.id for entrant in report.entrants)
+    shown = [
+        entrant._replace(return_percent=whole[entrant.model.id])
+        if entrants[entrant.model.id] == 1 and entrant.return_percent is not None and entrant.model.id in whole
+        else entrant
+        for entrant in report.entrants
+    ]
     return {
-        "evidence": GetEvidenceOutput.of("run", report),
+        "evidence": GetEvidenceOutput.of("run", report._replace(entrants=shown)),
         "colors": {entrant.model.id: color_of(entrant.model) for entrant in report.entrants},
     }
 

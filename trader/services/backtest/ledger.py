@@ -15,16 +15,11 @@ BUFFER_MAX: Final = 1 << 16
 """Bytes that are kept until they are written."""
 
 
-class LedgerLines:
-    """Writes a line `{"table": …, "row": …}` for each row. Amounts are decimal text, times ISO 8601 in UTC.
-
-    A position's row is written again with every change of it; its last line says what became of it. `file` is not
-    buffered: what `flush` has written ends with a whole line, also on a full disk.
-    """
+class Lines:
+    """Lines of a file that is not buffered: what `flush` has written ends with a whole line, also on a full disk."""
 
     def __init__(self, file: BinaryIO | RawIOBase) -> None:
         self._file = file
-        self._encoder = msgspec.json.Encoder()
         self._digest = hashlib.sha256()
         self._buffer = bytearray()
         self._kept = 0
@@ -32,21 +27,9 @@ class LedgerLines:
         self.size = 0
         """How many lines and bytes are written."""
 
-    def open(self, followed: ModelAccount) -> None:
-        """Write the row of an account's first run."""
-        run = msgspec.structs.asdict(followed.account.run)
-        self._add("runs", {"account_id": followed.account.id, **run, "ended_at": None})
-
-    def snapshot(self, snapshot: Snapshot) -> None:
-        """Ignore snapshots: they follow from the ledger and the prices."""
-
-    def post(self, posting: Posting) -> None:
-        """Write the rows of a posting."""
-        for table, row in posting_rows(posting):
-            self._add(table, row)
-
-    def _add(self, table: str, row: dict[str, Any]) -> None:
-        self._buffer += self._encoder.encode({"table": table, "row": row}) + b"\n"
+    def add(self, line: bytes) -> None:
+        """Keep a line until the next flush."""
+        self._buffer += line + b"\n"
         self._kept += 1
 
     @property
@@ -74,3 +57,28 @@ class LedgerLines:
         """Return the SHA-256 of all lines, in hexadecimal."""
         self.flush()
         return self._digest.hexdigest()
+
+
+class LedgerLines(Lines):
+    """Journal that writes a line `{"table": …, "row": …}` for each row: amounts are decimal text, times ISO 8601.
+
+    A position's row is written again with every change of it; its last line says what became of it.
+    """
+
+    _encoder = msgspec.json.Encoder()
+
+    def open(self, followed: ModelAccount) -> None:
+        """Write the row of an account's first run."""
+        run = msgspec.structs.asdict(followed.account.run)
+        self._add("runs", {"account_id": followed.account.id, **run, "ended_at": None})
+
+    def snapshot(self, snapshot: Snapshot) -> None:
+        """Ignore snapshots: they follow from the ledger and the prices."""
+
+    def post(self, posting: Posting) -> None:
+        """Write the rows of a posting."""
+        for table, row in posting_rows(posting):
+            self._add(table, row)
+
+    def _add(self, table: str, row: dict[str, Any]) -> None:
+        self.add(self._encoder.encode({"table": table, "row": row}))

@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_right
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -21,7 +21,7 @@ from trader.domain.agents.messages import decision_json
 from trader.domain.agents.strategy import Peek, Strategy
 from trader.domain.agents.tools import TOOL_NAMES, TOOLS, BadCall, Change, Decision, decode
 from trader.domain.agents.view import View
-from trader.domain.exchange.orders import ExitPlan
+from trader.domain.exchange.orders import ExitPlan, OrderStatus
 from trader.domain.market.markets import STALE_AFTER, canonical_symbol
 from trader.domain.models import Model
 from trader.domain.money import ZERO
@@ -31,6 +31,7 @@ from trader.services.agents.workflow import InvocationLimits, Workflow
 from trader.services.backtest.accounts import Invocation, ModelAccount, StrategySource
 from trader.services.backtest.answers import KeptAnswers
 from trader.services.backtest.invocations import AccountSession, InvokedSource
+from trader.services.backtest.ledger import Lines
 from trader.services.events import EventBus
 from trader.settings import Settings
 from trader.strategies import LoadedStrategy
@@ -169,7 +170,10 @@ class RepeatedSource(InvokedSource):
 
     def __init__(self, model: Model, recordings: Sequence[RecordedInvocation]) -> None:
         self._model = model
-        self.recorded = recordings
+        self.recorded: list[RecordedInvocation] = []
+        self.refused: Counter[str] = Counter()
+        """How often each rule of the guard refused, and `exchange` for what the exchange rejected."""
+
         self._seconds = [epoch_second(invocation.started_at) for invocation in recordings]
         self._by_second = dict(zip(self._seconds, recordings, strict=True))
 
@@ -183,6 +187,7 @@ class RepeatedSource(InvokedSource):
         invocation = self._by_second[epoch_second(session.now())]
         session.advance_to(max(invocation.started_at, moment_of(followed.seen)))
         followed.decisions += 1
+        self.recorded.append(invocation)
         for step in invocation.steps:
             session.advance_to(step.at)
             for call in step.calls:
@@ -200,24 +205,29 @@ class RepeatedSource(InvokedSource):
             return
         match session.verdict(decision, symbol, viewed_at):
             case ExitPlan() as plan:
-                session.set_plan(symbol, plan)
+                is_rejected = session.set_plan(symbol, plan) is not None
             case Approved() as approved:
                 order = approved.order(session.followed.account.id, invocation.id, number)
                 try:
-                    session.place(order)
+                    is_rejected = session.place(order).status is OrderStatus.REJECTED
                 except InvalidInput:
-                    return  # as it was when it was recorded
-            case Refusal():
-                pass
+                    is_rejected = True  # as it was when it was recorded
+            case Refusal(rule):
+                self.refused[rule] += 1
+                return
+        self.refused["exchange"] += is_rejected
 
 
-def write_decisions(file: Path, accounts: Iterable[ModelAccount]) -> None:
-    """Write one JSON line per invocation with decisions, ordered by model and time. Raises `OSError`."""
-    with file.open("wb") as lines:
+class DecisionLines(Lines):
+    """One JSON line per invocation with decisions, in order of time for each model."""
+
+    def take(self, accounts: Iterable[ModelAccount]) -> None:
+        """Add the invocations since the last call."""
         for followed in accounts:
             if isinstance(followed.source, AiSource | NotedSource | RepeatedSource):
                 for recorded in followed.source.recorded:
-                    lines.write(msgspec.json.encode(recorded) + b"\n")
+                    self.add(msgspec.json.encode(recorded))
+                followed.source.recorded.clear()
 
 
 def read_decisions(file: Path) -> dict[str, list[RecordedInvocation]]:
