@@ -15,6 +15,7 @@ from support.scripted import START, ScriptedSource, make_tick
 from trader.domain.exchange.halts import HaltCause, Verb
 from trader.domain.exchange.orders import OrderStatus, OrderType
 from trader.leadership import Leadership, TradingControls
+from trader.services.events import EventBus
 from trader.services.operations import operator_commands as operations
 from trader.services.portfolio.baselines import Baselines
 from trader.services.portfolio.snapshots import Portfolio
@@ -201,7 +202,7 @@ async def test_in_lockstep_what_rests_is_cancelled_at_the_update_that_halts(data
         )
         controls = TradingControls(guarded.halts, guarded.limits, guarded.operations)
         baselines = Baselines(database, venue.exchange, venue.market, clock, venue.settings)
-        made: Any = (context, database, venue.accounts, None, None, None, controls, baselines, None)
+        made: Any = (context, database, venue.accounts, EventBus(), None, None, controls, baselines, None)
         leadership = Leadership(*made)
         halting = make_tick(START + timedelta(minutes=1), {"BTC": "86500"})
         venue.source.script += [halting, make_tick(START + timedelta(minutes=2), {"BTC": "86500"})]
