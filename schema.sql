@@ -179,6 +179,15 @@ CREATE TABLE IF NOT EXISTS anchors (
 );
 CREATE INDEX IF NOT EXISTS anchors_unsent ON anchors (position) WHERE sent_at IS NULL;
 
+-- Views that external agents have opened and not decided yet, so that a restart keeps their deadlines. `shown` is the JSON
+-- of the messages; `pending` the order that was sent last, whose answer may not be among the calls.
+CREATE TABLE IF NOT EXISTS open_views (
+    invocation_id uuid PRIMARY KEY REFERENCES invocations,
+    deadline      timestamptz NOT NULL,
+    shown         text NOT NULL,
+    pending       jsonb
+);
+
 -- The messages and raw answers of an invocation (zlib-compressed JSON), apart from its record so that they can be
 -- dropped by partition.
 CREATE TABLE IF NOT EXISTS invocation_payloads (

@@ -13,11 +13,14 @@
     └── RequestError              `api/rpc.py` maps the errors below to HTTP statuses
         ├── InvalidInput
         ├── NotFound
+        │   └── ViewUnknown
         ├── Unauthorized
         │   └── KeyRevoked
         ├── Forbidden
         │   └── MissingScope, ForeignAccount
         ├── TooManyRequests
+        ├── Conflict
+        │   └── ViewExpired, ViewDecided
         ├── PayloadTooLarge
         ├── Precondition
         └── Unavailable           the caller may try again
@@ -151,6 +154,18 @@ class TooManyRequests(RequestError):
 
 class Conflict(RequestError):
     """The client order id was used for an order with other contents."""
+
+
+class ViewUnknown(NotFound):
+    """The key's agent has no such view."""
+
+
+class ViewExpired(Conflict):
+    """The deadline of the view has passed; a new view is needed."""
+
+
+class ViewDecided(Conflict):
+    """The decision of this view has ended; a new view is needed."""
 
 
 class PayloadTooLarge(RequestError):

@@ -4,15 +4,23 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import pytest
 from pytest_aiohttp.plugin import AiohttpClient
 from support.floor import Floor, open_floor
 from support.manual_clock import ManualClock
+from support.scripted import START
 from support.served import AppClient, make_app
 
 from trader.__main__ import main
+from trader.domain.agents.tools import PlaceOrder, PlannedExit
+from trader.domain.exchange.orders import Order, OrderAnswer
+from trader.services.agents.chain import verify
+from trader.services.agents.reproduction import reproduce_invocation
 from trader.services.agents.schedule import Agents
 from trader.services.exchange.paper import PaperExchange
 from trader.services.market.feed import MarketFeed
@@ -148,3 +156,143 @@ async def test_the_name_of_a_model_is_taken(desk: Desk, command: Command) -> Non
     assert "already" in await command("agents", "add", "ada", "--variant", "Apex", code=1)
     await desk.call("simulator.placeOrder", None, accountId="taken", symbol="BTC", side="buy", quantity=0.01)
     assert "which others have traded" in await command("agents", "add", "taken", "--variant", "Apex", code=1)
+
+
+def order_of(view: Any, client_order_id: str = "one", **changes: object) -> dict[str, Any]:
+    fields = {
+        "viewId": view["viewId"], "clientOrderId": client_order_id, "symbol": "BTC", "side": "buy", "quantity": 0.01,
+        "leverage": 2, "exitPlan": {"stop": 90000, "target": 99000, "invalidation": "under 90 000"}, "confidence": 60,
+    }  # fmt: skip
+    return fields | changes
+
+
+@pytest.fixture
+async def key(desk: Desk, command: Command) -> str:
+    added = await command("agents", "add", "scout", "--variant", "Apex", "--decisions", "9", "--requests", "6000")
+    return str(added["key"])
+
+
+async def test_a_decision_is_an_invocation_like_any_other(desk: Desk, key: str) -> None:
+    view = await desk.call("agent.getView", key)
+    assert "Kelly" in view["prompt"] or "squeeze" in view["prompt"]
+    assert set(view["view"]["now"]) == {"BTC", "ETH", "SOL"}
+    assert (await desk.call("agent.getView", key)) == view
+    placed = await desk.call("agent.placeOrder", key, **order_of(view))
+    assert (placed["result"], placed["status"], placed["filledQuantity"]) == ("ok", "filled", "0.01")
+    assert placed["account"]["positions"] == [{"symbol": "BTC", "side": "LONG", "quantity": "0.01"}]
+    assert await desk.call("agent.placeOrder", key, **order_of(view)) == placed
+    assert await desk.call("agent.placeOrder", key, 409, **order_of(view, quantity=0.02)) == "CONFLICT"
+    moved = await desk.call("agent.setExitPlan", key, viewId=view["viewId"], symbol="btc", stop=91000)
+    assert moved["exitPlan"]["stop"] == 91000
+    assert (await desk.call("agent.note", key, viewId=view["viewId"], text="long now"))["noted"]
+    candles = await desk.call("agent.getCandles", key, symbol="ETH", interval="15m")
+    assert (candles["symbol"], candles["interval"]) == ("ETH", "15m")
+    assert len((await desk.call("agent.getOrderBook", key, symbol="BTC"))["bids"]) >= 1
+    closed = await desk.call("agent.closePosition", key, viewId=view["viewId"], symbol="BTC")
+    assert (closed["side"], closed["account"]["positions"]) == ("sell", [])
+    assert (await desk.call("agent.hold", key, viewId=view["viewId"], reason="done"))["holding"]
+    assert await desk.call("agent.hold", key, 409, viewId=view["viewId"], reason="again") == "VIEW_DECIDED"
+    assert await desk.call("agent.placeOrder", key, **order_of(view)) == placed | {"account": closed["account"]}
+    (record,) = (await desk.call("agent.getHistory", key))["conversations"]
+    assert (record["id"], record["status"], record["response"]) == (view["viewId"], "completed", "done")
+    assert [call["type"] for call in record["toolCalls"]] == [
+        "CREATE_POSITION", "UPDATE_EXIT_PLAN", "NOTE", "FETCH_INDICATORS", "FETCH_ORDER_BOOK", "CLOSE_POSITION",
+        "HOLDING",
+    ]  # fmt: skip
+    kinds = [event.type for event in desk.floor.progress()]
+    assert (kinds[0], kinds[-1], kinds.count("workflow:call")) == ("workflow:started", "workflow:complete", 7)
+    assert not (await verify(desk.floor.database, [])).findings
+    reproduced = await reproduce_invocation(desk.floor.database, UUID(record["id"]))
+    assert all(finding.same is not False for _, finding in reproduced.calls), reproduced
+
+
+async def test_the_guard_of_the_variant_judges_every_order(desk: Desk, key: str) -> None:
+    view = await desk.call("agent.getView", key)
+
+    async def rule(**changes: object) -> Any:
+        refused = await desk.call("agent.placeOrder", key, **order_of(view, str(changes), **changes))
+        assert refused["result"] == "rejected", refused
+        return refused["rule"]
+
+    assert await rule(exitPlan=None) == "stop"
+    assert await rule(exitPlan={"stop": 95000}) == "stop"
+    assert await rule(leverage=11) == "leverage"
+    assert await rule(quantity=0.6, leverage=10) == "notional"
+    assert await rule(reduceOnly=True) == "no position"
+    resting = await desk.call(
+        "agent.placeOrder", key, **order_of(view, "rests", type="limit", limitPrice=93000, quantity=0.5, leverage=10)
+    )
+    assert resting["status"] == "resting"
+    assert await rule(quantity=0.1, leverage=10) == "notional"  # what rests counts
+    cancelled = await desk.call("agent.cancelOrder", key, orderId=resting["orderId"])
+    assert cancelled["order"]["status"] == "cancelled"
+    assert (await desk.call("agent.placeOrder", key, **order_of(view, "small", quantity=0.1)))["result"] == "ok"
+
+
+async def test_silence_is_a_missed_decision(desk: Desk, key: str) -> None:
+    view = await desk.call("agent.getView", key)
+    await desk.floor.see(after_s=91)
+    assert await desk.call("agent.placeOrder", key, 409, **order_of(view)) == "VIEW_EXPIRED"
+    assert (
+        await desk.call("agent.hold", key, 404, viewId="6f1b9e0a-5d0c-5c11-8e0e-3f6f0b1f7a52", reason="x")
+        == "VIEW_UNKNOWN"
+    )
+    assert await desk.call("agent.hold", key, 404, viewId="nothing", reason="x") == "VIEW_UNKNOWN"
+    assert await desk.call("agent.hold", key, 400, viewId=view["viewId"]) == "VALIDATION_ERROR"
+    (record,) = (await desk.call("agent.getHistory", key))["conversations"]
+    assert record["status"] == "timeout"
+    external, models = desk.floor.agents.external, desk.floor.agents.models.values()
+    cycle = START.replace(minute=10, second=0)
+    for minute in range(3):
+        await external.begin_cycle(models, cycle + timedelta(minutes=minute))
+    async with desk.floor.database.connection() as conn:
+        counts = await conn.fetchrow("SELECT sum(finished), sum(failed), sum(missed) FROM invocation_counts")
+        assert counts is not None
+        assert tuple(counts) == (1, 1, 2)  # the first cycle of a process is only where it begins to count
+        assert await conn.fetchval("SELECT count(*) FROM order_requests") == 0
+
+
+async def test_decisions_are_limited_by_the_minute(desk: Desk, command: Command, key: str) -> None:
+    await command("agents", "limits", "scout", "--decisions", "1")
+    view = await desk.call("agent.getView", key)
+    await desk.call("agent.hold", key, viewId=view["viewId"], reason="waits")
+    assert await desk.call("agent.getView", key, 429) == "TOO_MANY_REQUESTS"
+    assert 1 <= int(desk.retry_after or 0) <= 60
+    await desk.floor.see(after_s=int(desk.retry_after or 0))
+    assert (await desk.call("agent.getView", key))["viewId"] != view["viewId"]
+
+
+@pytest.mark.parametrize("is_lost", [True, False], ids=["answer lost", "order lost"])
+async def test_a_restart_keeps_the_view_and_the_first_answer(
+    desk: Desk, key: str, is_lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = await desk.call("agent.getView", key)
+    exchange, first = desk.floor.exchange, await desk.call("agent.placeOrder", key, **order_of(view, "before"))
+
+    async def die(order: Order) -> OrderAnswer:
+        if is_lost:
+            await place(order)
+        raise SystemExit  # the process ends between the order and its answer
+
+    place = exchange.place_order
+    monkeypatch.setattr(exchange, "place_order", die)
+    decision = PlaceOrder(
+        symbol="BTC", side="buy", quantity=0.02, client_order_id="dying", exit_plan=PlannedExit(stop=90000)
+    )
+    with pytest.raises(SystemExit):
+        await desk.floor.agents.external.decide(desk.floor.agents.models["scout"], view["viewId"], decision)
+    monkeypatch.undo()
+    monkeypatch.setattr(access, "READ_EVERY_S", 0.0)
+    desk.floor.agents.external.close()
+    await desk.floor.agents.start()
+    assert (await desk.call("agent.getView", key)) == view
+    asked = {"viewId": view["viewId"], "clientOrderId": "dying", "symbol": "BTC", "side": "buy", "quantity": 0.02}
+    again = await desk.call("agent.placeOrder", key, **asked, exitPlan={"stop": 90000})
+    assert (again["result"], again["filledQuantity"]) == ("ok", "0.02")
+    assert await desk.call("agent.placeOrder", key, **asked, exitPlan={"stop": 90000}) == again
+    assert (await desk.call("agent.placeOrder", key, **order_of(view, "before")))["orderId"] == first["orderId"]
+    await desk.call("agent.hold", key, viewId=view["viewId"], reason="done")
+    async with desk.floor.database.connection() as conn:
+        assert await conn.fetchval("SELECT count(*) FROM order_requests WHERE account_id = 'scout'") == 2
+        assert await conn.fetchval("SELECT sum(quantity) FROM fills WHERE account_id = 'scout'") == Decimal("0.03")
+    assert not (await verify(desk.floor.database, [])).findings

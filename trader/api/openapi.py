@@ -31,6 +31,21 @@ CONTRACT: Final = Route("/api/contract.d.ts", head=True)
 
 EXAMPLES: Final[Mapping[str, dict[str, Any]]] = {
     "models.getConversation": {"invocationId": "6f1b9e0a-5d0c-5c11-8e0e-3f6f0b1f7a52"},
+    "agent.placeOrder": {
+        "viewId": "6f1b9e0a-5d0c-5c11-8e0e-3f6f0b1f7a52",
+        "clientOrderId": "1",
+        "symbol": "BTC",
+        "side": "buy",
+        "quantity": 0.01,
+        "exitPlan": {"stop": 90000},
+    },
+    "agent.closePosition": {"viewId": "6f1b9e0a-5d0c-5c11-8e0e-3f6f0b1f7a52", "symbol": "BTC"},
+    "agent.setExitPlan": {"viewId": "6f1b9e0a-5d0c-5c11-8e0e-3f6f0b1f7a52", "symbol": "BTC", "stop": 91000},
+    "agent.hold": {"viewId": "6f1b9e0a-5d0c-5c11-8e0e-3f6f0b1f7a52", "reason": "no squeeze has released"},
+    "agent.note": {"viewId": "6f1b9e0a-5d0c-5c11-8e0e-3f6f0b1f7a52", "text": "BTC squeezes since 14:00"},
+    "agent.cancelOrder": {"orderId": "6f1b9e0a-5d0c-5c11-8e0e-3f6f0b1f7a52"},
+    "agent.getCandles": {"symbol": "BTC", "interval": "15m"},
+    "agent.getOrderBook": {"symbol": "BTC"},
     "simulator.placeOrder": {"symbol": "BTC", "side": "buy", "quantity": 0.01, "leverage": 3},
     "simulator.cancelOrder": {"orderId": "6f1b9e0a-5d0c-5c11-8e0e-3f6f0b1f7a52"},
     "trading.getCryptoPrices": {"symbols": ["BTC", "ETH"]},

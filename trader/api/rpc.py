@@ -54,6 +54,9 @@ from trader.errors import (
     TraderError,
     Unauthorized,
     Unavailable,
+    ViewDecided,
+    ViewExpired,
+    ViewUnknown,
 )
 from trader.services.operations.access import ANYBODY, Access, Caller, require_agent, require_operator
 
@@ -83,7 +86,10 @@ STATUSES: Final[Mapping[type[TraderError], tuple[HTTPStatus, str]]] = {
     MissingScope: (HTTPStatus.FORBIDDEN, "MISSING_SCOPE"),
     ForeignAccount: (HTTPStatus.FORBIDDEN, "FOREIGN_ACCOUNT"),
     NotFound: (HTTPStatus.NOT_FOUND, "NOT_FOUND"),
+    ViewUnknown: (HTTPStatus.NOT_FOUND, "VIEW_UNKNOWN"),
     Conflict: (HTTPStatus.CONFLICT, "CONFLICT"),
+    ViewExpired: (HTTPStatus.CONFLICT, "VIEW_EXPIRED"),
+    ViewDecided: (HTTPStatus.CONFLICT, "VIEW_DECIDED"),
     Precondition: (HTTPStatus.PRECONDITION_FAILED, "PRECONDITION_FAILED"),
     PayloadTooLarge: (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "PAYLOAD_TOO_LARGE"),
     BodyTimeout: (HTTPStatus.REQUEST_TIMEOUT, "TIMEOUT"),

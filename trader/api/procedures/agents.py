@@ -1,12 +1,57 @@
 """Procedures of `agent`: what external agents see, and what they decide, each for the account of its key."""
 
+from typing import Protocol
+
+import msgspec
+
 from trader.api.context import Context
+from trader.api.procedures.analytics import get_leaderboard
+from trader.api.procedures.models import get_invocations
 from trader.api.procedures.simulator import account_output
 from trader.api.registry import procedure
-from trader.api.schemas.agents import AgentInput, WhoAmIOutput
-from trader.api.schemas.simulator import AccountOutput
+from trader.api.schemas.agents import (
+    AgentBoardInput,
+    AgentBookInput,
+    AgentCancelInput,
+    AgentCandlesInput,
+    AgentCloseInput,
+    AgentExitPlanInput,
+    AgentHistoryInput,
+    AgentHoldInput,
+    AgentInput,
+    AgentNoteInput,
+    AgentOrderInput,
+    DecisionOutput,
+    MarketOutput,
+    ViewOutput,
+    WhoAmIOutput,
+)
+from trader.api.schemas.analytics import GetLeaderboardInput, GetLeaderboardOutput
+from trader.api.schemas.models import GetInvocationsInput, GetInvocationsOutput
+from trader.api.schemas.simulator import AccountOutput, OrderOutput, OrderView
+from trader.domain.agents.tools import (
+    ClosePosition,
+    Decision,
+    FetchIndicators,
+    FetchOrderBook,
+    Holding,
+    Note,
+    PlaceOrder,
+    UpdateExitPlan,
+)
 from trader.domain.models import Model
 from trader.domain.operations.credentials import Credential
+from trader.errors import ForeignAccount
+
+
+class _NamesAccount(Protocol):
+    @property
+    def account_id(self) -> str | None: ...
+
+
+class _Decides(_NamesAccount, Protocol):
+    @property
+    def view_id(self) -> str: ...
 
 
 @procedure("agent.whoami", paper_only=True, scope="read")
@@ -15,16 +60,148 @@ async def whoami(context: Context, request: AgentInput, key: Credential) -> WhoA
     return WhoAmIOutput.of(await _agent_of(context, request, key), key)
 
 
+@procedure("agent.getView", paper_only=True, scope="trade")
+async def get_view(context: Context, request: AgentInput, key: Credential) -> ViewOutput:
+    """Open a decision: show what a model of the variant is shown, and until when the agent may act on it.
+
+    While a decision is open the same view is shown again. `hold` or the deadline ends it.
+
+    :raises TooManyRequests: the key has decided often enough in this minute.
+    """
+    model = await _agent_of(context, request, key)
+    return ViewOutput.of(await context.agents.external.view(model, key.decisions_per_minute))
+
+
+@procedure("agent.getCandles", paper_only=True, scope="read")
+async def get_candles(context: Context, request: AgentCandlesInput, key: Credential) -> MarketOutput:
+    """Show the latest closed candles and the indicators of a market at an interval.
+
+    :raises NotFound: there is no such market.
+    """
+    return await _read(context, request, FetchIndicators, key)
+
+
+@procedure("agent.getOrderBook", paper_only=True, scope="read")
+async def get_order_book(context: Context, request: AgentBookInput, key: Credential) -> MarketOutput:
+    """Show the best levels of either side of a market's order book, as an order of the agent would meet it.
+
+    :raises NotFound: there is no such market.
+    """
+    return await _read(context, request, FetchOrderBook, key)
+
+
 @procedure("agent.getAccount", paper_only=True, scope="read")
 async def get_account(context: Context, request: AgentInput, key: Credential) -> AccountOutput:
     """Show the agent's account: its equity, margin, positions with exit plans, and open orders."""
     return account_output(context, (await _agent_of(context, request, key)).id)
 
 
-async def _agent_of(context: Context, request: AgentInput, key: Credential) -> Model:
-    """Return the model of the key's account. Raise `ForeignAccount` when the request names another one."""
-    request.require_own(key)
+@procedure("agent.placeOrder", paper_only=True, scope="trade")
+async def place_order(context: Context, request: AgentOrderInput, key: Credential) -> DecisionOutput:
+    """Place an order, through the guard of the variant. One that may open a position needs `exitPlan.stop`.
+
+    The same `clientOrderId` gets the first answer again and trades once, after a restart or the deadline, too.
+
+    :raises ViewUnknown: the agent has no such view.
+    :raises ViewExpired: the deadline of the view has passed.
+    :raises ViewDecided: the decision of the view has ended.
+    :raises Conflict: the `clientOrderId` was used for an order with other contents.
+    """
+    return await _decide(context, request, PlaceOrder, key)
+
+
+@procedure("agent.cancelOrder", paper_only=True, scope="trade")
+async def cancel_order(context: Context, request: AgentCancelInput, key: Credential) -> OrderOutput:
+    """Cancel an order that rests in the book; it needs no view.
+
+    :raises NotFound: the account has no such order.
+    """
+    model = await _agent_of(context, request, key)
+    return OrderOutput(order=OrderView.of(await context.exchange.cancel_order(model.id, request.order_id)))
+
+
+@procedure("agent.closePosition", paper_only=True, scope="trade")
+async def close_position(context: Context, request: AgentCloseInput, key: Credential) -> DecisionOutput:
+    """Close a position at market, or a part of it.
+
+    :raises ViewUnknown: the agent has no such view.
+    :raises ViewExpired: the deadline of the view has passed.
+    :raises ViewDecided: the decision of the view has ended.
+    """
+    return await _decide(context, request, ClosePosition, key)
+
+
+@procedure("agent.setExitPlan", paper_only=True, scope="trade")
+async def set_exit_plan(context: Context, request: AgentExitPlanInput, key: Credential) -> DecisionOutput:
+    """Change the exit plan of a position; what is null stays as it is.
+
+    :raises ViewUnknown: the agent has no such view.
+    :raises ViewExpired: the deadline of the view has passed.
+    :raises ViewDecided: the decision of the view has ended.
+    """
+    return await _decide(context, request, UpdateExitPlan, key)
+
+
+@procedure("agent.hold", paper_only=True, scope="trade")
+async def hold(context: Context, request: AgentHoldInput, key: Credential) -> DecisionOutput:
+    """End the decision of a view, with what was done or why nothing is done.
+
+    :raises ViewUnknown: the agent has no such view.
+    :raises ViewExpired: the deadline of the view has passed.
+    :raises ViewDecided: the decision of the view has ended already.
+    """
+    return await _decide(context, request, Holding, key)
+
+
+@procedure("agent.note", paper_only=True, scope="trade")
+async def note(context: Context, request: AgentNoteInput, key: Credential) -> DecisionOutput:
+    """Write a note that every later view shows as `note`; it replaces the one before.
+
+    :raises ViewUnknown: the agent has no such view.
+    :raises ViewExpired: the deadline of the view has passed.
+    :raises ViewDecided: the decision of the view has ended.
+    """
+    return await _decide(context, request, Note, key)
+
+
+@procedure("agent.getHistory", paper_only=True, scope="read")
+async def get_history(context: Context, request: AgentHistoryInput, key: Credential) -> GetInvocationsOutput:
+    """List the agent's decisions with their calls and results, the latest first."""
+    model = await _agent_of(context, request, key)
+    asked = GetInvocationsInput(model_id=model.id, limit=request.limit, before=request.before)
+    return await get_invocations(context, asked)
+
+
+@procedure("agent.getBoard", paper_only=True, scope="read")
+async def get_board(context: Context, request: AgentBoardInput, key: Credential) -> GetLeaderboardOutput:
+    """Show the leaderboard of a window, with coverage and verdicts."""
+    await _agent_of(context, request, key)
+    return await get_leaderboard(context, GetLeaderboardInput(window=request.window, details=True))
+
+
+async def _decide(context: Context, request: _Decides, tool: type[Decision], key: Credential) -> DecisionOutput:
+    """Execute a call in the name of the agent whose key it is."""
+    model = await _agent_of(context, request, key)
+    decision = msgspec.convert(request, tool, from_attributes=True)
+    return DecisionOutput.of(await context.agents.external.decide(model, request.view_id, decision))
+
+
+async def _read(
+    context: Context, request: _NamesAccount, tool: type[FetchIndicators | FetchOrderBook], key: Credential
+) -> MarketOutput:
+    model = await _agent_of(context, request, key)
+    decision = msgspec.convert(request, tool, from_attributes=True)
+    return msgspec.convert(await context.agents.external.read(model, decision), MarketOutput)
+
+
+async def _agent_of(context: Context, request: _NamesAccount, key: Credential) -> Model:
+    """Return the model of the key's account.
+
+    :raises ForeignAccount: the request names another one
+    """
     assert key.account_id is not None, "the dispatcher lets only keys of agents through"
+    if request.account_id not in (None, key.account_id):
+        raise ForeignAccount(f"this key speaks for the account {key.account_id} and not for {request.account_id}")
     if key.account_id not in context.agents.models:  # a command has added it since the last cycle
         await context.agents.reload_models()
     if context.exchange.term is not None and key.account_id not in context.exchange.accounts:

@@ -1,24 +1,164 @@
 """External agents on the wire: who they are, what they are shown, and what they decide."""
 
-from trader.api.schemas.common import UNSET, Input, UnsetType, VariantId, Wire
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from trader.api.schemas.common import UNSET, DecimalText, Input, Timestamp, UnsetType, VariantId, Wire, iso
+from trader.api.schemas.paging import IsoTime
+from trader.api.schemas.positions import ExitPlanView
 from trader.api.schemas.simulator import AccountId
+from trader.domain.agents.invocations import ToolCallStatus
+from trader.domain.agents.tools import (
+    ClosePosition,
+    FetchIndicators,
+    FetchOrderBook,
+    Holding,
+    Note,
+    PlaceOrder,
+    UpdateExitPlan,
+)
+from trader.domain.exchange.orders import OrderSide, OrderStatus, Side
+from trader.domain.market.markets import Interval
 from trader.domain.models import Model
 from trader.domain.operations.credentials import Credential, Scope
-from trader.errors import ForeignAccount
+from trader.domain.portfolio.histories import RunWindow
+from trader.services.agents.external import ExternalDecision
 
 
 class AgentInput(Input, kw_only=True):
     """Input of an agent. A key speaks for one account, so `accountId` may be left out; another's is refused."""
 
-    account_id: AccountId | UnsetType = UNSET
+    account_id: AccountId | None = None
 
-    def require_own(self, key: Credential) -> None:
-        """Check that the account is the key's.
 
-        :raises ForeignAccount: it is another one
-        """
-        if self.account_id is not UNSET and self.account_id != key.account_id:
-            raise ForeignAccount(f"this key speaks for the account {key.account_id} and not for {self.account_id}")
+ViewId = Annotated[str, Meta(min_length=1, max_length=64, description="the id of the view that is decided from")]
+
+
+class ViewOutput(Wire, kw_only=True):
+    """A decision that is open until its deadline, and what a model of the variant is shown: its prompt and its view."""
+
+    view_id: str
+    opened_at: Timestamp
+    deadline: Timestamp
+    prompt: str
+    view: dict[str, Any]
+
+    @classmethod
+    def of(cls, decision: ExternalDecision) -> "ViewOutput":
+        system, shown = decision.messages
+        return cls(
+            view_id=decision.id,
+            opened_at=iso(decision.record.invocation.started_at),
+            deadline=iso(decision.deadline),
+            prompt=system["content"],
+            view=msgspec.json.decode(shown["content"]),
+        )
+
+
+class AgentOrderInput(PlaceOrder, frozen=True, kw_only=True):
+    view_id: ViewId
+    account_id: AccountId | None = None
+
+
+class AgentCloseInput(ClosePosition, frozen=True, kw_only=True):
+    view_id: ViewId
+    account_id: AccountId | None = None
+
+
+class AgentExitPlanInput(UpdateExitPlan, frozen=True, kw_only=True):
+    view_id: ViewId
+    account_id: AccountId | None = None
+
+
+class AgentHoldInput(Holding, frozen=True, kw_only=True):
+    view_id: ViewId
+    account_id: AccountId | None = None
+
+
+class AgentNoteInput(Note, frozen=True, kw_only=True):
+    view_id: ViewId
+    account_id: AccountId | None = None
+
+
+class AgentCandlesInput(FetchIndicators, frozen=True, kw_only=True):
+    account_id: AccountId | None = None
+
+
+class AgentBookInput(FetchOrderBook, frozen=True, kw_only=True):
+    account_id: AccountId | None = None
+
+
+class AgentCancelInput(AgentInput, kw_only=True):
+    order_id: Annotated[str, Meta(min_length=1, max_length=64, description="the `orderId` of an order that rests")]
+
+
+class AgentHistoryInput(AgentInput, kw_only=True):
+    limit: Annotated[int, Meta(ge=1, le=200)] = 20
+    before: IsoTime | UnsetType = UNSET
+
+
+class AgentBoardInput(AgentInput, kw_only=True):
+    window: RunWindow = "7d"
+
+
+class HeldPosition(Wire, kw_only=True):
+    symbol: str
+    side: Side
+    quantity: DecimalText
+
+
+class HeldAccount(Wire, kw_only=True):
+    """The account after a call."""
+
+    equity: DecimalText
+    available_cash: DecimalText
+    positions: list[HeldPosition]
+
+
+class DecisionOutput(Wire, kw_only=True):
+    """The result of a call, as a model sees it. `rejected` names the rule and its reason, `failed` the error.
+
+    Of an order: its id, its status at the exchange, what of it was filled, at which price and fees.
+    """
+
+    result: ToolCallStatus
+    rule: str | UnsetType = UNSET
+    reason: str | UnsetType = UNSET
+    error: str | UnsetType = UNSET
+    order_id: str | UnsetType = UNSET
+    status: OrderStatus | UnsetType = UNSET
+    side: OrderSide | UnsetType = UNSET
+    requested_quantity: DecimalText | UnsetType = UNSET
+    filled_quantity: DecimalText | UnsetType = UNSET
+    average_price: DecimalText | UnsetType = UNSET
+    fees: DecimalText | UnsetType = UNSET
+    realized_pnl: DecimalText | UnsetType = UNSET
+    at: Timestamp | UnsetType = UNSET
+    exit_plan: ExitPlanView | UnsetType = UNSET
+    holding: bool | UnsetType = UNSET
+    noted: bool | UnsetType = UNSET
+    account: HeldAccount | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, result: Mapping[str, Any]) -> "DecisionOutput":
+        return msgspec.convert({name: value for name, value in result.items() if value is not None}, cls)
+
+
+class MarketOutput(Wire, kw_only=True):
+    """What was read of a market: candles and indicators, or the best levels of its order book; or why nothing was."""
+
+    result: ToolCallStatus
+    error: str | UnsetType = UNSET
+    symbol: str | UnsetType = UNSET
+    interval: Interval | UnsetType = UNSET
+    indicators: dict[str, Any] | UnsetType = UNSET
+    candles: list[list[str | int | float | None]] | UnsetType = UNSET
+    at: Timestamp | UnsetType = UNSET
+    bids: list[list[DecimalText]] | UnsetType = UNSET
+    asks: list[list[DecimalText]] | UnsetType = UNSET
 
 
 class WhoAmIOutput(Wire, kw_only=True):

@@ -5,7 +5,7 @@ which invocations there are, and in what order.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple
@@ -17,7 +17,7 @@ import orjson
 from trader.clock import iso
 from trader.domain.agents.conversation import Message
 from trader.domain.agents.entrants import Entrant, canonical_json, fingerprint
-from trader.domain.agents.invocations import Invocation, Step, ToolCall
+from trader.domain.agents.invocations import Invocation, Step, ToolCall, client_order_id
 from trader.domain.agents.view import View
 from trader.domain.money import format_decimal
 
@@ -127,6 +127,20 @@ def order_ids(calls: Iterable[ToolCall]) -> list[str]:
     """Return the ids of the orders that these calls placed, refused ones included."""
     results = [result for call in calls for result in call.metadata.get("results", ())]
     return [result["orderId"] for result in results if isinstance(result, dict) and "orderId" in result]
+
+
+def placed_under(calls: Iterable[ToolCall]) -> Iterator[str]:
+    """Yield the client order ids under which these calls may have placed orders.
+
+    An id that an agent chose counts with a call that placed an order only: one that was refused before it reached the
+    books leaves its id to a later call.
+    """
+    for call in calls:
+        chosen = [decision["clientOrderId"] for decision in call.metadata["decisions"] if "clientOrderId" in decision]
+        if not chosen:
+            yield client_order_id(call.invocation_id, call.number)
+        elif order_ids([call]):
+            yield from chosen
 
 
 def _step_json(step: Step) -> dict[str, Any]:

@@ -14,11 +14,18 @@ import msgspec
 
 from trader.clock import cut_to_ms, iso
 from trader.domain.agents.invocations import client_order_id
-from trader.domain.agents.tools import Change, ClosePosition, CreatePosition, UpdateExitPlan
+from trader.domain.agents.tools import (
+    Change,
+    ClosePosition,
+    CreatePosition,
+    PlaceOrder,
+    PlannedExit,
+    UpdateExitPlan,
+)
 from trader.domain.agents.view import VariantLimits
-from trader.domain.exchange.account import Account, Marks, equity
+from trader.domain.exchange.account import Account, Marks, equity, openings
 from trader.domain.exchange.order_validation import MisplacedPrice, PastTime, check_plan
-from trader.domain.exchange.orders import CLOSING_SIDE, ExitPlan, Order, OrderSide, Side
+from trader.domain.exchange.orders import CLOSING_SIDE, ExitPlan, Order, OrderSide, OrderType, Side
 from trader.domain.market.markets import STALE_AFTER, untimely
 from trader.domain.models import CYCLE
 from trader.domain.money import ONE, ZERO, divide, format_decimal, from_number
@@ -49,7 +56,10 @@ class Refusal(NamedTuple):
 
 
 class Approved(msgspec.Struct, frozen=True, kw_only=True):
-    """A market order that keeps every rule. `leverage` is None (meaning 1) only for orders that reduce."""
+    """An order that keeps every rule: a market order unless it has a limit price.
+
+    `leverage` None means 1. Without a `client_order_id` the order has one that is derived from its call.
+    """
 
     symbol: str
     side: OrderSide
@@ -58,6 +68,8 @@ class Approved(msgspec.Struct, frozen=True, kw_only=True):
     reduce_only: bool = False
     exit_plan: ExitPlan | None = None
     confidence: Decimal | None = None
+    limit_price: Decimal | None = None
+    client_order_id: str | None = None
 
     def order(self, account_id: str, invocation_id: UUID, number: int) -> Order:
         """Return the order of call `number` of an invocation."""
@@ -70,7 +82,9 @@ class Approved(msgspec.Struct, frozen=True, kw_only=True):
             reduce_only=self.reduce_only,
             exit_plan=self.exit_plan,
             confidence=self.confidence,
-            client_order_id=client_order_id(invocation_id, number),
+            type=OrderType.MARKET if self.limit_price is None else OrderType.LIMIT,
+            limit_price=self.limit_price,
+            client_order_id=self.client_order_id or client_order_id(invocation_id, number),
             invocation_id=invocation_id,
         )
 
@@ -135,6 +149,8 @@ def judge(decision: Change, symbol: str, context: RiskContext, limits: VariantLi
             return judge_closing(decision, symbol, context)
         case UpdateExitPlan():
             return judge_plan(decision, symbol, context)
+        case PlaceOrder():
+            return judge_order(decision, symbol, context, limits)
 
 
 def judge_opening(
@@ -188,6 +204,51 @@ def judge_plan(decision: UpdateExitPlan, symbol: str, context: RiskContext) -> E
     if plan.stop is None:
         return Refusal("stop", f"A stop is mandatory, and the {symbol} position has none: give one.")
     return plan
+
+
+def judge_order(decision: PlaceOrder, symbol: str, context: RiskContext, limits: VariantLimits) -> Approved | Refusal:
+    """Return the order as it was asked for: what of it may open is judged as an opening, the rest is always allowed.
+
+    What an order that rests would reduce now may be gone when it fills, so all of it may open.
+    """
+    order = order_of(decision, symbol)
+    held = context.account.positions.get(symbol)
+    is_opposed = held is not None and held.side is not decision.opens and order.limit_price is None
+    closes = held.quantity if held is not None and is_opposed else ZERO
+    if decision.reduce_only or order.quantity <= closes:
+        return order if held is not None else _no_position(symbol, context)
+    plan = decision.exit_plan
+    if plan is None or plan.stop is None:
+        return Refusal("stop", "A stop is mandatory for an order that may open a position: give exitPlan.stop.")
+    opening = CreatePosition(
+        symbol=symbol,
+        side=decision.opens,
+        quantity=float(order.quantity - closes),
+        leverage=decision.leverage or 1.0,
+        stop=plan.stop,
+        target=plan.target,
+        invalidation=plan.invalidation or "",
+        invalidation_price=plan.invalidation_price,
+        time_exit=plan.time_exit,
+        confidence=decision.confidence or 0.0,
+    )
+    verdict = judge_opening(opening, symbol, context, limits)
+    return verdict if isinstance(verdict, Refusal) else order
+
+
+def order_of(decision: PlaceOrder, symbol: str) -> Approved:
+    """Return the order that a call asks for, whatever the guard says of it."""
+    return Approved(
+        symbol=symbol,
+        side=OPENING_SIDE[decision.opens],
+        quantity=from_number(decision.quantity),
+        leverage=_decimal(decision.leverage),
+        reduce_only=decision.reduce_only,
+        exit_plan=None if decision.exit_plan is None else _exit_plan(decision.exit_plan),
+        confidence=_decimal(decision.confidence),
+        limit_price=_decimal(decision.limit_price),
+        client_order_id=decision.client_order_id,
+    )
 
 
 def _plan(plan: ExitPlan, side: Side, mark: Decimal, now: datetime) -> Refusal | None:
@@ -268,14 +329,21 @@ def _reversal(side: Side, symbol: str, context: RiskContext, limits: VariantLimi
 
 
 def _notional(decision: CreatePosition, symbol: str, context: RiskContext, limits: VariantLimits) -> Refusal | None:
-    """Limit one position to n × equity and all to max leverage × equity, at the marks and after this order."""
+    """Limit one position to n × equity and all to max leverage × equity, at the marks and after this order.
+
+    Orders that rest count with what they would open at their limits.
+    """
     own_equity, marks = context.equity, context.marks
     held = context.account.positions.get(symbol)
     quantity = from_number(decision.quantity)
     if held is not None and held.side is decision.side:
         quantity += held.quantity
-    position = quantity * marks[symbol]
-    others = sum((p.quantity * marks[p.symbol] for p in context.account.positions.values() if p is not held), ZERO)
+    waiting = {symbol: ZERO}
+    for order, opens in openings(context.account):
+        waiting[order.symbol] = waiting.get(order.symbol, ZERO) + opens * order.limit_price
+    position = quantity * marks[symbol] + waiting.pop(symbol)
+    others = sum(waiting.values(), ZERO)
+    others += sum((p.quantity * marks[p.symbol] for p in context.account.positions.values() if p is not held), ZERO)
     for value, allowed, what in (
         (position, limits.position_notional_max, f"The {symbol} position"),
         (position + others, limits.leverage_max, "All positions together"),
@@ -296,7 +364,7 @@ def _no_position(symbol: str, context: RiskContext) -> Refusal:
     return Refusal("no position", f"You hold no position in {symbol}. Positions held: {held}.")
 
 
-def _exit_plan(decision: CreatePosition | UpdateExitPlan) -> ExitPlan:
+def _exit_plan(decision: CreatePosition | UpdateExitPlan | PlannedExit) -> ExitPlan:
     """Return the exit plan of a decision in the terms of the books: decimals, and times in UTC."""
     return ExitPlan(
         stop=_decimal(decision.stop),

@@ -9,14 +9,14 @@ import math
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
 from trader.domain.agents.conversation import ToolRequest, storable
 from trader.domain.agents.invocations import ToolCallType
-from trader.domain.exchange.orders import Side
+from trader.domain.exchange.orders import OrderType, Side
 from trader.domain.market.markets import Interval
 
 NOTE_MAX: Final = 600
@@ -131,7 +131,50 @@ class Holding(Tool, frozen=True, kw_only=True):
     reason: Annotated[str, Meta(min_length=1, max_length=4000, description="Why, with the figures that decided it.")]
 
 
-Change = CreatePosition | ClosePosition | UpdateExitPlan
+class PlannedExit(Tool, frozen=True, kw_only=True):
+    """When to close the position that an order opens. A stop is mandatory for orders that may open."""
+
+    stop: Price | None = None
+    target: Price | None = None
+    invalidation: Annotated[str, Meta(min_length=1, max_length=1000)] | None = None
+    invalidation_price: Price | None = None
+    time_exit: Annotated[datetime, Meta(tz=True)] | None = None
+
+
+class PlaceOrder(Tool, frozen=True, kw_only=True):
+    """Place a market or limit order. One that may open a position needs a stop in `exitPlan`. The same `clientOrderId`
+    gets the first answer again and trades once; with other contents it is refused."""
+
+    symbol: Symbol
+    side: Annotated[
+        Literal["buy", "sell", "long", "short"],
+        Meta(description="`long` is the same as `buy`, and `short` the same as `sell`."),
+    ]
+    quantity: Annotated[float, Meta(gt=0, le=1e12, description="Size in base units; rounded down to the lot.")]
+    client_order_id: Annotated[str, Meta(pattern=r"^[ -~]{1,128}$(?!\n)", description="Your own id of this order.")]
+    type: OrderType = OrderType.MARKET
+    limit_price: Annotated[Price | None, Meta(description="For limit orders only.")] = None
+    leverage: Annotated[
+        Annotated[float, Meta(ge=1, le=100)] | None, Meta(description="Notional / margin of this order; null for 1.")
+    ] = None
+    reduce_only: Annotated[bool, Meta(description="Only reduce the position; cut to its size.")] = False
+    exit_plan: Annotated[PlannedExit | None, Meta(description="When to close what this order opens.")] = None
+    confidence: Annotated[
+        Annotated[float, Meta(ge=0, le=100)] | None, Meta(description="How sure you are, in percent.")
+    ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.type is OrderType.LIMIT) != (self.limit_price is not None):
+            raise ValueError("`limitPrice` is required for a limit order, and has no use for a market order")
+
+    @property
+    def opens(self) -> Side:
+        """The side of the position that it opens or adds to."""
+        return Side.LONG if self.side in ("buy", "long") else Side.SHORT
+
+
+Change = CreatePosition | ClosePosition | UpdateExitPlan | PlaceOrder
 """The decisions that change the books."""
 
 Decision = Change | FetchIndicators | FetchOrderBook | Note | Holding
@@ -164,6 +207,9 @@ TOOL_CALL_TYPES: Final[Mapping[str, ToolCallType]] = {
 }
 """The type that a call of each tool is recorded as: its name in upper case."""
 
+PLACE_ORDER: Final = "placeOrder"
+"""The tool of external agents that their models' tools do not have: the simulator's order, through the guard."""
+
 ARGUMENTS_MAX = 20_000
 """Characters of arguments; longer ones are not decoded, and cut in the record."""
 
@@ -176,7 +222,7 @@ class BadCall(NamedTuple):
 
 def decode(request: ToolRequest) -> Decision | BadCall:
     """Return the decision of a call. Unknown fields, wrong types and values out of bounds are errors."""
-    struct = TOOLS.get(request.name)
+    struct: type[Decision] | None = PlaceOrder if request.name == PLACE_ORDER else TOOLS.get(request.name)
     if struct is None:
         return BadCall(f"There is no tool {request.name[:100]!r}. The tools are: {', '.join(TOOLS)}.")
     if len(request.arguments) > ARGUMENTS_MAX:
@@ -194,8 +240,10 @@ def _signature(struct: type[Decision]) -> str:
     return "{" + ", ".join(field.encode_name + ("" if field.required else "?") for field in fields) + "}"
 
 
-def call_type(request: ToolRequest) -> ToolCallType:
+def call_type(request: ToolRequest, decision: Decision | None) -> ToolCallType:
     """Return the type that the call is recorded as. A call of an unknown tool does nothing, which is HOLDING."""
+    if isinstance(decision, PlaceOrder):
+        return "CLOSE_POSITION" if decision.reduce_only else "CREATE_POSITION"
     return TOOL_CALL_TYPES.get(request.name, "HOLDING")
 
 

@@ -42,6 +42,17 @@ EndedBy = Literal["holding", "answer", "steps", "tokens", "deadline"]
 _log = logging.getLogger("trader.agents")
 
 
+async def read_market(
+    decision: FetchIndicators | FetchOrderBook, symbol: str, account_id: str, observer: AgentObserver, now: datetime
+) -> Outcome:
+    """Return the outcome of a call that only reads a market."""
+    if isinstance(decision, FetchIndicators):
+        candles, computed = await observer.indicators(symbol, decision.interval)
+        return "ok", indicators_json(symbol, decision.interval, candles[-24:], computed)
+    book = observer.order_book(account_id, symbol, now)
+    return failed(f"There is no price of {symbol} now.") if book is None else ("ok", book_json(book))
+
+
 class CallExecutor:
     """Executes the calls of one invocation, whoever asks for them: an AI provider, a rule agent or an external agent.
 
@@ -136,12 +147,8 @@ class CallExecutor:
         if symbol not in self._exchange.markets:
             known = ", ".join(self._exchange.markets)
             return failed(f"There is no market {decision.symbol!r}; the markets are {known}.")
-        if isinstance(decision, FetchIndicators):
-            candles, computed = await self._observer.indicators(symbol, decision.interval)
-            return "ok", indicators_json(symbol, decision.interval, candles[-24:], computed)
-        if isinstance(decision, FetchOrderBook):
-            book = self._observer.order_book(self._model.id, symbol, self._clock.now())
-            return failed(f"There is no price of {symbol} now.") if book is None else ("ok", book_json(book))
+        if isinstance(decision, FetchIndicators | FetchOrderBook):
+            return await read_market(decision, symbol, self._model.id, self._observer, self._clock.now())
         return await self._change(decision, symbol, pending)
 
     async def _change(self, decision: Change, symbol: str, pending: PendingOrder) -> Outcome:

@@ -17,11 +17,11 @@ from trader.domain.agents.chain import (
     answers_digest,
     check_entrant,
     order_ids,
+    placed_under,
     record_digest,
     shown_digest,
 )
 from trader.domain.agents.entrants import Entrant
-from trader.domain.agents.invocations import client_order_id
 from trader.services.agents.payloads import unpacked
 from trader.store.agents import chain as store
 from trader.store.agents.invocations import select_payloads, select_steps, select_tool_calls
@@ -124,16 +124,15 @@ async def _order_findings(
 ) -> list[ChainFinding]:
     """Return the contradictions between the orders in the ledger and those that the recorded calls placed."""
     wanted = {
-        client_order_id(record.invocation.id, call.number): record.invocation.model_id
-        for record in records.values()
-        for call in record.calls
+        invocation_id: [(record.invocation.model_id, name) for name in placed_under(record.calls)]
+        for invocation_id, record in records.items()
     }
-    present = await store.select_request_ids(conn, [(model_id, name) for name, model_id in wanted.items()])
+    present = await store.select_request_ids(conn, [name for names in wanted.values() for name in names])
     findings = []
     for link in batch:
         if (record := records.get(link.invocation_id)) is None:
             continue
-        names = [client_order_id(link.invocation_id, call.number) for call in record.calls]
+        names = wanted[link.invocation_id]
         there, recorded = {str(present[name]) for name in names if name in present}, set(order_ids(record.calls))
         for kind, ids in (("inserted", there - recorded), ("removed", recorded - there)):
             text = f"order {', '.join(sorted(ids))} of invocation {link.invocation_id} was {kind}"

@@ -16,13 +16,14 @@ from trader.domain.agents.invocations import (
     Step,
     ToolCall,
     ToolCallStatus,
+    client_order_id,
     invocation_id,
     tool_call_id,
 )
 from trader.domain.agents.memory import note_of
 from trader.domain.agents.messages import decision_json
 from trader.domain.agents.reproduction import CallInputs
-from trader.domain.agents.tools import Decision, call_type, raw_of
+from trader.domain.agents.tools import Decision, PlaceOrder, call_type, raw_of
 from trader.domain.agents.view import View
 from trader.domain.models import Model
 from trader.errors import ProviderError
@@ -61,6 +62,11 @@ class PendingOrder(msgspec.Struct, frozen=True):
     request: ToolRequest
     decision: Decision
     at: datetime
+
+    def client_order_id(self, invocation_id: UUID) -> str:
+        """Return the client order id of the order, which the agent may have chosen."""
+        chosen = self.decision.client_order_id if isinstance(self.decision, PlaceOrder) else None
+        return chosen or client_order_id(invocation_id, self.number)
 
 
 class InvocationRecord:
@@ -209,7 +215,7 @@ class InvocationRecord:
             id=tool_call_id(self.id, number),
             invocation_id=self.id,
             number=number,
-            type=call_type(request),
+            type=call_type(request, decision),
             status=status,
             metadata=storable(metadata),
             created_at=at,

@@ -12,7 +12,6 @@ import msgspec
 from trader.domain.agents.conversation import Turn
 from trader.domain.agents.invocations import (
     ToolCall,
-    client_order_id,
     tool_call_id,
 )
 from trader.domain.agents.messages import order_outcome
@@ -118,9 +117,19 @@ class InvocationRecorder(InvocationRecord):
             self._events.publish(ConversationsChanged(at=self._ended_at(), model_id=self.model.id))
             await self._save_payload()
 
+    async def settle_pending(self) -> None:
+        """Record the outcome of the order whose answer is not known, if there is one.
+
+        :raises Unavailable: the books cannot be read now
+        """
+        if self._pending is not None:
+            await self._settle(self.model.id)
+            async with self._database.connection() as conn:
+                await self._settle_pending(conn, self._pending)
+
     async def _settle_pending(self, conn: Connection, pending: PendingOrder) -> None:
         """Record the ledger's outcome of an order that was pending when the invocation broke off."""
-        answer = await select_answer_of_client(conn, self.model.id, client_order_id(self.id, pending.number))
+        answer = await select_answer_of_client(conn, self.model.id, pending.client_order_id(self.id))
         self._pending = None
         status, result = order_outcome(answer)
         self.add_call(pending.number, pending.request, pending.decision, status, result, pending.at)

@@ -20,6 +20,7 @@ from trader.logs import log_bug
 from trader.services.agents.budgets import Budgets
 from trader.services.agents.chain import append_interrupted
 from trader.services.agents.entrants import Entrants
+from trader.services.agents.external import ExternalAgents
 from trader.services.agents.invocations import LATEST, FinishedInvocation, ModelSummary, read_messages, short_answers
 from trader.services.agents.model_warnings import (
     CUT_PROMPT,
@@ -99,6 +100,8 @@ class Agents:
         self._observer = Observer(database, exchange, market, settings, supplier)
         self._packer = PayloadPacker()
         self._entrants = Entrants(database, settings, self._left_out)
+        shared = self._observer, self._entrants, self._packer
+        self.external = ExternalAgents(database, exchange, *shared, clock, events, settings)
         self.budgets = Budgets(
             database, settings.ai_budget_usd_per_day, settings.run_tokens_max, settings.answer_tokens_max
         )
@@ -135,6 +138,7 @@ class Agents:
             await self.reload_models()
         for model in self._models.values():
             await self._exchange.open_account(model.id)
+        await self.external.start(self._models)
 
     async def follow(self) -> None:
         """Only load the models and what they cost, for a process that reads what another one trades."""
@@ -145,6 +149,7 @@ class Agents:
     async def close(self) -> None:
         """Cancel the invocations and let them write their records."""
         self._is_closing = True
+        self.external.close()
         self._slots.clear()
         tasks = [task for task, _ in self._running.values()]
         for task in tasks:
@@ -293,6 +298,7 @@ class Agents:
             await asyncio.sleep(0)  # lets the invocations start, so that the clock waits for them
         if missed := [model for model in asked if model not in due]:
             await self._entrants.count_missed(missed, now)
+        await self.external.begin_cycle(self._models.values(), now)
         if self._dropped:
             dropped, self._dropped = self._dropped, []  # counted once at the most, also when the commit is in doubt
             await self._entrants.count_missed(dropped, now)
@@ -331,15 +337,8 @@ class Agents:
         self, model: Model, batch: Batch, started_at: datetime, slot: SlotName, limits: InvocationLimits
     ) -> None:
         async with self._clock.busy():
-            record = InvocationRecorder(
-                self._database,
-                self._events,
-                self._packer,
-                self._entrants,
-                model,
-                started_at,
-                self._exchange.settle,
-            )
+            shared = self._database, self._events, self._packer, self._entrants
+            record = InvocationRecorder(*shared, model, started_at, self._exchange.settle)
             workflow = Workflow(
                 record,
                 self._providers,

@@ -129,17 +129,17 @@ async def select_finished_count(conn: Connection) -> int:
 
 
 SELECT_REQUEST_IDS = """
-SELECT q.id, q.client_order_id
+SELECT q.id, q.account_id, q.client_order_id
 FROM unnest($1::text[], $2::text[]) AS w (account_id, client_order_id)
 JOIN order_requests q ON q.account_id = w.account_id AND q.client_order_id = w.client_order_id
 ORDER BY q.client_order_id
 """
 
 
-async def select_request_ids(conn: Connection, calls: Sequence[tuple[str, str]]) -> dict[str, UUID]:
-    """Return the ids of the orders with these client order ids of these accounts."""
+async def select_request_ids(conn: Connection, calls: Sequence[tuple[str, str]]) -> dict[tuple[str, str], UUID]:
+    """Return the ids of the orders with these pairs of an account and a client order id, by pair."""
     rows = await conn.fetch(SELECT_REQUEST_IDS, [call[0] for call in calls], [call[1] for call in calls])
-    return {row["client_order_id"]: row["id"] for row in rows}
+    return {(row["account_id"], row["client_order_id"]): row["id"] for row in rows}
 
 
 # Anchors

@@ -106,7 +106,7 @@ UPDATE_INTERRUPTED = """
 WITH closed AS (
     UPDATE invocations
     SET status = 'failed', failure_reason = $1, finished_at = greatest(started_at, $2)
-    WHERE status = 'running'
+    WHERE status = 'running' AND NOT EXISTS (SELECT FROM open_views v WHERE v.invocation_id = invocations.id)
     RETURNING id, model_id, started_at
 )
 SELECT id, model_id FROM closed ORDER BY started_at, id
@@ -114,7 +114,10 @@ SELECT id, model_id FROM closed ORDER BY started_at, id
 
 
 async def update_interrupted(conn: Connection, reason: str, at: datetime) -> list[tuple[UUID, str]]:
-    """Close every open invocation as failed for `reason`. Return the ids of the invocations and of their models."""
+    """Close every invocation that a process left open as failed for `reason`; those of open views go on.
+
+    Return the ids of the invocations and of their models.
+    """
     rows = await conn.fetch(UPDATE_INTERRUPTED, reason, at)
     return [(row["id"], row["model_id"]) for row in rows]
 

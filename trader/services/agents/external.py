@@ -1,0 +1,378 @@
+"""Decisions of external agents: a view opens one, calls are executed in it, and `holding` or its deadline ends it.
+
+Each is an invocation like any other. What is open is kept in the database, so a restart keeps its deadline.
+"""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+
+from trader.clock import Clock, cut_to_ms, floor_time
+from trader.domain.agents.conversation import Message, ModelAnswer, ToolRequest
+from trader.domain.agents.entrants import Entrant
+from trader.domain.agents.guard import order_of
+from trader.domain.agents.invocations import Step, ToolCall
+from trader.domain.agents.messages import account_json, decision_json, order_outcome
+from trader.domain.agents.prompt import opening_messages
+from trader.domain.agents.tools import (
+    PLACE_ORDER,
+    TOOL_NAMES,
+    Change,
+    Decision,
+    FetchIndicators,
+    FetchOrderBook,
+    Holding,
+    PlaceOrder,
+    decode,
+)
+from trader.domain.agents.view import SERIES_SHOWN
+from trader.domain.market.markets import canonical_symbol
+from trader.domain.models import CYCLE, EXTERNAL, Model
+from trader.errors import (
+    Conflict,
+    MarketUnavailable,
+    NotFound,
+    TooManyRequests,
+    Unavailable,
+    ViewDecided,
+    ViewExpired,
+    ViewUnknown,
+)
+from trader.services.agents.calls import CallExecutor, EndedBy, read_market
+from trader.services.agents.entrants import Entrants
+from trader.services.agents.observer import Observer
+from trader.services.agents.payloads import PayloadPacker
+from trader.services.agents.record import PendingOrder
+from trader.services.agents.recorder import InvocationRecorder
+from trader.services.events import EventBus
+from trader.services.exchange.idempotent_orders import first_answer
+from trader.services.exchange.protocol import Exchange, not_trading
+from trader.settings import Settings
+from trader.store.agents.chain import select_entrants
+from trader.store.agents.invocations import select_invocation, select_steps, select_tool_calls
+from trader.store.agents.open_views import (
+    OpenView,
+    delete_decided_views,
+    insert_open_view,
+    select_open_views,
+    update_pending_order,
+)
+from trader.store.database.pool import Database
+from trader.variants import VARIANTS
+
+CALLS_MAX: Final = 100
+"""Calls of one decision."""
+
+_log = logging.getLogger("trader.agents")
+
+
+class ExternalRecorder(InvocationRecorder):
+    """The record of a decision that a restart goes on with."""
+
+    def resume(self, entrant: Entrant, steps: list[Step], calls: list[ToolCall], view: OpenView) -> None:
+        """Take up the record of a process that ended."""
+        self.set_entrant(entrant)
+        self.invocation = view.invocation
+        self.steps, self.calls = steps, calls
+        self._written = len(steps), len(calls)
+        self.answered_by = steps[0].model if steps else None
+        self.call_count = max((call.number for call in calls), default=0)
+        if view.pending is not None and view.pending["number"] > self.call_count:
+            request = ToolRequest(id="", name=view.pending["name"], arguments=view.pending["arguments"])
+            decision = decode(request)
+            assert isinstance(decision, Change), "it was decoded before it was sent"
+            self.call_count = view.pending["number"]
+            at = datetime.fromisoformat(view.pending["at"])
+            self._pending = PendingOrder(self.call_count, request, decision, at)
+
+    async def before_order(self, pending: PendingOrder) -> None:
+        await super().before_order(pending)
+        request = pending.request
+        sent = {"number": pending.number, "name": request.name, "arguments": request.arguments}
+        async with self._database.connection() as conn:
+            await update_pending_order(conn, self.id, {**sent, "at": pending.at.isoformat()})
+
+
+class ExternalDecision:
+    """A decision that is open: its record, what the agent was shown, and until when it may act."""
+
+    def __init__(
+        self, record: ExternalRecorder, calls: CallExecutor, messages: list[Message], deadline: datetime
+    ) -> None:
+        self.record = record
+        self.calls = calls
+        self.messages = messages
+        self.deadline = deadline
+
+    @property
+    def id(self) -> str:
+        return str(self.record.id)
+
+    @property
+    def has_decided(self) -> bool:
+        """Whether it has ordered anything, were it refused or not."""
+        changes = ("CREATE_POSITION", "CLOSE_POSITION", "UPDATE_EXIT_PLAN")
+        return any(call.type in changes for call in self.record.calls)
+
+    def earlier(self, client_order_id: str) -> ToolCall | None:
+        """Return the recorded call with the order of this id; one that failed left nothing in the books."""
+        for call in self.record.calls:
+            ids = [decision.get("clientOrderId") for decision in call.metadata["decisions"]]
+            if client_order_id in ids and call.status != "failed":
+                return call
+        return None
+
+
+class ExternalAgents:
+    """Owns the open decisions of external agents, at most one of each. Only the leader has any."""
+
+    def __init__(
+        self,
+        database: Database,
+        exchange: Exchange,
+        observer: Observer,
+        entrants: Entrants,
+        packer: PayloadPacker,
+        clock: Clock,
+        events: EventBus,
+        settings: Settings,
+    ) -> None:
+        self._database = database
+        self._exchange = exchange
+        self._observer = observer
+        self._clock = clock
+        self._events = events
+        self._settings = settings
+        self._entrants = entrants
+        self._packer = packer
+        self._open: dict[str, ExternalDecision] = {}
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._opened: dict[str, tuple[datetime, int]] = {}  # the last minute with a decision, and how many it had
+        self._cycles: dict[str, datetime] = {}  # the last cycle that was due
+        self._unsaved: list[ExternalRecorder] = []
+
+    # --- start and end ------------------------------------------------------------------------------------------------
+
+    async def start(self, models: Mapping[str, Model]) -> None:
+        """Go on with the decisions that are open. It may be called again after `close`."""
+        async with self._database.reading() as conn:
+            views = await select_open_views(conn)
+            ids = [view.invocation.id for view in views]
+            entrants = await select_entrants(conn) if views else {}
+            steps, calls = await select_steps(conn, ids), await select_tool_calls(conn, ids)
+        for view in views:
+            invocation = view.invocation
+            assert invocation.entrant is not None, "an invocation is opened with its entrant"
+            record = self._record_of(models[invocation.model_id], invocation.started_at)
+            entrant = entrants[invocation.model_id, invocation.entrant]
+            record.resume(entrant, steps.get(invocation.id, []), calls.get(invocation.id, []), view)
+            self._opened[record.model.id] = invocation.started_at, 1
+            self._go_on(record, msgspec.json.decode(view.shown, type=list[Message]), view.deadline)
+
+    def close(self) -> None:
+        """Forget the open decisions: the next leader goes on with them."""
+        self._open.clear()
+        self._cycles.clear()
+
+    async def begin_cycle(self, models: Iterable[Model], now: datetime) -> None:
+        """End the decisions whose deadline has passed, and count those that were due and never begun.
+
+        :raises Unavailable: the database did not confirm it
+        """
+        external = {model.id: model for model in models if model.is_external and model.active}
+        for model_id in [*self._open]:
+            async with self._locks[model_id]:
+                decision = self._open.get(model_id)
+                if decision is not None and decision.deadline < now:
+                    await self._expire(decision)
+        due = [model for model in external.values() if now == floor_time(now, model.configuration.cadence)]
+        missed = []
+        for model in due:
+            before, self._cycles[model.id] = self._cycles.get(model.id), now
+            opened_at = self._opened[model.id][0] if model.id in self._opened else None
+            if before is not None and (opened_at is None or opened_at < before):
+                missed.append(model)
+        if missed:
+            await self._entrants.count_missed(missed, now)
+        for record in [*self._unsaved]:
+            await record.save()
+            self._unsaved.remove(record)
+
+    # --- what agents do -----------------------------------------------------------------------------------------------
+
+    async def view(self, model: Model, decisions_per_minute: int | None) -> ExternalDecision:
+        """Open a decision; while one is open return that one, as it was shown.
+
+        :raises TooManyRequests: the agent has decided often enough in this minute
+        :raises MarketUnavailable: no market has a price now
+        :raises Unavailable: another process leads, or the database does not confirm it
+        """
+        self._require_lead()
+        async with self._locks[model.id], self._clock.busy():
+            decision = self._open.get(model.id)
+            if decision is not None:
+                if self._clock.now() <= decision.deadline:
+                    return decision
+                await self._expire(decision)
+            return await self._begin(model, decisions_per_minute)
+
+    async def decide(self, model: Model, view_id: str, decision: Decision) -> dict[str, Any]:
+        """Execute a call in the decision of this view. Return the result that the agent sees.
+
+        :raises ViewUnknown: the agent has no such view
+        :raises ViewExpired: its deadline has passed
+        :raises ViewDecided: its decision has ended
+        :raises Conflict: the client order id was used for another order
+        """
+        self._require_lead()
+        async with self._locks[model.id], self._clock.busy():
+            if isinstance(decision, PlaceOrder):
+                earlier = await self._answered_before(model, decision)
+                if earlier is not None:
+                    return earlier
+            opened = await self._current(model, view_id)
+            await opened.record.settle_pending()
+            return await self._execute(opened, decision)
+
+    async def read(self, model: Model, decision: FetchIndicators | FetchOrderBook) -> dict[str, Any]:
+        """Execute a call that only reads; a decision that is open has it among its calls.
+
+        :raises NotFound: there is no such market
+        """
+        symbol = canonical_symbol(decision.symbol)
+        if symbol not in self._exchange.markets:
+            known = ", ".join(self._exchange.markets)
+            raise NotFound(f"there is no market {decision.symbol!r}; the markets are {known}")
+        async with self._locks[model.id]:
+            opened = self._open.get(model.id)
+            if opened is not None and self._clock.now() <= opened.deadline:
+                return await self._execute(opened, decision)
+        status, result = await read_market(decision, symbol, model.id, self._observer, self._clock.now())
+        return {"result": status, **result}
+
+    async def _begin(self, model: Model, decisions_per_minute: int | None) -> ExternalDecision:
+        now = cut_to_ms(self._clock.now())
+        minute = floor_time(now, CYCLE)
+        last, count = self._opened.get(model.id, (minute, 0))
+        count = count if floor_time(last, CYCLE) == minute else 0
+        if decisions_per_minute is not None and count >= decisions_per_minute:
+            wait_s = int((minute + CYCLE - now).total_seconds()) + 1
+            raise TooManyRequests(f"this key may decide {decisions_per_minute} times a minute", wait_s)
+        await self._exchange.open_account(model.id)
+        variant = VARIANTS[model.variant]
+        view = await self._observer.view(model, variant.intervals, now, SERIES_SHOWN)
+        if not view.markets:
+            raise MarketUnavailable("no market has a price now")
+        messages = opening_messages(model.configuration.prompt or variant.prompt, variant.limits, view)
+        deadline = now + timedelta(seconds=variant.limits.decision_age_max_s)
+        record = self._record_of(model, now)
+        await record.open()
+        async with self._database.connection() as conn:
+            await insert_open_view(conn, record.id, deadline, msgspec.json.encode(messages).decode())
+        self._opened[model.id] = now, count + 1
+        decision = self._go_on(record, messages, deadline)
+        decision.calls.publish("workflow:started", {})
+        return decision
+
+    def _record_of(self, model: Model, started_at: datetime) -> ExternalRecorder:
+        settle = self._exchange.settle
+        return ExternalRecorder(self._database, self._events, self._packer, self._entrants, model, started_at, settle)
+
+    def _go_on(self, record: ExternalRecorder, messages: list[Message], deadline: datetime) -> ExternalDecision:
+        record.note_messages(messages)
+        calls = CallExecutor(record, self._exchange, self._observer, self._clock, self._events)
+        decision = self._open[record.model.id] = ExternalDecision(record, calls, messages, deadline)
+        return decision
+
+    async def _answered_before(self, model: Model, decision: PlaceOrder) -> dict[str, Any] | None:
+        """Return the first answer to the order, from the open decision or from the books; None without one.
+
+        :raises Conflict: it was for another order
+        """
+        opened = self._open.get(model.id)
+        if opened is not None:
+            await opened.record.settle_pending()
+        call = None if opened is None else opened.earlier(decision.client_order_id)
+        if call is not None:
+            if call.metadata["decisions"] != [decision_json(decision)]:
+                raise _other_contents(decision)
+            return {"result": call.status, **call.metadata["results"][0], **self._account(model)}
+        answer = await first_answer(self._database, model.id, decision.client_order_id)
+        if answer is None:
+            return None
+        order = order_of(decision, canonical_symbol(decision.symbol)).order(model.id, UUID(int=0), 0)
+        if answer.contents_digest != order.contents_digest():
+            raise _other_contents(decision)
+        status, result = order_outcome(answer)
+        return {"result": status, **result, **self._account(model)}
+
+    def _account(self, model: Model) -> dict[str, Any]:
+        return {"account": account_json(self._exchange.account(model.id), self._exchange.marks())}
+
+    async def _current(self, model: Model, view_id: str) -> ExternalDecision:
+        decision = self._open.get(model.id)
+        if decision is not None and decision.id == view_id:
+            if self._clock.now() > decision.deadline:
+                await self._expire(decision)
+                raise ViewExpired(f"the deadline of the view {view_id} has passed; get a new one")
+            if decision.record.call_count < CALLS_MAX:
+                return decision
+            raise ViewDecided(f"a decision has at most {CALLS_MAX} calls; hold, and get a new view")
+        try:
+            async with self._database.connection() as conn:
+                invocation = await select_invocation(conn, UUID(view_id))
+        except ValueError:
+            invocation = None
+        if invocation is None or invocation.model_id != model.id:
+            raise ViewUnknown(f"{model.id} has no view {view_id[:40]!r}")
+        if invocation.status == "completed":
+            raise ViewDecided(f"the decision of the view {view_id} has ended; get a new one")
+        raise ViewExpired(f"the deadline of the view {view_id} has passed; get a new one")
+
+    async def _execute(self, opened: ExternalDecision, decision: Decision) -> dict[str, Any]:
+        name = PLACE_ORDER if isinstance(decision, PlaceOrder) else TOOL_NAMES[type(decision)]
+        number = opened.record.next_call()
+        request = ToolRequest(id=str(number), name=name, arguments=msgspec.json.encode(decision).decode())
+        model = opened.record.model
+        answer = ModelAnswer(text=None, calls=(request,), message={}, model=model.router_model_name)
+        opened.calls.record_step(EXTERNAL, answer)
+        result = await opened.calls.execute(number, request, decision)
+        if isinstance(decision, Holding):
+            await self._end(opened, "holding")
+        elif not isinstance(decision, Change):
+            await opened.record.save()
+        return result
+
+    async def _expire(self, decision: ExternalDecision) -> None:
+        """End a decision whose deadline has passed; silence is a missed decision."""
+        await decision.record.settle_pending()
+        await self._end(decision, "deadline" if decision.has_decided else None, at=decision.deadline)
+
+    async def _end(self, decision: ExternalDecision, ended_by: EndedBy | None, at: datetime | None = None) -> None:
+        del self._open[decision.record.model.id]
+        if ended_by is None:
+            await decision.calls.finish("timeout", "the agent did not decide before the deadline of its view", at=at)
+        else:
+            await decision.calls.finish("completed", None, ended_by=ended_by, at=at)
+        if decision.record.is_unsaved:
+            self._unsaved.append(decision.record)
+            return
+        try:
+            async with self._database.connection() as conn:
+                await delete_decided_views(conn)
+        except Unavailable as error:  # the end of the next decision deletes them
+            _log.warning("%s: its view is not deleted yet: %s", decision.record.model.id, error)
+
+    def _require_lead(self) -> None:
+        if self._exchange.term is None:
+            raise not_trading(self._settings, None)
+
+
+def _other_contents(decision: PlaceOrder) -> Conflict:
+    return Conflict(f"the clientOrderId {decision.client_order_id!r} was used for another order; use a new one")
