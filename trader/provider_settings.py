@@ -1,16 +1,23 @@
-"""Settings of the AI providers: keys and addresses, in variables that are named after the provider."""
+"""AI providers that ship with the service, and their settings: keys and addresses, in variables named after each."""
 
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from trader import setting_forms as forms
 from trader.setting_forms import Secret, parse_setting
 
-PROVIDERS: Final = ("openrouter", "nim", "mistral", "openai")
+PROVIDERS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "openrouter": {"base_url": "https://openrouter.ai/api/v1", "request": {"usage": {"include": True}}},
+    "nim": {"base_url": "https://integrate.api.nvidia.com/v1"},
+    "mistral": {"base_url": "https://api.mistral.ai/v1"},
+    "openai": {"base_url": "https://api.openai.com/v1", "limit_field": "max_completion_tokens"},
+}
+"""The providers that ship with the service, with the fields of their `ProviderDefinition`."""
+
 KEY_NAMES: Final = tuple(f"{provider.upper()}_API_KEY" for provider in PROVIDERS)
 BASE_URL_NAMES: Final = tuple(f"{provider.upper()}_BASE_URL" for provider in PROVIDERS)
 KEY_NAME: Final = re.compile(rf"({'|'.join(PROVIDERS).upper()})_API_KEY(?:_?([0-9]{{1,3}}))?")

@@ -11,25 +11,15 @@ from trader.domain.market.markets import Interval
 from trader.domain.models import Model, ProviderDefinition
 from trader.gateways.agents.client import ProviderClient
 from trader.gateways.agents.strategy_process import StrategyProvider, StrategyStates
-from trader.provider_settings import PROVIDERS as CONFIGURABLE
+from trader.provider_settings import PROVIDERS as SHIPPED
 from trader.provider_settings import ProviderSettings, name_of_keys
 from trader.settings import Settings
 from trader.variants import VARIANTS
 
 PROVIDERS: Final[Mapping[str, ProviderDefinition]] = {
-    definition.name: definition
-    for definition in (
-        ProviderDefinition(
-            name="openrouter", base_url="https://openrouter.ai/api/v1", request={"usage": {"include": True}}
-        ),
-        ProviderDefinition(name="nim", base_url="https://integrate.api.nvidia.com/v1"),
-        ProviderDefinition(name="mistral", base_url="https://api.mistral.ai/v1"),
-        ProviderDefinition(name="openai", base_url="https://api.openai.com/v1", limit_field="max_completion_tokens"),
-    )
+    name: ProviderDefinition(name=name, **fields) for name, fields in SHIPPED.items()
 }
 """The providers that ship with the service; their keys and addresses are settings."""
-
-assert set(PROVIDERS) == set(CONFIGURABLE), "every provider that can be configured has its definition"
 
 
 class Provider(Protocol):
