@@ -12,7 +12,7 @@ from support.records import make_model
 
 from trader import variants
 from trader.domain.agents.prompt import GLOSSARY, cadence_text, rules_text
-from trader.domain.agents.tools import TOOL_SCHEMAS, TOOLS
+from trader.domain.agents.tools import TOOLS, tool_schemas
 from trader.domain.agents.view import (
     LastAction,
     ObservedAccount,
@@ -148,7 +148,12 @@ def test_a_prompt_covers_role_edge_rules_limits_exits_and_tools(variant: Variant
 @every_variant
 def test_everything_that_a_model_reads_names_only_what_exists(variant: VariantId) -> None:
     """The rules of the guard and the descriptions of the tools, beside the prompt: names in backticks and camelCase."""
-    told = [rules_text(VARIANTS[variant].limits), orjson.dumps(TOOL_SCHEMAS).decode(), GLOSSARY, cadence_text(5)]
+    told = [
+        rules_text(VARIANTS[variant].limits),
+        orjson.dumps(tool_schemas(("BTC",))).decode(),
+        GLOSSARY,
+        cadence_text(5),
+    ]
     for text in told:
         named = set(re.findall(r"`([^`]*)`", text)) | set(re.findall(r"\b[a-z]+[A-Z]\w*", text))
         assert named <= KNOWN | {"additionalProperties", "anyOf"}, f"unknown: {sorted(named - KNOWN)}"

@@ -10,7 +10,7 @@ import msgspec
 from support.venue import make_exchange
 
 from trader.domain.agents.conversation import ModelAnswer, Turn
-from trader.domain.agents.tools import TOOL_SCHEMAS
+from trader.domain.agents.tools import tool_schemas
 from trader.domain.market.markets import Interval, Tick
 from trader.domain.models import Model, VariantId
 from trader.gateways.agents.providers import Providers, RuleProvider
@@ -41,7 +41,7 @@ class Eavesdropper(RuleProvider):
 
     async def answer(self, turn: Turn) -> ModelAnswer:
         if turn.number == 1:
-            tools = msgspec.json.encode(TOOL_SCHEMAS).decode()
+            tools = msgspec.json.encode(tool_schemas(turn.symbols)).decode()
             self.prompts[turn.model.variant].append(
                 "\n".join([tools, *(message["content"] for message in turn.messages)])
             )

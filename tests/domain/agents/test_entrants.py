@@ -23,7 +23,7 @@ from trader.domain.models import Model, ModelConfiguration, VariantId
 
 MODEL = make_model("one")
 LIMITS = VariantLimits(leverage_max=5)
-SERVICE = ServiceConditions("https://lab.example/v1", 60_000, 8_192, Decimal(5), Decimal(2), 200, "1.0")
+SERVICE = ServiceConditions("https://lab.example/v1", 60_000, 8_192, Decimal(5), Decimal(2), 200, ("BTC",), "1.0")
 
 
 def _configuration(
@@ -62,6 +62,7 @@ def test_the_fingerprint_is_the_sha_256_of_canonical_json() -> None:
         _configuration(service=SERVICE._replace(taker_fee_bps=Decimal(9))),
         _configuration(service=SERVICE._replace(maker_fee_bps=Decimal(9))),
         _configuration(service=SERVICE._replace(latency_ms=9)),
+        _configuration(service=SERVICE._replace(markets=("BTC", "DOGE"))),
         _configuration(service=SERVICE._replace(version="1.1")),
     ],
 )

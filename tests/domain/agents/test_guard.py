@@ -24,7 +24,6 @@ from trader.domain.agents.guard import (
 from trader.domain.agents.tools import (
     ARGUMENTS_MAX,
     TOOL_NAMES,
-    TOOL_SCHEMAS,
     TOOLS,
     BadCall,
     Change,
@@ -33,6 +32,7 @@ from trader.domain.agents.tools import (
     UpdateExitPlan,
     call_type,
     decode,
+    tool_schemas,
 )
 from trader.domain.agents.view import VariantLimits
 from trader.domain.exchange.account import Account, Position, Run
@@ -400,7 +400,7 @@ def test_nul_characters_never_reach_a_decision() -> None:
 
 
 def test_schemas_are_strict_and_fit_the_structs() -> None:
-    for schema in TOOL_SCHEMAS:
+    for schema in tool_schemas(("BTC", "DOGE")):
         function = schema["function"]
         parameters = function["parameters"]
         assert function["strict"] is True
@@ -411,6 +411,7 @@ def test_schemas_are_strict_and_fit_the_structs() -> None:
         assert list(parameters["properties"]) == [field.encode_name for field in msgspec.structs.fields(struct)]
         for name, described in parameters["properties"].items():
             assert described.get("description"), name
+            assert described.get("enum") == ["BTC", "DOGE"] or name != "symbol"
             assert described.keys() <= {"type", "enum", "anyOf", "description", "items"}
             nullable = any(option == {"type": "null"} for option in described.get("anyOf", ()))
             required = next(f for f in msgspec.structs.fields(struct) if f.encode_name == name).required

@@ -26,7 +26,7 @@ from trader.domain.agents.prompt import (
     rules_text,
     view_text,
 )
-from trader.domain.agents.tools import NOTE_MAX, TOOL_SCHEMAS
+from trader.domain.agents.tools import NOTE_MAX, tool_schemas
 from trader.domain.agents.view import (
     SERIES_SHOWN,
     LastAction,
@@ -222,7 +222,7 @@ def test_a_full_view_fits_into_6500_tokens_with_the_tools(variant: VariantId) ->
         ),
     )  # fmt: skip
     messages = opening_messages(made.prompt, made.limits, view)
-    tools = msgspec.json.encode(TOOL_SCHEMAS).decode()
+    tools = msgspec.json.encode(tool_schemas(tuple(view.markets))).decode()
     assert count("".join([tools, *(message["content"] for message in messages)])) <= 6_500
 
 

@@ -75,7 +75,7 @@ async def test_a_model_whose_budget_is_spent_only_reduces_once_in_15_minutes(flo
 def spending_all(turn: Turn) -> ModelAnswer:
     """Answer with as many tokens as the turn allows; nothing of the prompt is cached."""
     fetch = calling(("fetchIndicators", {"symbol": "BTC", "interval": "1h"}))
-    asked, said = estimated_tokens(turn.messages), turn.answer_tokens_max
+    asked, said = estimated_tokens(turn.messages, turn.symbols), turn.answer_tokens_max
     return priced(fetch, tokens_spent=asked + said, input_tokens=asked, output_tokens=said, cached_tokens=0)
 
 

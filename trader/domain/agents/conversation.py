@@ -51,6 +51,11 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     wait_max_s: float = 0.0
     tokens_max: int | None = None
 
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The markets that its tools may name."""
+        return tuple(self.view.markets)
+
 
 class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of a provider. `message` is sent back to it in the next turn, `raw` is its answer as received.

@@ -10,7 +10,7 @@ import msgspec
 import orjson
 import rfc8785
 
-from trader.domain.agents.tools import TOOL_SCHEMAS
+from trader.domain.agents.tools import tool_schemas
 from trader.domain.agents.view import VariantLimits
 from trader.domain.models import Model
 from trader.domain.money import format_decimal
@@ -68,7 +68,7 @@ NO_RECORD: Final = EntrantRecord(0, None, None, 0, 0)
 
 
 class ServiceConditions(NamedTuple):
-    """What the service adds to the configuration of every model: its bounds of tokens, fees, latency and version.
+    """What the service adds to the configuration of every model: bounds of tokens, fees, latency, markets and version.
 
     `base_url` is the address that the model is asked at, None for a rule agent.
     """
@@ -79,6 +79,7 @@ class ServiceConditions(NamedTuple):
     taker_fee_bps: Decimal
     maker_fee_bps: Decimal
     latency_ms: int
+    markets: tuple[str, ...]
     version: str
 
 
@@ -130,7 +131,7 @@ def configuration_of(
     return canonical_json(
         {
             "prompt": prompt,
-            "tools": TOOL_SCHEMAS,
+            "tools": tool_schemas(service.markets),
             "limits": msgspec.to_builtins(limits),
             "variant": model.variant.value,
             "provider": model.provider,

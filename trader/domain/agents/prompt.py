@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from trader.clock import floor_time, iso
 from trader.domain.agents.conversation import Message
 from trader.domain.agents.memory import DECISIONS_ADDED_MAX, DECISIONS_SHOWN
-from trader.domain.agents.tools import TOOL_SCHEMAS
+from trader.domain.agents.tools import tool_schemas
 from trader.domain.agents.view import SERIES_SHOWN, ObservedMarket, ObservedPosition, ObservedTrade, VariantLimits, View
 from trader.domain.market.indicators import Indicators
 from trader.domain.market.markets import INTERVALS, Candle, Interval
@@ -62,8 +62,6 @@ _ENCODER: Final = msgspec.json.Encoder(decimal_format="number")
 CHARACTERS_PER_10_TOKENS: Final = 30
 """o200k takes 31 characters of a prompt for ten tokens; vocabularies with a token for each digit take fewer."""
 
-_TOOLS_CHARACTERS: Final = len(msgspec.json.encode(TOOL_SCHEMAS))
-
 GLOSSARY: Final = f"""## The data
 
 JSON. Times are ISO 8601 in UTC, amounts in the quote currency, quantities in base units; null: not known. Lists of
@@ -104,9 +102,13 @@ stop, target, time or liquidation included. A cycle is 60 seconds.
 You act through the tools only; people read what you write. Call `holding` last, to end the cycle."""
 
 
-def estimated_tokens(messages: Sequence[Message]) -> int:
-    """Return how many tokens a prompt with the tools has at most, for tokenizers that are in use, by its characters."""
-    return (len(json_text(messages)) + _TOOLS_CHARACTERS) * 10 // CHARACTERS_PER_10_TOKENS
+def estimated_tokens(messages: Sequence[Message], symbols: tuple[str, ...]) -> int:
+    """Return how many tokens a prompt with the tools of these markets has at most, by its characters.
+
+    It holds for the tokenizers that are in use.
+    """
+    characters = len(json_text(messages)) + len(json_text(tool_schemas(symbols)))
+    return characters * 10 // CHARACTERS_PER_10_TOKENS
 
 
 def cadence_text(every_minutes: int) -> str:

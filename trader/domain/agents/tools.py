@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -22,7 +23,7 @@ from trader.domain.market.markets import Interval
 NOTE_MAX: Final = 600
 """Characters of the note that an agent keeps for itself."""
 
-Symbol = Annotated[str, Meta(min_length=1, max_length=32, description="A market, e.g. BTC.")]
+Symbol = Annotated[str, Meta(min_length=1, max_length=32, description="A market.")]
 Price = Annotated[float, Meta(gt=0, le=1e12)]
 InvalidationPrice = Annotated[
     Price | None, Meta(description="Mark price at which the idea is wrong, on the stop's side; closes the position.")
@@ -297,8 +298,15 @@ def _tool(name: str, struct: type[Decision]) -> dict[str, Any]:
     }
 
 
-TOOL_SCHEMAS: Final = [_tool(name, struct) for name, struct in TOOLS.items()]
-"""The `tools` of a chat-completions request."""
+@lru_cache(maxsize=64)
+def tool_schemas(symbols: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Return the `tools` of a chat-completions request, in which calls may name these markets."""
+    tools = [_tool(name, struct) for name, struct in TOOLS.items()]
+    for tool in tools:
+        properties = tool["function"]["parameters"]["properties"]
+        if "symbol" in properties:
+            properties["symbol"] |= {"enum": list(symbols)}
+    return tools
 
 
 def contains_tool_call(text: str) -> bool:

@@ -17,7 +17,7 @@ import msgspec
 
 from trader.clock import iso
 from trader.domain.agents.conversation import ModelAnswer, Turn
-from trader.domain.agents.tools import TOOL_SCHEMAS
+from trader.domain.agents.tools import tool_schemas
 from trader.domain.models import Model
 from trader.errors import SettingsError
 
@@ -46,7 +46,7 @@ def request_digest(provider: str, turn: Turn) -> str:
         "provider": provider,
         "model": turn.model.router_model_name,
         "messages": turn.messages,
-        "tools": TOOL_SCHEMAS,
+        "tools": tool_schemas(turn.symbols),
         "temperature": turn.temperature,
         "answerTokensMax": turn.answer_tokens_max,
         "request": dict(turn.model.configuration.request),

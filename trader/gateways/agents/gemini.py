@@ -72,7 +72,7 @@ class GeminiWire:
     def request(self, turn: Turn, limit_field: str, *, stream: bool) -> Body:
         tools = [
             {"name": name, "description": description, "parametersJsonSchema": schema}
-            for name, description, schema in functions()
+            for name, description, schema in functions(turn)
         ]
         system = [{"text": message["content"]} for message in turn.messages if message["role"] == "system"]
         return {

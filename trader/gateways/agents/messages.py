@@ -66,7 +66,7 @@ class MessagesWire:
     def request(self, turn: Turn, limit_field: str, *, stream: bool) -> Body:
         tools = [
             {"name": name, "description": description, "input_schema": schema}
-            for name, description, schema in functions()
+            for name, description, schema in functions(turn)
         ]
         system = [message["content"] for message in turn.messages if message["role"] == "system"]
         return {

@@ -12,7 +12,7 @@ import msgspec
 import orjson
 
 from trader.domain.agents.conversation import Message, Turn
-from trader.domain.agents.tools import TOOL_SCHEMAS
+from trader.domain.agents.tools import tool_schemas
 
 NATIVE: Final = "native"
 """The key of an assistant's message under which a provider's own parts are kept."""
@@ -68,7 +68,7 @@ class ChatWire:
         return {
             "model": turn.model.router_model_name,
             "messages": turn.messages,
-            "tools": TOOL_SCHEMAS,
+            "tools": tool_schemas(turn.symbols),
             "tool_choice": "auto",
             "temperature": turn.temperature,
             "stream": stream,
@@ -154,9 +154,9 @@ def events_of(content: bytes) -> list[bytes]:
     return [each for each in data if each and each != b"[DONE]"]
 
 
-def functions() -> Iterator[tuple[str, str, Body]]:
-    """Yield name, description and JSON Schema of every tool."""
-    for tool in TOOL_SCHEMAS:
+def functions(turn: Turn) -> Iterator[tuple[str, str, Body]]:
+    """Yield name, description and JSON Schema of every tool of a turn."""
+    for tool in tool_schemas(turn.symbols):
         function = tool["function"]
         yield function["name"], function["description"], function["parameters"]
 

@@ -59,7 +59,7 @@ class ResponsesWire:
     def request(self, turn: Turn, limit_field: str, *, stream: bool) -> Body:
         tools = [
             {"type": "function", "name": name, "description": description, "parameters": schema, "strict": True}
-            for name, description, schema in functions()
+            for name, description, schema in functions(turn)
         ]
         return {
             "model": turn.model.router_model_name,

@@ -131,7 +131,10 @@ class Conversation:
 
     def expected_tokens(self) -> int:
         """Return how many tokens the next prompt will have, as the provider counts them."""
-        return round(estimated_tokens(self._messages) * self._tokens_by_estimate) if self._provider.is_remote else 0
+        return round(self._estimated_tokens() * self._tokens_by_estimate) if self._provider.is_remote else 0
+
+    def _estimated_tokens(self) -> int:
+        return estimated_tokens(self._messages, tuple(self.view.markets))
 
     def _can_ask(self, answer_tokens_max: int) -> bool:
         """Return whether the invocation's tokens allow the same request again."""
@@ -174,7 +177,7 @@ class Conversation:
         """Learn from an answer how many tokens its provider counts for the estimated ones."""
         if not self._provider.is_remote or not answer.input_tokens:
             return
-        self._tokens_by_estimate = answer.input_tokens / estimated_tokens(self._messages)
+        self._tokens_by_estimate = answer.input_tokens / self._estimated_tokens()
         is_asked = answer.duration_ms is not None
         self.is_prompt_cut = self.is_prompt_cut or (number == 1 and is_asked and self._tokens_by_estimate < 0.5)
 

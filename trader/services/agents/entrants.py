@@ -107,6 +107,7 @@ def configuration_in(model: Model, settings: Settings, left_out: Collection[str]
         taker_fee_bps=settings.taker_fee_bps,
         maker_fee_bps=settings.maker_fee_bps,
         latency_ms=settings.latency_ms,
+        markets=settings.markets,
         version=__version__,
     )
     prompt = model.configuration.prompt or variant.prompt
