@@ -305,7 +305,7 @@ def tool_schemas(symbols: tuple[str, ...]) -> list[dict[str, Any]]:
     for tool in tools:
         properties = tool["function"]["parameters"]["properties"]
         if "symbol" in properties:
-            properties["symbol"] |= {"enum": list(symbols)}
+            properties["symbol"] = {"type": "string", "enum": list(symbols)}
     return tools
 
 
