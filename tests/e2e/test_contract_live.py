@@ -40,6 +40,8 @@ READ_CALLS: Sequence[tuple[str, dict[str, Any]]] = (
     ("simulator.getCompletedTradesFromDB", {"modelId": "by-hand", "limit": 2}),
     ("analytics.getModelStats", {}),
     ("analytics.getModelStats", {"mode": "advanced", "variant": "all"}),
+    ("analytics.getTradeTotals", {"by": "day"}),
+    ("analytics.getTradeTotals", {"by": "market", "variant": "Apex", "modelId": "apex-rules"}),
     ("analytics.getLeaderboard", {}),
     ("analytics.getEvidence", {}),
     ("analytics.getEvidence", {"window": "7d", "variant": "Apex", "modelId": "apex-rules"}),

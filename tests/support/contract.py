@@ -516,6 +516,19 @@ OUTPUTS: Mapping[str, Shape] = {
         ],
         "modelStats": [FAILURE_COUNTS],
     },
+    "analytics.getTradeTotals": {
+        "rows": [
+            {
+                "key": text,
+                "trades": count,
+                "won": count,
+                "grossPnl": number,
+                "fees": number,
+                "funding": number,
+                "netPnl": number,
+            }
+        ]
+    },
     "analytics.getRunInfo": {
         "runStartTime": (iso, None),
         "tradingMode": ("simulated", "live"),

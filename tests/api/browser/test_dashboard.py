@@ -23,6 +23,10 @@ pytestmark = pytest.mark.processes
 WITHIN_S = 30
 
 RECORD_ANSWERS = """
+window.shift = 0
+new PerformanceObserver(list => {
+  for (const entry of list.getEntries()) if (!entry.hadRecentInput) window.shift += entry.value
+}).observe({ type: 'layout-shift', buffered: true })
 window.answers = {}
 const fetched = window.fetch
 window.fetch = async (path, init) => {
@@ -279,6 +283,7 @@ async def test_an_order_is_on_the_page_within_a_second(tmp_path: Path, dsn: str)
     ):
         times = [await tab.evaluate(f"{ORDER_SEEN_MS}('by-hand-{number}')") for number in range(3)]
         assert min(times) <= 1000, times
+        assert await tab.evaluate("window.shift") < 0.05, "nothing jumps under the reader"
 
 
 async def test_it_lives_through_a_takeover_and_a_restart(tmp_path: Path, dsn: str) -> None:

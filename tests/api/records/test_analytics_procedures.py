@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Awaitable, Callable
 from decimal import Decimal
+from operator import itemgetter
 from typing import Any
 
 import pytest
@@ -292,6 +293,25 @@ async def test_run_info(call: Call) -> None:
     }
 
 
+@pytest.mark.usefixtures("season")
+async def test_trades_are_summed_up_by_what_they_have_in_common(call: Call) -> None:
+    won = {"trades": 1, "won": 1, "grossPnl": Decimal("20.5"), "fees": Decimal("0.5"), "funding": Decimal("-0.25")}
+    lost = {"trades": 1, "won": 0, "grossPnl": -10, "fees": 1, "funding": 0}
+    parts = [{"key": "SHORT", **lost, "netPnl": -11}, {"key": "LONG", **won, "netPnl": Decimal("19.75")}]
+    for by, keys in {
+        "day": ["2026-03-04", "2026-03-05"],
+        "side": ["SHORT", "LONG"],
+    }.items():
+        rows = (await call("analytics.getTradeTotals", by=by))["rows"]
+        wanted = sorted(({**part, "key": key} for part, key in zip(parts, keys, strict=True)), key=itemgetter("key"))
+        assert rows == wanted, "those of models, not of accounts by hand"
+    whole = {"trades": 2, "won": 1, "grossPnl": Decimal("10.5"), "netPnl": Decimal("8.75")}
+    for by, key in {"week": "2026-03-02", "market": "BTC", "reason": "order"}.items():
+        (row,) = (await call("analytics.getTradeTotals", by=by, modelId="ax", variant="Apex"))["rows"]
+        assert {**row, "key": key, **whole} == row
+    assert await call("analytics.getTradeTotals", by="market", variant="Sovereign") == {"rows": []}
+
+
 async def test_an_empty_database_is_answered(call: Call) -> None:
     assert await call("trading.getTrades") == {"trades": []}
     assert await call("analytics.getLeaderboard") == {"entries": [], "window": "7d"}
@@ -316,6 +336,7 @@ async def test_an_empty_database_is_answered(call: Call) -> None:
         ("analytics.getModelStats", {"mode": "all"}, "mode"),
         ("analytics.getLeaderboard", {"sortBy": "name"}, "sortBy"),
         ("analytics.getFailures", {"limit": 101}, "limit"),
+        ("analytics.getTradeTotals", {"by": "colour"}, "by"),
         ("analytics.getRunInfo", {"x": 1}, "x"),
         ("variants.getVariants", {"x": 1}, "x"),
     ],

@@ -4,14 +4,17 @@ from operator import attrgetter
 
 from trader.api.context import Context
 from trader.api.registry import procedure
-from trader.api.response_cache import evidence_token, rankings_token
+from trader.api.response_cache import evidence_token, rankings_token, trades_token
 from trader.api.schemas.analytics import (
     GetFailuresInput,
     GetFailuresOutput,
     GetLeaderboardInput,
     GetLeaderboardOutput,
+    GetTradeTotalsInput,
+    GetTradeTotalsOutput,
     LeaderboardDetails,
     LeaderboardRow,
+    TradeTotalsRow,
 )
 from trader.api.schemas.common import UNSET, Empty, chosen_variant, or_none
 from trader.api.schemas.evidence import GetEvidenceInput, GetEvidenceOutput
@@ -69,6 +72,13 @@ async def get_failures(context: Context, request: GetFailuresInput) -> GetFailur
     )
     shown, next_before = cut_page(failures.invocations, page, attrgetter("started_at"))
     return GetFailuresOutput.of(failures._replace(invocations=shown), next_before)
+
+
+@procedure("analytics.getTradeTotals", token=trades_token)
+async def get_trade_totals(context: Context, request: GetTradeTotalsInput) -> GetTradeTotalsOutput:
+    """Sum up the completed trades of the current runs by day, week, market, side or exit reason (UTC)."""
+    rows = await context.analytics.trade_totals(request.by, or_none(request.model_id), chosen_variant(request.variant))
+    return GetTradeTotalsOutput(rows=[TradeTotalsRow.from_attributes(row) for row in rows])
 
 
 @procedure("analytics.getRunInfo")

@@ -2,7 +2,7 @@
 
 from datetime import date
 from decimal import Decimal
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from msgspec import Meta
 
@@ -19,6 +19,7 @@ from trader.api.schemas.common import (
     or_unset,
 )
 from trader.api.schemas.paging import IsoTime
+from trader.api.schemas.positions import ModelId
 from trader.domain.agents.invocations import Invocation, Step, ToolCall, ToolCallType
 from trader.domain.models import Contamination, Model, contamination
 from trader.domain.portfolio.evidence import ReplicateNoise, Word
@@ -338,3 +339,27 @@ class GetFailuresOutput(Wire, kw_only=True):
             model_stats=[FailureStats.of(counts) for counts in failures.counts],
             next_before=next_before,
         )
+
+
+class GetTradeTotalsInput(Input, kw_only=True):
+    """A week is named by its Monday; days and weeks are those in which trades were closed."""
+
+    by: Literal["day", "week", "market", "side", "reason"]
+    variant: VariantFilter = "all"
+    model_id: ModelId | UnsetType = UNSET
+
+
+class TradeTotalsRow(Wire, kw_only=True):
+    """Completed trades that have something in common. `netPnl = grossPnl − fees + funding`."""
+
+    key: str
+    trades: int
+    won: int
+    gross_pnl: Decimal
+    fees: Decimal
+    funding: Decimal
+    net_pnl: Decimal
+
+
+class GetTradeTotalsOutput(Wire, kw_only=True):
+    rows: list[TradeTotalsRow]

@@ -223,6 +223,13 @@ class Analytics:
         answers = await asyncio.to_thread(answers_of, invocations, payloads, RUN_ANSWERS_BYTES_MAX, ANSWERS_BYTES_MAX)
         return Failures(invocations, tool_calls, steps, answers, models, counts)
 
+    async def trade_totals(
+        self, by: str, model_id: str | None = None, variant: VariantId | None = None
+    ) -> list[store.TradeTotals]:
+        """Return the completed trades of the current runs of models, summed up by what they have in common."""
+        async with self._database.connection() as conn:
+            return await store.select_trade_totals(conn, by, model_id, variant)
+
     async def run_info(self) -> RunInfo:
         """Return the totals of the current runs of all models."""
         models, runs = await self._models(), await self._runs.refresh()

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from trader.domain.agents.entrants import NO_RECORD, EntrantRecord
 from trader.domain.agents.invocations import Invocation
+from trader.domain.models import VariantId
 from trader.store.database.pool import Connection, Page
 
 
@@ -122,6 +123,43 @@ async def select_run_entrants(conn: Connection) -> list[RunEntrant]:
     return [
         RunEntrant(row[0], EntrantRecord(*row[11:16]), row[1], row[2], InvocationTotals(*row[3:11])) for row in rows
     ]
+
+
+class TradeTotals(NamedTuple):
+    """Completed trades that have something in common, named by `key`: how many, how many won, and their sums."""
+
+    key: str
+    trades: int
+    won: int
+    gross_pnl: Decimal
+    fees: Decimal
+    funding: Decimal
+    net_pnl: Decimal
+
+
+SELECT_TRADE_TOTALS = """
+SELECT CASE $1::text
+           WHEN 'day' THEN to_char(o.closed_at AT TIME ZONE 'UTC', 'YYYY-MM-DD')
+           WHEN 'week' THEN to_char(date_trunc('week', o.closed_at AT TIME ZONE 'UTC'), 'YYYY-MM-DD')
+           WHEN 'market' THEN o.symbol
+           WHEN 'side' THEN o.side
+           ELSE o.close_reason
+       END AS key,
+       count(*), count(*) FILTER (WHERE o.net_pnl > 0), sum(o.gross_pnl), sum(o.fees), sum(o.funding), sum(o.net_pnl)
+FROM models m
+JOIN runs r ON r.account_id = m.id AND r.ended_at IS NULL
+JOIN orders o ON o.run_id = r.id AND o.status = 'CLOSED'
+WHERE ($2::text IS NULL OR m.id = $2) AND ($3::text IS NULL OR m.variant::text = $3)
+GROUP BY key
+ORDER BY key
+"""
+
+
+async def select_trade_totals(
+    conn: Connection, by: str, model_id: str | None, variant: VariantId | None
+) -> list[TradeTotals]:
+    """Return the completed trades of current runs by `day`, `week`, `market`, `side` or `reason`, ascending."""
+    return [TradeTotals(*row) for row in await conn.fetch(SELECT_TRADE_TOTALS, by, model_id, variant)]
 
 
 SELECT_FAILURES = """

@@ -8,11 +8,11 @@ import { clock, price, signedPercent, tone } from './format.js'
 import { html, render, useEffect, useState } from './lib.js'
 import { useModels, windowOf } from './models.js'
 import { ModelPage, ModelsPage, Overview, VariantPage } from './pages.js'
-import { Positions } from './positions.js'
+import { Exposure, Positions } from './positions.js'
 import { connect, useLive } from './store.js'
 import { SystemPage, endOf, troublesOf, useHealth, useSystem } from './system.js'
 import { TradePage } from './trade.js'
-import { Trades } from './trades.js'
+import { TradeTotals, Trades } from './trades.js'
 
 const PAGES = [
   ['', 'Overview'], ['models', 'Models'], ['positions', 'Positions'], ['trades', 'Trades'], ['conversations', 'Conversations'], ['system', 'System'],
@@ -70,10 +70,10 @@ function App() {
 function Page({ route }) {
   if (route.page === 'models') return route.id ? html`<${ModelPage} route=${route} id=${route.id} />` : html`<${ModelsPage} route=${route} />`
   if (route.page === 'variants' && route.id) return html`<${VariantPage} route=${route} id=${route.id} />`
-  if (route.page === 'positions') return html`<${Positions} />`
+  if (route.page === 'positions') return html`<${Exposure} /><${Positions} />`
   if (route.page === 'trades' && route.id) return html`<${TradePage} id=${route.id} />`
   if (route.page === 'markets' && route.id) return html`<${MarketPage} route=${route} id=${route.id} />`
-  if (route.page === 'trades') return html`<${Trades} />`
+  if (route.page === 'trades') return html`<${TradeTotals} /><${Trades} />`
   if (route.page === 'conversations') return html`<${Conversations} limit=${100} />`
   if (route.page === 'system') return html`<${SystemPage} />`
   if (route.page === '') return html`<${Overview} route=${route} />`
@@ -115,7 +115,7 @@ function Banners() {
   const known = useModels()
   const troubles = troublesOf(state, useHealth(), useSystem(), known.warning)
   return html`<div class="banners" role="alert">${troubles.map(one => html`<p key=${one.text} class=${`notice ${one.kind}`}>${one.text}</p>`)}</div>
-    ${demo !== 'off' && html`<p class="notice">Demo: rule agents trade ${market === 'synthetic' ? 'a synthetic market; no price here is real, and no money' : market === 'replay' ? 'recorded prices, on paper' : 'on paper'}.${
+    ${demo !== 'off' && html`<p class="notice">Demo: ${known.models.every(model => model.provider === 'rules') ? 'rule agents' : 'models'} trade ${market === 'synthetic' ? 'a synthetic market; no price here is real, and no money' : market === 'replay' ? 'recorded prices, on paper' : 'on paper'}.${
       demo === 'history' ? ' The first three days of a new folder were traded by the same agents at the start, in steps of half a minute.' : ''}</p>`}
     ${isPublic === 'on' && html`<p class="notice">Public view: nothing can be changed from here, and the prompts are not shown.</p>`}`
 }

@@ -35,7 +35,8 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false }) 
   const tools = onWindow && html`<${Choice} label="Window of the leaderboard" value=${window} onChange=${onWindow} options=${WINDOWS} />`
   return html`<${Panel} title="Leaderboard" tools=${tools}>
     <${Failed} entry=${board} what="The leaderboard" />
-    ${board.data && html`<${Table} label="Leaderboard" columns=${columns} rows=${entries} keyOf=${one => one.modelId} first=${isCompact ? 20 : 100}
+    <p class="body lede">Ranked by the return of this window alone. How far a rank is more than luck is in the columns beside it and in Evidence, which ranks by the mean return of common hours and may name another first.</p>
+    ${board.data && html`<${Table} label="Leaderboard" columns=${columns} rows=${entries} first=${isCompact ? 20 : 100}
       empty=${known.warning ?? 'No model has traded in this window yet.'} />`}
   </${Panel}>`
 }

@@ -29,7 +29,7 @@ export const Time = ({ at }) => html`<time datetime=${at} title=${at}>${moment(a
 export const Side = ({ side }) => html`<span class=${`badge ${side === 'LONG' || side === 'buy' ? 'gain' : 'loss'}`}>${side}</span>`
 
 /** The market of a position or a trade, with its side and leverage. */
-export const Market = ({ trade }) => html`<a href=${`#/markets/${trade.symbol}`}>${trade.symbol}</a> <${Side} side=${trade.side} /> ${
+export const Market = ({ trade }) => html`<a class="inline" href=${`#/markets/${trade.symbol}`}>${trade.symbol}</a> <${Side} side=${trade.side} /> ${
   trade.leverage && html`<span class="soft">${quantity(trade.leverage)}×</span>`}`
 
 /** A time that leads to the page of its trade. */
@@ -53,8 +53,10 @@ export function Interval({ low, high, value, least, most, color, reason }) {
   const at = figure => Math.min(1, Math.max(0, (figure - least) / (most - least || 1)))
   const style = { '--zero': at(0), '--at': at(value), '--low': at(low ?? value), '--high': at(high ?? value), '--key': onGround(color) }
   const words = low == null ? `no interval${reason ? `: ${reason}` : ' yet'}` : `95 % interval from ${number(low)} to ${number(high)} %`
+  const isCut = low != null && (low < least || high > most)
   return html`<span class="interval" role="img" aria-label=${words} title=${words} style=${style}>
-    <i class="zero"></i>${low != null && html`<i class="range"></i>`}<i class="value"></i></span>`
+    <i class="zero"></i>${low != null && html`<i class="range"></i>`}<i class="value"></i></span>${
+    low == null && reason ? html`<span class="sub">${reason}</span>` : isCut ? html`<span class="sub">${signed(low, 0)} to ${signed(high, 0)} %, cut</span>` : ''}`
 }
 
 /** The scale on which intervals of several rows can be compared; the widest fiftieth is cut off. */
@@ -69,9 +71,10 @@ const STAGE_MS = 400
 
 /**
  * A table that sorts by its heads. `columns` are {key, title, cell(row), by(row) to sort by, isText, className};
- * `rows` keep their order until a head is pressed.
+ * `rows` keep their order until a head is pressed. A row of the page shows whatever comes to its place: none is moved, so
+ * that the page does not jump under a reader.
  */
-export function Table({ label, columns, rows, keyOf, empty, rowClass, first = STEP }) {
+export function Table({ label, columns, rows, empty, rowClass, first = STEP }) {
   const [order, setOrder] = useState(null)
   const [limit, setLimit] = useState(first)
   if (!rows.length) return html`<p class="empty">${empty}</p>`
@@ -83,7 +86,7 @@ export function Table({ label, columns, rows, keyOf, empty, rowClass, first = ST
   return html`<div class="scroll" role="group" tabindex="0" aria-label=${`${label}, table`}><table>
     <thead><tr>${columns.map(one => html`<th key=${one.key} scope="col" class=${kind(one)} aria-sort=${sortOf(one.key)}>
       ${one.by ? html`<button type="button" onClick=${() => press(one.key)}>${one.title}</button>` : one.title}</th>`)}</tr></thead>
-    <tbody>${sorted.slice(0, limit).map(row => html`<tr key=${keyOf(row)} class=${rowClass?.(row) ?? ''}>
+    <tbody>${sorted.slice(0, limit).map((row, place) => html`<tr key=${place} class=${rowClass?.(row) ?? ''}>
       ${columns.map(one => html`<td key=${one.key} class=${kind(one)}>${one.cell(row)}</td>`)}</tr>`)}</tbody>
   </table></div>
   ${rows.length > limit && html`<p class="more"><button class="button" type="button" onClick=${() => setLimit(limit + STEP)}>

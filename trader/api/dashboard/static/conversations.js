@@ -9,35 +9,82 @@ import { useLive } from './store.js'
 const NAMES = { CREATE_POSITION: 'open', CLOSE_POSITION: 'close', UPDATE_EXIT_PLAN: 'exit plan', HOLDING: 'hold', FETCH_INDICATORS: 'indicators', FETCH_ORDER_BOOK: 'book', NOTE: 'note' }
 const ACTS = ['CREATE_POSITION', 'CLOSE_POSITION', 'UPDATE_EXIT_PLAN']
 const KINDS = { rejected: 'loss', failed: 'warn' }
+const FEED = 25
 const SHOW = [['all', 'All'], ['acted', 'Acted'], ['refused', 'Refused']]
 
+/** The conversations of a model, a variant or all of them; those that come by the stream are offered, not pushed in. */
 export function Conversations({ modelId, variant, title = 'Conversations', isFeed = false, limit = 50 }) {
   const known = useModels()
   const state = useLive()
   const [filter, setFilter] = useState({ modelId: '', variant: '' })
   const [show, setShow] = useState('all')
+  const [seen, setSeen] = useState(null)
   const chosen = { modelId: modelId ?? filter.modelId, variant: variant ?? filter.variant }
   const isChosen = Boolean(chosen.modelId || chosen.variant)
-  const entry = useAnswer('models.getInvocations', { limit, modelId: chosen.modelId || undefined, variant: chosen.variant || 'all' }, isFeed && !isChosen ? 0 : 60_000)
-  const rows = ((isChosen || !isFeed ? entry.data?.conversations : state.conversations) ?? entry.data?.conversations ?? []).filter(one => isShown(one, show)).slice(0, isFeed ? 25 : limit)
-  const running = [...state.running].filter(([id]) => (!chosen.modelId || id === chosen.modelId)
-    && (!chosen.variant || known.byId.get(id)?.variant === chosen.variant))
+  const isOfThese = (id, variantOfIt) => (!chosen.modelId || id === chosen.modelId) && (!chosen.variant || variantOfIt === chosen.variant)
+  const [read, setRead] = useState(null)
+  const live = (state.conversations ?? []).filter(turn => isOfThese(turn.modelId, turn.modelVariant))
+  const turns = merged(live, read?.data?.conversations ?? []).filter(turn => isShown(turn, show)).slice(0, isFeed ? FEED : limit)
+  const isKnown = state.conversations !== null && (isFeed && !isChosen || read?.data)
+  const see = () => setSeen(new Set(turns.map(turn => turn.id)))
+  useEffect(() => { if (isKnown && seen === null && turns.length) see() })
+  const newer = seen === null ? [] : turns.filter(turn => !seen.has(turn.id))
+  const running = [...state.running].filter(([id]) => isOfThese(id, known.byId.get(id)?.variant))
+  const choose = set => value => { set(value); setSeen(null) }
   const tools = html`
     ${!modelId && !isFeed && html`<div class="filters">
-      <${Select} label="Model" value=${filter.modelId} onChange=${value => setFilter({ ...filter, modelId: value })}
-        options=${[['', 'All models'], ...known.models.map(one => [one.id, one.name])]} />
-      ${!variant && html`<${Select} label="Variant" value=${filter.variant} onChange=${value => setFilter({ ...filter, variant: value })}
-        options=${[['', 'All variants'], ...known.variants.map(one => [one.id, one.id])]} />`}</div>`}
-    <${Choice} label="Which" value=${show} onChange=${setShow} options=${SHOW} />`
-  return html`<${Panel} title=${title} tools=${tools}><div class=${isFeed ? 'feed' : ''}>
-    <${Failed} entry=${entry} what="The conversations" />
-    <ol class="turns">
-      ${running.map(([id, run]) => html`<${Running} key=${run.id} id=${id} run=${run} known=${known} />`)}
-      ${rows.map(one => html`<${Turn} key=${one.id} turn=${one} known=${known} isCut=${isFeed} />`)}
-    </ol>
-    ${!rows.length && !running.length && (entry.data || state.conversations) && html`<p class="empty">${
-      show === 'all' ? 'No model has been asked yet.' : 'Nothing of this kind among the latest.'}</p>`}
-  </div></${Panel}>`
+      <${Select} label="Model" value=${filter.modelId} onChange=${choose(value => setFilter({ ...filter, modelId: value }))}
+        options=${[['', 'All models'], ...known.models.map(model => [model.id, model.name])]} />
+      ${!variant && html`<${Select} label="Variant" value=${filter.variant} onChange=${choose(value => setFilter({ ...filter, variant: value }))}
+        options=${[['', 'All variants'], ...known.variants.map(each => [each.id, each.id])]} />`}</div>`}
+    <${Choice} label="Which" value=${show} onChange=${choose(setShow)} options=${SHOW} />`
+  return html`<${Panel} title=${title} tools=${tools}>
+    ${(!isFeed || isChosen) && html`<${Earlier} key=${JSON.stringify([chosen, limit])} chosen=${chosen} limit=${limit} onRead=${setRead} />`}
+    <details class="now"><summary>${running.length ? `Deciding: ${running.map(([, run]) => run.name).join(', ')}` : 'Nobody is deciding'}</summary>
+      <ol class="turns">${running.map(([id, run]) => html`<${Running} key=${run.id} id=${id} run=${run} known=${known} />`)}</ol></details>
+    <p class="newer"><button class="button" type="button" disabled=${!newer.length} onClick=${see}>${newer.length ? `Show ${newer.length} newer` : 'Nothing newer'}</button></p>
+    <div class=${isFeed ? 'feed' : ''}>
+      <ol class="turns">${folded(turns.filter(turn => !newer.includes(turn))).map(group => (group.length > 1
+        ? html`<${Held} key=${group.at(-1).id} turns=${group} known=${known} />`
+        : html`<${Turn} key=${group[0].id} turn=${group[0]} known=${known} isCut=${isFeed} />`))}</ol>
+      ${isKnown && !turns.length && html`<p class="empty">${
+        show === 'all' ? 'No model has been asked yet.' : 'Nothing of this kind among the latest.'}</p>`}
+    </div></${Panel}>`
+}
+
+/** Read what is older than the stream once; the stream brings the rest. */
+function Earlier({ chosen, limit, onRead }) {
+  const entry = useAnswer('models.getInvocations', { limit, modelId: chosen.modelId || undefined, variant: chosen.variant || 'all' }, 0)
+  useEffect(() => onRead({ data: entry.data }), [entry.data])
+  return html`<${Failed} entry=${entry} what="The conversations" />`
+}
+
+function merged(newer, older) {
+  const ids = new Set(newer.map(turn => turn.id))
+  return [...newer, ...older.filter(turn => !ids.has(turn.id))].sort((one, other) => (one.timestamp < other.timestamp ? 1 : one.timestamp > other.timestamp ? -1 : 0))
+}
+
+const isHold = turn => turn.status === 'completed' && turn.toolCalls.length > 0 && turn.toolCalls.every(each => each.type === 'HOLDING')
+
+/** Neighbours that only held, together; each other turn alone. */
+function folded(turns) {
+  const groups = []
+  for (const turn of turns) {
+    if (isHold(turn) && groups.length && isHold(groups.at(-1)[0])) groups.at(-1).push(turn)
+    else groups.push([turn])
+  }
+  return groups
+}
+
+function Held({ turns, known }) {
+  const [isOpen, setOpen] = useState(false)
+  const counts = new Map()
+  for (const turn of turns) counts.set(turn.modelName, (counts.get(turn.modelName) ?? 0) + 1)
+  const names = [...counts].map(([name, count]) => (count > 1 ? `${name} × ${count}` : name)).join(', ')
+  return html`<li class="turn held"><details onToggle=${event => setOpen(event.target.open)}>
+    <summary title=${names}><span class="badge">hold × ${turns.length}</span> <bdi>${names}</bdi> <${Time} at=${turns[0].timestamp} /></summary>
+    ${isOpen && html`<ol class="turns">${turns.map(turn => html`<${Turn} key=${turn.id} turn=${turn} known=${known} isCut=${true} />`)}</ol>`}
+  </details></li>`
 }
 
 function isShown(one, show) {

@@ -54,7 +54,7 @@ export function Curves({ title = 'Equity', window, onWindow, only, main, onDrawn
     if (event.key === 'Escape') setChosen(new Set())
   }
   const tools = html`
-    ${!main && html`<${Choice} label="Lines" value=${by} onChange=${setBy} options=${[['models', 'Models'], ['variants', 'Variants']]} />`}
+    ${!main && html`<${Choice} label="Lines" value=${by} onChange=${value => { setBy(value); setChosen(new Set()) }} options=${[['models', 'Models'], ['variants', 'Variants']]} />`}
     ${by === 'models' && html`<${Choice} label="Unit" value=${unit} onChange=${setUnit} options=${[['%', '%'], ['money', document.body.dataset.currency]]} />`}
     <${Choice} label="Window" value=${window} onChange=${onWindow} options=${WINDOWS} />`
   const place = at ?? (lines?.times.length ?? 0) - 1
@@ -63,10 +63,10 @@ export function Curves({ title = 'Equity', window, onWindow, only, main, onDrawn
     ${lines && lines.times.length < 2 && html`<p class="empty">A line needs two moments; the first snapshots are being taken.</p>`}
     <div class="readout">${by === 'variants' ? 'Average return of the models' : isMoney ? 'Equity' : 'Return since the start of the window'}${
       lines?.times.length ? ` · ${day(lines.times[place] * 1000)}, ${clock(lines.times[place] * 1000, false)} UTC` : ''}</div>
-    <div class="chart" ref=${equity} tabindex="0" role="group" onKeyDown=${keys}
+    <div class="chart" ref=${equity} style=${{ minHeight: `${height}px` }} tabindex="0" role="group" onKeyDown=${keys}
       aria-label=${`${title} over time. The arrow keys move the crosshair, whose values are in the legend.`}></div>
     <div class="axis-title">Drawdown</div>
-    <div class="chart" ref=${drawdown} role="img" aria-label="Drawdown over time"></div>
+    <div class="chart" ref=${drawdown} style=${{ minHeight: `${DRAWDOWN_PX}px` }} role="img" aria-label="Drawdown over time"></div>
     ${lines && html`<${Legend} lines=${lines} place=${place} chosen=${chosen} toggle=${toggle} isMoney=${isMoney} />`}
   </div></${Panel}>`
 }

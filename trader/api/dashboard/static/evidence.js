@@ -100,7 +100,7 @@ export function EvidenceBoard({ answer, known, isLinked = true }) {
     { key: 'period', title: 'Trained on?', isText: true, by: one => one.contamination, cell: one => html`<span class=${`badge ${CONTAMINATION[one.contamination][0]}`} title=${CONTAMINATION[one.contamination][2]}>${CONTAMINATION[one.contamination][1]}</span>` },
   ].filter(Boolean)
   return html`<p class="body lede">${summaryOf(answer, known)}</p>
-    <${Table} label="Evidence of all" columns=${columns} rows=${entrants} keyOf=${one => `${one.modelId}#${one.entrant}`} first=${20} empty="No entrant has traded yet." />`
+    <${Table} label="Evidence of all" columns=${columns} rows=${entrants} first=${20} empty="No entrant has traded yet." />`
 }
 
 /** What could have been seen against a reference, and when what was seen would be, in words. */

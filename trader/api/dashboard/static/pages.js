@@ -10,7 +10,7 @@ import { html, useMemo, useState } from './lib.js'
 import { useModels, useWindow } from './models.js'
 import { Positions, positionsOf } from './positions.js'
 import { useLive } from './store.js'
-import { Trades } from './trades.js'
+import { TradeTotals, Trades } from './trades.js'
 
 const BUDGET_STATES = { manage: 'budget spent: only reduces', pause: 'budget spent: paused' }
 
@@ -33,35 +33,39 @@ export function Overview({ route }) {
     </div>`
 }
 
-/** All accounts of models together, from the live streams. */
+/** All accounts of models together, from the live streams: the first four add up to the equity. */
 function Summary() {
   const state = useLive()
   const stats = useAnswer('analytics.getModelStats', { variant: 'all' }) // as the leaderboard asks
   const run = useAnswer('analytics.getRunInfo')
-  const overall = stats.data?.overall ?? []
   const snapshots = state.portfolio?.snapshots ?? []
-  const held = positionsOf(state)
-  const equity = sum(snapshots, one => one.netPortfolio)
-  const unrealized = sum(snapshots, one => one.unrealizedPnl)
-  const realized = sum(overall, one => figureOf(one.totalPnl))
-  const cost = sum(overall, one => figureOf(one.costUsd))
-  const capital = sum(overall, one => capitalOf(one))
-  const known = snapshots.length > 0
+  const ids = new Set(snapshots.map(snapshot => snapshot.modelId))
+  const overall = (stats.data?.overall ?? []).filter(row => ids.has(row.modelId))
+  const held = positionsOf(state, position => ids.has(position.modelId))
+  const equity = sum(snapshots, snapshot => snapshot.netPortfolio)
+  const unrealized = sum(snapshots, snapshot => snapshot.unrealizedPnl)
+  const realized = sum(overall, row => figureOf(row.totalPnl))
+  const cost = sum(overall, row => figureOf(row.costUsd))
+  const capital = sum(overall, row => capitalOf(row))
+  const known = overall.length > 0 && overall.length === ids.size
+  const paid = equity - capital - realized - unrealized
+  const show = (value, write = number) => (known ? write(value) : '–')
   return html`<section class="panel summary" aria-label="All accounts together"><div class="body tiles">
-    <${Tile} label=${`Equity of ${whole(snapshots.length)} models`} value=${known ? number(equity) : '–'}
-      note=${known && capital ? html`<span class=${tone(equity - capital)}>${signedPercent((100 * equity) / capital - 100)}</span> since the start` : ''} />
-    <${Tile} label="Unrealized" value=${known ? signed(unrealized) : '–'} kind=${tone(unrealized)} note=${`${whole(held.length)} open positions`} />
-    <${Tile} label="Realized, net" value=${stats.data ? signed(realized) : '–'} kind=${tone(realized)} note=${run.data ? `${whole(run.data.trades)} completed trades` : ''} />
-    <${Tile} label="Model cost, USD" value=${stats.data ? number(cost) : '–'} note=${run.data ? `${whole(run.data.invocations)} invocations` : ''} />
-    <${Tile} label="Running since" value=${run.data ? moment(run.data.runStartTime) : '–'} note="UTC" />
+    <${Tile} label="Start" value=${show(capital)} note=${run.data ? `since ${moment(run.data.runStartTime)}` : ''} />
+    <${Tile} label="+ Realized, net" value=${show(realized, signed)} kind=${tone(realized)} note=${run.data ? `${whole(run.data.trades)} completed trades` : ''} />
+    <${Tile} label="+ Unrealized" value=${show(unrealized, signed)} kind=${tone(unrealized)} note=${`${whole(held.length)} open positions`} />
+    <${Tile} label="+ Paid for open positions" value=${show(paid, signed)} kind=${tone(paid)} note="fees and funding so far" />
+    <${Tile} label=${`= Equity of ${whole(snapshots.length)} models`} value=${show(equity)}
+      note=${known && html`<span class=${tone(equity - capital)}>${signedPercent((100 * equity) / capital - 100)}</span> since the start`} />
+    <${Tile} label="Model cost, USD" value=${stats.data ? number(cost) : '–'} note=${run.data ? `${whole(run.data.invocations)} invocations; not in the equity` : ''} />
   </div></section>`
 }
 
-const sum = (list, of) => list.reduce((total, one) => total + (of(one) ?? 0), 0)
+const sum = (list, of) => list.reduce((total, item) => total + (of(item) ?? 0), 0)
 
 /** The initial capital of a model, from its value and return. */
-function capitalOf(one) {
-  const [value, gain] = [figureOf(one.accountValue), figureOf(one.returnPercent)]
+function capitalOf(row) {
+  const [value, gain] = [figureOf(row.accountValue), figureOf(row.returnPercent)]
   return value === null || gain === null ? null : value / (1 + gain / 100)
 }
 
@@ -113,6 +117,7 @@ export function ModelPage({ route, id }) {
       <${Positions} only=${one => one.modelId === id} hasNames=${false} />
       <${ModelEvidence} id=${id} window=${window} />
       <${Panel} title="Statistics"><dl class="facts body">${FIGURES.map(([key, label, write, bounds]) => html`<div key=${key}><dt>${label}</dt><dd>${!bounds ? write(figureOf(more?.[key])) : sure(figureOf(more?.[key]), more?.[bounds], write)}</dd></div>`)}</dl></${Panel}>
+      <${TradeTotals} modelId=${id} />
       <${Trades} modelId=${id} />
     </div><div class="side"><${Conversations} modelId=${id} isFeed=${true} /></div></div>`
 }
@@ -139,6 +144,7 @@ export function VariantPage({ route, id }) {
       <${Curves} window=${window} onWindow=${setWindow} only=${only} />
       <${Board} window=${window} onWindow=${setWindow} variant=${id} isCompact=${true} />
       <${Positions} only=${one => one.modelVariant === id} isCompact=${true} />
+      <${TradeTotals} variant=${id} />
       <${Trades} variant=${id} />
     </div><div class="side"><${Conversations} variant=${id} isFeed=${true} /></div></div>`
 }
@@ -161,6 +167,6 @@ export function ModelsPage({ route }) {
   return html`
     <${Board} window=${window} onWindow=${setWindow} /><${EvidenceTable} window=${window} />
     <${Panel} title="Variants"><${Failed} entry=${stats} what="The variants" />
-      ${stats.data && html`<${Table} label="Variants" columns=${columns} rows=${stats.data.stats} keyOf=${one => one.variantId} empty="" />`}</${Panel}>
+      ${stats.data && html`<${Table} label="Variants" columns=${columns} rows=${stats.data.stats} empty="" />`}</${Panel}>
     ${quiet.length > 0 && html`<${Panel} title="Inactive models"><div class="body legend">${quiet.map(one => html`<${ModelName} key=${one.id} id=${one.id} name=${one.name} color=${known.colorOf(one.id)} />`)}</div></${Panel}>`}`
 }

@@ -42,6 +42,30 @@ export function Positions({ only, title = 'Positions', hasNames = true, isCompac
   ].filter(Boolean)
   return html`<${Panel} title=${title} tools=${html`<span class="soft small">${rows.length || ''}</span>`}>
     ${state.positions === null ? html`<p class="empty">Waiting for the positions stream.</p>`
-    : html`<${Table} label=${title} columns=${columns} rows=${rows} keyOf=${one => one.id} first=${isCompact ? 20 : 100} empty="No open positions." />`}
+    : html`<${Table} label=${title} columns=${columns} rows=${rows} first=${isCompact ? 20 : 100} empty="No open positions." />`}
   </${Panel}>`
+}
+
+/** What each model has at risk: the notional of its positions, their margin, and both against its equity. */
+export function Exposure() {
+  const state = useLive()
+  const known = useModels()
+  const equity = new Map((state.portfolio?.snapshots ?? []).map(snapshot => [snapshot.modelId, snapshot.netPortfolio]))
+  const rows = (state.positions ?? []).filter(entry => entry.positions.length).map(entry => {
+    const of = side => entry.positions.reduce((sum, position) => sum + (position.side === side ? Number(position.notional) : 0), 0)
+    const [long, short] = [of('LONG'), of('SHORT')]
+    const margin = entry.positions.reduce((sum, position) => sum + position.quantity * position.entryPrice / (position.leverage ?? 1), 0)
+    return { ...entry, long, short, net: long - short, margin, share: equity.has(entry.modelId) ? (long + short) / equity.get(entry.modelId) : null }
+  })
+  const columns = [
+    { key: 'model', title: 'Model', isText: true, by: row => row.modelName.toLowerCase(), cell: row => html`<${ModelName} id=${row.modelId} name=${row.modelName}
+      color=${known.colorOf(row.modelId, row.modelVariant)} isLinked=${known.byId.has(row.modelId)} />` },
+    { key: 'long', title: 'Long', by: row => row.long, cell: row => number(row.long) },
+    { key: 'short', title: 'Short', by: row => row.short, cell: row => number(row.short) },
+    { key: 'net', title: 'Net exposure', by: row => row.net, cell: row => number(row.net) },
+    { key: 'share', title: 'Gross to equity', by: row => row.share, cell: row => (row.share == null ? '–' : `${number(row.share)}×`) },
+    { key: 'margin', title: 'Margin', by: row => row.margin, cell: row => number(row.margin) },
+    { key: 'cash', title: 'Available cash', by: row => row.availableCash, cell: row => number(row.availableCash) },
+  ]
+  return html`<${Panel} title="Exposure and margin"><${Table} label="Exposure" columns=${columns} rows=${rows} first=${20} empty="Nobody holds a position." /></${Panel}>`
 }

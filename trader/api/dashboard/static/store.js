@@ -46,10 +46,8 @@ const heard = {
     live.trades = data
   },
   conversations(data) {
-    const isChange = live.conversations !== null
     live.conversations = data
-    for (const one of data) if (live.running.get(one.modelId)?.id === one.id) live.running.delete(one.modelId)
-    if (isChange) invalidate('models.getInvocations')
+    for (const turn of data) if (live.running.get(turn.modelId)?.id === turn.id) live.running.delete(turn.modelId)
   },
   portfolio(data) {
     live.portfolio = { ...data } // a patch changes the state in place

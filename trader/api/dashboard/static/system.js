@@ -70,6 +70,6 @@ export function SystemPage() {
   return html`
     <${Failed} entry=${system} what="The state of the service" />
     ${facts && html`<${Panel} title="Service"><dl class="facts body">${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl></${Panel}>`}
-    <${Panel} title="Schedulers">${report && html`<${Table} label="Schedulers" columns=${columns} rows=${schedulers} keyOf=${([name]) => name} empty="" />`}</${Panel}>
+    <${Panel} title="Schedulers">${report && html`<${Table} label="Schedulers" columns=${columns} rows=${schedulers} empty="" />`}</${Panel}>
     ${report?.modelsRunning.length > 0 && html`<${Panel} title="Deciding now"><dl class="facts body">${report.modelsRunning.map(one => html`<div key=${one.modelId}><dt>${known.byId.get(one.modelId)?.name ?? one.modelId}</dt><dd>${span(one.runningForSeconds * 1000)}</dd></div>`)}</dl></${Panel}>`}`
 }

@@ -88,7 +88,7 @@ function Fills({ trade }) {
     { key: 'fee', title: 'Fee', cell: fill => html`<${Money} value=${-fill.fee} places=${4} />` },
     { key: 'cause', title: 'By', isText: true, cell: fill => `${fill.cause}${fill.maker ? ', maker' : ''}` },
   ]
-  return html`<${Panel} title="Fills"><${Table} label="Fills" columns=${columns} rows=${trade.fills} keyOf=${fill => `${fill.timestamp} ${fill.price} ${fill.quantity}`} empty="No fill of it is recorded." /></${Panel}>`
+  return html`<${Panel} title="Fills"><${Table} label="Fills" columns=${columns} rows=${trade.fills} empty="No fill of it is recorded." /></${Panel}>`
 }
 
 /** The conversation in which a trade was opened or closed: the last one that had begun by then. */

@@ -1,7 +1,7 @@
 // Completed trades, with filters; older ones are read page by page.
 import { call, useAnswer } from './answers.js'
-import { Failed, Market, ModelName, Money, Panel, Select, Table, TradeTime, VariantName } from './components.js'
-import { number, price, quantity } from './format.js'
+import { Choice, Failed, Market, ModelName, Money, Panel, Select, Table, TradeTime, VariantName } from './components.js'
+import { number, percent, price, quantity, whole } from './format.js'
 import { html, useEffect, useState } from './lib.js'
 import { useModels } from './models.js'
 
@@ -43,6 +43,7 @@ export function Trades({ modelId, variant, symbol, title = 'Trades', hasFilters 
       name=${one.modelName} color=${known.colorOf(one.modelId, one.modelVariant)} isLinked=${known.byId.has(one.modelId)} />` },
     !modelId && !variant && hasFilters && { key: 'variant', title: 'Variant', isText: true, className: 'narrow-hide', by: one => one.modelVariant, cell: one => html`<${VariantName} variant=${one.modelVariant} />` },
     { key: 'symbol', title: 'Market', isText: true, by: one => one.symbol, cell: one => html`<${Market} trade=${one} />` },
+    { key: 'reason', title: 'Closed by', isText: true, by: one => one.closeReason, cell: one => one.closeReason },
     { key: 'net', title: 'Net', by: one => one.netPnl, cell: one => html`<${Money} value=${one.netPnl} />` },
     hasFilters && { key: 'gross', title: 'Gross', className: 'narrow-hide', by: one => one.grossPnl, cell: one => html`<${Money} value=${one.grossPnl} />` },
     { key: 'fees', title: 'Fees', by: one => one.fees, cell: one => number(one.fees) },
@@ -51,12 +52,34 @@ export function Trades({ modelId, variant, symbol, title = 'Trades', hasFilters 
     { key: 'entry', title: 'Entry', by: one => one.entryPrice, cell: one => price(one.entryPrice) },
     { key: 'exit', title: 'Exit', by: one => one.exitPrice, cell: one => price(one.exitPrice) },
     { key: 'held', title: 'Held', by: one => Date.parse(one.closedAt) - Date.parse(one.openedAt), cell: one => one.holdingTime },
-    { key: 'reason', title: 'Closed by', isText: true, by: one => one.closeReason, cell: one => one.closeReason },
   ].filter(Boolean)
   return html`<${Panel} title=${title} tools=${tools}>
     <${Failed} entry=${entry} what="The trades" />
-    ${entry.data && html`<${Table} label=${title} columns=${columns} rows=${rows} keyOf=${one => one.id}
+    ${entry.data && html`<${Table} label=${title} columns=${columns} rows=${rows}
       empty=${all.length ? 'No trade fits these filters.' : 'No trade was completed yet.'} />`}
     ${hasFilters && before && html`<p class="more"><button class="button" type="button" onClick=${readOlder}>Read older trades</button></p>`}
+  </${Panel}>`
+}
+
+const PARTS = [['day', 'Day'], ['week', 'Week'], ['market', 'Market'], ['side', 'Side'], ['reason', 'Closed by']]
+
+/** Completed trades of the current runs, summed up by what they have in common. */
+export function TradeTotals({ modelId, variant = 'all' }) {
+  const [by, setBy] = useState('day')
+  const entry = useAnswer('analytics.getTradeTotals', { by, modelId, variant })
+  const rows = entry.data?.rows ?? []
+  const columns = [
+    { key: 'key', title: PARTS.find(([key]) => key === by)[1], isText: true, by: row => row.key, cell: row => row.key },
+    { key: 'trades', title: 'Trades', by: row => row.trades, cell: row => whole(row.trades) },
+    { key: 'won', title: 'Won', by: row => row.won / row.trades, cell: row => html`${whole(row.won)}<span class="sub">${percent((100 * row.won) / row.trades, 0)}</span>` },
+    { key: 'net', title: 'Net', by: row => row.netPnl, cell: row => html`<${Money} value=${row.netPnl} />` },
+    { key: 'gross', title: 'Gross', by: row => row.grossPnl, cell: row => html`<${Money} value=${row.grossPnl} />` },
+    { key: 'fees', title: 'Fees', by: row => row.fees, cell: row => number(row.fees) },
+    { key: 'funding', title: 'Funding', by: row => row.funding, cell: row => number(row.funding) },
+  ]
+  const days = by === 'day' || by === 'week'
+  return html`<${Panel} title="Trades summed up" tools=${html`<${Choice} label="By" value=${by} onChange=${setBy} options=${PARTS} />`}>
+    <${Failed} entry=${entry} what="The sums" />
+    ${entry.data && html`<${Table} label="Trades summed up" columns=${columns} rows=${days ? [...rows].reverse() : rows} first=${10} empty="No trade was completed in this run yet." />`}
   </${Panel}>`
 }
