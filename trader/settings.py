@@ -153,7 +153,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         "Seed of what `synthetic` and `replay` draw. One that is given counts as known; without it the service draws a "
         "secret one for a new database and keeps it there.", shown_default="a secret one for each database")]
     max_accounts: Annotated[int, Variable(
-        "SIM_MAX_ACCOUNTS", "1000", forms.whole_number(1, 1_000_000), "Maximum number of accounts.")]
+        "SIM_MAX_ACCOUNTS", "1000", forms.whole_number(1, 1_000_000), "Maximum number of accounts that callers "
+        "may open by orders; models have as many places of their own.")]
     api_token: Annotated[Secret | None, Variable(
         "API_TOKEN", "", forms.SECRET,
         "When set, procedures that change something need `Authorization: Bearer <token>`.")]

@@ -7,6 +7,7 @@ streams.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 
 from trader.api.stream_events import EventRing
@@ -43,8 +44,23 @@ class Broadcaster:
         if self._closed:
             raise Unavailable("The service is shutting down", RETRY_AFTER_S)
         if len(self) >= self.capacity:
-            raise Unavailable(f"All {self.capacity} places of the stream {self.name} are taken", RETRY_AFTER_S)
+            self._make_room(subscriber)
         self._subscribers[subscriber] = None
+
+    def _make_room(self, newcomer: Subscriber) -> None:
+        """Drop the oldest subscriber of the address with the most places, if that has more than the newcomer's then.
+
+        Callers with a key or token are dropped for nobody, and all others for them.
+
+        :raises Unavailable: nobody is to be dropped
+        """
+        places = Counter(each.address for each in self._subscribers if not each.is_known)
+        address, count = next(iter(places.most_common(1)), ("", 0))
+        if not count or not (newcomer.is_known or count > places[newcomer.address] + 1):
+            raise Unavailable(f"All {self.capacity} places of the stream {self.name} are taken", RETRY_AFTER_S)
+        oldest = next(each for each in self._subscribers if each.address == address and not each.is_known)
+        self.unsubscribe(oldest)
+        self.drop(oldest)
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
         self._subscribers.pop(subscriber, None)

@@ -18,7 +18,7 @@ from trader.api import batch, rpc
 from trader.api.compression import compress_response, is_worth_compressing
 from trader.api.connections import connection_of
 from trader.api.context import ACCESS, RELAY
-from trader.api.origins import HOSTS, ORIGINS, HostRule, OriginRule
+from trader.api.origins import FETCH_SITE, HOSTS, ORIGINS, HostRule, OriginRule
 from trader.api.requests import (
     CALLER,
     CHANGES,
@@ -126,7 +126,7 @@ async def _respond(request: web.Request, handler: Handler) -> web.StreamResponse
         response.force_close()  # the body may or may not follow
         return response
     try:
-        if hdrs.ORIGIN in request.headers:
+        if hdrs.ORIGIN in request.headers or FETCH_SITE in request.headers:
             _check_origin(request)
         if hdrs.AUTHORIZATION in request.headers and ACCESS in request.app:
             await _admit(request, request.app[ACCESS])

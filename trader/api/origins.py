@@ -14,8 +14,11 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiohttp.hdrs import HOST, ORIGIN
+from multidict import istr
 
 from trader.settings import Settings
+
+FETCH_SITE, FETCH_MODE, FETCH_DEST = istr("Sec-Fetch-Site"), istr("Sec-Fetch-Mode"), istr("Sec-Fetch-Dest")
 
 _NAME_SHOWN: Final = 100
 _LOGGED_MAX: Final = 100
@@ -64,7 +67,9 @@ class OriginRule:
     def refusal(self, request: web.Request) -> str | None:
         """Return why the request is refused, or None. Callers without the header are not browsers."""
         origins = request.headers.getall(ORIGIN, None)
-        if origins is None or self.allows(origins, self._port or _listen_port(request)):
+        if origins is None:
+            return _refusal_of_site(request)
+        if self.allows(origins, self._port or _listen_port(request)):
             return None
         shown = ", ".join(origins)[:_NAME_SHOWN]
         self._refused.log(ascii(shown))
@@ -73,6 +78,17 @@ class OriginRule:
     def allows(self, origins: Iterable[str], port: int) -> bool:
         here = {origin_of(f"http://{host}:{port}") for host in ("localhost", "127.0.0.1")}
         return all(origin in self._listed or origin in here for origin in origins)
+
+
+def _refusal_of_site(request: web.Request) -> str | None:
+    """Return why a request without an origin is refused: a page of another site embeds it, or has a stream opened.
+
+    Such requests come from images, scripts and frames. Links to the pages of the service may be anywhere.
+    """
+    is_link = request.headers.get(FETCH_MODE) == "navigate" and request.headers.get(FETCH_DEST) == "document"
+    if request.headers.get(FETCH_SITE) != "cross-site" or (is_link and not request.path.startswith("/api/events")):
+        return None
+    return "a page of another site may not use this service; CORS_ORIGINS lists the origins that may"
 
 
 class HostRule:

@@ -7,6 +7,7 @@ import time
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
+from ipaddress import IPv6Address, ip_address, ip_network
 from itertools import count
 from typing import Final
 
@@ -122,6 +123,18 @@ class WaitingBodies:
 
 
 WAITING_BODIES: Final = web.AppKey("waiting_bodies", WaitingBodies)
+
+
+def address_of(request: web.Request) -> str:
+    """Return where a request comes from: an IPv4 address, the network of 64 bits of an IPv6 one, or empty text."""
+    try:
+        address = ip_address((request.remote or "").partition("%")[0])
+    except ValueError:  # a Unix socket
+        return ""
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    if isinstance(address, IPv6Address) and mapped is None:
+        return str(ip_network((int(address) >> 64 << 64, 64)))
+    return str(mapped or address)
 
 
 def arrived_body(request: web.Request) -> bytes | None:

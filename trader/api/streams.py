@@ -7,8 +7,11 @@ open one would hold the process for the whole shutdown timeout.
 """
 
 import asyncio
+import fcntl
 import logging
 import socket
+import sys
+import termios
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,7 +24,7 @@ from aiohttp import hdrs, web
 
 from trader.api.broadcast import Broadcaster, EventBroadcaster
 from trader.api.compression import GZIP, accepts_gzip
-from trader.api.requests import REQUEST_ID
+from trader.api.requests import CALLER, REQUEST_ID, address_of
 from trader.api.routes import Documented, Route, answer_expectation, refusal
 from trader.api.schemas.common import ENCODER, Refusal, iso
 from trader.api.schemas.health import HaltInForce
@@ -42,6 +45,7 @@ from trader.services.events import (
     TradesChanged,
     WorkflowProgress,
 )
+from trader.services.operations.access import ANYBODY
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +115,8 @@ ONE_STREAM: Final = Route(
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Real time: between pings, for one write, between two checks that the client is connected, and until it returns.
+    """Real time: between pings, for one write, between two checks that the client is connected, until a client is
+    disconnected that takes nothing of what waits for it, and until it returns.
 
     `retry_ms` is the first line of the one stream: how long a browser waits before it connects again.
     """
@@ -119,6 +124,7 @@ class Timing:
     ping_s: float = 15.0
     write_s: float = 10.0
     watch_s: float = 1.0
+    stalled_s: float = 30.0
     retry_ms: float = 2000
 
 
@@ -255,7 +261,11 @@ async def _stream(choose: Choose, timing: Timing, request: web.Request) -> web.S
     hubs, wanted = request.app[HUBS], choose(request)
     followed = [hubs.all[name] for name in wanted.streams]
     states = [hub.name for hub in followed if isinstance(hub, StateBroadcaster)]
-    subscriber = Subscriber(MessageForm(wanted.numbered, accepts_gzip(request), wanted.patched))
+    subscriber = Subscriber(
+        MessageForm(wanted.numbered, accepts_gzip(request), wanted.patched),
+        address=address_of(request),
+        is_known=request.get(CALLER, ANYBODY).credential is not None,
+    )
     names, request_id = ", ".join(wanted.streams), request[REQUEST_ID]
     try:
         for hub in followed:
@@ -295,13 +305,17 @@ async def _send(
             await writer.drain()  # `write` itself waits only after 64 KiB
 
         is_quick = partial(_in_time, request, subscriber, timing.write_s)
-        ping_at = loop.time() + timing.ping_s
+        ping_at, reader = loop.time() + timing.ping_s, _Reader(request)
         retry = b"retry: %d\n\n" % timing.retry_ms if form.numbered else b""
         alive = await is_quick(write((GZIP_HEADER if form.compressed else b"") + subscriber.take(before=retry)))
         while alive and not subscriber.ended and _is_connected(request):
             await subscriber.wait(max(0.0, min(ping_at - loop.time(), timing.watch_s)))
             is_ping_due = (now := loop.time()) >= ping_at
-            if message := subscriber.take(after=PING if is_ping_due else b""):
+            if reader.stalled_s(now) > timing.stalled_s:
+                alive = False
+                if request.transport is not None:
+                    request.transport.abort()
+            elif message := subscriber.take(after=PING if is_ping_due else b""):
                 alive = await is_quick(write(message))
             if is_ping_due:
                 ping_at += timing.ping_s
@@ -312,6 +326,33 @@ async def _send(
                 hub.drop(subscriber)
         await is_quick(response.write_eof())
     return response
+
+
+class _Reader:
+    """Whether a client takes what waits for it in the buffers of this machine, where messages of hours have room."""
+
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
+        self._taken_bytes = 0
+        self._since_s = asyncio.get_running_loop().time()
+
+    def stalled_s(self, now_s: float) -> float:
+        """Return for how long something waits and the client has taken nothing."""
+        waiting_bytes = _waiting_bytes(self._request)
+        taken_bytes = self._request.writer.output_size - waiting_bytes
+        if not waiting_bytes or taken_bytes > self._taken_bytes:
+            self._taken_bytes, self._since_s = taken_bytes, now_s
+        return now_s - self._since_s
+
+
+def _waiting_bytes(request: web.Request) -> int:
+    """Return how many bytes the other side has not acknowledged; 0 where the system does not say."""
+    sock, queued = request.get_extra_info("socket"), bytearray(4)
+    if sock is not None and sock.family in {socket.AF_INET, socket.AF_INET6}:
+        with suppress(OSError):
+            fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, queued)
+    in_process = 0 if request.transport is None else request.transport.get_write_buffer_size()
+    return int.from_bytes(queued, sys.byteorder) + in_process
 
 
 async def _in_time(

@@ -23,14 +23,25 @@ class Subscriber:
         "_versions",
         "_waiting",
         "_woken",
+        "address",
         "cut",
         "ended",
         "error",
         "form",
+        "is_known",
     )
 
-    def __init__(self, form: MessageForm = PLAIN, backlog_bytes_max: int = BACKLOG_BYTES_MAX) -> None:
+    def __init__(
+        self,
+        form: MessageForm = PLAIN,
+        backlog_bytes_max: int = BACKLOG_BYTES_MAX,
+        *,
+        address: str = "",
+        is_known: bool = False,
+    ) -> None:
         self.form = form
+        self.address = address
+        self.is_known = is_known
         self._backlog_bytes = 0
         self._backlog_bytes_max = backlog_bytes_max
         self._packer = Packer() if form.compressed else None

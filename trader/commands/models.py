@@ -114,8 +114,8 @@ async def create_models(
     """
     known = {model.id for model in await select_models(conn)}
     accounts = await select_accounts(conn)
-    if len(accounts.keys() | {entry.id for entry in entries}) > opening.accounts_max:
-        raise StartError(f"That would be more accounts than SIM_MAX_ACCOUNTS, {opening.accounts_max}.")
+    if len(known | {entry.id for entry in entries}) > opening.accounts_max:
+        raise StartError(f"That would be more models than SIM_MAX_ACCOUNTS, {opening.accounts_max}.")
     notes = []
     for entry in entries:
         model = Model(

@@ -285,7 +285,7 @@ async def test_a_reset_starts_a_run(desk: PaperBench) -> None:
     assert (after["equity"], after["positions"], after["totalFees"]) == (10000, [], 0)
     assert await desk.account() == after
     fresh = (await desk.call("simulator.resetAccount", {"accountId": "new"}))["account"]
-    assert fresh["runId"]
+    assert fresh["runId"] is None, "an account opens with its first accepted order"
 
 
 def make_model(model_id: str, variant: VariantId) -> Model:

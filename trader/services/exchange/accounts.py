@@ -243,15 +243,17 @@ class Accounts:
     def decide(self, account_id: str, decide: Callable[[Account], Posting | None]) -> Posting | None:
         """Return the decision on an account, which sees the depth that others took. Call it like `commit`."""
         account = self._accounts[account_id]
-        if not self.shares_depth:
-            return decide(account)
-        posting = decide(msgspec.structs.replace(account, taken=self._taken))
-        if posting is None:
-            return None
+        posting = self.preview(account, decide)
+        if posting is None or not self.shares_depth:
+            return posting
         self._taken = posting.account.taken
         own = msgspec.structs.replace(posting.account, taken=taken_with(account.taken, posting.fills))
         self._decided[account_id] = own
         return msgspec.structs.replace(posting, account=own)
+
+    def preview(self, account: Account, decide: Callable[[Account], Posting | None]) -> Posting | None:
+        """Return the decision on an account that may not be open yet, which sees the depth that others took."""
+        return decide(msgspec.structs.replace(account, taken=self._taken) if self.shares_depth else account)
 
     async def commit(self, posting: Posting) -> None:
         """Commit, apply and publish. Call it only under the account's lock: within `change` or its catch-up."""

@@ -14,7 +14,7 @@ from trader.domain.exchange import rules as rules_of_exchange
 from trader.domain.exchange.account import Account
 from trader.domain.exchange.halts import may_open
 from trader.domain.exchange.ledger import Posting, unopened_account
-from trader.domain.exchange.orders import ExitPlan, Order, OrderAnswer
+from trader.domain.exchange.orders import ExitPlan, Order, OrderAnswer, OrderStatus
 from trader.domain.market.markets import Tick, refusal_to_trade
 from trader.errors import InvalidInput, Issue, MarketUnavailable, Unavailable
 from trader.services.exchange.accounts import Accounts
@@ -122,7 +122,8 @@ class PaperExchange(ExchangeBase):
     async def place_order(self, order: Order) -> OrderAnswer:
         """Place an order and return its answer after the commit. A refusal is an answer with status `rejected`.
 
-        A repeated client order id of the same account gets the first answer again.
+        A repeated client order id of the same account gets the first answer again, except that of an order which was
+        rejected before its account was open.
 
         :raises InvalidInput: unknown market, leverage above the market's, missing limit price, too many accounts
         :raises Unavailable: the database did not confirm the order; ask again with the same client order id
@@ -173,13 +174,13 @@ class PaperExchange(ExchangeBase):
         return await self._accounts.open(account_id, self._unopened(account_id, initial_capital).run)
 
     async def reset_account(self, account_id: str) -> Account:
-        """End the account's run and start the next with SIM_INITIAL_CAPITAL.
+        """End the account's run and start the next with SIM_INITIAL_CAPITAL. An account is not opened by this.
 
         :raises Unavailable: the database did not confirm it, or what the market did in a gap is not known yet
         """
         self._refuse_unless_trading()
         if account_id not in self.accounts:
-            return await self._open_within_limit(account_id)
+            return self.account(account_id)
 
         def decide(account: Account) -> Posting:
             if (reason := self._refusal_in_gap()) is not None:  # positions would close at the mark before the gap
@@ -194,8 +195,6 @@ class PaperExchange(ExchangeBase):
     # --- one order ----------------------------------------------------------------------------------------------------
 
     async def _place(self, order: Order) -> OrderAnswer:
-        if order.account_id not in self.accounts:
-            await self._open_within_limit(order.account_id)
         refusal = await self._wait_for_book(order.symbol)
 
         def decide(account: Account) -> Posting:
@@ -208,6 +207,14 @@ class PaperExchange(ExchangeBase):
                 return rules_of_exchange.refuse(account, order, reason, moment.at)
             return rules_of_exchange.place(account, order, moment, self._rules, self._market.funding_rate)
 
+        if order.account_id not in self.accounts:  # it opens with its first order that is accepted
+            self._refuse_unless_trading()  # the term may have ended while the order waited for its book
+            first = self._accounts.preview(self._unopened(order.account_id), decide)
+            assert first is not None
+            assert first.answer is not None
+            if first.answer.status is OrderStatus.REJECTED:
+                return first.answer
+            await self._open_within_limit(order.account_id)
         posting = await self._decide(order.account_id, decide)
         assert posting is not None
         assert posting.answer is not None
@@ -240,12 +247,15 @@ class PaperExchange(ExchangeBase):
         return None if since is None else f"what the market did since {iso(since)} is not known yet; ask again"
 
     async def _open_within_limit(self, account_id: str) -> Account:
-        """Open an account that a caller asked for, one at a time so that MAX_ACCOUNTS holds."""
+        """Open an account that a caller asked for, one at a time so that SIM_MAX_ACCOUNTS holds without models."""
         async with self._opening:
             limit = self._settings.max_accounts
             if account_id not in self.accounts and len(self.accounts) >= limit:
-                why = f"{account_id!r} does not exist, and no more than {limit} accounts can be opened"
-                raise InvalidInput(Issue(("accountId",), why))
+                async with self._database.connection() as conn:
+                    count = await store.select_count_without_model(conn)
+                if count >= limit:
+                    why = f"{account_id!r} does not exist, and no more than {limit} accounts can be opened"
+                    raise InvalidInput(Issue(("accountId",), why))
             return await self.open_account(account_id)
 
     def _unopened(self, account_id: str, capital: Decimal | None = None) -> Account:

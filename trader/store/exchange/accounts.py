@@ -28,6 +28,15 @@ async def insert_account(conn: Connection, account_id: str, run: Run) -> None:
     await conn.execute(INSERT_ACCOUNT, account_id, run.started_at, run.id, run.initial_capital, run.quote_currency)
 
 
+SELECT_COUNT_WITHOUT_MODEL = "SELECT count(*) FROM accounts WHERE id NOT IN (SELECT id FROM models)"
+
+
+async def select_count_without_model(conn: Connection) -> int:
+    """Return how many accounts belong to no model."""
+    count: int = await conn.fetchval(SELECT_COUNT_WITHOUT_MODEL)
+    return count
+
+
 UPDATE_ACCOUNT_FENCED = """
 UPDATE accounts SET sequence = sequence + 1 WHERE id = $1 AND (SELECT term FROM service_state) = $2 RETURNING sequence
 """
