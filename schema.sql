@@ -3,10 +3,12 @@
 -- Amounts are in the run's quote currency, quantities in base units, times in UTC.
 -- Invariants that one row or one index can express are constraints here; `trader audit` checks the sums.
 
+-- `backup` is the file that the upgrade to this version made of the database before.
 CREATE TABLE IF NOT EXISTS schema_version (
     only_row   boolean PRIMARY KEY DEFAULT true CHECK (only_row),
     version    integer NOT NULL,
-    applied_at timestamptz NOT NULL DEFAULT now()
+    applied_at timestamptz NOT NULL DEFAULT now(),
+    backup     text
 );
 INSERT INTO schema_version (version) VALUES (9) ON CONFLICT DO NOTHING;
 

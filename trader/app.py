@@ -36,7 +36,7 @@ from trader.composition import Service, make_service
 from trader.domain.operations.alarms import Alarm, AlarmCause
 from trader.embedded.server import EmbeddedPostgres
 from trader.errors import StartError, Unavailable
-from trader.external import open_external
+from trader.external import check_external, open_external
 from trader.gateways.operations.notifications import Heartbeat, make_sinks
 from trader.gateways.operations.supervisor import ALIVE, READY, STOPPING, Supervisor
 from trader.history import write_demo_history
@@ -44,7 +44,6 @@ from trader.schedulers import describe_error
 from trader.services.operations.access import Access
 from trader.services.operations.alarms import Alarms, send_heartbeats
 from trader.settings import Settings
-from trader.store.operations.halts import select_halts
 
 log = logging.getLogger("trader")
 
@@ -187,24 +186,12 @@ def freeze_startup_objects() -> None:
 
 
 async def check(settings: Settings) -> list[str]:
-    """Check what the service needs without running it. Return one line per part.
+    """Check what the service needs without running it, and change nothing. Return one line per part.
 
     :raises StartError: something is missing, too old, or of another market
     """
     async with AsyncExitStack() as stack:
-        external = await open_external(settings, stack)
-        source = external.source
-        latency_ms = await external.database.ping()
-        accounts = external.venue_accounts
-        where = "" if accounts is None else f": account {accounts.default_index} at {accounts.url}"
-        async with external.database.connection() as conn:
-            halts = await select_halts(conn)
-        return [
-            f"settings: valid, {settings.trading_mode}{where}",
-            f"market: {source.identity} with {', '.join(source.markets)}",
-            f"database: connected, schema in place, {latency_ms:.1f} ms",
-            *(f"halted: {halt}" for halt in halts),
-        ]
+        return await check_external(settings, stack)
 
 
 async def _read_statistics(service: Service) -> None:

@@ -9,6 +9,7 @@ from secrets import randbits
 from typing import Final
 
 from trader.domain.market.presets import PRESET_MARKETS
+from trader.embedded import dumps
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres, database_name
 from trader.errors import StartError
 from trader.gateways.lighter.account import LighterAccounts
@@ -20,13 +21,18 @@ from trader.gateways.market.replay import ReplaySource
 from trader.gateways.market.source import MarketSource, Seed, SeededSource
 from trader.gateways.market.synthetic import SyntheticSource
 from trader.settings import Settings
+from trader.store.database.loading import select_schema_name
 from trader.store.database.pool import Database
-from trader.store.database.schema import apply_schema, require_schema
+from trader.store.database.schema import SCHEMA_VERSION, apply_schema, require_schema, select_schema_version
 from trader.store.exchange.accounts import insert_seed, select_identity, select_seed
+from trader.store.operations.halts import select_halts
 
 log = logging.getLogger("trader")
 
 _SEED_BITS: Final = 128
+BACKUPS_FOLDER: Final = EMBEDDED_FOLDER.parent / "backups"
+"""Where the backups of before upgrades of the embedded database are kept."""
+
 _EARLIER_DEFAULT: Final = 0
 """SIM_SEED when nothing gave it, in earlier versions: embedded databases of it go on."""
 
@@ -63,9 +69,82 @@ async def open_external(settings: Settings, stack: AsyncExitStack) -> ExternalSy
     database = await Database.connect(dsn, read_only=is_reader)
     stack.push_async_callback(database.close)
     is_written = not is_reader and not await database.is_replica()
-    await (apply_schema(database) if is_written else require_schema(database, dsn))
+    await (_prepare_schema(database, dsn, server) if is_written else require_schema(database, dsn))
     await settle_seed(source, database, is_written=is_written)
     return ExternalSystems(source, database, dsn, server, accounts, is_written)
+
+
+async def _prepare_schema(database: Database, dsn: str, server: EmbeddedPostgres | None) -> None:
+    """Create the tables in a new database; upgrade those of an earlier version in an embedded one, after a backup.
+
+    :raises StartError: a database on a server has tables of another version; the message says what to do
+    """
+    async with database.connection() as conn:
+        version = await select_schema_version(conn)
+        schema = await select_schema_name(conn)
+    if version is None:
+        await apply_schema(database)
+    elif server is None or version >= SCHEMA_VERSION:
+        await require_schema(database, dsn)
+    else:
+        file = BACKUPS_FOLDER / dumps.upgrade_backup_name(SCHEMA_VERSION)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        await dumps.back_up(dsn, file, schema)
+        log.warning("the database of before the upgrade is in %s", file)
+        await apply_schema(database, backup=str(file.absolute()))
+
+
+async def check_external(settings: Settings, stack: AsyncExitStack) -> list[str]:
+    """Connect to everything that the service needs, and change nothing. Return a line per part.
+
+    :raises StartError: something is missing, too old, or of another market
+    """
+    accounts = await _open_venue(settings, stack)
+    where = "" if accounts is None else f": account {accounts.default_index} at {accounts.url}"
+    source = make_source(settings)
+    await source.open()
+    stack.push_async_callback(source.close)
+    live_account = None if accounts is None else accounts.default_index
+    dsn = await _find_dsn(settings, source, live_account, stack)
+    lines = [f"settings: valid, {settings.trading_mode}{where}"]
+    if dsn is None:
+        database_lines = [f"database: embedded in ./{EMBEDDED_FOLDER}, which the first start creates"]
+    else:
+        database = await Database.connect(dsn, size=1, read_only=True)
+        stack.push_async_callback(database.close)
+        database_lines = await _check_database(database, dsn, source, is_embedded=settings.database_url is None)
+    return [*lines, f"market: {source.identity} with {', '.join(source.markets)}", *database_lines]
+
+
+async def _find_dsn(
+    settings: Settings, source: MarketSource, live_account: int | None, stack: AsyncExitStack
+) -> str | None:
+    """Return the address of the database, or None when the embedded one is still to be made."""
+    if settings.database_url is not None:
+        return settings.database_url.reveal()
+    if not EMBEDDED_FOLDER.exists():
+        return None
+    server = await stack.enter_async_context(EmbeddedPostgres(EMBEDDED_FOLDER).attach())
+    name = await embedded_database_name(server, source, live_account)
+    return server.dsn(name) if await server.has_database(name) else None
+
+
+async def _check_database(database: Database, dsn: str, source: MarketSource, *, is_embedded: bool) -> list[str]:
+    latency_ms = await database.ping()
+    async with database.connection() as conn:
+        version = await select_schema_version(conn)
+    if version is None:
+        return [f"database: connected, {latency_ms:.1f} ms; empty: the first start creates its tables"]
+    if is_embedded and version < SCHEMA_VERSION:
+        how = f"schema version {version}: the next start upgrades it to {SCHEMA_VERSION}, after a backup"
+        return [f"database: connected, {latency_ms:.1f} ms; {how}"]
+    await require_schema(database, dsn)
+    async with database.connection() as conn:
+        halts, identity = await select_halts(conn), await select_identity(conn)
+    if identity is not None:
+        await settle_seed(source, database, is_written=False)
+    lines = [f"database: connected, schema in place, {latency_ms:.1f} ms"]
+    return [*lines, *(f"halted: {halt}" for halt in halts)]
 
 
 def make_source(settings: Settings) -> MarketSource:
@@ -111,7 +190,14 @@ def make_recorder(settings: Settings, source: MarketSource) -> Recorder | None:
 
 
 async def ensure_embedded_database(server: EmbeddedPostgres, source: MarketSource, live_account: int | None) -> str:
-    """Return the address of the embedded database of an open source, which is made if it is missing.
+    """Return the address of the embedded database of an open source, which is made if it is missing."""
+    name = await embedded_database_name(server, source, live_account)
+    log.info("embedded PostgreSQL %s in %s, database %s", server.version, server.data, name)
+    return await server.ensure_database(name)
+
+
+async def embedded_database_name(server: EmbeddedPostgres, source: MarketSource, live_account: int | None) -> str:
+    """Return the name of the embedded database of an open source.
 
     There is one per market and live account, so that all of them can share the folder.
     """
@@ -120,8 +206,7 @@ async def ensure_embedded_database(server: EmbeddedPostgres, source: MarketSourc
         earlier = database_name(f"{source.identity}:{_EARLIER_DEFAULT}")
         if await server.has_database(earlier) and not await server.has_database(name):
             name = earlier
-    log.info("embedded PostgreSQL %s in %s, database %s", server.version, server.data, name)
-    return await server.ensure_database(name)
+    return name
 
 
 async def settle_seed(source: MarketSource, database: Database, *, is_written: bool) -> None:

@@ -3,9 +3,11 @@
 import asyncio
 import os
 import resource
+import stat
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,8 +20,10 @@ from trader.__main__ import main
 from trader.commands.backup import restore_file
 from trader.embedded import dumps
 from trader.embedded.binaries import system_binaries, wheel_binaries
-from trader.embedded.server import EmbeddedPostgres
+from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.errors import StartError
+from trader.external import BACKUPS_FOLDER, check_external, open_external
+from trader.settings import Settings
 from trader.store.database.pool import Database
 from trader.store.database.schema import SCHEMA_VERSION, apply_schema, schema_text
 
@@ -179,6 +183,89 @@ async def test_versions_of_postgresql_take_each_others_dumps(open_folder: Path) 
 async def copy(source: str, major: int, file: Path, target: str) -> None:
     await dumps.dump(dumps.libpq_address(source), major, file)
     await restore_file(file, target, SCHEMA_VERSION)
+
+
+async def printed_by(dsn: str, *arguments: str) -> str:
+    """What a command prints that starts a server of its own, which only a main thread may."""
+    command = [sys.executable, "-P", "-m", "trader", *arguments, "--database-url", dsn]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+async def older(dsn: str) -> Database:
+    """The rows of a service that ran before, in the tables of its version."""
+    database = await Database.connect(dsn, size=1)
+    async with database.connection() as conn:
+        await conn.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+        await conn.execute(schema_text(SCHEMA_VERSION - 1))
+        await conn.execute(INSERT_SERVICE)
+    return database
+
+
+async def start_refused(dsn: str, because: str) -> None:
+    async with AsyncExitStack() as stack:
+        with pytest.raises(StartError) as refused:
+            await open_external(Settings.load({"DATABASE_URL": dsn}, None, demo=True), stack)
+    assert because in str(refused.value)
+
+
+async def version_in(file: Path) -> int:
+    return int((await dumps.read_rows(file, "schema_version"))["schema_version"][0]["version"])
+
+
+async def test_an_older_database_is_checked_and_backed_up_as_it_is_and_upgraded_after_a_backup(
+    dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = await older(dsn)
+    version = "SELECT version FROM schema_version"
+    monkeypatch.setenv("DATABASE_URL", dsn)
+    for words in (["check", "--demo"], ["status"]):
+        assert await asyncio.to_thread(main, words) == 1
+        assert "`trader upgrade` makes a backup and upgrades it" in capsys.readouterr().err
+    await start_refused(dsn, "`trader upgrade` makes a backup and upgrades it")
+    file = tmp_path / "before.dump"
+    assert "clean" in await printed_by(dsn, "backup", str(tmp_path / "mine.dump"))
+    async with database.connection() as conn:
+        assert await conn.fetchval(version) == SCHEMA_VERSION - 1, "none of these has changed anything"
+        shown = await printed_by(dsn, "upgrade", str(file))
+        assert f"upgraded from schema version {SCHEMA_VERSION - 1} to {SCHEMA_VERSION}" in shown
+        assert (await conn.fetchval(version), await version_in(file)) == (SCHEMA_VERSION, SCHEMA_VERSION - 1)
+        await conn.execute(f"UPDATE schema_version SET version = {SCHEMA_VERSION + 1}")
+    await start_refused(dsn, f"restore the backup of before its upgrade, {file}, into an empty one")
+    await database.close()
+
+
+async def test_an_older_embedded_database_is_upgraded_by_a_start_which_keeps_a_backup(
+    open_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(open_folder)
+    settings = Settings.load({"PORT": "0", "SIM_SEED": "7"}, None, demo=True)
+    async with EmbeddedPostgres(EMBEDDED_FOLDER, durable=False) as server:
+        await (await older(await server.ensure_database("trader_synthetic_7"))).close()
+    async with AsyncExitStack() as stack:
+        assert "the next start upgrades it" in (await check_external(settings, stack))[-1]
+    assert not BACKUPS_FOLDER.exists()
+    async with AsyncExitStack() as stack:
+        await open_external(settings, stack)
+    (file,) = BACKUPS_FOLDER.iterdir()
+    assert (await version_in(file), stat.S_IMODE(file.stat().st_mode)) == (SCHEMA_VERSION - 1, 0o600)
+
+
+async def test_a_check_makes_no_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dsn: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with AsyncExitStack() as stack:
+        lines = await check_external(Settings.load({}, None, demo=True), stack)
+    assert lines[-1] == f"database: embedded in ./{EMBEDDED_FOLDER}, which the first start creates"
+    assert list(tmp_path.iterdir()) == []
+    database = await Database.connect(dsn, size=1)
+    async with database.connection() as conn:
+        await conn.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+        async with AsyncExitStack() as stack:
+            lines = await check_external(Settings.load({"DATABASE_URL": dsn}, None, demo=True), stack)
+        assert lines[-1].endswith("empty: the first start creates its tables")
+        assert await conn.fetchval("SELECT to_regclass('schema_version')") is None
+    await database.close()
 
 
 def test_no_password_is_an_argument_that_others_see() -> None:

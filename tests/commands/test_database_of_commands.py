@@ -48,7 +48,7 @@ async def test_a_database_of_another_schema_version_is_reported(
         await conn.execute("UPDATE schema_version SET version = 1")
     ended = _run(tmp_path, command, "--database-url", dsn, *arguments)
     assert ended.returncode == 1
-    assert f"The database at {place(dsn)} has schema version 1; this program needs version" in ended.stderr
+    assert f"The database at {place(dsn)} has schema version 1, and this program needs" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 

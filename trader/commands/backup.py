@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import asyncpg
 
@@ -30,8 +30,16 @@ from trader.store.database.loading import (
 )
 from trader.store.database.partitions import create_partition, partitioned_table
 from trader.store.database.pool import Connection, Database, place
-from trader.store.database.schema import SCHEMA_VERSION, open_database, schema_text, upgrade
-from trader.store.operations.status import analyze, select_server_major, select_table_count
+from trader.store.database.schema import (
+    SCHEMA_VERSION,
+    apply_schema,
+    open_database,
+    require_schema,
+    schema_text,
+    select_schema_version,
+    upgrade,
+)
+from trader.store.operations.status import analyze, select_table_count
 
 _NULL: Final = r"\N"
 
@@ -60,40 +68,83 @@ def _backup_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--encrypt", metavar="RECIPIENT", help="encrypt it with age for this public key (age1…)")
 
 
-@database_command("backup", example="trader backup trader-2026-11-22.dump", arguments=_backup_arguments)
+@database_command(
+    "backup", example="trader backup trader-2026-11-22.dump", arguments=_backup_arguments, of_any_version=True
+)
 async def backup(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """Back up the database as of one moment to a file, while the service runs, and test that it can be restored.
 
     The file is restored into a server of its own in the folder for temporary files (TMPDIR), and audited and verified
-    there; only then it gets its name. Fails when it cannot, or when the books or the record are not clean.
+    there; only then it gets its name. Fails when it cannot, or when the books or the record are not clean. A database
+    of an earlier version is backed up as it is.
     """
-    file = options.file
-    if file.exists():
+    checked = await _write_backup(options.file, target, options.encrypt)
+    size = options.file.stat().st_size
+    lines = [*checked.lines, f"{options.file}: {size / 1e6:,.1f} MB"]
+    value = {"file": str(options.file), "bytes": size, "isClean": not checked.problems, "checked": checked}
+    return Result(value, lines, EXIT_FAILED if checked.problems else EXIT_DONE)
+
+
+async def _write_backup(file: Path, target: TargetDatabase, recipient: str | None) -> Checked:
+    """Write a backup that was restored, upgraded and checked, encrypted for a recipient if there is one.
+
+    :raises StartError: the file exists, or there can be no such backup
+    """
+    if await asyncio.to_thread(file.exists):
         raise StartError(f"{file} exists already; name a new file.")
     unfinished = file.with_name(f"{file.name}.unfinished")
-    address = dumps.libpq_address(target.dsn)
     async with target.database.connection() as conn:
-        major, schema = await select_server_major(conn), await select_schema_name(conn)
+        schema = await select_schema_name(conn)
     try:
-        await dumps.dump(address, major, unfinished, schema)
-        await asyncio.to_thread(dumps.add_checksum, unfinished)
+        await dumps.back_up(target.dsn, unfinished, schema)
         show(
             f"dumped {unfinished.stat().st_size / 1e6:,.1f} MB; restoring it into a server of its own to check it",
             on_stderr=True,
         )
         checked = await _check_copy(unfinished)
-        if options.encrypt is None:
+        if recipient is None:
             unfinished.rename(file)
         else:
-            await dumps.encrypt(unfinished, options.encrypt, file)
+            await dumps.encrypt(unfinished, recipient, file)
     except OSError as error:
         raise StartError(f"{file} cannot be written: {error.strerror}.") from None
     finally:
         unfinished.unlink(missing_ok=True)
-    size = file.stat().st_size
-    lines = [*checked.lines, f"{file}: {size / 1e6:,.1f} MB"]
-    value = {"file": str(file), "bytes": size, "isClean": not checked.problems, "checked": checked}
-    return Result(value, lines, EXIT_FAILED if checked.problems else EXIT_DONE)
+    return checked
+
+
+def _upgrade_arguments(parser: argparse.ArgumentParser) -> None:
+    meaning = "the backup, a file that does not exist yet; default: before-version-… in the working folder"
+    parser.add_argument(
+        "file", type=Path, nargs="?", default=Path(dumps.upgrade_backup_name(SCHEMA_VERSION)), help=meaning
+    )
+
+
+@database_command(
+    "upgrade", example="trader upgrade before.dump", arguments=_upgrade_arguments, changes=True, of_any_version=True
+)
+async def upgrade_database(options: argparse.Namespace, target: TargetDatabase) -> Result:
+    """Upgrade the database to the schema of this version, after a backup on which the upgrade is tried first.
+
+    The backup is restored into a server of its own, upgraded and audited there. Only when that is clean the database is
+    upgraded, in one transaction. A database that a service works on is refused.
+    """
+    async with target.database.connection() as conn:
+        version = await select_schema_version(conn)
+    value: dict[str, Any] = {"from": version, "to": SCHEMA_VERSION, "backup": None}
+    if version == SCHEMA_VERSION:
+        return Result(value, [f"The database has schema version {SCHEMA_VERSION} already."])
+    if version is None or version > SCHEMA_VERSION:
+        await require_schema(target.database, target.dsn)
+    if target.is_served:
+        raise StartError("A service of an earlier version works on this database: stop it first. Nothing was changed.")
+    checked = await _write_backup(options.file, target, None)
+    lines = [*checked.lines, f"backup: {options.file}"]
+    value["backup"] = str(options.file)
+    if checked.problems:
+        return Result(value, [*lines, "Nothing was upgraded."], EXIT_FAILED)
+    await apply_schema(target.database, backup=str(options.file.absolute()))
+    return Result(value, [*lines, f"upgraded from schema version {version} to {SCHEMA_VERSION}"])
 
 
 async def _check_copy(file: Path) -> Checked:

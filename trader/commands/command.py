@@ -43,6 +43,7 @@ MODULES: Final[Mapping[str, str]] = {
     "audit": "audit",
     "backup": "backup",
     "restore": "backup",
+    "upgrade": "backup",
     "report": "reports",
     "drift": "reports",
     "reproduce": "audit",

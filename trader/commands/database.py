@@ -72,10 +72,12 @@ def database_command(
     example: str,
     arguments: Callable[[argparse.ArgumentParser], None] = no_arguments,
     changes: bool = False,
+    of_any_version: bool = False,
 ) -> Callable[[DatabaseRun], DatabaseRun]:
     """Declare a command that works on the database: it gets `--json` and the options that choose the database.
 
-    One that `changes` something is refused where a database may only be read.
+    One that `changes` something is refused where a database may only be read. Only with `of_any_version` it may have
+    the schema of an earlier or a later version.
     """
 
     def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,7 +87,9 @@ def database_command(
 
     def declare(run: DatabaseRun) -> DatabaseRun:
         def run_in_database(options: argparse.Namespace) -> int:
-            return print_result(run_to_end(_run(run, options, changes=changes)), as_json=options.json)
+            return print_result(
+                run_to_end(_run(run, options, changes=changes, of_any_version=of_any_version)), as_json=options.json
+            )
 
         run_in_database.__doc__ = run.__doc__
         command(name, example=example, arguments=add_arguments)(run_in_database)
@@ -94,9 +98,9 @@ def database_command(
     return declare
 
 
-async def _run(run: DatabaseRun, options: argparse.Namespace, *, changes: bool) -> Result:
+async def _run(run: DatabaseRun, options: argparse.Namespace, *, changes: bool, of_any_version: bool) -> Result:
     try:
-        async with find_database(options) as target:
+        async with find_database(options, of_any_version=of_any_version) as target:
             show(str(target), on_stderr=True)
             if changes:
                 _require_writable(options, target)
@@ -131,7 +135,7 @@ def add_database_options(parser: argparse.ArgumentParser) -> None:
 
 
 @asynccontextmanager
-async def find_database(options: argparse.Namespace) -> AsyncIterator[TargetDatabase]:
+async def find_database(options: argparse.Namespace, *, of_any_version: bool = False) -> AsyncIterator[TargetDatabase]:
     """Open the database: of --database-url, of DATABASE_URL, or of the embedded PostgreSQL of this folder.
 
     Of several embedded databases that of the running service is taken.
@@ -142,7 +146,7 @@ async def find_database(options: argparse.Namespace) -> AsyncIterator[TargetData
     async with AsyncExitStack() as stack:
         url = options.database_url or read_database_url(os.environ, options.env_file)
         if url:
-            database = await stack.enter_async_context(open_database(url))
+            database = await stack.enter_async_context(open_database(url, of_any_version=of_any_version))
             is_replica = await database.is_replica()
             where = f"{place(url)} (a replica, read-only)" if is_replica else place(url)
             is_served = await _has_leader(database)
@@ -160,7 +164,8 @@ async def find_database(options: argparse.Namespace) -> AsyncIterator[TargetData
             return
         server = await stack.enter_async_context(EmbeddedPostgres(EMBEDDED_FOLDER).attach())
         name = await _choose(server, options.database)
-        database = await stack.enter_async_context(open_database(server.dsn(name)))
+        opening = open_database(server.dsn(name), of_any_version=of_any_version)
+        database = await stack.enter_async_context(opening)
         where = f"embedded in ./{EMBEDDED_FOLDER} ({name})"
         is_served = not server.is_own and await _has_leader(database)
         yield TargetDatabase(database, server.dsn(name), where, True, is_served, server.is_own)

@@ -55,7 +55,7 @@ def serve(options: argparse.Namespace) -> int:
 
 @command("check", example="trader check --env-file /etc/trader.env", arguments=_check_arguments)
 def check(options: argparse.Namespace) -> int:
-    """Check the settings, connect to the database, apply its schema, and exit."""
+    """Check the settings, connect to the market and to the database, and exit; nothing is changed."""
     return _start(options, is_check=True, as_json=options.json)
 
 

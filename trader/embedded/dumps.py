@@ -15,6 +15,9 @@ from tempfile import NamedTemporaryFile
 from typing import Final, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
+import asyncpg
+
+from trader.clock import SystemClock
 from trader.embedded.binaries import Binaries, system_binaries, wheel_binaries
 from trader.errors import StartError
 
@@ -100,6 +103,25 @@ async def dump(address: Address, server_major: int, file: Path, schema: str = "p
         _, errors = await process.communicate()
     if process.returncode != 0:
         raise StartError(f"The database could not be dumped: {_why('pg_dump', process, errors)}")
+
+
+def upgrade_backup_name(version: int) -> str:
+    """Return the name of the file for the backup that an upgrade to a schema version makes now."""
+    return f"before-version-{version}-{SystemClock().now():%Y%m%dT%H%M%SZ}.dump"
+
+
+async def back_up(dsn: str, file: Path, schema: str) -> None:
+    """Dump the database of a connection string into a file of its own, with its checksum.
+
+    :raises StartError: it cannot be dumped or written
+    """
+    conn = await asyncpg.connect(dsn)
+    try:
+        major = conn.get_server_version().major
+    finally:
+        await conn.close()
+    await dump(libpq_address(dsn), major, file, schema)
+    await asyncio.to_thread(add_checksum, file)
 
 
 def _make_private(file: Path) -> None:

@@ -156,6 +156,9 @@ ALTER TABLE IF EXISTS portfolio_hourly
 """
 """Records the leverage of accounts, from which it follows what they can lose in an hour."""
 
+UPGRADE_BACKUP: Final = "ALTER TABLE schema_version ADD COLUMN IF NOT EXISTS backup text;"
+"""Records the file of the backup that an upgrade made before."""
+
 MIGRATIONS: Final[Mapping[int, str]] = {
     2: TO_VERSION_2,
     3: CLOSED_BY_OPERATOR,
@@ -164,7 +167,7 @@ MIGRATIONS: Final[Mapping[int, str]] = {
     6: RESET_BY_OPERATOR,
     7: LUCK,
     8: MARKET_SEED,
-    9: TOOLS_OF_AGENTS + LEVERAGES,
+    9: TOOLS_OF_AGENTS + LEVERAGES + UPGRADE_BACKUP,
 }
 """Each step by the version that it leads to."""
 
@@ -176,7 +179,9 @@ SCHEMA_LOCK: Final = 0x747261646572
 
 NO_LOCK_TIMEOUT = "SET LOCAL lock_timeout = 0"
 LOCK_SCHEMA = "SELECT pg_advisory_xact_lock($1)"
-UPDATE_SCHEMA_VERSION = "UPDATE schema_version SET version = $1, applied_at = now() WHERE version < $1"
+UPDATE_SCHEMA_VERSION = """
+UPDATE schema_version SET version = $1, applied_at = now(), backup = $2 WHERE version < $1
+"""
 
 
 def schema_path() -> Path:
@@ -192,10 +197,11 @@ def schema_text(version: int) -> str:
     return (schema_path() if version == SCHEMA_VERSION else earlier).read_text(encoding="utf-8")
 
 
-async def apply_schema(database: Database) -> None:
+async def apply_schema(database: Database, *, backup: str | None = None) -> None:
     """Create the tables of this version in an empty database, or upgrade those of an earlier version with their data.
 
-    Safe to repeat, and for two processes at once. A database of this version is left alone, without taking any lock.
+    `backup` is recorded as the file that holds the database of before. Safe to repeat, and for two processes at once.
+    A database of this version is left alone, without taking any lock.
 
     :raises StartError: the database has the schema of a newer version, or its user may not create tables
     """
@@ -207,12 +213,9 @@ async def apply_schema(database: Database) -> None:
         await conn.execute(LOCK_SCHEMA, SCHEMA_LOCK)
         version = await select_schema_version(conn)
         if version is not None and version > SCHEMA_VERSION:
-            raise StartError(
-                f"The database has schema version {version}, made by a newer version of trader; "
-                f"this one needs version {SCHEMA_VERSION}. Start the newer version, or use another database."
-            )
+            raise await _refused(conn, "The database", version)
         try:
-            await upgrade(conn, version)
+            await upgrade(conn, version, backup)
         except asyncpg.InsufficientPrivilegeError as error:
             raise StartError(f"The user of DATABASE_URL may not create the tables: {error}.") from error
     if version is None:
@@ -221,12 +224,12 @@ async def apply_schema(database: Database) -> None:
         log.warning("the database was upgraded from schema version %d to %d", version, SCHEMA_VERSION)
 
 
-async def upgrade(conn: Connection, version: int | None) -> None:
+async def upgrade(conn: Connection, version: int | None, backup: str | None = None) -> None:
     """Create the tables of this version, with the rows of those of an earlier version, in the caller's transaction."""
     steps = [] if version is None else [MIGRATIONS[step] for step in range(version + 1, SCHEMA_VERSION + 1)]
     for statements in [*steps, schema_text(SCHEMA_VERSION)]:
         await conn.execute(statements, timeout=UPGRADE_TIMEOUT_S)
-    await conn.execute(UPDATE_SCHEMA_VERSION, SCHEMA_VERSION)
+    await conn.execute(UPDATE_SCHEMA_VERSION, SCHEMA_VERSION, backup)
 
 
 async def require_schema(database: Database, dsn: str) -> None:
@@ -236,23 +239,37 @@ async def require_schema(database: Database, dsn: str) -> None:
     """
     async with database.connection() as conn:
         version = await select_schema_version(conn)
-    if version != SCHEMA_VERSION:
-        state = "is empty" if version is None else f"has schema version {version}"
-        raise StartError(
-            f"The database at {place(dsn)} {state}; this program needs version {SCHEMA_VERSION}. "
-            "Use the version of the running service; a start of the service upgrades its database."
+        if version != SCHEMA_VERSION:
+            raise await _refused(conn, f"The database at {place(dsn)}", version)
+
+
+async def _refused(conn: Connection, name: str, version: int | None) -> StartError:
+    """Return the error about a database whose schema is not of this version; it says what to do."""
+    if version is None:
+        return StartError(f"{name} is empty; the first start of the service creates its tables.")
+    if version < SCHEMA_VERSION:
+        return StartError(
+            f"{name} has schema version {version}, and this program needs {SCHEMA_VERSION}. `trader upgrade` makes a "
+            "backup and upgrades it; the running service, if there is one, is of an earlier version: stop it before."
         )
+    backup = await conn.fetchval(SELECT_BACKUP)
+    before = "" if backup is None else f", or restore the backup of before its upgrade, {backup}, into an empty one"
+    return StartError(
+        f"{name} has schema version {version}, made by a newer version of trader; this one needs version "
+        f"{SCHEMA_VERSION}. Start the newer version, use another database{before}."
+    )
 
 
 @asynccontextmanager
-async def open_database(dsn: str) -> AsyncIterator[Database]:
+async def open_database(dsn: str, *, of_any_version: bool = False) -> AsyncIterator[Database]:
     """Open the database of a service for a tool, without changing its schema.
 
     :raises StartError: the database cannot be used, or its schema is not of this version
     """
     database = await Database.connect(dsn, size=1)
     try:
-        await require_schema(database, dsn)
+        if not of_any_version:
+            await require_schema(database, dsn)
         yield database
     finally:
         await database.close()
@@ -260,6 +277,7 @@ async def open_database(dsn: str) -> AsyncIterator[Database]:
 
 SELECT_HAS_SCHEMA = "SELECT to_regclass('schema_version') IS NOT NULL"
 SELECT_SCHEMA_VERSION = "SELECT version FROM schema_version"
+SELECT_BACKUP = "SELECT to_jsonb(s) ->> 'backup' FROM schema_version s"  # not every version has the column
 
 
 async def select_schema_version(conn: Connection) -> int | None:

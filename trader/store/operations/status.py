@@ -60,14 +60,6 @@ async def select_service_facts(conn: Connection) -> ServiceFacts:
     return ServiceFacts(*row)
 
 
-SELECT_SERVER_MAJOR = "SELECT current_setting('server_version_num')::integer / 10000"
-
-
-async def select_server_major(conn: Connection) -> int:
-    major: int = await conn.fetchval(SELECT_SERVER_MAJOR)
-    return major
-
-
 SELECT_TABLE_COUNT = """
 SELECT count(*) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname <> 'information_schema' AND n.nspname !~ '^pg_'
