@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
@@ -19,6 +20,7 @@ from support.sinks import sinks
 from trader.__main__ import main
 from trader.domain.models import Model, ModelConfiguration, Price, VariantId
 from trader.domain.operations.alarms import Alarm, AlarmCause
+from trader.results import load
 from trader.store.agents.models import upsert_model
 from trader.store.database.leadership import LeaderLock
 from trader.store.database.pool import Database
@@ -98,6 +100,21 @@ async def test_trades_are_those_of_the_interface(rows: None, call: Call) -> None
     assert shown[0].split()[:3] == ["closed", "account", "market"]
     assert "bob" in shown[1]
     assert "+29.00" in shown[1]
+
+
+async def test_an_export_has_every_trade_as_typed_columns(rows: None, call: Call, tmp_path: Path) -> None:
+    counts = (await call("export", "all", "--json")).value["rows"]
+    assert counts == {"trades": 2, "fills": 0, "equity": 0, "decisions": 0}
+    assert (await call("export", "bobs", "--account", "bob", "--tables", "parquet")).code == 0
+    trades = load(tmp_path / "all").trades
+    assert list(trades["account"]) == ["ada", "bob"]
+    assert list(trades["net_pnl"]) == [9, 29]
+    bob = load(tmp_path / "bobs").trades
+    for name, column in trades.arrays().items():
+        np.testing.assert_array_equal(bob[name], column[1:])
+    refused = await call("export", "all")
+    assert refused.code == 1
+    assert "all cannot be written: File exists" in refused.err
 
 
 async def test_accounts_and_the_board_agree(rows: None, call: Call) -> None:

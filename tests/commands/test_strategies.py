@@ -9,10 +9,12 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 from support.candles import write_walk
 
+from trader import results
 from trader.__main__ import main
 from trader.domain.models import VariantId
 from trader.strategies import LoadedStrategy, load_strategy
@@ -119,6 +121,15 @@ def test_the_guard_judges_a_strategy_unless_it_is_off(
     _, free = backtest(data, tmp_path / "free", *options, "--guard", "none")
     assert judged["accounts"][0]["equity"] == 10_000
     assert free["accounts"][0]["equity"] != 10_000
+    rejected = results.load(tmp_path / "judged").decisions
+    assert set(rejected["rule"]) == {"leverage"}
+    assert rejected["reason"][0] == "Leverage 20 is above the 10 that your variant allows."
+    run = results.load(tmp_path / "free")
+    assert set(run.decisions["status"]) == {"ok"}
+    assert len(run.trades) == free["accounts"][0]["trades"]
+    own = run.equity["account"] == "buyer"
+    assert set(run.equity["account"][~own]) == {"baseline/hold-nothing", "baseline/buy-and-hold", "baseline/apex-rules"}
+    assert np.diff(run.equity["at"][own]).max() <= np.timedelta64(1, "h")
     # The conditions of a run are those of the repeated one, too.
     capsys.readouterr()
     assert main(["backtest", "--run", str(tmp_path / "free"), "--guard", "leverage-max=3", "--json"]) == 0

@@ -48,11 +48,12 @@ from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres, database_n
 from trader.errors import SettingsError, StartError
 from trader.gateways.market.replay import ReplaySource
 from trader.reports.season_page import Season, Standing, page
+from trader.results import Results, check_format
 from trader.services.backtest.answers import AskingEnded
 from trader.services.backtest.database import DatabaseJournal
 from trader.services.backtest.ledger import LedgerLines
 from trader.services.backtest.market import BacktestMarket
-from trader.services.backtest.run import Backtest
+from trader.services.backtest.run import Backtest, RunJournal, TableJournal
 from trader.services.backtest.sources import AiSource, DecisionLines, NotedSource
 from trader.services.backtest.statistics import judge
 from trader.services.portfolio.evidence import EvidenceReport
@@ -93,6 +94,7 @@ def backtest(options: argparse.Namespace) -> int:
         problems += [f"{name}: only with --models" for name, given in asking.items() if given is not None]
     if problems:
         raise SettingsError(problems)
+    check_format(options.tables)
     if options.out.exists():
         raise StartError(f"{options.out} exists already; --out names a new folder.")
     return asyncio.run(_backtest(options))
@@ -118,7 +120,9 @@ async def _backtest(options: argparse.Namespace) -> int:
                 books = None
                 if not options.no_database:
                     books = DatabaseJournal(await _open_database(options.out, source, stack), settings)
-                run = Backtest(market, settings, chosen.models, [ledger] if books is None else [ledger, books])
+                tables = TableJournal()
+                journals: list[RunJournal] = [ledger, tables] if books is None else [ledger, tables, books]
+                run = Backtest(market, settings, chosen.models, journals)
                 if books is not None:
                     await books.begin(source.identity, run.starts_at, run.ends_at, run.baselines)
                 output = Output({options.out / LEDGER: ledger, options.out / DECISIONS: decisions}, books)
@@ -138,6 +142,7 @@ async def _backtest(options: argparse.Namespace) -> int:
             value = _value(options, settings, source, run, chosen, end, digest, standings)
             value |= {"baselines": baselines_value(run), "evidence": evidence_value(evidence)}
             _write_result(options, run, value, _labelled(standings, run), evidence)
+            _write_tables(options, tables.finish(run.accounts))
     except OSError as error:
         raise StartError(f"{error.filename or options.out} cannot be written: {error.strerror}.") from error
     code = EXIT_FAILED if end.cause else EXIT_DONE if value["complete"] else EXIT_INTERRUPTED
@@ -245,6 +250,20 @@ def _write_result(
     (options.out / RESULT).write_bytes(msgspec.json.format(_ENCODER.encode(to_wire(value))) + b"\n")
     season = Season(options.data.name, standings, [], run.outcomes(), evidence, "Backtest")
     (options.out / REPORT).write_text(page(season), encoding="utf-8")
+
+
+def _write_tables(options: argparse.Namespace, tables: Results) -> None:
+    """Write the tables; a partly written one is removed. Raises `StartError`."""
+    for each in tables:
+        try:
+            each.write(options.out, options.tables)
+        except OSError as error:
+            file = options.out / f"{each.name}.{options.tables}"
+            file.unlink(missing_ok=True)
+            raise StartError(
+                f"{file} cannot be written: {error.strerror}. It is left out; "
+                f"{LEDGER}, {DECISIONS}, {RESULT} and {REPORT} are whole."
+            ) from error
 
 
 async def _invoke(run: Backtest, interrupted: "Interrupts") -> AskingEnded | None:

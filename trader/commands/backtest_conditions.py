@@ -32,7 +32,7 @@ KEPT: Final = (
 )  # fmt: skip
 """The options that a result keeps, since they decide under which conditions it came about."""
 
-_OTHERS: Final = ("json", "run", "folder", "env_file", "out", "no_database")
+_OTHERS: Final = ("json", "run", "folder", "env_file", "out", "no_database", "tables")
 """What may stand beside the conditions, or has a default."""
 
 
@@ -139,7 +139,10 @@ async def _execute(
         if run.is_due:
             await run.invoke()
     reports = {report.model_id: report for report in run.reports()}
-    return reports, {model.id: +source.refused for model, source in sources}
+    refused = {
+        each.model.id: Counter(outcome.rule for outcome in each.outcomes if outcome.rule) for each in run.accounts
+    }
+    return reports, refused
 
 
 def _require_same(recorded: RecordedRun, stage: Stage) -> None:

@@ -65,6 +65,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--guard", action="append", metavar="NAME=NUMBER|none", help="another limit of the guard; none: no guard")
     add("--seed", help="of what is drawn within a minute; default: 0")
     add("--out", type=Path, default=Path("backtest"), metavar="FOLDER", help="default: backtest")
+    add(
+        "--tables",
+        choices=["csv", "parquet"],
+        default="csv",
+        help="how trades, fills, equity and decisions are written",
+    )
     add("--no-database", action="store_true", help="write only the ledger as JSON lines, the result and the report")
     add_env_file_option(parser)
     add("--json", action="store_true", help="print one JSON object")

@@ -35,6 +35,7 @@ MODULES: Final[Mapping[str, str]] = {
     "accounts": "accounts",
     "positions": "accounts",
     "trades": "trades",
+    "export": "trades",
     "board": "trades",
     "halt": "operate",
     "resume": "operate",

@@ -1,7 +1,9 @@
-"""The commands trades and board: completed trades and the leaderboard, read from the database."""
+"""The commands trades, export and board: completed trades, tables and the leaderboard, read from the database."""
 
 import argparse
-from typing import get_args
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final, get_args
 
 from trader.api.schemas.analytics import LeaderboardDetails, LeaderboardRow
 from trader.api.schemas.common import chosen_variant
@@ -12,29 +14,35 @@ from trader.commands.database import TargetDatabase, database_command
 from trader.commands.models_file import variant_argument
 from trader.domain.money import format_decimal
 from trader.domain.portfolio.histories import WINDOWS, minute_end, value_account
+from trader.errors import StartError
+from trader.results import check_format, empty
 from trader.services.portfolio.leaderboard import RankedEntrant, SortKey, make_board, make_entries
 from trader.services.portfolio.run_statistics import CurrentRuns, count_contenders
 from trader.store.agents.models import select_models
 from trader.store.database.pool import Page
 from trader.store.exchange.accounts import select_accounts, select_last_marks, select_lived_until
 from trader.store.exchange.trades import select_account_trades, select_trades
+from trader.store.portfolio.export import select_exported
+
+_ALL: Final = 10**9
+"""More trades than a database has."""
 
 
 def _trades_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--account", metavar="ID", help="of one account or model; default: all")
-    parser.add_argument("--limit", type=_count, default=20, metavar="N", help="the latest N, 1 to 500; default: 20")
+    parser.add_argument("--limit", type=_count, metavar="N", help="only the latest N; default: all")
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 500:
-        raise argparse.ArgumentTypeError(f"expected a number from 1 to 500, got {text!r}")
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a number from 1 on, got {text!r}")
     return int(text)
 
 
 @database_command("trades", example="trader trades --account apex-rules --limit 5", arguments=_trades_arguments)
 async def trades(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """List completed trades, the latest first."""
-    page = Page(options.limit)
+    page = Page(_ALL if options.limit is None else options.limit)
     async with target.reading() as conn:
         if options.account is None:
             listed = await select_trades(conn, page)
@@ -58,6 +66,40 @@ async def trades(options: argparse.Namespace, target: TargetDatabase) -> Result:
         for trade, view in zip(listed, shown, strict=True)
     ]
     return Result({"trades": shown}, table(heads, rows, text_columns=5))
+
+
+def _export_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="a new folder")
+    parser.add_argument("--tables", choices=["csv", "parquet"], default="csv", help="form of the tables; default: csv")
+    parser.add_argument("--account", metavar="ID", help="of one account or model; default: all")
+    parser.add_argument("--days", type=float, metavar="N", help="only the last N days; default: all")
+
+
+@database_command("export", example="trader export season --tables parquet", arguments=_export_arguments)
+async def export(options: argparse.Namespace, target: TargetDatabase) -> Result:
+    """Write trades, fills, equity by minute and decisions into a new folder, as a backtest does.
+
+    `trader.results.load(FOLDER)` reads them as typed columns and DataFrames.
+    """
+    check_format(options.tables)
+    since = datetime(1970, 1, 1, tzinfo=UTC)
+    if options.days is not None:
+        since = datetime.now(UTC) - timedelta(days=options.days)
+    tables = empty()
+    async with target.reading() as conn:
+        account_id = None if options.account is None else await known_account(conn, options.account)
+        for each in tables:
+            async for row in select_exported(conn, each.name, since, account_id):
+                each.add(*row)
+    try:
+        options.folder.mkdir(parents=True)
+        for each in tables:
+            each.write(options.folder, options.tables)
+    except OSError as error:
+        raise StartError(f"{error.filename or options.folder} cannot be written: {error.strerror}.") from None
+    counts = {each.name: len(each) for each in tables}
+    listed = ", ".join(f"{count:,} {name}" for name, count in counts.items())
+    return Result({"folder": str(options.folder), "rows": counts}, [f"{options.folder}: {listed}"])
 
 
 def _board_arguments(parser: argparse.ArgumentParser) -> None:

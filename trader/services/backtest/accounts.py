@@ -11,15 +11,16 @@ from uuid import UUID
 import msgspec
 
 from trader.clock import epoch_second
-from trader.domain.agents.invocations import invocation_id
+from trader.domain.agents.invocations import ToolCallStatus, invocation_id
+from trader.domain.agents.messages import EXCHANGE, Outcome
 from trader.domain.agents.observation import RunHistory
 from trader.domain.agents.strategy import Peek, Strategy
-from trader.domain.agents.tools import Decision
+from trader.domain.agents.tools import TOOL_NAMES, Change, Decision
 from trader.domain.agents.view import View
 from trader.domain.exchange.account import Account
 from trader.domain.exchange.ledger import unopened_account
 from trader.domain.exchange.orders import Order
-from trader.domain.market.markets import Interval
+from trader.domain.market.markets import Interval, canonical_symbol
 from trader.domain.models import CYCLE, Model
 from trader.domain.portfolio.baselines import BaselineState
 from trader.domain.portfolio.histories import Snapshot
@@ -62,6 +63,17 @@ class WaitingOrder(NamedTuple):
 
     order: Order
     due: datetime
+
+
+class DecisionOutcome(NamedTuple):
+    """What became of a decision. `rule` and `reason` say why it was rejected or failed."""
+
+    at: datetime
+    tool: str
+    symbol: str
+    status: ToolCallStatus
+    rule: str | None
+    reason: str | None
 
 
 class Invocation:
@@ -131,7 +143,20 @@ class ModelAccount(BacktestAccount):
         self.missed = 0
         """Number of decision cycles skipped because the previous decisions were not executed yet."""
 
+        self.outcomes: list[DecisionOutcome] = []
+        self.ordered: Change | None = None
+        """The decision whose order has no answer yet."""
+
         self._history: RunHistory | None = None
+
+    def report(self, at: datetime, decision: Change, outcome: Outcome) -> None:
+        """Record what became of a decision."""
+        status, result = outcome
+        rule = result.get("rule") or (EXCHANGE if status == "rejected" else None)
+        reason = result.get("reason") or result.get("error")
+        self.outcomes.append(
+            DecisionOutcome(at, TOOL_NAMES[type(decision)], canonical_symbol(decision.symbol), status, rule, reason)
+        )
 
     def history(self, now: datetime) -> RunHistory:
         """Return the history that the agent sees, refreshed after each posting and each hour, as in a service."""

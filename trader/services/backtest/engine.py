@@ -7,8 +7,10 @@ from datetime import datetime
 
 from trader.clock import iso, moment_of
 from trader.domain.agents.guard import Approved, Refusal, judge
+from trader.domain.agents.messages import failed, order_outcome, plan_outcome, refused
 from trader.domain.agents.tools import Change
 from trader.domain.exchange import rules as rules_of_exchange
+from trader.domain.exchange.ledger import Posting
 from trader.domain.exchange.orders import ExitPlan, Order
 from trader.domain.exchange.tick_rules import Moment
 from trader.domain.market.markets import canonical_symbol, refusal_to_trade, untimely
@@ -48,26 +50,43 @@ class Engine(EventTimeRunner[ModelAccount]):
             verdict = judge(decision, symbol, context, followed.limits)
             match verdict:
                 case ExitPlan():
-                    self._set_plan(followed, symbol, verdict, moment, second)
+                    refusal = self._set_plan(followed, symbol, verdict, moment, second)
+                    followed.report(moment.at, decision, plan_outcome(verdict, refusal))
                 case Approved():
+                    followed.ordered = decision
                     self._order(followed, verdict.order(followed.account.id, invocation.id, number), moment, second)
                 case Refusal():
-                    pass
+                    followed.report(moment.at, decision, refused(verdict))
             if followed.waiting is not None:
                 return
         followed.invocation = None
 
-    def _set_plan(self, followed: ModelAccount, symbol: str, plan: ExitPlan, moment: Moment, second: int) -> None:
-        if refusal_to_trade(moment.quotes.get(symbol), symbol, moment.at) is not None:
-            return
+    def _set_plan(self, followed: ModelAccount, symbol: str, plan: ExitPlan, moment: Moment, second: int) -> str | None:
+        """Replace the exit plan of a position. Return why it is refused, or None."""
+        refusal = refusal_to_trade(moment.quotes.get(symbol), symbol, moment.at)
+        if refusal is not None:
+            return refusal
         posting = rules_of_exchange.set_exit_plan(followed.account, symbol, plan, moment, self.rules)
-        self.post(followed, None if isinstance(posting, str) else posting, second)
+        if isinstance(posting, str):
+            return posting
+        self.post(followed, posting, second)
+        return None
+
+    def post(self, followed: ModelAccount, posting: Posting | None, second: int) -> None:
+        """Apply a posting, and record the answer to the order of a decision."""
+        super().post(followed, posting, second)
+        if posting is not None and posting.answer is not None and followed.ordered is not None:
+            followed.report(posting.answer.at, followed.ordered, order_outcome(posting.answer))
+            followed.ordered = None
 
     def _order(self, followed: ModelAccount, order: Order, moment: Moment, second: int) -> None:
         """Place an order at once, or queue it for the first book after its latency."""
         try:
             order = checked(order, self.market.markets)
-        except InvalidInput:
+        except InvalidInput as error:
+            assert followed.ordered is not None, "a decision placed it"
+            followed.report(moment.at, followed.ordered, failed(str(error)))
+            followed.ordered = None
             return
         refusal = self._refusal_to_wait(order, moment, second)
         if refusal is not None:

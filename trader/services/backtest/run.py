@@ -10,10 +10,11 @@ from trader.clock import moment_of
 from trader.domain.exchange.account import Marks, equity, unrealized
 from trader.domain.exchange.ledger import ClosedTrade, Posting
 from trader.domain.models import Model, ModelConfiguration, VariantId, rule_model
-from trader.domain.money import ZERO
+from trader.domain.money import ZERO, divide
 from trader.domain.portfolio.histories import Snapshot
 from trader.domain.portfolio.statistics import EquityPoint
 from trader.errors import StrategyError
+from trader.results import Results, empty
 from trader.services.backtest.accounts import DecisionSource, ModelAccount, open_model_account
 from trader.services.backtest.baselines import BaselineRunner, open_baselines
 from trader.services.backtest.invocations import InvokingEngine
@@ -33,6 +34,44 @@ class RunJournal(Journal, Protocol):
     def open(self, followed: ModelAccount) -> None:
         """Receive an account that has just opened."""
         ...
+
+
+class TableJournal:
+    """Journal that fills the tables of a result: of the accounts, and the equity of the baselines."""
+
+    def __init__(self) -> None:
+        self.tables = empty()
+
+    def open(self, followed: ModelAccount) -> None:
+        """Do nothing: an account without a trade has its equity."""
+
+    def post(self, posting: Posting) -> None:
+        account_id = posting.account.id
+        for fill in posting.fills:
+            fee = fill.fee + fill.liquidation_fee
+            self.tables.fills.add(
+                fill.at, account_id, fill.symbol, fill.side.value, fill.quantity, fill.price, fee, fill.maker,
+                fill.cause.value,
+            )  # fmt: skip
+        for trade in posting.trades:
+            part = trade.part
+            self.tables.trades.add(
+                account_id, part.symbol, part.side.value, part.quantity, part.entry_price,
+                divide(trade.exit_notional, part.quantity), part.leverage, trade.gross_pnl, part.fees, part.funding,
+                trade.net_pnl, trade.close_reason.value, part.confidence, part.opened_at, trade.closed_at,
+            )  # fmt: skip
+
+    def snapshot(self, snapshot: Snapshot) -> None:
+        self.tables.equity.add(
+            snapshot.created_at, snapshot.account_id, snapshot.net_portfolio, snapshot.cash, snapshot.unrealized_pnl
+        )
+
+    def finish(self, accounts: Sequence[ModelAccount]) -> Results:
+        """Return the tables, with the decisions of the accounts by time."""
+        outcomes = [(outcome, followed.account.id) for followed in accounts for outcome in followed.outcomes]
+        for (at, *rest), account_id in sorted(outcomes, key=lambda pair: (pair[0].at, pair[1])):
+            self.tables.decisions.add(at, account_id, *rest)
+        return self.tables
 
 
 class Sums:

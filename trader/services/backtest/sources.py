@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_right
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -17,11 +17,11 @@ from trader.domain.agents.guard import STALE_DECISION, Approved, Refusal
 from trader.domain.agents.invocations import Invocation as InvocationRow
 from trader.domain.agents.invocations import Step, ToolCall
 from trader.domain.agents.memory import CYCLES_REMEMBERED, PastCall, PastCycle, note_of, remember
-from trader.domain.agents.messages import decision_json
+from trader.domain.agents.messages import decision_json, failed, order_outcome, plan_outcome, refused
 from trader.domain.agents.strategy import Peek, Strategy
 from trader.domain.agents.tools import TOOL_NAMES, TOOLS, BadCall, Change, Decision, decode
 from trader.domain.agents.view import View
-from trader.domain.exchange.orders import ExitPlan, OrderStatus
+from trader.domain.exchange.orders import ExitPlan
 from trader.domain.market.markets import STALE_AFTER, canonical_symbol
 from trader.domain.models import Model
 from trader.domain.money import ZERO
@@ -135,6 +135,10 @@ class AiSource(InvokedSource):
         self.cost_usd += done.cost_usd or ZERO
         self.answered_by = record.answered_by or self.answered_by
         self.recorded.append(recorded_invocation(done, record.steps, record.calls))
+        for call in record.calls:
+            decision = _decision_of(call)
+            if isinstance(decision, Change) and call.metadata["results"]:
+                followed.report(call.created_at, decision, (call.status, call.metadata["results"][0]))
         if self.finished is not None:
             self.finished.append(record)
 
@@ -171,9 +175,6 @@ class RepeatedSource(InvokedSource):
     def __init__(self, model: Model, recordings: Sequence[RecordedInvocation]) -> None:
         self._model = model
         self.recorded: list[RecordedInvocation] = []
-        self.refused: Counter[str] = Counter()
-        """How often each rule of the guard refused, and `exchange` for what the exchange rejected."""
-
         self._seconds = [epoch_second(invocation.started_at) for invocation in recordings]
         self._by_second = dict(zip(self._seconds, recordings, strict=True))
 
@@ -203,19 +204,18 @@ class RepeatedSource(InvokedSource):
         symbol = canonical_symbol(decision.symbol)
         if symbol not in session.markets:
             return
+        followed = session.followed
         match session.verdict(decision, symbol, viewed_at):
             case ExitPlan() as plan:
-                is_rejected = session.set_plan(symbol, plan) is not None
+                outcome = plan_outcome(plan, session.set_plan(symbol, plan))
             case Approved() as approved:
-                order = approved.order(session.followed.account.id, invocation.id, number)
                 try:
-                    is_rejected = session.place(order).status is OrderStatus.REJECTED
-                except InvalidInput:
-                    is_rejected = True  # as it was when it was recorded
-            case Refusal(rule):
-                self.refused[rule] += 1
-                return
-        self.refused["exchange"] += is_rejected
+                    outcome = order_outcome(session.place(approved.order(followed.account.id, invocation.id, number)))
+                except InvalidInput as error:  # as it was when it was recorded
+                    outcome = failed(str(error))
+            case Refusal() as refusal:
+                outcome = refused(refusal)
+        followed.report(session.now(), decision, outcome)
 
 
 class DecisionLines(Lines):

@@ -1,0 +1,188 @@
+"""Tables of a result: trades, fills, equity by minute and decisions, in files and as typed columns.
+
+    >>> from trader import results
+    >>> run = results.load("backtest")
+    >>> run.trades["net_pnl"].sum()            # a numpy array
+    >>> run.equity.frame().pivot(index="at", columns="account", values="equity")
+
+Numbers are doubles; the exact amounts are in the ledger, or in the database.
+"""
+
+import csv
+import importlib
+from array import array
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from trader.errors import SettingsError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Format = Literal["csv", "parquet"]
+Kind = Literal["time", "text", "number", "flag"]
+
+COLUMNS: Final[Mapping[str, Mapping[str, Kind]]] = {
+    "trades": {
+        "account": "text", "symbol": "text", "side": "text", "quantity": "number", "entry_price": "number",
+        "exit_price": "number", "leverage": "number", "gross_pnl": "number", "fees": "number", "funding": "number",
+        "net_pnl": "number", "close_reason": "text", "confidence": "number", "opened_at": "time", "closed_at": "time",
+    },
+    "fills": {
+        "at": "time", "account": "text", "symbol": "text", "side": "text", "quantity": "number", "price": "number",
+        "fee": "number", "maker": "flag", "cause": "text",
+    },
+    "equity": {"at": "time", "account": "text", "equity": "number", "cash": "number", "unrealized": "number"},
+    "decisions": {
+        "at": "time", "account": "text", "tool": "text", "symbol": "text", "status": "text", "rule": "text",
+        "reason": "text",
+    },
+}  # fmt: skip
+"""The columns of each table. `status` of a decision is ok, rejected (then with the rule and the reason) or failed."""
+
+_CODES: Final[Mapping[Kind, str]] = {"time": "q", "number": "d", "flag": "b"}
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Table:
+    """A table of one of the names in `COLUMNS`. Times are UTC, in numpy without a zone; what is absent is NaN or ''."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._kinds = COLUMNS[name]
+        self._columns: dict[str, Any] = {
+            column: [] if kind == "text" else array(_CODES[kind]) for column, kind in self._kinds.items()
+        }
+        self._add = [(self._columns[column].append, _TO_COLUMN[kind]) for column, kind in self._kinds.items()]
+
+    def add(self, *values: Any) -> None:
+        """Add a row, in the order of the columns."""
+        for (append, convert), value in zip(self._add, values, strict=True):
+            append(convert(value))
+
+    def __len__(self) -> int:
+        return len(next(iter(self._columns.values())))
+
+    def __getitem__(self, column: str) -> npt.NDArray[Any]:
+        """Return a column: datetime64[ms], float64, bool, or text as objects."""
+        match self._kinds[column]:
+            case "time":
+                return np.array(self._columns[column], dtype="datetime64[ms]")
+            case "text":
+                return np.array(self._columns[column], dtype=object)
+            case "flag":
+                return np.array(self._columns[column], dtype=np.bool_)
+            case "number":
+                return np.array(self._columns[column], dtype=np.float64)
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Return all columns by name."""
+        return {column: self[column] for column in self._kinds}
+
+    def frame(self) -> "pd.DataFrame":
+        """Return the table as a DataFrame, its times in UTC. It needs pandas."""
+        pandas = _extra("pandas")
+        frame: pd.DataFrame = pandas.DataFrame(self.arrays())
+        for column, kind in self._kinds.items():
+            if kind == "time":
+                frame[column] = frame[column].dt.tz_localize("UTC")
+        return frame
+
+    def write(self, folder: Path, form: Format) -> None:
+        """Write the table into a file of its name. Raises `OSError`, and `SettingsError` without pyarrow."""
+        file = folder / f"{self.name}.{form}"
+        if form == "parquet":
+            _extra("pyarrow.parquet").write_table(_extra("pyarrow").table(self.arrays()), file)
+            return
+        columns = [
+            np.datetime_as_string(self[column], unit="ms", timezone="UTC") if kind == "time" else self._columns[column]
+            for column, kind in self._kinds.items()
+        ]
+        with file.open("w", encoding="utf-8", newline="") as lines:
+            writer = csv.writer(lines)
+            writer.writerow(self._kinds)
+            writer.writerows(zip(*columns, strict=True))
+
+
+class Results(NamedTuple):
+    """The tables of a backtest or of an export."""
+
+    trades: Table
+    fills: Table
+    equity: Table
+    decisions: Table
+
+
+def empty() -> Results:
+    """Return the tables without rows."""
+    return Results(*(Table(name) for name in Results._fields))
+
+
+def check_format(form: Format) -> None:
+    """Check that files of this format can be written. Raises `SettingsError`."""
+    if form == "parquet":
+        _extra("pyarrow.parquet")
+
+
+def load(path: str | Path) -> Results:
+    """Return the tables in the folder of a backtest or of an export.
+
+    :raises SettingsError: a table is missing or has other columns; Parquet without pyarrow
+    """
+    folder = Path(path)
+    return Results(*(_read(folder, name) for name in Results._fields))
+
+
+def _read(folder: Path, name: str) -> Table:
+    table, parquet, text = Table(name), folder / f"{name}.parquet", folder / f"{name}.csv"
+    if parquet.exists():
+        read = _extra("pyarrow.parquet").read_table(parquet)
+        names = read.column_names
+        converted = (
+            tuple(cell.replace(tzinfo=UTC) if isinstance(cell, datetime) else cell for cell in row)
+            for row in zip(*(column.to_pylist() for column in read.columns), strict=True)
+        )
+    elif text.exists():
+        with text.open(encoding="utf-8", newline="") as lines:
+            names, *cells = csv.reader(lines)
+        kinds = list(COLUMNS[name].values())
+        converted = (tuple(_OF_TEXT[kind](cell) for kind, cell in zip(kinds, row, strict=True)) for row in cells)
+    else:
+        raise SettingsError([f"{folder} has neither {parquet.name} nor {text.name}: it is no result of a backtest"])
+    if list(names) != list(COLUMNS[name]):
+        raise SettingsError([f"{folder}: {name} has the columns {', '.join(names)}, not {', '.join(COLUMNS[name])}"])
+    for row in converted:
+        table.add(*row)
+    return table
+
+
+def _milliseconds(moment: datetime) -> int:
+    return round((moment - _EPOCH).total_seconds() * 1000)
+
+
+_TO_COLUMN: Final[Mapping[Kind, Callable[[Any], Any]]] = {
+    "time": _milliseconds,
+    "text": lambda value: "" if value is None else str(value),
+    "number": lambda value: float("nan") if value is None else float(value),
+    "flag": bool,
+}
+_OF_TEXT: Final[Mapping[Kind, Callable[[str], Any]]] = {
+    "time": datetime.fromisoformat,
+    "text": str,
+    "number": float,
+    "flag": lambda text: text == "1",
+}
+
+
+def _extra(module: str) -> Any:
+    """Return a module of the extra `results`. Raises `SettingsError` when it is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        name = module.partition(".")[0]
+        raise SettingsError([f"{name} is not installed, which this needs: pip install 'trader[results]'"]) from None
