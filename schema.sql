@@ -133,6 +133,7 @@ CREATE TABLE IF NOT EXISTS invocations (
     unmetered_attempts integer NOT NULL DEFAULT 0 CHECK (unmetered_attempts >= 0),
     unpriced_steps integer NOT NULL DEFAULT 0 CHECK (unpriced_steps >= 0),  -- answers whose cost is not known
     entrant        integer,
+    reserved_usd   amount  CHECK (reserved_usd >= 0),  -- the most that it may cost
     FOREIGN KEY (model_id, entrant) REFERENCES entrants (model_id, number),
     CHECK ((finished_at IS NULL) = (status = 'running'))
 );
@@ -212,6 +213,7 @@ CREATE TABLE IF NOT EXISTS invocation_steps (
     duration_ms   integer NOT NULL CHECK (duration_ms >= 0),
     created_at    timestamptz NOT NULL,
     cached_tokens bigint CHECK (cached_tokens >= 0),  -- those of the input that came from the provider's cache
+    cache_write_tokens bigint CHECK (cache_write_tokens >= 0),  -- those that were written to it
     PRIMARY KEY (invocation_id, number)
 );
 

@@ -4,17 +4,22 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 from support.kills import write_candles
+from support.records import make_model
 
 from trader.clock import epoch_second
+from trader.domain.models import ModelConfiguration, ProviderDefinition
 from trader.embedded.binaries import Binaries
 from trader.embedded.server import EmbeddedPostgres, database_name
-from trader.errors import StartError
-from trader.external import ensure_embedded_database, settle_seed
+from trader.errors import SettingsError, StartError
+from trader.external import ensure_embedded_database, require_provider_or_model, settle_seed
 from trader.gateways.market.replay import ReplaySource
 from trader.gateways.market.source import Seed
 from trader.gateways.market.synthetic import SyntheticSource
+from trader.settings import Settings
+from trader.store.agents.models import upsert_model
 from trader.store.database.pool import Database
 from trader.store.exchange.accounts import DatabaseIdentity, upsert_service_state
 
@@ -36,6 +41,26 @@ def seed_of(source: SyntheticSource | ReplaySource) -> Seed:
 async def use(database: Database, identity: str) -> None:
     async with database.transaction() as conn:
         await upsert_service_state(conn, DatabaseIdentity(identity, "simulated"))
+
+
+async def test_a_service_needs_a_key_an_address_or_a_model_of_a_provider_without_a_key(database: Database) -> None:
+    settings = Settings.load({}, None, demo=False)
+    with pytest.raises(SettingsError, match="At least one AI provider is needed: set one of OPENROUTER_API_KEY"):
+        await require_provider_or_model(settings, database)
+    await require_provider_or_model(Settings.load({}, None, demo=True), database)
+    await require_provider_or_model(
+        Settings.load({"OPENAI_BASE_URL": "http://localhost:1/v1"}, None, demo=False), database
+    )
+    ollama = ProviderDefinition(name="ollama", base_url="http://localhost:11434/v1")
+    keyed = msgspec.structs.replace(ollama, key_variable="LAB_API_KEY")
+    for definition in (keyed, ollama):
+        with pytest.raises(SettingsError):
+            await require_provider_or_model(settings, database)
+        configuration = ModelConfiguration(provider_definition=definition)
+        model = msgspec.structs.replace(make_model("ada"), provider="ollama", configuration=configuration)
+        async with database.connection() as conn:
+            await upsert_model(conn, model)
+    await require_provider_or_model(settings, database)
 
 
 async def test_processes_that_start_at_once_on_a_new_database_share_one_secret_seed(database: Database) -> None:

@@ -108,6 +108,15 @@ def test_there_is_no_prompt_without_a_variant() -> None:
     assert names == {f"{variant.lower()}.md" for variant in VariantId}
 
 
+@pytest.mark.parametrize(("own", "age_s"), [((None, None), 120), ((300, None), 300), ((300, 60), 60)])
+def test_a_decision_may_be_as_old_as_the_time_limit_of_its_model(
+    own: tuple[int | None, int | None], age_s: int
+) -> None:
+    configuration = ModelConfiguration(attempt_timeout_s=own[0], decision_age_max_s=own[1])
+    model = msgspec.structs.replace(make_model("ada"), configuration=configuration)
+    assert variants.limits_of(model, 120).decision_age_max_s == age_s
+
+
 @every_variant
 def test_a_prompt_names_only_what_exists(variant: VariantId) -> None:
     prompt = VARIANTS[variant].prompt

@@ -20,7 +20,8 @@ from trader.gateways.market.recorder import Recorder, find_recording
 from trader.gateways.market.replay import ReplaySource
 from trader.gateways.market.source import MarketSource, Seed, SeededSource
 from trader.gateways.market.synthetic import SyntheticSource
-from trader.settings import Settings
+from trader.settings import Settings, require_provider
+from trader.store.agents.models import select_has_keyless_provider
 from trader.store.database.loading import select_schema_name
 from trader.store.database.pool import Database
 from trader.store.database.schema import SCHEMA_VERSION, apply_schema, require_schema, select_schema_version
@@ -70,6 +71,7 @@ async def open_external(settings: Settings, stack: AsyncExitStack) -> ExternalSy
     stack.push_async_callback(database.close)
     is_written = not is_reader and not await database.is_replica()
     await (_prepare_schema(database, dsn, server) if is_written else require_schema(database, dsn))
+    await require_provider_or_model(settings, database)
     await settle_seed(source, database, is_written=is_written)
     return ExternalSystems(source, database, dsn, server, accounts, is_written)
 
@@ -98,6 +100,7 @@ async def check_external(settings: Settings, stack: AsyncExitStack) -> list[str]
     """Connect to everything that the service needs, and change nothing. Return a line per part.
 
     :raises StartError: something is missing, too old, or of another market
+    :raises SettingsError: there is no AI provider
     """
     accounts = await _open_venue(settings, stack)
     where = "" if accounts is None else f": account {accounts.default_index} at {accounts.url}"
@@ -108,11 +111,13 @@ async def check_external(settings: Settings, stack: AsyncExitStack) -> list[str]
     dsn = await _find_dsn(settings, source, live_account, stack)
     lines = [f"settings: valid, {settings.trading_mode}{where}"]
     if dsn is None:
+        require_provider(settings)
         database_lines = [f"database: embedded in ./{EMBEDDED_FOLDER}, which the first start creates"]
     else:
         database = await Database.connect(dsn, size=1, read_only=True)
         stack.push_async_callback(database.close)
         database_lines = await _check_database(database, dsn, source, is_embedded=settings.database_url is None)
+        await require_provider_or_model(settings, database)
     return [*lines, f"market: {source.identity} with {', '.join(source.markets)}", *database_lines]
 
 
@@ -145,6 +150,17 @@ async def _check_database(database: Database, dsn: str, source: MarketSource, *,
         await settle_seed(source, database, is_written=False)
     lines = [f"database: connected, schema in place, {latency_ms:.1f} ms"]
     return [*lines, *(f"halted: {halt}" for halt in halts)]
+
+
+async def require_provider_or_model(settings: Settings, database: Database) -> None:
+    """Check that a service which trades has an AI provider: in its settings, or one without a key of a model.
+
+    :raises SettingsError: it has none
+    """
+    async with database.connection() as conn:
+        is_empty = await select_schema_version(conn) is None
+        if is_empty or not await select_has_keyless_provider(conn):
+            require_provider(settings)
 
 
 def make_source(settings: Settings) -> MarketSource:

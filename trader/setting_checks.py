@@ -17,20 +17,28 @@ _OWN_WORDS: Final = frozenset({"LOSS", "DRAWDOWN"})
 """Names with such a word are, too: a misspelled loss limit would limit nothing."""
 
 
+PROVIDER_NEEDED: Final = (
+    f"At least one AI provider is needed: set one of {', '.join(KEY_NAMES)}, or for a server of your own one of "
+    f"{', '.join(BASE_URL_NAMES)}, or add a model whose [[providers]] has no key_variable (or start with --demo, or "
+    "replay a recording: they need none)"
+)
+
+
+def lacks_provider(values: Mapping[str, Any], problems: Iterable[str] = (), *, demo: bool) -> bool:
+    """Return whether the settings of a service that needs an AI provider name none; a model of its database may."""
+    if any(problem.startswith((*KEY_NAMES, *BASE_URL_NAMES)) for problem in problems):
+        return False
+    is_replay = (values["market_source"] or "").startswith("replay:")
+    return not (demo or is_replay or values["role"] == "reader" or values["providers"])
+
+
 def find_contradictions(values: Mapping[str, Any], problems: Sequence[str], *, demo: bool) -> list[str]:
     """Return the mistakes of settings that are valid each by itself; `problems` are those of single settings."""
     mistakes = []
-    has_provider_problem = any(problem.startswith((*KEY_NAMES, *BASE_URL_NAMES)) for problem in problems)
     is_reader = values["role"] == "reader"
     if is_reader and values["database_url"] is None and not any(each.startswith("DATABASE_URL:") for each in problems):
         mistakes.append("DATABASE_URL: ROLE=reader needs the address of a leader's database or of a replica of it")
     kind, _, place = (values["market_source"] or "").partition(":")
-    needs_provider = not demo and not is_reader and kind != "replay"
-    if needs_provider and not values["providers"] and not has_provider_problem:
-        mistakes.append(
-            f"At least one AI provider is needed: set one of {', '.join(KEY_NAMES)}, or for a server of your own "
-            f"one of {', '.join(BASE_URL_NAMES)} (or start with --demo, or replay a recording: they need none)"
-        )
     if values["trading_mode"] == "live":
         mistakes += _live_contradictions(values, problems, demo=demo, is_reader=is_reader)
     if kind == "replay" and not Path(place).expanduser().exists():

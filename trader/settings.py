@@ -20,7 +20,7 @@ from trader import setting_forms as forms
 from trader.dotenv import read_dotenv
 from trader.errors import SettingsError
 from trader.provider_settings import KEY_NAME, OTHER_KEY_NAME, ProviderSettings, read_providers
-from trader.setting_checks import find_contradictions, find_unknown
+from trader.setting_checks import PROVIDER_NEEDED, find_contradictions, find_unknown, lacks_provider
 from trader.setting_forms import Form, Secret, parse_setting
 
 
@@ -288,12 +288,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         values["providers"] = read_providers(texts, problems)
         problems += find_contradictions(values, problems, demo=demo)
         if problems:
+            problems += [PROVIDER_NEEDED] if lacks_provider(values, problems, demo=demo) else []
             raise SettingsError(problems)
         values["server_url"] = values["server_url"] or local_address(values["host"], values["port"])
         values["allowed_hosts"] = values["allowed_hosts"] or ()
         values["notify_urls"] = values["notify_urls"] or ()
         values["log_format"] = values["log_format"] or ("console" if sys.stderr.isatty() else "json")
         return cls(**values, demo=demo, demo_history=demo_history)
+
+
+def require_provider(settings: Settings) -> None:
+    """Check that settings which need an AI provider name one.
+
+    :raises SettingsError: they name none
+    """
+    if lacks_provider(msgspec.structs.asdict(settings), demo=settings.demo):
+        raise SettingsError([PROVIDER_NEEDED])
 
 
 VARIABLES: Final[Mapping[str, Variable]] = {

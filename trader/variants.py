@@ -117,6 +117,13 @@ VARIANTS: Final = by_id(
 """Every variant of this build, in the order in which they are listed everywhere."""
 
 
+def limits_of(model: Model, attempt_timeout_s: int) -> VariantLimits:
+    """Return the guard's limits of a model; `attempt_timeout_s` is the service's limit of one attempt."""
+    own = model.configuration
+    age_s = own.decision_age_max_s or own.attempt_timeout_s or attempt_timeout_s
+    return msgspec.structs.replace(VARIANTS[model.variant].limits, decision_age_max_s=age_s)
+
+
 def color_of(model: Model) -> str:
     """Return the color of a model: that of its configuration, else a constant one of its id near its variant's hue."""
     return model.configuration.color or _derived_color(model.id, model.variant)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trader.domain.models import ModelConfiguration, Price
+from trader.domain.models import ModelConfiguration, Price, ProviderDefinition
 
 COUNTS = st.integers(0, 10**9)
 
@@ -25,6 +25,22 @@ def test_cached_input_has_a_price_of_its_own() -> None:
     assert price.cost(1_000_000, 0, 0) == Decimal("0.28")
     assert price.cost(1_000_000, 900_000, 500_000) == Decimal("0.028") + Decimal("0.0252") + Decimal("0.21")
     assert Price(input=2, output=8).cost(1_000, 1_000, 0) == Decimal("0.002")
+
+
+def test_input_that_is_written_to_a_cache_has_a_price_of_its_own() -> None:
+    price = Price(input=3, cached=0.3, output=15)
+    assert price.cost(1_000_000, 600_000, 0, 300_000) == Decimal("0.3") + Decimal("0.18") + Decimal("1.125")
+    own = msgspec.structs.replace(price, cache_write=6)
+    assert own.cost(1_000_000, 600_000, 0, 300_000) == Decimal("0.3") + Decimal("0.18") + Decimal("1.8")
+    assert own.in_usd(2).cost(1_000, 0, 0, 1_000) == Decimal("0.012")
+
+
+def test_the_highest_cost_is_that_of_writing_all_input_where_that_is_charged() -> None:
+    price = Price(input=3, cached=0.3, output=15)
+    definition = ProviderDefinition(name="lab", base_url="http://127.0.0.1:1", protocol="messages")
+    charged = ModelConfiguration(provider_definition=definition)
+    assert ModelConfiguration().highest_cost(price, 1_000, 100) == Decimal("0.0045")
+    assert charged.highest_cost(price, 1_000, 100) == Decimal("0.00525")
 
 
 @given(asked=COUNTS, cached=COUNTS, answered=COUNTS)

@@ -49,8 +49,8 @@ VenueAccountIndex = Annotated[int, msgspec.Meta(ge=0, lt=2**48)]
 Replicates = Annotated[int, msgspec.Meta(ge=1, le=100)]
 
 AI_FIELDS = (
-    "request", "attempt_timeout_s", "price", "budget_usd_per_day", "when_spent", "manage_usd_per_day", "owner",
-    "prompt", "training_cutoff",
+    "request", "attempt_timeout_s", "decision_age_max_s", "price", "budget_usd_per_day", "when_spent",
+    "manage_usd_per_day", "owner", "prompt", "training_cutoff",
 )  # fmt: skip
 """Fields that mean nothing for a rule agent."""
 

@@ -37,7 +37,7 @@ from trader.services.exchange.halts import Halts
 from trader.services.exchange.ledger_writer import LedgerWriter
 from trader.services.exchange.paper import PaperExchange
 from trader.services.market.feed import MarketFeed
-from trader.settings import Settings
+from trader.settings import Settings, require_provider
 from trader.store.agents.invocations import select_payloads, select_steps, select_tool_calls
 from trader.store.agents.models import upsert_model
 from trader.store.database.partitions import ensure_partitions
@@ -75,6 +75,8 @@ def try_model(options: argparse.Namespace) -> int:
     try:
         model = _chosen(options)
         settings = Settings.load(os.environ, options.env_file, demo=options.demo or model.provider == "rules")
+        if model.configuration.provider_definition is None:
+            require_provider(settings)
         with tempfile.TemporaryDirectory(prefix="trader-try-") as folder:
             Path(folder).chmod(0o755)  # as root the server runs as `nobody`, which must have access
             return asyncio.run(_try(settings, model, Path(folder)))
@@ -147,7 +149,7 @@ async def _try(settings: Settings, chosen: Model, folder: Path) -> int:
             await upsert_model(conn, model)
         entrants = Entrants(database, settings)
         record = InvocationRecorder(database, events, PayloadPacker(), entrants, model, clock.now(), exchange.settle)
-        limits = InvocationLimits(settings.run_tokens_max, settings.answer_tokens_max)
+        limits = InvocationLimits(settings.run_tokens_max, settings.answer_tokens_max, settings.attempt_timeout_s)
         async with clock.busy():
             await Workflow(record, providers, exchange, observer, clock, events, limits).execute()
         await _print(database, record.invocation)

@@ -60,8 +60,14 @@ Currency = Annotated[str, Meta(pattern="^[A-Z]{3}$"), _described('a currency suc
 Day = Annotated[date, _described("a date such as 2025-06-30")]
 
 
+CACHE_WRITE_FACTOR: Final = 1.25
+
+
 class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a model's tokens cost. `cached` is the price of input from the provider's cache; None: as other input.
+
+    `cache_write` is that of input that is written to the cache; None: 1.25 times the input, as Anthropic charges for a
+    cache of 5 minutes (its document "Prompt caching", 23 November 2026).
 
     A models file may give it in another `currency`; in the database it is in USD.
     """
@@ -69,19 +75,24 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     input: UsdPerMillion
     output: UsdPerMillion
     cached: UsdPerMillion | None = None
+    cache_write: UsdPerMillion | None = None
     currency: Currency = "USD"
 
     def in_usd(self, rate: float) -> "Price":
         """Return the price in USD, of which a unit of its currency is worth `rate`."""
-        cached = None if self.cached is None else self.cached * rate
-        return Price(input=self.input * rate, output=self.output * rate, cached=cached)
+        cached, cache_write = (None if each is None else each * rate for each in (self.cached, self.cache_write))
+        return Price(input=self.input * rate, output=self.output * rate, cached=cached, cache_write=cache_write)
 
-    def cost(self, input_tokens: int, cached_tokens: int, output_tokens: int) -> Decimal:
-        """Return the cost of an answer in USD; `cached_tokens` are a part of the input."""
+    def cost(self, input_tokens: int, cached_tokens: int, output_tokens: int, written_tokens: int = 0) -> Decimal:
+        """Return the cost of an answer in USD; tokens read from the cache and written to it are parts of the input."""
         cached = self.input if self.cached is None else self.cached
+        cache_write = self.input * CACHE_WRITE_FACTOR if self.cache_write is None else self.cache_write
+        read = min(cached_tokens, input_tokens)
+        written = min(written_tokens, input_tokens - read)
         parts = (
-            (self.input, max(0, input_tokens - cached_tokens)),
-            (cached, min(cached_tokens, input_tokens)),
+            (self.input, input_tokens - read - written),
+            (cached, read),
+            (cache_write, written),
             (self.output, output_tokens),
         )
         return sum((Decimal(repr(price)) * tokens for price, tokens in parts), Decimal(0)) / 1_000_000
@@ -123,7 +134,8 @@ class ModelConfiguration(msgspec.Struct, frozen=True, kw_only=True, omit_default
     """What the models file sets for a model beside its identity; the file and the database have the same names.
 
     `request` has fields that every request to its provider carries; null leaves out one that the service sends.
-    `attempt_timeout_s` limits one attempt (None: the service's limit). The model decides `every` so often, on the grid
+    `attempt_timeout_s` limits one attempt (None: the service's limit), and `decision_age_max_s` the age of the view of
+    a decision (None: the limit of one attempt). The model decides `every` so often, on the grid
     of the trade executor (None: in every cycle). `budget_usd_per_day` limits what it may cost within a UTC day; when
     that is spent, it only manages what it holds, or pauses. `prompt` replaces the prompt of its variant: in the file
     the name of a text file, in the database the text. `training_cutoff` is the end of what it was trained on. Models
@@ -135,6 +147,7 @@ class ModelConfiguration(msgspec.Struct, frozen=True, kw_only=True, omit_default
 
     request: Mapping[str, Any] = {}
     attempt_timeout_s: Annotated[int, Meta(ge=5, le=600)] | None = None
+    decision_age_max_s: Annotated[int, Meta(ge=5, le=600)] | None = None
     every: Every | None = None
     price: Price | None = None
     budget_usd_per_day: Usd | None = None
@@ -153,6 +166,14 @@ class ModelConfiguration(msgspec.Struct, frozen=True, kw_only=True, omit_default
         """Return the limit of an answer's tokens: the one that the request fields set, else the default."""
         own = (self.request.get(field) for field in ANSWER_LIMIT_FIELDS)
         return next((limit for limit in own if isinstance(limit, int) and limit > 0), default)
+
+    def highest_cost(self, price: Price, input_tokens: int, output_tokens: int) -> Decimal:
+        """Return the most that these tokens may cost: all input is written to a cache where that is charged."""
+        is_charged = price.cache_write is not None or (
+            self.provider_definition is not None and self.provider_definition.protocol == "messages"
+        )
+        plain = price.cost(input_tokens, 0, output_tokens)
+        return max(plain, price.cost(input_tokens, 0, output_tokens, input_tokens)) if is_charged else plain
 
     @property
     def cadence(self) -> timedelta:

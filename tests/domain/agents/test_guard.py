@@ -200,7 +200,7 @@ def test_stale_market(age_s: float, passes: bool) -> None:
 )
 def test_a_decision_is_judged_by_the_age_of_its_view(decision: Change) -> None:
     position = held("BTC", Side.LONG, "0.01")
-    for age_s, passes in ((0, True), (90, True), (90.001, False), (600, False)):
+    for age_s, passes in ((0, True), (120, True), (120.001, False), (600, False)):
         now = context(position, viewed_at=NOW - timedelta(seconds=age_s))
         verdict = judge(decision, "BTC", now, LIMITS)
         assert isinstance(verdict, Refusal) != passes

@@ -68,7 +68,9 @@ async def test_an_invocation_in_two_steps(database: Database, protocol: str, str
     assert calls == [("FETCH_INDICATORS", "ok"), ("FETCH_INDICATORS", "ok"), ("HOLDING", "ok")]
     figures = {(step.input_tokens, step.cached_tokens, step.output_tokens) for step in steps}
     assert figures == {(1000, 600, 70)}, "of the cache, and of reasoning, wherever the provider counts them"
-    assert float(record.invocation.cost_usd or 0) == pytest.approx(2 * (400 + 60 + 140) / 1e6)
+    written = 300 if protocol == "messages" else 0
+    assert {step.cache_write_tokens or 0 for step in steps} == {written}
+    assert float(record.invocation.cost_usd or 0) == pytest.approx(2 * (400 + written / 4 + 60 + 140) / 1e6)
 
 
 async def test_a_refused_key_of_any_protocol_rests() -> None:
@@ -206,7 +208,10 @@ async def test_a_definition_that_changes_replaces_its_client(database: Database)
         moved = replace(first, base_url="http://127.0.0.1:2")
         providers.learn([replace(model, configuration=ModelConfiguration(provider_definition=moved))])
         assert providers["lab"] is not client
-        with pytest.raises(ProviderError, match=r"lab could not be reached at http://127\.0\.0\.1:2"):
+        with pytest.raises(
+            ProviderError,
+            match=r"lab could not be reached at http://127\.0\.0\.1:2 \(base_url of its \[\[providers\]\]\)",
+        ):
             await providers["lab"].answer(replace(TURN, model=model))
         await providers.close()
 

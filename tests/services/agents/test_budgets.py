@@ -1,5 +1,6 @@
 """Cadence and budgets: when a model decides, and what it may do when the money of its day is spent."""
 
+import asyncio
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any
@@ -50,6 +51,31 @@ async def test_a_cycle_that_the_executor_missed_is_made_up_for(floor: Floor) -> 
     await floor.start_batch()
     await floor.idle()
     assert [f"{turn.view.at:%H:%M}" for turn in floor.provider.turns] == ["12:06"]
+
+
+async def test_what_an_interrupted_invocation_may_have_cost_counts_against_its_budget(database: Database) -> None:
+    """Nobody knows what a request under way has cost when its process is killed, so all that was reserved counts."""
+
+    async def think(_: Turn) -> ModelAnswer:
+        await asyncio.sleep(30)
+        raise AssertionError
+
+    async with open_floor(database) as floor:
+        await floor.add("ada", configuration=ModelConfiguration(price=PRICE, budget_usd_per_day=1))
+        await floor.see()
+        floor.provider.scripts["ada"] = [think]
+        await floor.start_batch()
+        while not floor.provider.turns:
+            await asyncio.sleep(0.001)
+        reserved = floor.agents.budgets.states(floor.agents.models)["ada"].reserved
+        assert reserved > 0
+        async with open_floor(database) as later:  # the process that comes after this one's sudden end
+            await later.agents.start()
+            await later.see()
+            await later.start_batch()
+            budget = later.agents.budgets.states(later.agents.models)["ada"]
+            assert (budget.spent, budget.is_estimated) == (reserved, True)
+        await floor.agents.close()
 
 
 async def test_a_model_whose_budget_is_spent_only_reduces_once_in_15_minutes(floor: Floor) -> None:

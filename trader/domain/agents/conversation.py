@@ -61,8 +61,9 @@ class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of a provider. `message` is sent back to it in the next turn, `raw` is its answer as received.
 
     `model` is the one that answered and `key_number` the provider's key, from 1 (None: no key). Tokens and a `cost_usd`
-    that the provider does not report are None; `cached_tokens` of the input came from its cache. `tokens_spent` counts
-    against the budget of the invocation and is estimated where needed. `unmetered_attempts` counts the attempts that
+    that the provider does not report are None; `cached_tokens` of the input came from its cache, and
+    `cache_write_tokens` were written to it. `tokens_spent` counts against the budget of the invocation and is estimated
+    where needed. `unmetered_attempts` counts the attempts that
     may have cost tokens which nobody reported, failed ones before this answer included, and `unreported` are the most
     that they may have been, input and output. `duration_ms` is in real time, whatever the clock of the market (None: no
     provider was asked), and `waited_s` is the part of it that was waited for a cooldown of the keys. `calls_left_out`
@@ -80,6 +81,7 @@ class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int | None = 0
     output_tokens: int | None = 0
     cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
     cost_usd: Decimal | None = None
     tokens_spent: int = 0
     unmetered_attempts: int = 0

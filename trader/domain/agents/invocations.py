@@ -39,7 +39,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """One request to the provider within an invocation and its answer. `key_number` counts the provider's keys from 1.
 
     Tokens are None when the provider did not report them, the cost when neither it nor the models file has a price.
-    `cached_tokens` of the input came from the provider's cache. The fields are in the order of the table's columns.
+    `cached_tokens` of the input came from the provider's cache, `cache_write_tokens` were written to it. The fields are
+    in the order of the table's columns.
     """
 
     invocation_id: UUID
@@ -54,6 +55,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     duration_ms: int
     created_at: datetime
     cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
 
 
 class Invocation(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +63,8 @@ class Invocation(msgspec.Struct, frozen=True, kw_only=True):
 
     Tokens are the reported ones; `unmetered_attempts` counts the attempts at a provider, failed or answered, that may
     have cost others. `cost_usd` includes the most that these may have cost, where the model has a price;
-    `unpriced_steps` counts the answers and attempts whose cost is not known.
+    `unpriced_steps` counts the answers and attempts whose cost is not known. `reserved_usd` is the most that it may
+    cost; None for a model that costs nothing.
     """
 
     id: UUID
@@ -78,6 +81,7 @@ class Invocation(msgspec.Struct, frozen=True, kw_only=True):
     unmetered_attempts: int = 0
     unpriced_steps: int = 0
     entrant: int | None = None
+    reserved_usd: Decimal | None = None
 
     @property
     def is_cost_partial(self) -> bool:

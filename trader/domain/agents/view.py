@@ -34,7 +34,7 @@ class VariantLimits(msgspec.Struct, frozen=True, kw_only=True):
     position_notional_max: int = 5
     day_loss_max_percent: int = 10
     reversal_cycles: int = 3
-    decision_age_max_s: int = 90
+    decision_age_max_s: int = 120
 
 
 class ObservedAccount(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

@@ -95,7 +95,7 @@ _log = logging.getLogger("trader.agents")
 
 
 class ProviderClient:
-    """The client of one provider."""
+    """The client of one provider. `set_by` says where its address is configured, for errors about it."""
 
     is_remote = True
 
@@ -105,6 +105,8 @@ class ProviderClient:
         secrets: Sequence[Secret],
         *,
         base_url: str | None = None,
+        set_by: str = "base_url of its [[providers]]",
+        key_variable: str | None = None,
         timer: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         attempt_limit_s: float = ATTEMPT_LIMIT_S,
@@ -115,7 +117,8 @@ class ProviderClient:
         self._wire = WIRES[definition.protocol]
         self._base_url = (base_url or definition.base_url).rstrip("/")
         self._host = "/".join(self._base_url.split("/")[:3])  # what follows may have a key in it
-        self._keys = KeyRing(definition.name, secrets, timer)
+        self._place = f"{self._host} ({set_by})"
+        self._keys = KeyRing(definition.name, secrets, timer, key_variable)
         self.usage = self._keys.usage
         self._sleep = sleep
         self._attempt_limit_s = attempt_limit_s
@@ -286,14 +289,14 @@ class ProviderClient:
                 content = await apply(self._keys.scrub, await read_bounded(response, self.name))
         except TimeoutError:
             self.usage.attempts["timed_out"] += 1
-            late = f"{self.name} did not answer within {limit_s:g} s"
+            late = f"{self.name} did not answer within {limit_s:g} s at {self._place}"
             raise ProviderTimeout(late, unmetered_attempts=1, unreported=most) from None
         except aiohttp.InvalidURL:
-            raise ProviderError(f"the address of {self.name} is not usable: {self._host}") from None
+            raise ProviderError(f"the address of {self.name} is not usable: {self._place}") from None
         except (aiohttp.ClientError, OSError) as error:
             was_sent = not isinstance(error, aiohttp.ClientConnectorError)
             failure = self._transient(
-                f"{self.name} could not be reached at {self._host} or broke off ({type(error).__name__})",
+                f"{self.name} could not be reached at {self._place} or broke off ({type(error).__name__})",
                 unmetered=int(was_sent),
             )
             failure.unreported = most if was_sent else (0, 0)

@@ -143,10 +143,15 @@ class Key:
 
 
 class KeyRing:
-    """The keys of the provider `name`. `timer` is a monotonic clock in seconds."""
+    """The keys of the provider `name`, which are in `variable` and those of the same name with a number.
 
-    def __init__(self, name: str, secrets: Sequence[Secret], timer: Callable[[], float]) -> None:
-        self._name = name
+    `timer` is a monotonic clock in seconds.
+    """
+
+    def __init__(
+        self, name: str, secrets: Sequence[Secret], timer: Callable[[], float], variable: str | None = None
+    ) -> None:
+        self._name = name if variable is None else f"{name} ({variable})"
         self._timer = timer
         self._keys = [Key(number, secret) for number, secret in enumerate(secrets, 1)] or [Key(None, None)]
         self._turn = 0

@@ -102,6 +102,7 @@ class MessagesWire:
                 "prompt_tokens": usage.prompt_tokens,
                 "completion_tokens": usage.output_tokens,
                 "cached_tokens": usage.cache_read_input_tokens,
+                "cache_write_tokens": usage.cache_creation_input_tokens,
             },
             answer.model,
             (text or "stop_reason is refusal") if answer.stop_reason == "refusal" else None,

@@ -131,11 +131,13 @@ def make_providers(settings: Settings, states: StrategyStates | None = None) -> 
 
     def make(definition: ProviderDefinition) -> ProviderClient:
         configured = settings.providers.get(_configured_as(definition), ProviderSettings(None, ()))
-        is_shipped = definition.name in PROVIDERS
+        is_shipped, prefix = definition.name in PROVIDERS, definition.name.upper()
         return ProviderClient(
             definition,
             configured.keys,
             base_url=configured.base_url if is_shipped else None,
+            set_by=f"{prefix}_BASE_URL" if is_shipped else "base_url of its [[providers]]",
+            key_variable=f"{prefix}_API_KEY" if is_shipped else definition.key_variable,
             attempt_limit_s=settings.attempt_timeout_s,
         )
 

@@ -104,6 +104,7 @@ def answer_of(reply: Reply, turn: Turn, key_number: int | None, asked_bytes: int
         input_tokens=input_tokens,
         output_tokens=output_tokens,
         cached_tokens=_cached(usage),
+        cache_write_tokens=_count(usage.get("cache_write_tokens")),
         cost_usd=_cost(usage),
         tokens_spent=(input_tokens or 0) + (output_tokens or 0) + sum(unreported),
         unmetered_attempts=int(input_tokens is None and output_tokens is None),

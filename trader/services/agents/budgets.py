@@ -124,14 +124,18 @@ class Budgets:
         Return how many tokens it may take; None when the budgets do not allow it at present.
         """
         self._reserved.pop(model.id, None)
-        budget = self.of(model)
-        if budget is None:
-            return self._run_tokens_max
-        tokens = self._affordable_tokens(model, budget.state == "manage")
-        if budget.state == "pause" or tokens < RUN_TOKENS_MIN:
-            return None
-        self._reserved[model.id] = tokens * self._token_cost(model)
+        budget, tokens = self.of(model), self._run_tokens_max
+        if budget is not None:
+            tokens = self._affordable_tokens(model, budget.state == "manage")
+            if budget.state == "pause" or tokens < RUN_TOKENS_MIN:
+                return None
+        if model.is_ai:
+            self._reserved[model.id] = tokens * self._token_cost(model)
         return tokens
+
+    def reserved(self, model: Model) -> Decimal | None:
+        """Return what is reserved for the invocation of a model; None for one that costs nothing."""
+        return self._reserved.get(model.id)
 
     def settle(self, invocation: Invocation) -> None:
         """Replace what was reserved for an invocation by what it has cost."""
@@ -258,6 +262,7 @@ class Budgets:
     def _token_cost(self, model: Model) -> Decimal:
         """Return the most that a token of an invocation costs on average: with prompts as short as they can be."""
         price = model.configuration.price or ASSUMED_PRICE
-        answer = model.configuration.answer_tokens_max(self._answer_tokens_max)
-        mixed = price.cost(PROMPT_TOKENS_MIN, 0, answer) / (PROMPT_TOKENS_MIN + answer)
-        return max(mixed, price.cost(1, 0, 0))
+        own = model.configuration
+        answer = own.answer_tokens_max(self._answer_tokens_max)
+        mixed = own.highest_cost(price, PROMPT_TOKENS_MIN, answer) / (PROMPT_TOKENS_MIN + answer)
+        return max(mixed, own.highest_cost(price, 1, 0))

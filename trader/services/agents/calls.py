@@ -21,6 +21,7 @@ from trader.domain.agents.messages import (
     refused,
 )
 from trader.domain.agents.tools import Change, Decision, FetchIndicators, FetchOrderBook, Holding, Note
+from trader.domain.agents.view import VariantLimits
 from trader.domain.exchange.orders import ExitPlan
 from trader.domain.market.markets import canonical_symbol
 from trader.errors import InvalidInput, OrderUndecided, TraderError, Unavailable
@@ -67,6 +68,7 @@ class CallExecutor:
         clock: AgentClock,
         events: EventBus,
         restriction: str | None = None,
+        limits: VariantLimits | None = None,
     ) -> None:
         self._record = record
         self._model = record.model
@@ -75,6 +77,7 @@ class CallExecutor:
         self._clock = clock
         self._events = events
         self._restriction = restriction
+        self._limits = limits or VARIANTS[record.model.variant].limits
         self.viewed_at = record.invocation.started_at
         self.is_stale = False
         self.has_traded = False
@@ -153,11 +156,10 @@ class CallExecutor:
 
     async def _change(self, decision: Change, symbol: str, pending: PendingOrder) -> Outcome:
         """Pass a decision that changes the books through the guard to the exchange, and record its inputs."""
-        limits = VARIANTS[self._model.variant].limits
         context = await self._observer.risk_context(self._model.id, self._clock.now())
         context = msgspec.structs.replace(context, viewed_at=self.viewed_at, restriction=self._restriction)
-        call = self._observer.call_recorder(pending.number, limits, context)
-        verdict = judge(decision, symbol, context, limits)
+        call = self._observer.call_recorder(pending.number, self._limits, context)
+        verdict = judge(decision, symbol, context, self._limits)
         if isinstance(verdict, Refusal):
             self.is_stale |= verdict.rule == STALE_DECISION
             self._record.add_inputs(call.refused())

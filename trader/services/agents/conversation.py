@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from trader.domain.agents.conversation import Message, ModelAnswer, Turn
 from trader.domain.agents.prompt import estimated_tokens, opening_messages
 from trader.domain.agents.tools import contains_tool_call
-from trader.domain.agents.view import SERIES_SHOWN, View
+from trader.domain.agents.view import SERIES_SHOWN, VariantLimits, View
 from trader.domain.models import Model
 from trader.errors import MarketUnavailable, ProviderError, ProviderTimeout
 from trader.gateways.agents.providers import Provider
@@ -38,6 +38,7 @@ class Conversation:
         clock: AgentClock,
         limit_s: float,
         restriction: str | None,
+        limits: VariantLimits,
         *,
         thinks_until: datetime | None,
         tokens: int,
@@ -49,6 +50,7 @@ class Conversation:
         self._observer = observer
         self._clock = clock
         self._restriction = restriction
+        self._limits = limits
         self._thinks_until = thinks_until
         self._tokens_by_estimate = 1.0
         self._ends_at_s = asyncio.get_running_loop().time() + limit_s
@@ -189,7 +191,7 @@ class Conversation:
 
     def _opening(self) -> list[Message]:
         prompt = self._model.configuration.prompt or self._variant.prompt
-        return opening_messages(prompt, self._variant.limits, self.view)
+        return opening_messages(prompt, self._limits, self.view)
 
     def _wait_max_s(self) -> float:
         """Return how long the provider may wait now for its keys to be free again."""

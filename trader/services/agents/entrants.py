@@ -17,7 +17,7 @@ from trader.store.agents.entrants import (
     upsert_missed_cycles,
 )
 from trader.store.database.pool import Database
-from trader.variants import VARIANTS
+from trader.variants import VARIANTS, limits_of
 
 
 class Entrants:
@@ -110,8 +110,8 @@ def configuration_in(model: Model, settings: Settings, left_out: Collection[str]
         markets=settings.markets,
         version=__version__,
     )
-    prompt = model.configuration.prompt or variant.prompt
-    return configuration_of(model, prompt, variant.limits, variant.temperature, conditions, left_out)
+    prompt, limits = model.configuration.prompt or variant.prompt, limits_of(model, settings.attempt_timeout_s)
+    return configuration_of(model, prompt, limits, variant.temperature, conditions, left_out)
 
 
 def first_entrant(model: Model, settings: Settings, answered_by: str | None, at: datetime) -> Entrant:

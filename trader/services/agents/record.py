@@ -51,8 +51,9 @@ def cost_of(answer: ModelAnswer, model: Model) -> Decimal | None:
     price = model.configuration.price
     if price is None:
         return answer.cost_usd
-    known = price.cost(answer.input_tokens or 0, answer.cached_tokens or 0, answer.output_tokens or 0)
-    return known + price.cost(answer.unreported[0], 0, answer.unreported[1])
+    read, written = answer.cached_tokens or 0, answer.cache_write_tokens or 0
+    known = price.cost(answer.input_tokens or 0, read, answer.output_tokens or 0, written)
+    return known + model.configuration.highest_cost(price, *answer.unreported)
 
 
 class PendingOrder(msgspec.Struct, frozen=True):
@@ -72,10 +73,14 @@ class PendingOrder(msgspec.Struct, frozen=True):
 class InvocationRecord:
     """Collects what an invocation does. Without a database `open` and `save` do nothing; `write` writes it anywhere."""
 
-    def __init__(self, model: Model, started_at: datetime) -> None:
+    def __init__(self, model: Model, started_at: datetime, reserved_usd: Decimal | None = None) -> None:
         self.model = model
         self.invocation = Invocation(
-            id=invocation_id(model, started_at), model_id=model.id, status="running", started_at=started_at
+            id=invocation_id(model, started_at),
+            model_id=model.id,
+            status="running",
+            started_at=started_at,
+            reserved_usd=reserved_usd,
         )
         self.answered_by: str | None = None
         """The model that the first step was answered by, as its provider calls it."""
@@ -148,6 +153,7 @@ class InvocationRecord:
             duration_ms=answer.duration_ms or 0,
             created_at=at,
             cached_tokens=answer.cached_tokens,
+            cache_write_tokens=answer.cache_write_tokens,
         )
         self.steps.append(step)
         self.answered_by = self.answered_by or step.model
@@ -173,12 +179,12 @@ class InvocationRecord:
     def add_failure(self, error: ProviderError) -> None:
         """Add what a provider sent instead of an answer, and what the attempts may have cost at most."""
         self.add_answer(error.raw)
-        before, price, (input_tokens, output_tokens) = self.invocation, self.model.configuration.price, error.unreported
+        before, price = self.invocation, self.model.configuration.price
         cost, is_unpriced = before.cost_usd, False
         if any(error.unreported):
             is_unpriced = price is None
             if price is not None:
-                cost = (cost or Decimal(0)) + price.cost(input_tokens, 0, output_tokens)
+                cost = (cost or Decimal(0)) + self.model.configuration.highest_cost(price, *error.unreported)
         self.invocation = msgspec.structs.replace(
             before,
             cost_usd=cost,

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from datetime import datetime
+from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
@@ -66,8 +67,9 @@ class InvocationRecorder(InvocationRecord):
         model: Model,
         started_at: datetime,
         settle: Callable[[str], Awaitable[None]],
+        reserved_usd: Decimal | None = None,
     ) -> None:
-        super().__init__(model, started_at)
+        super().__init__(model, started_at, reserved_usd)
         self._database = database
         self._events = events
         self._packer = packer

@@ -94,6 +94,7 @@ class Agents:
         self._limits = InvocationLimits(
             settings.run_tokens_max,
             settings.answer_tokens_max,
+            settings.attempt_timeout_s,
             invocation_limit_s,
             _thinks_until(market.ends_at) if settings.replay_thinking == "on" else None,
         )
@@ -337,8 +338,11 @@ class Agents:
         self, model: Model, batch: Batch, started_at: datetime, slot: SlotName, limits: InvocationLimits
     ) -> None:
         async with self._clock.busy():
-            shared = self._database, self._events, self._packer, self._entrants
-            record = InvocationRecorder(*shared, model, started_at, self._exchange.settle)
+            shared, reserved = (
+                (self._database, self._events, self._packer, self._entrants),
+                self.budgets.reserved(model),
+            )
+            record = InvocationRecorder(*shared, model, started_at, self._exchange.settle, reserved)
             workflow = Workflow(
                 record,
                 self._providers,

@@ -31,7 +31,7 @@ from trader.services.agents.model_warnings import INTERRUPTED
 from trader.services.agents.protocols import AgentClock, AgentExchange, AgentObserver
 from trader.services.agents.record import InvocationRecord
 from trader.services.events import EventBus
-from trader.variants import VARIANTS
+from trader.variants import limits_of
 
 STEPS_MAX: Final = 10
 ANSWER_TOKENS_MIN: Final = 256
@@ -48,7 +48,8 @@ _log = logging.getLogger("trader.agents")
 
 
 class InvocationLimits(NamedTuple):
-    """Limits of one invocation: its tokens, the tokens of one answer, and seconds of real time.
+    """Limits of one invocation: its tokens, the tokens of one answer, and seconds of real time of the whole and of one
+    attempt at the provider.
 
     `is_capped`: the tokens are what a budget has left, so even the first prompt must fit into them.
 
@@ -58,6 +59,7 @@ class InvocationLimits(NamedTuple):
 
     tokens: int
     answer_tokens: int
+    attempt_s: int
     seconds: float = INVOCATION_LIMIT_S
     thinks_until: datetime | None = None
     is_capped: bool = False
@@ -79,7 +81,6 @@ class Workflow:
     ) -> None:
         self._record = record
         self._model: Model = record.model
-        self._variant = VARIANTS[record.model.variant]
         self._providers = providers
         self._exchange = exchange
         self._observer = observer
@@ -88,7 +89,8 @@ class Workflow:
         self._restriction = restriction
         self._conversation: Conversation
         self.is_prompt_cut = False
-        self._calls = CallExecutor(record, exchange, observer, clock, events, restriction)
+        self._rules = limits_of(record.model, limits.attempt_s)
+        self._calls = CallExecutor(record, exchange, observer, clock, events, restriction, self._rules)
 
     async def execute(self) -> None:
         """Carry out the invocation to its end and record it.
@@ -125,6 +127,7 @@ class Workflow:
             self._clock,
             self._limits.seconds,
             self._restriction,
+            self._rules,
             thinks_until=self._limits.thinks_until,
             tokens=self._limits.tokens,
         )

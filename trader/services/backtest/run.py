@@ -17,7 +17,7 @@ from trader.errors import StrategyError
 from trader.results import Results, empty
 from trader.services.backtest.accounts import DecisionSource, ModelAccount, open_model_account
 from trader.services.backtest.baselines import BaselineRunner, open_baselines
-from trader.services.backtest.invocations import InvokingEngine
+from trader.services.backtest.invocations import InvokedSource, InvokingEngine
 from trader.services.backtest.market import BacktestMarket
 from trader.services.backtest.runner import Journal, run_together
 from trader.services.backtest.sources import AiSource, NotedSource
@@ -25,7 +25,7 @@ from trader.services.exchange.protocol import rules_of
 from trader.settings import Settings
 from trader.store.portfolio.season import AccountReport, TradeOutcome
 from trader.store.portfolio.snapshots import hourly_points
-from trader.variants import VARIANTS
+from trader.variants import VARIANTS, limits_of
 
 
 class RunJournal(Journal, Protocol):
@@ -139,6 +139,8 @@ class Backtest:
             for model, source in models
         ]
         for followed in self.accounts:
+            if isinstance(followed.source, InvokedSource):  # others decide in no time
+                followed.limits = limits_of(followed.model, settings.attempt_timeout_s)
             self._observed.open(followed)
         variants = {model.variant for model, _ in models}
         self.baselines = open_baselines(market, settings, variants) if has_baselines else []

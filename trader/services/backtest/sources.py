@@ -87,6 +87,7 @@ class AiSource(InvokedSource):
         self._limits = InvocationLimits(
             settings.run_tokens_max,
             settings.answer_tokens_max,
+            settings.attempt_timeout_s,
             math.inf,  # of real time, which does not pass here
             ends_at + STALE_AFTER + timedelta(milliseconds=1) if settings.replay_thinking == "on" else None,
         )

@@ -14,8 +14,8 @@ from trader.domain.models import VariantId
 from trader.store.database.pool import Connection, Page
 
 INSERT_INVOCATION = """
-INSERT INTO invocations (id, model_id, status, started_at, entrant)
-VALUES ($1, $2, 'running', $3, $4)
+INSERT INTO invocations (id, model_id, status, started_at, entrant, reserved_usd)
+VALUES ($1, $2, 'running', $3, $4, $5)
 ON CONFLICT (id) DO NOTHING
 """
 
@@ -23,7 +23,12 @@ ON CONFLICT (id) DO NOTHING
 async def insert_invocation(conn: Connection, invocation: Invocation) -> bool:
     """Insert the record of an invocation. Return False if the model already has an invocation with this start."""
     done: str = await conn.execute(
-        INSERT_INVOCATION, invocation.id, invocation.model_id, invocation.started_at, invocation.entrant
+        INSERT_INVOCATION,
+        invocation.id,
+        invocation.model_id,
+        invocation.started_at,
+        invocation.entrant,
+        invocation.reserved_usd,
     )
     return done == "INSERT 0 1"
 
@@ -105,7 +110,9 @@ async def select_costs_since(conn: Connection, since: datetime) -> dict[str, Day
 UPDATE_INTERRUPTED = """
 WITH closed AS (
     UPDATE invocations
-    SET status = 'failed', failure_reason = $1, finished_at = greatest(started_at, $2)
+    SET status = 'failed', failure_reason = $1, finished_at = greatest(started_at, $2),
+        cost_usd = greatest(cost_usd, reserved_usd),
+        unmetered_attempts = unmetered_attempts + (reserved_usd IS NOT NULL)::integer
     WHERE status = 'running' AND NOT EXISTS (SELECT FROM open_views v WHERE v.invocation_id = invocations.id)
     RETURNING id, model_id, started_at
 )
@@ -116,7 +123,8 @@ SELECT id, model_id FROM closed ORDER BY started_at, id
 async def update_interrupted(conn: Connection, reason: str, at: datetime) -> list[tuple[UUID, str]]:
     """Close every invocation that a process left open as failed for `reason`; those of open views go on.
 
-    Return the ids of the invocations and of their models.
+    Return the ids of the invocations and of their models. What a request under way has cost is not known, so the most
+    that was reserved is taken for the cost.
     """
     rows = await conn.fetch(UPDATE_INTERRUPTED, reason, at)
     return [(row["id"], row["model_id"]) for row in rows]
@@ -158,8 +166,8 @@ async def select_unrecorded_orders(conn: Connection, invocation_id: UUID, accoun
 
 INSERT_STEP = """
 INSERT INTO invocation_steps (invocation_id, number, provider, key_number, model, tool_names, input_tokens,
-                              output_tokens, cost_usd, duration_ms, created_at, cached_tokens)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
+                              output_tokens, cost_usd, duration_ms, created_at, cached_tokens, cache_write_tokens)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)
 ON CONFLICT DO NOTHING
 """
 
@@ -291,7 +299,7 @@ async def select_tool_calls(conn: Connection, invocation_ids: Sequence[UUID]) ->
 
 SELECT_STEPS = """
 SELECT invocation_id, number, provider, key_number, model, tool_names, input_tokens, output_tokens, cost_usd,
-       duration_ms, created_at, cached_tokens
+       duration_ms, created_at, cached_tokens, cache_write_tokens
 FROM invocation_steps
 WHERE invocation_id = ANY($1::uuid[])
 ORDER BY invocation_id, number

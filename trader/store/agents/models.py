@@ -116,3 +116,17 @@ WHERE s.decided_at <= excluded.decided_at
 async def upsert_strategy_state(conn: Connection, model_id: str, state: Any, decided_at: datetime) -> None:
     """Save the state of a model's strategy, unless that of a later decision is there."""
     await conn.execute(UPSERT_STRATEGY_STATE, model_id, state, decided_at)
+
+
+SELECT_HAS_KEYLESS_PROVIDER = """
+SELECT EXISTS (
+    SELECT FROM models
+    WHERE configuration ? 'provider_definition' AND NOT configuration -> 'provider_definition' ? 'key_variable'
+)
+"""
+
+
+async def select_has_keyless_provider(conn: Connection) -> bool:
+    """Return whether a model has a provider of its own definition that needs no key."""
+    has_one: bool = await conn.fetchval(SELECT_HAS_KEYLESS_PROVIDER)
+    return has_one

@@ -159,6 +159,14 @@ ALTER TABLE IF EXISTS portfolio_hourly
 UPGRADE_BACKUP: Final = "ALTER TABLE schema_version ADD COLUMN IF NOT EXISTS backup text;"
 """Records the file of the backup that an upgrade made before."""
 
+MOST_COSTS: Final = """
+ALTER TABLE IF EXISTS invocations
+    ADD COLUMN IF NOT EXISTS reserved_usd amount CHECK (reserved_usd >= 0);
+ALTER TABLE IF EXISTS invocation_steps
+    ADD COLUMN IF NOT EXISTS cache_write_tokens bigint CHECK (cache_write_tokens >= 0);
+"""
+"""Records the most that an invocation may cost, and the tokens that a provider has written to its cache."""
+
 MIGRATIONS: Final[Mapping[int, str]] = {
     2: TO_VERSION_2,
     3: CLOSED_BY_OPERATOR,
@@ -167,7 +175,7 @@ MIGRATIONS: Final[Mapping[int, str]] = {
     6: RESET_BY_OPERATOR,
     7: LUCK,
     8: MARKET_SEED,
-    9: TOOLS_OF_AGENTS + LEVERAGES + UPGRADE_BACKUP,
+    9: TOOLS_OF_AGENTS + LEVERAGES + UPGRADE_BACKUP + MOST_COSTS,
 }
 """Each step by the version that it leads to."""
 
