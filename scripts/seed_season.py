@@ -23,12 +23,12 @@ from season_trader import SeasonMarket, Trader
 from trader.clock import iso
 from trader.domain.exchange.account import Account
 from trader.domain.exchange.ledger import Posting, Rules
-from trader.domain.market.presets import PRESET_MARKETS
 from trader.domain.models import Model
 from trader.domain.money import ZERO
 from trader.domain.portfolio.histories import Snapshot
 from trader.errors import StartError
 from trader.external import settle_seed
+from trader.gateways.market.rows import preset_rows
 from trader.gateways.market.synthetic import SyntheticSource
 from trader.services.agents.entrants import Entrants
 from trader.services.exchange.protocol import rules_of
@@ -74,7 +74,7 @@ async def write_season(
     The database must have no past, and no service may use it. `progress` is called with the time reached and the number
     of accounts.
     """
-    source = SyntheticSource(settings.seed, settings.markets, PRESET_MARKETS[settings.venue_preset])
+    source = SyntheticSource(settings.seed, settings.markets, preset_rows(settings.venue_preset, None))
     await settle_seed(source, database, is_written=True)
     assert source.seed is not None
     seed = source.seed.value

@@ -8,7 +8,6 @@ from pathlib import Path
 from secrets import randbits
 from typing import Final
 
-from trader.domain.market.presets import PRESET_MARKETS
 from trader.embedded import dumps
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres, database_name
 from trader.errors import StartError
@@ -18,6 +17,7 @@ from trader.gateways.lighter.source import VenueSource
 from trader.gateways.market.recorded import RecordedSource
 from trader.gateways.market.recorder import Recorder, find_recording
 from trader.gateways.market.replay import ReplaySource
+from trader.gateways.market.rows import preset_rows
 from trader.gateways.market.source import MarketSource, Seed, SeededSource
 from trader.gateways.market.synthetic import SyntheticSource
 from trader.settings import Settings, require_provider
@@ -166,7 +166,7 @@ async def require_provider_or_model(settings: Settings, database: Database) -> N
 def make_source(settings: Settings) -> MarketSource:
     """Return the source that MARKET_SOURCE names. Raises `StartError` for an unknown one."""
     kind, _, place = settings.market_source.partition(":")
-    rows = PRESET_MARKETS[settings.venue_preset]
+    rows = preset_rows(settings.venue_preset, settings.markets_file)
     match kind:
         case "synthetic":
             return SyntheticSource(settings.seed, settings.markets, rows)
@@ -189,7 +189,7 @@ def make_source(settings: Settings) -> MarketSource:
                 end=settings.replay_end,
             )
         case "venue":
-            return VenueSource(LighterApi(settings.venue_url or MAINNET_URL), settings.markets)
+            return VenueSource(LighterApi(settings.venue_url or MAINNET_URL), settings.markets, rows)
         case _:
             raise StartError(
                 f"MARKET_SOURCE {kind} is not available in this build; use venue, synthetic or replay:<folder or file>"

@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple
 
 from trader.clock import Clock, LockstepClock, SystemClock, epoch_second, floor_time, iso
 from trader.domain.market.markets import Tick
-from trader.domain.market.presets import PRESET_MARKETS
 from trader.external import ExternalSystems, settle_seed
 from trader.gateways.agents.providers import Providers, RuleProvider
+from trader.gateways.market.rows import preset_rows
 from trader.gateways.market.synthetic import SyntheticSource
 from trader.schedulers import Job, Schedulers
 from trader.services.agents.schedule import Agents
@@ -57,7 +57,7 @@ class PastMarket(SyntheticSource):
     """The synthetic market from `start` to `end`, as fast as the service can follow. Sets `finished` at its end."""
 
     def __init__(self, settings: Settings, start: datetime, end: datetime, step: timedelta) -> None:
-        super().__init__(settings.seed, settings.markets, PRESET_MARKETS[settings.venue_preset])
+        super().__init__(settings.seed, settings.markets, preset_rows(settings.venue_preset, settings.markets_file))
         self.finished = asyncio.Event()
         self._start = start
         self._end = end

@@ -98,6 +98,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         "MARKETS", "BTC,ETH,SOL", forms.MARKETS,
         "Markets to follow and trade, separated by commas: BTC, ETH, SOL, BNB, XRP, DOGE, and any that the venue lists "
         "when it is the source. MARKET_SYMBOLS is an earlier name of this setting.")]
+    markets_file: Annotated[Path | None, Variable(
+        "MARKETS_FILE", "", forms.FOLDER, "TOML file with the figures of further markets, a table for each.",
+        shown_default="none")]
     replay_speed: Annotated[float, Variable(
         "REPLAY_SPEED", "1", forms.SPEED, "Replay speed as a multiple of real time; 0 is as fast as possible.")]
     replay_start: Annotated[datetime | None, Variable(

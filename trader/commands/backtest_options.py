@@ -11,13 +11,13 @@ from trader.commands.models_file import variant_argument
 from trader.domain.agents.guard import UNLIMITED
 from trader.domain.agents.view import VariantLimits
 from trader.domain.market.markets import PLAIN_FUNDING_RATE
-from trader.domain.market.presets import PRESET_MARKETS
 from trader.domain.models import ModelConfiguration
 from trader.dotenv import add_env_file_option
 from trader.errors import SettingsError
 from trader.gateways.market.files import find_files
 from trader.gateways.market.recorder import find_recording
 from trader.gateways.market.replay import ReplaySource
+from trader.gateways.market.rows import preset_rows
 from trader.settings import PRESETS, Settings
 
 _OPTIONS: Mapping[str, str] = {
@@ -26,6 +26,7 @@ _OPTIONS: Mapping[str, str] = {
     "maker_fee": "SIM_MAKER_FEE_BPS",
     "latency": "SIM_LATENCY_MS",
     "preset": "VENUE_PRESET",
+    "markets_file": "MARKETS_FILE",
     "seed": "SIM_SEED",
     "start": "REPLAY_START",
     "end": "REPLAY_END",
@@ -43,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--market", action="append", metavar="SYMBOL", help="repeat it for more; default: all that the folder has")
     add("--from", dest="start", metavar="TIME", help="ISO 8601 in UTC; default: a day after the first candle")
     add("--to", dest="end", metavar="TIME", help="default: the last candle")
+    add("--markets-file", type=lambda text: Path(text).absolute(), metavar="FILE", help="figures of further markets")
     add("--capital", help="of each account; default: 10000")
     add("--taker-fee", metavar="BPS", help="default: that of the preset")
     add("--maker-fee", metavar="BPS", help="default: that of the preset")
@@ -87,7 +89,7 @@ def environ_of(options: argparse.Namespace) -> dict[str, str]:
             ]
         )
     environ = {name: str(value) for option, name in _OPTIONS.items() if (value := getattr(options, option)) is not None}
-    markets = PRESET_MARKETS[options.preset or "default"]
+    markets = preset_rows(options.preset or "default", options.markets_file)
     symbols = options.market or [symbol for symbol in find_files(options.data) if symbol in markets]
     fixed = {"SIM_SEED": "0", "MARKET_SOURCE": f"replay:{options.data}", "MARKETS": ",".join(sorted(symbols))}
     return fixed | environ
@@ -104,7 +106,7 @@ def open_source(options: argparse.Namespace, environ: Mapping[str, str]) -> tupl
     source = ReplaySource(
         options.data,
         settings.markets,
-        rows=PRESET_MARKETS[options.preset or "default"],
+        rows=preset_rows(options.preset or "default", settings.markets_file),
         seed=settings.seed,
         start=settings.replay_start,
         end=settings.replay_end,

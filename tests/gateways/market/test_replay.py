@@ -348,6 +348,7 @@ def test_the_settings_choose_the_source(tmp_path: Path) -> None:
         given = SimpleNamespace(
             market_source=market_source,
             markets=("BTC",),
+            markets_file=None,
             venue_preset="default",
             seed=3,
             replay_speed=0.0,

@@ -28,6 +28,7 @@ from trader.domain.market.markets import (
     Candle,
     Interval,
     Market,
+    SimulatedMarket,
     Tick,
 )
 from trader.errors import MarketDataError, MarketUnavailable
@@ -67,6 +68,7 @@ class VenueSource:
         self,
         api: LighterApi,
         symbols: Sequence[str],
+        rows: Mapping[str, SimulatedMarket] = SIMULATED_MARKETS,
         *,
         pulse_s: float = _PULSE_S,
         rules_every: timedelta = _RULES_EVERY,
@@ -75,7 +77,8 @@ class VenueSource:
         self._symbols = tuple(symbols)
         self._pulse_s = pulse_s
         self._rules_every = rules_every
-        self._rules = {symbol: SIMULATED_MARKETS[symbol].rules for symbol in symbols if symbol in SIMULATED_MARKETS}
+        self._rows = {**SIMULATED_MARKETS, **rows}
+        self._rules = {symbol: self._rows[symbol].rules for symbol in symbols if symbol in self._rows}
         self._listings: Mapping[str, Listing] | None = None
         self._followed: dict[str, LighterMarket] = {}
         self._refreshing: asyncio.Task[Mapping[str, Listing]] | None = None
@@ -196,7 +199,7 @@ class VenueSource:
     ) -> dict[datetime, list[CandlePath]]:
         minutes: dict[datetime, list[CandlePath]] = {}
         for symbol in self._symbols:
-            listing, row = listings.get(symbol), SIMULATED_MARKETS.get(symbol)
+            listing, row = listings.get(symbol), self._rows.get(symbol)
             if listing is None or row is None:
                 continue
             grid = Grid(self._rules[symbol])

@@ -29,7 +29,8 @@ from trader.errors import MarketDataError, MarketUnavailable, StartError
 from trader.gateways.market.books import CLOSE_S, BookModel, CandlePath, Grid, TrailingDay
 from trader.gateways.market.files import Minutes, find_files, find_funding_files, read_funding, read_market
 from trader.gateways.market.minute_paths import MinutePaths
-from trader.gateways.market.source import Seed, chosen_rows
+from trader.gateways.market.rows import chosen_rows
+from trader.gateways.market.source import Seed
 
 _WARM_UP: Final = timedelta(hours=24)
 _WARM_UP_FROM: Final = timedelta(days=2)

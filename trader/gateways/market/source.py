@@ -1,6 +1,6 @@
 """The protocol of market data sources."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from datetime import datetime
 from decimal import Decimal
 from hashlib import sha256
@@ -9,8 +9,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from trader.clock import Clock
-from trader.domain.market.markets import Candle, Interval, Market, SimulatedMarket, Tick
-from trader.errors import StartError
+from trader.domain.market.markets import Candle, Interval, Market, Tick
 
 
 class MarketSource(Protocol):
@@ -111,16 +110,3 @@ class SeededSource(MarketSource, Protocol):
     def use_seed(self, seed: Seed) -> None:
         """Set the seed of all draws."""
         ...
-
-
-def chosen_rows(symbols: Sequence[str], rows: Mapping[str, SimulatedMarket]) -> Mapping[str, SimulatedMarket]:
-    """Return the rows of the chosen markets.
-
-    :raises StartError: a market has no row, so its tick, lot, margin or depth is not known
-    """
-    if unknown := [symbol for symbol in symbols if symbol not in rows]:
-        raise StartError(
-            f"MARKETS names {', '.join(unknown)}, whose figures are not known; with this VENUE_PRESET there are those "
-            f"of {', '.join(rows)}"
-        )
-    return {symbol: rows[symbol] for symbol in symbols}

@@ -25,7 +25,8 @@ from trader.domain.market.markets import (
 from trader.errors import MarketUnavailable
 from trader.gateways.market.books import BookModel, Grid, stress
 from trader.gateways.market.path import HOUR_S, KNOT_S, KNOTS, Paths
-from trader.gateways.market.source import Seed, chosen_rows
+from trader.gateways.market.rows import chosen_rows
+from trader.gateways.market.source import Seed
 
 _HOUR = timedelta(hours=1)
 _HOURS_KEPT = 48

@@ -1,0 +1,68 @@
+"""Markets of one's own: a row has every figure, or the start fails with what is missing."""
+
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from trader.domain.market.markets import MarginTier
+from trader.errors import StartError
+from trader.gateways.market.rows import chosen_rows, preset_rows
+from trader.gateways.market.synthetic import SyntheticSource
+
+LINK = """
+[[markets]]
+symbol = "LINK"
+tick = 0.001
+lot = 0.1
+min_notional = 10
+leverage_max = 10
+maintenance_rate = 0.05
+tiers = [[20_000_000, 0.1, 5]]
+level = 20
+beta = 1.3
+own_volatility = 0.6
+minute_volume = 150_000
+half_spread_bp = 0.9
+depth = 50_000
+"""
+
+
+def test_a_market_of_a_file_is_traded_beside_those_of_the_build(tmp_path: Path) -> None:
+    path = tmp_path / "markets.toml"
+    path.write_text(LINK, encoding="utf-8")
+    rows = preset_rows("default", path)
+    rules = rows["LINK"].rules
+    assert (rules.tick, rules.lot, rules.min_notional) == (Decimal("0.001"), Decimal("0.1"), Decimal(10))
+    assert rules.tiers == (MarginTier(Decimal(20_000_000), Decimal("0.1"), 5),)
+    source = SyntheticSource(7, ("BTC", "LINK"), rows)
+    quotes = source.tick(1_750_000_000).quotes
+    assert quotes["BTC"].mark == SyntheticSource(7, ("BTC",)).tick(1_750_000_000).quotes["BTC"].mark
+    assert 5 < quotes["LINK"].mark < 80
+    assert len(quotes["LINK"].book.asks) == 12
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("depth = 50_000", "", r"missing required field `depth` - at `\$.markets\[0\]`"),
+        ("lot = 0.1", "lot = 0", r"Expected `float` > 0.0 - at `\$.markets\[0\].lot`"),
+        ("lot = 0.1", "lots = 0.1", "contains unknown field `lots`"),
+        ("leverage_max = 10", "leverage_max = 20", "maintenance_rate must be below 1 / leverage_max"),
+        ("[[20_000_000, 0.1, 5]]", "[[20_000_000, 0.04, 5]]", "tiers must ascend"),
+        ('"LINK"', '"BTC"', "BTC is a market already"),
+        ("level = 20", "level = ", "Invalid value"),
+    ],
+)
+def test_a_row_that_lacks_a_figure_is_refused(tmp_path: Path, old: str, new: str, reason: str) -> None:
+    path = tmp_path / "markets.toml"
+    path.write_text(LINK.replace(old, new), encoding="utf-8")
+    with pytest.raises(StartError, match=rf"MARKETS_FILE .*markets.toml: .*{reason}"):
+        preset_rows("default", path)
+
+
+def test_a_file_that_is_not_there_and_a_market_in_no_row_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match=r"MARKETS_FILE .*none.toml.*No such file"):
+        preset_rows("default", tmp_path / "none.toml")
+    with pytest.raises(StartError, match=r"MARKETS names BNB, .* are BTC, ETH, SOL$"):
+        chosen_rows(("BTC", "BNB"), preset_rows("binance-usdm", None))
