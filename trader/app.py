@@ -29,6 +29,7 @@ from trader.api.context import (
     STARTED_AT,
 )
 from trader.api.dashboard import page
+from trader.api.mcp import McpServer
 from trader.api.rpc import DISPATCHER
 from trader.api.streams import HUBS
 from trader.clock import JumpWatch, SystemClock
@@ -224,6 +225,7 @@ def build_app(settings: Settings, service: Service) -> web.Application:
     app[DISPATCHER] = rpc.make_dispatcher(service.context)
     app.add_routes(page.routes(service.context))
     app.add_routes(app[DISPATCHER].routes())
+    app.add_routes(McpServer(app[DISPATCHER], settings.http_body_timeout_s).routes())
     app.add_routes(openapi.routes(settings))
     app.add_routes(streams.routes())
     app.add_routes(health.routes())

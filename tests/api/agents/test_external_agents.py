@@ -1,89 +1,20 @@
 """Keys of external agents over HTTP: who may do what, how often, and what the commands change beside the service."""
 
-import asyncio
-import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
 import pytest
-from pytest_aiohttp.plugin import AiohttpClient
-from support.floor import Floor, open_floor
-from support.manual_clock import ManualClock
+from support.agent_desk import Command, Desk, order_of
 from support.scripted import START
-from support.served import AppClient, make_app
 
-from trader.__main__ import main
 from trader.domain.agents.tools import PlaceOrder, PlannedExit
 from trader.domain.exchange.orders import Order, OrderAnswer
 from trader.services.agents.chain import verify
 from trader.services.agents.reproduction import reproduce_invocation
-from trader.services.agents.schedule import Agents
-from trader.services.exchange.paper import PaperExchange
-from trader.services.market.feed import MarketFeed
 from trader.services.operations import access
-from trader.settings import Settings
 from trader.store.database.pool import Database
-
-Command = Callable[..., Awaitable[Any]]
-
-
-class Desk:
-    """A service on a trading floor, and callers with keys."""
-
-    def __init__(self, floor: Floor, client: AppClient) -> None:
-        self.floor = floor
-        self.client = client
-        self.retry_after: str | None = None
-
-    async def call(self, name: str, key: str | None = None, status: int = 200, **fields: object) -> Any:
-        headers: Mapping[str, str] = {} if key is None else {"Authorization": f"Bearer {key}"}
-        async with self.client.post(f"/api/rpc/{name}", json=fields, headers=headers) as response:
-            answer = await response.json()
-            assert response.status == status, answer
-            self.retry_after = response.headers.get("Retry-After")
-            return answer if status == 200 else answer["code"]
-
-
-@dataclass
-class AgentContext:
-    """What the procedures of agents use of the context."""
-
-    settings: Settings
-    clock: ManualClock
-    market: MarketFeed
-    exchange: PaperExchange
-    agents: Agents
-
-
-@pytest.fixture
-def command(dsn: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Run a command on the database of the test, and return its JSON."""
-    monkeypatch.setenv("DATABASE_URL", dsn)
-    monkeypatch.setattr(access, "READ_EVERY_S", 0.0)  # a change counts at once
-
-    async def run(*arguments: str, code: int = 0) -> Any:
-        assert await asyncio.to_thread(main, [*arguments, "--json"]) == code, capsys.readouterr().err
-        out, err = capsys.readouterr()
-        return json.loads(out) if code == 0 else err
-
-    return run
-
-
-@pytest.fixture
-async def floor(database: Database) -> AsyncIterator[Floor]:
-    async with open_floor(database) as floor:
-        yield floor
-
-
-@pytest.fixture
-async def desk(floor: Floor, aiohttp_client: AiohttpClient) -> Desk:
-    await floor.agents.start()
-    context = AgentContext(floor.settings, floor.clock, floor.market, floor.exchange, floor.agents)
-    return Desk(floor, await aiohttp_client(make_app(context=context, database=floor.database)))
 
 
 async def test_a_key_speaks_for_its_account_alone(desk: Desk, command: Command) -> None:
@@ -156,20 +87,6 @@ async def test_the_name_of_a_model_is_taken(desk: Desk, command: Command) -> Non
     assert "already" in await command("agents", "add", "ada", "--variant", "Apex", code=1)
     await desk.call("simulator.placeOrder", None, accountId="taken", symbol="BTC", side="buy", quantity=0.01)
     assert "which others have traded" in await command("agents", "add", "taken", "--variant", "Apex", code=1)
-
-
-def order_of(view: Any, client_order_id: str = "one", **changes: object) -> dict[str, Any]:
-    fields = {
-        "viewId": view["viewId"], "clientOrderId": client_order_id, "symbol": "BTC", "side": "buy", "quantity": 0.01,
-        "leverage": 2, "exitPlan": {"stop": 90000, "target": 99000, "invalidation": "under 90 000"}, "confidence": 60,
-    }  # fmt: skip
-    return fields | changes
-
-
-@pytest.fixture
-async def key(desk: Desk, command: Command) -> str:
-    added = await command("agents", "add", "scout", "--variant", "Apex", "--decisions", "9", "--requests", "6000")
-    return str(added["key"])
 
 
 async def test_a_decision_is_an_invocation_like_any_other(desk: Desk, key: str) -> None:

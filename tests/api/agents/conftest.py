@@ -1,0 +1,55 @@
+"""A service for external agents on a fresh database, its commands, and the key of one agent."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from pytest_aiohttp.plugin import AiohttpClient
+from support.agent_desk import AgentContext, Command, Desk
+from support.floor import Floor, open_floor
+from support.served import make_app
+
+from trader.__main__ import main
+from trader.api.mcp import McpServer
+from trader.api.rpc import make_dispatcher
+from trader.services.operations import access
+from trader.services.portfolio.analytics import Analytics
+from trader.services.portfolio.run_statistics import CurrentRuns
+from trader.store.database.pool import Database
+
+
+@pytest.fixture
+def command(dsn: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Run a command on the database of the test, and return its JSON."""
+    monkeypatch.setenv("DATABASE_URL", dsn)
+    monkeypatch.setattr(access, "READ_EVERY_S", 0.0)  # a change counts at once
+
+    async def run(*arguments: str, code: int = 0) -> Any:
+        assert await asyncio.to_thread(main, [*arguments, "--json"]) == code, capsys.readouterr().err
+        out, err = capsys.readouterr()
+        return json.loads(out) if code == 0 else err
+
+    return run
+
+
+@pytest.fixture
+async def floor(database: Database) -> AsyncIterator[Floor]:
+    async with open_floor(database) as floor:
+        yield floor
+
+
+@pytest.fixture
+async def desk(floor: Floor, aiohttp_client: AiohttpClient) -> Desk:
+    await floor.agents.start()
+    analytics = Analytics(floor.database, floor.exchange, floor.clock, CurrentRuns(floor.database))
+    context: Any = AgentContext(floor.settings, floor.clock, floor.market, floor.exchange, floor.agents, analytics)
+    mcp = McpServer(make_dispatcher(context), body_wait_s=10).routes()
+    return Desk(floor, await aiohttp_client(make_app(mcp, context=context, database=floor.database)))
+
+
+@pytest.fixture
+async def key(desk: Desk, command: Command) -> str:
+    added = await command("agents", "add", "scout", "--variant", "Apex", "--decisions", "9", "--requests", "6000")
+    return str(added["key"])

@@ -1,0 +1,116 @@
+"""The Model Context Protocol: the official client drives every tool in both revisions, and the wire refuses misuse."""
+
+import asyncio
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import httpx2
+import pytest
+from aiohttp import ClientSession
+from mcp import Client as McpClient
+from mcp.client.streamable_http import streamable_http_client
+from support.agent_desk import Desk, order_of
+from support.orpc import installed_packages
+
+MODERN: Final = "2026-07-28"
+META: Final = "io.modelcontextprotocol/"
+TOOLS: Final = {
+    "whoami", "getView", "getCandles", "getOrderBook", "getAccount", "placeOrder", "cancelOrder", "closePosition",
+    "setExitPlan", "hold", "note", "getHistory", "getBoard",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto", MODERN])
+async def test_the_official_client_drives_every_tool(desk: Desk, key: str, mode: Literal["legacy", "auto"]) -> None:
+    url = str(desk.client.make_url("/mcp"))
+    async with (
+        httpx2.AsyncClient(headers={"Authorization": f"Bearer {key}"}) as http,
+        McpClient(streamable_http_client(url, http_client=http), mode=mode) as client,
+    ):
+        assert {tool.name for tool in (await client.list_tools()).tools} == TOOLS
+
+        async def call(name: str, **arguments: Any) -> Any:
+            result = await client.call_tool(name, arguments)
+            assert not result.is_error, result
+            return result.structured_content
+
+        assert (await call("whoami"))["accountId"] == "scout"
+        view = await call("getView")
+        placed = await call("placeOrder", **order_of(view))
+        assert (placed["result"], placed["status"]) == ("ok", "filled")
+        resting = await call("placeOrder", **order_of(view, "two", type="limit", limitPrice=93000))
+        assert (await call("cancelOrder", orderId=resting["orderId"]))["order"]["status"] == "cancelled"
+        assert (await call("getAccount"))["account"]["positions"][0]["symbol"] == "BTC"
+        assert (await call("setExitPlan", viewId=view["viewId"], symbol="BTC", stop=91000))["result"] == "ok"
+        assert (await call("getCandles", symbol="BTC", interval="1h"))["symbol"] == "BTC"
+        assert (await call("getOrderBook", symbol="BTC"))["bids"]
+        assert (await call("closePosition", viewId=view["viewId"], symbol="BTC"))["result"] == "ok"
+        assert (await call("note", viewId=view["viewId"], text="flat again"))["noted"]
+        assert (await call("hold", viewId=view["viewId"], reason="done"))["holding"]
+        assert (await call("getBoard"))["window"] == "7d"
+        assert (await call("getHistory"))["conversations"][0]["response"] == "done"
+        for refused, code in (
+            (("hold", {"viewId": view["viewId"], "reason": "again"}), "VIEW_DECIDED"),
+            (("placeOrder", {"symbol": "BTC"}), "VALIDATION_ERROR"),
+            (("getAccount", {"accountId": "other"}), "FOREIGN_ACCOUNT"),
+        ):
+            result = await client.call_tool(*refused)
+            assert (result.is_error, result.structured_content["code"]) == (True, code)
+        again = await call("getView")
+        result = await client.call_tool("placeOrder", order_of(again, "three", leverage=11))
+        assert (result.is_error, result.structured_content["rule"]) == (True, "leverage")
+
+
+async def test_the_wire_refuses_what_the_revision_says(desk: Desk, key: str) -> None:
+    url, own = desk.client.make_url("/mcp"), {"Authorization": f"Bearer {key}"}
+
+    async def post(body: Any, **headers: str) -> tuple[int, Any]:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        async with ClientSession() as session, session.post(url, json=body, headers=own | named) as response:
+            return response.status, await response.json() if response.content_type == "application/json" else None
+
+    def modern(method: str, version: str = MODERN, **params: Any) -> dict[str, Any]:
+        meta = {f"{META}protocolVersion": version, f"{META}clientCapabilities": {}}
+        return {"jsonrpc": "2.0", "id": 7, "method": method, "params": {**params, "_meta": meta}}
+
+    async def failed(body: Any, **headers: str) -> tuple[int, int]:
+        status, answer = await post(body, **headers)
+        return status, answer["error"]["code"]
+
+    said = {"MCP_Protocol_Version": MODERN}
+    status, answer = await post(modern("server/discover"), **said, Mcp_Method="server/discover")
+    assert (status, answer["result"]["supportedVersions"]) == (200, [MODERN])
+    assert await failed(modern("ping"), **said, Mcp_Method="ping") == (404, -32601)
+    assert await failed(modern("tools/list"), **said, Mcp_Method="tools/call") == (400, -32020)
+    assert await failed(modern("tools/list"), Mcp_Method="tools/list") == (400, -32020)
+    other = {"MCP_Protocol_Version": "2030-01-01", "Mcp_Method": "tools/list"}
+    assert await failed(modern("tools/list", "2030-01-01"), **other) == (400, -32022)
+    assert await failed({"jsonrpc": "2.0", "id": 1, "method": "tools/list"}, **said) == (400, -32602)
+    wrong_name = {**said, "Mcp_Method": "tools/call", "Mcp_Name": "hold"}
+    assert await failed(modern("tools/call", name="whoami"), **wrong_name) == (400, -32020)
+    assert await failed(modern("tools/call", name="x"), **{**wrong_name, "Mcp_Name": "x"}) == (400, -32602)
+    assert await failed([modern("ping")]) == (400, -32600)
+    assert (await post({"jsonrpc": "2.0", "method": "notifications/initialized"}))[0] == 202
+    assert await failed({"jsonrpc": "2.0", "id": 1, "method": "resources/list"}) == (200, -32601)
+    whoami = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "whoami"}}
+    assert (await post(whoami, Authorization="Bearer tra_wrong"))[0] == 401
+    async with ClientSession(headers=own) as session:
+        for method in ("GET", "DELETE"):
+            async with session.request(method, url) as response:
+                assert (response.status, response.headers["Allow"]) == (405, "POST")
+        async with session.post(url, data=b"{") as response:
+            assert (response.status, (await response.json())["error"]["code"]) == (400, -32700)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("scenario", ["server-initialize", "ping", "tools-list", "dns-rebinding-protection"])
+async def test_the_conformance_suite_passes(desk: Desk, scenario: str) -> None:
+    """The scenarios of the official suite that any server of tools must pass; the others need tools of their own."""
+    program = installed_packages(Path(__file__).parent / "conformance") / ".bin" / "conformance"
+    url = f"http://localhost:{desk.client.port}/mcp"
+    process = await asyncio.create_subprocess_exec(
+        program, "server", "--url", url, "--scenario", scenario, stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 0, out.decode()
+    assert b"0 failed, 0 warnings" in out

@@ -1,0 +1,54 @@
+"""A service on a trading floor, for external agents: callers with keys, and their orders."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from support.floor import Floor
+from support.manual_clock import ManualClock
+from support.served import AppClient
+
+from trader.services.agents.schedule import Agents
+from trader.services.exchange.paper import PaperExchange
+from trader.services.market.feed import MarketFeed
+from trader.services.portfolio.analytics import Analytics
+from trader.settings import Settings
+
+Command = Callable[..., Awaitable[Any]]
+
+
+class Desk:
+    """A service on a trading floor, and callers with keys."""
+
+    def __init__(self, floor: Floor, client: AppClient) -> None:
+        self.floor = floor
+        self.client = client
+        self.retry_after: str | None = None
+
+    async def call(self, name: str, key: str | None = None, status: int = 200, **fields: object) -> Any:
+        headers: Mapping[str, str] = {} if key is None else {"Authorization": f"Bearer {key}"}
+        async with self.client.post(f"/api/rpc/{name}", json=fields, headers=headers) as response:
+            answer = await response.json()
+            assert response.status == status, answer
+            self.retry_after = response.headers.get("Retry-After")
+            return answer if status == 200 else answer["code"]
+
+
+@dataclass
+class AgentContext:
+    """What the procedures of agents use of the context."""
+
+    settings: Settings
+    clock: ManualClock
+    market: MarketFeed
+    exchange: PaperExchange
+    agents: Agents
+    analytics: Analytics
+
+
+def order_of(view: Any, client_order_id: str = "one", **changes: object) -> dict[str, Any]:
+    fields = {
+        "viewId": view["viewId"], "clientOrderId": client_order_id, "symbol": "BTC", "side": "buy", "quantity": 0.01,
+        "leverage": 2, "exitPlan": {"stop": 90000, "target": 99000, "invalidation": "under 90 000"}, "confidence": 60,
+    }  # fmt: skip
+    return fields | changes
