@@ -613,12 +613,14 @@ CREATE TABLE IF NOT EXISTS strategy_states (
     decided_at timestamptz NOT NULL
 );
 
--- The latest comparison of an entrant with random traders in a run (figures of `luck` in getEvidence), made when it had
--- completed so many trades there: it takes seconds, so a restart reads it.
+-- The latest comparison of an entrant with random traders in a run (figures of `luck` in getEvidence), made when it was
+-- so many hours old: it takes seconds, so a restart reads it.
 CREATE TABLE IF NOT EXISTS luck (
     run_id           uuid NOT NULL REFERENCES runs,
     entrant          integer NOT NULL CHECK (entrant >= 0),
-    completed        integer NOT NULL CHECK (completed >= trades),
+    hours            integer NOT NULL CHECK (hours > 0),
+    looks            integer NOT NULL CHECK (looks > 0),
+    traders          integer NOT NULL CHECK (traders > 0),
     trades           integer NOT NULL CHECK (trades > 0),
     return_percent   double precision NOT NULL,
     quantile_percent double precision NOT NULL,

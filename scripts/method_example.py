@@ -44,7 +44,7 @@ from trader.domain.portfolio.evidence import (
     state_return,
 )
 from trader.domain.portfolio.intervals import Interval, percent_interval
-from trader.domain.portfolio.luck import Costs, OwnTrade, Prices, try_luck
+from trader.domain.portfolio.luck import Costs, OwnTrade, Period, Prices, try_luck
 from trader.errors import MarketDataError
 from trader.gateways.market.files import find_files, read_market
 
@@ -101,7 +101,7 @@ def follow(candles: Sequence[Candle], seed: int) -> Trader:
     """
     rng = Random(seed)
     returns, trades = [], []
-    is_long, entry, entered, worth = False, 0.0, 0, 1.0
+    is_long, entered = False, 0
     for hour, candle in enumerate(candles):
         value = 0.0
         if hour >= LOOKBACK_HOURS and rng.random() >= FORGOTTEN:
@@ -109,12 +109,12 @@ def follow(candles: Sequence[Candle], seed: int) -> Trader:
             if wanted != is_long:
                 value += math.log(1 - FEE)
                 if is_long:
-                    gain = candle.open / entry - 1 - FEE * (1 + candle.open / entry)
-                    trades.append(OwnTrade("BTC", True, 1.0, worth * gain, (hour - entered) * HOUR))
-                    worth += worth * gain
-                is_long, entry, entered = wanted, candle.open, hour
+                    trades.append(OwnTrade("BTC", True, 1.0, (hour - entered) * HOUR))
+                is_long, entered = wanted, hour
         after = candles[hour + 1].open if hour + 1 < len(candles) else candle.close
         returns.append(value + (math.log(after / candle.open) if is_long else 0.0))
+    if is_long:
+        trades.append(OwnTrade("BTC", True, 1.0, (len(candles) - entered) * HOUR))
     return Trader(ReturnSeries(candles[0].open_time, np.array(returns)), trades)
 
 
@@ -141,9 +141,11 @@ def show_luck(trader: Trader, candles: Sequence[Candle]) -> None:
     """Print the results of random traders with the same trades."""
     prices = {"BTC": Prices(candles, HOUR, [0.0] * len(candles))}
     costs = {"BTC": Costs(FEE, float(MARKETS["BTC"].maintenance_rate), 0.01, MARKETS["BTC"].leverage_max)}
-    luck = try_luck(trader.trades, prices, costs, HOUR, seed=0)
+    values = trader.series.values
+    period = Period(math.exp(float(values.sum())), len(values))
+    luck = try_luck(trader.trades, period, prices, costs, HOUR, seed=0)
     assert not isinstance(luck, str), luck
-    print(f"luck: {luck.trades} trades made {luck.return_percent:+.2f} %")
+    print(f"luck: {luck.trades} positions made {luck.return_percent:+.2f} %")
     print(f"  95 % of random traders with the same trades: {luck.low_percent:+.2f} to {luck.high_percent:+.2f} %")
     print(f"  {luck.quantile_percent:.1f} % of them made less; a guesser makes as much with p {luck.p_value:.3f}")
 

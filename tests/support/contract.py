@@ -477,7 +477,7 @@ OUTPUTS: Mapping[str, Shape] = {
                 ],
                 "luck": (
                     {
-                        **dict.fromkeys(("traders", "tradesCount"), count),
+                        **dict.fromkeys(("hours", "traders", "tradesCount"), count),
                         **dict.fromkeys(("returnPercent", "quantile", "pValue", "low", "median", "high"), number),
                     },
                     None,

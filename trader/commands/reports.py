@@ -77,7 +77,7 @@ async def _read_season(name: str, target: TargetDatabase) -> Season:
 class NoLuck:
     """Null object for the comparison with random traders, which needs the candles of the service's market."""
 
-    async def results(self, requests: Sequence[LuckRequest]) -> list[str]:
+    async def results(self, requests: Sequence[LuckRequest], _models: int) -> list[str]:
         return ["a report has no candles to compare with luck"] * len(requests)
 
 

@@ -28,6 +28,7 @@ from trader.services.portfolio.run_statistics import CurrentRuns
 from trader.store.agents.entrants import insert_entrant
 from trader.store.database.partitions import ensure_partitions
 from trader.store.database.pool import Database
+from trader.store.exchange.trades import OpenPosition
 from trader.store.portfolio import baselines as baselines_store
 from trader.store.portfolio import snapshots as portfolio_store
 
@@ -158,22 +159,32 @@ async def test_luck_is_computed_after_it_was_asked_for_and_kept(bench: Bench) ->
     assert (await bench.report())["good#0"].luck == luck, "the same seed, the same result"
 
 
-async def test_luck_is_computed_again_after_more_trades_and_in_another_run(bench: Bench) -> None:
+async def test_luck_is_computed_at_few_ages_and_anew_in_another_run(bench: Bench) -> None:
     await bench.report()
     await ended("comparison with luck")
-    async with bench.database.connection() as conn:
-        await add_trade(conn, "good", START + 130 * HOUR, label=12)
-    known = (await bench.report())["good#0"].luck
-    await ended("comparison with luck")
-    again = (await bench.report())["good#0"].luck
-    assert isinstance(known, Luck)
-    assert isinstance(again, Luck)
-    assert (known.trades, again.trades) == (12, 13)
+    await bench.clock.advance(HOUR)
+    luck = (await bench.report())["good#0"].luck
+    assert isinstance(luck, Luck)
+    assert (luck.hours, luck.looks) == (168, 8), "after a week, and next after two"
+    assert luck.return_percent == pytest.approx(
+        100 * math.expm1(float(np.random.default_rng(1).normal(0.02, 0.004, HOURS)[:168].sum()))
+    )
     bench.restart()
-    assert (await bench.report())["good#0"].luck == again
+    assert (await bench.report())["good#0"].luck == luck
     async with bench.database.connection() as conn:
         await add_run(conn, "good", make_run("good", 2, at=START + 150 * HOUR))
-    assert (await bench.report())["good#0"].luck == "0 completed trades; a comparison with luck needs 10"
+    assert (await bench.report())["good#0"].luck == "51 hours; a comparison with luck needs 72"
+
+
+async def test_an_open_position_counts_until_the_look(bench: Bench) -> None:
+    run = (await bench.runs.refresh())["good"]
+    closed = own_trades(LuckRequest(run, 0, START, START + 150 * HOUR, Decimal(10_000)))
+    run.open = [OpenPosition("good", "SOL", False, Decimal(5_000), START + 100 * HOUR)]
+    *_, held = own_trades(LuckRequest(run, 0, START, START + 150 * HOUR, Decimal(10_000)))
+    assert len(closed) == 12
+    assert (held.symbol, held.is_long, held.held) == ("SOL", False, 50 * HOUR)
+    (late,) = own_trades(LuckRequest(run, 0, START + 125 * HOUR, START + 150 * HOUR, Decimal(10_000)))
+    assert (late.held, late.size) == (25 * HOUR, 0.5), "what it took over counts from its beginning"
 
 
 async def test_parts_of_a_position_are_one_trade(bench: Bench) -> None:
@@ -183,7 +194,7 @@ async def test_parts_of_a_position_are_one_trade(bench: Bench) -> None:
             closed_at = START + (5 + held) * HOUR
             await add_trade(conn, "parts", closed_at, held=held * HOUR, notional="1000", label=number)
     run = (await bench.runs.refresh())["parts"]
-    (trade,) = own_trades(LuckRequest(run, 0, run.trades, START, START + 10 * HOUR, Decimal(10_000)))
+    (trade,) = own_trades(LuckRequest(run, 0, START, START + 10 * HOUR, Decimal(10_000)))
     assert trade.held == timedelta(hours=2)
     assert trade.size == pytest.approx(0.2)
 

@@ -7,7 +7,7 @@ from trader.domain.models import Contamination, contamination
 from trader.domain.portfolio.board import Comparison, Reference
 from trader.domain.portfolio.evidence import Word
 from trader.domain.portfolio.histories import RunWindow
-from trader.domain.portfolio.luck import TRADERS, Luck
+from trader.domain.portfolio.luck import Luck
 from trader.services.portfolio.evidence import EntrantEvidence, EvidenceReport
 
 
@@ -63,11 +63,13 @@ class LuckRow(Wire, kw_only=True):
     """An entrant against random traders who make its trades at random moments of the same period.
 
     Each makes as many trades, on the same sides, as large in parts of its equity and held as long, by the rules of the
-    exchange on the candles that it saw. `returnPercent` is the model's own by its `tradesCount` completed trades;
-    `quantile` the part of the random traders that made less, in percent, `pValue` the chance that one of them makes as
-    much (for one look). `low`, `median` and `high` are quantiles of their returns: 2.5, 50 and 97.5 %.
+    exchange on the candles that it saw. `returnPercent` is that of the model's equity over its first `hours`, the last
+    age at which it was compared, with `tradesCount` positions, open ones included; `quantile` the part of the random
+    traders that made less, in percent. `pValue` is the chance that one of them makes as much, corrected for all looks
+    and all models. `low`, `median` and `high` are quantiles of their returns: 2.5, 50 and 97.5 %.
     """
 
+    hours: int
     traders: int
     trades_count: int
     return_percent: Percent
@@ -78,13 +80,14 @@ class LuckRow(Wire, kw_only=True):
     high: Percent
 
     @classmethod
-    def of(cls, luck: Luck) -> "LuckRow":
+    def of(cls, luck: Luck, models: int) -> "LuckRow":
         return cls(
-            traders=TRADERS,
+            hours=luck.hours,
+            traders=luck.traders,
             trades_count=luck.trades,
             return_percent=luck.return_percent,
             quantile=luck.quantile_percent,
-            p_value=luck.p_value,
+            p_value=luck.corrected_p(models),
             low=luck.low_percent,
             median=luck.median_percent,
             high=luck.high_percent,
@@ -128,7 +131,7 @@ class EntrantRow(Wire, kw_only=True):
     replicates: Replicates | UnsetType = UNSET
 
     @classmethod
-    def of(cls, entrant: EntrantEvidence) -> "EntrantRow":
+    def of(cls, entrant: EntrantEvidence, contenders: int) -> "EntrantRow":
         return cls(
             model_id=entrant.model.id,
             model_name=entrant.model.name,
@@ -150,7 +153,7 @@ class EntrantRow(Wire, kw_only=True):
             reason=entrant.statement.reason,
             among_best=entrant.is_among_best,
             differences=[Difference.of(each) for each in entrant.comparisons],
-            luck=None if isinstance(entrant.luck, str) else LuckRow.of(entrant.luck),
+            luck=None if isinstance(entrant.luck, str) else LuckRow.of(entrant.luck, contenders),
             luck_reason=entrant.luck if isinstance(entrant.luck, str) else None,
             replicates=UNSET if entrant.replicates is None else Replicates.of(entrant.replicates),
         )
@@ -173,5 +176,5 @@ class GetEvidenceOutput(Wire, kw_only=True):
             window=window,
             until=iso(report.until),
             best=report.best,
-            entrants=[EntrantRow.of(each) for each in report.entrants],
+            entrants=[EntrantRow.of(each, report.contenders) for each in report.entrants],
         )

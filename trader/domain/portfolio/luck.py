@@ -1,12 +1,14 @@
 """Luck: what random traders would have made who traded as often, on the same sides, as large and as long as a model.
 
-A random trader makes the model's trades of each market in random order at random moments of the same period, one after
+The model's own result is its equity, open positions included: closed trades alone reward who never closes a loser. A
+random trader makes the model's trades of each market in random order at random moments of the same period, one after
 the other, each with the size that the model gave it in parts of its equity. They enter and leave at the opens of the
 candles that the exchange saw, and pay its fees, half of the spread and funding. The positions of all markets share one
 margin: each counts in the equity from which the next is sized, an entry is cut to the margin that is free, and an
 account whose equity meets its maintenance margin loses all positions at once.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Final, NamedTuple
@@ -15,10 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trader.domain.market.markets import Candle
-from trader.domain.portfolio.intervals import TRADES_MIN, percent
+from trader.domain.portfolio.intervals import LEVEL, TRADES_MIN, percent
 
 TRADERS: Final = 1_999
-"""Random traders: with the model itself 2,000, so that a quantile is a whole multiple of 0.05 %."""
+"""Least random traders: with the model itself 2,000, so that a quantile is a whole multiple of 0.05 %."""
+
+TRADERS_MAX: Final = 31_999
+
+LOOKS: Final[Sequence[timedelta]] = tuple(timedelta(days=days) for days in (3, 7, 14, 30, 60, 90, 180, 365))
+"""Ages at which an entrant is compared with luck: a p value holds for one look, so there are few, and each counts."""
 
 HALF_SPREAD: Final = 0.00003
 """Half of the spread in parts of the price: 0.3 basis points, the middle of the calm medians of the markets."""
@@ -34,16 +41,14 @@ Integers = NDArray[np.int64]
 
 
 class OwnTrade(NamedTuple):
-    """A completed trade of a model.
+    """A position of a model, held until the end when it is open still.
 
-    `size` is its entry notional in parts of the equity before it, `gain` its net profit in parts of the equity at the
-    start of the period.
+    `size` is its entry notional in parts of the equity before it.
     """
 
     symbol: str
     is_long: bool
     size: float
-    gain: float
     held: timedelta
 
 
@@ -70,12 +75,15 @@ class Prices:
 
 
 class Luck(NamedTuple):
-    """The returns of the random traders, and the model's return by its completed trades, in percent.
+    """The returns of the random traders, and that of the model's equity over so many hours, in percent.
 
     `quantile_percent` is the part of them that made less (ties count half); `p_value` the chance that one who only
-    guesses makes as much as the model.
+    guesses makes as much as the model, at one of `looks`.
     """
 
+    hours: int
+    looks: int
+    traders: int
     trades: int
     return_percent: float
     quantile_percent: float
@@ -84,36 +92,57 @@ class Luck(NamedTuple):
     median_percent: float
     high_percent: float
 
+    def corrected_p(self, models: int) -> float:
+        """Return the p value corrected for its looks and for so many models, which then err in their level together."""
+        return min(1.0, self.p_value * self.looks * max(1, models))
 
-def missing_trades(count: int) -> str | None:
-    """Return why so few completed trades are not compared with luck; None for enough."""
-    return None if count >= TRADES_MIN else f"{count} completed trades; a comparison with luck needs {TRADES_MIN}"
+
+def traders_for(models: int) -> int:
+    """Return how many random traders let the best of so many models reach half of the level after the correction."""
+    return min(TRADERS_MAX, max(TRADERS, math.ceil(2 * len(LOOKS) * models / LEVEL)))
+
+
+class Period(NamedTuple):
+    """What is compared with luck: the final equity in parts of the first, after so many hours, at one of `looks`."""
+
+    growth: float
+    hours: int
+    looks: int = 1
 
 
 def try_luck(
-    trades: Sequence[OwnTrade], prices: Mapping[str, Prices], costs: Mapping[str, Costs], step: timedelta, seed: int
+    trades: Sequence[OwnTrade],
+    period: Period,
+    prices: Mapping[str, Prices],
+    costs: Mapping[str, Costs],
+    step: timedelta,
+    seed: int,
+    traders: int = TRADERS,
 ) -> Luck | str:
-    """Compare trades with those of random traders, or return why not. The markets have as many candles each."""
+    """Compare a model with random traders, or return why not. The markets have as many candles each."""
     known = [trade for trade in trades if trade.symbol in prices and prices[trade.symbol].count > 1]
-    if (why := missing_trades(len(known))) is not None:
-        return why
+    if len(known) < TRADES_MIN:
+        return f"{len(known)} positions; a comparison with luck needs {TRADES_MIN}"
     symbols = sorted({trade.symbol for trade in known})
     own = [[trade for trade in known if trade.symbol == symbol] for symbol in symbols]
     markets = Markets([prices[symbol] for symbol in symbols], [costs[symbol] for symbol in symbols])
     rng = np.random.default_rng(seed)
     parts = []
-    for start in range(0, TRADERS, chunk := max(1, _CHUNK // len(known))):
-        count = min(chunk, TRADERS - start)
+    for start in range(0, traders, chunk := max(1, _CHUNK // len(known))):
+        count = min(chunk, traders - start)
         parts.append(final_equities(own, [draw(each, markets.count, step, count, rng) for each in own], markets))
     totals = np.log(np.maximum(np.concatenate(parts), _RUIN))
-    model = float(np.log(max(1 + sum(trade.gain for trade in known), _RUIN)))
+    model = math.log(max(period.growth, _RUIN))
     low, middle, high = (percent(float(value)) for value in np.quantile(totals, [0.025, 0.5, 0.975]))
     below, same = int(np.sum(totals < model)), int(np.sum(totals == model))
     return Luck(
+        hours=period.hours,
+        looks=period.looks,
+        traders=traders,
         trades=len(known),
         return_percent=percent(model),
-        quantile_percent=100 * (below + same / 2) / TRADERS,
-        p_value=(TRADERS - below + 1) / (TRADERS + 1),
+        quantile_percent=100 * (below + same / 2) / traders,
+        p_value=(traders - below + 1) / (traders + 1),
         low_percent=low,
         median_percent=middle,
         high_percent=high,
@@ -243,8 +272,9 @@ class _Accounts:
         markets = self._markets
         exposure = (np.abs(self._quantities) * self._marks).sum(axis=1)
         swing = markets.swing_within(at - self._at)
-        worst = self.equity - exposure * (swing + markets.maintenance.max() * (1 + swing))
-        for row in np.flatnonzero((worst <= 0) & (exposure > 0) & (at > self._at)):
+        needed = swing + markets.maintenance.max() * (1 + swing)  # infinite over more candles than are tabled
+        lost = np.multiply(exposure, needed, out=np.zeros_like(exposure), where=exposure > 0)
+        for row in np.flatnonzero((lost >= self.equity) & (exposure > 0) & (at > self._at)):
             left = self._left_of(int(row), slice(int(self._at[row]), int(at[row])))
             if left is not None:
                 self.equity[row] = left

@@ -5,7 +5,7 @@ from datetime import datetime
 
 from trader.clock import LockstepClock
 from trader.domain.agents.entrants import EntrantRecord
-from trader.domain.portfolio.luck import Luck, missing_trades
+from trader.domain.portfolio.luck import Luck, traders_for
 from trader.gateways.market.replay import ReplaySource
 from trader.services.agents.entrants import first_entrant
 from trader.services.backtest.accounts import ModelAccount
@@ -17,7 +17,7 @@ from trader.services.portfolio.evidence import EvidenceReport, last_whole_hour, 
 from trader.services.portfolio.luck import LuckRequest, RandomTraders
 from trader.services.portfolio.run_statistics import RunStatistics
 from trader.settings import Settings
-from trader.store.exchange.trades import RunTrade
+from trader.store.exchange.trades import OpenPosition, RunTrade
 from trader.store.portfolio.analytics import CurrentRun, InvocationTotals, RunEntrant
 
 
@@ -36,8 +36,8 @@ class _Luck:
     def __init__(self, traders: RandomTraders) -> None:
         self._traders = traders
 
-    async def results(self, requests: Sequence[LuckRequest]) -> list[Luck | str]:
-        return [missing_trades(len(request.trades)) or await self._traders.compare(request) for request in requests]
+    async def results(self, requests: Sequence[LuckRequest], models: int) -> list[Luck | str]:
+        return [await self._traders.compare(request, traders_for(models)) for request in requests]
 
 
 def _statistics(run: Backtest, followed: ModelAccount, settings: Settings) -> RunStatistics:
@@ -67,6 +67,10 @@ def _statistics(run: Backtest, followed: ModelAccount, settings: Settings) -> Ru
         for trade in run.trades(followed)
     ]
     statistics.add_trades(sorted(trades, key=lambda trade: (trade.closed_at, trade.id)))
+    statistics.open = [
+        OpenPosition(model.id, held.symbol, held.side.direction > 0, held.entry_notional, held.opened_at)
+        for held in followed.account.positions.values()
+    ]
     return statistics
 
 

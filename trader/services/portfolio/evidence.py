@@ -31,7 +31,7 @@ class EntrantEvidence(NamedTuple):
     """An entrant in its part of the current run of its model. `ended_at` is None of the present entrant.
 
     `statement`, `trades` and `losing_trades` are of the window. `comparisons` have the verdicts on all hours, those of
-    replicates on all of them together, and `luck` is of all completed trades. `attempt` is the number of the run.
+    replicates on all of them together, and `luck` is of the last look. `attempt` is the number of the run.
     """
 
     model: Model
@@ -50,11 +50,15 @@ class EntrantEvidence(NamedTuple):
 
 
 class EvidenceReport(NamedTuple):
-    """The evidence of all entrants up to the end of the last whole hour, and the model of the best of them."""
+    """The evidence of all entrants up to the end of the last whole hour, and the model of the best of them.
+
+    `contenders` is the number of entrants of all boards.
+    """
 
     until: datetime
     best: str | None
     entrants: Sequence[EntrantEvidence]
+    contenders: int
 
 
 class _Judged(NamedTuple):
@@ -72,17 +76,11 @@ class _Judged(NamedTuple):
     def record(self) -> EntrantRecord:
         return self.period.entrant.record
 
-    def trades_until(self, until: datetime) -> LuckRequest:
-        """Return what is compared with luck: all trades, in the period up to a whole hour."""
+    def luck_until(self, until: datetime) -> LuckRequest:
+        """Return what is compared with luck: the period up to a whole hour."""
         period = self.period
-        return LuckRequest(
-            period.run,
-            self.record.number,
-            period.trades,
-            period.started_at,
-            period.ended_at or until,
-            period.start_value,
-        )
+        end = until if period.ended_at is None else floor_time(period.ended_at, _HOUR)
+        return LuckRequest(period.run, self.record.number, period.started_at, end, period.start_value)
 
 
 class _Part:
@@ -98,7 +96,7 @@ class _Part:
 class LuckSource(Protocol):
     """Compares entrants with luck, or says why it does not (yet)."""
 
-    async def results(self, requests: Sequence[LuckRequest], /) -> Sequence[Luck | str]: ...
+    async def results(self, requests: Sequence[LuckRequest], models: int, /) -> Sequence[Luck | str]: ...
 
 
 class Evidence:
@@ -150,10 +148,10 @@ async def make_report(
     periods = [_judged(models[key], period, until) for key, run in runs.items() for period in run.periods]
     returns = {key: run.returns(until) for key, run in baselines.items()}
     best, judged = await asyncio.to_thread(_judge, periods, returns, since, model_id, contenders)
-    tried = await luck.results([period.trades_until(until) for period, _ in judged])
+    tried = await luck.results([period.luck_until(until) for period, _ in judged], contenders)
     shown = [entrant._replace(luck=each) for (_, entrant), each in zip(judged, tried, strict=True)]
     shown.sort(key=lambda entrant: (not entrant.is_among_best, entrant.model.id, -entrant.record.number))
-    return EvidenceReport(until, None if best is None else best.rpartition("#")[0], shown)
+    return EvidenceReport(until, None if best is None else best.rpartition("#")[0], shown, contenders)
 
 
 def _judged(model: Model, period: EntrantPeriod, until: datetime) -> _Judged:

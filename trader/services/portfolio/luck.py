@@ -12,7 +12,7 @@ from uuid import UUID
 
 from trader.clock import ceil_time, floor_time
 from trader.domain.market.markets import INTERVALS, Candle, Interval
-from trader.domain.portfolio.luck import Costs, Luck, OwnTrade, Prices, missing_trades, try_luck
+from trader.domain.portfolio.luck import LOOKS, TRADERS, Costs, Luck, OwnTrade, Period, Prices, traders_for, try_luck
 from trader.errors import MarketUnavailable, Unavailable
 from trader.logs import log_bug
 from trader.services.exchange.protocol import rules_of
@@ -20,13 +20,9 @@ from trader.services.market.feed import MarketFeed
 from trader.services.portfolio.run_statistics import RunStatistics
 from trader.settings import Settings
 from trader.store.database.pool import Database
-from trader.store.exchange.trades import RunTrade
 from trader.store.portfolio.luck import StoredLuck, select_luck, upsert_luck
 
 log = logging.getLogger("trader.portfolio")
-
-NEW_TRADES_SHARE: Final = 0.05
-"""Share of new trades from which a result is made again: of two thousand a few change nothing."""
 
 PRICES_MAX: Final = 32
 """Markets whose candles are kept for the next entrant: of 90 days each has 0.3 MB."""
@@ -41,18 +37,29 @@ _HOUR: Final = timedelta(hours=1)
 
 
 class LuckRequest(NamedTuple):
-    """The trades of an entrant, in order of closing, within [start, end), and what its account was worth at `start`."""
+    """An entrant within [start, end), and what its account was worth at `start`; `end` is a whole hour."""
 
     run: RunStatistics
     entrant: int
-    trades: Sequence[RunTrade]
     start: datetime
     end: datetime
     start_value: Decimal
+    looks: int = 1
 
     @property
     def key(self) -> tuple[UUID, int]:
         return self.run.run.run_id, self.entrant
+
+    @property
+    def period(self) -> Period:
+        growth = self.run.worth_at(self.end) / self.start_value if self.start_value > 0 else 0
+        return Period(float(growth), (self.end - self.start) // _HOUR, self.looks)
+
+    def at_last_look(self) -> "LuckRequest | None":
+        """Return the request at the last of the ages at which entrants are compared; None before the first."""
+        looks = [floor_time(self.start + age, _HOUR) for age in LOOKS]
+        passed = [look for look in looks if look <= self.end]
+        return self._replace(end=passed[-1], looks=len(looks)) if passed else None
 
 
 class LuckTable:
@@ -66,14 +73,18 @@ class LuckTable:
         self._is_read = False
         self._waiting: dict[tuple[UUID, int], LuckRequest] = {}
         self._task: asyncio.Task[None] | None = None
+        self._count = TRADERS
 
-    async def results(self, requests: Sequence[LuckRequest]) -> list[Luck | str]:
-        """Return the comparison of each entrant with luck, or why there is none (yet).
+    async def results(self, requests: Sequence[LuckRequest], models: int) -> list[Luck | str]:
+        """Return the comparison of each entrant with luck at its last look, or why there is none (yet).
+
+        `models` are the entrants of all boards, for whom together the p values are corrected.
 
         :raises Unavailable: the database cannot answer now
         """
         if not self._is_read:
             await self._read()
+        self._count = traders_for(models)
         results = [self._result(request) for request in requests]
         if self._waiting and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._work(), name="comparison with luck")
@@ -87,28 +98,25 @@ class LuckTable:
             await asyncio.wait([self._task])
 
     def _result(self, request: LuckRequest) -> Luck | str:
-        why = missing_trades(len(request.trades))
-        if why is not None:
-            return why
-        if not self._is_current(request):
-            self._waiting[request.key] = request
-        known = self._results.get(request.key)
+        look = request.at_last_look()
+        if look is None:
+            return f"{(request.end - request.start) // _HOUR} hours; a comparison with luck needs {LOOKS[0] // _HOUR}"
+        if not self._is_current(look):
+            self._waiting[look.key] = look
+        known = self._results.get(look.key)
         return COMPUTING if known is None else known[1]
 
-    def _is_current(self, request: LuckRequest) -> bool:
-        """Return whether the entrant has a result, made of nearly as many trades."""
-        if request.key not in self._results:
-            return False
-        known = self._results[request.key][0]
-        return known <= len(request.trades) < max(known + 1, (1 + NEW_TRADES_SHARE) * known)
+    def _is_current(self, look: LuckRequest) -> bool:
+        """Return whether the entrant has the result of this look."""
+        return look.key in self._results and self._results[look.key][0] == look.period.hours
 
     async def _read(self) -> None:
         """Read the stored results that are newer than those in memory."""
         async with self._database.connection() as conn:
             for stored in await select_luck(conn):
                 key = stored.run_id, stored.entrant
-                if key not in self._results or self._results[key][0] < stored.completed:
-                    self._results[key] = stored.completed, stored.luck
+                if key not in self._results or self._results[key][0] < stored.luck.hours:
+                    self._results[key] = stored.luck.hours, stored.luck
         self._is_read = True
 
     async def _work(self) -> None:
@@ -121,17 +129,16 @@ class LuckTable:
             request = self._waiting.pop(next(iter(self._waiting)))
             if not self._is_current(request):
                 began_s = time.monotonic()
-                await self._keep(request, await self._traders.compare(request))
+                await self._keep(request, await self._traders.compare(request, self._count))
                 await asyncio.sleep(time.monotonic() - began_s)  # half of the time is left to what cannot wait
 
     async def _keep(self, request: LuckRequest, result: Luck | str) -> None:
-        count = len(request.trades)
-        self._results[request.key] = count, result
+        self._results[request.key] = request.period.hours, result
         if not self._is_saving or isinstance(result, str):
             return
         try:
             async with self._database.writing() as conn:
-                await upsert_luck(conn, StoredLuck(*request.key, count, result))
+                await upsert_luck(conn, StoredLuck(*request.key, result))
         except Unavailable as error:
             log.warning("The comparison of %s with luck is kept in memory only: %s", request.run.run.model_id, error)
 
@@ -145,11 +152,12 @@ class RandomTraders:
         self._rules = rules_of(settings, market.markets)
         self._prices: dict[tuple[str, Interval, datetime, datetime], Prices] = {}
 
-    async def compare(self, request: LuckRequest) -> Luck | str:
+    async def compare(self, request: LuckRequest, traders: int) -> Luck | str:
         """Return the comparison of an entrant with luck, or why there is none."""
         start, end = floor_time(request.start, _HOUR), floor_time(request.end, _HOUR)
         interval = next((name for span, name in _STEPS if end - start <= span), _LONG_STEP)
-        symbols = sorted({trade.symbol for trade in request.trades} & self._rules.markets.keys())
+        own = own_trades(request)
+        symbols = sorted({trade.symbol for trade in own} & self._rules.markets.keys())
         try:
             prices = {symbol: await self._load(symbol, interval, start, end) for symbol in symbols}
         except MarketUnavailable as error:
@@ -163,9 +171,9 @@ class RandomTraders:
             )
             for symbol in prices
         }
-        key = f"{self._seed}:{request.run.run.model_id}#{request.entrant}:{len(request.trades)}"
+        key = f"{self._seed}:{request.run.run.model_id}#{request.entrant}:{request.period.hours}"
         seed, step = int.from_bytes(blake2b(key.encode(), digest_size=8).digest()), INTERVALS[interval]
-        return await asyncio.to_thread(lambda: try_luck(own_trades(request), prices, costs, step, seed))
+        return await asyncio.to_thread(lambda: try_luck(own, request.period, prices, costs, step, seed, traders))
 
     async def _load(self, symbol: str, interval: Interval, start: datetime, end: datetime) -> Prices:
         """Return the prices of a period, which most entrants of an hour share."""
@@ -182,23 +190,27 @@ class RandomTraders:
 
 
 def own_trades(request: LuckRequest) -> list[OwnTrade]:
-    """Return the trades in parts of the equity; those of one position are one, held as long on average."""
-    parts: dict[tuple[str, datetime, bool], list[RunTrade]] = {}
-    for trade in request.trades:
-        parts.setdefault((trade.symbol, trade.opened_at, trade.is_long), []).append(trade)
+    """Return the positions in parts of the equity; the parts of one are one, held as long on average.
+
+    What the entrant took over counts from its beginning, and what is open at the end until then.
+    """
+    parts: dict[tuple[str, datetime, bool], list[tuple[Decimal, datetime]]] = {}
+    for trade in request.run.trades:
+        if trade.closed_at > request.start and trade.opened_at < request.end:
+            key = (trade.symbol, max(trade.opened_at, request.start), trade.is_long)
+            parts.setdefault(key, []).append((trade.entry_notional, min(trade.closed_at, request.end)))
+    for held in request.run.open:
+        if held.opened_at < request.end:
+            key = (held.symbol, max(held.opened_at, request.start), held.is_long)
+            parts.setdefault(key, []).append((held.entry_notional, request.end))
     own_trades = []
     for (symbol, opened_at, is_long), group in parts.items():
-        equity = request.run.start_value(opened_at)
-        notional = sum((trade.entry_notional for trade in group), Decimal(0))
-        if equity <= 0 or opened_at < request.start:
+        equity = request.start_value if opened_at == request.start else request.run.worth_at(opened_at)
+        notional = sum((part for part, _ in group), Decimal(0))
+        if equity <= 0 or notional <= 0:
             continue
-        weighted = sum(
-            ((trade.closed_at - opened_at) * float(trade.entry_notional / notional) for trade in group), timedelta(0)
-        )
-        gain = sum((trade.net_pnl for trade in group), Decimal(0))
-        own_trades.append(
-            OwnTrade(symbol, is_long, float(notional / equity), float(gain / request.start_value), weighted)
-        )
+        weighted = sum(((until - opened_at) * float(part / notional) for part, until in group), timedelta(0))
+        own_trades.append(OwnTrade(symbol, is_long, float(notional / equity), weighted))
     return own_trades
 
 

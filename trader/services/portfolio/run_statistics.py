@@ -34,7 +34,7 @@ from trader.services.portfolio.figures import (
 )
 from trader.store.database.pool import Connection, Database
 from trader.store.exchange import trades as trades_store
-from trader.store.exchange.trades import RunTrade
+from trader.store.exchange.trades import OpenPosition, RunTrade
 from trader.store.portfolio import analytics as analytics_store
 from trader.store.portfolio import snapshots as portfolio_store
 from trader.store.portfolio.analytics import CurrentRun, RunEntrant
@@ -58,6 +58,9 @@ class RunStatistics:
         """The values of the hours."""
         self.losing = array("L", [0])
         """How many of the first n trades gained nothing."""
+        self.open: Sequence[OpenPosition] = ()
+        """The positions that are open."""
+
         self.periods: list[EntrantPeriod] = []
         """The entrants that decided in it, the present one last; of a baseline none."""
 
@@ -279,8 +282,12 @@ class CurrentRuns:
             entrants: dict[str, list[RunEntrant]] = {}
             for entrant in await analytics_store.select_run_entrants(conn):
                 entrants.setdefault(entrant.model_id, []).append(entrant)
+            positions: dict[str, list[OpenPosition]] = {}
+            for position in await trades_store.select_open_positions(conn):
+                positions.setdefault(position.account_id, []).append(position)
             for model_id, run in runs.items():
                 run.set_entrants(entrants.get(model_id, ()))
+                run.open = positions.get(model_id, ())
             for batch in _batches([*runs.values(), *self.baselines.values()]):
                 await _read_new(conn, batch)
             return runs

@@ -167,6 +167,9 @@ ALTER TABLE IF EXISTS invocation_steps
 """
 """Records the most that an invocation may cost, and the tokens that a provider has written to its cache."""
 
+LUCK_OF_EQUITY: Final = "DROP TABLE IF EXISTS luck;"
+"""Drops comparisons of completed trades with luck: those of equity are made again, in a table of schema.sql."""
+
 MIGRATIONS: Final[Mapping[int, str]] = {
     2: TO_VERSION_2,
     3: CLOSED_BY_OPERATOR,
@@ -175,7 +178,7 @@ MIGRATIONS: Final[Mapping[int, str]] = {
     6: RESET_BY_OPERATOR,
     7: LUCK,
     8: MARKET_SEED,
-    9: TOOLS_OF_AGENTS + LEVERAGES + UPGRADE_BACKUP + MOST_COSTS,
+    9: TOOLS_OF_AGENTS + LEVERAGES + UPGRADE_BACKUP + MOST_COSTS + LUCK_OF_EQUITY,
 }
 """Each step by the version that it leads to."""
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime
 from decimal import Decimal
-from typing import Literal
+from typing import Literal, NamedTuple
 from uuid import UUID
 
 import asyncpg
@@ -180,3 +180,24 @@ async def select_run_trades(
     columns = [list(column) for column in zip(*since, strict=True)] or [[], [], []]
     rows = await conn.fetch(SELECT_RUN_TRADES, *columns)
     return [(account_id, RunTrade(trade_id.int, *rest)) for account_id, trade_id, *rest in rows]
+
+
+class OpenPosition(NamedTuple):
+    """A position that is open, as far as the comparison of its account with luck needs it."""
+
+    account_id: str
+    symbol: str
+    is_long: bool
+    entry_notional: Decimal
+    opened_at: datetime
+
+
+SELECT_OPEN_POSITIONS = """
+SELECT account_id, symbol, side = 'LONG', entry_notional, opened_at FROM orders WHERE status = 'OPEN'
+ORDER BY account_id, symbol
+"""
+
+
+async def select_open_positions(conn: Connection) -> list[OpenPosition]:
+    """Return the open positions of all accounts."""
+    return [OpenPosition(*row) for row in await conn.fetch(SELECT_OPEN_POSITIONS)]

@@ -58,7 +58,7 @@ function Facts({ one, entry }) {
     ['95 % interval', one.interval ? `${signed(one.interval.low, 1)} to ${signed(one.interval.high, 1)} %` : '–'],
     ['Trades, losing', `${whole(one.tradesCount)}, ${whole(one.losingTradesCount)}`],
     ['Coverage', html`<span class=${one.ranked ? '' : 'warn'} title=${one.ranked ? 'of its cycles it decided' : 'under 95 %: it is not ranked'}>${percent(one.coverage, 1)}</span>`],
-    ['Against luck', one.luck ? html`<span title=${`its ${one.luck.tradesCount} trades at random moments, ${whole(one.luck.traders)} times: ${pOf(one.luck.pValue)}`}>above ${percent(one.luck.quantile, 0)}</span>` : html`<span class="soft" title=${one.luckReason}>${one.luckReason}</span>`],
+    ['Against luck', one.luck ? html`<span title=${luckOf(one.luck)}>above ${percent(one.luck.quantile, 0)}</span>` : html`<span class="soft" title=${one.luckReason}>${one.luckReason}</span>`],
     ['Trained on the period', html`<span class=${`badge ${kind}`} title=${title}>${label}</span>${one.trainingCutoff ? html` <span class="soft">${one.trainingCutoff}</span>` : ''}`],
     ['Entrant', html`<span title=${one.fingerprint ?? 'not recorded'}>${one.entrant}${one.fingerprint ? ` · ${one.fingerprint.slice(0, 8)}` : ''}</span>`],
     ...(one.replicates ? [['Replicates', `${one.replicates.modelIds.length}, spread ${percent(one.replicates.spreadPercent)}`],
@@ -94,7 +94,7 @@ export function EvidenceBoard({ answer, known, isLinked = true }) {
       value=${one.returnPercent} least=${least} most=${most} reason=${one.reason} color=${known.colorOf(one.modelId, one.variant)} />` },
     against('ruleAgent', 'Rule agent'), against('holdNothing', 'Nothing held'), against('buyAndHold', 'Buy and hold'), against('bestOther', 'Best other'),
     { key: 'smallest', title: 'Visible', by: one => of(one, 'holdNothing')?.smallestDifference, cell: one => html`<span title=${visibleOf(of(one, 'holdNothing'))}>${percent(of(one, 'holdNothing')?.smallestDifference, 1)}</span>` },
-    { key: 'luck', title: 'Above luck', by: one => one.luck?.quantile, cell: one => html`<span title=${one.luckReason ?? `of ${whole(one.luck.traders)} random traders: ${pOf(one.luck.pValue)}`}>${percent(one.luck?.quantile, 0)}</span>` },
+    { key: 'luck', title: 'Above luck', by: one => one.luck?.quantile, cell: one => html`<span title=${one.luckReason ?? luckOf(one.luck)}>${percent(one.luck?.quantile, 0)}</span>` },
     { key: 'coverage', title: 'Coverage', by: one => one.coverage, cell: one => html`<span class=${one.ranked ? '' : 'warn'}>${percent(one.coverage, 0)}</span>` },
     entrants.some(one => one.replicates) && { key: 'spread', title: 'Spread', by: one => one.replicates?.spreadPercent, cell: one => html`<span title="standard deviation of the returns of the replicates">${percent(one.replicates?.spreadPercent, 1)}</span>` },
     { key: 'period', title: 'Trained on?', isText: true, by: one => one.contamination, cell: one => html`<span class=${`badge ${CONTAMINATION[one.contamination][0]}`} title=${CONTAMINATION[one.contamination][2]}>${CONTAMINATION[one.contamination][1]}</span>` },
@@ -102,6 +102,9 @@ export function EvidenceBoard({ answer, known, isLinked = true }) {
   return html`<p class="body lede">${summaryOf(answer, known)}</p>
     <${Table} label="Evidence of all" columns=${columns} rows=${entrants} first=${20} empty="No entrant has traded yet." />`
 }
+
+/** How an entrant compares with random traders, in words. */
+const luckOf = luck => `its equity after ${whole(luck.hours)} hours against ${whole(luck.traders)} random traders with its ${whole(luck.tradesCount)} positions: ${pOf(luck.pValue)} for all looks and models`
 
 /** What could have been seen against a reference, and when what was seen would be, in words. */
 const visibleOf = found => (found?.smallestDifference == null ? 'no difference can be seen yet'
