@@ -1,9 +1,19 @@
 """Command line: chooses the command, and reports what went wrong in one line and an exit code."""
 
+import io
 import sys
 from collections.abc import Sequence
 
-from trader.commands.command import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_WRONG_SETTINGS, load, make_parser, show
+from trader.commands.command import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_WRONG_SETTINGS,
+    load,
+    make_parser,
+    print_error,
+    show,
+    unknown_command,
+)
 from trader.commands.serve import program_version, settings_help
 from trader.errors import SettingsError, TraderError
 
@@ -15,20 +25,27 @@ DESCRIPTION = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8")  # names and texts have any character, whatever the locale has
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help", "--version")):
         words.insert(0, "serve")
     load(words[0])
+    as_json = "--json" in words
+    if (problem := unknown_command(words)) is not None:
+        print_error(problem, as_json=as_json)
+        return EXIT_WRONG_SETTINGS
     parser = make_parser(DESCRIPTION, settings_help())
     parser.add_argument("--version", action="version", version=program_version())
     options = parser.parse_args(words)
     try:
         code: int = options.run(options)
     except SettingsError as error:
-        show("\n".join(["The settings are wrong:", *(f"  {problem}" for problem in error.problems)]), on_stderr=True)
+        print_error("The settings are wrong:", error.problems, as_json=as_json)
         return EXIT_WRONG_SETTINGS
     except TraderError as error:
-        show(f"trader: {error}", on_stderr=True)
+        print_error(f"trader: {error}", as_json=as_json)
         return EXIT_FAILED
     except KeyboardInterrupt:
         show("\ninterrupted", on_stderr=True)

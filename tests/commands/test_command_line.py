@@ -1,7 +1,11 @@
 """The command line as a whole: every command has help, an example that can be parsed, and a row in its document."""
 
+import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,17 +76,50 @@ def test_an_unknown_variant_is_refused_in_plain_words(capsys: pytest.CaptureFixt
         )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [(["stauts"], "invalid choice: 'stauts'"), (["halt", "--acount", "x"], "unrecognized arguments: --acount x")],
-)
-def test_wrong_arguments_are_answered_with_what_is_allowed(
-    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_arguments_are_answered_with_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(arguments)
+        main(["halt", "--acount", "x"])
     assert ended.value.code == 2
-    assert expected in capsys.readouterr().err
+    assert "unrecognized arguments: --acount x" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["statu"], "there is no command 'statu'; did you mean `trader status`?"),
+        (["accounts", "lst"], "there is no command 'accounts lst'; did you mean `trader accounts list`?"),
+    ],
+)
+def test_an_unknown_command_is_answered_with_the_nearest(
+    words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "--json"]) == 2
+    shown = capsys.readouterr()
+    assert shown.err == f"trader: {hint}\n"
+    assert json.loads(shown.out) == {"error": {"message": hint, "problems": []}}
+
+
+def test_errors_are_json_for_programs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PORT", "http")
+    assert main(["check", "--demo", "--json"]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["message"] == "The settings are wrong:"
+    assert error["problems"][0].startswith("PORT: expected")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_a_shell_completes_every_command(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert all(word in script for name in REGISTRY for word in name.split())
+
+
+def test_output_is_utf_8_whatever_the_environment_says() -> None:
+    command = [sys.executable, "-P", "-m", "trader", "models", "tëst"]
+    environ = {"PATH": os.environ["PATH"], "PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
+    done = subprocess.run(command, capture_output=True, env=environ, check=False)
+    assert done.returncode == 2
+    assert "there is no command 'models tëst'" in done.stderr.decode("utf-8")
 
 
 def test_tables_align_text_to_the_left_and_figures_to_the_right() -> None:

@@ -41,7 +41,7 @@ async def test_commands_show_what_the_service_has_and_reset_through_it(open_fold
         for name in ("accountId", "cashBalance", "totalFees", "totalRealizedPnl"):
             assert shown["account"][name] == account[name]
         assert [position["symbol"] for position in shown["account"]["positions"]] == ["ETH"]
-        code, reset = await call(open_folder, "accounts", "reset", "me")
+        code, reset = await call(open_folder, "accounts", "reset", "me", "--yes")
         assert (code, reset["outcome"]["left"]) == (0, []), reset
         account = (await service.call("simulator.getAccount", accountId="me"))["account"]
         assert (account["equity"], account["positions"]) == (10000, [])
@@ -50,5 +50,5 @@ async def test_commands_show_what_the_service_has_and_reset_through_it(open_fold
     assert (code, status["database"]["service"]) == (1, "not running")
     _, shown = await call(open_folder, "accounts", "show", "me")
     assert (shown["account"]["run"]["number"], shown["account"]["equity"]) == (2, 10000)
-    code, reset = await call(open_folder, "accounts", "reset", "me")
+    code, reset = await call(open_folder, "accounts", "reset", "me", "--yes")
     assert (code, reset["outcome"]) == (1, None), "only a service can close positions at the market's prices"

@@ -66,7 +66,11 @@ async def test_halt_resume_and_flatten_a_running_service(tmp_path: Path, dsn: st
         sold = {"accountId": "me", "symbol": "BTC", "side": "sell", "quantity": 0.01, "reduceOnly": True}
         assert (await service.call("simulator.placeOrder", **sold))["order"]["status"] == "filled"
 
+        output = await operate(tmp_path, "flatten", "--account", "me", "--dry-run", DATABASE_URL=dsn)
+        assert (output.code, "  close me: LONG 0.01 BTC at " in output.out) == (0, True)
         output = await operate(tmp_path, "flatten", "--account", "me", DATABASE_URL=dsn)
+        assert (output.code, "add --yes. Nothing was changed" in output.err) == (1, True)
+        output = await operate(tmp_path, "flatten", "--yes", "--account", "me", DATABASE_URL=dsn)
         assert output.code == 0, output
         assert "closed: me: LONG 0.01 BTC" in output.out
         assert "closed: me: LONG 0.02 ETH" in output.out
@@ -89,7 +93,7 @@ async def test_a_halt_survives_a_kill_and_works_without_a_service(tmp_path: Path
         assert (await buy(service))["status"] == "filled"
         assert (await operate(tmp_path, "halt", "--account", "me", DATABASE_URL=dsn)).code == 0
         await service.kill()
-    output = await operate(tmp_path, "flatten", DATABASE_URL=dsn)
+    output = await operate(tmp_path, "flatten", "--yes", DATABASE_URL=dsn)
     assert output.code == 1
     assert "No service runs. From its next start on the halt holds" in output.out
     assert "remains: me: LONG 0.02 BTC" in output.out
@@ -114,7 +118,7 @@ async def test_a_flatten_that_a_kill_interrupted_is_completed_by_the_next_start(
             assert (await buy(service, account))["status"] == "filled"
         assert await service.stop() == 0
     async with serving(tmp_path, **slow) as service:
-        flatten = asyncio.create_task(operate(tmp_path, "flatten", DATABASE_URL=dsn))
+        flatten = asyncio.create_task(operate(tmp_path, "flatten", "--yes", DATABASE_URL=dsn))
         async with asyncio.timeout(20):
             while not any(b"flatten of all accounts, asked by" in line for line in service.log):
                 await asyncio.sleep(0.05)
@@ -152,7 +156,7 @@ async def test_a_limit_halts_and_flattens_and_only_the_operator_resumes(tmp_path
 async def test_commands_work_on_the_embedded_database(open_folder: Path) -> None:
     async with serving(open_folder, **QUICKLY) as service:
         assert (await buy(service))["status"] == "filled"
-        output = await operate(open_folder, "flatten")
+        output = await operate(open_folder, "flatten", "--yes")
         assert output.code == 0, output
         assert "closed: me: LONG 0.02 BTC" in output.out
         assert await service.stop() == 0

@@ -7,7 +7,7 @@ from typing import Any
 
 from trader.commands.command import EXIT_DONE, Result, allowed, moment, money, table
 from trader.commands.database import TargetDatabase, database_command
-from trader.commands.operate import operate
+from trader.commands.operate import add_confirmation, ask_and_operate
 from trader.domain.exchange import account as figures
 from trader.domain.exchange.account import Account, Position
 from trader.domain.exchange.halts import Verb
@@ -91,6 +91,7 @@ def _describe(account: Account, marks: Marks) -> Iterator[str]:
 
 def _reset_arguments(parser: argparse.ArgumentParser) -> None:
     _account_argument(parser)
+    add_confirmation(parser)
     parser.set_defaults(reason="reset by an operator")
 
 
@@ -100,11 +101,11 @@ def _reset_arguments(parser: argparse.ArgumentParser) -> None:
 async def reset_account(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """Close the run of a simulated account at the market's prices and begin a new one with SIM_INITIAL_CAPITAL.
 
-    The running service executes the reset. The trades of the closed run stay recorded.
+    It asks first. The running service executes the reset. The trades of the closed run stay recorded.
     """
     async with target.reading() as conn:
         await known_account(conn, options.account)
-    return await operate(Verb.RESET, options, target)
+    return await ask_and_operate(Verb.RESET, options, target)
 
 
 def _positions_arguments(parser: argparse.ArgumentParser) -> None:

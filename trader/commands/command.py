@@ -6,6 +6,7 @@ Exit codes of every command: 0 done, and nothing is wrong; 1 not all is done, so
 
 import argparse
 import asyncio
+import difflib
 import importlib
 import inspect
 import os
@@ -27,6 +28,7 @@ MODULES: Final[Mapping[str, str]] = {
     "check": "serve",
     "settings": "serve",
     "version": "serve",
+    "completion": "serve",
     "status": "status",
     "alarms": "status",
     "models": "models",
@@ -105,6 +107,23 @@ def load(first: str) -> None:
     """Import the module of a command, or every module when there is no such command (as for `--help`)."""
     for module in [MODULES[first]] if first in MODULES else dict.fromkeys(MODULES.values()):
         importlib.import_module(f"trader.commands.{module}")
+
+
+def unknown_command(words: Sequence[str]) -> str | None:
+    """Return a sentence about a command that does not exist, with the nearest that does; None when it exists."""
+    first, second = [*words, ""][:2]
+    if first.startswith("-"):
+        return None
+    group = [name for name in REGISTRY if name.startswith(f"{first} ")]
+    if first not in MODULES:
+        wrong, allowed = first, list(MODULES)
+    elif group and second and not second.startswith("-") and f"{first} {second}" not in REGISTRY:
+        wrong, allowed = f"{first} {second}", group
+    else:
+        return None
+    near = difflib.get_close_matches(wrong, allowed, n=1)
+    hint = f"did you mean `trader {near[0]}`?" if near else f"there are: {', '.join(allowed)}."
+    return f"trader: there is no command {wrong!r}; {hint}"
 
 
 def make_parser(description: str, epilog: str) -> argparse.ArgumentParser:
@@ -195,6 +214,14 @@ def show(text: str, *, on_stderr: bool = False) -> None:
     """Print a text of one or more lines, whose control and direction characters are shown as escapes."""
     file = sys.stderr if on_stderr else sys.stdout
     print(*map(printable, text.split("\n")), sep="\n", file=file, flush=True)
+
+
+def print_error(text: str, problems: Sequence[str] = (), *, as_json: bool) -> None:
+    """Print why a command failed on standard error; for programs, as one JSON object on standard output as well."""
+    show("\n".join([text, *(f"  {problem}" for problem in problems)]), on_stderr=True)
+    if as_json:
+        error = {"error": {"message": text.removeprefix("trader: "), "problems": list(problems)}}
+        show(_ENCODER.encode(error).decode())
 
 
 def print_result(result: Result, *, as_json: bool) -> int:

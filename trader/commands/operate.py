@@ -9,23 +9,31 @@ import asyncio
 import getpass
 import os
 import socket
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from decimal import Decimal
 from typing import Final, NamedTuple
-from uuid import UUID, uuid4
+from uuid import uuid4
 
-from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, show
+from trader.clock import SystemClock
+from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, moment, show
 from trader.commands.database import TargetDatabase, database_command
 from trader.domain.exchange.halts import LIMITS, Halt, HaltCause, OperatorCommand, Outcome, Verb, scope
 from trader.domain.money import format_decimal
 from trader.errors import StartError, Unavailable
 from trader.store.database.pool import Database
+from trader.store.exchange.accounts import select_last_marks
 from trader.store.operations import halts as store
 from trader.store.operations.loss_baselines import update_baselines_reset
 
 _POLL_S: Final = 0.2
 _GRACE_S: Final = 5.0
 """How long a command waits for a service that is starting or taking over."""
+
+_SILENT_S: Final = 3.0
+"""How long a service that leads may take to begin with a command; it looks for commands twice a second."""
 
 _RESTART_S: Final = 60.0
 """How long a command that was begun waits for the service to come back."""
@@ -39,9 +47,10 @@ _WITHDRAWN: Final = "no service ran; nothing was cancelled or closed"
 
 
 class Written(NamedTuple):
-    """A command as it was written, the halts that it lifted, and whether its halt was in force before."""
+    """A command as it was written, and when, the halts that it lifted, and whether its halt was in force before."""
 
     command: OperatorCommand
+    at: datetime
     lifted: Sequence[HaltCause]
     was_halted: bool
 
@@ -72,10 +81,54 @@ async def resume(options: argparse.Namespace, target: TargetDatabase) -> Result:
     return await operate(Verb.RESUME, options, target)
 
 
-@database_command("flatten", example="trader flatten", arguments=_arguments, changes=True)
+def _flatten_arguments(parser: argparse.ArgumentParser) -> None:
+    _arguments(parser)
+    add_confirmation(parser)
+
+
+def add_confirmation(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a command that closes positions: it shows them, and asks first."""
+    parser.add_argument("--yes", action="store_true", help="do not ask, for scripts")
+    parser.add_argument("--dry-run", action="store_true", help="only show what would be closed, and at which price")
+
+
+@database_command("flatten", example="trader flatten --dry-run", arguments=_flatten_arguments, changes=True)
 async def flatten(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """Halt, cancel every resting order and close every position at market."""
-    return await operate(Verb.FLATTEN, options, target)
+    """Halt, cancel every resting order and close every position at market, after a question."""
+    return await ask_and_operate(Verb.FLATTEN, options, target)
+
+
+async def ask_and_operate(verb: Verb, options: argparse.Namespace, target: TargetDatabase) -> Result:
+    """Show what a command would close, ask, and carry it out; with --dry-run only show it.
+
+    :raises StartError: nobody can be asked, or the answer is no; nothing was changed
+    """
+    async with target.reading() as conn:
+        if options.account is not None and not await store.select_known_account(conn, options.account):
+            raise StartError(f"There is no account {options.account!r}. Nothing was changed.")
+        exposures, marks = await store.select_exposures(conn, options.account), await select_last_marks(conn)
+    lines = [_describe_exposure(exposure, marks) for exposure in exposures] or ["  nothing is held, nothing rests"]
+    if len(lines) > _LINES_MAX:
+        lines[_LINES_MAX:] = [f"  and {len(lines) - _LINES_MAX} more"]
+    title = f"{verb} of {scope(options.account)} would close or cancel, at about the last recorded prices:"
+    if options.dry_run:
+        return Result({"wouldClose": exposures, "prices": marks}, [title, *lines, "Nothing was changed."])
+    if not options.yes:
+        show("\n".join([title, *lines]), on_stderr=True)
+        if not sys.stdin.isatty():
+            raise StartError(f"`{verb}` asks first, and nobody can answer here: add --yes. Nothing was changed.")
+        show("Type yes to go on:", on_stderr=True)
+        if (await asyncio.to_thread(sys.stdin.readline)).strip().lower() != "yes":
+            raise StartError("Not confirmed. Nothing was changed.")
+    return await operate(verb, options, target)
+
+
+def _describe_exposure(exposure: store.Exposure, marks: Mapping[str, Decimal]) -> str:
+    what = f"{exposure.account_id}: {exposure.side} {format_decimal(exposure.quantity)} {exposure.symbol}"
+    if exposure.limit_price is not None:
+        return f"  cancel {what}, resting at {format_decimal(exposure.limit_price)}"
+    mark = marks.get(exposure.symbol)
+    return f"  close {what} at " + ("an unknown price" if mark is None else format_decimal(mark))
 
 
 def operator() -> str:
@@ -100,14 +153,14 @@ async def operate(verb: Verb, options: argparse.Namespace, target: TargetDatabas
     if verb is Verb.RESUME and not written.lifted:
         return await _with_halts(database, Result(value, [], EXIT_FAILED))
     try:
-        is_served, outcome = (False, None) if target.is_alone else await _wait(database, written.command.id)
+        is_served, outcome = (False, None) if target.is_alone else await _wait(database, written)
     except asyncio.CancelledError:  # by Ctrl+C
         show("\nStopped waiting; the command stays written, and the service goes on with it.", on_stderr=True)
         raise
     if outcome is None and (is_served or not await _withdraw(database, written.command)):
         who = "the service" if is_served else "a service that starts soon"
         line = f"It is NOT finished; {who} goes on with it. See the log and the table `commands` for its outcome."
-        return Result(value, [line], EXIT_FAILED)
+        return Result(value, [f"It is recorded since {moment(written.at)}.", line], EXIT_FAILED)
     if outcome is None:
         done, lines = await _describe_unserved(database, written.command)
     else:
@@ -122,6 +175,7 @@ async def _write(database: Database, verb: Verb, account_id: str | None, reason:
     lifted: list[HaltCause] = []
     is_new = True
     async with database.transaction() as conn:
+        at = await store.select_now(conn)
         if account_id is not None and not await store.select_known_account(conn, account_id):
             raise StartError(f"There is no account {account_id!r}. Nothing was changed.")
         if verb is Verb.RESUME:
@@ -129,30 +183,37 @@ async def _write(database: Database, verb: Verb, account_id: str | None, reason:
             if LIMITS.intersection(lifted):
                 await update_baselines_reset(conn, account_id)
         elif verb is not Verb.RESET:
-            at = await store.select_now(conn)
             halt = Halt(account_id=account_id, cause=HaltCause.OPERATOR, reason=reason, by=by, at=at)
             is_new = await store.insert_halt(conn, halt)
         if verb is not Verb.RESUME or lifted:
             await store.insert_command(conn, command)
-    return Written(command, lifted, not is_new)
+    return Written(command, at, lifted, not is_new)
 
 
-async def _wait(database: Database, command_id: UUID) -> tuple[bool, Outcome | None]:
-    """Wait for the outcome and print the progress. Return whether a service runs, and the outcome if there is one."""
+async def _wait(database: Database, written: Written) -> tuple[bool, Outcome | None]:
+    """Wait for the outcome and print the progress. Return whether a service runs, and the outcome if there is one.
+
+    A service that leads and does not answer is reported: the command is recorded, and not yet obeyed.
+    """
     started_s = alive_s = time.monotonic()
-    printed, taken = "", False
+    printed, taken, was_silent = "", False, False
     while (now_s := time.monotonic()) - started_s < _LIMIT_S:
         try:
             async with database.connection() as conn:
-                state = await store.select_command_state(conn, command_id)
+                state = await store.select_command_state(conn, written.command.id)
                 alive_s = now_s if await store.select_has_leader(conn) else alive_s
         except Unavailable as error:
             news = f"waiting: {error}"
         else:
             assert state is not None, "nobody deletes commands"
+            if state.taken and not taken and was_silent:
+                show(f"  obeyed at {moment(SystemClock().now())}", on_stderr=True)
             if state.outcome is not None:
                 return True, state.outcome
             taken, news = state.taken, state.progress or ""
+            if not taken and now_s - started_s > _SILENT_S:
+                was_silent = True
+                news = f"recorded at {moment(written.at)}, and not yet obeyed: the service does not answer"
             if taken and now_s - alive_s > _GRACE_S:
                 news = "the service is gone; waiting for it to come back and go on"
         if news not in ("", printed):

@@ -5,13 +5,25 @@ import asyncio
 import logging
 import os
 import platform
+import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from trader import __version__
-from trader.commands.command import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, Result, command, print_result, show, table
+from trader.commands.command import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    Result,
+    command,
+    load,
+    make_parser,
+    print_error,
+    print_result,
+    table,
+)
 from trader.dotenv import add_env_file_option, read_dotenv
 from trader.errors import TraderError
 from trader.logs import configure_logs
@@ -100,6 +112,20 @@ def show_version(options: argparse.Namespace) -> int:
     return print_result(Result(value, lines), as_json=options.json)
 
 
+def _completion_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=["bash", "zsh"], help="the shell that the script is for")
+
+
+@command("completion", example="trader completion bash", arguments=_completion_arguments)
+def completion(options: argparse.Namespace) -> int:
+    """Print the script that completes commands and options in a shell."""
+    import shtab  # noqa: PLC0415 - only this command needs it
+
+    load("every command")
+    sys.stdout.write(shtab.complete(make_parser("", ""), options.shell) + "\n")
+    return EXIT_DONE
+
+
 def _start(options: argparse.Namespace, *, is_check: bool, as_json: bool = False) -> int:
     settings = Settings.load(
         os.environ, options.env_file, demo=options.demo is not None, demo_history=options.demo == "history"
@@ -117,7 +143,7 @@ def _start(options: argparse.Namespace, *, is_check: bool, as_json: bool = False
                 return print_result(Result({"checks": lines}, lines), as_json=as_json)
             runner.run(app.serve(settings, Supervisor(os.environ)))
     except TraderError as error:
-        show(f"trader cannot start: {error}", on_stderr=True)
+        print_error(f"trader cannot start: {error}", as_json=as_json)
         return EXIT_FAILED
     except KeyboardInterrupt:  # before the service handles its signals itself
         return EXIT_INTERRUPTED
