@@ -182,7 +182,7 @@ async def shows_a_trade_and_its_market(tab: Tab, trades: list[dict[str, Any]]) -
         const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height)
         return new Set(new Uint32Array(data.buffer)).size > 5
     }))()"""
-    assert await tab.evaluate(ink), "candles are drawn"
+    await until(lambda: tab.evaluate(ink), "candles are drawn")
     price = "document.querySelector('.title b').innerText"
     first = await tab.evaluate(price)
     await until(lambda: tab.evaluate(f"{price} !== {json.dumps(first)}"), "the running candle")
@@ -281,6 +281,10 @@ async def test_an_order_is_on_the_page_within_a_second(tmp_path: Path, dsn: str)
         serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0") as service,
         on_page(tmp_path / "profile", service.url) as tab,
     ):
+        await tab.command(
+            "Emulation.setDeviceMetricsOverride", width=1440, height=900, deviceScaleFactor=1, mobile=False
+        )
+        await visit(tab, service.url, "/")
         times = [await tab.evaluate(f"{ORDER_SEEN_MS}('by-hand-{number}')") for number in range(3)]
         assert min(times) <= 1000, times
         assert await tab.evaluate("window.shift") < 0.05, "nothing jumps under the reader"
@@ -380,6 +384,27 @@ async def test_the_keyboard_reaches_pages_legend_and_crosshair(service: ServiceP
         await tab.evaluate("document.querySelector('.chart[tabindex]').focus()")
         await press("ArrowLeft")
         await until(lambda: tab.evaluate("document.querySelector('.u-cursor-x')?.style.transform !== ''"), "crosshair")
+        assert "alone=" in await tab.evaluate("location.hash"), "what is chosen is in the address"
+        await tab.evaluate("document.activeElement.blur()")
         await press("Escape")
         await until(lambda: tab.evaluate("document.querySelectorAll('.legend button[aria-pressed=true]').length === 0"))
+        assert "alone=" not in await tab.evaluate("location.hash")
+        await tab.evaluate("document.querySelector('[aria-label=Lines] button:last-child').click()")
+        await until(lambda: tab.evaluate("location.hash.includes('lines=variants')"), "the choice of lines")
+        saved = """(() => {
+            let saved = null
+            HTMLAnchorElement.prototype.click = function () { saved = [this.download, this.href.slice(0, 5)] }
+            document.querySelector('section[aria-label=Leaderboard] .quiet').click()
+            return saved
+        })()"""
+        await until(
+            lambda: tab.evaluate("document.querySelector('section[aria-label=Leaderboard] .quiet')"), "the board"
+        )
+        assert await tab.evaluate(saved) == ["leaderboard.csv", "blob:"]
+        await tab.evaluate("scrollTo(0, 300)")
+        await until(lambda: tab.evaluate("history.state?.scroll === 300"), "the scroll in the history")
+        await tab.evaluate("location.hash = '#/trades'")
+        await until(lambda: tab.evaluate("scrollY === 0"), "the top of a new page")
+        await tab.evaluate("history.back()")
+        await until(lambda: tab.evaluate("scrollY === 300 && location.hash.includes('lines=variants')"), "the way back")
         assert tab.problems == []

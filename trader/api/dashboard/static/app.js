@@ -1,10 +1,11 @@
 // The dashboard: its frame, its pages by address, and the state of the connection.
+import { keepScroll, routeOf } from './address.js'
 import { readAnswerAhead, useAnswer } from './answers.js'
 import { MarketPage } from './candles.js'
 import { Conversations } from './conversations.js'
 import { isDark } from './colors.js'
 import { readCurvesAhead } from './curves.js'
-import { clock, price, signedPercent, tone } from './format.js'
+import { clock, isLocalTime, price, signedPercent, switchTimes, tone } from './format.js'
 import { html, render, useEffect, useState } from './lib.js'
 import { useModels, windowOf } from './models.js'
 import { ModelPage, ModelsPage, Overview, VariantPage } from './pages.js'
@@ -20,32 +21,14 @@ const PAGES = [
 const PRICES_MS = 5_000
 const { demo, mode, market, public: isPublic, version } = document.body.dataset
 
-function routeOf() {
-  const [path, query] = location.hash.replace(/^#\/?/, '').split('?')
-  const [page = '', ...rest] = path.split('/')
-  const parameters = new URLSearchParams(query)
-  return {
-    page,
-    id: rest.length ? safely(rest.join('/')) : null,
-    query: parameters,
-    set(name, value) {
-      parameters.set(name, value)
-      history.replaceState(null, '', `#/${path}?${parameters}`)
-      dispatchEvent(new HashChangeEvent('hashchange'))
-    },
-  }
-}
-
-function safely(text) {
-  try { return decodeURIComponent(text) } catch { return text }
-}
+const restoreScroll = keepScroll()
 
 function App() {
   const [route, setRoute] = useState(routeOf)
   useEffect(() => {
     const change = () => setRoute(before => {
       const next = routeOf()
-      if (before.page !== next.page || before.id !== next.id) { scrollTo(0, 0); document.querySelector('main').focus({ preventScroll: true }) }
+      if (before.page !== next.page || before.id !== next.id) { restoreScroll(); document.querySelector('main').focus({ preventScroll: true }) }
       return next
     })
     addEventListener('hashchange', change)
@@ -63,7 +46,8 @@ function App() {
       <${Prices} />
       <${Page} key=${`${route.page}/${route.id}`} route=${route} />
     </main>
-    <footer class="page"><span>trader ${version}</span><span>All times are UTC.</span>
+    <footer class="page"><span>trader ${version}</span><button class="button" type="button" onClick=${switchTimes}>${isLocalTime() ? 'Times are local: show UTC' : 'Times are UTC: show local'}</button>
+      <button class="button" type="button" onClick=${event => navigator.clipboard?.writeText(location.href).then(() => { event.target.textContent = 'Link copied' })}>Copy link</button>
       <a href="/api/docs">API reference</a><span>Keys: 1–6 pages, t light or dark, arrows in a chart</span></footer>`
 }
 
@@ -99,7 +83,7 @@ function Status() {
   const isBad = state.connection === 'lost' || health.error || health.data?.status === 'unhealthy' && !ended
   const kind = isBad ? 'bad' : state.connection === 'open' && !health.data?.halts && !ended ? '' : 'warn'
   const word = state.connection === 'lost' ? 'disconnected' : state.connection === 'connecting' ? 'connecting' : isBad ? 'unhealthy' : ended ? 'ended' : health.data?.halts ? 'halted' : 'live'
-  return html`<span class="status" role="status"><a href="#/system"><i class=${`dot ${kind}`} aria-hidden="true"></i>${word}</a>
+  return html`<span class="status"><span role="status"><a href="#/system"><i class=${`dot ${kind}`} aria-hidden="true"></i>${word}</a></span>
     <span title="time of the latest data">${state.dataAt ? clock(state.dataAt) : ''}</span></span>`
 }
 

@@ -7,7 +7,12 @@ const THIN = 1.25
 const THICK = 2
 const DIMMED = '66'
 
-const inks = () => (isDark() ? { grid: '#1d222a', text: '#98a1b0' } : { grid: '#eceff3', text: '#596170' })
+const LIFT_PX = 24
+const ENDS_FROM_PX = 700
+const ENDS_PX = 130
+const ENDS_MAX = 14
+
+const inks = () => (isDark() ? { grid: '#1d222a', text: '#98a1b0', gain: '#3dcb92', loss: '#ff7387' } : { grid: '#eceff3', text: '#596170', gain: '#07794f', loss: '#c4243c' })
 
 function axes(show, width, height) {
   const { grid, text } = inks()
@@ -28,7 +33,10 @@ function timeMarks(marks) {
  * Draw lines over time in `host`. `series` are {name, color, isMain, isDimmed, isHidden}, `values` one list for each.
  *
  * `options`: `show` writes a value, `onCursor(index or null)` hears where the crosshair is, `sync` is the key that
- * charts with a common crosshair share, `height`, `fill` fills below the line. Returns {update, destroy}.
+ * charts with a common crosshair share, `height`, `fill` fills below the line. `lifts` dims the others while the pointer is
+ * near a line, `zooms` lets a drag choose a range (a double click shows all again), `ends` writes name and value at the
+ * end of each line (false leaves the room for them), and a series with `marks`, [{at, value, kind}], has them drawn. `limits(low, high)` are those of the
+ * axis when it is not to follow outliers, `span` is the least that it covers. Returns {update, move, destroy}.
  */
 export function timeChart(host, times, series, values, options) {
   let data = [times, ...values]
@@ -41,19 +49,26 @@ export function timeChart(host, times, series, values, options) {
     chart = new uPlot({
       width,
       height: options.height,
-      padding: [8, 0, 0, 0],
+      padding: [8, options.ends !== undefined && width > ENDS_FROM_PX ? ENDS_PX : 0, 0, 0],
       tzDate: seconds => uPlot.tzDate(new Date(seconds * 1000), 'UTC'),
       legend: { show: false },
       cursor: {
         sync: options.sync ? { key: options.sync, setSeries: false } : undefined,
         points: { size: 6, show: shown.length <= 12 },
-        drag: { x: false, y: false },
+        drag: { x: Boolean(options.zooms), y: false },
+        focus: { prox: options.lifts ? LIFT_PX : -1 },
         y: false,
       },
+      focus: { alpha: 0.2 },
       scales: { y: { range: (_, low, high) => spread(low, high, options) } },
       axes: axes(options.show, width, options.height),
       series: [{}, ...shown.map(one => line(one, options))],
-      hooks: { setCursor: [() => options.onCursor?.(chart?.cursor.idx ?? null)] },
+      bands: shown.flatMap((one, place) => (one.isBandTop ? [{ series: [place + 1, place + 2], fill: inks().grid }] : [])),
+      hooks: {
+        setCursor: [() => options.onCursor?.(chart?.cursor.idx ?? null)],
+        setSeries: [(_, place) => options.onLift?.(place == null ? null : shown[place - 1])],
+        draw: [self => drawMarks(self, shown), self => options.ends && width > ENDS_FROM_PX && drawEnds(self, shown, options)],
+      },
     }, data, host)
   }
 
@@ -69,7 +84,12 @@ export function timeChart(host, times, series, values, options) {
       data = [nextTimes, ...nextValues]
       const isSame = nextSeries.length === shown.length && nextSeries.every((one, place) => isAlike(one, shown[place]))
       shown = nextSeries
-      if (isSame) chart.setData(data)
+      if (isSame) {
+        const { min, max } = chart.scales.x
+        const isZoomed = options.zooms && (min > data[0][0] || max < chart.data[0].at(-1))
+        chart.setData(data, !isZoomed)
+        if (isZoomed) chart.setScale('x', { min, max })
+      }
       else build()
     },
     /** Move the crosshair by so many points, for those who use the keyboard. */
@@ -83,7 +103,47 @@ export function timeChart(host, times, series, values, options) {
 }
 
 const isAlike = (one, other) => one.name === other.name && one.color === other.color && one.isMain === other.isMain
-  && one.isDimmed === other.isDimmed && one.isHidden === other.isHidden
+  && one.isDimmed === other.isDimmed && one.isHidden === other.isHidden && one.isBandTop === other.isBandTop && one.marks === other.marks
+
+const dpr = () => globalThis.devicePixelRatio ?? 1
+
+/** Name and value at the right end of each line that is shown, moved apart where they would cover each other. */
+function drawEnds(chart, series, options) {
+  const { ctx } = chart
+  const least = 13 * dpr()
+  const ends = series.flatMap((one, place) => {
+    const values = chart.data[place + 1]
+    const last = values?.findLast(value => value != null)
+    return one.isHidden || one.isUnnamed || last == null ? [] : [{ one, last, y: chart.valToPos(last, 'y', true) }]
+  }).sort((upper, lower) => upper.y - lower.y)
+  if (ends.length > ENDS_MAX) return
+  const { top, height, left, width } = chart.bbox
+  ends.forEach((end, place) => { end.y = Math.max(Math.max(top, end.y), place ? ends[place - 1].y + least : 0) })
+  ends.forEach((_, place) => { const at = ends.length - 1 - place; ends[at].y = Math.min(ends[at].y, (at + 1 < ends.length ? ends[at + 1].y : top + height + least) - least) })
+  ctx.save()
+  ctx.font = `${11 * dpr()}px "Inter Variable", system-ui, sans-serif`
+  ctx.textBaseline = 'middle'
+  for (const { one, last, y } of ends) {
+    ctx.fillStyle = onGround(one.color)
+    ctx.fillText(`${one.name.length > 14 ? `${one.name.slice(0, 13)}…` : one.name} ${options.show(last)}`, left + width + 60 * dpr(), y)
+  }
+  ctx.restore()
+}
+
+/** The moments that a series marks: up is a gain, down a loss. */
+function drawMarks(chart, series) {
+  const { ctx } = chart
+  for (const one of series) {
+    for (const mark of one.isHidden ? [] : one.marks ?? []) {
+      const [x, y] = [chart.valToPos(mark.at, 'x', true), chart.valToPos(mark.value, 'y', true)]
+      if (x < chart.bbox.left || x > chart.bbox.left + chart.bbox.width) continue
+      ctx.beginPath()
+      ctx.arc(x, y, 3 * dpr(), 0, 2 * Math.PI)
+      ctx.fillStyle = mark.kind === 'gain' ? inks().gain : inks().loss
+      ctx.fill()
+    }
+  }
+}
 
 function line(one, options) {
   const color = onGround(one.color) + (one.isDimmed ? DIMMED : '')
@@ -101,6 +161,8 @@ function line(one, options) {
 
 function spread(low, high, options) {
   if (low == null || high == null) return [-1, 1]
+  if (options.limits) [low, high] = options.limits(low, high)
+  if (options.span && high - low < options.span) [low, high] = [(low + high - options.span) / 2, (low + high + options.span) / 2]
   const least = options.top === 0 ? 0 : Math.max(high - low, Math.abs(high) * 1e-4, 1e-6) * 0.06
   return [low - Math.max((high - low) * 0.06, 1e-6), options.top ?? high + least]
 }
@@ -144,6 +206,12 @@ export function drawdownsOf(values) {
     peak = Math.max(peak, value)
     return peak > 0 ? (100 * value) / peak - 100 : 0
   })
+}
+
+/** The quantile of the values that are there, between 0 and 1; null of none. */
+export function quantileOf(values, share) {
+  const sorted = values.filter(value => value != null).sort((one, other) => one - other)
+  return sorted.length ? sorted[Math.round(share * (sorted.length - 1))] : null
 }
 
 /** The average of several lines at each time, over those that have a value there. */

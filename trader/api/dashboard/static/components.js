@@ -2,6 +2,7 @@
 import { html, useEffect, useRef, useState } from './lib.js'
 import { onGround } from './colors.js'
 import { moment, number, quantity, signed, tone } from './format.js'
+import { distinctName } from './models.js'
 
 export const Panel = ({ title, tools, children, className = '' }) => html`
   <section class="panel ${className}" aria-label=${title}>
@@ -15,9 +16,12 @@ export const Tile = ({ label, value, note, kind = '' }) => html`
 /** A dot in the colour of a model or a variant. Colours are set by script: the page's policy allows no inline style. */
 export const Key = ({ color }) => html`<i class="key" aria-hidden="true" style=${{ '--key': onGround(color) }}></i>`
 
-export const ModelName = ({ id, name, color, isLinked = true }) => (isLinked
-  ? html`<a class="name" href=${`#/models/${encodeURIComponent(id)}`} title=${name}><${Key} color=${color} /><span>${name}</span></a>`
-  : html`<span class="name" title=${name}><${Key} color=${color} /><span>${name}</span></span>`)
+export function ModelName({ id, name, color, isLinked = true }) {
+  const whole = distinctName(id, name)
+  const content = html`<${Key} color=${color} /><span><bdi>${whole}</bdi></span>`
+  return isLinked ? html`<a class="name" href=${`#/models/${encodeURIComponent(id)}`} title=${whole}>${content}</a>`
+    : html`<span class="name" title=${whole}>${content}</span>`
+}
 
 export const VariantName = ({ variant }) => (variant
   ? html`<a class="soft" href=${`#/variants/${variant}`}>${variant}</a>` : html`<span class="soft">manual</span>`)
@@ -87,10 +91,27 @@ export function Table({ label, columns, rows, empty, rowClass, first = STEP }) {
     <thead><tr>${columns.map(one => html`<th key=${one.key} scope="col" class=${kind(one)} aria-sort=${sortOf(one.key)}>
       ${one.by ? html`<button type="button" onClick=${() => press(one.key)}>${one.title}</button>` : one.title}</th>`)}</tr></thead>
     <tbody>${sorted.slice(0, limit).map((row, place) => html`<tr key=${place} class=${rowClass?.(row) ?? ''}>
-      ${columns.map(one => html`<td key=${one.key} class=${kind(one)}>${one.cell(row)}</td>`)}</tr>`)}</tbody>
+      ${columns.map(one => html`<td key=${one.key} class=${kind(one)} data-label=${one.title}>${one.cell(row)}</td>`)}</tr>`)}</tbody>
   </table></div>
-  ${rows.length > limit && html`<p class="more"><button class="button" type="button" onClick=${() => setLimit(limit + STEP)}>
-    Show ${Math.min(STEP, rows.length - limit)} more of ${rows.length}</button></p>`}`
+  <p class="more">${rows.length > limit && html`<button class="button" type="button" onClick=${() => setLimit(limit + STEP)}>
+    Show ${Math.min(STEP, rows.length - limit)} more of ${rows.length}</button> `}
+    <button class="quiet" type="button" onClick=${() => download(label, columns, sorted)}>CSV</button></p>`
+}
+
+/** Save the rows of a table as CSV: the figures by which its columns are sorted, so none is rounded. */
+function download(label, columns, rows) {
+  const fields = columns.filter(column => column.by)
+  const quoted = value => {
+    const text = String(value ?? '')
+    const safe = typeof value === 'string' && /^[=+\-@\t\r]/.test(text) ? `'${text}` : text // no formula for a spreadsheet
+    return `"${safe.replaceAll('"', '""')}"`
+  }
+  const lines = [fields.map(column => quoted(column.title)), ...rows.map(row => fields.map(column => quoted(column.by(row))))]
+  const link = document.createElement('a')
+  link.href = URL.createObjectURL(new Blob([lines.map(line => `${line.join(',')}\r\n`).join('')], { type: 'text/csv' }))
+  link.download = `${label.toLowerCase().replaceAll(/[^a-z0-9]+/g, '-')}.csv`
+  link.click()
+  setTimeout(() => URL.revokeObjectURL(link.href), STAGE_MS)
 }
 
 function compare(one, other) {

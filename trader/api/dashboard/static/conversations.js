@@ -1,4 +1,5 @@
 // Conversations: what a model saw, said and called, what was refused and why, step by step as it happens.
+import { useChosen } from './address.js'
 import { call, useAnswer } from './answers.js'
 import { Choice, Failed, ModelName, Panel, Select, Time } from './components.js'
 import { number, price, quantity, span, whole } from './format.js'
@@ -16,8 +17,10 @@ const SHOW = [['all', 'All'], ['acted', 'Acted'], ['refused', 'Refused']]
 export function Conversations({ modelId, variant, title = 'Conversations', isFeed = false, limit = 50 }) {
   const known = useModels()
   const state = useLive()
-  const [filter, setFilter] = useState({ modelId: '', variant: '' })
-  const [show, setShow] = useState('all')
+  const [chosenModel, setModel] = useChosen('model', '')
+  const [chosenVariant, setVariant] = useChosen('variant', '')
+  const filter = isFeed ? { modelId: '', variant: '' } : { modelId: chosenModel, variant: chosenVariant }
+  const [show, setShow] = useChosen('show', 'all')
   const [seen, setSeen] = useState(null)
   const chosen = { modelId: modelId ?? filter.modelId, variant: variant ?? filter.variant }
   const isChosen = Boolean(chosen.modelId || chosen.variant)
@@ -33,9 +36,9 @@ export function Conversations({ modelId, variant, title = 'Conversations', isFee
   const choose = set => value => { set(value); setSeen(null) }
   const tools = html`
     ${!modelId && !isFeed && html`<div class="filters">
-      <${Select} label="Model" value=${filter.modelId} onChange=${choose(value => setFilter({ ...filter, modelId: value }))}
+      <${Select} label="Model" value=${filter.modelId} onChange=${choose(setModel)}
         options=${[['', 'All models'], ...known.models.map(model => [model.id, model.name])]} />
-      ${!variant && html`<${Select} label="Variant" value=${filter.variant} onChange=${choose(value => setFilter({ ...filter, variant: value }))}
+      ${!variant && html`<${Select} label="Variant" value=${filter.variant} onChange=${choose(setVariant)}
         options=${[['', 'All variants'], ...known.variants.map(each => [each.id, each.id])]} />`}</div>`}
     <${Choice} label="Which" value=${show} onChange=${choose(setShow)} options=${SHOW} />`
   return html`<${Panel} title=${title} tools=${tools}>

@@ -1,16 +1,21 @@
 // Equity curves with drawdowns: per model or per variant, a window, a legend that isolates, and a crosshair.
-import { call, readAhead, useReport } from './answers.js'
-import { averageOf, drawdownsOf, returnsOf, timeChart } from './charts.js'
+import { useChosen } from './address.js'
+import { call, readAhead, useAnswer, useReport } from './answers.js'
+import { averageOf, drawdownsOf, quantileOf, returnsOf, timeChart } from './charts.js'
 import { Choice, Failed, Key, Panel, useChart } from './components.js'
-import { day, clock, number, signedPercent, percent } from './format.js'
+import { ZONE, day, clock, number, signedPercent, percent } from './format.js'
 import { html, useEffect, useMemo, useState } from './lib.js'
-import { WINDOWS, modelCount, startOf, useModels } from './models.js'
+import { WINDOWS, distinctName, modelCount, startOf, useModels } from './models.js'
 import { useLive } from './store.js'
 
 const EQUITY_PX = 320
 const NARROW_EQUITY_PX = 240
 const DRAWDOWN_PX = 92
 const FEW = 20
+const FEW_LINES = 12
+const MANY = 14
+const ENDS = 5
+const LEAST_SPAN = 0.2
 const AFTER_EQUITY_MS = 30
 
 /** `only(model)` chooses the models that are shown, and `variant` those of the query; `main` is drawn thicker. */
@@ -18,59 +23,90 @@ export function Curves({ title = 'Equity', window, onWindow, only, main, onDrawn
   const known = useModels()
   const entry = useReport(keyOf(window), 60_000, () => readCurves(window))
   const state = useLive()
-  const [by, setBy] = useState('models')
-  const [unit, setUnit] = useState('%')
-  const [chosen, setChosen] = useState(() => new Set())
+  const [by, setBy] = useChosen('lines', 'models')
+  const [unit, setUnit] = useChosen('unit', '%')
+  const [alone, setAlone] = useChosen('alone', '')
+  const [range, setRange] = useChosen('curves', 'ends')
+  const chosen = useMemo(() => new Set(alone ? alone.split(',') : []), [alone])
   const [at, setAt] = useState(null)
+  const [lifted, setLifted] = useState(null)
+  const trades = useMarks(main)
 
   const isReady = Boolean(entry.data && (known.entry.data || known.entry.error)) // without the models a line has no color
   const lines = useMemo(() => (isReady ? linesOf(entry.data, state.portfolio, known, by, only) : null), [entry.data, isReady, state.portfolio, known, by, only])
   const isMoney = unit !== '%' && by === 'models'
-  const drawn = useMemo(() => lines && drawingOf(lines, chosen, isMoney, main), [lines, chosen, isMoney, main])
+  const isMany = (lines?.length ?? 0) > MANY && chosen.size === 0 && !main
+  const drawn = useMemo(() => lines && drawingOf(lines, chosen, isMoney, main, isMany && range === 'ends', trades), [lines, chosen, isMoney, main, isMany, range, trades])
   const show = value => (isMoney ? number(value, Math.abs(value) >= 1000 ? 0 : 2) : `${number(value, Math.abs(value) < 10 ? 1 : 0)} %`)
+  const limits = isMany && range !== 'ends' ? robust(drawn.equity[2]) : null
+  useEffect(() => { showNow = show; limitsNow = limits })
   const height = matchMedia('(max-width: 760px)').matches ? NARROW_EQUITY_PX : EQUITY_PX
   const [equity, equityChart] = useChart(
     (host, ...inputs) => {
-      const chart = timeChart(host, ...inputs, { height, show: value => showNow(value), sync: 'equity', onCursor: setAt })
+      const chart = timeChart(host, ...inputs, { height, show: value => showNow(value), sync: 'equity', onCursor: setAt, onLift: setLifted,
+        lifts: true, zooms: true, ends: true, span: LEAST_SPAN, limits: (low, high) => limitsNow ?? [low, high] })
       performance.mark('curves') // what the benchmark waits for
       onDrawn?.()
       return chart
     }, drawn?.equity)
   const [drawdown] = useChart(
     (host, ...inputs) => timeChart(host, ...inputs, {
-      height: DRAWDOWN_PX, show: value => `${number(value, Math.abs(value) < 10 ? 1 : 0)} %`, sync: 'equity', top: 0, fill: lines?.length === 1,
+      height: DRAWDOWN_PX, show: value => `${number(value, Math.abs(value) < 10 ? 1 : 0)} %`, sync: 'equity', top: 0, fill: lines?.length === 1, span: LEAST_SPAN, ends: false,
     }),
     drawn?.drawdown, AFTER_EQUITY_MS)
-  useEffect(() => { showNow = show })
+  useEffect(() => {
+    const undo = event => { if (event.key === 'Escape') setAlone('') }
+    addEventListener('keydown', undo)
+    return () => removeEventListener('keydown', undo)
+  }, [])
 
-  const toggle = id => setChosen(before => {
-    const next = new Set(before)
+  const toggle = id => {
+    const next = new Set(chosen)
     if (!next.delete(id)) next.add(id)
-    return next
-  })
+    setAlone([...next].join(','))
+  }
   const keys = event => {
     const step = { ArrowLeft: -1, ArrowRight: 1, PageUp: -12, PageDown: 12 }[event.key]
     if (step) { event.preventDefault(); equityChart.current?.move(step) }
-    if (event.key === 'Escape') setChosen(new Set())
   }
   const tools = html`
-    ${!main && html`<${Choice} label="Lines" value=${by} onChange=${value => { setBy(value); setChosen(new Set()) }} options=${[['models', 'Models'], ['variants', 'Variants']]} />`}
+    ${isMany && html`<${Choice} label="Curves" value=${range} onChange=${setRange} options=${[['ends', 'Best and worst'], ['all', 'All']]} />`}
+    ${!main && html`<${Choice} label="Lines" value=${by} onChange=${value => { setAlone(''); setBy(value) }} options=${[['models', 'Models'], ['variants', 'Variants']]} />`}
     ${by === 'models' && html`<${Choice} label="Unit" value=${unit} onChange=${setUnit} options=${[['%', '%'], ['money', document.body.dataset.currency]]} />`}
     <${Choice} label="Window" value=${window} onChange=${onWindow} options=${WINDOWS} />`
   const place = at ?? (lines?.times.length ?? 0) - 1
+  const outside = limits ? lines.filter(line => { const value = (isMoney ? line.values : line.returns).findLast(each => each != null); return value > limits[1] || value < limits[0] }) : []
+  const pair = lines?.filter(line => chosen.has(line.id)) ?? []
   return html`<${Panel} title=${title} tools=${tools} className="curves"><div class="body">
     <${Failed} entry=${entry} what="The curves" />
-    ${lines && lines.times.length < 2 && html`<p class="empty">A line needs two moments; the first snapshots are being taken.</p>`}
-    <div class="readout">${by === 'variants' ? 'Average return of the models' : isMoney ? 'Equity' : 'Return since the start of the window'}${
-      lines?.times.length ? ` · ${day(lines.times[place] * 1000)}, ${clock(lines.times[place] * 1000, false)} UTC` : ''}</div>
+    <div class="readout">${lines?.times.length < 2 ? 'A line needs two moments; the first snapshots are being taken. ' : ''}${by === 'variants' ? 'Average return of the models' : isMoney ? 'Equity' : 'Return since the start of the window'}${
+      lines?.times.length ? ` · ${day(lines.times[place] * 1000)}, ${clock(lines.times[place] * 1000, false)} ${ZONE}` : ''}${
+      lifted ? html` · <b><bdi>${lifted.name}</bdi></b>` : ''}${
+      pair.length === 2 ? ` · ${pair[0].name} less ${pair[1].name}: ${signedPercent(pair[0].returns[place] - pair[1].returns[place])}` : ''}${
+      isMany && range === 'ends' ? ` · best and worst ${ENDS}, and the band of the middle half of ${lines.length}` : ''}</div>
     <div class="chart" ref=${equity} style=${{ minHeight: `${height}px` }} tabindex="0" role="group" onKeyDown=${keys}
-      aria-label=${`${title} over time. The arrow keys move the crosshair, whose values are in the legend.`}></div>
+      aria-label=${`${title} over time. The arrow keys move the crosshair, whose values are in the legend. A drag zooms, a double click shows all.`}></div>
+    ${outside.length > 0 && html`<p class="soft small">Beyond the axis: ${outside.map(line => `${line.name} ${signedPercent(line.returns.findLast(value => value != null))}`).join(', ')}.</p>`}
     <div class="axis-title">Drawdown</div>
     <div class="chart" ref=${drawdown} style=${{ minHeight: `${DRAWDOWN_PX}px` }} role="img" aria-label="Drawdown over time"></div>
     ${lines && html`<${Legend} lines=${lines} place=${place} chosen=${chosen} toggle=${toggle} isMoney=${isMoney} />`}
   </div></${Panel}>`
 }
 
+/** The completed trades of the model whose curve is the main one. */
+function useMarks(main) {
+  const entry = useAnswer(main ? 'trading.getTrades' : 'variants.getVariants', main ? { modelId: main, limit: 200, variant: 'all' } : {}, main ? 60_000 : 0)
+  return main ? entry.data?.trades : undefined
+}
+
+/** The limits of an axis that a few outliers do not stretch: the last values between the 5th and 95th percentile, and half as much again. */
+function robust(values) {
+  const last = values.map(line => line.findLast(value => value != null))
+  const [low, high] = [quantileOf(last, 0.05), quantileOf(last, 0.95)]
+  return low === null ? null : [low - (high - low) / 2, high + (high - low) / 2]
+}
+
+let limitsNow = null
 let showNow = number
 
 const keyOf = window => `trading.getEquityCurves ${window}`
@@ -83,14 +119,17 @@ const readCurves = window => call('trading.getEquityCurves', {
   startDate: startOf(window), points: modelCount() > FEW ? 200 : 750, baselines: true })
 
 function Legend({ lines, place, chosen, toggle, isMoney }) {
+  const [text, setText] = useState('')
   const last = lines.times.length - 1
-  const sorted = useMemo(() => [...lines].sort((one, other) => (other.returns[last] ?? -Infinity) - (one.returns[last] ?? -Infinity)), [lines])
-  return html`<div class=${`legend ${chosen.size ? 'isolating' : ''}`} role="group" aria-label="Lines; press one to show it alone">
-    ${sorted.map(one => html`<button type="button" key=${one.id} class=${one.isBaseline ? 'baseline' : ''}
-      aria-pressed=${chosen.has(one.id) ? 'true' : 'false'} onClick=${() => toggle(one.id)}
-      title=${`${one.name}: drawdown ${percent(one.drawdowns[place])}`}>
-      <${Key} color=${one.color} /><span>${one.name}</span>
-      <span class="soft figure">${isMoney ? number(one.values[place]) : signedPercent(one.returns[place])}</span>
+  const sorted = useMemo(() => [...lines].sort((line, other) => (other.returns[last] ?? -Infinity) - (line.returns[last] ?? -Infinity)), [lines])
+  const shown = sorted.filter(line => chosen.has(line.id) || line.name.toLowerCase().includes(text.toLowerCase()))
+  return html`${lines.length > MANY && html`<input type="search" aria-label="Search the lines" placeholder=${`Search ${lines.length} lines`} value=${text} onInput=${event => setText(event.target.value)} />`}
+  <div class=${`legend ${chosen.size ? 'isolating' : ''}`} role="group" aria-label="Lines; press one to show it alone">
+    ${shown.map((line, number_) => html`<button type="button" key=${number_} class=${line.isBaseline ? 'baseline' : ''}
+      aria-pressed=${chosen.has(line.id) ? 'true' : 'false'} onClick=${() => toggle(line.id)}
+      title=${`${line.name}: drawdown ${percent(line.drawdowns[place])}`}>
+      <${Key} color=${line.color} /><span><bdi>${line.name}</bdi></span>
+      <span class="soft figure">${isMoney ? number(line.values[place]) : signedPercent(line.returns[place])}</span>
     </button>`)}
   </div>`
 }
@@ -115,7 +154,7 @@ function linesOf(answer, portfolio, known, by, only) {
   const models = members.map(one => {
     const values = one.values.slice(begin, end)
     if (now) values.push(liveOf.get(one.id) ?? one.values[end] ?? null)
-    return { id: one.id, name: one.name, variant: one.variant, color: one.color ?? known.colorOf(one.id, one.variant),
+    return { id: one.id, name: distinctName(one.id, one.name), variant: one.variant, color: one.color ?? known.colorOf(one.id, one.variant),
       isBaseline: Boolean(one.baseline) || known.isBaseline(one.id), values, returns: returnsOf(values), drawdowns: drawdownsOf(values) }
   })
   const baselines = new Set(members.filter(one => one.baseline).map(one => one.id))
@@ -129,13 +168,31 @@ function linesOf(answer, portfolio, known, by, only) {
   return Object.assign(lines, { times })
 }
 
-function drawingOf(lines, chosen, isMoney, main) {
-  const series = lines.map(one => ({
-    name: one.name, color: one.color, isMain: one.id === main || chosen.has(one.id) || lines.length <= 12 && !one.isBaseline,
-    isDimmed: one.isBaseline && one.id !== main && !chosen.has(one.id), isHidden: chosen.size > 0 && !chosen.has(one.id),
+/** What is drawn: every line, or of many the best and worst with the band of the middle half. `trades` are marked on `main`. */
+function drawingOf(lines, chosen, isMoney, main, isEnds, trades) {
+  const valuesOf = line => (isMoney ? line.values : line.returns)
+  const rated = lines.filter(line => !line.isBaseline && line.returns.at(-1) != null).sort((line, other) => other.returns.at(-1) - line.returns.at(-1))
+  const ends = new Set([...rated.slice(0, ENDS), ...rated.slice(-ENDS)])
+  const shown = isEnds ? lines.filter(line => ends.has(line) || line.isBaseline) : lines
+  const series = shown.map(line => ({
+    name: line.name, color: line.color, isMain: line.id === main || chosen.has(line.id) || shown.length <= FEW_LINES && !line.isBaseline,
+    isDimmed: line.isBaseline && line.id !== main && !chosen.has(line.id), isHidden: chosen.size > 0 && !chosen.has(line.id),
+    marks: line.id === main ? marksOn(lines.times, valuesOf(line), trades) : undefined,
   }))
+  const quantiles = share => lines.times.map((_, place) => quantileOf(rated.map(line => valuesOf(line)[place]), share))
+  const band = isEnds ? [0.75, 0.25].map(quantiles) : []
+  const bandSeries = band.map((_, place) => ({ name: place ? 'lower quarter' : 'upper quarter', color: '#8a93a3', isUnnamed: true, isDimmed: true, isBandTop: place === 0 }))
   return {
-    equity: [lines.times, series, lines.map(one => (isMoney ? one.values : one.returns))],
-    drawdown: [lines.times, series, lines.map(one => one.drawdowns)],
+    equity: [lines.times, [...bandSeries, ...series], [...band, ...shown.map(valuesOf)]],
+    drawdown: [lines.times, series.map(({ marks, ...each }) => each), shown.map(line => line.drawdowns)],
   }
+}
+
+/** Where trades were closed on a curve: at the last value before. */
+function marksOn(times, values, trades = []) {
+  return trades.flatMap(trade => {
+    const at = Date.parse(trade.closedAt) / 1000
+    const place = times.findLastIndex(time => time <= at)
+    return place < 0 || values[place] == null ? [] : [{ at, value: values[place], kind: trade.netPnl > 0 ? 'gain' : 'loss' }]
+  })
 }

@@ -5,7 +5,7 @@
 const STATES = ['positions', 'trades', 'conversations', 'portfolio', 'candles']
 const STREAMS = ['positions', 'trades', 'conversations', 'portfolio', 'workflow']
 const UNNUMBERED = [...STATES, 'connected', 'reset', 'ping']
-const SILENT_MS = 40_000
+const SILENT_MS = 19_000 // a ping comes every 15 s
 const AGAIN_MS = 2_000
 
 /** Apply a patch of the service to a state. Return the new state; the old one is used up. */
@@ -26,7 +26,7 @@ const isObject = value => typeof value === 'object' && value !== null && !Array.
 /**
  * Listen to the named events. Return a function that ends it.
  *
- * `on` has message(name, data), heard() for every sign of life, and state('open' | 'lost'). A state stream always has
+ * `on` has message(name, data), heard() for every sign of life, and state('open' | 'lost' | 'refused'). A state stream always has
  * its whole state as `data`; a workflow event comes once, and after `reset` some were lost.
  */
 export function openStream(names, on, { base = '', streams = STREAMS } = {}) {
@@ -41,7 +41,7 @@ export function openStream(names, on, { base = '', streams = STREAMS } = {}) {
 
   function alive() {
     clearTimeout(watch)
-    watch = setTimeout(lost, SILENT_MS)
+    watch = setTimeout(lost, SILENT_MS, 'lost')
     on.heard?.()
   }
 
@@ -66,20 +66,20 @@ export function openStream(names, on, { base = '', streams = STREAMS } = {}) {
     on.state?.(state)
   }
 
-  function lost() {
+  function lost(state = 'lost') {
     if (source === null) return on.state?.('lost')
     source.close()
     clearTimeout(watch)
     clearTimeout(again)
     again = setTimeout(connect, AGAIN_MS)
-    show('lost')
+    show(state)
   }
 
   function connect() {
     const query = new URLSearchParams({ streams, patches: true, ...(lastId && { lastEventId: lastId }) })
     source = new EventSource(`${base}/api/events?${query}`)
     source.onopen = () => { show('open'); alive() }
-    source.onerror = () => (source.readyState === EventSource.CLOSED ? lost() : show('lost')) // no browser retries a 503
+    source.onerror = () => (source.readyState === EventSource.CLOSED ? lost('refused') : show('lost')) // no browser retries a 503
     for (const name of new Set([...names, ...STATES, 'connected', 'ping'])) {
       source.addEventListener(name, event => pass({ name, data: event.data && JSON.parse(event.data), id: event.lastEventId }))
     }

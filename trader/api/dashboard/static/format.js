@@ -45,21 +45,39 @@ export const tone = value => (Number(value) > 0 ? 'gain' : Number(value) < 0 ? '
 const two = value => String(value).padStart(2, '0')
 const MONTHS = ['Jan', 'Feb', 'Mar', 'Apr', 'May', 'Jun', 'Jul', 'Aug', 'Sep', 'Oct', 'Nov', 'Dec']
 
-/** Times are shown in UTC everywhere, as the service records them. */
-export function clock(value, withSeconds = true) {
+/** Whether times are shown in the reader's time zone; else in UTC, as the service records them. */
+export function isLocalTime() {
+  try { return localStorage.getItem('times') === 'local' } catch { return false }
+}
+
+export function switchTimes() {
+  try { localStorage.setItem('times', isLocalTime() ? 'utc' : 'local') } catch { return }
+  location.reload()
+}
+
+const isLocal = isLocalTime()
+export const ZONE = isLocal ? 'local time' : 'UTC'
+
+/** The date whose UTC parts are those to show. */
+function shown(value) {
   const at = new Date(value)
+  return isLocal ? new Date(at.getTime() - at.getTimezoneOffset() * 60_000) : at
+}
+
+export function clock(value, withSeconds = true) {
+  const at = shown(value)
   if (value == null || Number.isNaN(at.getTime())) return NONE
   return `${two(at.getUTCHours())}:${two(at.getUTCMinutes())}${withSeconds ? `:${two(at.getUTCSeconds())}` : ''}`
 }
 
 export function day(value) {
-  const at = new Date(value)
+  const at = shown(value)
   return Number.isNaN(at.getTime()) ? NONE : `${at.getUTCDate()} ${MONTHS[at.getUTCMonth()]}`
 }
 
 export function moment(value) {
   if (value == null) return NONE
-  return new Date(value).toISOString().slice(0, 10) === new Date().toISOString().slice(0, 10)
+  return shown(value).toISOString().slice(0, 10) === shown(Date.now()).toISOString().slice(0, 10)
     ? clock(value)
     : `${day(value)}, ${clock(value, false)}`
 }

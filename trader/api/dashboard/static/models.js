@@ -53,3 +53,17 @@ export function startOf(window) {
   const at = window === 'run' ? runStart() : serviceNow() - WINDOWS_MS[window]
   return at ? new Date(Math.ceil(at / 60_000) * 60_000 + (window === 'run' ? 0 : 60_000)).toISOString() : undefined
 }
+
+let names = { models: null, repeated: new Set() }
+
+/** The name of a model, with its variant where another model has the same name. */
+export function distinctName(id, name) {
+  const models = knownAnswer('models.getModels')?.models
+  if (!models) return name
+  if (names.models !== models) {
+    const counts = new Map()
+    for (const model of models) counts.set(model.name, (counts.get(model.name) ?? 0) + 1)
+    names = { models, repeated: new Set(models.filter(model => counts.get(model.name) > 1).map(model => model.id)), variants: new Map(models.map(model => [model.id, model.variant])) }
+  }
+  return names.repeated.has(id) ? `${name} · ${names.variants.get(id)}` : name
+}

@@ -83,7 +83,8 @@ function listen() {
     message(name, data) { heard[name](data) },
     heard() { live.heardAt = Date.now(); changed() },
     state(state) {
-      if (state === 'open' && live.connection === 'lost') { live.running.clear(); invalidate('') }
+      if (state === 'open' && (live.connection === 'lost' || live.connection === 'refused')) { live.running.clear(); invalidate('') }
+      if (state === 'refused') invalidate('/health')
       live.connection = state
       changed()
     },

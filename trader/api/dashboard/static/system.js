@@ -1,7 +1,7 @@
 // The state of the service: health, market, schedulers, streams and halts, and what of it everybody should know.
 import { useReport } from './answers.js'
 import { Failed, Panel, Table } from './components.js'
-import { clock, moment, number, span, whole } from './format.js'
+import { ZONE, clock, moment, number, span, whole } from './format.js'
 import { html } from './lib.js'
 import { useModels } from './models.js'
 import { useLive } from './store.js'
@@ -19,12 +19,14 @@ export function endOf(health) {
 /** What is wrong now, the worst first: {kind, text}. */
 export function troublesOf(state, health, system, warning) {
   const found = []
-  const since = state.dataAt ? `What you see is as of ${clock(state.dataAt)} UTC` : 'Nothing was received yet'
+  const since = state.dataAt ? `What you see is as of ${clock(state.dataAt)} ${ZONE}` : 'Nothing was received yet'
   if (state.connection === 'lost') found.push({ kind: 'bad', text: `The connection to the service is lost. ${since}; it is tried again every 2 seconds.` })
   const report = health.data
-  if (health.error && state.connection !== 'lost') found.push({ kind: 'bad', text: `The service does not answer: ${health.error}. ${since}.` })
+  if (state.connection === 'refused') found.push(health.error ? { kind: 'bad', text: `The connection to the service is lost. ${since}; it is tried again every 2 seconds.` }
+    : { kind: 'warn', text: `The service answers, and takes no more live streams now: all their places are taken. ${since}; it is tried again every 2 seconds.` })
+  if (health.error && state.connection === 'open') found.push({ kind: 'bad', text: `The service does not answer: ${health.error}. ${since}.` })
   const ended = endOf(health)
-  if (ended) found.push({ kind: '', text: `The replay ended at ${moment(ended)} UTC: nothing is decided or traded any more.` })
+  if (ended) found.push({ kind: '', text: `The replay ended at ${moment(ended)} ${ZONE}: nothing is decided or traded any more.` })
   if (report?.status === 'unhealthy' && !ended) {
     const stopped = Object.entries(report.schedulers).filter(([, runs]) => !runs).map(([name]) => name)
     const reasons = report.reasons ?? [...(stopped.length ? [`not running: ${stopped.join(', ')}`] : []),
@@ -32,12 +34,12 @@ export function troublesOf(state, health, system, warning) {
     found.push({ kind: 'bad', text: `The service is unhealthy${reasons.length ? `: ${reasons.join('; ')}` : ''}.` })
   }
   for (const halt of report?.halts ?? []) {
-    found.push({ kind: 'warn', text: `${halt.accountId ? `${halt.accountId} is` : 'All trading is'} halted since ${moment(halt.since)} UTC (${halt.cause}): ${halt.reason}. Positions are only reduced.` })
+    found.push({ kind: 'warn', text: `${halt.accountId ? `${halt.accountId} is` : 'All trading is'} halted since ${moment(halt.since)} ${ZONE} (${halt.cause}): ${halt.reason}. Positions are only reduced.` })
   }
   const market = system.data?.market
   if ((market?.stale || market?.trouble) && !ended) {
     found.push({ kind: 'warn', text: `Prices are stale: the last update of the market ${market.source} was ${
-      market.lastUpdateAt ? `at ${moment(market.lastUpdateAt)} UTC` : 'never'}${market.trouble ? ` (${market.trouble})` : ''}.` })
+      market.lastUpdateAt ? `at ${moment(market.lastUpdateAt)} ${ZONE}` : 'never'}${market.trouble ? ` (${market.trouble})` : ''}.` })
   }
   if (warning) found.push({ kind: 'warn', text: warning })
   return found

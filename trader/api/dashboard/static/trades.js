@@ -1,4 +1,5 @@
 // Completed trades, with filters; older ones are read page by page.
+import { useChosen } from './address.js'
 import { call, useAnswer } from './answers.js'
 import { Choice, Failed, Market, ModelName, Money, Panel, Select, Table, TradeTime, VariantName } from './components.js'
 import { number, percent, price, quantity, whole } from './format.js'
@@ -6,11 +7,13 @@ import { html, useEffect, useState } from './lib.js'
 import { useModels } from './models.js'
 
 const PAGE = 200
+const FILTERS = ['model', 'variant', 'market', 'side', 'result', 'reason']
 
 export function Trades({ modelId, variant, symbol, title = 'Trades', hasFilters = true, limit = PAGE }) {
   const known = useModels()
-  const [filter, setFilter] = useState({ modelId: '', variant: '', symbol: '', side: '', result: '', reason: '' })
-  const input = { limit, variant: variant ?? (filter.variant || 'all'), modelId: modelId ?? (filter.modelId || undefined), symbol }
+  const chosen = FILTERS.map(name => useChosen(name, ''))
+  const filter = Object.fromEntries(FILTERS.map((name, place) => [name, chosen[place][0]]))
+  const input = { limit, variant: variant ?? (filter.variant || 'all'), modelId: modelId ?? (filter.model || undefined), symbol }
   const entry = useAnswer('trading.getTrades', input)
   const [older, setOlder] = useState({ rows: [], before: undefined })
   const key = JSON.stringify(input)
@@ -18,21 +21,21 @@ export function Trades({ modelId, variant, symbol, title = 'Trades', hasFilters 
   const first = entry.data?.trades ?? []
   const known_ = new Set(first.map(one => one.id))
   const all = [...first, ...older.rows.filter(one => !known_.has(one.id))]
-  const rows = all.filter(one => (!filter.symbol || one.symbol === filter.symbol) && (!filter.side || one.side === filter.side)
+  const rows = all.filter(one => (!filter.market || one.symbol === filter.market) && (!filter.side || one.side === filter.side)
     && (!filter.result || (one.netPnl > 0) === (filter.result === 'won')) && (!filter.reason || one.closeReason === filter.reason))
   const before = older.rows.length ? older.before : entry.data?.nextBefore
   const readOlder = async () => {
     const answer = await call('trading.getTrades', { ...input, before })
     setOlder({ rows: [...older.rows, ...answer.trades], before: answer.nextBefore })
   }
-  const set = name => value => setFilter({ ...filter, [name]: value })
+  const set = name => chosen[FILTERS.indexOf(name)][1]
   const valuesOf = name => [...new Set(all.map(one => one[name]))].sort().map(value => [value, value])
   const tools = hasFilters && html`<div class="filters">
-    ${!modelId && html`<${Select} label="Model" value=${filter.modelId} onChange=${set('modelId')}
+    ${!modelId && html`<${Select} label="Model" value=${filter.model} onChange=${set('model')}
       options=${[['', 'All models'], ...known.models.map(one => [one.id, one.name])]} />`}
     ${!modelId && !variant && html`<${Select} label="Variant" value=${filter.variant} onChange=${set('variant')}
       options=${[['', 'All variants'], ...known.variants.map(one => [one.id, one.id])]} />`}
-    ${!symbol && html`<${Select} label="Market" value=${filter.symbol} onChange=${set('symbol')} options=${[['', 'All markets'], ...valuesOf('symbol')]} />`}
+    ${!symbol && html`<${Select} label="Market" value=${filter.market} onChange=${set('market')} options=${[['', 'All markets'], ...valuesOf('symbol')]} />`}
     <${Select} label="Side" value=${filter.side} onChange=${set('side')} options=${[['', 'Both sides'], ['LONG', 'Long'], ['SHORT', 'Short']]} />
     <${Select} label="Result" value=${filter.result} onChange=${set('result')} options=${[['', 'Won and lost'], ['won', 'Won'], ['lost', 'Lost']]} />
     <${Select} label="Closed by" value=${filter.reason} onChange=${set('reason')} options=${[['', 'Closed by anything'], ...valuesOf('closeReason')]} />
@@ -65,7 +68,7 @@ const PARTS = [['day', 'Day'], ['week', 'Week'], ['market', 'Market'], ['side', 
 
 /** Completed trades of the current runs, summed up by what they have in common. */
 export function TradeTotals({ modelId, variant = 'all' }) {
-  const [by, setBy] = useState('day')
+  const [by, setBy] = useChosen('by', 'day')
   const entry = useAnswer('analytics.getTradeTotals', { by, modelId, variant })
   const rows = entry.data?.rows ?? []
   const columns = [
