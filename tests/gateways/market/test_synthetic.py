@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from itertools import pairwise
+from itertools import combinations, pairwise
 from math import exp, log, sqrt
 from statistics import correlation, pstdev
 from typing import get_args
@@ -250,6 +250,18 @@ def test_a_crash_falls_5_to_15_percent_within_20_minutes_and_recovers_in_part() 
             recovered = price(crash.second + 4800)
             assert 0.04 < 1 - bottom / before < 0.16  # its depth and the noise of 20 minutes
             assert bottom < recovered < before
+
+
+def test_markets_are_correlated_by_the_parts_of_the_factor_in_their_volatility() -> None:
+    paths, hours = Paths(3), range(486_000, 486_000 + 40 * 97, 97)
+    moves, parts = {}, {}
+    for symbol, (_, character, _) in SIMULATED_MARKETS.items():
+        path = [paths.hour(symbol, hour)[::12] for hour in hours]
+        moves[symbol] = [after - before for minutes in path for before, after in pairwise(minutes)]
+        common = character.beta * 0.36
+        parts[symbol] = common / sqrt(common**2 + character.own_volatility**2)
+    for first, second in combinations(SIMULATED_MARKETS, 2):
+        assert abs(correlation(moves[first], moves[second]) - parts[first] * parts[second]) < 0.05, (first, second)
 
 
 def test_prices_stay_plausible_for_years() -> None:
