@@ -483,6 +483,9 @@ OUTPUTS: Mapping[str, Shape] = {
                     None,
                 ),
                 "luckReason": (text, None),
+                "rank": (dict.fromkeys(("first", "last", "among"), count), None),
+                "account": ({"runs": count, "startedAt": iso, "returnPercent": number}, None),
+                "owner": (text, None),
                 "replicates?": REPLICATES,
             }
         ],

@@ -211,7 +211,7 @@ async def test_evidence(call: Call) -> None:
         "ruleAgent": ("baseline/apex-rules", "not distinguishable yet", "this baseline has no whole hours yet"),
         "holdNothing": (None, "not distinguishable yet", "2 completed trades; a statement about a model needs 10"),
         "buyAndHold": ("baseline/buy-and-hold", "not distinguishable yet", "this baseline has no whole hours yet"),
-        "bestOther": (None, "not distinguishable yet", "there are no two entrants with enough hours and trades"),
+        "bestOther": (None, "not distinguishable yet", "there are no two entrants of a week's age with enough trades"),
     }
     assert [row["modelId"] for row in (await call("analytics.getEvidence", variant="Sovereign"))["entrants"]] == ["so"]
     assert [row["modelId"] for row in (await call("analytics.getEvidence", modelId="ax"))["entrants"]] == ["ax"]

@@ -10,7 +10,7 @@ from support.null_seasons import PROCESSES, share_interval
 
 from trader.domain.models import VariantId
 from trader.domain.portfolio.baselines import BUY_AND_HOLD, rule_agent
-from trader.domain.portfolio.board import Board, JudgedEntrant, judge_board
+from trader.domain.portfolio.board import Board, JudgedEntrant, RankInterval, judge_board
 from trader.domain.portfolio.evidence import (
     EquitySeries,
     ReturnSeries,
@@ -120,7 +120,10 @@ def test_the_window_has_an_interval_and_the_verdict_is_of_all_hours() -> None:
     assert (nothing.window.hours, nothing.verdict.statement.hours) == (168, 500)
     assert nothing.verdict.word == "better"
     assert comparisons["buyAndHold"].verdict.statement.reason == "this baseline has no whole hours yet"
-    assert comparisons["bestOther"].verdict.statement.reason == "there are no two entrants with enough hours and trades"
+    assert (
+        comparisons["bestOther"].verdict.statement.reason
+        == "there are no two entrants of a week's age with enough trades"
+    )
     assert board.best == "one"
 
 
@@ -240,3 +243,21 @@ def test_an_account_that_began_without_money_has_returns_from_its_first_hour_on(
     returns = series.returns(START + 2 * HOUR)
     assert returns is not None
     assert returns.values.tolist() == [0.0, pytest.approx(math.log(1.1))]
+
+
+def test_ranks_are_intervals_of_the_places_that_are_possible() -> None:
+    noises = [noise(seed, drift=drift) for seed, drift in enumerate((0.012, 0.0, 0.0, -0.012))]
+    entrants = [entrant(f"m{number}", values) for number, values in enumerate(noises)]
+    young = entrant("young", noise(9, 100, 0.02))
+    absent = entrant("absent", noise(8, drift=0.02))._replace(is_eligible=False)
+    ruined = entrant("ruined", np.concatenate([noise(7, 40), [-np.inf, np.nan]]), trades=3)
+    board = judge_board([*entrants, young, absent, ruined], {}, None)
+    assert {key: tuple(rank) for key, rank in board.ranks.items()} == {
+        "m0": (1, 1, 5), "m1": (2, 3, 5), "m2": (2, 3, 5), "m3": (4, 4, 5), "ruined": (5, 5, 5),
+    }  # fmt: skip
+    assert board.best == "m0", "neither of a few days nor who is listed beside the board"
+
+
+def test_who_differs_by_luck_alone_may_have_every_place() -> None:
+    board = judge_board([entrant(f"m{seed}", noise(seed)) for seed in range(6)], {}, None)
+    assert set(board.ranks.values()) == {RankInterval(1, 6, 6)}

@@ -263,3 +263,15 @@ async def _is_wrong(bench: Bench, seed: int, models: int, days: int, process: st
             if any(each.statement.certain is None and each.word != "not distinguishable yet" for each in verdicts):
                 return True
     return False
+
+
+async def test_a_reset_hides_nothing_of_the_account(bench: Bench) -> None:
+    async with bench.database.connection() as conn:
+        await add_run(conn, "plain", make_run("plain", 2, at=START + 150 * HOUR))
+        await conn.execute("UPDATE portfolio_hourly SET last = 4400 WHERE account_id = 'plain' AND hour >= $1", START)
+        again = replace(make_snapshot("plain", START + 200 * HOUR + MINUTE, "12000"), run_id=make_run("plain", 2).id)
+        await portfolio_store.insert_snapshots(conn, [again])
+    account = (await bench.report())["plain#0"].account
+    assert account is not None
+    assert (account.runs, account.started_at) == (2, START)
+    assert account.return_percent == pytest.approx(100 * 0.44 * 1.2 - 100)

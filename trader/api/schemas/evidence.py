@@ -94,13 +94,31 @@ class LuckRow(Wire, kw_only=True):
         )
 
 
+class Rank(Wire, kw_only=True):
+    """The places, from `first` to `last` of `among`, that cannot be told from an entrant's own."""
+
+    first: int
+    last: int
+    among: int
+
+
+class AccountOverRuns(Wire, kw_only=True):
+    """An account over all its runs: its return in percent, whatever was reset or configured anew in between."""
+
+    runs: int
+    started_at: Timestamp
+    return_percent: Percent
+
+
 class EntrantRow(Wire, kw_only=True):
     """An entrant: a model as it was configured, in its part of the current run. `entrant` 0 is one that is not known.
 
     `hours`, `returnPercent`, its 95 % `interval`, `tradesCount` and `losingTradesCount` are of the whole hours of the
     window; `reason` says why there is no interval. Gains without a loss among few trades say little: no interval sees
     a loss that has not come. `coverage` is how many of the cycles that were due it decided, in percent; below 95 it is
-    not `ranked`. `amongBest` says whether it cannot be told from the best entrant. `luck` is computed
+    not `ranked`. `amongBest` says whether it cannot be told from the best entrant, and `rank` which places are possible
+    for it; null until it is a week old with 10 trades. `account` is all that the account has done (null in a backtest),
+    and `entrant` − 1 how many configurations it has had before. `luck` is computed
     after it was first asked for; `luckReason` says why it is null. `replicates` is there when several models are one
     configuration. `contamination` says whether all of it is after the end of what the model was trained on
     (`trainingCutoff`, from the models file).
@@ -125,6 +143,9 @@ class EntrantRow(Wire, kw_only=True):
     interval: IntervalPercent | None
     reason: str | None
     among_best: bool
+    rank: Rank | None
+    account: AccountOverRuns | None
+    owner: str | None
     differences: list[Difference]
     luck: LuckRow | None
     luck_reason: str | None
@@ -152,6 +173,15 @@ class EntrantRow(Wire, kw_only=True):
             interval=IntervalPercent.of(entrant.statement.interval_percent),
             reason=entrant.statement.reason,
             among_best=entrant.is_among_best,
+            rank=None if entrant.rank is None else Rank.from_attributes(entrant.rank),
+            account=None
+            if entrant.account is None
+            else AccountOverRuns(
+                runs=entrant.account.runs,
+                started_at=iso(entrant.account.started_at),
+                return_percent=entrant.account.return_percent,
+            ),
+            owner=entrant.model.configuration.owner,
             differences=[Difference.of(each) for each in entrant.comparisons],
             luck=None if isinstance(entrant.luck, str) else LuckRow.of(entrant.luck, contenders),
             luck_reason=entrant.luck if isinstance(entrant.luck, str) else None,
@@ -162,7 +192,7 @@ class EntrantRow(Wire, kw_only=True):
 class GetEvidenceOutput(Wire, kw_only=True):
     """Those that cannot be told from the best come first. `until` is the end of the last whole hour.
 
-    `best` is the model with the highest mean hourly return; null without one that has 24 hours and 10 trades.
+    `best` is the model with the highest mean hourly return; null without one that has 168 hours and 10 trades.
     """
 
     window: RunWindow

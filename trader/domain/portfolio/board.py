@@ -4,8 +4,10 @@ The references are its variant's rule agent on the same ticks, holding nothing, 
 entrant. All comparisons of all boards are one family: they err in 5 % of cases together, however often one looks.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from itertools import combinations
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
@@ -23,18 +25,22 @@ from trader.domain.portfolio.evidence import (
     judge_family,
     missing_trades,
 )
-from trader.domain.portfolio.intervals import HOURS_MIN, TRADES_MIN
+from trader.domain.portfolio.intervals import LEVEL, TRADES_MIN
 
 Reference = Literal["ruleAgent", "holdNothing", "buyAndHold", "bestOther"]
 
+AGE_MIN: Final = 168
+"""Hours that an entrant needs to have a rank or to be the best: of a few days the luckiest is always ahead."""
+
 _NOT_BEGUN: Final = "this baseline has no whole hours yet"
-_NO_OTHER: Final = "there are no two entrants with enough hours and trades"
+_NO_OTHER: Final = "there are no two entrants of a week's age with enough trades"
 
 
 class JudgedEntrant(NamedTuple):
     """An entrant: its hours within the run of its model, its completed trades, and the number of the run.
 
-    Replicates are one entrant: the mean of their returns, and the mean of their trades.
+    Replicates are one entrant: the mean of their returns, and the mean of their trades. `is_eligible` says whether it
+    is present and decided enough of its cycles.
     """
 
     key: str
@@ -42,11 +48,23 @@ class JudgedEntrant(NamedTuple):
     series: ReturnSeries | None
     trades: int
     attempt: int = 1
+    is_eligible: bool = True
+
+    @property
+    def is_ruined(self) -> bool:
+        """Whether it has lost everything."""
+        return self.series is not None and bool(np.isneginf(self.series.values).any())
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether it is old enough for a rank; who has lost everything always is."""
+        is_old = self.series is not None and len(self.series.values) >= AGE_MIN and self.trades >= TRADES_MIN
+        return self.is_eligible and (is_old or self.is_ruined)
 
     @property
     def mean(self) -> float | None:
-        """The mean hourly return; None while nothing can be said about it."""
-        if self.series is None or len(self.series.values) < HOURS_MIN or self.trades < TRADES_MIN:
+        """The mean hourly return; None while it has no rank."""
+        if self.series is None or not self.is_ranked:
             return None
         mean = float(np.mean(self.series.values))
         return mean if np.isfinite(mean) else None
@@ -61,12 +79,26 @@ class Comparison(NamedTuple):
     verdict: Verdict
 
 
+class RankInterval(NamedTuple):
+    """The places, from `first` to `last` among so many ranked entrants, that cannot be told from an entrant's own.
+
+    Of the others `first` − 1 are better, and `among` − `last` worse: all these statements hold together in 95 % of
+    cases, however often one looks. Mogstad, Romano, Shaikh and Wilhelm, "Inference for Ranks with Applications to
+    Mobility across Neighbourhoods and Academic Achievement across Countries", Review of Economic Studies 91:1 (2024).
+    """
+
+    first: int
+    last: int
+    among: int
+
+
 class Board(NamedTuple):
-    """The comparisons of each entrant; the best one, and all that cannot be told from it."""
+    """The comparisons of each entrant; the best one, all that cannot be told from it, and the rank of each ranked."""
 
     comparisons: Mapping[str, Sequence[Comparison]]
     best: str | None
     among_best: frozenset[str]
+    ranks: Mapping[str, RankInterval]
 
 
 class _Matched(NamedTuple):
@@ -118,7 +150,8 @@ def judge_board(
     ]
     every = [*pairs, *behind]
     statements = _state(every, None)
-    verdicts = judge_family(statements, comparisons_among(len(entrants) if contenders is None else contenders))
+    family = comparisons_among(len(entrants) if contenders is None else contenders)
+    verdicts, ranks = judge_family(statements, family), rank_intervals(entrants, family)
     windows = statements if since is None else _state(every, since)
     comparisons_of: dict[str, list[Comparison]] = {entrant.key: [] for entrant in entrants}
     worse = set()
@@ -133,8 +166,27 @@ def judge_board(
         nothing = Statement(0, None, _NO_OTHER)
         for comparisons in comparisons_of.values():
             comparisons.append(Comparison("bestOther", None, nothing, Verdict(nothing, 1.0)))
-        return Board(comparisons_of, rated[0][1].key if rated else None, frozenset())
-    return Board(comparisons_of, best.key, frozenset(comparisons_of) - worse)
+        return Board(comparisons_of, rated[0][1].key if rated else None, frozenset(), ranks)
+    return Board(comparisons_of, best.key, frozenset(comparisons_of) - worse, ranks)
+
+
+def rank_intervals(entrants: Sequence[JudgedEntrant], family: int) -> dict[str, RankInterval]:
+    """Return the rank interval of each ranked entrant, from verdicts on every pair over the hours that both have."""
+    ranked = [each for each in entrants if each.is_ranked]
+    pairs = list(combinations(ranked, 2))
+    compared = compare_all((Pair(first.series, other.series) for first, other in pairs), LEVEL / max(1, family))
+    statements = [
+        statement._replace(attempts=first.attempt + other.attempt - 1)
+        for statement, (first, other) in zip(compared, pairs, strict=True)
+    ]
+    better, worse = Counter[str](), Counter[str]()
+    for verdict, (first, other) in zip(judge_family(statements, family), pairs, strict=True):
+        if verdict.word != "not distinguishable yet":
+            above, below = (first, other) if verdict.word == "better" else (other, first)
+            better[below.key] += 1
+            worse[above.key] += 1
+    count = len(ranked)
+    return {each.key: RankInterval(1 + better[each.key], count - worse[each.key], count) for each in ranked}
 
 
 def _state(pairs: Sequence[_Matched], since: datetime | None) -> list[Statement]:

@@ -235,9 +235,12 @@ def compare(first: ReturnSeries | None, other: ReturnSeries | None, *reasons: st
     return compare_all([Pair(first, other, reasons)])[0]
 
 
-def compare_all(pairs: Iterable[Pair]) -> list[Statement]:
-    """Return what `compare` says about each pair, computed together."""
-    return _state_all([_differences(*pair) for pair in pairs])
+def compare_all(pairs: Iterable[Pair], level: float = 1.0) -> list[Statement]:
+    """Return what `compare` says about each pair, computed together.
+
+    Where the confidence sequence alone does not reach the level, nothing is bet: both must agree.
+    """
+    return _state_all([_differences(*pair) for pair in pairs], level)
 
 
 class _Sample(NamedTuple):
@@ -311,18 +314,17 @@ def _checked(sample: _Sample, what: str, *reasons: str | None) -> _Sample | Stat
     return sample
 
 
-def _state_all(samples: Sequence[_Sample | Statement]) -> list[Statement]:
+def _state_all(samples: Sequence[_Sample | Statement], level: float = 1.0) -> list[Statement]:
     computed = iter(estimates([sample.logs for sample in samples if isinstance(sample, _Sample)]))
-    return [_stated(next(computed), sample) if isinstance(sample, _Sample) else sample for sample in samples]
+    return [_stated(next(computed), sample, level) if isinstance(sample, _Sample) else sample for sample in samples]
 
 
-def _stated(estimate: Estimate, sample: _Sample) -> Statement:
+def _stated(estimate: Estimate, sample: _Sample, level: float) -> Statement:
     if not estimate.has_spread:
         return Statement(estimate.hours, None, "no hour differs from another")
-    # Where the confidence sequence says nothing, the bet needs no computation: both must agree.
-    is_open = estimate.hours >= SEQUENCE_HOURS_MIN and estimate.p_value() < 1
-    level = sample.bet_level(estimate.mean) if is_open else 1.0
-    return Statement(estimate.hours, estimate, bet_level=level, bound=float(sample.bounds[-1]))
+    p_value = estimate.p_value() if estimate.hours >= SEQUENCE_HOURS_MIN else 1.0
+    bet = sample.bet_level(estimate.mean) if p_value < 1 and p_value <= level else 1.0
+    return Statement(estimate.hours, estimate, bet_level=bet, bound=float(sample.bounds[-1]))
 
 
 class Verdict(NamedTuple):

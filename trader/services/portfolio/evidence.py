@@ -1,14 +1,16 @@
 """Evidence: every entrant of the current runs against its references, and what replicates say about its own noise."""
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from itertools import groupby
 from typing import Final, NamedTuple, Protocol
 
 from trader.clock import Clock, ceil_time, floor_time
 from trader.domain.agents.entrants import EntrantRecord
 from trader.domain.models import Model, VariantId
-from trader.domain.portfolio.board import Board, Comparison, JudgedEntrant, judge_board
+from trader.domain.portfolio.board import Board, Comparison, JudgedEntrant, RankInterval, judge_board
 from trader.domain.portfolio.evidence import (
     ReplicateNoise,
     ReturnSeries,
@@ -23,8 +25,22 @@ from trader.services.portfolio.luck import COMPUTING, LuckRequest
 from trader.services.portfolio.run_statistics import CurrentRuns, EntrantPeriod, RunStatistics, count_contenders
 from trader.store.agents.models import select_models
 from trader.store.database.pool import Database
+from trader.store.portfolio.analytics import AccountRun, select_account_runs
 
 _HOUR: Final = RESOLUTIONS["1h"]
+
+
+class AccountPast(NamedTuple):
+    """What an account has made over all its runs, in percent, whatever was reset or configured anew in between."""
+
+    runs: int
+    started_at: datetime
+    return_percent: float
+
+    @classmethod
+    def of(cls, runs: Sequence[AccountRun]) -> "AccountPast":
+        growth = math.prod(float(run.last / run.initial_capital) for run in runs if run.initial_capital > 0)
+        return cls(len(runs), runs[0].started_at, 100 * growth - 100)
 
 
 class EntrantEvidence(NamedTuple):
@@ -47,6 +63,8 @@ class EntrantEvidence(NamedTuple):
     luck: Luck | str
     replicates: ReplicateNoise | None
     attempt: int
+    rank: RankInterval | None
+    account: AccountPast | None = None
 
 
 class EvidenceReport(NamedTuple):
@@ -75,6 +93,11 @@ class _Judged(NamedTuple):
     @property
     def record(self) -> EntrantRecord:
         return self.period.entrant.record
+
+    @property
+    def decided_too_little(self) -> bool:
+        """Whether it is known to have missed too many of its cycles for a rank."""
+        return self.record.cycles_due > 0 and not self.record.is_ranked
 
     def luck_until(self, until: datetime) -> LuckRequest:
         """Return what is compared with luck: the period up to a whole hour."""
@@ -118,11 +141,18 @@ class Evidence:
         runs = await self._runs.refresh()
         async with self._database.connection() as conn:  # after the runs, so that each has its model
             models = {model.id: model for model in await select_models(conn)}
+            accounts = {
+                account_id: AccountPast.of(list(rows))
+                for account_id, rows in groupby(await select_account_runs(conn), key=lambda row: row.account_id)
+            }
         family = {key: run for key, run in runs.items() if variant in {None, models[key].variant}}
         until = last_whole_hour(self._clock.now())
         since = None if window == "run" else until - WINDOWS[window]
         baselines, contenders = self._runs.baselines, count_contenders(runs.values())
-        return await make_report(models, family, baselines, self._luck, until, since, model_id, contenders)
+        report = await make_report(models, family, baselines, self._luck, until, since, model_id, contenders)
+        return report._replace(
+            entrants=[each._replace(account=accounts.get(each.model.id)) for each in report.entrants]
+        )
 
 
 def last_whole_hour(now: datetime) -> datetime:
@@ -199,6 +229,7 @@ def _entrant(group: Sequence[_Judged]) -> JudgedEntrant:
         series=series[0] if len(series) == 1 else mean_series(series),
         trades=sum(entrant.period.trades_count for entrant in group) // len(group),
         attempt=max(entrant.period.run.run.number for entrant in group),
+        is_eligible=group[0].period.ended_at is None and not any(entrant.decided_too_little for entrant in group),
     )
 
 
@@ -221,4 +252,5 @@ def _evidence(
         luck=COMPUTING,
         replicates=noise,
         attempt=period.run.run.number,
+        rank=board.ranks.get(key),
     )

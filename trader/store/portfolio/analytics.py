@@ -198,3 +198,30 @@ LIMIT $2 OFFSET $4
 async def select_model_failures(conn: Connection, model_ids: Sequence[str], page: Page) -> list[Invocation]:
     """Return the latest failures of these models, the newest first."""
     return [Invocation(**row) for row in await conn.fetch(SELECT_MODEL_FAILURES, model_ids, *page)]
+
+
+class AccountRun(NamedTuple):
+    """A run of a model's account, and its last recorded equity."""
+
+    account_id: str
+    started_at: datetime
+    initial_capital: Decimal
+    last: Decimal
+
+
+SELECT_ACCOUNT_RUNS = """
+SELECT r.account_id, r.started_at, r.initial_capital, coalesce(h.last, r.initial_capital)
+FROM models m
+JOIN runs r ON r.account_id = m.id
+LEFT JOIN LATERAL (
+    SELECT last FROM portfolio_hourly
+    WHERE account_id = r.account_id AND run_id = r.id AND hour <= coalesce(r.ended_at, 'infinity')
+    ORDER BY hour DESC LIMIT 1
+) h ON true
+ORDER BY r.account_id, r.number
+"""
+
+
+async def select_account_runs(conn: Connection) -> list[AccountRun]:
+    """Return every run of the models' accounts, those that have ended too."""
+    return [AccountRun(*row) for row in await conn.fetch(SELECT_ACCOUNT_RUNS)]

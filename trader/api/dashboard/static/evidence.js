@@ -89,6 +89,8 @@ export function EvidenceBoard({ answer, known, isLinked = true }) {
   const columns = [
     { key: 'model', title: 'Entrant', isText: true, by: one => one.modelName.toLowerCase(), cell: one => html`<${ModelName} id=${one.modelId}
       name=${one.modelName} color=${known.colorOf(one.modelId, one.variant)} isLinked=${isLinked} />${one.endedAt && html` <span class="badge" title=${`ended at ${one.endedAt}`}>earlier, ${one.entrant}</span>`}` },
+    { key: 'rank', title: 'Rank', by: one => one.rank?.first, cell: one => html`<span title=${rankOf(one.rank)}>${one.rank ? (one.rank.first === one.rank.last ? one.rank.first : `${one.rank.first}–${one.rank.last}`) : '–'}</span>` },
+    { key: 'account', title: 'Account', className: 'narrow-hide', by: one => one.account?.returnPercent, cell: one => html`<span class=${tone(one.account?.returnPercent)} title=${accountOf(one)}>${signedPercent(one.account?.returnPercent, 1)}</span>` },
     { key: 'best', title: 'Best?', isText: true, by: one => Number(one.amongBest), cell: one => html`<span class=${one.amongBest ? '' : 'soft'}>${one.amongBest ? 'possible' : 'no'}</span>` },
     { key: 'interval', title: 'Return, 95 % interval', isText: true, by: one => one.returnPercent, cell: one => html`<${Interval} low=${one.interval?.low} high=${one.interval?.high}
       value=${one.returnPercent} least=${least} most=${most} reason=${one.reason} color=${known.colorOf(one.modelId, one.variant)} />` },
@@ -102,6 +104,16 @@ export function EvidenceBoard({ answer, known, isLinked = true }) {
   return html`<p class="body lede">${summaryOf(answer, known)}</p>
     <${Table} label="Evidence of all" columns=${columns} rows=${entrants} first=${20} empty="No entrant has traded yet." />`
 }
+
+/** The places that an entrant may have, in words. */
+const rankOf = rank => (rank
+  ? `of ${whole(rank.among)} ranked, ${whole(rank.first - 1)} are better and ${whole(rank.among - rank.last)} worse; the others cannot be told from it`
+  : 'not ranked: it is under a week old, has under 10 trades, decided under 95 % of its cycles, or is an earlier configuration')
+
+/** What an account has done over all its runs, in words. */
+const accountOf = one => (one.account
+  ? `the account since ${one.account.startedAt.slice(0, 10)}: ${whole(one.account.runs)} ${one.account.runs === 1 ? 'run' : 'runs'}, configuration ${whole(one.entrant)}${one.owner ? `, owner ${one.owner}` : ''}`
+  : 'not recorded')
 
 /** How an entrant compares with random traders, in words. */
 const luckOf = luck => `its equity after ${whole(luck.hours)} hours against ${whole(luck.traders)} random traders with its ${whole(luck.tradesCount)} positions: ${pOf(luck.pValue)} for all looks and models`
