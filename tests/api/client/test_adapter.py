@@ -17,8 +17,8 @@ ID = "9cbeb956-9d16-5feb-b686-da23183f830e"
 PLAN = {"stop": 90.5, "target": None, "invalidation": "it breaks", "invalidationPrice": None, "timeExit": None}
 POSITION = {
     "id": ID, "modelId": "m", "modelName": "M", "modelVariant": "Apex", "symbol": "BTC", "side": "SHORT",
-    "quantity": "0.5", "entryPrice": "100", "leverage": "3", "exitPlan": PLAN, "openedAt": AT, "currentPrice": "99", "notional": "49.5",
-    "unrealizedPnl": "0.5",
+    "quantity": "0.5", "entryPrice": "100", "leverage": "3", "exitPlan": PLAN, "openedAt": AT, "currentPrice": "99",
+    "notional": "49.5", "unrealizedPnl": "0.5",
 }  # fmt: skip
 DECISION = {
     "symbol": "BTC", "side": "SHORT", "quantity": 0.5, "leverage": 3, "stop": 90.5, "target": 80, "invalidation": None,
