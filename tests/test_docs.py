@@ -26,7 +26,7 @@ PAGES = [f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))]
 INTRODUCTION = "trader/api/reference/introduction.md"
 DOCUMENTS = {
     name: (ROOT / name).read_text(encoding="utf-8")
-    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", INTRODUCTION, *PAGES)
+    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", INTRODUCTION, *PAGES)
 }
 OTHER_NAMES = {
     "TRADER_TEST_POSTGRES",
@@ -153,7 +153,7 @@ def test_the_readme_is_short_and_links_every_page() -> None:
     readme = DOCUMENTS["README.md"]
     assert readme.count("\n") <= README_LINES_MAX
     listed = {row[0] for row in rows("README.md", "## Documentation")}
-    assert {f"[{page}]({page})" for page in [*PAGES, "CONTRIBUTING.md", "CHANGELOG.md"]} == listed
+    assert {f"[{page}]({page})" for page in [*PAGES, "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"]} == listed
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

@@ -92,7 +92,7 @@ GOOD = [
     ("PORT", "0", "port", 0),
     ("PORT", " 65535 ", "port", 65535),
     ("HOST", "::1", "host", "::1"),
-    ("HOST", "trader.internal", "host", "trader.internal"),
+    ("HOST", "127.3.2.1", "host", "127.3.2.1"),
     ("SERVER_URL", "https://trader.example.org/", "server_url", "https://trader.example.org"),
     ("DATABASE_URL", "postgres://u:p%40@h:1/d?sslmode=require", "database_url", Secret("postgres://u:p%40@h:1/d?sslmode=require")),
     ("DATABASE_URL", "postgresql://u@/d?host=/run/pg", "database_url", Secret("postgresql://u@/d?host=/run/pg")),
@@ -180,6 +180,7 @@ SECRET_NAMES = [variable.name for variable in VARIABLES.values() if variable.for
 def test_every_secret_is_marked() -> None:
     assert set(SECRET_NAMES) == {
         "DATABASE_URL", "API_TOKEN", "VENUE_API_KEY", "TAAPI_API_KEY", "ANCHOR_URL", "NOTIFY_URL", "HEARTBEAT_URL",
+        "READ_TOKEN",
     }  # fmt: skip
 
 
@@ -328,7 +329,7 @@ def test_replay_ends_after_its_start() -> None:
     ],
 )
 def test_server_url_follows_the_listen_address(host: str, address: str) -> None:
-    assert load({"HOST": host}).server_url == address
+    assert load({"HOST": host, "UNSAFE_OPEN": "on"}).server_url == address
 
 
 # -- .env ------------------------------------------------------------------------------------------------------------
@@ -372,7 +373,7 @@ def test_parsing_never_fails(text: str) -> None:
 
 def test_environment_wins_over_the_file(tmp_path: Path) -> None:
     dotenv = tmp_path / ".env"
-    dotenv.write_text("PORT=1\nHOST=10.0.0.1\nSIM_SEED=3\n")
+    dotenv.write_text("PORT=1\nHOST=10.0.0.1\nUNSAFE_OPEN=on\nSIM_SEED=3\n")
     settings = load({"PORT": "2", "SIM_SEED": ""}, dotenv=dotenv)
     assert (settings.port, settings.host, settings.seed) == (2, "10.0.0.1", 3)
 
@@ -544,7 +545,10 @@ RISKS = {"OPENAI_API_KEY": "k" * 30}
     [
         ({}, []),
         ({"API_TOKEN": "secret"}, ["API_TOKEN is short"]),
-        ({"HOST": "0.0.0.0"}, ["HOST=0.0.0.0 without API_TOKEN: whoever reaches port 8081 can place orders"]),
+        (
+            {"HOST": "0.0.0.0", "UNSAFE_OPEN": "on"},
+            ["HOST=0.0.0.0 without API_TOKEN"],
+        ),
         ({"HOST": "0.0.0.0", "API_TOKEN": "x" * 16}, []),
         ({"HOST": "0.0.0.0", "PUBLIC": "on"}, []),
     ],

@@ -221,7 +221,8 @@ def build_app(settings: Settings, service: Service) -> web.Application:
     app[ALARMS] = service.alarms
     app[STARTED_AT] = service.started_at
     app[HUBS] = service.hubs
-    app[ACCESS] = Access(service.database, settings.api_token)
+    app[ACCESS] = access = Access(service.database, settings.api_token, settings.read_token)
+    service.alarms.sources.append(access.alarms)
     app[DISPATCHER] = rpc.make_dispatcher(service.context)
     app.add_routes(page.routes(service.context))
     app.add_routes(app[DISPATCHER].routes())

@@ -128,6 +128,10 @@ class Unauthorized(RequestError):
     """The bearer token is missing or wrong."""
 
 
+class ReadingClosed(Unauthorized):
+    """READ_TOKEN closes reading, and the request has no secret that opens it; a browser may ask for it."""
+
+
 class KeyRevoked(Unauthorized):
     """The key was valid once; another one is needed."""
 

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,6 +39,16 @@ def find_contradictions(values: Mapping[str, Any], problems: Sequence[str], *, d
     is_reader = values["role"] == "reader"
     if is_reader and values["database_url"] is None and not any(each.startswith("DATABASE_URL:") for each in problems):
         mistakes.append("DATABASE_URL: ROLE=reader needs the address of a leader's database or of a replica of it")
+    is_guarded = values["api_token"] is not None or "on" in (values["public"], values["unsafe_open"])
+    if (
+        not is_guarded
+        and not is_loopback(values["host"])
+        and not any(each.startswith("API_TOKEN:") for each in problems)
+    ):
+        mistakes.append(
+            f"HOST: {values['host']} is beyond this machine, so whoever reaches the port could trade: set API_TOKEN, "
+            "or UNSAFE_OPEN=on where a proxy guards the port (or PUBLIC=on, with which nobody can change anything)"
+        )
     kind, _, place = (values["market_source"] or "").partition(":")
     if values["trading_mode"] == "live":
         mistakes += _live_contradictions(values, problems, demo=demo, is_reader=is_reader)
@@ -49,6 +60,14 @@ def find_contradictions(values: Mapping[str, Any], problems: Sequence[str], *, d
     if start and end and start >= end:
         mistakes.append("REPLAY_END: expected a time after REPLAY_START")
     return mistakes
+
+
+def is_loopback(host: str | None) -> bool:
+    """Return whether a listen address is reached from this machine alone; None is the default one."""
+    try:
+        return host in (None, "localhost") or ip_address(host or "").is_loopback
+    except ValueError:
+        return False
 
 
 def _live_contradictions(

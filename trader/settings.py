@@ -4,7 +4,6 @@ Each field of `Settings` carries its `Variable`: name, default, form of the text
 `.env.example` and the table of settings in the documentation are derived from these fields.
 """
 
-import re
 import stat
 import sys
 from collections.abc import Mapping
@@ -12,15 +11,14 @@ from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple, get_origin, get_type_hints
-from urllib.parse import unquote
 
 import msgspec
 
 from trader import setting_forms as forms
 from trader.dotenv import read_dotenv
 from trader.errors import SettingsError
-from trader.provider_settings import KEY_NAME, OTHER_KEY_NAME, ProviderSettings, read_providers
-from trader.setting_checks import PROVIDER_NEEDED, find_contradictions, find_unknown, lacks_provider
+from trader.provider_settings import KEY_NAME, ProviderSettings, read_providers
+from trader.setting_checks import PROVIDER_NEEDED, find_contradictions, find_unknown, is_loopback, lacks_provider
 from trader.setting_forms import Form, Secret, parse_setting
 
 
@@ -161,6 +159,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     api_token: Annotated[Secret | None, Variable(
         "API_TOKEN", "", forms.SECRET,
         "When set, procedures that change something need `Authorization: Bearer <token>`.")]
+    read_token: Annotated[Secret | None, Variable(
+        "READ_TOKEN", "", forms.SECRET,
+        "When set, everything but /health and /health/live needs this token, API_TOKEN or a key with the scope `read`: "
+        "as `Authorization: Bearer <token>`, or as the password for which a browser asks.")]
+    unsafe_open: Annotated[str, Variable(
+        "UNSAFE_OPEN", "off", forms.one_of("on", "off"),
+        "`on`: start without API_TOKEN although HOST is beyond this machine, because a proxy guards the port.")]
     max_parallel_models: Annotated[int, Variable(
         "MAX_PARALLEL_MODELS", "8", forms.whole_number(1, 256),
         "How many models with the same name at the same provider may be invoked at the same time.")]
@@ -361,28 +366,13 @@ def find_risks(settings: Settings, dotenv: Path) -> list[str]:
     token = settings.api_token
     if token is not None and len(token.reveal()) < TOKEN_CHARACTERS:
         risks.append(f"API_TOKEN is short: it should have at least {TOKEN_CHARACTERS} random characters")
-    is_local = settings.host in ("localhost", "127.0.0.1", "::1")
-    if not is_local and token is None and settings.public == "off":
+    if not is_loopback(settings.host) and token is None and settings.public == "off":
         risks.append(f"HOST={settings.host} without API_TOKEN: whoever reaches port {settings.port} can place orders")
     in_file = read_dotenv(dotenv).values
     has_secrets = any(name in SECRET_NAMES or KEY_NAME.fullmatch(name) for name in in_file)
     if has_secrets and dotenv.stat().st_mode & stat.S_IROTH:
         risks.append(f"{dotenv} holds secrets and every user of this machine can read it: chmod 600 {dotenv}")
     return risks
-
-
-SECRET_CHARACTERS_MIN: Final = 8
-"""Shorter texts, such as the `none` that a local server takes for a key, are in ordinary texts by chance."""
-
-
-def read_secrets(environ: Mapping[str, str], dotenv: Path | None) -> Mapping[str, str]:
-    """Return the name of the variable of each secret that is set; of a database address its password counts, too."""
-    names: dict[str, str] = {}
-    for name, text in merged_texts(environ, read_dotenv(dotenv).values).items():
-        if name in SECRET_NAMES or KEY_NAME.fullmatch(name) or OTHER_KEY_NAME.fullmatch(name):
-            passwords = map(unquote, re.findall(r"://[^/@:]*:([^/@]+)@", text))
-            names |= dict.fromkeys((text, *text.split(","), *passwords), name)
-    return {secret: name for secret, name in names.items() if len(secret) >= SECRET_CHARACTERS_MIN}
 
 
 def read_some(environ: Mapping[str, str], dotenv: Path | None, *fields: str) -> list[Any]:

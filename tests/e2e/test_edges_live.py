@@ -16,12 +16,13 @@ from support.process import ServiceProcess, serving
 from support.shapes import assert_shape, text
 from yarl import URL
 
+from trader.api.requests import BODY_SIZE_MAX
+
 pytestmark = pytest.mark.processes
 
 ALLOWED = "https://desk.example"
 FOREIGN = "https://evil.example"
 TOKEN = "open-sesame-0123456789"
-MIB = 1024 * 1024
 
 ERROR = {"error": text, "code": text, "issues?": [{"path": [lambda _: None], "message": text}]}
 
@@ -157,7 +158,7 @@ async def test_errors_name_the_field_and_paths_are_exact(service: ServiceProcess
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_a_body_over_one_mebibyte_is_refused(service: ServiceProcess) -> None:
+async def test_a_body_over_64_kib_is_refused(service: ServiceProcess) -> None:
     async def post(size: int, *, chunked: bool) -> tuple[int, Any]:
         body = b'{"modelId":"%b"}' % (b"x" * (size - 14))
         assert len(body) == size
@@ -171,8 +172,10 @@ async def test_a_body_over_one_mebibyte_is_refused(service: ServiceProcess) -> N
             return response.status, orjson.loads(await response.read())
 
     for chunked in (False, True):
-        assert (await post(MIB, chunked=chunked))[0] == 400  # small enough to be looked at: the id is too long
-        status, answer = await post(MIB + 1, chunked=chunked)
+        assert (await post(BODY_SIZE_MAX, chunked=chunked))[
+            0
+        ] == 400  # small enough to be looked at: the id is too long
+        status, answer = await post(BODY_SIZE_MAX + 1, chunked=chunked)
         assert (status, answer["code"]) == (413, "PAYLOAD_TOO_LARGE")
         assert_shape(answer, ERROR)
     assert (await service.try_call("trading.getPositions"))[0] == 200

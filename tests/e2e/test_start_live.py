@@ -98,7 +98,7 @@ async def test_a_taken_port_is_reported(tmp_path: Path, dsn: str) -> None:
 
 async def test_a_foreign_host_address_is_reported(tmp_path: Path, dsn: str) -> None:
     for host in ("no-such-host.invalid", "192.0.2.1"):
-        code, output = await ended(tmp_path, "--demo=fresh", DATABASE_URL=dsn, HOST=host)
+        code, output = await ended(tmp_path, "--demo=fresh", DATABASE_URL=dsn, HOST=host, API_TOKEN="a" * 16)
         assert code == 1
         assert f"trader cannot start: cannot listen on {host} port " in output
         assert "Traceback" not in output

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Final
 
 import aiohttp_cors
-from aiohttp import hdrs, web
+from aiohttp import HttpVersion11, hdrs, web
 from multidict import istr
 
 from trader.api import batch, rpc
@@ -31,10 +31,11 @@ from trader.api.requests import (
     Handler,
     RequestLog,
     WaitingBodies,
+    address_of,
 )
 from trader.api.routes import answer_expectation, refusal, unmet_expectation
-from trader.errors import Forbidden, TooManyRequests
-from trader.services.operations.access import Access
+from trader.errors import Forbidden, TooManyRequests, Unauthorized
+from trader.services.operations.access import ANYBODY, Access, require_reader
 from trader.settings import Settings
 
 CORS_PATHS: Final = ("/api/", "/health")
@@ -42,6 +43,9 @@ CORS_PATHS: Final = ("/api/", "/health")
 
 _REST: Final = "/{path:(api/|health).*}"
 """The paths of `CORS_PATHS` that no other route has."""
+
+_OPEN_PATHS: Final = ("/health", "/health/live", "/api/health", "/api/health/live")
+"""The paths that READ_TOKEN leaves open, for supervisors and proxies."""
 
 _METHODS: Final = ("GET", "POST")
 _ALLOWED_HEADERS: Final = ("content-type", "last-event-id", "x-orpc-batch", "x-csrf-token", "authorization")
@@ -113,6 +117,9 @@ async def finish_head(request: web.Request, response: web.StreamResponse) -> Non
     headers[hdrs.VARY] = f"{vary}, {hdrs.ORIGIN}" if vary else hdrs.ORIGIN
     headers[_ID_HEADER] = request.get(REQUEST_ID) or app[REQUESTS].new_id()
     headers[hdrs.SERVER] = "trader"  # without versions
+    headers["X-Content-Type-Options"] = "nosniff"
+    if request.path.startswith(rpc.PREFIX):
+        headers.setdefault(hdrs.CACHE_CONTROL, "no-store")
     if (relay := app.get(RELAY)) is not None and (lag_s := relay.lag_s()) is not None:
         headers[_LAG_HEADER] = f"{lag_s:.3f}"
 
@@ -125,11 +132,14 @@ async def _respond(request: web.Request, handler: Handler) -> web.StreamResponse
         response = refusal(417, f"Expect: {expected[:100]} is not supported here; use 100-continue, or leave it out")
         response.force_close()  # the body may or may not follow
         return response
+    if hdrs.TRANSFER_ENCODING in request.headers and request.version < HttpVersion11:
+        request[GIVEN_UP] = True  # a proxy may see another end of this request (RFC 9112, section 6.1)
+        return refusal(400, "HTTP/1.0 has no Transfer-Encoding; send Content-Length")
     try:
         if hdrs.ORIGIN in request.headers or FETCH_SITE in request.headers:
             _check_origin(request)
-        if hdrs.AUTHORIZATION in request.headers and ACCESS in request.app:
-            await _admit(request, request.app[ACCESS])
+        if (access := request.app.get(ACCESS)) is not None:
+            await _admit(request, access)
         response = await handler(request)
     except (web.HTTPNotFound, web.HTTPMethodNotAllowed):
         response = await _refuse_path(request)
@@ -148,12 +158,21 @@ async def _respond(request: web.Request, handler: Handler) -> web.StreamResponse
 async def _admit(request: web.Request, access: Access) -> None:
     """Note who sends the request, and count it, before anything of its body is read.
 
-    :raises TooManyRequests: its caller sends too many
+    Procedures check by themselves whether reading is closed: those that change something have rules of their own.
+
+    :raises TooManyRequests: its caller sends too many, or its address too many wrong secrets
+    :raises Unauthorized: READ_TOKEN closes reading, and its secret is missing or wrong
     """
-    caller = request[CALLER] = await access.identify(request.headers[hdrs.AUTHORIZATION])
     try:
+        if hdrs.AUTHORIZATION in request.headers:
+            request[CALLER] = await access.identify(request.headers[hdrs.AUTHORIZATION], address_of(request))
+        caller = request.get(CALLER, ANYBODY)
         access.admit(caller)
-    except TooManyRequests:
+        is_call = request.method == hdrs.METH_POST and request.path.startswith(rpc.PREFIX)
+        is_open = request.path in _OPEN_PATHS or request.method == hdrs.METH_OPTIONS
+        if access.closes_reading and not is_call and not is_open:
+            require_reader(caller, "This service")
+    except (TooManyRequests, Unauthorized):
         if not request.content.is_eof():
             request[GIVEN_UP] = True
         raise

@@ -31,6 +31,7 @@ from trader.api.requests import (
     REQUESTS,
     UNKNOWN,
     BodyTimeout,
+    address_of,
     arrived_body,
     read_body,
 )
@@ -50,6 +51,7 @@ from trader.errors import (
     NotFound,
     PayloadTooLarge,
     Precondition,
+    ReadingClosed,
     TooManyRequests,
     TraderError,
     Unauthorized,
@@ -58,7 +60,7 @@ from trader.errors import (
     ViewExpired,
     ViewUnknown,
 )
-from trader.services.operations.access import ANYBODY, Access, Caller, require_agent, require_operator
+from trader.services.operations.access import ANYBODY, Access, Caller, require_agent, require_operator, require_reader
 
 PREFIX: Final = "/api/rpc/"
 
@@ -164,6 +166,8 @@ class Dispatcher:
             return await self._handle_other(request)
         if target.procedure.changes:
             request[CHANGES] = True
+        if (access := request.app.get(ACCESS)) is not None:
+            self._check_reading(target.procedure, access, request.get(CALLER, ANYBODY))
         body = arrived_body(request)
         if body is None:
             body = await read_body(request, self._body_wait_s)
@@ -184,7 +188,7 @@ class Dispatcher:
         caller, request_id = request.get(CALLER, ANYBODY), request[REQUEST_ID]
 
         async def call(index: int, item: batch.Item) -> batch.Reply:
-            answer = await self._call_item(request.app, item, caller, f"{request_id}.{index}")
+            answer = await self._call_item(request, item, caller, f"{request_id}.{index}")
             return batch.Reply(index, answer.status, answer.headers, answer.body)
 
         return await batch.respond(request, items, call, mode, HTTPStatus.MULTI_STATUS)
@@ -249,6 +253,11 @@ class Dispatcher:
         async with self._parsing:
             return await asyncio.to_thread(parse, *arguments)
 
+    def _check_reading(self, declared: Procedure, access: Access, caller: Caller) -> None:
+        """Check that the caller may read, for a procedure that does not check its caller itself."""
+        if access.closes_reading and not declared.changes and declared.scope is None:
+            require_reader(caller, declared.name)
+
     def _check_allowed(self, declared: Procedure, caller: Caller) -> tuple[Credential, ...]:
         """Return what the handler is passed of its caller: the key of an agent, or nothing."""
         if self._live and declared.paper_only:
@@ -273,7 +282,7 @@ class Dispatcher:
         declared.output_decoder.decode(text)
         return text
 
-    async def _call_item(self, app: web.Application, item: batch.Item, caller: Caller, request_id: str) -> Answer:
+    async def _call_item(self, request: web.Request, item: batch.Item, caller: Caller, request_id: str) -> Answer:
         """Answer one call of a batch. It comes from the oRPC client, so it has its style whatever the path."""
         started_s = time.perf_counter()
         target = self._targets.get(item.path)
@@ -283,20 +292,22 @@ class Dispatcher:
             answer = _method_not_supported(item.method, Style.ORPC)
         else:
             enveloped = self._enveloped[target.procedure.name]
-            answer = await self._call_as(app[ACCESS], enveloped, item, caller, request_id)
+            answer = await self._call_as(request, enveloped, item, caller, request_id)
             self.large_answers.note(target.procedure.name, len(answer.body))
         name, changes = (target.procedure.name, target.procedure.changes) if target else (UNKNOWN, False)
-        app[REQUESTS].finished(name, answer.status, started_s, request_id, changes=changes)
+        request.app[REQUESTS].finished(name, answer.status, started_s, request_id, changes=changes)
         return answer
 
     async def _call_as(
-        self, access: Access, target: Target, item: batch.Item, caller: Caller, request_id: str
+        self, request: web.Request, target: Target, item: batch.Item, caller: Caller, request_id: str
     ) -> Answer:
         """Answer one call of a batch, in the name of its own header if it has one."""
+        access = request.app[ACCESS]
         try:
             if item.authorization is not None:
-                caller = await access.identify(item.authorization)
+                caller = await access.identify(item.authorization, address_of(request))
             access.admit(caller)
+            self._check_reading(target.procedure, access, caller)
         except ANSWERED as error:
             return _error_answer(error, target.style)
         return await self.kept_or_called(target, item.body, caller, request_id)
@@ -326,6 +337,8 @@ def _headers_of(error: TraderError) -> dict[str, str]:
         return {"Retry-After": str(error.retry_after_s)}
     if isinstance(error, MarketUnavailable):
         return {"Retry-After": "1"}
+    if isinstance(error, ReadingClosed):
+        return {"WWW-Authenticate": 'Basic realm="trader", charset="UTF-8", Bearer'}
     return {"WWW-Authenticate": "Bearer"} if isinstance(error, Unauthorized) else {}
 
 

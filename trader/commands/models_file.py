@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from trader.api.inputs import find_issues
-from trader.commands.toml_lines import find_secrets, lines_of
+from trader.commands.toml_lines import find_secrets, lines_of, read_secrets
 from trader.domain.models import (
     CODE_PROVIDERS,
     CYCLE,
@@ -29,7 +29,6 @@ from trader.domain.models import (
 from trader.errors import Issue, SettingsError
 from trader.logs import STEERING
 from trader.provider_settings import PROVIDERS
-from trader.settings import read_secrets
 from trader.strategies import load_strategy
 
 ROOT_NAMES: Final = {"models": "model", "owners": "owner", "providers": "provider"}

@@ -1,10 +1,16 @@
 """Values of a TOML file: their line numbers for error messages, and the secrets in them."""
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote
 
+from trader.dotenv import read_dotenv
 from trader.errors import Issue
+from trader.provider_settings import KEY_NAME, OTHER_KEY_NAME
+from trader.settings import SECRET_NAMES, merged_texts
 
 
 def lines_of(text: str, paths: Sequence[Sequence[str | int]]) -> list[int]:
@@ -55,3 +61,17 @@ def find_secrets(value: Any, secrets: Mapping[str, str], *path: str | int) -> It
     elif isinstance(value, str) and (held := {name for secret, name in secrets.items() if secret in value}):
         setting = ", ".join(sorted(held))
         yield Issue(path, f"it holds the value of {setting}, which must not be stored or sent to models")
+
+
+SECRET_CHARACTERS_MIN: Final = 8
+"""Shorter texts, such as the `none` that a local server takes for a key, are in ordinary texts by chance."""
+
+
+def read_secrets(environ: Mapping[str, str], dotenv: Path | None) -> Mapping[str, str]:
+    """Return the name of the variable of each secret that is set; of a database address its password counts, too."""
+    names: dict[str, str] = {}
+    for name, text in merged_texts(environ, read_dotenv(dotenv).values).items():
+        if name in SECRET_NAMES or KEY_NAME.fullmatch(name) or OTHER_KEY_NAME.fullmatch(name):
+            passwords = map(unquote, re.findall(r"://[^/@:]*:([^/@]+)@", text))
+            names |= dict.fromkeys((text, *text.split(","), *passwords), name)
+    return {secret: name for secret, name in names.items() if len(secret) >= SECRET_CHARACTERS_MIN}

@@ -6,6 +6,7 @@ Where a chart belongs, a body has an element with `data-chart`; `report.js` draw
 import re
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
 from html import escape
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ import msgspec
 from trader.api.dashboard.assets import text_of
 
 _IMPORT: Final = re.compile(r"from '\./([^']+)'")
+_NO_FORMS: Final = "base-uri 'none'; form-action 'none'"
 _FONT_FACE: Final = re.compile(r"@font-face \{[^}]*\}")
 
 
@@ -21,15 +23,19 @@ def document(title: str, body: str, data: Mapping[str, Any] | None = None) -> st
     """Return an HTML document in the style of the dashboard, with the charts of `data` if there are any."""
     styles = ("vendor/uplot.css", "base.css", "parts.css", "report.css") if data else ("base.css", "report.css")
     style = _FONT_FACE.sub("", "".join(text_of(name) for name in styles))  # the font is not worth 64 kB here
-    charts = "" if data is None else _charts(data)
+    # Nobody whose text is in the body can know its digest in advance, so no script in such a text has the nonce.
+    nonce = sha256(body.encode()).hexdigest()
+    charts = "" if data is None else _charts(data, nonce)
+    policy = f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'unsafe-inline'; {_NO_FORMS}"
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{style}</style></head><body><main>{body}</main>{charts}</body></html>\n"
     )
 
 
-def _charts(data: Mapping[str, Any]) -> str:
+def _charts(data: Mapping[str, Any], nonce: str) -> str:
     text = msgspec.json.encode(data).decode().replace("<", "\\u003c")
     modules = _modules("report.js")
     entry = modules.pop("report.js")
@@ -37,9 +43,10 @@ def _charts(data: Mapping[str, Any]) -> str:
         name: f"data:text/javascript;base64,{b64encode(source.encode()).decode()}" for name, source in modules.items()
     }
     return (
-        f'<script type="application/json" id="data">{text}</script><script>{text_of("vendor/uplot.js")}</script>'
-        f'<script type="importmap">{msgspec.json.encode({"imports": imports}).decode()}</script>'
-        f'<script type="module">{entry}</script>'
+        f'<script type="application/json" id="data">{text}</script>'
+        f'<script nonce="{nonce}">{text_of("vendor/uplot.js")}</script>'
+        f'<script nonce="{nonce}" type="importmap">{msgspec.json.encode({"imports": imports}).decode()}</script>'
+        f'<script nonce="{nonce}" type="module">{entry}</script>'
     )
 
 

@@ -28,7 +28,6 @@ PAGE_HEADERS: Final = {
     "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'",
     "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
 }
 """Headers of an HTML page: nothing inline is executed, and nothing is loaded from elsewhere."""
 
@@ -102,6 +101,6 @@ def routes() -> list[web.RouteDef]:
 
 def _answer(content: Content) -> Handler:
     async def answer(request: web.Request) -> web.Response:
-        return content.respond(request, {hdrs.CACHE_CONTROL: _KEPT_FOR_EVER, "X-Content-Type-Options": "nosniff"})
+        return content.respond(request, {hdrs.CACHE_CONTROL: _KEPT_FOR_EVER})
 
     return answer

@@ -34,6 +34,7 @@ Kind = Literal[
     "database",
     "disk",
     "books",
+    "access",
     "test",
 ]
 

@@ -3,10 +3,13 @@
 import asyncio
 import math
 import time
+from base64 import b64decode
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 from uuid import UUID
 
 from trader.clock import SystemClock
+from trader.domain.operations.alarms import Alarm, AlarmCause
 from trader.domain.operations.credentials import (
     AGENT_MARK,
     OPERATOR_MARK,
@@ -18,13 +21,22 @@ from trader.domain.operations.credentials import (
     is_secret_of,
     prefix_of,
 )
-from trader.errors import Forbidden, KeyRevoked, MissingScope, TooManyRequests, Unauthorized
+from trader.errors import Forbidden, KeyRevoked, MissingScope, ReadingClosed, TooManyRequests, Unauthorized
 from trader.setting_forms import Secret
 from trader.store.database.pool import Database
 from trader.store.operations.credentials import select_credentials
 
 READ_EVERY_S: Final = 1.0
 """For how long credentials that were read hold: a change takes effect within that time, without a restart."""
+
+
+WRONG_MAX: Final = 10
+WRONG_WINDOW_S: Final = 60.0
+"""After this many wrong secrets within this time an address rests until it is over."""
+
+ADDRESSES_MAX: Final = 10_000
+
+READING: Final[tuple[Scope, ...]] = ("read",)
 
 
 class Caller(NamedTuple):
@@ -43,31 +55,67 @@ ANYBODY: Final = Caller()
 class Access:
     """Knows the credentials of the database and of API_TOKEN. Limits hold for this process."""
 
-    def __init__(self, database: Database, api_token: Secret | None) -> None:
+    def __init__(self, database: Database, api_token: Secret | None, read_token: Secret | None = None) -> None:
         self._database = database
-        self._api_token = None if api_token is None else _credential_of(api_token)
+        tokens = (("API_TOKEN", api_token, SCOPES), ("READ_TOKEN", read_token, READING))
+        self._tokens = [_credential_of(name, token, scopes) for name, token, scopes in tokens if token is not None]
+        self.closes_reading = read_token is not None
+        self._wrong: dict[str, tuple[int, float]] = {}
+        self._accepted: set[bytes] = set()
         self._by_prefix: dict[str, Credential] = {}
         self._buckets: dict[UUID, tuple[int, TokenBucket]] = {}
         self._read_at_s = -math.inf
         self._reading = asyncio.Lock()
 
-    async def identify(self, authorization: str | None) -> Caller:
-        """Return who sends a request with this `Authorization` header.
+    async def identify(self, authorization: str | None, address: str = "") -> Caller:
+        """Return who sends a request with this `Authorization` header from this address.
 
+        :raises TooManyRequests: the address has sent too many wrong secrets, and never this one while it was right
         :raises Unavailable: the credentials cannot be read
         """
-        scheme, _, secret = (authorization or "").partition(" ")
-        secret = secret.strip()
-        if scheme.lower() != "bearer" or not secret:
+        secret = _secret_in(authorization or "")
+        if not secret:
             return ANYBODY
-        digest = digest_of(secret)
-        if self._api_token is not None and is_secret_of(self._api_token, digest):
-            return Caller(self._api_token)
+        digest, now_s = digest_of(secret), time.monotonic()
+        count, since_s = self._wrong.get(address, (0, -math.inf))
+        rest_s = since_s + WRONG_WINDOW_S - now_s
+        if count >= WRONG_MAX and rest_s > 0 and digest not in self._accepted:
+            raise TooManyRequests("too many wrong keys or tokens came from this address", math.ceil(rest_s))
+        credential = await self._find(secret, digest)
+        if credential is None:
+            self._count_wrong(address, now_s)
+            return ANYBODY
+        if len(self._accepted) >= ADDRESSES_MAX:
+            self._accepted.clear()
+        self._accepted.add(digest)
+        return Caller(credential)
+
+    async def _find(self, secret: str, digest: bytes) -> Credential | None:
+        for token in self._tokens:
+            if is_secret_of(token, digest):
+                return token
         if not secret.startswith((AGENT_MARK, OPERATOR_MARK)):
-            return ANYBODY
+            return None
         await self._read()
         credential = self._by_prefix.get(prefix_of(secret))
-        return ANYBODY if credential is None or not is_secret_of(credential, digest) else Caller(credential)
+        return credential if credential is not None and is_secret_of(credential, digest) else None
+
+    def _count_wrong(self, address: str, now_s: float) -> None:
+        count, since_s = self._wrong.pop(address, (0, now_s))
+        if now_s - since_s > WRONG_WINDOW_S:
+            count, since_s = 0, now_s
+        if len(self._wrong) >= ADDRESSES_MAX:
+            del self._wrong[next(iter(self._wrong))]
+        self._wrong[address] = (count + 1, since_s)
+
+    def alarms(self) -> Iterator[Alarm]:
+        """Yield an alarm while wrong keys or tokens come in."""
+        now_s = time.monotonic()
+        recent = {address: count for address, (count, at_s) in self._wrong.items() if now_s - at_s <= WRONG_WINDOW_S}
+        if sum(recent.values()) >= WRONG_MAX:
+            most = max(recent, key=recent.__getitem__)
+            text = f"{sum(recent.values())} wrong keys or tokens came within a minute, most of them from {most}"
+            yield Alarm(AlarmCause("access"), text)
 
     def admit(self, caller: Caller) -> None:
         """Count a request of the caller.
@@ -94,19 +142,40 @@ class Access:
             self._read_at_s = time.monotonic()
 
 
-def _credential_of(api_token: Secret) -> Credential:
-    secret = api_token.reveal()
+def _secret_in(authorization: str) -> str:
+    """Return the secret of an `Authorization` header: a bearer token, or the password that a browser asked for."""
+    scheme, _, secret = authorization.partition(" ")
+    if scheme.lower() == "basic":
+        try:
+            secret = b64decode(secret, validate=True).decode().partition(":")[2]
+        except ValueError:
+            return ""
+    return secret.strip() if scheme.lower() in ("bearer", "basic") else ""
+
+
+def _credential_of(name: str, token: Secret, scopes: tuple[Scope, ...]) -> Credential:
     return Credential(
         id=UUID(int=0),
-        name="API_TOKEN",
+        name=name,
         account_id=None,
-        scopes=SCOPES,
+        scopes=scopes,
         prefix="",
-        digest=digest_of(secret),
+        digest=digest_of(token.reveal()),
         requests_per_minute=None,
         decisions_per_minute=None,
         created_at=SystemClock().now(),
     )
+
+
+def require_reader(caller: Caller, what: str) -> None:
+    """Check that the caller may read, where READ_TOKEN closes reading.
+
+    :raises Forbidden: its key or token does not have the scope
+    :raises ReadingClosed: its secret is missing or wrong
+    """
+    if caller.credential is None:
+        raise ReadingClosed(f"{what} needs the header Authorization: Bearer <READ_TOKEN>, or the token as a password")
+    _require_scope(caller, "read", what, "READ_TOKEN")
 
 
 def require_operator(caller: Caller, scope: Scope, what: str) -> None:

@@ -1,0 +1,133 @@
+"""Who may ask: tokens that close reading, wrong ones that rest an address, ports that are not left open by mistake."""
+
+from base64 import b64encode
+from typing import Any
+
+import pytest
+from aiohttp import web
+from pytest_aiohttp.plugin import AiohttpClient
+from support.attacked import CALL, Context, Service, registry
+from support.served import AppClient, make_app
+
+from trader.api.context import ACCESS
+from trader.api.routes import Route
+from trader.errors import SettingsError
+from trader.reports.document import document
+from trader.services.operations.access import WRONG_MAX, Access
+from trader.setting_forms import Secret
+from trader.settings import Settings
+
+READ, TRADE = "read-0123456789abcdef", "trade-0123456789abcdef"
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+def basic(password: str) -> dict[str, str]:
+    return {"Authorization": "Basic " + b64encode(f"anybody:{password}".encode()).decode()}
+
+
+@pytest.fixture
+async def access() -> Access:
+    """Access by the two tokens of the settings, which needs no database."""
+    return Access(Any, Secret(TRADE), Secret(READ))  # type: ignore[arg-type]  # only keys and tokens of trader read it
+
+
+@pytest.fixture
+async def client(access: Access, aiohttp_client: AiohttpClient) -> AppClient:
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response({})
+
+    paths = ("/", "/health", "/health/live", "/health/schedulers", "/metrics", "/api/events/positions")
+    routes = [definition for path in paths for definition in Route(path).get(answer)]
+    settings = Settings.load({"PORT": "0", "API_TOKEN": TRADE, "READ_TOKEN": READ}, None, demo=True)
+    app = make_app(routes, context=Context(settings), registry=registry, settings=settings)
+    app[ACCESS] = access
+    return await aiohttp_client(app)
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics", "/health/schedulers", "/api/events/positions"])
+async def test_read_token_closes_reading(client: AppClient, path: str) -> None:
+    async with client.get(path) as refused:
+        assert refused.status == 401
+        assert "Basic" in refused.headers["WWW-Authenticate"]
+    for headers in (bearer(READ), bearer(TRADE), basic(READ)):
+        async with client.get(path, headers=headers) as answer:
+            assert answer.status == 200
+
+
+@pytest.mark.parametrize("path", ["/health", "/health/live"])
+async def test_supervisors_need_no_token(client: AppClient, path: str) -> None:
+    async with client.get(path) as answer:
+        assert answer.status == 200
+
+
+async def test_procedures_and_batches_that_read_are_closed_too(client: AppClient) -> None:
+    batch = [{"url": "http://x/api/rpc/demo/wait", "body": {"json": {}}}]
+    for headers, status in (({}, 401), (bearer("wrong"), 401), (bearer(READ), 200)):
+        async with client.post("/api/rpc/demo.wait", data="{}", headers=headers) as answer:
+            assert answer.status == status
+            assert answer.headers["Cache-Control"] == "no-store"
+            assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        async with client.post(
+            "/api/rpc/__batch__", json=batch, headers={"x-orpc-batch": "buffered", **headers}
+        ) as many:
+            assert [reply["status"] for reply in await many.json()] == [status]
+
+
+async def test_wrong_tokens_rest_their_address_and_nobody_who_was_right(client: AppClient, access: Access) -> None:
+    async with client.get("/metrics", headers=bearer(READ)) as answer:
+        assert answer.status == 200
+    assert not list(access.alarms())
+    for number in range(WRONG_MAX):
+        async with client.get("/metrics", headers=bearer(f"guess-{number}")) as answer:
+            assert answer.status == 401
+    for token in ("guess", TRADE):  # a guess that is right is not found out while the address rests
+        async with client.get("/metrics", headers=bearer(token)) as answer:
+            assert answer.status == 429
+            assert 0 < int(answer.headers["Retry-After"]) <= 60
+    async with client.get("/metrics", headers=bearer(READ)) as answer:
+        assert answer.status == 200
+    assert (await access.identify(f"Bearer {TRADE}", "203.0.113.9")).credential is not None, "other addresses go on"
+    (alarm,) = access.alarms()
+    assert alarm.text == "10 wrong keys or tokens came within a minute, most of them from 127.0.0.1"
+
+
+async def test_wrong_tokens_in_a_batch_count_like_others(access: Access, client: AppClient) -> None:
+    items = [
+        {"url": "http://x/api/rpc/demo/wait", "headers": bearer(f"guess-{n}"), "body": {"json": {}}} for n in range(10)
+    ]
+    async with client.post("/api/rpc/__batch__", json=items, headers={"x-orpc-batch": "buffered"}) as answer:
+        assert {reply["status"] for reply in await answer.json()} == {401}
+    async with client.get("/metrics", headers=bearer("guess")) as answer:
+        assert answer.status == 429
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "trader.example"])
+def test_a_port_beyond_this_machine_is_not_opened_by_mistake(host: str) -> None:
+    with pytest.raises(SettingsError, match="is beyond this machine, so whoever reaches the port could trade"):
+        Settings.load({"HOST": host}, None, demo=True)
+    for guard in ({"API_TOKEN": TRADE}, {"UNSAFE_OPEN": "on"}, {"PUBLIC": "on"}):
+        assert Settings.load({"HOST": host, **guard}, None, demo=True).host == host
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.3.2.1", "::1", "localhost"])
+def test_this_machine_needs_no_token(host: str) -> None:
+    assert Settings.load({"HOST": host}, None, demo=True).host == host
+
+
+async def test_http_1_0_with_a_transfer_encoding_ends_the_connection(service: Service) -> None:
+    head = CALL.replace(b"HTTP/1.1", b"HTTP/1.0") + b"Connection: keep-alive\r\nTransfer-Encoding: chunked\r\n\r\n"
+    answer = await service.send(head + b"2\r\n{}\r\n0\r\n\r\nGET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert answer.count(b"X-Request-Id: ") == 1, "what follows is no request of its own"
+    assert b" 400 " in answer.partition(b"\r\n")[0]
+
+
+def test_a_report_runs_its_own_scripts_alone() -> None:
+    page = document("A report", "<p>text</p>", {"charts": []})
+    policy = page.partition('Content-Security-Policy" content="')[2].partition('"')[0]
+    nonce = policy.partition("'nonce-")[2].partition("'")[0]
+    assert policy.startswith("default-src 'none'; script-src 'nonce-")
+    assert page.count(f'<script nonce="{nonce}"') == 3
+    assert nonce not in document("A report", "<p>another text</p>", {"charts": []})
