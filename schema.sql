@@ -379,6 +379,7 @@ CREATE TABLE IF NOT EXISTS limit_orders (
     status             text NOT NULL CHECK (status IN ('RESTING', 'FILLED', 'CANCELLED')),
     quantity           amount  NOT NULL CHECK (quantity > 0),
     remaining          amount  NOT NULL CHECK (remaining BETWEEN 0 AND quantity),
+    ahead              amount  NOT NULL DEFAULT 0 CHECK (ahead >= 0),  -- what stands before it at its price
     limit_price        amount  NOT NULL CHECK (limit_price > 0),
     leverage           amount  CHECK (leverage >= 1),
     reduce_only        boolean NOT NULL,

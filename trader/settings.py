@@ -145,6 +145,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     shared_depth: Annotated[str, Variable(
         "SHARED_DEPTH", "off", forms.one_of("on", "off"),
         "Whether what one account takes out of a simulated book is missing for the others, too.")]
+    limit_fills: Annotated[str, Variable(
+        "LIMIT_FILLS", "through", forms.one_of("touch", "through", "queue"),
+        "When a resting order fills: `touch`: in full, once the mark reaches its limit; `through`: once the best "
+        "opposite price does, up to the quantity shown there; `queue`: the same, after what stood before it.")]
     latency_ms: Annotated[int, Variable(
         "SIM_LATENCY_MS", "200", forms.whole_number(0, 60_000),
         "How long an order takes to reach the simulated market, in milliseconds.",

@@ -4,12 +4,13 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from decimal import Decimal
 
+import msgspec
 from support.books import RULES, Side, deep_quote, make_quote, moment_of, open_account, plain_rate
 
 from trader.domain.exchange import account as figures
 from trader.domain.exchange import rules as exchange
 from trader.domain.exchange.account import Account, Position
-from trader.domain.exchange.ledger import Posting
+from trader.domain.exchange.ledger import LimitFills, Posting
 from trader.domain.exchange.orders import ExitPlan, Order, OrderAnswer, OrderSide, OrderType
 from trader.domain.exchange.tick_rules import Moment, apply_tick
 from trader.domain.market.markets import Quote
@@ -21,10 +22,10 @@ BUY, SELL = OrderSide.BUY, OrderSide.SELL
 class PaperBench:
     """An account, the market it sees, and every posting so far."""
 
-    def __init__(self, capital: int = 10_000, *quotes: Quote) -> None:
+    def __init__(self, capital: int = 10_000, *quotes: Quote, limit_fills: LimitFills = "through") -> None:
         self.account: Account = open_account(capital)
         self.moment: Moment = moment_of(*(quotes or (deep_quote("ETH", 2_000),)))
-        self.rules = RULES
+        self.rules = msgspec.structs.replace(RULES, limit_fills=limit_fills)
         self.postings: list[Posting] = []
         self.rate: Callable[[str, datetime], D] = plain_rate
 

@@ -39,7 +39,9 @@ class ReferenceAccount:
         liquidation: Decimal,
         recovery: timedelta,
         every: int = 1,
+        fills: str = "through",
     ) -> None:
+        self.fills = fills
         self.capital = Fraction(capital)
         self.markets = markets
         self.taker = Fraction(taker)
@@ -197,7 +199,12 @@ class ReferenceAccount:
         if rests:
             assert limit is not None
             self._arrivals += 1
-            self.resting.append(Rest(self._arrivals, order.symbol, sign, unfilled, limit, terms, order.reduce_only, at))
+            own = book.bids if sign > 0 else book.asks
+            standing = sum((Fraction(level.quantity) for level in own if Fraction(level.price) == limit), Fraction(0))
+            ahead = standing if self.fills == "queue" else Fraction(0)
+            self.resting.append(
+                Rest(self._arrivals, order.symbol, sign, unfilled, limit, terms, order.reduce_only, at, ahead)
+            )
         opens = quantity > reducible
         if rests:
             waiting = [rest for rest in self.resting if rest.symbol == order.symbol and rest.sign == sign]
@@ -262,7 +269,8 @@ class ReferenceAccount:
     def update(self, moment: Moment, rate: Callable[[str, datetime], Decimal]) -> None:
         """Funding, resting orders, liquidation, exit plans, when the update concerns the account at all."""
         self.see(moment)
-        if not (self.books().holdings.keys() & moment.updated or any(_reached(rest, moment) for rest in self.resting)):
+        is_reached = any(self._is_reached(rest, moment) for rest in self.resting)
+        if not is_reached and not self.books().holdings.keys() & moment.updated:
             return
         at = max(moment.at, self.changed_at)
         before = self._visible()
@@ -280,25 +288,27 @@ class ReferenceAccount:
 
     def _visible(self) -> object:
         """What an update that concerns the account changes of it."""
-        orders = [(rest.number, rest.remaining) for rest in self.resting]
+        orders = [(rest.number, rest.remaining, rest.ahead) for rest in self.resting]
         closing = {symbol: watch.closing for symbol, watch in self.watches.items()}
         return len(self.ledger), orders, closing, self.liquidating
 
     def _fill_resting(self, moment: Moment, at: datetime) -> None:
         for rest in sorted(self.resting, key=lambda r: (-r.sign * r.limit, r.created_at, r.number)):
-            if rest not in self.resting or not _reached(rest, moment):
+            if rest not in self.resting or not self._is_reached(rest, moment):
                 continue
             book = moment.quotes[rest.symbol].book
-            beyond = self._shown(book, rest.sign, rest.remaining, rest.limit, at)
             held = self.quantity(rest.symbol)
             reducible = abs(held) if held * rest.sign < 0 else Fraction(0)
-            if rest.reduce_only:
-                beyond = first(beyond, reducible)
-            quantity = sum((q for _, q in beyond), Fraction(0))
+            quantity = min(rest.remaining, reducible) if rest.reduce_only else rest.remaining
+            if self.fills != "touch":
+                beyond = self._shown(book, rest.sign, rest.ahead + quantity, rest.limit, at)
+                shown = sum((q for _, q in beyond), Fraction(0))
+                quantity = max(Fraction(0), shown - rest.ahead)
+                rest.ahead = max(Fraction(0), rest.ahead - shown)
             if not quantity:
                 continue
             before = self._memory()
-            self._take(book, rest.sign, beyond, at)
+            self._take(book, rest.sign, [(rest.limit, quantity)], at)
             rest.remaining -= quantity
             if not rest.remaining:
                 self.resting.remove(rest)
@@ -306,6 +316,16 @@ class ReferenceAccount:
             if quantity > reducible and self.free() < 0:
                 self._restore(before)
                 self.resting = [other for other in self.resting if other.number != rest.number]
+
+    def _is_reached(self, rest: Rest, moment: Moment) -> bool:
+        """Whether the mark (`touch`) or the best opposite price reached the limit, in a book newer than the order."""
+        if rest.symbol not in moment.updated or moment.quotes[rest.symbol].at <= rest.created_at:
+            return False
+        book = moment.quotes[rest.symbol].book
+        best = Fraction((book.asks[0] if rest.sign > 0 else book.bids[0]).price)
+        if self.fills == "touch":
+            best = Fraction(moment.quotes[rest.symbol].mark)
+        return rest.sign * (rest.limit - best) >= 0
 
     def _liquidate(
         self, moment: Moment, at: datetime, rate: Callable[[str, datetime], Decimal], markets: AbstractSet[str]
@@ -321,16 +341,12 @@ class ReferenceAccount:
         if not self.liquidating:
             return
         self.resting.clear()
-        last = ""
         for symbol in sorted(self.books().holdings, key=lambda s: (self.unrealized(s), s)):
             quote = moment.quotes.get(symbol)
             if symbol not in markets or quote is None or abs(moment.at - quote.at) > STALE or self._is_safe():
                 continue
-            if self._reduce(symbol, quote.book, at):
-                last = symbol
+            self._reduce(symbol, quote.book, at)
         self.liquidating = not self._is_safe()
-        if self.equity() < 0 and last:
-            self._insure(last, -self.equity(), at)
 
     def _is_safe(self) -> bool:
         return self.equity() > Fraction(11, 10) * self.maintenance()
@@ -461,12 +477,3 @@ class ReferenceAccount:
     def _restore(self, memory: Memory) -> None:
         self.ledger, self.resting, self.watches, self.taken = memory
         self._books = (-1, Books())
-
-
-def _reached(rest: Rest, moment: Moment) -> bool:
-    """Whether the best opposite price is at or beyond the limit, in a book that is newer than the order."""
-    if rest.symbol not in moment.updated or moment.quotes[rest.symbol].at <= rest.created_at:
-        return False
-    book = moment.quotes[rest.symbol].book
-    best = book.asks[0] if rest.sign > 0 else book.bids[0]
-    return rest.sign * (rest.limit - Fraction(best.price)) >= 0

@@ -29,6 +29,7 @@ class Rest:
     terms: Terms
     reduce_only: bool
     created_at: datetime
+    ahead: Fraction = Fraction(0)
 
 
 @dataclass

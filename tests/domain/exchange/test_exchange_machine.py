@@ -2,7 +2,7 @@
 
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import Any, get_args
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from support.books import START, make_quote, moment_of, seconds
 from support.side_by_side import SideBySide
 
+from trader.domain.exchange.ledger import LimitFills
 from trader.domain.exchange.orders import Cause, ExitPlan, Order, OrderSide, OrderType
 from trader.domain.exchange.tick_rules import Moment
 from trader.domain.market.markets import MARKETS, MarginTier, Quote
@@ -97,10 +98,11 @@ class Exchange(RuleBasedStateMachine):
         capital=st.sampled_from((1_000, 25_000, 60)),
         books=st.tuples(books_drawn, books_drawn, books_drawn),
         every=st.sampled_from((1, 1, 8)),
+        fills=st.sampled_from(get_args(LimitFills)),
     )
-    def open(self, capital: int, books: Any, every: int) -> None:
+    def open(self, capital: int, books: Any, every: int, fills: LimitFills) -> None:
         self.prices = dict(PRICES)
-        self.both = SideBySide(Decimal(capital), rate_of_hour, START, every=every)
+        self.both = SideBySide(Decimal(capital), rate_of_hour, START, every=every, fills=fills)
         self.moment = moment_of(
             *(drawn_quote(s, PRICES[s], drawn, START) for s, drawn in zip(SYMBOLS, books, strict=True))
         )

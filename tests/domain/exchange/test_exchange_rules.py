@@ -87,6 +87,30 @@ def test_a_resting_order_fills_as_maker_at_its_limit_only_when_a_later_book_trad
     assert posting.resting[0].status == "FILLED"
 
 
+def test_with_touch_a_resting_order_fills_in_full_once_the_mark_is_at_its_limit() -> None:
+    desk = PaperBench(limit_fills="touch")
+    desk.order(BUY, "2", limit="1990")
+    assert desk.tick(eth([("1989.99", 5)], [("1990.03", 5)])) is None
+    assert desk.tick(eth([("1989.99", 1)], [("1990.01", 1)])) is not None
+    assert (desk.position.quantity, desk.position.entry_price) == (D(2), D(1990))
+
+
+def test_with_queue_a_resting_order_waits_for_what_stood_before_it() -> None:
+    desk = PaperBench(limit_fills="queue")
+    desk.tick(eth([(1990, 3)], [(1991, 5)]))
+    desk.order(BUY, "2", limit="1990")
+    assert desk.account.resting[0].ahead == 3
+    posting = desk.tick(eth([(1988, 5)], [(1989, 1), (1990, 1)]))
+    assert posting is not None
+    assert not posting.fills
+    assert (desk.account.resting[0].ahead, desk.account.resting[0].remaining) == (D(1), D(2))
+    desk.tick(eth([(1988, 5)], [(1990, "1.5")]))
+    assert (desk.position.quantity, desk.account.resting[0].ahead) == (D("0.5"), D(0))
+    desk.tick(eth([(1988, 5)], [(1990, 9)]))
+    assert (desk.position.quantity, desk.position.entry_price) == (D(2), D(1990))
+    assert not desk.account.resting
+
+
 def test_the_best_opposite_price_at_the_limit_is_enough() -> None:
     desk = PaperBench()
     desk.order(SELL, "1", limit="2010")

@@ -88,7 +88,10 @@ class Position(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class RestingOrder(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A limit order, or the rest of one, that waits for its price."""
+    """A limit order, or the rest of one, that waits for its price.
+
+    `ahead` is the quantity that stands before it at its price, where the rules count it.
+    """
 
     id: UUID
     symbol: str
@@ -97,6 +100,7 @@ class RestingOrder(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     remaining: Decimal
     limit_price: Decimal
     created_at: datetime
+    ahead: Decimal = ZERO
     leverage: Decimal | None = None
     reduce_only: bool = False
     exit_plan: ExitPlan | None = None
@@ -106,10 +110,19 @@ class RestingOrder(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @classmethod
     def of(
-        cls, order: Order, order_id: UUID, quantity: Decimal, remaining: Decimal, limit_price: Decimal, at: datetime
+        cls,
+        order: Order,
+        order_id: UUID,
+        quantity: Decimal,
+        remaining: Decimal,
+        limit_price: Decimal,
+        at: datetime,
+        ahead: Decimal = ZERO,
     ) -> "RestingOrder":
         """Return what rests of a placed order."""
-        own = {"id": order_id, "quantity": quantity, "remaining": remaining, "limit_price": limit_price}
+        own = {
+            "id": order_id, "quantity": quantity, "remaining": remaining, "limit_price": limit_price, "ahead": ahead
+        }  # fmt: skip
         return msgspec.convert(msgspec.structs.asdict(order) | own | {"created_at": at}, cls)
 
 

@@ -160,12 +160,20 @@ class AccountUpdate:
 
     def take(self, quote: Quote, side: OrderSide, quantity: Decimal, limit: Decimal | None = None) -> list[Execution]:
         """Walk the quote's book, less what is missing from it; what is taken comes back with the half-life."""
+        executions = self.find(quote, side, quantity, limit)
+        if executions:
+            self.note_taken(quote.symbol, side, totals(executions)[0])
+        return executions
+
+    def find(self, quote: Quote, side: OrderSide, quantity: Decimal, limit: Decimal | None = None) -> list[Execution]:
+        """Return what the quote's book has, less what is missing from it."""
         taken, lot = self.taken.get(quote.symbol, Taken()), self.rules.markets[quote.symbol].lot
         gone = gone_from(taken, side, self.at, self.rules.book_recovery, lot)
-        executions = walk(quote.book, side, quantity, gone, limit)
-        if executions:
-            self.taken[quote.symbol] = taken.plus(side, Take(self.at, totals(executions)[0]))
-        return executions
+        return walk(quote.book, side, quantity, gone, limit)
+
+    def note_taken(self, symbol: str, side: OrderSide, quantity: Decimal) -> None:
+        """Note what is missing from the market's books from now on."""
+        self.taken[symbol] = self.taken.get(symbol, Taken()).plus(side, Take(self.at, quantity))
 
     def execute(
         self,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from hashlib import blake2b
-from typing import Final
+from typing import Final, Literal
 from uuid import UUID
 
 import msgspec
@@ -27,6 +27,14 @@ MarkAt = Callable[[str, datetime], Decimal]
 _NAMESPACE: Final = UUID("6d7c0a52-6f0e-5a4e-9f6b-2f1f2f9e4f10").bytes
 
 
+LimitFills = Literal["touch", "through", "queue"]
+"""When a resting order fills.
+
+`touch`: in full, as soon as the mark reaches its limit. `through`: once the best opposite price is at or beyond its
+limit, up to the quantity shown there. `queue`: like `through`, once what stood before it at its price has traded.
+"""
+
+
 class Rules(msgspec.Struct, frozen=True):
     """The exchange's own rules: markets, and rates as fractions of notional.
 
@@ -41,6 +49,7 @@ class Rules(msgspec.Struct, frozen=True):
     liquidation_rate: Decimal = Decimal("0.01")
     book_recovery: timedelta = timedelta(seconds=5)
     funding_interval_h: int = 1
+    limit_fills: LimitFills = "through"
 
 
 class ClosedTrade(msgspec.Struct, frozen=True, kw_only=True, gc=False):

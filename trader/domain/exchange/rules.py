@@ -36,10 +36,12 @@ from trader.domain.exchange.orders import (
     ExitPlan,
     Order,
     OrderAnswer,
+    OrderSide,
     OrderStatus,
     OrderType,
 )
 from trader.domain.exchange.tick_rules import Moment, fund_held, liquidate
+from trader.domain.market.markets import Quote
 from trader.domain.money import ZERO, format_decimal, round_to
 
 _SHOWN: Final = Decimal("1e-8")
@@ -72,7 +74,8 @@ def place(account: Account, order: Order, moment: Moment, rules: Rules, rate_of_
         status, reason = OrderStatus.PARTIAL, "the book could not fill the rest"
     if unfilled and order.type is OrderType.LIMIT:
         if not order.reduce_only or opposing(update.account(), order.symbol, order.side):
-            update.rest(RestingOrder.of(order, request_id, quantity, unfilled, limit or ZERO, update.at))
+            ahead = _ahead(quote, order.side, limit or ZERO, rules)
+            update.rest(RestingOrder.of(order, request_id, quantity, unfilled, limit or ZERO, update.at, ahead))
             status, reason = OrderStatus.RESTING, None
     elif not executions:
         return refuse(account, order, f"the {order.symbol} book shows nothing to {order.side}", moment.at)
@@ -84,6 +87,14 @@ def place(account: Account, order: Order, moment: Moment, rules: Rules, rate_of_
     liquidate(update, moment, rate_of_hour, () if account.liquidating else update.positions)
     update.write_off_when_flat()
     return update.posting(answer)
+
+
+def _ahead(quote: Quote, side: OrderSide, limit: Decimal, rules: Rules) -> Decimal:
+    """Return the quantity that stands in the book at the limit, before an order that rests there; 0 if not counted."""
+    if rules.limit_fills != "queue":
+        return ZERO
+    levels = quote.book.bids if side is OrderSide.BUY else quote.book.asks
+    return sum((level.quantity for level in levels if level.price == limit), ZERO)
 
 
 def refuse(account: Account, order: Order, reason: str, at: datetime) -> Posting:

@@ -17,7 +17,6 @@ from trader.domain.exchange.account import (
     Marks,
     Position,
     RestingOrder,
-    Taken,
     free_margin,
     hours_crossed,
     is_liquidable,
@@ -100,39 +99,51 @@ def is_affected(account: Account, moment: Moment, rules: Rules) -> bool:
         if position.funded_until < boundary or fired_trigger(position, marks[symbol], at) is not None:
             return True
     for order in account.resting:
-        if order.symbol in updated and _trades_through(order, quotes[order.symbol]):
+        if order.symbol in updated and _is_reached(order, quotes[order.symbol], rules):
             return True
     return touched and (account.liquidating or is_liquidable(account, marks, rules.markets))
 
 
-def _trades_through(order: RestingOrder, quote: Quote) -> bool:
-    """Whether the best opposite price is at or beyond the limit, in a book that is newer than the order."""
+def _is_reached(order: RestingOrder, quote: Quote, rules: Rules) -> bool:
+    """Whether the mark or the best opposite price is at or beyond the limit, in a book that is newer than the order."""
     if quote.at <= order.created_at:
         return False
+    if rules.limit_fills == "touch":
+        return quote.mark <= order.limit_price if order.side is OrderSide.BUY else quote.mark >= order.limit_price
     return quote.ask <= order.limit_price if order.side is OrderSide.BUY else quote.bid >= order.limit_price
 
 
+def _met(update: AccountUpdate, order: RestingOrder, quote: Quote, wanted: Decimal) -> tuple[Decimal, Decimal]:
+    """Return how much of a resting order a book fills, and the quantity that stands before it afterwards."""
+    if update.rules.limit_fills == "touch":
+        return wanted, ZERO
+    shown, _ = totals(update.find(quote, order.side, order.ahead + wanted, order.limit_price))
+    passed = min(order.ahead, shown)
+    return shown - passed, order.ahead - passed
+
+
 def _fill_resting(update: AccountUpdate, moment: Moment) -> None:
-    """Fill what the books trade through: best price first, then oldest first, up to the quantity shown there."""
+    """Fill what the markets reach: best price first, then oldest first, as far as the rules allow."""
     for order in sorted(update.resting.values(), key=_priority):
         if order.id not in update.resting or order.symbol not in moment.updated:
             continue
         quote = moment.quotes[order.symbol]
-        if not _trades_through(order, quote):
+        if not _is_reached(order, quote, update.rules):
             continue
         account = update.account()
         reducible = opposing(account, order.symbol, order.side)
         wanted = min(order.remaining, reducible) if order.reduce_only else order.remaining
-        taken_before = update.taken.get(order.symbol, Taken())
-        met = update.take(quote, order.side, wanted, order.limit_price)
-        quantity, _ = totals(met)
+        quantity, ahead = _met(update, order, quote, wanted)
+        passed = msgspec.structs.replace(order, ahead=ahead)
+        if not quantity and passed != order:
+            update.rest(passed)
         if not quantity:
             continue
         if quantity > reducible and not _affords(update, order, quantity):
-            update.taken[order.symbol] = taken_before
             update.cancel(order, "insufficient margin when the book reached it")
             continue
-        update.fill_resting(order, [Execution(order.limit_price, quantity)])
+        update.note_taken(order.symbol, order.side, quantity)
+        update.fill_resting(passed, [Execution(order.limit_price, quantity)])
 
 
 def _priority(order: RestingOrder) -> tuple[Decimal, datetime]:
@@ -184,7 +195,8 @@ def liquidate(update: AccountUpdate, moment: Moment, rate_of_hour: RateOfHour, s
     """When equity ≤ maintenance, cancel resting orders, then reduce the largest losses first until equity is safe.
 
     There is one step in each of `symbols`. The next one follows with the market's next update, so that depth can come
-    back in between, whether or not equity is above maintenance again by then.
+    back in between, whether or not equity is above maintenance again by then. A loss beyond equity is not written off
+    here: what is still held may make it good, or larger.
     """
     if not update.positions or not (update.liquidating or update.is_liquidable):
         return
@@ -195,14 +207,11 @@ def liquidate(update: AccountUpdate, moment: Moment, rate_of_hour: RateOfHour, s
         return
     for order in list(update.resting.values()):
         update.cancel(order, "liquidation")
-    trades_before = len(update.trades)
     for position in sorted(update.positions.values(), key=lambda p: (p.unrealized(update.marks[p.symbol]), p.symbol)):
         quote = moment.quotes.get(position.symbol)
         if position.symbol in symbols and quote is not None and not quote.is_stale(moment.at) and update.is_liquidable:
             _reduce(update, position, quote)
     update.set_liquidating(update.is_liquidable)
-    if len(update.trades) > trades_before:  # a loss is written off on the trade that made it
-        update.write_off()
 
 
 def _reduce(update: AccountUpdate, position: Position, quote: Quote) -> None:
@@ -269,11 +278,10 @@ def is_unaffected(account: Account, ranges: PriceRanges, rules: Rules) -> bool:
         if order.symbol not in ranges.by_symbol:
             continue
         reached = ranges.by_symbol[order.symbol]
-        if (
-            reached.lowest_ask <= order.limit_price
-            if order.side is OrderSide.BUY
-            else reached.highest_bid >= order.limit_price
-        ):
+        lowest, highest = reached.lowest_ask, reached.highest_bid
+        if rules.limit_fills == "touch":
+            lowest, highest = reached.lowest_mark, reached.highest_mark
+        if lowest <= order.limit_price if order.side is OrderSide.BUY else highest >= order.limit_price:
             return False
     return not account.positions or worst > required
 

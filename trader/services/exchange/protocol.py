@@ -10,8 +10,10 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final, Protocol
 
+import msgspec
+
 from trader.domain.exchange.account import Account, Taken
-from trader.domain.exchange.ledger import Rules
+from trader.domain.exchange.ledger import LimitFills, Rules
 from trader.domain.exchange.matching import remaining
 from trader.domain.exchange.orders import ExitPlan, Order, OrderAnswer
 from trader.domain.market.markets import Book, Market, Tick
@@ -32,6 +34,7 @@ def rules_of(settings: Settings, markets: Mapping[str, Market]) -> Rules:
         liquidation_rate=settings.liquidation_fee_bps * _BASIS_POINT,
         funding_interval_h=settings.funding_interval_h,
         book_recovery=timedelta(milliseconds=int(settings.book_recovery_s * 1000)),
+        limit_fills=msgspec.convert(settings.limit_fills, LimitFills),
     )
 
 

@@ -170,6 +170,12 @@ ALTER TABLE IF EXISTS invocation_steps
 LUCK_OF_EQUITY: Final = "DROP TABLE IF EXISTS luck;"
 """Drops comparisons of completed trades with luck: those of equity are made again, in a table of schema.sql."""
 
+QUEUES: Final = """
+ALTER TABLE IF EXISTS limit_orders
+    ADD COLUMN IF NOT EXISTS ahead amount NOT NULL DEFAULT 0 CHECK (ahead >= 0);
+"""
+"""Records what stands before a resting order at its price."""
+
 MIGRATIONS: Final[Mapping[int, str]] = {
     2: TO_VERSION_2,
     3: CLOSED_BY_OPERATOR,
@@ -178,7 +184,7 @@ MIGRATIONS: Final[Mapping[int, str]] = {
     6: RESET_BY_OPERATOR,
     7: LUCK,
     8: MARKET_SEED,
-    9: TOOLS_OF_AGENTS + LEVERAGES + UPGRADE_BACKUP + MOST_COSTS + LUCK_OF_EQUITY,
+    9: TOOLS_OF_AGENTS + LEVERAGES + UPGRADE_BACKUP + MOST_COSTS + LUCK_OF_EQUITY + QUEUES,
 }
 """Each step by the version that it leads to."""
 

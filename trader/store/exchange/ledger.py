@@ -71,7 +71,8 @@ _TABLES: Final = (
         lambda posting: (limit_order_row(posting, change) for change in posting.resting),
         """
         ON CONFLICT (id) DO UPDATE SET
-            status = excluded.status, remaining = excluded.remaining, cancel_reason = excluded.cancel_reason,
+            status = excluded.status, remaining = excluded.remaining, ahead = excluded.ahead,
+            cancel_reason = excluded.cancel_reason,
             closed_at = excluded.closed_at
         """,
     ),
