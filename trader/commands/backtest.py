@@ -24,11 +24,13 @@ from trader.commands.backtest_result import (
     answers_value,
     baselines_value,
     evidence_value,
-    labelled_name,
+    labelled,
     model_lines,
     model_value,
     strategy_value,
 )
+from trader.commands.backtest_sweep import is_sweep, sweep
+from trader.commands.backtest_trials import add_trials, deflated_line
 from trader.commands.command import (
     EXIT_DONE,
     EXIT_FAILED,
@@ -36,6 +38,7 @@ from trader.commands.command import (
     Result,
     command,
     print_result,
+    run_to_end,
     table,
     to_wire,
 )
@@ -95,6 +98,10 @@ def backtest(options: argparse.Namespace) -> int:
     if problems:
         raise SettingsError(problems)
     check_format(options.tables)
+    if is_sweep(options):
+        if options.models or options.models_from:
+            raise SettingsError(["--seeds, --walk-forward and ranges of --param: not with AI models"])
+        return print_result(run_to_end(sweep(options)), as_json=options.json)
     if options.out.exists():
         raise StartError(f"{options.out} exists already; --out names a new folder.")
     return asyncio.run(_backtest(options))
@@ -141,7 +148,10 @@ async def _backtest(options: argparse.Namespace) -> int:
             evidence = await judge(run, source, settings, end.reached)
             value = _value(options, settings, source, run, chosen, end, digest, standings)
             value |= {"baselines": baselines_value(run), "evidence": evidence_value(evidence)}
-            _write_result(options, run, value, _labelled(standings, run), evidence)
+            deflated = add_trials(options, run, value)
+            for account in value["accounts"]:
+                account["deflated"] = deflated[account["id"]]
+            _write_result(options, run, value, labelled(standings, run), evidence)
             _write_tables(options, tables.finish(run.accounts))
     except OSError as error:
         raise StartError(f"{error.filename or options.out} cannot be written: {error.strerror}.") from error
@@ -165,17 +175,6 @@ def _intervals(chosen: Chosen) -> set[Interval]:
         return set(INTERVALS)
     own = {each for _, source in chosen.models if isinstance(source, NotedSource) for each in source.strategy.intervals}
     return own | {each for model, _ in chosen.models for each in VARIANTS[model.variant].agent.intervals}
-
-
-def _labelled(standings: Sequence[Standing], run: Backtest) -> list[Standing]:
-    """Return the standings with each AI model's name followed by its contamination label."""
-    models = {followed.model.id: followed.model for followed in run.accounts}
-    return [
-        standing._replace(
-            account=standing.account._replace(name=labelled_name(models[standing.account.model_id], run.starts_at))
-        )
-        for standing in standings
-    ]
 
 
 def _write_settings(
@@ -386,6 +385,8 @@ def _lines(value: Mapping[str, Any], standings: Sequence[Standing], options: arg
     named += [f"{', '.join(funding['constant'])} {funding['hourlyRate']} an hour"] if funding["constant"] else []
     yield f"{', '.join(value['markets'])}, {value['from']} to {value['to']}; funding: {'; '.join(named)}"
     yield from model_lines(value)
+    for account in value["accounts"]:
+        yield deflated_line(account["id"], account["deflated"])
     if not value["complete"] and value["ended"] is None:
         yield "Interrupted: this is a part of the period that was asked for."
     yield f"ledger SHA-256 {value['ledgerSha256']}"

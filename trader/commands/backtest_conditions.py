@@ -28,11 +28,11 @@ CAUSES: Final[Mapping[str, tuple[str, ...]]] = {
 
 KEPT: Final = (
     "data", "market", "start", "end", "capital", "taker_fee", "maker_fee", "latency", "funding", "preset", "seed",
-    "thinking", "guard",
+    "thinking", "guard", "markets_file",
 )  # fmt: skip
 """The options that a result keeps, since they decide under which conditions it came about."""
 
-_OTHERS: Final = ("json", "run", "folder", "env_file", "out", "no_database", "tables")
+_OTHERS: Final = ("json", "run", "folder", "env_file", "out", "no_database", "tables", "trials", "workers")
 """What may stand beside the conditions, or has a default."""
 
 
@@ -70,7 +70,13 @@ def kept_options(options: argparse.Namespace, markets: Sequence[str]) -> dict[st
     funding = options.funding
     if funding is not None and Path(funding).is_dir():
         funding = str(Path(funding).absolute())
-    return kept | {"data": str(options.data.absolute()), "market": list(markets), "funding": funding}
+    rows = options.markets_file
+    return kept | {
+        "data": str(options.data.absolute()),
+        "market": list(markets),
+        "funding": funding,
+        "markets_file": None if rows is None else str(rows.absolute()),
+    }
 
 
 async def compare_conditions(options: argparse.Namespace) -> Result:
@@ -88,7 +94,9 @@ async def compare_conditions(options: argparse.Namespace) -> Result:
         raise SettingsError([f"{names}: not with --run, which takes everything but fees, latency and guard from there"])
     if not causes:
         raise SettingsError(["--run needs another condition: --taker-fee, --maker-fee, --latency or --guard"])
-    conditions = argparse.Namespace(**{**recorded.options, "data": Path(recorded.options["data"])})
+    rows = recorded.options.get("markets_file")  # results of earlier versions have none
+    paths = {"data": Path(recorded.options["data"]), "markets_file": None if rows is None else Path(rows)}
+    conditions = argparse.Namespace(**{**recorded.options, **paths})
     settings, source = open_source(conditions, environ_of(conditions))
     await source.open()
     market = await BacktestMarket.open(source, ())

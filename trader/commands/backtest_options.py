@@ -40,7 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--data", type=Path, metavar="FOLDER", help="1-minute candles as Binance publishes them")
     add("--variant", action="append", type=variant_argument, help="a rule agent; repeat it for more; default: all")
     add("--strategy", metavar="FILE:CLASS", help="a strategy of a Python file, such as sma.py:SmaCross")
-    add("--param", action="append", metavar="NAME=VALUE", help="a parameter of the strategy; repeat it for more")
+    add(
+        "--param",
+        action="append",
+        metavar="NAME=VALUE",
+        help="a parameter of the strategy, or a range such as window=10..50:10; repeat it",
+    )
     add("--market", action="append", metavar="SYMBOL", help="repeat it for more; default: all that the folder has")
     add("--from", dest="start", metavar="TIME", help="ISO 8601 in UTC; default: a day after the first candle")
     add("--to", dest="end", metavar="TIME", help="default: the last candle")
@@ -66,6 +71,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--guard", action="append", metavar="NAME=NUMBER|none", help="another limit of the guard; none: no guard")
     add("--seed", help="of what is drawn within a minute; default: 0")
+    add("--seeds", type=count_argument, metavar="N", help="a sweep: each run with N seeds, from --seed on")
+    add(
+        "--walk-forward",
+        metavar="CHOOSE/TRY",
+        help="a sweep: parameters are chosen on 7d and tried on the next 1d: 7d/1d",
+    )
+    add("--workers", type=count_argument, metavar="N", help="of a sweep: runs at once; default: the number of cores")
+    add("--trials", metavar="FILE", help="the ledger of trials; default: trials.jsonl beside --out")
     add("--out", type=Path, default=Path("backtest"), metavar="FOLDER", help="default: backtest")
     add(
         "--tables",
@@ -76,6 +89,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--no-database", action="store_true", help="write only the ledger as JSON lines, the result and the report")
     add_env_file_option(parser)
     add("--json", action="store_true", help="print one JSON object")
+
+
+def count_argument(text: str) -> int:
+    """Return a number from 1 to 10,000."""
+    if not text.isdecimal() or not 1 <= int(text) <= 10_000:
+        raise argparse.ArgumentTypeError(f"expected a number from 1 to 10000, got {text!r}")
+    return int(text)
 
 
 def environ_of(options: argparse.Namespace) -> dict[str, str]:

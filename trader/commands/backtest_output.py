@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from trader.clock import iso
 from trader.commands.command import show
@@ -70,28 +70,32 @@ class Output:
 
 
 class Progress:
-    """Progress of a backtest from `start` to `end`, with the estimated real time left."""
+    """Progress from `start` to `end`, of market time or of a count of `unit`, with the estimated real time left."""
 
-    def __init__(self, start: datetime, end: datetime) -> None:
+    def __init__(self, start: Any, end: Any, unit: str = "") -> None:
         self._start = start
         self._end = end
+        self._unit = unit
         self._began_s = self._shown_s = time.monotonic()
         self._is_terminal = sys.stderr.isatty()
 
-    def show(self, reached: datetime) -> None:
-        """Print the time reached, at a limited rate."""
+    def show(self, reached: Any) -> None:
+        """Print the time or the count reached, at a limited rate."""
         now_s = time.monotonic()
         if now_s - self._shown_s < (_BAR_EVERY_S if self._is_terminal else _LINE_EVERY_S):
             return
         self._shown_s = now_s
         part = (reached - self._start) / (self._end - self._start)
         left = _left(part, now_s - self._began_s)
+        place = (
+            f"{reached:%Y-%m-%d %H:%M}" if isinstance(reached, datetime) else f"{reached} of {self._end} {self._unit}"
+        )
         if self._is_terminal:
-            text = f"{_CLEAR_LINE}{'█' * round(30 * part):·<30} {100 * part:3.0f} %  {reached:%Y-%m-%d %H:%M}  {left}"
+            text = f"{_CLEAR_LINE}{'█' * round(30 * part):·<30} {100 * part:3.0f} %  {place}  {left}"
             sys.stderr.write(text)
             sys.stderr.flush()
         else:
-            show(f"{100 * part:.0f} %, {reached:%Y-%m-%d %H:%M}, {left}", on_stderr=True)
+            show(f"{100 * part:.0f} %, {place}, {left}", on_stderr=True)
 
     def end(self) -> None:
         """Clear the progress bar."""

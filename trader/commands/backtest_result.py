@@ -1,7 +1,7 @@
 """Models in the result of a backtest: training cut-off, contamination, and the cost of their answers."""
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from trader.domain.exchange.account import equity
 from trader.domain.models import Model, contamination
 from trader.domain.portfolio.statistics import max_drawdown
 from trader.gateways.agents.cassette import Cassette
+from trader.reports.season_page import Standing
 from trader.services.backtest.run import Backtest
 from trader.services.backtest.sources import NotedSource
 from trader.services.portfolio.evidence import EvidenceReport
@@ -68,7 +69,18 @@ def evidence_value(report: EvidenceReport) -> GetEvidenceOutput:
     return GetEvidenceOutput.of("run", report)
 
 
-def labelled_name(model: Model, starts_at: datetime) -> str:
+def labelled(standings: Sequence[Standing], run: Backtest) -> list[Standing]:
+    """Return the standings with each AI model's name followed by its contamination label."""
+    models = {followed.model.id: followed.model for followed in run.accounts}
+    return [
+        standing._replace(
+            account=standing.account._replace(name=_labelled_name(models[standing.account.model_id], run.starts_at))
+        )
+        for standing in standings
+    ]
+
+
+def _labelled_name(model: Model, starts_at: datetime) -> str:
     """Return the name of a model with its contamination label; code has none."""
     if not model.is_ai:
         return model.name

@@ -51,6 +51,7 @@ MODULES: Final[Mapping[str, str]] = {
     "drift": "reports",
     "reproduce": "audit",
     "backtest": "backtest",
+    "compare": "compare",
 }
 """The module of each command, or of each group of commands, by its first word."""
 

@@ -1,0 +1,322 @@
+"""Sweeps: backtests over parameters, seeds and periods, each in a process of its own, on all cores at once.
+
+Every run is a whole backtest in a folder of its own, so a sweep that was interrupted goes on with the runs it lacks,
+and a run that fails, or whose process dies, costs itself alone.
+"""
+
+import argparse
+import asyncio
+import hashlib
+import itertools
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from trader.clock import iso, moment_of
+from trader.commands.backtest_options import environ_of, open_source, params_of
+from trader.commands.backtest_output import Progress
+from trader.commands.backtest_trials import data_digest, read_trials, trials_file
+from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, table
+from trader.domain.portfolio.deflation import expected_best
+from trader.errors import SettingsError, StartError
+
+PLAN, SWEEP, RUNS = "plan.json", "sweep.json", "runs"
+RUNS_MAX: Final = 10_000
+
+_RANGE: Final = re.compile(r"(-?[0-9.]+?)\.\.(-?[0-9.]+)(?::([0-9.]+))?")
+_SPAN: Final = re.compile(r"([1-9][0-9]{0,3})([hd])/([1-9][0-9]{0,3})([hd])")
+PURGED: Final = timedelta(hours=1)
+"""Between the end of a period that parameters are chosen on and the one that they are tried on."""
+
+_PASSED_ON: Final = (
+    "data", "strategy", "variant", "market", "capital", "taker_fee", "maker_fee", "latency", "funding", "preset",
+    "cadence", "guard", "tables", "markets_file",
+)  # fmt: skip
+"""The options of a sweep that every run has."""
+
+
+class Period(NamedTuple):
+    """A part of the recording, from its first to its last second; None: as without `--from` and `--to`."""
+
+    start: str | None
+    end: str | None
+
+
+class Run(NamedTuple):
+    """One backtest of a sweep."""
+
+    params: Mapping[str, str]
+    seed: int
+    period: Period
+    role: str
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        parts = [self.role, *(f"{name}={value}" for name, value in self.params.items()), f"seed={self.seed}"]
+        whole = ",".join(parts)
+        plain = re.sub(r"[^A-Za-z0-9=,._-]", "_", whole)[:150]
+        return plain if plain == whole else f"{plain}-{hashlib.sha256(whole.encode()).hexdigest()[:12]}"
+
+
+class Done(NamedTuple):
+    """A run that has ended: the return of its first account in percent, or why it failed."""
+
+    run: Run
+    return_percent: float | None
+    failure: str | None = None
+
+
+def is_sweep(options: argparse.Namespace) -> bool:
+    """Return whether the options ask for more than one run."""
+    names = [text.partition("=")[0] for text in options.param or ()]
+    has_range = any(_RANGE.fullmatch(text.partition("=")[2]) for text in options.param or ())
+    return has_range or len(set(names)) < len(names) or options.seeds is not None or options.walk_forward is not None
+
+
+def grid_of(texts: Sequence[str] | None) -> list[dict[str, str]]:
+    """Return every combination of the parameters; each may be a range `10..50:10`, or be given several times.
+
+    :raises SettingsError: a text has no name, or a range no step that leads to its end
+    """
+    values: dict[str, list[str]] = {}
+    for text in texts or ():
+        for name, value in params_of([text]).items():
+            values.setdefault(name, []).extend(_range(text, value))
+    return [dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())]
+
+
+def _range(text: str, value: str) -> list[str]:
+    parts = _RANGE.fullmatch(value)
+    if parts is None:
+        return [value]
+    try:
+        first, last, step = map(Decimal, parts.groups(default="1"))
+        count = int((last - first) / step)
+    except ArithmeticError:
+        count = -1
+    if not 0 <= count < RUNS_MAX:
+        raise SettingsError([f"--param is {text!r}; a range must be FIRST..LAST:STEP, such as window=10..50:10"])
+    return [str(first + number * step) for number in range(count + 1)]
+
+
+def folds_of(text: str, start: datetime, end: datetime) -> list[tuple[Period, Period]]:
+    """Return the periods of a walk-forward: those that parameters are chosen on, each with the one that follows it.
+
+    :raises SettingsError: the text is not like 7d/1d, or the data are shorter than one fold
+    """
+    spans = _SPAN.fullmatch(text)
+    if spans is None:
+        raise SettingsError([f"--walk-forward is {text!r}; it must be CHOOSE/TRY in hours or days, such as 7d/1d"])
+    unit = {"h": timedelta(hours=1), "d": timedelta(days=1)}
+    choose, attempt = int(spans[1]) * unit[spans[2]], int(spans[3]) * unit[spans[4]]
+    folds = []
+    while start + choose + attempt <= end:
+        tried = start + choose
+        folds.append((Period(iso(start), iso(tried - PURGED)), Period(iso(tried), iso(tried + attempt))))
+        start += attempt
+    if not folds or choose <= PURGED:
+        raise SettingsError(
+            [f"--walk-forward {text}: one fold needs {choose + attempt}, of which the first part is above {PURGED}; "
+             f"the data have {iso(start)} to {iso(end)}, which is {end - start}"]
+        )  # fmt: skip
+    return folds
+
+
+async def sweep(options: argparse.Namespace) -> Result:
+    """Carry out a sweep, or what is left of it. Raises `SettingsError` and `StartError`."""
+    grid, seeds = grid_of(options.param), _seeds(options)
+    _, source = open_source(options, environ_of(options))
+    await source.open()
+    span = moment_of(source.span.start), moment_of(source.span.stop - 1)
+    folds = folds_of(options.walk_forward, *span) if options.walk_forward else []
+    count = len(grid) * len(seeds) * max(1, len(folds)) + len(folds) * len(seeds)
+    if count > RUNS_MAX:
+        raise SettingsError([f"these are {count} runs; a sweep has at most {RUNS_MAX}"])
+    _begin(options)
+    board = _Board(options, count if folds else len(grid) * len(seeds))
+    if not folds:
+        period = Period(options.start, options.end)
+        done = await board.carry_out([Run(params, seed, period, "run") for params in grid for seed in seeds])
+    else:
+        done = []
+        for number, (choose, attempt) in enumerate(folds, 1):
+            chosen_on = await board.carry_out(
+                [Run(params, seed, choose, f"fold{number}-choose") for params in grid for seed in seeds]
+            )
+            best = _ranked(chosen_on)
+            done += chosen_on
+            if best:
+                params = best[0][0]
+                done += await board.carry_out([Run(params, seed, attempt, f"fold{number}-try") for seed in seeds])
+    board.end()
+    digest = data_digest(options.data, list(source.markets))
+    known = read_trials(trials_file(options), digest) if trials_file(options).exists() else []
+    ratios = [trial.sharpe_per_hour for trial in known if trial.sharpe_per_hour is not None]
+    value = _value(done, len(known), expected_best(ratios, len(known)), max(ratios, default=None))
+    (options.out / SWEEP).write_bytes(msgspec.json.format(msgspec.json.encode(value)) + b"\n")
+    return Result(value, _lines(value, options), EXIT_FAILED if value["failed"] else EXIT_DONE)
+
+
+def _seeds(options: argparse.Namespace) -> list[int]:
+    first = int(options.seed or 0)
+    return list(range(first, first + (options.seeds or 1)))
+
+
+def _begin(options: argparse.Namespace) -> None:
+    """Write the plan of a new sweep, or check that the folder has the same one.
+
+    :raises StartError: the folder exists and is not this sweep
+    """
+    names = (*_PASSED_ON, "param", "seed", "seeds", "start", "end", "walk_forward")
+    plan = {name: value for name in names if (value := getattr(options, name)) is not None}
+    content = msgspec.json.format(msgspec.json.encode(plan, enc_hook=str, order="sorted"))
+    file = options.out / PLAN
+    if not options.out.exists():
+        options.out.mkdir(parents=True)
+        file.write_bytes(content)
+    elif not file.exists() or file.read_bytes() != content:
+        raise StartError(f"{options.out} exists already, and is no sweep with these options; --out names a new folder.")
+
+
+class _Board:
+    """The runs of a sweep, as many at once as there are cores, with one progress bar."""
+
+    def __init__(self, options: argparse.Namespace, count: int) -> None:
+        self._options = options
+        self._slots = asyncio.Semaphore(options.workers or os.cpu_count() or 1)
+        self._progress = Progress(0, count, "runs")
+        self._done = 0
+
+    async def carry_out(self, runs: Sequence[Run]) -> list[Done]:
+        """Carry out runs, except those that are whole already, and return them in this order."""
+        return await asyncio.gather(*(self._carry_out(run) for run in runs))
+
+    async def _carry_out(self, run: Run) -> Done:
+        folder = self._options.out / RUNS / run.name
+        done = _read(run, folder)
+        if done is None:
+            async with self._slots:
+                shutil.rmtree(folder, ignore_errors=True)
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable, "-m", "trader", *_arguments(self._options, run, folder),
+                    stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+                )  # fmt: skip
+                try:
+                    _, said = await process.communicate()
+                except asyncio.CancelledError:
+                    process.terminate()
+                    await process.wait()
+                    raise
+            done = _read(run, folder) or Done(run, None, _reason(folder, said, process.returncode))
+        self._done += 1
+        self._progress.show(self._done)
+        return done
+
+    def end(self) -> None:
+        self._progress.end()
+
+
+def _arguments(options: argparse.Namespace, run: Run, folder: Path) -> Iterator[str]:
+    yield "backtest"
+    for name in _PASSED_ON:
+        value = getattr(options, name)
+        for each in value if isinstance(value, list) else [] if value is None else [value]:
+            yield from (f"--{name.replace('_', '-')}", str(each))
+    for name, value in run.params.items():
+        yield from ("--param", f"{name}={value}")
+    for flag, text in (("--from", run.period.start), ("--to", run.period.end)):
+        yield from () if text is None else (flag, text)
+    yield from ("--seed", str(run.seed), "--out", str(folder), "--trials", str(trials_file(options)), "--no-database")
+
+
+def _read(run: Run, folder: Path) -> Done | None:
+    """Return a run that has reached its end; None: it has to be carried out."""
+    try:
+        value = msgspec.json.decode((folder / "result.json").read_bytes())
+    except (OSError, msgspec.MsgspecError):
+        return None
+    if value["complete"] is not True:
+        return None
+    own = [account for account in value["accounts"] if account["provider"] == "strategy"] or value["accounts"]
+    return Done(run, mean(account["returnPercent"] for account in own))
+
+
+def _reason(folder: Path, said: bytes, code: int | None) -> str:
+    """Return why a run failed: what its result says, else the end of what it printed, else how its process ended."""
+    try:
+        ended = msgspec.json.decode((folder / "result.json").read_bytes())["ended"]
+    except (OSError, msgspec.MsgspecError):
+        ended = None
+    lines = said.decode(errors="replace").strip().splitlines()
+    return ended or (lines[-1].strip() if lines else f"its process ended with {code}")
+
+
+def _ranked(done: Sequence[Done]) -> list[tuple[Mapping[str, str], list[float]]]:
+    """Return the parameters with their returns over the seeds, the best mean first, without failed runs."""
+    returns: dict[tuple[tuple[str, str], ...], list[float]] = {}
+    for each in done:
+        if each.return_percent is not None:
+            returns.setdefault(tuple(each.run.params.items()), []).append(each.return_percent)
+    return sorted(((dict(params), values) for params, values in returns.items()), key=lambda pair: -mean(pair[1]))
+
+
+def _value(done: Sequence[Done], trials: int, best_by_luck: float, best: float | None) -> dict[str, Any]:
+    tried = [each for each in done if each.run.role.endswith("-try")]
+    ranked = _ranked(tried or done)
+    return {
+        "runs": [
+            {"name": each.run.name, "params": each.run.params, "seed": each.run.seed, "role": each.run.role,
+             "from": each.run.period.start, "to": each.run.period.end, "returnPercent": each.return_percent,
+             "failure": each.failure}
+            for each in done
+        ],
+        "parameters": [
+            {"params": params, "runs": len(values), "meanReturnPercent": mean(values),
+             "deviation": stdev(values) if len(values) > 1 else None, "worst": min(values), "best": max(values)}
+            for params, values in ranked
+        ],
+        "failed": [each.run.name for each in done if each.failure is not None],
+        "trials": trials,
+        "bestSharpePerHour": best,
+        "expectedBestSharpePerHour": best_by_luck,
+    }  # fmt: skip
+
+
+def _lines(value: Mapping[str, Any], options: argparse.Namespace) -> Iterator[str]:
+    heads = ("parameters", "runs", "mean return", "deviation", "worst", "best")
+    rows = [
+        (
+            " ".join(f"{name}={text}" for name, text in row["params"].items()) or "as they are",
+            str(row["runs"]),
+            f"{row['meanReturnPercent']:+.2f} %",
+            "" if row["deviation"] is None else f"{row['deviation']:.2f}",
+            f"{row['worst']:+.2f} %",
+            f"{row['best']:+.2f} %",
+        )
+        for row in value["parameters"]
+    ]
+    yield from table(heads, rows[:20])
+    if len(rows) > 20:
+        yield f"and {len(rows) - 20} more in {SWEEP}"
+    if options.walk_forward:
+        yield "These are the periods that the parameters were tried on, chosen on the periods before."
+    for run in value["runs"]:
+        if run["failure"] is not None:
+            yield f"failed: {run['name']}: {run['failure']}"
+    if value["bestSharpePerHour"] is not None:
+        yield (
+            f"{value['trials']} trials on these candles. Their best Sharpe ratio is {value['bestSharpePerHour']:+.3f} "
+            f"an hour; the best of {value['trials']} without skill would have "
+            f"{value['expectedBestSharpePerHour']:+.3f}."
+        )
+    yield f"{options.out}: {PLAN}, {SWEEP}, {RUNS}/"

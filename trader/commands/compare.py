@@ -1,0 +1,132 @@
+"""The command compare: finished backtests against each other, paired by seed and by hour."""
+
+import argparse
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from trader import results
+from trader.commands.command import Result, command, print_result, table
+from trader.domain.portfolio.evidence import ReturnSeries, compare, judge_family, mean_series
+from trader.domain.portfolio.intervals import percent, student_quantile
+from trader.errors import SettingsError
+
+_HOUR = timedelta(hours=1)
+
+
+class _Run(NamedTuple):
+    """A finished backtest: what it was of but for its seed, and the hourly log returns of its account."""
+
+    label: str
+    key: str
+    seed: int
+    returns: ReturnSeries
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of backtests")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+@command("compare", example="trader compare sweep/runs/*", arguments=_arguments)
+def compare_runs(options: argparse.Namespace) -> int:
+    """Compare finished backtests of one period with the first of them, paired by seed and by hour.
+
+    Runs that differ in their seed alone are one row. `by hours` is the 95 % interval of the difference in return, from
+    the paired hours; `by seeds` that of the mean over the paired seeds. The verdict is corrected for all rows together.
+    """
+    runs = [_read(folder) for folder in options.runs]
+    groups: dict[str, list[_Run]] = {}
+    for run in runs:
+        groups.setdefault(run.key, []).append(run)
+    if len(groups) < 2:
+        raise SettingsError(["compare needs backtests that differ in more than their seed"])
+    reference, *others = groups.values()
+    statements = [compare(*_paired(reference, group)) for group in others]
+    rows = [_row(reference, None, None, "")]
+    for group, statement, verdict in zip(others, statements, judge_family(statements), strict=True):
+        interval = statement.interval_percent
+        why = statement.reason or verdict.word
+        rows.append(_row(group, reference, None if interval is None else [interval.low, interval.high], why))
+    return print_result(Result({"rows": rows}, _lines(rows)), as_json=options.json)
+
+
+def _read(folder: Path) -> _Run:
+    """Return the run of a folder. Raises `SettingsError`."""
+    try:
+        value = msgspec.json.decode((folder / "result.json").read_bytes())
+        accounts = value["accounts"]
+        own = [each["id"] for each in accounts if each["provider"] == "strategy"] or [accounts[0]["id"]]
+        strategy = value["strategy"] or {}
+        same = {**value["options"], "seed": None, "from": value["from"], "strategy": strategy, "account": own[0]}
+    except (OSError, msgspec.MsgspecError, KeyError, TypeError) as error:
+        raise SettingsError([f"{folder} must be the folder of a backtest (result.json): {error}"]) from None
+    equity = results.load(folder).equity
+    is_own = equity["account"] == own[0]
+    hours = equity["at"][is_own].astype("datetime64[h]").astype(np.int64)
+    last = {int(hour): worth for hour, worth in zip(hours, equity["equity"][is_own], strict=True)}
+    first, end = min(last, default=0), max(last, default=-1)
+    values = [float(value["capital"])]
+    for hour in range(first, end + 1):
+        values.append(last.get(hour, values[-1]))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        returns = np.diff(np.log(values))
+    params = " ".join(f"{name}={text}" for name, text in strategy.get("params", {}).items())
+    key = msgspec.json.encode(same, order="sorted").decode()
+    series = ReturnSeries(datetime.fromtimestamp(3600 * first, UTC), returns)
+    return _Run(f"{own[0]} {params}".strip(), key, value["seed"], series)
+
+
+def _paired(reference: Sequence[_Run], group: Sequence[_Run]) -> tuple[ReturnSeries | None, ReturnSeries | None]:
+    """Return the mean returns of both over the seeds that both have, or over all where they have none in common."""
+    seeds = {run.seed for run in reference} & {run.seed for run in group}
+    sides = ([run.returns for run in side if run.seed in seeds or not seeds] for side in (group, reference))
+    mine, others = (mean_series(side) for side in sides)
+    return mine, others
+
+
+def _row(
+    group: Sequence[_Run], reference: Sequence[_Run] | None, by_hours: Sequence[float] | None, verdict: str
+) -> dict[str, Any]:
+    returns = {run.seed: percent(float(run.returns.values.sum())) for run in group}
+    row: dict[str, Any] = {"label": group[0].label, "runs": len(group), "meanReturnPercent": mean(returns.values())}
+    if reference is None:
+        return row | {"difference": None, "byHours": None, "bySeeds": None, "verdict": verdict}
+    beside = {run.seed: percent(float(run.returns.values.sum())) for run in reference}
+    paired = [returns[seed] - beside[seed] for seed in returns.keys() & beside.keys()]
+    difference = mean(paired) if paired else mean(returns.values()) - mean(beside.values())
+    by_seeds = None
+    if len(paired) > 1:
+        half = student_quantile(0.025, len(paired) - 1) * stdev(paired) / math.sqrt(len(paired))
+        by_seeds = [difference - abs(half), difference + abs(half)]
+    return row | {"difference": difference, "byHours": by_hours, "bySeeds": by_seeds, "verdict": verdict}
+
+
+def _lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    heads = ("backtest", "verdict", "runs", "mean return", "difference", "by hours", "by seeds")
+    yield from table(
+        heads,
+        (
+            (
+                row["label"],
+                row["verdict"] or "compared with",
+                str(row["runs"]),
+                f"{row['meanReturnPercent']:+.2f} %",
+                "" if row["difference"] is None else f"{row['difference']:+.2f} %",
+                _interval(row["byHours"]),
+                _interval(row["bySeeds"]),
+            )
+            for row in rows
+        ),
+        text_columns=2,
+    )
+
+
+def _interval(bounds: Sequence[float] | None) -> str:
+    return "" if bounds is None else f"{bounds[0]:+.2f} to {bounds[1]:+.2f} %"
