@@ -370,6 +370,8 @@ CREATE TABLE IF NOT EXISTS order_requests (
     FOREIGN KEY (run_id, account_id) REFERENCES runs (id, account_id)
 );
 
+CREATE INDEX IF NOT EXISTS order_requests_manual ON order_requests (run_id) WHERE answer @> '{"manual": true}';
+
 CREATE TABLE IF NOT EXISTS limit_orders (
     id                 uuid PRIMARY KEY REFERENCES order_requests,
     account_id         text NOT NULL,

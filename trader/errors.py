@@ -17,7 +17,7 @@
         ├── Unauthorized
         │   └── KeyRevoked
         ├── Forbidden
-        │   └── MissingScope, ForeignAccount
+        │   └── MissingScope, ForeignAccount, ManualOrdersOff
         ├── TooManyRequests
         ├── Conflict
         │   └── ViewExpired, ViewDecided
@@ -142,6 +142,10 @@ class Forbidden(RequestError):
 
 class MissingScope(Forbidden):
     """The key is valid, and may not do this."""
+
+
+class ManualOrdersOff(Forbidden):
+    """MANUAL_ORDERS=off refuses orders by hand on the accounts of models."""
 
 
 class ForeignAccount(Forbidden):

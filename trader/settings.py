@@ -268,6 +268,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     public: Annotated[str, Variable(
         "PUBLIC", "off", forms.one_of("on", "off"),
         "`on`: the service is read-only for callers without API_TOKEN, and what models are sent is hidden from them.")]
+    manual_orders: Annotated[str, Variable(
+        "MANUAL_ORDERS", "on", forms.one_of("on", "off"),
+        "Whether `simulator.placeOrder` trades the accounts of models. Such an order is marked `manual`, and the model "
+        "is on no board until its account is reset.")]
     metrics: Annotated[str, Variable(
         "METRICS", "on", forms.one_of("on", "off"), "Whether `GET /metrics` serves figures in the Prometheus format.")]
     log_level: Annotated[str, Variable(

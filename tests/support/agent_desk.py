@@ -43,7 +43,7 @@ class AgentContext:
     market: MarketFeed
     exchange: PaperExchange
     agents: Agents
-    analytics: Analytics
+    analytics: Analytics | None
 
 
 def order_of(view: Any, client_order_id: str = "one", **changes: object) -> dict[str, Any]:

@@ -59,6 +59,7 @@ POSITION = {
     "notional": decimal,
     "unrealizedPnl": decimal,
     "liquidationPrice?": decimal,
+    "manual?": boolean,
 }
 POSITION_EVENT = {
     "modelId": text,
@@ -92,6 +93,7 @@ TRADE = {
     "closedAt": iso,
     "holdingTime": holding_time,
     "timestamp": iso,
+    "manual?": boolean,
 }
 TOOL_CALL_TYPE = (
     "CREATE_POSITION", "CLOSE_POSITION", "UPDATE_EXIT_PLAN", "HOLDING", "FETCH_INDICATORS", "FETCH_ORDER_BOOK", "NOTE",
@@ -165,6 +167,7 @@ ORDER = {
     "realizedPnl": number,
     "fills": [{"quantity": number, "price": number, "fee": number, "maker": boolean, "timestamp": iso}],
     "timestamp": iso,
+    "manual?": boolean,
 }
 ACCOUNT = {
     "accountId": text,
@@ -356,6 +359,7 @@ OUTPUTS: Mapping[str, Shape] = {
                 "logo?": text,
                 "color": text,
                 "active": boolean,
+                "manualSince?": iso,
                 "createdAt": iso,
                 "invocationCount": count,
                 "lastInvokedAt?": iso,

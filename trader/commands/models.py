@@ -21,6 +21,7 @@ from trader.errors import SettingsError, StartError
 from trader.services.agents.budgets import Budget
 from trader.settings import read_some
 from trader.store.agents.models import (
+    ModelActivity,
     select_model_activity,
     select_models,
     update_model_active,
@@ -43,7 +44,7 @@ async def list_models(options: argparse.Namespace, target: TargetDatabase) -> Re
     by_id = {model.id: model for model in models}
     budgets = (await read_budgets(options, target, by_id)).states(by_id)
     heads = ("model", "variant", "provider", "name at the provider", "state", "every", "invocations", "last")
-    listed = [(model, *activity.get(model.id, (0, None))) for model in models]
+    listed = [(model, activity.get(model.id, ModelActivity())) for model in models]
     rows = [
         (
             model.id,
@@ -52,13 +53,21 @@ async def list_models(options: argparse.Namespace, target: TargetDatabase) -> Re
             model.router_model_name,
             _state(model, budgets.get(model.id)),
             model.configuration.every or "1m",
-            f"{count:,}",
-            moment(last),
+            f"{done.invocation_count:,}",
+            moment(done.last_invoked_at),
         )
-        for model, count, last in listed
+        for model, done in listed
     ]
     value = {
-        "models": [{"model": model, "invocationCount": count, "lastInvokedAt": last} for model, count, last in listed]
+        "models": [
+            {
+                "model": model,
+                "invocationCount": done.invocation_count,
+                "lastInvokedAt": done.last_invoked_at,
+                "manualSince": done.manual_since,
+            }
+            for model, done in listed
+        ]
     }
     return Result(value, table(heads, rows, text_columns=6))
 

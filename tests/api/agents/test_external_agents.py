@@ -6,14 +6,19 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from support.agent_desk import Command, Desk, order_of
+from pytest_aiohttp.plugin import AiohttpClient
+from support.agent_desk import AgentContext, Command, Desk, order_of
+from support.floor import calling, hold, open_floor, opening
 from support.scripted import START
+from support.served import make_app
 
 from trader.domain.agents.tools import PlaceOrder, PlannedExit
 from trader.domain.exchange.orders import Order, OrderAnswer
 from trader.services.agents.chain import verify
 from trader.services.agents.reproduction import reproduce_invocation
 from trader.services.operations import access
+from trader.services.portfolio.analytics import Analytics
+from trader.services.portfolio.run_statistics import CurrentRuns
 from trader.store.database.pool import Database
 
 
@@ -148,7 +153,7 @@ async def test_the_guard_of_the_variant_judges_every_order(desk: Desk, key: str)
 
 async def test_silence_is_a_missed_decision(desk: Desk, key: str) -> None:
     view = await desk.call("agent.getView", key)
-    await desk.floor.see(after_s=91)
+    await desk.floor.see(after_s=121)
     assert await desk.call("agent.placeOrder", key, 409, **order_of(view)) == "VIEW_EXPIRED"
     assert (
         await desk.call("agent.hold", key, 404, viewId="6f1b9e0a-5d0c-5c11-8e0e-3f6f0b1f7a52", reason="x")
@@ -213,3 +218,44 @@ async def test_a_restart_keeps_the_view_and_the_first_answer(
         assert await conn.fetchval("SELECT count(*) FROM order_requests WHERE account_id = 'scout'") == 2
         assert await conn.fetchval("SELECT sum(quantity) FROM fills WHERE account_id = 'scout'") == Decimal("0.03")
     assert not (await verify(desk.floor.database, [])).findings
+
+
+async def test_an_order_by_hand_on_a_models_account_is_marked_and_ends_its_rank(desk: Desk) -> None:
+    await desk.floor.add("ada", "bob")
+    desk.floor.provider.scripts["ada"] = [calling(opening()), hold()]
+    await desk.floor.cycle()
+
+    async def ranked() -> list[str]:
+        analytics = Analytics(
+            desk.floor.database, desk.floor.exchange, desk.floor.clock, CurrentRuns(desk.floor.database)
+        )
+        board = await analytics.leaderboard("run", "pnlPercent")
+        return [entry.model.id for entry in board if entry.model.provider == "fake"]
+
+    order: dict[str, Any] = {"symbol": "ETH", "side": "buy", "quantity": 0.1}
+    assert set(await ranked()) == {"ada", "bob"}
+    refused = await desk.call("simulator.placeOrder", accountId="bob", **{**order, "quantity": 1000})
+    assert (refused["order"]["status"], refused["order"]["manual"]) == ("rejected", True)
+    assert set(await ranked()) == {"ada", "bob"}  # it changed nothing
+    assert "manual" not in (await desk.call("simulator.placeOrder", accountId="me", **order))["order"]
+    placed = await desk.call("simulator.placeOrder", accountId="bob", clientOrderId="one", **order)
+    assert placed["order"]["manual"]
+    assert await desk.call("simulator.placeOrder", accountId="bob", clientOrderId="one", **order) == placed
+    assert await ranked() == ["ada"]
+    positions = {each["modelId"]: each.get("manual") for each in await desk.call("trading.getPositions")}
+    assert positions == {"ada": None, "bob": True, "me": None}
+    since = {each["id"]: each.get("manualSince") for each in (await desk.call("models.getModels"))["models"]}
+    assert (since["ada"], since["bob"]) == (None, placed["order"]["timestamp"])
+    await desk.call("simulator.resetAccount", accountId="bob")
+    assert set(await ranked()) == {"ada", "bob"}
+
+
+async def test_manual_orders_can_be_refused(database: Database, aiohttp_client: AiohttpClient) -> None:
+    async with open_floor(database, MANUAL_ORDERS="off") as floor:
+        await floor.add("ada")
+        await floor.agents.start()
+        context: Any = AgentContext(floor.settings, floor.clock, floor.market, floor.exchange, floor.agents, None)
+        desk = Desk(floor, await aiohttp_client(make_app(context=context, database=database)))
+        order: dict[str, Any] = {"symbol": "BTC", "side": "buy", "quantity": 0.01}
+        assert await desk.call("simulator.placeOrder", None, 403, accountId="ada", **order) == "MANUAL_ORDERS_OFF"
+        assert (await desk.call("simulator.placeOrder", accountId="me", **order))["order"]["status"] == "filled"

@@ -327,6 +327,7 @@ async def test_positions_are_those_of_every_account_the_oldest_first(desk: Paper
         "currentPrice": "94000",
         "notional": "47000",
         "unrealizedPnl": "-0.05",
+        "manual": True,
     }
     assert (second["modelName"], second["side"], second["entryPrice"]) == ("zz", "SHORT", "3299.99")
     assert not {"modelVariant", "leverage", "confidence"} & second.keys()

@@ -47,6 +47,7 @@ async def test_trades_are_listed_whole(call: Call) -> None:
         "closedAt": "2026-03-05T02:05:00.000Z",
         "holdingTime": "26h 05m",
         "timestamp": "2026-03-05T02:05:00.000Z",
+        "manual": True,
     }
     assert (manual["modelId"], manual["modelName"], manual["modelKey"]) == ("manual", "manual", "manual")
     assert "modelVariant" not in manual

@@ -33,7 +33,7 @@ from trader.store.agents.invocations import (
     update_interrupted,
     update_invocation,
 )
-from trader.store.agents.models import select_model_activity, select_models, upsert_model
+from trader.store.agents.models import ModelActivity, select_model_activity, select_models, upsert_model
 from trader.store.database.partitions import ensure_partitions
 from trader.store.database.pool import Connection, Database, Page
 
@@ -112,7 +112,8 @@ async def test_lists_are_filtered_and_the_latest_first(database: Database) -> No
         assert await ids("ada", VariantId.SOVEREIGN) == []
         assert await ids("nobody", None) == []
         activity = await select_model_activity(conn)
-        assert activity == {"ada": (2, running(ADA, 2).started_at), "bob": (1, running(BOB, 3).started_at)}
+        ada, bob = ModelActivity(2, running(ADA, 2).started_at), ModelActivity(1, running(BOB, 3).started_at)
+        assert activity == {"ada": ada, "bob": bob}
 
 
 async def test_interrupted_invocations_are_closed(database: Database) -> None:

@@ -2,6 +2,8 @@
 
 from operator import attrgetter
 
+import msgspec
+
 from trader.api.context import Context
 from trader.api.registry import procedure
 from trader.api.response_cache import trades_token
@@ -22,7 +24,7 @@ from trader.api.schemas.trades import (
     GetCompletedTradesInput,
     GetCompletedTradesOutput,
 )
-from trader.errors import ForeignAccount
+from trader.errors import ForeignAccount, ManualOrdersOff
 
 
 @procedure("simulator.placeOrder", changes=True, paper_only=True)
@@ -31,13 +33,20 @@ async def place_order(context: Context, request: PlaceOrderInput) -> OrderOutput
 
     An order that the exchange refuses (no margin, below the minimum, nothing to reduce) is answered with status
     `rejected` and a reason. The same `clientOrderId` on the same account gets the first answer again and trades once.
-    A limit order needs `limitPrice`; a market order takes none.
+    A limit order needs `limitPrice`; a market order takes none. On the account of a model it is marked `manual`, and
+    the model leaves the board until its account is reset.
 
     :raises Conflict: the `clientOrderId` was used on this account for an order with other contents.
+    :raises ManualOrdersOff: the account is a model's, and MANUAL_ORDERS=off.
     :raises ForeignAccount: the account is an external agent's, whom nobody else may trade for.
     """
     await _require_not_external(context, request.account_id)
-    return OrderOutput(order=OrderView.of(await context.exchange.place_order(request.to_order())))
+    order = request.to_order()
+    if request.account_id in context.agents.models:
+        if context.settings.manual_orders == "off":
+            raise ManualOrdersOff(f"{request.account_id} is a model, and MANUAL_ORDERS=off refuses orders by hand")
+        order = msgspec.structs.replace(order, manual=True)
+    return OrderOutput(order=OrderView.of(await context.exchange.place_order(order)))
 
 
 @procedure("simulator.cancelOrder", changes=True, paper_only=True)

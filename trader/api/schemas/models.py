@@ -30,7 +30,10 @@ FinishedStatus = Literal["completed", "failed", "timeout"]
 
 
 class ModelView(Wire, kw_only=True):
-    """A model. `invocation_count` counts its finished runs. `warning` says what is wrong with it, when something is."""
+    """A model. `invocation_count` counts its finished runs. `warning` says what is wrong with it, when something is.
+
+    `manualSince` is the time of the first order by hand in its account's run: from then on it is on no board.
+    """
 
     id: str
     name: str
@@ -43,6 +46,7 @@ class ModelView(Wire, kw_only=True):
     created_at: Timestamp
     invocation_count: int
     last_invoked_at: Timestamp | UnsetType = UNSET
+    manual_since: Timestamp | UnsetType = UNSET
     warning: str | UnsetType = UNSET
 
     @classmethod
@@ -53,6 +57,7 @@ class ModelView(Wire, kw_only=True):
             color=color_of(model),
             invocation_count=summary.invocation_count,
             last_invoked_at=UNSET if last is None else iso(last),
+            manual_since=UNSET if summary.manual_since is None else iso(summary.manual_since),
             warning=or_unset(warning),
         )
 

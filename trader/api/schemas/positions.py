@@ -52,6 +52,7 @@ class PositionView(Wire, kw_only=True):
     """An open position, valued at the current mark price.
 
     A position of an account that belongs to no model carries the account's id as modelId and modelName, and no variant.
+    `manual` is true of a position of a model that was opened by hand.
     """
 
     id: str
@@ -70,6 +71,7 @@ class PositionView(Wire, kw_only=True):
     notional: DecimalText | None
     unrealized_pnl: DecimalText | None
     liquidation_price: DecimalText | UnsetType = UNSET
+    manual: bool | UnsetType = UNSET
 
 
 class GetPositionsInput(Input, kw_only=True):
@@ -121,6 +123,7 @@ def position_of(
         notional=None if mark is None else format_decimal(position.quantity * mark),
         unrealized_pnl=None if mark is None else format_decimal(position.unrealized(mark)),
         liquidation_price=optional_text(liquidation_price(account, position.symbol, marks, markets)),
+        manual=True if model is not None and position.invocation_id is None else UNSET,
     )
 
 

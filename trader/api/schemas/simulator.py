@@ -123,7 +123,10 @@ class FillView(Wire, kw_only=True):
 
 
 class OrderView(Wire, kw_only=True):
-    """The status of an order, and what it has filled. `realizedPnl` is gross; `averagePrice` is null without a fill."""
+    """The status of an order, and what it has filled. `realizedPnl` is gross; `averagePrice` is null without a fill.
+
+    `manual` is true of an order that was placed by hand on the account of a model.
+    """
 
     id: str
     client_order_id: str | UnsetType = UNSET
@@ -140,11 +143,13 @@ class OrderView(Wire, kw_only=True):
     realized_pnl: Decimal
     fills: list[FillView]
     timestamp: Timestamp
+    manual: bool | UnsetType = UNSET
 
     @classmethod
     def of(cls, answer: OrderAnswer) -> "OrderView":
         fills = [FillView.of(fill) for fill in answer.fills]
-        return cls.from_attributes(answer, fills=fills, timestamp=iso(answer.at))
+        manual = True if answer.manual else UNSET
+        return cls.from_attributes(answer, fills=fills, timestamp=iso(answer.at), manual=manual)
 
 
 class OrderOutput(Wire, kw_only=True):

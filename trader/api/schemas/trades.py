@@ -35,6 +35,7 @@ class TradeView(Wire, kw_only=True):
     """A completed trade. `netPnl = grossPnl − fees + funding`; `modelKey` is the router name, else the model's id.
 
     A trade of an account that belongs to no model carries the account's id as modelId and modelName, and no variant.
+    `manual` is true of a trade of a model that was opened by hand.
     """
 
     id: str
@@ -59,6 +60,7 @@ class TradeView(Wire, kw_only=True):
     closed_at: Timestamp
     holding_time: str
     timestamp: Timestamp
+    manual: bool | UnsetType = UNSET
 
     @classmethod
     def of(cls, trade: Trade) -> "TradeView":
@@ -69,6 +71,7 @@ class TradeView(Wire, kw_only=True):
             model_key=trade.model_router_name or trade.account_id,
             holding_time=hours_and_minutes(trade.closed_at - trade.opened_at),
             timestamp=iso(trade.closed_at),
+            manual=True if trade.model_name is not None and trade.invocation_id is None else UNSET,
         )
 
 

@@ -43,7 +43,8 @@ class EntrantRecord(NamedTuple):
     """What a model's present entrant did in the model's run. `began_at` may be before the run.
 
     A cycle is due when the entrant's cadence asks for a decision while the model is active and the service runs. It is
-    decided when its invocation was completed. Number 0 is an entrant whose configuration is not known.
+    decided when its invocation was completed. Number 0 is an entrant whose configuration is not known. `manual_since`
+    is the time of the first order by hand on the model's account in the run; from then on it is not judged.
     """
 
     number: int
@@ -51,6 +52,7 @@ class EntrantRecord(NamedTuple):
     began_at: datetime | None
     cycles_decided: int
     cycles_due: int
+    manual_since: datetime | None = None
 
     @property
     def coverage_percent(self) -> float | None:
@@ -59,7 +61,9 @@ class EntrantRecord(NamedTuple):
 
     @property
     def is_ranked(self) -> bool:
-        """Whether it decided often enough for a rank on a board."""
+        """Whether it decided often enough for a rank on a board, and alone."""
+        if self.manual_since is not None:
+            return False
         return self.cycles_due > 0 and 100 * self.cycles_decided >= COVERAGE_MIN_PERCENT * self.cycles_due
 
 

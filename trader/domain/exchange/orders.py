@@ -85,6 +85,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     `leverage` None means 1; `limit_price` is for limit orders only; `confidence` is in percent. `invocation_id` is the
     model's invocation that placed it; `cause` tells an operator's order from one of the account itself.
+    `manual`: it was placed by hand on the account of a model.
     """
 
     account_id: str
@@ -100,6 +101,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     client_order_id: str | None = None
     invocation_id: UUID | None = None
     cause: Cause = Cause.ORDER
+    manual: bool = False
 
     def contents_digest(self) -> str:
         """Return a digest of what is asked for, by which another order with the same client order id is noticed."""
@@ -185,6 +187,7 @@ class OrderAnswer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     total_fees: Decimal = ZERO
     realized_pnl: Decimal = ZERO
     fills: tuple[AnswerFill, ...] = ()
+    manual: bool = False
 
     @classmethod
     def of(
@@ -203,6 +206,7 @@ class OrderAnswer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             client_order_id=order.client_order_id,
             contents_digest=None if order.client_order_id is None else order.contents_digest(),
             reason=reason,
+            manual=order.manual,
         )
 
 

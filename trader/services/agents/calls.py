@@ -29,7 +29,6 @@ from trader.services.agents.model_warnings import INTERRUPTED
 from trader.services.agents.protocols import AgentClock, AgentExchange, AgentObserver
 from trader.services.agents.record import InvocationRecord, PendingOrder
 from trader.services.events import EventBus, WorkflowProgress, WorkflowType
-from trader.variants import VARIANTS
 
 STEP_TEXT_MAX: Final = 4_000
 """Characters of a step's text that are published; the record has all of it."""
@@ -67,8 +66,8 @@ class CallExecutor:
         observer: AgentObserver,
         clock: AgentClock,
         events: EventBus,
+        limits: VariantLimits,
         restriction: str | None = None,
-        limits: VariantLimits | None = None,
     ) -> None:
         self._record = record
         self._model = record.model
@@ -77,7 +76,7 @@ class CallExecutor:
         self._clock = clock
         self._events = events
         self._restriction = restriction
-        self._limits = limits or VARIANTS[record.model.variant].limits
+        self._limits = limits
         self.viewed_at = record.invocation.started_at
         self.is_stale = False
         self.has_traded = False

@@ -64,7 +64,7 @@ from trader.store.agents.open_views import (
     update_pending_order,
 )
 from trader.store.database.pool import Database
-from trader.variants import VARIANTS
+from trader.variants import VARIANTS, limits_of
 
 CALLS_MAX: Final = 100
 """Calls of one decision."""
@@ -269,8 +269,9 @@ class ExternalAgents:
         view = await self._observer.view(model, variant.intervals, now, SERIES_SHOWN)
         if not view.markets:
             raise MarketUnavailable("no market has a price now")
-        messages = opening_messages(model.configuration.prompt or variant.prompt, variant.limits, view)
-        deadline = now + timedelta(seconds=variant.limits.decision_age_max_s)
+        limits = limits_of(model, self._settings.attempt_timeout_s)
+        messages = opening_messages(model.configuration.prompt or variant.prompt, limits, view)
+        deadline = now + timedelta(seconds=limits.decision_age_max_s)
         record = self._record_of(model, now)
         await record.open()
         async with self._database.connection() as conn:
@@ -286,7 +287,8 @@ class ExternalAgents:
 
     def _go_on(self, record: ExternalRecorder, messages: list[Message], deadline: datetime) -> ExternalDecision:
         record.note_messages(messages)
-        calls = CallExecutor(record, self._exchange, self._observer, self._clock, self._events)
+        limits = limits_of(record.model, self._settings.attempt_timeout_s)
+        calls = CallExecutor(record, self._exchange, self._observer, self._clock, self._events, limits)
         decision = self._open[record.model.id] = ExternalDecision(record, calls, messages, deadline)
         return decision
 

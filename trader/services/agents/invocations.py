@@ -37,11 +37,12 @@ class FinishedInvocation(msgspec.Struct, frozen=True):
 
 
 class ModelSummary(msgspec.Struct, frozen=True):
-    """A model, how many of its invocations have ended, and when the last one started."""
+    """A model, how many of its invocations have ended, when the last one started, and when a hand first traded it."""
 
     model: Model
-    invocation_count: int
-    last_invoked_at: datetime | None
+    invocation_count: int = 0
+    last_invoked_at: datetime | None = None
+    manual_since: datetime | None = None
 
 
 def short_answers(invocations: Sequence[Invocation], payloads: Mapping[UUID, bytes]) -> dict[UUID, list[str]]:

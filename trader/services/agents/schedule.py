@@ -247,7 +247,7 @@ class Agents:
             models = await select_models(conn)
             activity = await select_model_activity(conn)
         self._know(models)
-        return [ModelSummary(model, *activity.get(model.id, (0, None))) for model in models]
+        return [ModelSummary(model, *activity.get(model.id, ())) for model in models]
 
     def warning(self) -> str | None:
         """Return why models do not run, or not as configured, as one text; None without a problem."""

@@ -90,7 +90,7 @@ class Workflow:
         self._conversation: Conversation
         self.is_prompt_cut = False
         self._rules = limits_of(record.model, limits.attempt_s)
-        self._calls = CallExecutor(record, exchange, observer, clock, events, restriction, self._rules)
+        self._calls = CallExecutor(record, exchange, observer, clock, events, self._rules, restriction)
 
     async def execute(self) -> None:
         """Carry out the invocation to its end and record it.

@@ -172,10 +172,13 @@ async def make_report(
 ) -> EvidenceReport:
     """Return the evidence of all runs, corrected together, or of one model among them; the window begins at `since`.
 
+    Runs in which an account was traded by hand are not judged.
+
     `contenders` is the number of entrants of all boards (None: those of these runs).
     """
     contenders = count_contenders(runs.values()) if contenders is None else contenders
-    periods = [_judged(models[key], period, until) for key, run in runs.items() for period in run.periods]
+    alone = {key: run for key, run in runs.items() if run.run.entrant.manual_since is None}
+    periods = [_judged(models[key], period, until) for key, run in alone.items() for period in run.periods]
     returns = {key: run.returns(until) for key, run in baselines.items()}
     best, judged = await asyncio.to_thread(_judge, periods, returns, since, model_id, contenders)
     tried = await luck.results([period.luck_until(until) for period, _ in judged], contenders)

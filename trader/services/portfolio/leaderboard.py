@@ -96,9 +96,13 @@ class LeaderboardEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_entries(entrants: Iterable[RankedEntrant], window: RunWindow, now: datetime) -> list[LeaderboardEntry]:
-    """Return an entry of each entrant, in no order and without evidence: all that is read of the runs."""
+    """Return an entry of each entrant, in no order and without evidence: all that is read of the runs.
+
+    A model whose account was traded by hand in its run has none.
+    """
     hour = floor_to_bucket(now, _HOUR)
-    return [_entry(entrant, window_start(window, now), hour, window) for entrant in entrants]
+    alone = [entrant for entrant in entrants if entrant.run.run.entrant.manual_since is None]
+    return [_entry(entrant, window_start(window, now), hour, window) for entrant in alone]
 
 
 def make_board(

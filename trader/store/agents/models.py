@@ -1,7 +1,7 @@
 """SQL of models: their definitions, and how active they are."""
 
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -86,16 +86,29 @@ async def update_provider_definition(conn: Connection, provider: str, definition
 SELECT_MODEL_ACTIVITY = """
 SELECT m.id,
        coalesce((SELECT sum(finished) FROM invocation_counts WHERE model_id = m.id), 0)::bigint AS invocation_count,
-       (SELECT max(started_at) FROM invocations WHERE model_id = m.id) AS last_invoked_at
+       (SELECT max(started_at) FROM invocations WHERE model_id = m.id) AS last_invoked_at,
+       (
+           SELECT min(q.created_at) FROM order_requests q JOIN runs r ON r.id = q.run_id
+           WHERE r.account_id = m.id AND r.ended_at IS NULL AND q.answer @> '{"manual": true}'
+             AND q.answer->>'status' <> 'rejected'
+       ) AS manual_since
 FROM models m
 ORDER BY m.id
 """
 
 
-async def select_model_activity(conn: Connection) -> dict[str, tuple[int, datetime | None]]:
-    """Return per model how many invocations have ended and when the last one started."""
+class ModelActivity(NamedTuple):
+    """How many invocations of a model have ended, when the last one started, and since when it is traded by hand."""
+
+    invocation_count: int = 0
+    last_invoked_at: datetime | None = None
+    manual_since: datetime | None = None
+
+
+async def select_model_activity(conn: Connection) -> dict[str, ModelActivity]:
+    """Return the activity of each model."""
     rows = await conn.fetch(SELECT_MODEL_ACTIVITY)
-    return {row["id"]: (row["invocation_count"], row["last_invoked_at"]) for row in rows}
+    return {row["id"]: ModelActivity(*list(row.values())[1:]) for row in rows}
 
 
 SELECT_STRATEGY_STATE = "SELECT state FROM strategy_states WHERE model_id = $1"

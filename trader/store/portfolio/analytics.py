@@ -47,7 +47,12 @@ class CurrentRun(NamedTuple):
 SELECT_CURRENT_RUNS = """
 SELECT m.id, r.id, r.initial_capital, r.started_at, c.finished, c.failed, c.tool_failed, c.input_tokens,
        c.output_tokens, c.cost_usd, c.unmetered_attempts, c.unpriced_steps, coalesce(e.number, 0), e.fingerprint,
-       e.began_at, coalesce(o.finished - o.failed, 0), coalesce(o.finished + o.missed, 0), r.number
+       e.began_at, coalesce(o.finished - o.failed, 0), coalesce(o.finished + o.missed, 0),
+       (
+           SELECT min(q.created_at) FROM order_requests q
+           WHERE q.run_id = r.id AND q.answer @> '{"manual": true}' AND q.answer->>'status' <> 'rejected'
+       ),
+       r.number
 FROM models m
 JOIN runs r ON r.account_id = m.id AND r.ended_at IS NULL
 CROSS JOIN LATERAL (
@@ -73,7 +78,7 @@ async def select_current_runs(conn: Connection) -> dict[str, CurrentRun]:
     rows = await conn.fetch(SELECT_CURRENT_RUNS)
     return {
         model_id: CurrentRun(
-            model_id, run_id, capital, at, InvocationTotals(*rest[:8]), EntrantRecord(*rest[8:13]), rest[13]
+            model_id, run_id, capital, at, InvocationTotals(*rest[:8]), EntrantRecord(*rest[8:14]), rest[14]
         )
         for model_id, run_id, capital, at, *rest in rows
     }
@@ -97,7 +102,11 @@ SELECT_RUN_ENTRANTS = """
 SELECT m.id, e.ended_at, s.net_portfolio, coalesce(c.finished, 0), coalesce(c.failed, 0), coalesce(c.tool_failed, 0),
        coalesce(c.input_tokens, 0), coalesce(c.output_tokens, 0), c.cost_usd, coalesce(c.unmetered_attempts, 0),
        coalesce(c.unpriced_steps, 0), coalesce(e.number, 0), e.fingerprint, e.began_at,
-       coalesce(c.finished - c.failed, 0), coalesce(c.finished + c.missed, 0)
+       coalesce(c.finished - c.failed, 0), coalesce(c.finished + c.missed, 0),
+       (
+           SELECT min(q.created_at) FROM order_requests q
+           WHERE q.run_id = r.id AND q.answer @> '{"manual": true}' AND q.answer->>'status' <> 'rejected'
+       )
 FROM models m
 JOIN runs r ON r.account_id = m.id AND r.ended_at IS NULL
 LEFT JOIN LATERAL (
@@ -121,7 +130,7 @@ async def select_run_entrants(conn: Connection) -> list[RunEntrant]:
     """Return the entrants of every model's current run, each model's in order; of one never invoked an unknown one."""
     rows = await conn.fetch(SELECT_RUN_ENTRANTS)
     return [
-        RunEntrant(row[0], EntrantRecord(*row[11:16]), row[1], row[2], InvocationTotals(*row[3:11])) for row in rows
+        RunEntrant(row[0], EntrantRecord(*row[11:17]), row[1], row[2], InvocationTotals(*row[3:11])) for row in rows
     ]
 
 
