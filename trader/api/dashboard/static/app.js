@@ -18,7 +18,7 @@ import { TradeTotals, Trades } from './trades.js'
 const PAGES = [
   ['', 'Overview'], ['models', 'Models'], ['positions', 'Positions'], ['trades', 'Trades'], ['conversations', 'Conversations'], ['system', 'System'],
 ]
-const PRICES_MS = 5_000
+const PRICES_MS = 10_000
 const { demo, mode, market, public: isPublic, version } = document.body.dataset
 
 const restoreScroll = keepScroll()

@@ -163,7 +163,7 @@ export function MarketPage({ route, id: symbol }) {
   const latest = useRunning(symbol)
   const interval = route.query.get('interval') ?? '15m'
   const modelId = route.query.get('model') ?? ''
-  const prices = useAnswer('trading.getCryptoPrices', {}, 5_000)
+  const prices = useAnswer('trading.getCryptoPrices', {}, 10_000)
   const entry = useAnswer('trading.getCandles', { symbol, interval })
   const trades = useAnswer('trading.getTrades', { symbol, limit: 500, modelId: modelId || undefined, variant: 'all' })
   const [older, setOlder] = useState({ key: '', pages: [] })

@@ -1,6 +1,6 @@
 // Equity curves with drawdowns: per model or per variant, a window, a legend that isolates, and a crosshair.
 import { useChosen } from './address.js'
-import { call, readAhead, useAnswer, useReport } from './answers.js'
+import { call, readAhead, useReport } from './answers.js'
 import { averageOf, drawdownsOf, quantileOf, returnsOf, timeChart } from './charts.js'
 import { Choice, Failed, Key, Panel, useChart } from './components.js'
 import { ZONE, day, clock, number, signedPercent, percent } from './format.js'
@@ -18,8 +18,9 @@ const ENDS = 5
 const LEAST_SPAN = 0.2
 const AFTER_EQUITY_MS = 30
 
-/** `only(model)` chooses the models that are shown, and `variant` those of the query; `main` is drawn thicker. */
-export function Curves({ title = 'Equity', window, onWindow, only, main, onDrawn }) {
+/** `only(model)` chooses the models that are shown, and `variant` those of the query; `main` is drawn thicker, with
+ * the ends of its `trades`. */
+export function Curves({ title = 'Equity', window, onWindow, only, main, trades, onDrawn }) {
   const known = useModels()
   const entry = useReport(keyOf(window), 60_000, () => readCurves(window))
   const state = useLive()
@@ -30,7 +31,6 @@ export function Curves({ title = 'Equity', window, onWindow, only, main, onDrawn
   const chosen = useMemo(() => new Set(alone ? alone.split(',') : []), [alone])
   const [at, setAt] = useState(null)
   const [lifted, setLifted] = useState(null)
-  const trades = useMarks(main)
 
   const isReady = Boolean(entry.data && (known.entry.data || known.entry.error)) // without the models a line has no color
   const lines = useMemo(() => (isReady ? linesOf(entry.data, state.portfolio, known, by, only) : null), [entry.data, isReady, state.portfolio, known, by, only])
@@ -91,12 +91,6 @@ export function Curves({ title = 'Equity', window, onWindow, only, main, onDrawn
     <div class="chart" ref=${drawdown} style=${{ minHeight: `${DRAWDOWN_PX}px` }} role="img" aria-label="Drawdown over time"></div>
     ${lines && html`<${Legend} lines=${lines} place=${place} chosen=${chosen} toggle=${toggle} isMoney=${isMoney} />`}
   </div></${Panel}>`
-}
-
-/** The completed trades of the model whose curve is the main one. */
-function useMarks(main) {
-  const entry = useAnswer(main ? 'trading.getTrades' : 'variants.getVariants', main ? { modelId: main, limit: 200, variant: 'all' } : {}, main ? 60_000 : 0)
-  return main ? entry.data?.trades : undefined
 }
 
 /** The limits of an axis that a few outliers do not stretch: the last values between the 5th and 95th percentile, and half as much again. */

@@ -93,6 +93,7 @@ export function ModelPage({ route, id }) {
   const advanced = useAnswer('analytics.getModelStats', { mode: 'advanced', variant: model?.variant ?? 'all' })
   const only = useMemo(() => one => one.id === id || (one.baseline ? !one.variant || one.variant === model?.variant
     : known.isBaseline(one.id) && one.variant === model?.variant), [id, known])
+  const trades = useAnswer('trading.getTrades', { limit: 200, variant: 'all', modelId: id }) // as the table below asks
   const figures = overall.data?.overall?.find(one => one.modelId === id)
   const more = advanced.data?.advanced?.find(one => one.modelId === id)
   if (known.entry.data && !model) return html`<p class="notice">There is no model ${id}. <a href="#/models">All models</a></p>`
@@ -113,7 +114,7 @@ export function ModelPage({ route, id }) {
       <${Tile} label="Invocations" value=${whole(model.invocationCount)} note=${model.lastInvokedAt ? `last ${moment(model.lastInvokedAt)}` : ''} />
     </div></section>
     <div class="split"><div class="stack">
-      <${Curves} window=${window} onWindow=${setWindow} only=${only} main=${id} />
+      <${Curves} window=${window} onWindow=${setWindow} only=${only} main=${id} trades=${trades.data?.trades} />
       <${Positions} only=${one => one.modelId === id} hasNames=${false} />
       <${ModelEvidence} id=${id} window=${window} />
       <${Panel} title="Statistics"><dl class="facts body">${FIGURES.map(([key, label, write, bounds]) => html`<div key=${key}><dt>${label}</dt><dd>${!bounds ? write(figureOf(more?.[key])) : sure(figureOf(more?.[key]), more?.[bounds], write)}</dd></div>`)}</dl></${Panel}>
