@@ -44,6 +44,7 @@ if importlib.util.find_spec("trader") is None:  # called by a Python without the
 
 import argparse
 import asyncio
+import signal
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -105,6 +106,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("Nothing was changed:", *(f"  {problem}" for problem in error.problems), sep="\n", file=sys.stderr)
         return EXIT_WRONG
     configure_logs("warning" if settings.log_level == "info" else settings.log_level, settings.log_format)
+    # SIGTERM ends it as Ctrl+C does, which asyncio turns into a cancellation, with all of its processes.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         asyncio.run(_seed(settings, entries, options))
     except TraderError as error:

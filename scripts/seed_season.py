@@ -118,11 +118,16 @@ async def _run(plans: Sequence[Plan], progress: Callable[[float], None]) -> None
     with spawned.Manager() as manager, ProcessPoolExecutor(len(plans), spawned) as pool:
         written_days = manager.Queue()
         pending = {loop.run_in_executor(pool, _write_alone, plan, written_days) for plan in plans}
-        while pending:
-            done, pending = await asyncio.wait(pending, timeout=0.5, return_when=asyncio.FIRST_COMPLETED)
-            for future in done:
-                future.result()
-            progress(min(1.0, written_days.qsize() / days))
+        try:
+            while pending:
+                done, pending = await asyncio.wait(pending, timeout=0.5, return_when=asyncio.FIRST_COMPLETED)
+                for future in done:
+                    future.result()
+                progress(min(1.0, written_days.qsize() / days))
+        except BaseException:  # also an interrupt: the pool would wait for the processes until they are done
+            for child in multiprocessing.active_children():
+                child.terminate()
+            raise
 
 
 def _write_alone(plan: Plan, written_days: Any) -> None:

@@ -288,7 +288,7 @@ class Interrupts(list[int]):
 
 @contextmanager
 def _noticing_interrupts() -> Iterator[Interrupts]:
-    """Record Ctrl+C instead of raising KeyboardInterrupt, which could cut the ledger within a change."""
+    """Record Ctrl+C and SIGTERM instead of raising KeyboardInterrupt, which could cut the ledger within a change."""
     noticed, loop = Interrupts(), asyncio.get_running_loop()
 
     def note(number: int, _: FrameType | None) -> None:
@@ -296,11 +296,12 @@ def _noticing_interrupts() -> Iterator[Interrupts]:
         if noticed.task is not None:
             loop.call_soon_threadsafe(noticed.task.cancel)
 
-    before = signal.signal(signal.SIGINT, note)
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield noticed
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _value(
