@@ -15,12 +15,13 @@ from aiohttp.test_utils import TestServer
 
 
 class Received(NamedTuple):
-    """A request that a sink was sent."""
+    """A request that a sink was sent. `is_taken`: the sink was not away."""
 
     method: str
     target: str
     headers: Mapping[str, str]
     body: bytes
+    is_taken: bool = True
 
 
 NTFY = "/trader-alarms"
@@ -71,7 +72,8 @@ class Sinks:
 
     async def answer(self, request: web.Request) -> web.Response:
         body = await request.read()
-        self.received.append(Received(request.method, request.path_qs, request.headers.copy(), body))
+        is_away = request.path == "/away" and self.away
+        self.received.append(Received(request.method, request.path_qs, request.headers.copy(), body, not is_away))
         self.arrived.set()
         if request.path == "/hangs":
             await asyncio.Event().wait()
@@ -79,7 +81,7 @@ class Sinks:
             request.transport.abort()
         if request.path in SERVICES and request.method == "POST":
             return web.Response(status=SERVICES[request.path](request, body))
-        if request.path == "/away" and self.away:
+        if is_away:
             return web.Response(status=503)
         return web.Response(status=500 if request.path == "/fails" else 200)
 

@@ -1,0 +1,19 @@
+"""The quick faults of scripts/faults against the running process: told by name, soon over, and nothing lost."""
+
+from pathlib import Path
+
+import pytest
+from support.faults import FAULTS, measure, opened
+
+pytestmark = pytest.mark.processes
+
+
+async def test_quick_faults_are_told_by_their_name_and_lose_nothing(open_folder: Path) -> None:
+    quick = [fault for fault in FAULTS if fault.quick_cause is not None]
+    async with opened(open_folder) as bench:
+        for fault in quick:
+            told = await measure(bench, fault, waits_for_notices=False)
+            assert told.is_clean, told
+            assert told.answer in ("", f"503 The database cannot be used now: {fault.quick_cause}."), told
+        assert len(quick) == 2
+        assert bench.acknowledged
