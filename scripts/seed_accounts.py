@@ -106,8 +106,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("Nothing was changed:", *(f"  {problem}" for problem in error.problems), sep="\n", file=sys.stderr)
         return EXIT_WRONG
     configure_logs("warning" if settings.log_level == "info" else settings.log_level, settings.log_format)
-    # SIGTERM ends it as Ctrl+C does, which asyncio turns into a cancellation, with all of its processes.
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         asyncio.run(_seed(settings, entries, options))
     except TraderError as error:
@@ -331,4 +329,6 @@ async def _embedded_dsn(settings: Settings, stack: AsyncExitStack) -> str:
 
 
 if __name__ == "__main__":
+    # SIGTERM ends it as Ctrl+C does, which asyncio turns into a cancellation, with all of its processes.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     sys.exit(main())

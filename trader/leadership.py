@@ -209,6 +209,7 @@ class Leadership:
                 tasks.create_task(self._relay.writer.run(term), name="relay"),
             )
             await self._lock.lost()
+            self._database.write_trouble = self._lock.trouble  # so that nobody is told that another process leads
             self._hold_time()
             log.error("this process has lost the leading role; trading stops here")
             self._was_standby = True

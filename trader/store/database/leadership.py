@@ -47,7 +47,7 @@ class LeaderLock:
         self._connection: asyncpg.Connection[Any] | None = None
         self._disconnected = asyncio.Event()
         self.trouble: str | None = None
-        """Why the lock could not be requested; None when the server has answered, whoever holds it."""
+        """Why the lock was lost or could not be requested; None when the server has answered, whoever holds it."""
 
     async def try_acquire(self) -> bool:
         """Try to become the leader. False on a replica until it is promoted, and when the database cannot answer."""
@@ -84,6 +84,7 @@ class LeaderLock:
                 await self._connection.fetchval(SELECT_ALIVE)
             except _LOST as error:
                 log.warning("the leader lock is lost: %s", str(error) or type(error).__name__)
+                self.trouble = transient_cause(error, is_lost=True) or NOT_REACHABLE
                 await self.release()
                 return
             with suppress(TimeoutError):
