@@ -21,6 +21,26 @@ DATABASE: Final = "trader"
 _READY_S: Final = 30.0
 
 
+async def admit(dsn: str, user: str) -> None:
+    """Let processes of another user of this machine connect to an embedded server, until it starts again."""
+    conn = await asyncpg.connect(dsn)
+    try:
+        began_at = await conn.fetchval("SELECT clock_timestamp()")
+        file = Path(await conn.fetchval("SHOW ident_file"))
+        file.write_text(f'{file.read_text()}service "{user}" postgres\n')
+        await conn.execute("SELECT pg_reload_conf()")
+    finally:
+        await conn.close()
+    async with asyncio.timeout(_READY_S):
+        while True:
+            conn = await asyncpg.connect(dsn)
+            try:
+                if await conn.fetchval("SELECT pg_conf_load_time() > $1", began_at):
+                    return
+            finally:
+                await conn.close()
+
+
 class Replica:
     """A streaming replica in a folder of its own, reached through its socket."""
 
@@ -40,6 +60,8 @@ class Replica:
         """Copy the primary, and follow it."""
         make_private(self._folder, self._account)
         data, source = str(self._folder / "data"), primary.dsn("postgres")
+        if self._account is not None:
+            await admit(source, "nobody")
         await asyncio.to_thread(self._run, "pg_basebackup", "-D", data, "-d", source, "-R", "-c", "fast", "--no-sync")
         command: list[str] = [
             self._binaries.program("postgres"),

@@ -115,6 +115,30 @@ def make_private(folder: Path, account: ServerAccount | None) -> None:
         os.chown(folder, account.uid, account.gid)
 
 
+def require_peer(folder: Path) -> dict[str, str]:
+    """Return the settings by which the server takes connections of this process's user and of root alone.
+
+    Otherwise every process of the server's user could connect as its superuser, and under root that is `nobody`. Before
+    PostgreSQL 16 `all` is the name of a role, and only `postgres` can be connected as.
+    """
+    try:
+        names = {"root", pwd.getpwuid(os.geteuid()).pw_name}
+    except KeyError:  # the user of a container has no name by which the server could tell it
+        return {}
+    mappings = [f'service "{name}" {role}' for name in sorted(names) for role in ("postgres", "all")]
+    files = {
+        "hba_file": ("pg_hba.conf", ["local all all peer map=service", "local replication all peer map=service"]),
+        "ident_file": ("pg_ident.conf", mappings),
+    }
+    settings = {}
+    for setting, (name, lines) in files.items():
+        unfinished = folder / f"{name}.unfinished"
+        unfinished.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        unfinished.chmod(0o644)  # the server's user reads it, whatever the umask is
+        settings[setting] = str(unfinished.rename(folder / name))
+    return settings
+
+
 def socket_folder(folder: Path, account: ServerAccount | None) -> Path:
     """Create the folder of the socket: beside the data, unless that path is too long or unsafe in a list of hosts."""
     sockets = folder / "socket"

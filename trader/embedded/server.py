@@ -22,7 +22,14 @@ from urllib.parse import quote
 import asyncpg
 
 from trader.embedded.binaries import Binaries, choose_binaries
-from trader.embedded.folders import data_place, lock_folder, make_private, server_account, socket_folder
+from trader.embedded.folders import (
+    data_place,
+    lock_folder,
+    make_private,
+    require_peer,
+    server_account,
+    socket_folder,
+)
 from trader.embedded.processes import (
     STOP_TIMEOUT_S,
     bind_to_parent,
@@ -242,6 +249,7 @@ class EmbeddedPostgres:
             "max_connections": "100",
             "logging_collector": "off",
             "timezone": "UTC",
+            **require_peer(self._folder),
         }
         if not self._durable:
             settings |= {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
