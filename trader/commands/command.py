@@ -52,6 +52,7 @@ MODULES: Final[Mapping[str, str]] = {
     "reproduce": "audit",
     "backtest": "backtest",
     "compare": "compare",
+    "season": "season",
 }
 """The module of each command, or of each group of commands, by its first word."""
 

@@ -53,12 +53,16 @@ def loss_bounds(leverages: Returns) -> Returns:
 def bet_level(returns: Returns, bounds: Returns) -> float:
     """Return the level at which the bets on a mean above zero were ever won: one over their largest wealth so far.
 
-    `returns` are simple hourly returns or differences, `bounds` the most that can be lost in each hour. The wealth is
-    the mean over the stakes.
+    `returns` are simple hourly returns or differences, `bounds` the most that can be lost in each hour.
     """
+    return min(1.0, math.exp(-float(np.max(log_wealth(returns, bounds)))))
+
+
+def log_wealth(returns: Returns, bounds: Returns) -> Returns:
+    """Return the logarithm of the wealth after each hour: the mean over the stakes."""
     shares = np.divide(returns, bounds, out=np.zeros_like(returns), where=bounds > 0)
     factors = np.maximum(1 + STAKES[:, None] * shares, _NEVER_RUINED)
-    return min(1.0, math.exp(-float(np.max(_log_mean(np.cumsum(np.log(factors), axis=1))))))
+    return _log_mean(np.cumsum(np.log(factors), axis=1))
 
 
 @lru_cache(maxsize=4096)

@@ -1,0 +1,33 @@
+"""Season plans: more days, entrants with a larger edge and replicates with noise of their own find out more."""
+
+from trader.domain.portfolio.plan import Power, SeasonOutline, plan_season
+
+DAYS = (90, 180)
+
+
+def powers(outline: SeasonOutline, *replicates: int) -> list[Power]:
+    return list(plan_season(outline, replicates, DAYS, seasons=20))
+
+
+def test_a_plan_says_when_four_of_five_seasons_call_the_edge() -> None:
+    nothing, other = powers(SeasonOutline(models=2, sharpe=12, days=180), 1)
+    assert (nothing.question, other.question) == ("holdNothing", "otherModel")
+    assert 0 < nothing.called[0] < nothing.called[1]
+    assert nothing.called[1] >= 0.8
+    assert nothing.days_needed is not None
+    assert 90 < nothing.days_needed <= 180
+    assert other.called[1] < nothing.called[1], "a difference has the variance and the unseen loss of both"
+
+
+def test_a_season_that_cannot_tell_says_so() -> None:
+    for power in powers(SeasonOutline(models=8, sharpe=1, days=180), 1, 5):
+        assert power.called == [0.0, 0.0]
+        assert power.days_needed is None
+
+
+def test_replicates_take_away_their_own_noise_and_leverage_costs_days() -> None:
+    outline = SeasonOutline(models=2, sharpe=6, own_noise=0.9, volatility=0.02, days=180)
+    single, several, *_ = powers(outline, 1, 10)
+    assert several.called[1] > single.called[1]
+    leveraged, *_ = powers(outline._replace(leverage=4), 10)
+    assert leveraged.called[1] < several.called[1]
