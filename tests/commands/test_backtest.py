@@ -80,6 +80,8 @@ def test_chosen_variants_markets_funding_and_cadence(data: Path, tmp_path: Path)
     assert backtest(data, tmp_path / "run", *options) == 0
     result = orjson.loads((tmp_path / "run" / "result.json").read_bytes())
     assert result["markets"] == ["BTC"]
+    assert result["accounts"][0]["deflated"] is None or result["accounts"][0]["deflated"]["trials"] == 1
+    assert len((tmp_path / "trials.jsonl").read_bytes().splitlines()) == 1
     assert result["funding"] == {"fromFiles": [], "constant": ["BTC"], "hourlyRate": 0.0001}
     assert [(account["id"], account["decisions"]) for account in result["accounts"]] == [("apex-rules", 18 * 4 + 1)]
 

@@ -117,8 +117,10 @@ def deflated_line(account_id: str, deflated: Deflated | None) -> str:
     """Describe what an account's result is worth after so many trials."""
     if deflated is None:
         return f"{account_id}: too few hours, or no variation, for a deflated Sharpe ratio"
-    trials = "the first trial" if deflated.trials == 1 else f"the best of {deflated.trials} trials without skill"
+    ratio, chance = f"{account_id}: Sharpe ratio {deflated.sharpe_per_hour:+.3f} an hour", 100 * deflated.probability
+    if deflated.trials == 1:
+        return f"{ratio}, in the first trial on these candles; probability of being above 0: {chance:.0f} %"
     return (
-        f"{account_id}: Sharpe ratio {deflated.sharpe_per_hour:+.3f} an hour; {trials} on these candles would have "
-        f"{deflated.expected_best:+.3f}; probability of being above it: {100 * deflated.probability:.0f} %"
+        f"{ratio}; the best of {deflated.trials} trials without skill on these candles would have "
+        f"{deflated.expected_best:+.3f}; probability of being above it: {chance:.0f} %"
     )
