@@ -98,7 +98,7 @@ class GetTradeInput(Input, kw_only=True):
     id: UUID
 
 
-class FillView(Wire, kw_only=True):
+class TradeFillView(Wire, kw_only=True):
     """A fill of a trade. `fee` includes the fee of a liquidation; `cause` is what the order was placed for."""
 
     side: OrderSide
@@ -168,7 +168,7 @@ class TradeDetails(Wire, kw_only=True):
     opened_at: Timestamp
     closed_at: Timestamp | None
     exit_plan: ExitPlanView
-    fills: list[FillView]
+    fills: list[TradeFillView]
     excursion: Excursion
 
 
@@ -184,7 +184,7 @@ def trade_details_of(trade: TradeRecord, model: Model | None, extremes: Extremes
         model_name=trade.account_id if model is None else model.name,
         model_variant=UNSET if model is None else model.variant,
         exit_plan=ExitPlanView.from_attributes(trade.exit_plan),
-        fills=[FillView.from_attributes(fill, timestamp=iso(fill.created_at)) for fill in trade.fills],
+        fills=[TradeFillView.from_attributes(fill, timestamp=iso(fill.created_at)) for fill in trade.fills],
         excursion=Excursion.of(trade, extremes),
     )
 
