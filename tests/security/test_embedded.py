@@ -23,8 +23,10 @@ async def test_another_process_of_the_servers_user_is_not_its_superuser(open_fol
         psql = choose_binaries(server.data).readable_copy().program("psql")
 
         async def run_as_nobody() -> subprocess.CompletedProcess[str]:
-            command, options = [psql, "--no-psqlrc", "-c", "SELECT 1", dsn], {"user": "nobody", "cwd": "/"}
-            return await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, **options)
+            command = [psql, "--no-psqlrc", "-c", "SELECT 1", dsn]
+            return await asyncio.to_thread(
+                subprocess.run, command, capture_output=True, text=True, check=False, user="nobody", cwd="/"
+            )
 
         refused = await run_as_nobody()
         assert refused.returncode == 2
