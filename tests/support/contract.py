@@ -488,7 +488,7 @@ OUTPUTS: Mapping[str, Shape] = {
                 ),
                 "luckReason": (text, None),
                 "rank": (dict.fromkeys(("first", "last", "among"), count), None),
-                "account": ({"runs": count, "startedAt": iso, "returnPercent": number}, None),
+                "account": {"runs": count, "startedAt": iso, "returnPercent": number},
                 "owner": (text, None),
                 "replicates?": REPLICATES,
             }

@@ -117,7 +117,7 @@ class EntrantRow(Wire, kw_only=True):
     window; `reason` says why there is no interval. Gains without a loss among few trades say little: no interval sees
     a loss that has not come. `coverage` is how many of the cycles that were due it decided, in percent; below 95 it is
     not `ranked`. `amongBest` says whether it cannot be told from the best entrant, and `rank` which places are possible
-    for it; null until it is a week old with 10 trades. `account` is all that the account has done (null in a backtest),
+    for it; null until it is a week old with 10 trades. `account` is all that the account has done,
     and `entrant` − 1 how many configurations it has had before. `luck` is computed
     after it was first asked for; `luckReason` says why it is null. `replicates` is there when several models are one
     configuration. `contamination` says whether all of it is after the end of what the model was trained on
@@ -144,7 +144,7 @@ class EntrantRow(Wire, kw_only=True):
     reason: str | None
     among_best: bool
     rank: Rank | None
-    account: AccountOverRuns | None
+    account: AccountOverRuns
     owner: str | None
     differences: list[Difference]
     luck: LuckRow | None
@@ -174,9 +174,7 @@ class EntrantRow(Wire, kw_only=True):
             reason=entrant.statement.reason,
             among_best=entrant.is_among_best,
             rank=None if entrant.rank is None else Rank.from_attributes(entrant.rank),
-            account=None
-            if entrant.account is None
-            else AccountOverRuns(
+            account=AccountOverRuns(
                 runs=entrant.account.runs,
                 started_at=iso(entrant.account.started_at),
                 return_percent=entrant.account.return_percent,

@@ -64,7 +64,7 @@ class EntrantEvidence(NamedTuple):
     replicates: ReplicateNoise | None
     attempt: int
     rank: RankInterval | None
-    account: AccountPast | None = None
+    account: AccountPast
 
 
 class EvidenceReport(NamedTuple):
@@ -151,7 +151,7 @@ class Evidence:
         baselines, contenders = self._runs.baselines, count_contenders(runs.values())
         report = await make_report(models, family, baselines, self._luck, until, since, model_id, contenders)
         return report._replace(
-            entrants=[each._replace(account=accounts.get(each.model.id)) for each in report.entrants]
+            entrants=[each._replace(account=accounts.get(each.model.id, each.account)) for each in report.entrants]
         )
 
 
@@ -256,4 +256,5 @@ def _evidence(
         replicates=noise,
         attempt=period.run.run.number,
         rank=board.ranks.get(key),
+        account=AccountPast.of([period.run.as_account_run()]),
     )

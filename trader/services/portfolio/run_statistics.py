@@ -37,7 +37,7 @@ from trader.store.exchange import trades as trades_store
 from trader.store.exchange.trades import OpenPosition, RunTrade
 from trader.store.portfolio import analytics as analytics_store
 from trader.store.portfolio import snapshots as portfolio_store
-from trader.store.portfolio.analytics import CurrentRun, RunEntrant
+from trader.store.portfolio.analytics import AccountRun, CurrentRun, RunEntrant
 from trader.store.portfolio.baselines import select_baselines
 from trader.store.portfolio.snapshots import HourlyValue
 
@@ -160,6 +160,12 @@ class RunStatistics:
         """Return what the account was worth at the end of the last hour before a moment."""
         before = self.hours_before(since)
         return self.hours[before - 1].last if before else self.run.initial_capital
+
+    def as_account_run(self) -> AccountRun:
+        """Return the run as one of its account, with its last recorded equity."""
+        run = self.run
+        last = self.hours[-1].last if self.hours else run.initial_capital
+        return AccountRun(run.model_id, run.started_at, run.initial_capital, last)
 
     def window_drawdown(self, since: datetime, start: Decimal, equity: Decimal) -> float:
         """Return the max drawdown in percent from a window's start, when it was worth `start`, to the equity of now."""

@@ -111,9 +111,8 @@ const rankOf = rank => (rank
   : 'not ranked: it is under a week old, has under 10 trades, decided under 95 % of its cycles, or is an earlier configuration')
 
 /** What an account has done over all its runs, in words. */
-const accountOf = one => (one.account
-  ? `the account since ${one.account.startedAt.slice(0, 10)}: ${whole(one.account.runs)} ${one.account.runs === 1 ? 'run' : 'runs'}, configuration ${whole(one.entrant)}${one.owner ? `, owner ${one.owner}` : ''}`
-  : 'not recorded')
+const accountOf = one =>
+  `the account since ${one.account.startedAt.slice(0, 10)}: ${whole(one.account.runs)} ${one.account.runs === 1 ? 'run' : 'runs'}, configuration ${whole(one.entrant)}${one.owner ? `, owner ${one.owner}` : ''}`
 
 /** How an entrant compares with random traders, in words. */
 const luckOf = luck => `its equity after ${whole(luck.hours)} hours against ${whole(luck.traders)} random traders with its ${whole(luck.tradesCount)} positions: ${pOf(luck.pValue)} for all looks and models`
