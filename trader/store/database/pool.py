@@ -152,6 +152,9 @@ class Database:
             if cause is None:
                 raise
             raise self._unavailable(cause, error) from error
+        except asyncpg.InternalClientError as error:  # the server was gone before the connection noticed
+            conn.terminate()
+            raise self._unavailable(NOT_REACHABLE, error) from error
         finally:
             await self._release(conn)
         self.read_trouble = None
