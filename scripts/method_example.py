@@ -40,11 +40,11 @@ from trader.domain.portfolio.evidence import (
     compare,
     holding_nothing,
     judge_family,
-    split_variance,
     state_return,
 )
 from trader.domain.portfolio.intervals import Interval, percent_interval
 from trader.domain.portfolio.luck import Costs, OwnTrade, Period, Prices, try_luck
+from trader.domain.portfolio.replicates import split_variance
 from trader.errors import MarketDataError
 from trader.gateways.market.files import find_files, read_market
 

@@ -12,8 +12,8 @@ from support.records import make_model
 
 from trader.api.schemas.analytics import IntervalPercent, Replicates, ReplicatesRow
 from trader.api.schemas.common import ENCODER, UNSET, UnsetType, Wire
-from trader.domain.portfolio.evidence import ReplicateNoise
 from trader.domain.portfolio.intervals import Interval
+from trader.domain.portfolio.replicates import ReplicateNoise
 from trader.services.portfolio.leaderboard import ReplicatesEntry
 
 NOISE = ReplicateNoise(("ada", "eve"), 30, -1.5, 2.25, 0.5, None)

@@ -17,11 +17,10 @@ from trader.domain.portfolio.evidence import (
     compare,
     comparisons_among,
     judge_family,
-    mean_series,
-    split_variance,
     state_return,
 )
 from trader.domain.portfolio.intervals import Returns, estimate, percent_interval
+from trader.domain.portfolio.replicates import mean_series, split_variance
 from trader.domain.portfolio.statistics import EquityPoint
 
 START = datetime(2025, 1, 1, tzinfo=UTC)

@@ -22,9 +22,10 @@ from trader.api.schemas.paging import IsoTime
 from trader.api.schemas.positions import ModelId
 from trader.domain.agents.invocations import Invocation, Step, ToolCall, ToolCallType
 from trader.domain.models import Contamination, Model, contamination
-from trader.domain.portfolio.evidence import ReplicateNoise, Word
+from trader.domain.portfolio.evidence import Word
 from trader.domain.portfolio.histories import RunWindow
 from trader.domain.portfolio.intervals import Interval
+from trader.domain.portfolio.replicates import ReplicateNoise
 from trader.services.portfolio.analytics import FailureCounts, Failures
 from trader.services.portfolio.leaderboard import LeaderboardEntry, NeighbourVerdict, ReplicatesEntry, SortKey
 from trader.variants import color_of

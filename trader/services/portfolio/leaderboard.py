@@ -16,19 +16,17 @@ from trader.domain.money import ZERO, divide
 from trader.domain.portfolio import statistics
 from trader.domain.portfolio.evidence import (
     Pair,
-    ReplicateNoise,
     ReturnSeries,
     Statement,
     Verdict,
     compare_all,
     comparisons_among,
     judge_family,
-    mean_series,
     missing_trades,
-    split_variance,
     state_returns,
 )
 from trader.domain.portfolio.histories import RESOLUTIONS, RunWindow, floor_to_bucket, window_start
+from trader.domain.portfolio.replicates import ReplicateNoise, mean_series, split_variance
 from trader.services.portfolio.run_statistics import RunStatistics, contender
 
 SortKey = Literal["pnlPercent", "pnlAbsolute", "maxDrawdown"]
