@@ -40,6 +40,7 @@ OTHER_NAMES = {
     "STREAM_CUTS",
     "REPLAY_KILL_SEED",
     "PYTHON",
+    "TRADER_KEY",
 }
 SOURCES = "\n".join(
     path.read_text(encoding="utf-8")

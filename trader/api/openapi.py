@@ -28,6 +28,7 @@ from trader.settings import Settings
 DOCUMENT: Final = Route("/api/openapi.json", head=True)
 PAGE: Final = Route("/api/docs", head=True)
 CONTRACT: Final = Route("/api/contract.d.ts", head=True)
+SKILL: Final = Route("/skill.md", head=True)
 
 EXAMPLES: Final[Mapping[str, dict[str, Any]]] = {
     "models.getConversation": {"invocationId": "6f1b9e0a-5d0c-5c11-8e0e-3f6f0b1f7a52"},
@@ -307,8 +308,14 @@ def _introduction(settings: Settings) -> str:
     return re.sub("|".join(f"{{{name}}}" for name in figures), lambda match: figures[match[0][1:-1]], text)
 
 
+def _skill(settings: Settings) -> str:
+    """Return the page from which a language model learns to trade here."""
+    text = resources.files("trader.api.reference").joinpath("skill.md").read_text(encoding="utf-8")
+    return text.replace("{server}", _server(settings).rstrip("/"))
+
+
 def routes(settings: Settings, registry: Registry | None = None) -> list[web.RouteDef]:
-    """Return the routes of the document, the page and the contract, by default of every procedure."""
+    """Return the routes of the document, its page, the contract and the skill, by default of every procedure."""
     if registry is None:
         load_procedures()
         registry = REGISTRY
@@ -316,6 +323,7 @@ def routes(settings: Settings, registry: Registry | None = None) -> list[web.Rou
     contents: tuple[tuple[Route, bytes, str, Mapping[str, str]], ...] = (
         (DOCUMENT, msgspec.json.encode(document), JSON, {}),
         (CONTRACT, typescript.declarations(document).encode(), "text/plain; charset=utf-8", {}),
+        (SKILL, _skill(settings).encode(), "text/markdown; charset=utf-8", {}),
         (PAGE, page.render(document).encode(), "text/html; charset=utf-8", PAGE_HEADERS),
     )
     definitions: list[web.RouteDef] = []

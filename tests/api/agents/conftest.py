@@ -12,6 +12,7 @@ from support.floor import Floor, open_floor
 from support.served import make_app
 
 from trader.__main__ import main
+from trader.api import openapi
 from trader.api.mcp import McpServer
 from trader.api.rpc import make_dispatcher
 from trader.services.operations import access
@@ -46,7 +47,8 @@ async def desk(floor: Floor, aiohttp_client: AiohttpClient) -> Desk:
     analytics = Analytics(floor.database, floor.exchange, floor.clock, CurrentRuns(floor.database))
     context: Any = AgentContext(floor.settings, floor.clock, floor.market, floor.exchange, floor.agents, analytics)
     mcp = McpServer(make_dispatcher(context), body_wait_s=10).routes()
-    return Desk(floor, await aiohttp_client(make_app(mcp, context=context, database=floor.database)))
+    pages = openapi.routes(floor.settings)
+    return Desk(floor, await aiohttp_client(make_app(mcp, pages, context=context, database=floor.database)))
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ def make_contract(*arguments: str) -> subprocess.CompletedProcess[str]:
 def project(tmp_path: Path, packages: Path) -> Path:
     """A frontend's folder: the packages, the contract, and a file that uses it."""
     (tmp_path / "node_modules").symlink_to(packages)
-    for source in (FOLDER / "types").iterdir():
+    for source in (*(FOLDER / "types").iterdir(), Path(__file__).parents[3] / "docs" / "examples" / "agent_orpc.ts"):
         (tmp_path / source.name).write_text(source.read_text())
     done = make_contract(str(tmp_path / "trader.d.ts"))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
