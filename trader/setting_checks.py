@@ -62,6 +62,13 @@ def find_contradictions(values: Mapping[str, Any], problems: Sequence[str], *, d
     return mistakes
 
 
+def local_address(host: str, port: int) -> str:
+    """Return the address of the service as this machine reaches it."""
+    if host in ("127.0.0.1", "0.0.0.0", "::", "::1"):  # noqa: S104 - compared, not bound
+        host = "localhost"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 def is_loopback(host: str | None) -> bool:
     """Return whether a listen address is reached from this machine alone; None is the default one."""
     try:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Final, Generic, NamedTuple, TypeVar, final
+from typing import Any, Final, Generic, NamedTuple, TypeVar, final
 from urllib.parse import SplitResult, parse_qs, urlsplit
 
 T = TypeVar("T")
@@ -63,6 +63,23 @@ class Form(NamedTuple, Generic[T]):
         if not self.fits(value):
             raise ValueError(self.expected)
         return value
+
+
+class Variable(NamedTuple):
+    """Environment variable of a setting. Without a default (empty) the value of an unset variable is None."""
+
+    name: str
+    default: str
+    form: Form[Any]
+    meaning: str
+    demo_default: str | None = None
+    live_default: str | None = None
+    shown_default: str | None = None
+
+    @property
+    def default_text(self) -> str:
+        """The default as documents show it."""
+        return self.shown_default or self.default or "none"
 
 
 def parse_setting(name: str, form: Form[T], text: str, problems: list[str]) -> T | None:

@@ -18,26 +18,15 @@ from trader import setting_forms as forms
 from trader.dotenv import read_dotenv
 from trader.errors import SettingsError
 from trader.provider_settings import KEY_NAME, ProviderSettings, read_providers
-from trader.setting_checks import PROVIDER_NEEDED, find_contradictions, find_unknown, is_loopback, lacks_provider
-from trader.setting_forms import Form, Secret, parse_setting
-
-
-class Variable(NamedTuple):
-    """Environment variable of a setting. Without a default (empty) the value of an unset variable is None."""
-
-    name: str
-    default: str
-    form: Form[Any]
-    meaning: str
-    demo_default: str | None = None
-    live_default: str | None = None
-    shown_default: str | None = None
-
-    @property
-    def default_text(self) -> str:
-        """The default as documents show it."""
-        return self.shown_default or self.default or "none"
-
+from trader.setting_checks import (
+    PROVIDER_NEEDED,
+    find_contradictions,
+    find_unknown,
+    is_loopback,
+    lacks_provider,
+    local_address,
+)
+from trader.setting_forms import Secret, Variable, parse_setting
 
 PRESETS: Final[Mapping[str, Mapping[str, str]]] = {
     "default": {},
@@ -413,10 +402,3 @@ def merged_texts(environ: Mapping[str, str], file: Mapping[str, str]) -> dict[st
     pairs = [*file.items(), *environ.items()]
     texts = {name: text.strip() for name, text in pairs if text.strip()}
     return {EARLIER_NAMES[name]: texts[name] for name in EARLIER_NAMES.keys() & texts.keys()} | texts
-
-
-def local_address(host: str, port: int) -> str:
-    """Return the address of the service as this machine reaches it."""
-    if host in ("127.0.0.1", "0.0.0.0", "::", "::1"):  # noqa: S104 - compared, not bound
-        host = "localhost"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

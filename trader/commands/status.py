@@ -19,7 +19,8 @@ from trader.domain.operations.alarms import AlarmCause, Notice
 from trader.dotenv import add_env_file_option
 from trader.errors import SettingsError, SinkUnavailable, TraderError
 from trader.gateways.operations.notifications import make_sinks
-from trader.settings import local_address, read_some
+from trader.setting_checks import local_address
+from trader.settings import read_some
 from trader.store.operations.halts import select_halts
 from trader.store.operations.status import ServiceFacts, select_service_facts
 
