@@ -34,17 +34,11 @@ from trader.domain.agents.entrants import Entrant, canonical_json, fingerprint
 from trader.domain.agents.invocations import Invocation
 from trader.domain.market.markets import MARKETS, Candle
 from trader.domain.models import contamination
-from trader.domain.portfolio.evidence import (
-    ReturnSeries,
-    Statement,
-    compare,
-    holding_nothing,
-    judge_family,
-    state_return,
-)
+from trader.domain.portfolio.evidence import Statement, compare, judge_family, state_return
 from trader.domain.portfolio.intervals import Interval, percent_interval
 from trader.domain.portfolio.luck import Costs, OwnTrade, Period, Prices, try_luck
 from trader.domain.portfolio.replicates import split_variance
+from trader.domain.portfolio.returns import ReturnSeries, holding_nothing
 from trader.errors import MarketDataError
 from trader.gateways.market.files import find_files, read_market
 

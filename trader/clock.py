@@ -58,6 +58,11 @@ def epoch_second(moment: datetime) -> int:
     return (moment - EPOCH) // timedelta(seconds=1)
 
 
+def ceil_second(moment: datetime) -> int:
+    """Return the whole seconds since 1970, rounded up."""
+    return -((EPOCH - moment) // timedelta(seconds=1))
+
+
 def moment_of(second: int) -> datetime:
     """Return the moment that is `second` seconds after 1970."""
     return datetime.fromtimestamp(second, UTC)

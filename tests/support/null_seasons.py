@@ -19,9 +19,10 @@ from trader.domain.models import VariantId
 from trader.domain.portfolio.baselines import BUY_AND_HOLD, rule_agent
 from trader.domain.portfolio.bets import HOURLY_MOVE_MAX, bet_level
 from trader.domain.portfolio.board import JudgedEntrant
-from trader.domain.portfolio.evidence import ReturnSeries, Statement, Verdict, comparisons_among, judge_family
+from trader.domain.portfolio.evidence import Statement, Verdict, comparisons_among, judge_family
 from trader.domain.portfolio.histories import WINDOWS
 from trader.domain.portfolio.intervals import SEQUENCE_HOURS_MIN, Estimate, cosine_transforms
+from trader.domain.portfolio.returns import ReturnSeries
 
 Returns = NDArray[np.float64]
 """Hourly log returns: accounts × hours."""

@@ -13,9 +13,10 @@ import numpy as np
 
 from trader import results
 from trader.commands.command import Result, command, print_result, table
-from trader.domain.portfolio.evidence import ReturnSeries, compare, judge_family
+from trader.domain.portfolio.evidence import compare, judge_family
 from trader.domain.portfolio.intervals import percent, student_quantile
 from trader.domain.portfolio.replicates import mean_series
+from trader.domain.portfolio.returns import ReturnSeries
 from trader.errors import SettingsError
 
 _HOUR = timedelta(hours=1)

@@ -9,15 +9,8 @@ from pathlib import Path
 from trader.clock import LockstepClock
 from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, table
 from trader.commands.database import TargetDatabase, database_command
-from trader.domain.portfolio.evidence import (
-    EquitySeries,
-    ReturnSeries,
-    compare,
-    comparisons_among,
-    judge_family,
-    missing_trades,
-    state_return,
-)
+from trader.domain.portfolio.evidence import compare, comparisons_among, judge_family, missing_trades, state_return
+from trader.domain.portfolio.returns import EquitySeries, ReturnSeries
 from trader.domain.portfolio.statistics import EquityPoint, max_drawdown
 from trader.errors import StartError
 from trader.reports import drift as drift_report

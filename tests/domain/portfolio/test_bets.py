@@ -7,8 +7,9 @@ import pytest
 from support.null_seasons import HOURLY, START, disasters, looks, normal
 
 from trader.domain.portfolio.bets import HOURLY_MOVE_MAX, STAKES, bet_level, days_needed, loss_bounds, smallest_visible
-from trader.domain.portfolio.evidence import ReturnSeries, compare, judge_family
+from trader.domain.portfolio.evidence import compare, judge_family
 from trader.domain.portfolio.intervals import Returns, estimate
+from trader.domain.portfolio.returns import ReturnSeries
 
 FAMILY = 52
 

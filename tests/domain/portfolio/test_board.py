@@ -11,16 +11,10 @@ from support.null_seasons import PROCESSES, share_interval
 from trader.domain.models import VariantId
 from trader.domain.portfolio.baselines import BUY_AND_HOLD, rule_agent
 from trader.domain.portfolio.board import Board, JudgedEntrant, RankInterval, judge_board
-from trader.domain.portfolio.evidence import (
-    EquitySeries,
-    ReturnSeries,
-    compare,
-    comparisons_among,
-    judge_family,
-    state_return,
-)
+from trader.domain.portfolio.evidence import compare, comparisons_among, judge_family, state_return
 from trader.domain.portfolio.intervals import Returns, estimate, percent_interval
 from trader.domain.portfolio.replicates import mean_series, split_variance
+from trader.domain.portfolio.returns import EquitySeries, ReturnSeries
 from trader.domain.portfolio.statistics import EquityPoint
 
 START = datetime(2025, 1, 1, tzinfo=UTC)

@@ -16,16 +16,15 @@ from trader.domain.models import VariantId
 from trader.domain.portfolio.baselines import BUY_AND_HOLD, rule_agent
 from trader.domain.portfolio.evidence import (
     Pair,
-    ReturnSeries,
     Statement,
     Verdict,
     compare_all,
     comparisons_among,
-    holding_nothing,
     judge_family,
     missing_trades,
 )
 from trader.domain.portfolio.intervals import LEVEL, TRADES_MIN
+from trader.domain.portfolio.returns import ReturnSeries, holding_nothing
 
 Reference = Literal["ruleAgent", "holdNothing", "buyAndHold", "bestOther"]
 

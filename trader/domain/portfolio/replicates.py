@@ -6,8 +6,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from trader.domain.portfolio.evidence import ReturnSeries
 from trader.domain.portfolio.intervals import HOURS_MIN, percent
+from trader.domain.portfolio.returns import ReturnSeries
 
 _HOUR: Final = timedelta(hours=1)
 

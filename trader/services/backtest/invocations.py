@@ -14,7 +14,7 @@ from decimal import Decimal
 
 from msgspec.structs import replace
 
-from trader.clock import epoch_second, iso, moment_of
+from trader.clock import ceil_second, epoch_second, iso, moment_of
 from trader.domain.agents.guard import Approved, Refusal, RiskContext, judge
 from trader.domain.agents.observation import RunHistory, change_24h_percent, observe_positions
 from trader.domain.agents.strategy import Peek
@@ -34,7 +34,7 @@ from trader.domain.portfolio.statistics import daily_closes, max_drawdown, sharp
 from trader.services.agents.observer import SESSION_INTERVAL
 from trader.services.backtest.accounts import ModelAccount
 from trader.services.backtest.engine import Engine
-from trader.services.backtest.market import BacktestMarket, second_of
+from trader.services.backtest.market import BacktestMarket
 from trader.services.backtest.runner import Journal
 from trader.services.exchange.idempotent_orders import checked
 from trader.store.portfolio.snapshots import hourly_points
@@ -171,7 +171,7 @@ class InvokingEngine(Engine):
     def advance(self, followed: ModelAccount, moment: datetime) -> None:
         """Advance an account to a moment: its ticks up to it, and its snapshots before it."""
         self._advance(followed, epoch_second(moment))
-        self._take_snapshots(followed, second_of(moment))
+        self._take_snapshots(followed, ceil_second(moment))
 
     def context_of(self, followed: ModelAccount, now: datetime) -> RiskContext:
         """Return the guard's risk context of an account."""

@@ -223,8 +223,7 @@ class BacktestMarket:
         if second >= self.span.stop:
             return frozenset()
         if self._ticking[0] != minute:
-            place = minute - self._first
-            present = (symbol for symbol, columns in self._columns.items() if columns.ticked[place] == minute)
+            present = (symbol for symbol, each in self._columns.items() if each.ticked[minute - self._first] == minute)
             self._ticking = minute, frozenset(present)
         return self._ticking[1]
 
@@ -399,9 +398,3 @@ class BacktestMarket:
 def _range(lowest: Decimal, highest: Decimal) -> PriceRange:
     """Return a range of marks as a price range. Bids and asks lie on either side of their mark, so it bounds both."""
     return PriceRange(lowest_mark=lowest, highest_mark=highest, lowest_ask=lowest, highest_bid=highest)
-
-
-def second_of(moment: datetime) -> int:
-    """Return the first whole second that is not before a moment."""
-    second = epoch_second(moment)
-    return second + (moment != moment_of(second))

@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from msgspec.structs import replace
 
-from trader.clock import moment_of
+from trader.clock import ceil_second, moment_of
 from trader.domain.agents.guard import RiskContext
 from trader.domain.agents.observation import observe_last_action, observe_positions
 from trader.domain.agents.tools import Decision
@@ -29,7 +29,7 @@ from trader.domain.market.markets import STALE_AFTER, Interval, Market, Quote
 from trader.domain.models import CYCLE
 from trader.domain.portfolio.histories import Snapshot
 from trader.services.backtest.accounts import FIRST_CYCLE, FIRST_SNAPSHOT, BacktestAccount, next_minute
-from trader.services.backtest.market import BacktestMarket, second_of
+from trader.services.backtest.market import BacktestMarket
 
 _STRETCH_S: Final = 3600
 """Seconds of market time after which the runners report how far they have come."""
@@ -116,7 +116,7 @@ class EventTimeRunner(ABC, Generic[A]):
     def _next_event(self, followed: A, until: int) -> int | None:
         """Return the next second with a tick that may change the account or that its order waits for."""
         waiting = followed.waiting
-        waited = None if waiting is None else self.market.next_tick(max(followed.seen + 1, second_of(waiting.due)))
+        waited = None if waiting is None else self.market.next_tick(max(followed.seen + 1, ceil_second(waiting.due)))
         stop = until if waited is None else min(until, waited)
         touched = None if followed.account.is_idle else self._first_touch(followed, followed.seen + 1, stop)
         return touched if touched is not None or waited is None or waited > until else waited

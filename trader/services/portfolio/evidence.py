@@ -11,10 +11,11 @@ from trader.clock import Clock, ceil_time, floor_time
 from trader.domain.agents.entrants import EntrantRecord
 from trader.domain.models import Model, VariantId
 from trader.domain.portfolio.board import Board, Comparison, JudgedEntrant, RankInterval, judge_board
-from trader.domain.portfolio.evidence import ReturnSeries, Statement, state_returns
+from trader.domain.portfolio.evidence import Statement, state_returns
 from trader.domain.portfolio.histories import RESOLUTIONS, WINDOWS, RunWindow, minute_end
 from trader.domain.portfolio.luck import Luck
 from trader.domain.portfolio.replicates import ReplicateNoise, mean_series, split_variance
+from trader.domain.portfolio.returns import ReturnSeries
 from trader.services.portfolio.luck import COMPUTING, LuckRequest
 from trader.services.portfolio.run_statistics import CurrentRuns, EntrantPeriod, RunStatistics, count_contenders
 from trader.store.agents.models import select_models

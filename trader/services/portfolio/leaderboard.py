@@ -16,7 +16,6 @@ from trader.domain.money import ZERO, divide
 from trader.domain.portfolio import statistics
 from trader.domain.portfolio.evidence import (
     Pair,
-    ReturnSeries,
     Statement,
     Verdict,
     compare_all,
@@ -27,6 +26,7 @@ from trader.domain.portfolio.evidence import (
 )
 from trader.domain.portfolio.histories import RESOLUTIONS, RunWindow, floor_to_bucket, window_start
 from trader.domain.portfolio.replicates import ReplicateNoise, mean_series, split_variance
+from trader.domain.portfolio.returns import ReturnSeries
 from trader.services.portfolio.run_statistics import RunStatistics, contender
 
 SortKey = Literal["pnlPercent", "pnlAbsolute", "maxDrawdown"]

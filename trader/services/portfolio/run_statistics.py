@@ -21,7 +21,7 @@ import numpy as np
 
 from trader.domain.agents.entrants import EntrantRecord
 from trader.domain.portfolio import statistics
-from trader.domain.portfolio.evidence import EquitySeries, ReturnSeries
+from trader.domain.portfolio.returns import EquitySeries, ReturnSeries
 from trader.domain.portfolio.statistics import EquityPoint
 from trader.services.portfolio.figures import (
     DailyFigures,
