@@ -1,9 +1,9 @@
 """The commands accounts and positions: stored accounts, valued at the last recorded prices."""
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 from trader.commands.command import EXIT_DONE, Result, allowed, moment, money, table
 from trader.commands.database import TargetDatabase, database_command
@@ -13,10 +13,20 @@ from trader.domain.exchange.account import Account, Position
 from trader.domain.exchange.halts import Verb
 from trader.domain.money import format_decimal
 from trader.errors import StartError
+from trader.store.agents.models import select_models
 from trader.store.database.pool import Connection
 from trader.store.exchange.accounts import select_accounts, select_last_marks
 
-Marks = Mapping[str, Decimal]
+
+class Recorded(NamedTuple):
+    """The last recorded prices by market, and the ids of the models."""
+
+    marks: Mapping[str, Decimal]
+    models: Collection[str]
+
+    def is_manual(self, account: Account, position: Position) -> bool:
+        """Whether it is a position of a model that was opened by hand."""
+        return account.id in self.models and position.invocation_id is None
 
 
 async def known_account(conn: Connection, account_id: str) -> str:
@@ -33,11 +43,11 @@ async def known_account(conn: Connection, account_id: str) -> str:
 @database_command("accounts list", example="trader accounts list")
 async def list_accounts(_: argparse.Namespace, target: TargetDatabase) -> Result:
     """List every account in its present run, with its equity at the last recorded prices."""
-    accounts, marks = await _read(target)
+    accounts, recorded = await _read(target)
     heads = ("account", "equity", "cash", "capital", "return %", "positions", "orders", "run")
     rows = []
     for account in accounts.values():
-        equity = _equity(account, marks)
+        equity = _equity(account, recorded)
         gain = "unknown" if equity is None else f"{100 * (equity / account.run.initial_capital - 1):+.2f}"
         capital, held, resting = (
             money(account.run.initial_capital),
@@ -47,7 +57,7 @@ async def list_accounts(_: argparse.Namespace, target: TargetDatabase) -> Result
         rows.append(
             (account.id, money(equity), money(account.cash), capital, gain, held, resting, str(account.run.number))
         )
-    value = {"accounts": [_account_value(account, marks) for account in accounts.values()]}
+    value = {"accounts": [_account_value(account, recorded) for account in accounts.values()]}
     return Result(value, table(heads, rows))
 
 
@@ -58,22 +68,23 @@ def _account_argument(parser: argparse.ArgumentParser) -> None:
 @database_command("accounts show", example="trader accounts show apex-rules", arguments=_account_argument)
 async def show_account(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """Show one account: its balances, positions and resting orders."""
-    accounts, marks = await _read(target, options.account)
+    accounts, recorded = await _read(target, options.account)
     account = accounts[options.account]
-    return Result({"account": _account_value(account, marks)}, _describe(account, marks))
+    return Result({"account": _account_value(account, recorded)}, _describe(account, recorded))
 
 
-def _describe(account: Account, marks: Marks) -> Iterator[str]:
+def _describe(account: Account, recorded: Recorded) -> Iterator[str]:
     run = account.run
     yield f"account    {account.id}, run {run.number} since {moment(run.started_at)}"
-    yield f"equity     {money(_equity(account, marks))} {run.quote_currency}, of {money(run.initial_capital)} at first"
+    equity = money(_equity(account, recorded))
+    yield f"equity     {equity} {run.quote_currency}, of {money(run.initial_capital)} at first"
     yield f"cash       {money(account.cash)}"
     fees, funding = money(account.fees), f"{account.funding:+,.2f}"
     yield f"realized   {account.realized:+,.2f} before fees of {fees} and funding of {funding}"
     if account.insurance:
         yield f"insurance  {money(account.insurance)}, losses beyond equity that were written off"
     if account.positions:
-        yield from ("", *_position_table([(account, position) for position in account.positions.values()], marks))
+        yield from ("", *_position_table([(account, position) for position in account.positions.values()], recorded))
     if account.resting:
         heads = ("market", "side", "left", "limit", "since")
         rows = [
@@ -115,18 +126,34 @@ def _positions_arguments(parser: argparse.ArgumentParser) -> None:
 @database_command("positions", example="trader positions --account apex-rules", arguments=_positions_arguments)
 async def positions(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """List open positions, the oldest first, valued at the last recorded prices."""
-    accounts, marks = await _read(target, options.account)
+    accounts, recorded = await _read(target, options.account)
     held = [(account, position) for account in accounts.values() for position in account.positions.values()]
     held.sort(key=lambda pair: (pair[1].opened_at, pair[0].id, pair[1].symbol))
-    value = {"positions": [{"accountId": account.id, **_position_value(position, marks)} for account, position in held]}
-    return Result(value, _position_table(held, marks), EXIT_DONE)
+    value = {
+        "positions": [
+            {"accountId": account.id, **_position_value(account, position, recorded)} for account, position in held
+        ]
+    }
+    return Result(value, _position_table(held, recorded), EXIT_DONE)
 
 
-def _position_table(held: list[tuple[Account, Position]], marks: Marks) -> Iterator[str]:
-    heads = ("account", "market", "side", "quantity", "entry", "price", "notional", "unrealized", "stop", "target")
+def _position_table(held: list[tuple[Account, Position]], recorded: Recorded) -> Iterator[str]:
+    heads = (
+        "account",
+        "market",
+        "side",
+        "by hand",
+        "quantity",
+        "entry",
+        "price",
+        "notional",
+        "unrealized",
+        "stop",
+        "target",
+    )
     rows = []
     for account, position in held:
-        mark = marks.get(position.symbol)
+        mark = recorded.marks.get(position.symbol)
         notional, gain = (None, None) if mark is None else (position.quantity * mark, position.unrealized(mark))
         stops = [
             "none" if price is None else f"{price:,.6g}"
@@ -134,40 +161,41 @@ def _position_table(held: list[tuple[Account, Position]], marks: Marks) -> Itera
         ]
         prices = [f"{position.entry_price:,.6g}", "unknown" if mark is None else f"{mark:,.6g}"]
         quantity = format_decimal(position.quantity)
-        rows.append(
-            (account.id, position.symbol, position.side, quantity, *prices, money(notional), money(gain), *stops)
-        )
-    return table(heads, rows, text_columns=3)
+        by_hand = "manual" if recorded.is_manual(account, position) else ""
+        what = account.id, position.symbol, position.side, by_hand
+        rows.append((*what, quantity, *prices, money(notional), money(gain), *stops))
+    return table(heads, rows, text_columns=4)
 
 
-async def _read(target: TargetDatabase, account_id: str | None = None) -> tuple[dict[str, Account], Marks]:
+async def _read(target: TargetDatabase, account_id: str | None = None) -> tuple[dict[str, Account], Recorded]:
     async with target.reading() as conn:
         if account_id is not None:
             await known_account(conn, account_id)
-        return await select_accounts(conn, account_id), await select_last_marks(conn)
+        recorded = Recorded(await select_last_marks(conn), {model.id for model in await select_models(conn)})
+        return await select_accounts(conn, account_id), recorded
 
 
-def _equity(account: Account, marks: Marks) -> Decimal | None:
-    return figures.equity(account, marks) if figures.has_marks(account, marks) else None
+def _equity(account: Account, recorded: Recorded) -> Decimal | None:
+    return figures.equity(account, recorded.marks) if figures.has_marks(account, recorded.marks) else None
 
 
-def _account_value(account: Account, marks: Marks) -> dict[str, Any]:
+def _account_value(account: Account, recorded: Recorded) -> dict[str, Any]:
     return {
         "accountId": account.id,
         "run": account.run,
-        "equity": _equity(account, marks),
+        "equity": _equity(account, recorded),
         "cashBalance": account.cash,
         "totalRealizedPnl": account.realized,
         "totalFees": account.fees,
         "totalFundingPnl": account.funding,
         "totalInsurance": account.insurance,
-        "positions": [_position_value(position, marks) for position in account.positions.values()],
+        "positions": [_position_value(account, position, recorded) for position in account.positions.values()],
         "openOrders": account.resting,
     }
 
 
-def _position_value(position: Position, marks: Marks) -> dict[str, Any]:
-    mark = marks.get(position.symbol)
+def _position_value(account: Account, position: Position, recorded: Recorded) -> dict[str, Any]:
+    mark = recorded.marks.get(position.symbol)
     return {
         "symbol": position.symbol,
         "side": position.side,
@@ -178,4 +206,5 @@ def _position_value(position: Position, marks: Marks) -> dict[str, Any]:
         "unrealizedPnl": None if mark is None else position.unrealized(mark),
         "exitPlan": position.exit_plan,
         "openedAt": position.opened_at,
+        "manual": recorded.is_manual(account, position),
     }

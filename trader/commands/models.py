@@ -51,7 +51,7 @@ async def list_models(options: argparse.Namespace, target: TargetDatabase) -> Re
             model.variant,
             model.provider,
             model.router_model_name,
-            _state(model, budgets.get(model.id)),
+            _state(model, budgets.get(model.id)) + (", manual" if done.manual_since else ""),
             model.configuration.every or "1m",
             f"{done.invocation_count:,}",
             moment(done.last_invoked_at),

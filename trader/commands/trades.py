@@ -48,7 +48,7 @@ async def trades(options: argparse.Namespace, target: TargetDatabase) -> Result:
             listed = await select_trades(conn, page)
         else:
             listed = await select_account_trades(conn, [await known_account(conn, options.account)], page)
-    heads = ("closed", "account", "market", "side", "why", "quantity", "entry", "exit", "net", "held")
+    heads = ("closed", "account", "market", "side", "why", "by hand", "quantity", "entry", "exit", "net", "held")
     shown = [TradeView.of(trade) for trade in listed]
     rows = [
         (
@@ -57,6 +57,7 @@ async def trades(options: argparse.Namespace, target: TargetDatabase) -> Result:
             trade.symbol,
             trade.side,
             trade.close_reason,
+            "manual" if view.manual is True else "",
             format_decimal(trade.quantity),
             f"{trade.entry_price:,.6g}",
             f"{trade.exit_price:,.6g}",
@@ -65,7 +66,7 @@ async def trades(options: argparse.Namespace, target: TargetDatabase) -> Result:
         )
         for trade, view in zip(listed, shown, strict=True)
     ]
-    return Result({"trades": shown}, table(heads, rows, text_columns=5))
+    return Result({"trades": shown}, table(heads, rows, text_columns=6))
 
 
 def _export_arguments(parser: argparse.ArgumentParser) -> None:

@@ -32,9 +32,12 @@ export const Time = ({ at }) => html`<time datetime=${at} title=${at}>${moment(a
 
 export const Side = ({ side }) => html`<span class=${`badge ${side === 'LONG' || side === 'buy' ? 'gain' : 'loss'}`}>${side}</span>`
 
-/** The market of a position or a trade, with its side and leverage. */
+/** The mark of what was traded by hand on the account of a model. */
+export const Manual = () => html`<span class="badge warn" title="traded by hand, not by the model">manual</span>`
+
+/** The market of a position or a trade, with its side, its leverage, and the mark of one that was opened by hand. */
 export const Market = ({ trade }) => html`<a class="inline" href=${`#/markets/${trade.symbol}`}>${trade.symbol}</a> <${Side} side=${trade.side} /> ${
-  trade.leverage && html`<span class="soft">${quantity(trade.leverage)}×</span>`}`
+  trade.leverage && html`<span class="soft">${quantity(trade.leverage)}×</span>`} ${trade.manual && html`<${Manual} />`}`
 
 /** A time that leads to the page of its trade. */
 export const TradeTime = ({ at, id }) => html`<a href=${`#/trades/${id}`}><${Time} at=${at} /></a>`
