@@ -7,7 +7,7 @@ from uuid import uuid4
 
 from support.venue import Venue, running
 
-from trader.domain.exchange.halts import Halt, HaltCause, OperatorCommand, Outcome, Verb
+from trader.domain.exchange.halts import OperatorCommand, Outcome, Verb
 from trader.domain.market.markets import Tick
 from trader.services.operations.loss_limits import LossLimits
 from trader.services.operations.operator_commands import OperatorCommands
@@ -42,13 +42,9 @@ class Guarded:
             if verb is Verb.RESUME:
                 await store.update_halts_lifted(conn, account_id, "someone")
                 await update_baselines_reset(conn, account_id)
+                await store.insert_command(conn, command)
             else:
-                halt = Halt(
-                    account_id=account_id, cause=HaltCause.OPERATOR, reason=reason, by="someone",
-                    at=self.venue.clock.now(),
-                )  # fmt: skip
-                await store.insert_halt(conn, halt)
-            await store.insert_command(conn, command)
+                await store.insert_halting_command(conn, command)
         return command
 
     async def outcome(self, command: OperatorCommand) -> Outcome:

@@ -14,7 +14,7 @@ from trader.commands.command import Result, allowed, moment, table
 from trader.commands.database import TargetDatabase, database_command
 from trader.commands.models import Opening, create_models
 from trader.commands.models_file import Entry, variant_argument
-from trader.domain.models import EXTERNAL, Every, ModelId
+from trader.domain.models import EXTERNAL, Declared, Every, ModelId
 from trader.domain.operations.credentials import (
     AGENT_MARK,
     DECISIONS_PER_MINUTE,
@@ -100,7 +100,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--variant", type=variant_argument, required=True, help="the variant whose prompt and limits it has"
     )
     parser.add_argument("--owner", type=_id, help="who it belongs to")
-    parser.add_argument("--model", help="the model that it says it is")
+    parser.add_argument("--model", help="the model that it says it is, until it declares another")
     parser.add_argument("--every", type=_cadence, help='how often a decision is due, such as "5m"; default: 1m')
     parser.add_argument("--capital", type=float, metavar="N", help="starting capital; default: SIM_INITIAL_CAPITAL")
     _limit_arguments(parser)
@@ -143,6 +143,7 @@ def _entry(options: argparse.Namespace) -> Entry:
         "variant": options.variant,
         "provider": EXTERNAL,
         "router_model": options.model or EXTERNAL,
+        "declared": options.model and Declared(),
         "owner": options.owner,
         "every": options.every,
         "initial_capital": options.capital,
@@ -214,6 +215,7 @@ def _agent_json(account_id: str, owner: str | None, key: Credential) -> dict[str
         "accountId": account_id,
         "owner": owner,
         "keyPrefix": key.prefix,
+        "keyFingerprint": key.fingerprint,
         "scopes": key.scopes,
         "requestsPerMinute": key.requests_per_minute,
         "decisionsPerMinute": key.decisions_per_minute,

@@ -269,6 +269,8 @@ def _reference_issues(values: Mapping[str, Any], whole: File) -> Iterator[Issue]
         yield Issue(("owner",), f"there is no owner {owner!r} in [[owners]]; there are {', '.join(owners) or 'none'}")
     if "owner_budget_usd_per_day" in values:
         yield Issue(("owner_budget_usd_per_day",), "set it as budget_usd_per_day of the owner in [[owners]]")
+    if "declared" in values:
+        yield Issue(("declared",), "only an external agent says something of itself, with agent.declare")
     if "provider_definition" in values:
         yield Issue(("provider_definition",), "define the provider in [[providers]], and name it as `provider`")
     price = values.get("price")

@@ -20,7 +20,7 @@ from uuid import uuid4
 from trader.clock import SystemClock
 from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, moment, show
 from trader.commands.database import TargetDatabase, database_command
-from trader.domain.exchange.halts import LIMITS, Halt, HaltCause, OperatorCommand, Outcome, Verb, scope
+from trader.domain.exchange.halts import LIMITS, REASON_MAX, HaltCause, OperatorCommand, Outcome, Verb, scope
 from trader.domain.money import format_decimal
 from trader.errors import StartError, Unavailable
 from trader.store.database.pool import Database
@@ -42,7 +42,6 @@ _LIMIT_S: Final = 120.0
 """How long a command waits for its outcome; the service goes on with it after that."""
 
 _LINES_MAX: Final = 200
-_REASON_MAX: Final = 500
 _WITHDRAWN: Final = "no service ran; nothing was cancelled or closed"
 
 
@@ -62,8 +61,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _reason(text: str) -> str:
-    if not 0 < len(text := text.strip()) <= _REASON_MAX:
-        raise argparse.ArgumentTypeError(f"expected 1 to {_REASON_MAX} characters")
+    if not 0 < len(text := text.strip()) <= REASON_MAX:
+        raise argparse.ArgumentTypeError(f"expected 1 to {REASON_MAX} characters")
     return text
 
 
@@ -182,10 +181,9 @@ async def _write(database: Database, verb: Verb, account_id: str | None, reason:
             lifted = await store.update_halts_lifted(conn, account_id, by)
             if LIMITS.intersection(lifted):
                 await update_baselines_reset(conn, account_id)
-        elif verb is not Verb.RESET:
-            halt = Halt(account_id=account_id, cause=HaltCause.OPERATOR, reason=reason, by=by, at=at)
-            is_new = await store.insert_halt(conn, halt)
-        if verb is not Verb.RESUME or lifted:
+        if verb in (Verb.HALT, Verb.FLATTEN):
+            is_new = await store.insert_halting_command(conn, command)
+        elif verb is Verb.RESET or lifted:
             await store.insert_command(conn, command)
     return Written(command, at, lifted, not is_new)
 

@@ -130,6 +130,23 @@ class ProviderDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_default
     limit_field: Literal["max_tokens", "max_completion_tokens"] | None = None
 
 
+DeclaredName = Annotated[
+    str,
+    Meta(min_length=1, max_length=100, pattern=r"^[\x21-\x7e]+( [\x21-\x7e]+)*$(?!\n)"),
+    _described("at most 100 printable characters of ASCII, with single spaces between them"),
+]
+PromptDigest = Annotated[
+    str, Meta(pattern="^[0-9a-f]{64}$(?!\n)"), _described("a SHA-256 digest: 64 hexadecimal digits in lower case")
+]
+
+
+class Declared(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an external agent says of itself beside the name of its model; nothing of it is checked."""
+
+    version: DeclaredName | None = None
+    prompt_digest: PromptDigest | None = None
+
+
 class ModelConfiguration(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the models file sets for a model beside its identity; the file and the database have the same names.
 
@@ -142,7 +159,8 @@ class ModelConfiguration(msgspec.Struct, frozen=True, kw_only=True, omit_default
     with the same `replicate_of` are replicates: one model several times, to see how much of a result is its own noise.
     `owner_budget_usd_per_day` limits all models of one `owner` together; of each budget `manage_usd_per_day` is kept
     for managing positions (None: a fifth). `provider_definition` is that of a provider of the models file; the
-    database has it with each of its models. `params` are the parameters of a strategy, by name.
+    database has it with each of its models. `params` are the parameters of a strategy, by name. `declared` is what an
+    external agent has said of itself (None: nothing); then `router_model_name` is the name that it gave its model.
     """
 
     request: Mapping[str, Any] = {}
@@ -161,6 +179,7 @@ class ModelConfiguration(msgspec.Struct, frozen=True, kw_only=True, omit_default
     replicate_of: ModelId | None = None
     provider_definition: ProviderDefinition | None = None
     params: Mapping[str, Any] = {}
+    declared: Declared | None = None
 
     def answer_tokens_max(self, default: int) -> int:
         """Return the limit of an answer's tokens: the one that the request fields set, else the default."""

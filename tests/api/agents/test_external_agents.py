@@ -1,5 +1,6 @@
 """Keys of external agents over HTTP: who may do what, how often, and what the commands change beside the service."""
 
+import asyncio
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any
@@ -17,6 +18,8 @@ from trader.domain.exchange.orders import Order, OrderAnswer
 from trader.services.agents.chain import verify
 from trader.services.agents.reproduction import reproduce_invocation
 from trader.services.operations import access
+from trader.services.operations.loss_limits import LossLimits
+from trader.services.operations.operator_commands import OperatorCommands
 from trader.services.portfolio.analytics import Analytics
 from trader.services.portfolio.run_statistics import CurrentRuns
 from trader.store.database.pool import Database
@@ -220,7 +223,66 @@ async def test_a_restart_keeps_the_view_and_the_first_answer(
     assert not (await verify(desk.floor.database, [])).findings
 
 
-async def test_an_order_by_hand_on_a_models_account_is_marked_and_ends_its_rank(desk: Desk) -> None:
+async def test_an_agent_that_declares_another_model_is_another_entrant(desk: Desk, command: Command, key: str) -> None:
+    floor = desk.floor
+
+    async def entrant_of(name: str, its_key: str) -> Any:
+        view = await desk.call("agent.getView", its_key)
+        await desk.call("agent.hold", its_key, viewId=view["viewId"], reason="waits")
+        async with floor.database.connection() as conn:
+            return await conn.fetchrow(
+                "SELECT number, fingerprint FROM entrants WHERE model_id = $1 ORDER BY number DESC LIMIT 1", name
+            )
+
+    said: dict[str, Any] = {"model": "lab/one", "version": "2", "promptDigest": "ab" * 32}
+    assert "declared" not in await desk.call("agent.whoami", key)
+    undeclared = await entrant_of("scout", key)
+    who = await desk.call("agent.declare", key, **said)
+    assert (who["model"], who["declared"]) == ("lab/one", said)
+    declared = await entrant_of("scout", key)
+    assert (undeclared["number"], declared["number"]) == (1, 2)
+    rotated = (await command("agents", "rotate", "scout"))["key"]
+    anew = await desk.call("agent.declare", rotated, **said)
+    assert (anew["declared"], anew["keyFingerprint"] != who["keyFingerprint"]) == (said, True)
+    assert await entrant_of("scout", rotated) == declared
+    shown = {each["id"]: each.get("declared") for each in (await desk.call("models.getModels"))["models"]}
+    assert shown["scout"] == said
+    twin = (await command("agents", "add", "twin", "--variant", "Apex", "--model", "lab/one", "--decisions", "9"))[
+        "key"
+    ]
+    assert (await desk.call("agent.whoami", twin))["declared"] == {"model": "lab/one"}
+    assert (await entrant_of("twin", twin))["fingerprint"] != declared["fingerprint"]
+    await desk.call("agent.declare", twin, **said)
+    assert tuple(await entrant_of("twin", twin)) == (2, declared["fingerprint"])
+    for wrong in ({"model": ""}, {"model": "x", "promptDigest": "ab"}, {"model": "two\nlines"}):
+        assert await desk.call("agent.declare", twin, 400, **wrong) == "VALIDATION_ERROR"
+
+
+async def test_a_key_with_operate_halts_and_flattens_its_account(desk: Desk, command: Command, key: str) -> None:
+    assert await desk.call("agent.flatten", key, 403, reason="lost") == "MISSING_SCOPE"
+    await command("agents", "limits", "scout", "--scopes", "read,trade,operate")
+    view = await desk.call("agent.getView", key)
+    await desk.call("agent.placeOrder", key, **order_of(view))
+    exchange, halts = desk.floor.exchange, desk.floor.halts
+    limits = LossLimits(desk.floor.database, exchange, halts, desk.floor.settings)
+    operators = OperatorCommands(desk.floor.database, exchange, halts, limits)
+    operators.start()
+    asked = await desk.call("agent.halt", key, reason="I lost my model")
+    assert (asked["verb"], asked["by"]) == ("halt", "the agent scout")
+    assert await desk.call("agent.halt", key, reason="again") == asked
+    await operators.poll()
+    refused = await desk.call("agent.placeOrder", key, **order_of(view, "after"))
+    assert (refused["status"], "I lost my model" in str(refused)) == ("rejected", True)
+    assert (await desk.call("agent.getAccount", key))["account"]["positions"]
+    await desk.call("agent.flatten", key, reason="I am lost")
+    async with asyncio.timeout(20):
+        while (await desk.call("agent.getAccount", key))["account"]["positions"]:
+            await operators.poll()
+            await desk.floor.see()
+    await operators.close()
+
+
+async def test_an_order_by_hand_on_a_models_account_is_marked_and_ends_its_rank(desk: Desk, command: Command) -> None:
     await desk.floor.add("ada", "bob")
     desk.floor.provider.scripts["ada"] = [calling(opening()), hold()]
     await desk.floor.cycle()
@@ -244,6 +306,8 @@ async def test_an_order_by_hand_on_a_models_account_is_marked_and_ends_its_rank(
     assert await ranked() == ["ada"]
     positions = {each["modelId"]: each.get("manual") for each in await desk.call("trading.getPositions")}
     assert positions == {"ada": None, "bob": True, "me": None}
+    listed = {each["accountId"]: each["manual"] for each in (await command("positions"))["positions"]}
+    assert listed == {"ada": False, "bob": True, "me": False}
     since = {each["id"]: each.get("manualSince") for each in (await desk.call("models.getModels"))["models"]}
     assert (since["ada"], since["bob"]) == (None, placed["order"]["timestamp"])
     await desk.call("simulator.resetAccount", accountId="bob")

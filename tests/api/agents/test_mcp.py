@@ -16,7 +16,7 @@ MODERN: Final = "2026-07-28"
 META: Final = "io.modelcontextprotocol/"
 TOOLS: Final = {
     "whoami", "getView", "getCandles", "getOrderBook", "getAccount", "placeOrder", "cancelOrder", "closePosition",
-    "setExitPlan", "hold", "note", "getHistory", "getBoard",
+    "setExitPlan", "hold", "note", "getHistory", "getBoard", "declare", "halt", "flatten",
 }  # fmt: skip
 
 
@@ -35,6 +35,7 @@ async def test_the_official_client_drives_every_tool(desk: Desk, key: str, mode:
             return result.structured_content
 
         assert (await call("whoami"))["accountId"] == "scout"
+        assert (await call("declare", model="lab/one", version="2"))["declared"] == {"model": "lab/one", "version": "2"}
         view = await call("getView")
         placed = await call("placeOrder", **order_of(view))
         assert (placed["result"], placed["status"]) == ("ok", "filled")

@@ -19,7 +19,7 @@ from trader.domain.agents.entrants import (
     fingerprint,
 )
 from trader.domain.agents.view import VariantLimits
-from trader.domain.models import Model, ModelConfiguration, VariantId
+from trader.domain.models import Declared, Model, ModelConfiguration, VariantId
 
 MODEL = make_model("one")
 LIMITS = VariantLimits(leverage_max=5)
@@ -84,6 +84,18 @@ def test_names_and_places_do_not_change_the_fingerprint() -> None:
     renamed = replace(MODEL, id="two", name="Two", logo="x", active=False, venue_account_index=3)
     assert _configuration(renamed) == _configuration()
     assert _configuration(service=SERVICE._replace(taker_fee_bps=Decimal("5.0"))) == _configuration()
+
+
+def test_external_agents_are_alike_when_they_say_the_same_and_have_the_same_owner() -> None:
+    def of(agent: str, owner: str | None, declared: Declared | None) -> str:
+        own = ModelConfiguration(owner=owner, declared=declared)
+        return _configuration(replace(MODEL, id=agent, provider="external", configuration=own))
+
+    said = Declared(version="2", prompt_digest="ab" * 32)
+    assert of("scout", "alice", said) == of("twin", "alice", said)
+    others = [of("scout", "bob", said), of("scout", "alice", Declared(version="3")), of("scout", "alice", Declared())]
+    silent = [of("scout", "alice", None), of("twin", "alice", None)]
+    assert len({of("scout", "alice", said), *others, *silent}) == 6
 
 
 @given(st.integers(-(2**63), 2**64 - 1))

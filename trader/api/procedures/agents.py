@@ -15,14 +15,17 @@ from trader.api.schemas.agents import (
     AgentCancelInput,
     AgentCandlesInput,
     AgentCloseInput,
+    AgentDeclareInput,
     AgentExitPlanInput,
     AgentHistoryInput,
     AgentHoldInput,
     AgentInput,
     AgentNoteInput,
+    AgentOperateInput,
     AgentOrderInput,
     DecisionOutput,
     MarketOutput,
+    OperateOutput,
     ViewOutput,
     WhoAmIOutput,
 )
@@ -39,7 +42,8 @@ from trader.domain.agents.tools import (
     PlaceOrder,
     UpdateExitPlan,
 )
-from trader.domain.models import Model
+from trader.domain.exchange.halts import Verb
+from trader.domain.models import Declared, Model
 from trader.domain.operations.credentials import Credential
 from trader.errors import ForeignAccount
 
@@ -57,6 +61,19 @@ class _Decides(_NamesAccount, Protocol):
 @procedure("agent.whoami", paper_only=True, scope="read")
 async def whoami(context: Context, request: AgentInput, key: Credential) -> WhoAmIOutput:
     """Show which agent the key belongs to, and what it may do."""
+    return WhoAmIOutput.of(await _agent_of(context, request, key), key)
+
+
+@procedure("agent.declare", paper_only=True, scope="trade")
+async def declare(context: Context, request: AgentDeclareInput, key: Credential) -> WhoAmIOutput:
+    """Say which model the agent is, its version, and the SHA-256 digest of its prompt. It is shown as declared.
+
+    From its next decision on an agent that says something else is another entrant, whose results begin anew.
+    """
+    model = await _agent_of(context, request, key)
+    declared = Declared(version=request.version, prompt_digest=request.prompt_digest)
+    await context.agents.external.declare(model, request.model, declared)
+    await context.agents.reload_models()
     return WhoAmIOutput.of(await _agent_of(context, request, key), key)
 
 
@@ -162,6 +179,20 @@ async def note(context: Context, request: AgentNoteInput, key: Credential) -> De
     :raises ViewDecided: the decision of the view has ended.
     """
     return await _decide(context, request, Note, key)
+
+
+@procedure("agent.halt", paper_only=True, scope="operate")
+async def halt(context: Context, request: AgentOperateInput, key: Credential) -> OperateOutput:
+    """Halt the account: resting orders that could open are cancelled, and nothing opens until an operator lifts it."""
+    model = await _agent_of(context, request, key)
+    return OperateOutput.of(await context.agents.external.operate(model, Verb.HALT, request.reason))
+
+
+@procedure("agent.flatten", paper_only=True, scope="operate")
+async def flatten(context: Context, request: AgentOperateInput, key: Credential) -> OperateOutput:
+    """Halt the account, cancel every resting order, and close every position at market."""
+    model = await _agent_of(context, request, key)
+    return OperateOutput.of(await context.agents.external.operate(model, Verb.FLATTEN, request.reason))
 
 
 @procedure("agent.getHistory", paper_only=True, scope="read")

@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from trader.api.schemas.common import UNSET, DecimalText, Input, Timestamp, UnsetType, VariantId, Wire, iso
+from trader.api.schemas.models import DeclaredView
 from trader.api.schemas.paging import IsoTime
 from trader.api.schemas.positions import ExitPlanView
 from trader.api.schemas.simulator import AccountId
@@ -20,9 +21,10 @@ from trader.domain.agents.tools import (
     PlaceOrder,
     UpdateExitPlan,
 )
+from trader.domain.exchange.halts import REASON_MAX, OperatorCommand, Verb
 from trader.domain.exchange.orders import OrderSide, OrderStatus, Side
 from trader.domain.market.markets import Interval
-from trader.domain.models import Model
+from trader.domain.models import DeclaredName, Model, PromptDigest
 from trader.domain.operations.credentials import Credential, Scope
 from trader.domain.portfolio.histories import RunWindow
 from trader.services.agents.external import ExternalDecision
@@ -32,6 +34,14 @@ class AgentInput(Input, kw_only=True):
     """Input of an agent. A key speaks for one account, so `accountId` may be left out; another's is refused."""
 
     account_id: AccountId | None = None
+
+
+class AgentDeclareInput(AgentInput, kw_only=True):
+    """What an agent says of itself, whole: what is left out is no longer said."""
+
+    model: DeclaredName
+    version: DeclaredName | None = None
+    prompt_digest: PromptDigest | None = None
 
 
 ViewId = Annotated[str, Meta(min_length=1, max_length=64, description="the id of the view that is decided from")]
@@ -93,6 +103,22 @@ class AgentBookInput(FetchOrderBook, frozen=True, kw_only=True):
 
 class AgentCancelInput(AgentInput, kw_only=True):
     order_id: Annotated[str, Meta(min_length=1, max_length=64, description="the `orderId` of an order that rests")]
+
+
+class AgentOperateInput(AgentInput, kw_only=True):
+    reason: Annotated[str, Meta(min_length=1, max_length=REASON_MAX)]
+
+
+class OperateOutput(Wire, kw_only=True):
+    """A command that is written; the service carries it out within a second. `by` is how the halt names the agent."""
+
+    command_id: str
+    verb: Verb
+    by: str
+
+    @classmethod
+    def of(cls, command: OperatorCommand) -> "OperateOutput":
+        return cls(command_id=str(command.id), verb=command.verb, by=command.asked_by)
 
 
 class AgentHistoryInput(AgentInput, kw_only=True):
@@ -162,7 +188,7 @@ class MarketOutput(Wire, kw_only=True):
 
 
 class WhoAmIOutput(Wire, kw_only=True):
-    """An agent and its key: the first characters, what it may do, and how often a minute.
+    """An agent, what it says of itself, and its key: how to tell it, what it may do, and how often a minute.
 
     A decision is due every `decisionEverySeconds`; what is not decided by then counts as missed.
     """
@@ -172,8 +198,10 @@ class WhoAmIOutput(Wire, kw_only=True):
     variant: VariantId
     owner: str | UnsetType = UNSET
     model: str
+    declared: DeclaredView | UnsetType = UNSET
     decision_every_seconds: int
     key_prefix: str
+    key_fingerprint: str
     scopes: list[Scope]
     requests_per_minute: int | None
     decisions_per_minute: int | None
@@ -186,8 +214,10 @@ class WhoAmIOutput(Wire, kw_only=True):
             account_id=model.id,
             variant=model.variant,
             model=model.router_model_name,
+            declared=DeclaredView.of(model),
             decision_every_seconds=int(model.configuration.cadence.total_seconds()),
             key_prefix=key.prefix,
+            key_fingerprint=key.fingerprint,
             scopes=list(key.scopes),
             requests_per_minute=key.requests_per_minute,
             decisions_per_minute=key.decisions_per_minute,

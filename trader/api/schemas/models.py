@@ -23,16 +23,32 @@ from trader.api.schemas.common import (
 from trader.api.schemas.paging import IsoTime
 from trader.domain.agents.conversation import Message
 from trader.domain.agents.invocations import ToolCall, ToolCallStatus, ToolCallType
+from trader.domain.models import Model
 from trader.services.agents.invocations import FinishedInvocation, ModelSummary
 from trader.variants import color_of
 
 FinishedStatus = Literal["completed", "failed", "timeout"]
 
 
+class DeclaredView(Wire, kw_only=True):
+    """What an agent says of itself. Nothing of it is checked."""
+
+    model: str
+    version: str | UnsetType = UNSET
+    prompt_digest: str | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, model: Model) -> "DeclaredView | UnsetType":
+        """Return what the agent of this model says; unset for one that has said nothing, and for other models."""
+        declared = model.configuration.declared
+        return UNSET if declared is None else cls.from_attributes(declared, model=model.router_model_name)
+
+
 class ModelView(Wire, kw_only=True):
     """A model. `invocation_count` counts its finished runs. `warning` says what is wrong with it, when something is.
 
-    `manualSince` is the time of the first order by hand in its account's run: from then on it is on no board.
+    `declared` is what an external agent says of itself. `manualSince` is the time of the first order by hand in its
+    account's run: from then on it is on no board.
     """
 
     id: str
@@ -40,6 +56,7 @@ class ModelView(Wire, kw_only=True):
     variant: VariantId
     provider: str
     router_model_name: str
+    declared: DeclaredView | UnsetType = UNSET
     logo: str | UnsetType = UNSET
     color: str
     active: bool
@@ -54,6 +71,7 @@ class ModelView(Wire, kw_only=True):
         model, last = summary.model, summary.last_invoked_at
         return cls.from_attributes(
             model,
+            declared=DeclaredView.of(model),
             color=color_of(model),
             invocation_count=summary.invocation_count,
             last_invoked_at=UNSET if last is None else iso(last),

@@ -145,6 +145,7 @@ def configuration_of(
             "sampling": {name: value for name, value in sampling.items() if name not in left_out and value is not None},
             "tokens": {"invocation": service.invocation_tokens_max, "answer": service.answer_tokens_max},
             **({"params": dict(model.configuration.params)} if model.configuration.params else {}),
+            **({"external": _external(model)} if model.is_external else {}),
             "cadenceSeconds": model.configuration.cadence.total_seconds(),
             "fees": {
                 "takerBps": format_decimal(service.taker_fee_bps),
@@ -154,6 +155,17 @@ def configuration_of(
             "serviceVersion": service.version,
         }
     ).decode()
+
+
+def _external(model: Model) -> Mapping[str, Any]:
+    """Return whose an external agent is and what it says of itself. One that says nothing is like no other.
+
+    Its key is not in it: a new key is no other agent.
+    """
+    owner, declared = model.configuration.owner, model.configuration.declared
+    if declared is None:
+        return {"owner": owner, "agent": model.id}
+    return {"owner": owner, "version": declared.version, "promptDigest": declared.prompt_digest}
 
 
 def fingerprint(configuration: str, answered_by: str | None) -> str:

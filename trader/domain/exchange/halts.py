@@ -30,6 +30,10 @@ LIMITS: Final = frozenset({HaltCause.DAILY_LOSS, HaltCause.DRAWDOWN})
 """The causes that are loss limits."""
 
 
+REASON_MAX: Final = 500
+"""The length of the reason of a halt that somebody asks for."""
+
+
 class Halt(msgspec.Struct, frozen=True, kw_only=True):
     """A halt in force for one account or, with None, for all. `by` is who asked for it."""
 

@@ -8,16 +8,15 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Any, Final
-from uuid import UUID
+from typing import Any, Final, Literal
+from uuid import UUID, uuid4
 
 import msgspec
 
 from trader.clock import Clock, cut_to_ms, floor_time
 from trader.domain.agents.conversation import Message, ModelAnswer, ToolRequest
-from trader.domain.agents.entrants import Entrant
 from trader.domain.agents.guard import order_of
-from trader.domain.agents.invocations import Step, ToolCall
+from trader.domain.agents.invocations import ToolCall
 from trader.domain.agents.messages import account_json, decision_json, order_outcome
 from trader.domain.agents.prompt import opening_messages
 from trader.domain.agents.tools import (
@@ -29,11 +28,11 @@ from trader.domain.agents.tools import (
     FetchOrderBook,
     Holding,
     PlaceOrder,
-    decode,
 )
 from trader.domain.agents.view import SERIES_SHOWN
+from trader.domain.exchange.halts import OperatorCommand, Verb
 from trader.domain.market.markets import canonical_symbol
-from trader.domain.models import CYCLE, EXTERNAL, Model
+from trader.domain.models import CYCLE, EXTERNAL, Declared, Model
 from trader.errors import (
     Conflict,
     MarketUnavailable,
@@ -48,55 +47,27 @@ from trader.services.agents.calls import CallExecutor, EndedBy, read_market
 from trader.services.agents.entrants import Entrants
 from trader.services.agents.observer import Observer
 from trader.services.agents.payloads import PayloadPacker
-from trader.services.agents.record import PendingOrder
-from trader.services.agents.recorder import InvocationRecorder
+from trader.services.agents.recorder import ExternalRecorder
 from trader.services.events import EventBus
 from trader.services.exchange.idempotent_orders import first_answer
 from trader.services.exchange.protocol import Exchange, not_trading
 from trader.settings import Settings
 from trader.store.agents.chain import select_entrants
 from trader.store.agents.invocations import select_invocation, select_steps, select_tool_calls
+from trader.store.agents.models import update_model_declared
 from trader.store.agents.open_views import (
-    OpenView,
     delete_decided_views,
     insert_open_view,
     select_open_views,
-    update_pending_order,
 )
 from trader.store.database.pool import Database
+from trader.store.operations.halts import insert_halting_command, select_open_command
 from trader.variants import VARIANTS, limits_of
 
 CALLS_MAX: Final = 100
 """Calls of one decision."""
 
 _log = logging.getLogger("trader.agents")
-
-
-class ExternalRecorder(InvocationRecorder):
-    """The record of a decision that a restart goes on with."""
-
-    def resume(self, entrant: Entrant, steps: list[Step], calls: list[ToolCall], view: OpenView) -> None:
-        """Take up the record of a process that ended."""
-        self.set_entrant(entrant)
-        self.invocation = view.invocation
-        self.steps, self.calls = steps, calls
-        self._written = len(steps), len(calls)
-        self.answered_by = steps[0].model if steps else None
-        self.call_count = max((call.number for call in calls), default=0)
-        if view.pending is not None and view.pending["number"] > self.call_count:
-            request = ToolRequest(id="", name=view.pending["name"], arguments=view.pending["arguments"])
-            decision = decode(request)
-            assert isinstance(decision, Change), "it was decoded before it was sent"
-            self.call_count = view.pending["number"]
-            at = datetime.fromisoformat(view.pending["at"])
-            self._pending = PendingOrder(self.call_count, request, decision, at)
-
-    async def before_order(self, pending: PendingOrder) -> None:
-        await super().before_order(pending)
-        request = pending.request
-        sent = {"number": pending.number, "name": request.name, "arguments": request.arguments}
-        async with self._database.connection() as conn:
-            await update_pending_order(conn, self.id, {**sent, "at": pending.at.isoformat()})
 
 
 class ExternalDecision:
@@ -239,6 +210,34 @@ class ExternalAgents:
             opened = await self._current(model, view_id)
             await opened.record.settle_pending()
             return await self._execute(opened, decision)
+
+    async def declare(self, model: Model, name: str, declared: Declared) -> None:
+        """Set what the agent says of itself; what it says anew makes its next decision that of another entrant.
+
+        :raises Unavailable: another process leads, or the database does not confirm it
+        """
+        self._require_lead()
+        if (model.router_model_name, model.configuration.declared) == (name, declared):
+            return
+        async with self._database.connection() as conn:
+            await update_model_declared(conn, model.id, name, declared)
+
+    async def operate(self, model: Model, verb: Literal[Verb.HALT, Verb.FLATTEN], reason: str) -> OperatorCommand:
+        """Write a command for the agent's account, which the leader obeys as it does an operator's.
+
+        The same command is returned again until it is obeyed.
+
+        :raises Unavailable: another process leads, or the database does not confirm it
+        """
+        self._require_lead()
+        command = OperatorCommand(
+            id=uuid4(), verb=verb, account_id=model.id, reason=reason, asked_by=f"the agent {model.id}"
+        )
+        async with self._database.transaction() as conn:
+            asked = await select_open_command(conn, model.id, verb)
+            if asked is None:
+                await insert_halting_command(conn, command)
+        return asked or command
 
     async def read(self, model: Model, decision: FetchIndicators | FetchOrderBook) -> dict[str, Any]:
         """Execute a call that only reads; a decision that is open has it among its calls.

@@ -10,13 +10,16 @@ from uuid import UUID
 
 import msgspec
 
-from trader.domain.agents.conversation import Turn
+from trader.domain.agents.conversation import ToolRequest, Turn
+from trader.domain.agents.entrants import Entrant
 from trader.domain.agents.invocations import (
+    Step,
     ToolCall,
     tool_call_id,
 )
 from trader.domain.agents.messages import order_outcome
 from trader.domain.agents.reproduction import CallInputs, FundingRate, RecordedQuote, RecordedUpdate
+from trader.domain.agents.tools import Change, decode
 from trader.domain.exchange.account import hours_crossed
 from trader.domain.market.markets import Quote
 from trader.domain.models import Model
@@ -28,6 +31,7 @@ from trader.services.events import ConversationsChanged, EventBus
 from trader.services.market.feed import MarketFeed
 from trader.store.agents.invocations import UnrecordedOrder, insert_invocation, insert_payload
 from trader.store.agents.models import select_strategy_state, upsert_strategy_state
+from trader.store.agents.open_views import OpenView, update_pending_order
 from trader.store.database.partitions import ensure_partitions
 from trader.store.database.pool import Connection, Database
 from trader.store.exchange.accounts import select_answer_of_client
@@ -201,3 +205,30 @@ def recovered_call(invocation_id: UUID, order: UnrecordedOrder) -> ToolCall:
         metadata={"raw": None, "decisions": [], "results": [{**result, "recovered": True}]},
         created_at=order.at,
     )
+
+
+class ExternalRecorder(InvocationRecorder):
+    """The record of a decision that a restart goes on with."""
+
+    def resume(self, entrant: Entrant, steps: list[Step], calls: list[ToolCall], view: OpenView) -> None:
+        """Take up the record of a process that ended."""
+        self.set_entrant(entrant)
+        self.invocation = view.invocation
+        self.steps, self.calls = steps, calls
+        self._written = len(steps), len(calls)
+        self.answered_by = steps[0].model if steps else None
+        self.call_count = max((call.number for call in calls), default=0)
+        if view.pending is not None and view.pending["number"] > self.call_count:
+            request = ToolRequest(id="", name=view.pending["name"], arguments=view.pending["arguments"])
+            decision = decode(request)
+            assert isinstance(decision, Change), "it was decoded before it was sent"
+            self.call_count = view.pending["number"]
+            at = datetime.fromisoformat(view.pending["at"])
+            self._pending = PendingOrder(self.call_count, request, decision, at)
+
+    async def before_order(self, pending: PendingOrder) -> None:
+        await super().before_order(pending)
+        request = pending.request
+        sent = {"number": pending.number, "name": request.name, "arguments": request.arguments}
+        async with self._database.connection() as conn:
+            await update_pending_order(conn, self.id, {**sent, "at": pending.at.isoformat()})

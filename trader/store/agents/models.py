@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from trader.domain.models import Model, ModelConfiguration, ProviderDefinition, VariantId
+from trader.domain.models import Declared, Model, ModelConfiguration, ProviderDefinition, VariantId
 from trader.store.database.pool import Connection
 
 SELECT_MODELS = """
@@ -44,6 +44,18 @@ UPDATE_MODEL_ACTIVE = "UPDATE models SET active = $2 WHERE id = $1"
 async def update_model_active(conn: Connection, model_id: str, *, is_active: bool) -> None:
     """Set whether a model is invoked in future cycles."""
     await conn.execute(UPDATE_MODEL_ACTIVE, model_id, is_active)
+
+
+UPDATE_MODEL_DECLARED = """
+UPDATE models
+SET router_model_name = $2, configuration = configuration || jsonb_build_object('declared', $3::jsonb)
+WHERE id = $1
+"""
+
+
+async def update_model_declared(conn: Connection, model_id: str, name: str, declared: Declared) -> None:
+    """Set what an external agent says of itself: the name of its model, and the rest."""
+    await conn.execute(UPDATE_MODEL_DECLARED, model_id, name, msgspec.to_builtins(declared))
 
 
 UPSERT_MODEL = """

@@ -77,6 +77,23 @@ async def insert_command(conn: Connection, command: OperatorCommand) -> None:
     await conn.execute(INSERT_COMMAND, command.id, command.verb, command.account_id, command.reason, command.asked_by)
 
 
+async def insert_halting_command(conn: Connection, command: OperatorCommand) -> bool:
+    """Write a command to halt or flatten, with its halt. False when that halt was in force before.
+
+    The connection is in a transaction.
+    """
+    halt = Halt(
+        account_id=command.account_id,
+        cause=HaltCause.OPERATOR,
+        reason=command.reason,
+        by=command.asked_by,
+        at=await select_now(conn),
+    )
+    is_new = await insert_halt(conn, halt)
+    await insert_command(conn, command)
+    return is_new
+
+
 SELECT_OPEN_COMMANDS = """
 SELECT id, verb, account_id, reason, asked_by, asked_at < now() - $1::interval AS expired
 FROM commands WHERE finished_at IS NULL ORDER BY asked_at, id LIMIT $2
@@ -98,6 +115,18 @@ async def select_open_commands(conn: Connection, good_for: timedelta, limit: int
         )
         for row in await conn.fetch(SELECT_OPEN_COMMANDS, good_for, limit)
     ]
+
+
+SELECT_OPEN_COMMAND = """
+SELECT id, verb, account_id, reason, asked_by
+FROM commands WHERE finished_at IS NULL AND account_id = $1 AND verb = $2 ORDER BY asked_at, id LIMIT 1
+"""
+
+
+async def select_open_command(conn: Connection, account_id: str, verb: Verb) -> OperatorCommand | None:
+    """Return the oldest unfinished command of this kind for the account; None without one."""
+    row = await conn.fetchrow(SELECT_OPEN_COMMAND, account_id, verb)
+    return None if row is None else msgspec.convert(dict(row), OperatorCommand)
 
 
 UPDATE_COMMAND_TAKEN = """
