@@ -133,7 +133,7 @@ class ReadingClosed(Unauthorized):
 
 
 class KeyRevoked(Unauthorized):
-    """The key was valid once; another one is needed."""
+    """The key or token was valid once; another one is needed."""
 
 
 class Forbidden(RequestError):
@@ -141,7 +141,7 @@ class Forbidden(RequestError):
 
 
 class MissingScope(Forbidden):
-    """The key is valid, and may not do this."""
+    """The key or token is valid, and may not do this."""
 
 
 class ManualOrdersOff(Forbidden):

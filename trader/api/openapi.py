@@ -124,7 +124,7 @@ def make_document(registry: Registry, settings: Settings) -> dict[str, Any]:
                 "bearer": {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "The service's API_TOKEN, if it has one, or the key of an agent.",
+                    "description": "API_TOKEN, if there is one, a token of an operator, or the key of an agent.",
                 }
             },
         },
@@ -192,7 +192,7 @@ def _references(declared: Procedure, raised: Mapping[str, str]) -> dict[str, Any
     """Return references to the errors of the procedure, by status."""
     kinds: list[type[errors.TraderError]] = list(_OF_EVERY_CALL)
     if declared.changes or declared.private:
-        kinds.append(errors.Unauthorized)
+        kinds += (errors.Unauthorized, errors.KeyRevoked, errors.MissingScope)
     if declared.scope is not None:
         kinds += _OF_KEYS
     if declared.paper_only:

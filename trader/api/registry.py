@@ -20,7 +20,8 @@ H = TypeVar("H", bound=Handler)
 class Procedure:
     """One remote procedure: its input, its output, and the function that does it.
 
-    `changes`: it changes something, so API_TOKEN guards it. `private`: it is not for the readers of a public service.
+    `changes`: it changes something, so API_TOKEN guards it. `operates`: so much that a token needs the scope `operate`
+    for it, not `trade`. `private`: it is not for the readers of a public service.
     `paper_only`: it is refused in live trading. `token`: what its answers are made of, while they may be kept
     (`api/response_cache.py`). `scope`: it acts for the account of its caller, an external agent, whose key needs this
     scope and is passed to the handler as its third argument.
@@ -31,6 +32,7 @@ class Procedure:
     input_type: type[Any]
     output_type: Any
     changes: bool
+    operates: bool
     private: bool
     paper_only: bool
     token: Token | None
@@ -54,6 +56,7 @@ class Registry:
         name: str,
         *,
         changes: bool = False,
+        operates: bool = False,
         private: bool = False,
         paper_only: bool = False,
         token: Token | None = None,
@@ -81,6 +84,7 @@ class Registry:
                 input_type=input_type,
                 output_type=output_type,
                 changes=changes,
+                operates=operates,
                 private=private,
                 paper_only=paper_only,
                 token=token,

@@ -38,7 +38,7 @@ from trader.api.requests import (
 from trader.api.response_cache import INPUT_BYTES_MAX, Answer, ResponseCache
 from trader.api.routes import JSON, answer_expectation, refusal
 from trader.api.schemas.common import ENCODER, LongOutput
-from trader.domain.operations.credentials import Credential
+from trader.domain.operations.credentials import Credential, Scope
 from trader.errors import (
     Conflict,
     Forbidden,
@@ -267,12 +267,13 @@ class Dispatcher:
         if declared.scope is not None:
             return (require_agent(caller, declared.scope, declared.name),)
         is_guarded = declared.changes or declared.private if self._is_public else declared.changes
-        is_open = not self._has_api_token and not self._is_public and not caller.is_agent
+        is_open = not self._has_api_token and not self._is_public and caller.credential is None
         if not is_guarded or is_open:
             return ()
-        if not self._has_api_token and not caller.is_agent:
-            raise Forbidden(f"{declared.name} is not available: PUBLIC=on makes this service read-only for everybody")
-        require_operator(caller, "trade" if declared.changes else "read", declared.name)
+        if not self._has_api_token and caller.credential is None:
+            raise Forbidden(f"{declared.name} is not available: PUBLIC=on makes this service read-only")
+        changing: Scope = "operate" if declared.operates else "trade"
+        require_operator(caller, changing if declared.changes else "read", declared.name)
         return ()
 
     async def _output(self, declared: Procedure, request: Any, keys: tuple[Credential, ...]) -> bytes:

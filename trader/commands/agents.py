@@ -3,9 +3,7 @@
 import argparse
 import os
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from typing import Any, Final
-from uuid import uuid4
 
 import msgspec
 
@@ -22,9 +20,8 @@ from trader.domain.operations.credentials import (
     SCOPES,
     Credential,
     Scope,
-    digest_of,
-    new_secret,
-    prefix_of,
+    issue,
+    reissue,
 )
 from trader.errors import StartError
 from trader.settings import read_some
@@ -66,11 +63,15 @@ def _value(kind: Any, expected: str) -> Callable[[str], str]:
     return parse
 
 
-_id: Final = _value(ModelId, "1 to 64 letters, digits or any of . _ : -")
+id_argument: Final = _value(ModelId, "1 to 64 letters, digits or any of . _ : -")
 _cadence: Final = _value(Every, 'minutes or hours, such as "5m" or "1h", at most "24h"')
 
 
-def _scopes(text: str) -> tuple[Scope, ...]:
+def scopes_argument(text: str) -> tuple[Scope, ...]:
+    """Return the scopes that an argument names, in their order.
+
+    :raises argparse.ArgumentTypeError: it names another, or none
+    """
     names = {name.strip() for name in text.split(",")}
     if unknown := names.difference(SCOPES):
         raise argparse.ArgumentTypeError(
@@ -86,7 +87,7 @@ def _name_argument(parser: argparse.ArgumentParser) -> None:
 def _limit_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=_limit, metavar="N", help="requests a minute")
     parser.add_argument("--decisions", type=_limit, metavar="N", help="decisions a minute of the market's time")
-    parser.add_argument("--scopes", type=_scopes, help="what the key may do: read, trade, operate; with commas")
+    parser.add_argument("--scopes", type=scopes_argument, help="what the key may do: read, trade, operate; with commas")
 
 
 def _limits_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,11 +96,11 @@ def _limits_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", type=_id, metavar="NAME", help="its id, and that of its account")
+    parser.add_argument("name", type=id_argument, metavar="NAME", help="its id, and that of its account")
     parser.add_argument(
         "--variant", type=variant_argument, required=True, help="the variant whose prompt and limits it has"
     )
-    parser.add_argument("--owner", type=_id, help="who it belongs to")
+    parser.add_argument("--owner", type=id_argument, help="who it belongs to")
     parser.add_argument("--model", help="the model that it says it is, until it declares another")
     parser.add_argument("--every", type=_cadence, help='how often a decision is due, such as "5m"; default: 1m')
     parser.add_argument("--capital", type=float, metavar="N", help="starting capital; default: SIM_INITIAL_CAPITAL")
@@ -124,14 +125,14 @@ async def add(options: argparse.Namespace, target: TargetDatabase) -> Result:
         if await select_known_account(conn, entry.id):
             raise StartError(f"There is an account {entry.id!r} already, which others have traded; take another name.")
         await create_models(conn, [entry], now, Opening(capital, currency, accounts_max, is_live=False))
-        key = new_secret(AGENT_MARK)
-        credential = _credential(
+        key, credential = issue(
+            AGENT_MARK,
             entry.id,
-            key,
             now,
             options.scopes or _DEFAULT_SCOPES,
-            options.requests or REQUESTS_PER_MINUTE,
-            options.decisions or DECISIONS_PER_MINUTE,
+            account_id=entry.id,
+            requests=options.requests or REQUESTS_PER_MINUTE,
+            decisions=options.decisions or DECISIONS_PER_MINUTE,
         )
         await insert_credential(conn, credential)
     return _with_key(entry.id, key)
@@ -154,22 +155,6 @@ def _entry(options: argparse.Namespace) -> Entry:
         raise StartError(f"The agent cannot be added: {error}.") from None
 
 
-def _credential(
-    account_id: str, key: str, at: datetime, scopes: tuple[Scope, ...], requests: int | None, decisions: int | None
-) -> Credential:
-    return Credential(
-        id=uuid4(),
-        name=account_id,
-        account_id=account_id,
-        scopes=scopes,
-        prefix=prefix_of(key),
-        digest=digest_of(key),
-        requests_per_minute=requests,
-        decisions_per_minute=decisions,
-        created_at=at,
-    )
-
-
 def _with_key(account_id: str, key: str) -> Result:
     value = {"id": account_id, "accountId": account_id, "key": key}
     return Result(value, [f"{account_id} trades the account {account_id}. Its key:", "", f"  {key}", "", _ONCE])
@@ -188,7 +173,7 @@ async def list_agents(options: argparse.Namespace, target: TargetDatabase) -> Re
             model.variant,
             model.configuration.owner or "",
             model.router_model_name,
-            _shown(key := keys[model.id]),
+            shown_secret(key := keys[model.id]),
             " ".join(key.scopes),
             moment(key.created_at),
             str(key.requests_per_minute),
@@ -205,7 +190,8 @@ async def _present_keys(conn: Connection) -> dict[str, Credential]:
     return {key.account_id: key for key in await select_credentials(conn) if key.account_id is not None}
 
 
-def _shown(key: Credential) -> str:
+def shown_secret(key: Credential) -> str:
+    """Return what people see of a key or token: its first characters, and whether it was revoked."""
     return f"{key.prefix}…" if key.revoked_at is None else f"{key.prefix}… revoked"
 
 
@@ -229,10 +215,7 @@ async def rotate(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """Give an agent a new key and print it once; the one before is refused within a second."""
     async with target.database.transaction() as conn:
         before = await _key_of(conn, options.name)
-        await update_credentials_revoked(conn, options.name, options.name)
-        key, now = new_secret(AGENT_MARK), SystemClock().now()
-        limits = before.scopes, before.requests_per_minute, before.decisions_per_minute
-        await insert_credential(conn, _credential(options.name, key, now, *limits))
+        key = await replace_secret(conn, before)
         await update_model_active(conn, options.name, is_active=True)
     return _with_key(options.name, key)
 
@@ -263,6 +246,14 @@ async def limits(options: argparse.Namespace, target: TargetDatabase) -> Result:
         f"scopes {', '.join(key.scopes)}"
     )
     return Result(_agent_json(options.name, None, key), [line])
+
+
+async def replace_secret(conn: Connection, before: Credential) -> str:
+    """Revoke a key or token and return the new secret of its holder."""
+    await update_credentials_revoked(conn, before.name, before.account_id)
+    secret, credential = reissue(before, SystemClock().now())
+    await insert_credential(conn, credential)
+    return secret
 
 
 async def _key_of(conn: Connection, name: str) -> Credential:

@@ -34,6 +34,7 @@ MODULES: Final[Mapping[str, str]] = {
     "models": "models",
     "budgets": "models_budgets",
     "agents": "agents",
+    "tokens": "tokens",
     "accounts": "accounts",
     "positions": "accounts",
     "trades": "trades",

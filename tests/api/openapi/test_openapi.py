@@ -81,11 +81,16 @@ def test_everything_is_described(document: Document) -> None:
 
 def test_each_error_has_its_status_and_code(document: Document) -> None:
     reset = dict(document["paths"]["/api/rpc/simulator.resetAccount"]["post"]["responses"])
-    shared = reset.pop("403")["content"]["application/json"]["schema"]["properties"]["code"]
-    assert shared == {"enum": ["FORBIDDEN", "FOREIGN_ACCOUNT"]}
+    shared = {
+        status: reset.pop(status)["content"]["application/json"]["schema"]["properties"]["code"]["enum"]
+        for status in ("401", "403")
+    }
+    assert shared == {
+        "401": ["UNAUTHORIZED", "KEY_REVOKED"],
+        "403": ["FORBIDDEN", "MISSING_SCOPE", "FOREIGN_ACCOUNT"],
+    }
     assert {status: response["$ref"].rpartition("/")[2] for status, response in reset.items() if status != "200"} == {
         "400": "VALIDATION_ERROR",
-        "401": "UNAUTHORIZED",
         "408": "TIMEOUT",
         "412": "PRECONDITION_FAILED",
         "413": "PAYLOAD_TOO_LARGE",

@@ -66,7 +66,7 @@ async def get_account(context: Context, request: AccountInput) -> AccountOutput:
     return account_output(context, request.account_id)
 
 
-@procedure("simulator.resetAccount", changes=True, paper_only=True)
+@procedure("simulator.resetAccount", changes=True, operates=True, paper_only=True)
 async def reset_account(context: Context, request: AccountInput) -> AccountOutput:
     """Close the account's run at the market's prices and begin a new one with the starting capital.
 

@@ -9,12 +9,12 @@ import hmac
 import secrets
 from datetime import datetime
 from typing import Final, Literal
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import msgspec
 
 Scope = Literal["read", "trade", "operate"]
-"""What a credential may do: read, place and change orders, or halt and flatten."""
+"""What a credential may do: read; place and cancel orders; operate, which is to halt, flatten and reset accounts."""
 
 SCOPES: Final[tuple[Scope, ...]] = ("read", "trade", "operate")
 
@@ -53,11 +53,6 @@ class Credential(msgspec.Struct, frozen=True, kw_only=True):
         return self.digest[:16].hex()
 
 
-def new_secret(mark: str) -> str:
-    """Return a new secret with 256 random bits."""
-    return mark + secrets.token_urlsafe(32)
-
-
 def digest_of(secret: str) -> bytes:
     """Return the SHA-256 digest of a secret, as it is stored."""
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
@@ -66,6 +61,44 @@ def digest_of(secret: str) -> bytes:
 def prefix_of(secret: str) -> str:
     """Return the first characters of a secret, as they are stored and shown."""
     return secret[:PREFIX_LENGTH]
+
+
+def issue(
+    mark: str,
+    name: str,
+    at: datetime,
+    scopes: tuple[Scope, ...],
+    *,
+    account_id: str | None = None,
+    requests: int | None = None,
+    decisions: int | None = None,
+) -> tuple[str, Credential]:
+    """Return a new secret with 256 random bits and its credential, which is all that is stored of it."""
+    secret = mark + secrets.token_urlsafe(32)
+    return secret, Credential(
+        id=uuid4(),
+        name=name,
+        account_id=account_id,
+        scopes=scopes,
+        prefix=prefix_of(secret),
+        digest=digest_of(secret),
+        requests_per_minute=requests,
+        decisions_per_minute=decisions,
+        created_at=at,
+    )
+
+
+def reissue(credential: Credential, at: datetime) -> tuple[str, Credential]:
+    """Return a new secret of a credential's holder, which may do as much as often."""
+    return issue(
+        OPERATOR_MARK if credential.account_id is None else AGENT_MARK,
+        credential.name,
+        at,
+        credential.scopes,
+        account_id=credential.account_id,
+        requests=credential.requests_per_minute,
+        decisions=credential.decisions_per_minute,
+    )
 
 
 def is_secret_of(credential: Credential, digest: bytes) -> bool:

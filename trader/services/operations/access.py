@@ -206,7 +206,7 @@ def _require_scope(caller: Caller, scope: Scope, what: str, secret: str) -> Cred
     if credential is None:
         raise Unauthorized(f"{what} needs the header Authorization: Bearer <{secret}>")
     if credential.revoked_at is not None:
-        raise KeyRevoked(f"the key {credential.prefix}… was revoked")
+        raise KeyRevoked(f"the key or token {credential.prefix}… was revoked")
     if scope not in credential.scopes:
-        raise MissingScope(f"{what} needs the scope {scope}; this key has {', '.join(credential.scopes)}")
+        raise MissingScope(f"{what} needs the scope {scope}; this key or token has {', '.join(credential.scopes)}")
     return credential

@@ -1,0 +1,68 @@
+"""Tokens of operators over HTTP: what their scopes allow, and what the commands change beside the service."""
+
+from typing import Any
+
+from support.agent_desk import Command, Desk
+
+from trader.api.context import ACCESS
+from trader.store.database.pool import Database
+
+ORDER: dict[str, Any] = {"accountId": "default", "symbol": "BTC", "side": "buy", "quantity": 0.01}
+
+
+async def test_a_token_may_do_what_its_scopes_say(desk: Desk, command: Command) -> None:
+    reader, trader, operator = [
+        (await command("tokens", "add", scopes, "--scopes", scopes))["token"] for scopes in ("read", "trade", "operate")
+    ]
+    assert await desk.call("simulator.placeOrder", reader, 403, **ORDER) == "MISSING_SCOPE"
+    assert await desk.call("simulator.placeOrder", operator, 403, **ORDER) == "MISSING_SCOPE"
+    assert (await desk.call("simulator.placeOrder", trader, **ORDER))["order"]["status"] == "filled"
+    assert await desk.call("simulator.resetAccount", trader, 403, accountId="default") == "MISSING_SCOPE"
+    await desk.call("simulator.resetAccount", operator, accountId="default")
+    assert await desk.call("agent.whoami", reader, 403) == "FORBIDDEN", "a token belongs to no account"
+    async with desk.floor.database.connection() as conn:
+        assert await conn.fetchval("SELECT count(*) FROM order_requests") == 1
+
+
+async def test_closed_reading_is_open_to_tokens_that_may_read(desk: Desk, command: Command) -> None:
+    desk.client.app[ACCESS].closes_reading = True
+    reader, trader = [
+        (await command("tokens", "add", scopes, "--scopes", scopes))["token"] for scopes in ("read", "trade")
+    ]
+    assert await desk.call("models.getModels", None, 401) == "UNAUTHORIZED"
+    assert await desk.call("models.getModels", trader, 403) == "MISSING_SCOPE"
+    await desk.call("models.getModels", reader)
+    for token, status in ((reader, 200), (trader, 403)):
+        async with desk.client.get("/api/openapi.json", headers={"Authorization": f"Bearer {token}"}) as answer:
+            assert answer.status == status
+
+
+async def test_tokens_are_rotated_and_revoked_beside_the_service(
+    desk: Desk, command: Command, database: Database
+) -> None:
+    first = (await command("tokens", "add", "page", "--scopes", "trade,read"))["token"]
+    assert first.startswith("tro_")
+    assert "already" in await command("tokens", "add", "page", "--scopes", "read", code=1)
+    changed = await command("tokens", "rotate", "page")
+    second = changed["token"]
+    assert changed["scopes"] == ["read", "trade"]
+    assert await desk.call("simulator.placeOrder", first, 401, **ORDER) == "KEY_REVOKED"
+    await desk.call("simulator.placeOrder", second, **ORDER)
+    assert [(await command("tokens", "revoke", "page"))["revoked"] for _ in range(2)] == [1, 0]
+    assert await desk.call("simulator.placeOrder", second, 401, **ORDER) == "KEY_REVOKED"
+    assert "no token 'nobody'. There are: page." in await command("tokens", "revoke", "nobody", code=1)
+    (listed,) = (await command("tokens", "list"))["tokens"]
+    assert (listed["name"], listed["tokenPrefix"], listed["revokedAt"] is None) == ("page", second[:12], False)
+    async with database.connection() as conn:
+        kept = str(await conn.fetch("SELECT * FROM credentials"))
+    assert first[12:] not in kept
+    assert second[12:] not in kept
+
+
+async def test_an_agent_and_a_token_may_have_one_name(desk: Desk, command: Command) -> None:
+    key = (await command("agents", "add", "scout", "--variant", "Apex"))["key"]
+    await command("tokens", "add", "scout", "--scopes", "read")
+    await command("tokens", "revoke", "scout")
+    assert (await desk.call("agent.whoami", key))["agentId"] == "scout"
+    (agent,) = (await command("agents", "list"))["agents"]
+    assert agent["revokedAt"] is None
