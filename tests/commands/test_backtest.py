@@ -156,6 +156,7 @@ def test_a_full_disk_ends_it_with_the_line_and_leaves_whole_files(
         (("--funding", "nan"), 2, "--funding is 'nan'"),
         (("--market", "DOGE"), 1, "DOGE"),
         (("--to", "2024-01-01T00:00:00Z"), 2, "--to"),
+        (("--mask", "dates", "--seeds", "2"), 2, "not with AI models or --mask"),
     ],
 )
 def test_wrong_options_are_named(
@@ -164,6 +165,16 @@ def test_wrong_options_are_named(
     assert backtest(data, tmp_path / "run", *options) == code
     assert words in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_mask_names_its_parts_and_needs_no_database(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        backtest(data, tmp_path / "run", "--mask", "dates,colour")
+    assert "expected some of symbols, dates, scale" in capsys.readouterr().err
+    assert main(["backtest", "--data", str(data), "--out", str(tmp_path / "run"), "--mask", "dates"]) == 2
+    assert "--mask: only with --no-database" in capsys.readouterr().err
 
 
 def test_a_broken_row_a_recording_and_an_existing_folder_are_named(

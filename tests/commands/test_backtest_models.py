@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 import pytest
 from support.candles import write_walk
-from support.trading_provider import COST_USD, TradingProvider, trading_provider
+from support.trading_provider import COST_USD, TradingProvider, call, opening, trading_provider
 
 from trader.__main__ import main
 
@@ -266,3 +266,64 @@ def test_wrong_conditions_are_named(data: Path, tmp_path: Path, capsys: pytest.C
     (run / "result.json").write_text(lines)
     assert main(["backtest", "--run", str(run), "--latency", "0"]) == 2
     assert "ended early" in capsys.readouterr().err
+
+
+class RelativeProvider(TradingProvider):
+    """Buys for a tenth of its equity in the first market, reads it, and closes half, all by what it is shown."""
+
+    def calls(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        if any(message["role"] == "tool" for message in messages):
+            return [call(1, "holding", reason="done")]
+        view = orjson.loads(messages[1]["content"])
+        symbol, *_ = view["markets"]
+        price = view["now"][symbol]["price"]
+        order = opening(symbol, view["account"]["equity"] / 10 / price) | {"stop": 0.9 * price}
+        if view["positions"]:
+            order |= {"stop": 1.1 * price}  # which the guard refuses, in words
+        reading = [call(2, "fetchIndicators", symbol=symbol, interval="1h"), call(3, "fetchOrderBook", symbol=symbol)]
+        closing = call(4, "closePosition", symbol=symbol, fraction=0.5)
+        refused = call(5, "closePosition", symbol=symbol, fraction=1e-9)
+        return [call(1, "createPosition", **order), *reading, closing, refused]
+
+
+def figures(content: bytes) -> set[str]:
+    """Return the numbers with five digits or more that are not whole."""
+    return {text for text in re.findall(r"\d+\.\d+", content.decode()) if len(text) > 5}
+
+
+def test_what_a_masked_model_is_sent_names_no_market_date_or_price(
+    data: Path, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("support.trading_provider.TradingProvider", RelativeProvider)
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    options = ("--mask", "symbols,dates,scale", "--thinking", "off")
+    with trading_provider() as provider:
+        monkeypatch.setenv("OPENAI_BASE_URL", provider.url)
+        asking = ("--models", str(models), "--budget-usd", "1")
+        assert backtest(data, tmp_path / "asked", *asking, *options) == 0
+        sent = [orjson.dumps(request) for request in provider.asked]
+    masked = [each for each in sent if b"M01" in each]
+    plain = [each for each in sent if b"M01" not in each]
+    assert len(masked) == len(plain) > 7
+    told = b"".join(masked)
+    assert b"rejected" in told
+    for identifier in (b"BTC", b"ETH", b"2025"):
+        assert identifier not in told
+    rows = [line.split(",")[1:5] for file in data.glob("*.csv") for line in file.read_text().splitlines()[1:]]
+    prices = {f"{float(cell):.6g}" for row in rows for cell in row} | {cell for row in rows for cell in row}
+    shown = figures(told)
+    assert prices & figures(b"".join(plain))
+    assert not prices & shown
+    (difference,) = result(tmp_path / "asked")["masked"]["maskedMinusPlain"]
+    assert (difference["trades"], round(difference["equity"], 2)) == (0, 0)
+    assert "one: masked (dates, scale, symbols) minus plain" in capsys.readouterr().out
+    decided = [orjson.loads(line) for line in (tmp_path / "asked" / "decisions.jsonl").read_bytes().splitlines()]
+    assert {call["arguments"]["symbol"] for each in decided for step in each["steps"] for call in step["calls"]
+            if "symbol" in call["arguments"]} == {"BTC"}  # fmt: skip
+    assert {each["startedAt"][:10] for each in decided} == {"2025-03-01"}
+    cassette = str(tmp_path / "asked" / "cassette")
+    monkeypatch.delenv("OPENAI_API_KEY")
+    assert backtest(data, tmp_path / "again", "--models-from", cassette, *options) == 0
+    assert result(tmp_path / "again")["ledgerSha256"] == result(tmp_path / "asked")["ledgerSha256"]
+    assert backtest(data, tmp_path / "plain", "--models-from", cassette, "--thinking", "off") == 0
+    assert [account["id"] for account in result(tmp_path / "plain")["accounts"]] == ["one"]

@@ -203,3 +203,20 @@ def test_a_failure_while_it_trades_ends_the_run_at_the_time_reached(
     assert result["complete"] is False
     assert words in result["ended"]
     assert {account["decisions"] for account in result["accounts"]} == {1}, "all accounts end at the same time"
+
+
+def test_rule_agents_decide_alike_behind_a_mask(data: Path, tmp_path: Path) -> None:
+    options = ("--mask", "symbols,dates,scale", "--from", "2025-03-01T20:00:00Z", "--to", "2025-03-02T02:00:00Z")
+    code, result = backtest(data, tmp_path / "run", *options)
+    assert code == 0
+    written = results.load(tmp_path / "run")
+    for table in (written.trades, written.fills, written.decisions):
+        columns = [values for name, values in table.arrays().items() if name != "account"]
+        rows: dict[str, list[str]] = {}
+        for account, *row in zip(table["account"], *columns, strict=True):
+            rows.setdefault(account, []).append(str(row))
+        assert {f"{account}:masked" for account in rows if ":" not in account} == {each for each in rows if ":" in each}
+        for account, own in rows.items():
+            assert own == rows[f"{account.removesuffix(':masked')}:masked"]
+    assert len(written.trades) > 0
+    assert [each["equity"] for each in result["masked"]["maskedMinusPlain"]] == [0] * 4

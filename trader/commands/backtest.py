@@ -25,6 +25,7 @@ from trader.commands.backtest_result import (
     baselines_value,
     evidence_value,
     labelled,
+    masked_value,
     model_lines,
     model_value,
     strategy_value,
@@ -91,6 +92,8 @@ def backtest(options: argparse.Namespace) -> int:
     problems = ["--data is missing: the folder of the candles"] if options.data is None else []
     if options.guard and (options.models or options.models_from):
         problems.append("--guard: not with AI models, whose prompts state the limits of their variant")
+    if options.mask and not options.no_database:
+        problems.append("--mask: only with --no-database, since a service would show prompts that its books contradict")
     problems += ["--param: only with --strategy"] if options.param and not options.strategy else []
     if options.models is None:
         asking = {"--budget-usd": options.budget_usd, "--cassette": options.cassette}
@@ -99,8 +102,8 @@ def backtest(options: argparse.Namespace) -> int:
         raise SettingsError(problems)
     check_format(options.tables)
     if is_sweep(options):
-        if options.models or options.models_from:
-            raise SettingsError(["--seeds, --walk-forward and ranges of --param: not with AI models"])
+        if options.models or options.models_from or options.mask:
+            raise SettingsError(["--seeds, --walk-forward and ranges of --param: not with AI models or --mask"])
         return print_result(run_to_end(sweep(options)), as_json=options.json)
     if options.out.exists():
         raise StartError(f"{options.out} exists already; --out names a new folder.")
@@ -148,6 +151,7 @@ async def _backtest(options: argparse.Namespace) -> int:
             evidence = await judge(run, source, settings, end.reached)
             value = _value(options, settings, source, run, chosen, end, digest, standings)
             value |= {"baselines": baselines_value(run), "evidence": evidence_value(evidence)}
+            value["masked"] = masked_value(options.mask, value["accounts"])
             deflated = add_trials(options, run, value)
             for account in value["accounts"]:
                 account["deflated"] = deflated[account["id"]]

@@ -4,6 +4,7 @@ import argparse
 import os
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from copy import deepcopy
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
@@ -15,6 +16,7 @@ from msgspec.structs import replace
 from trader.clock import iso, moment_of
 from trader.commands.backtest_options import environ_of, every_of, guard_of, params_of
 from trader.commands.models_file import ANSWER_TOKENS, PROMPT_TOKENS, PROMPT_TOKENS_CACHED, Entry, read_models
+from trader.domain.agents.mask import Mask
 from trader.domain.models import Model, ModelConfiguration, ModelId, VariantId
 from trader.dotenv import read_dotenv
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
@@ -44,6 +46,9 @@ from trader.variants import VARIANTS
 ID_FORM: Final = "it must be 1 to 64 letters, digits or any of . _ : -"
 CASSETTE: Final = "cassette"
 """The folder of the answers, in that of the backtest."""
+
+MASKED: Final = ":masked"
+"""The end of the id of an account whose model decides in a masked market."""
 
 _BATCH: Final = 1_000
 """Invocations whose calls are read at once."""
@@ -95,12 +100,36 @@ async def choose_models(
     else:
         chosen = Chosen([], None, Spending(None), is_asking=False)
     models = own + chosen.models
+    if options.mask:
+        prices = {symbol: recording.minutes.close[0] for symbol, recording in source.recordings.items()}
+        mask = Mask.hiding(options.mask, prices, starts_at)
+        models += [_masked(model, each, mask, settings, ends_at) for model, each in models]
     ids = [model.id for model, _ in models]
     if repeated := sorted({model_id for model_id in ids if ids.count(model_id) > 1}):
         raise SettingsError(
             [f"{', '.join(repeated)} is the id of two that take part; give one of them another id or name"]
         )
     return chosen._replace(models=models)
+
+
+def _masked(
+    model: Model, source: DecisionSource, mask: Mask, settings: Settings, ends_at: datetime
+) -> tuple[Model, DecisionSource]:
+    """Return a model that decides as another, in a masked market."""
+    try:
+        model_id = msgspec.convert(f"{model.id}{MASKED}", ModelId)
+    except msgspec.ValidationError:
+        raise SettingsError([f"--mask: {model.id}{MASKED} is no id of an account; {ID_FORM}"]) from None
+    twin = replace(model, id=model_id, name=f"{model.name} (masked)")
+    match source:
+        case NotedSource():
+            try:
+                return twin, NotedSource(twin, deepcopy(source.strategy), mask)
+            except TypeError as error:
+                raise SettingsError([f"--mask: {model.id} cannot be copied before it trades: {error}"]) from None
+        case AiSource():
+            return twin, AiSource(twin, source.provider, settings, ends_at, mask)
+    raise SettingsError(["--mask: not with the recorded decisions of a database, which were made without it"])
 
 
 def _of_strategy(
@@ -150,6 +179,7 @@ def _of_file(
     budget = _budget(options.budget_usd, problems)
     if budget is None and asked:
         problems += _estimate(asked, *period)
+        problems += ["--mask: each model is asked as often again, in the masked market"] if options.mask else []
     if problems:
         raise SettingsError(problems)
     cassette, spending = Cassette.load(options.cassette or options.out / CASSETTE), Spending(budget)
@@ -244,8 +274,13 @@ def _estimate(models: Sequence[Model], starts_at: datetime, ends_at: datetime) -
 
 def _from_cassette(cassette: Cassette, settings: Settings, ends_at: datetime) -> list[tuple[Model, DecisionSource]]:
     names = {model.provider for model in cassette.models.values()}
+    models = [model for model in cassette.models.values() if not _is_masked(model, cassette)]
     providers = {name: KeptAnswers(name, cassette, Spending(None), None, 1) for name in names}
-    return [_with_source(model, providers, settings, ends_at) for model in cassette.models.values()]
+    return [_with_source(model, providers, settings, ends_at) for model in models]
+
+
+def _is_masked(model: Model, cassette: Cassette) -> bool:
+    return model.id.endswith(MASKED) and model.id.removesuffix(MASKED) in cassette.models
 
 
 async def _from_database(text: str, starts_at: datetime, ends_at: datetime) -> list[tuple[Model, DecisionSource]]:

@@ -4,11 +4,13 @@ import argparse
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 
 from trader.commands.models_file import variant_argument
 from trader.domain.agents.guard import UNLIMITED
+from trader.domain.agents.mask import MaskPart
 from trader.domain.agents.view import VariantLimits
 from trader.domain.market.markets import PLAIN_FUNDING_RATE
 from trader.domain.models import ModelConfiguration
@@ -69,6 +71,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RUN",
         help="folder of a backtest, whose decisions are executed again",
     )
+    add(
+        "--mask",
+        type=mask_argument,
+        metavar="PARTS",
+        help="symbols,dates,scale: beside each model one that these are hidden from",
+    )
     add("--guard", action="append", metavar="NAME=NUMBER|none", help="another limit of the guard; none: no guard")
     add("--seed", help="of what is drawn within a minute; default: 0")
     add("--seeds", type=count_argument, metavar="N", help="a sweep: each run with N seeds, from --seed on")
@@ -89,6 +97,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--no-database", action="store_true", help="write only the ledger as JSON lines, the result and the report")
     add_env_file_option(parser)
     add("--json", action="store_true", help="print one JSON object")
+
+
+def mask_argument(text: str) -> frozenset[MaskPart]:
+    """Return the parts of a market that a mask hides."""
+    try:
+        return msgspec.convert(text.split(","), frozenset[MaskPart])
+    except msgspec.ValidationError:
+        allowed = ", ".join(get_args(MaskPart))
+        raise argparse.ArgumentTypeError(f"expected some of {allowed}, with commas between, got {text!r}") from None
 
 
 def count_argument(text: str) -> int:

@@ -1,13 +1,13 @@
 """Models in the result of a backtest: training cut-off, contamination, and the cost of their answers."""
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from trader.api.schemas.evidence import GetEvidenceOutput
-from trader.commands.backtest_models import Chosen
+from trader.commands.backtest_models import MASKED, Chosen
 from trader.domain.exchange.account import equity
 from trader.domain.models import Model, contamination
 from trader.domain.portfolio.statistics import max_drawdown
@@ -64,6 +64,34 @@ def baselines_value(run: Backtest) -> list[dict[str, Any]]:
     return values
 
 
+def masked_value(hidden: Collection[str] | None, accounts: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Return what was hidden, and of each model its figures in the masked market minus the plain ones."""
+    if not hidden:
+        return None
+    by_id = {account["id"]: account for account in accounts}
+    pairs = [(by_id[account_id], by_id.get(f"{account_id}{MASKED}")) for account_id in by_id]
+    return {
+        "hidden": sorted(hidden),
+        "maskedMinusPlain": [
+            {"id": plain["id"], **{name: masked[name] - plain[name] for name in ("equity", "returnPercent", "trades")}}
+            for plain, masked in pairs
+            if masked is not None
+        ],
+    }
+
+
+def _masked_lines(value: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yield the text lines about what the mask changed."""
+    if value is None:
+        return
+    hidden = ", ".join(value["hidden"])
+    for each in value["maskedMinusPlain"]:
+        yield (
+            f"{each['id']}: masked ({hidden}) minus plain: {each['equity']:+,.2f}, "
+            f"{each['returnPercent']:+.2f} %, {each['trades']:+d} trades"
+        )
+
+
 def evidence_value(report: EvidenceReport) -> GetEvidenceOutput:
     """Return the evidence as `analytics.getEvidence` answers it."""
     return GetEvidenceOutput.of("run", report)
@@ -99,6 +127,7 @@ def answers_value(chosen: Chosen, cassette: Cassette) -> dict[str, Any]:
 
 def model_lines(value: Mapping[str, Any]) -> Iterator[str]:
     """Yield the text lines about the models."""
+    yield from _masked_lines(value["masked"])
     for account in value["accounts"]:
         if account["contamination"] is not None:
             words = _WORDS[account["contamination"]].format(cutoff=account["trainingCutoff"])

@@ -59,7 +59,8 @@ class CreatePosition(Tool, frozen=True, kw_only=True):
     symbol: Symbol
     side: Annotated[Side, Meta(description="LONG gains when the price rises, SHORT when it falls.")]
     quantity: Annotated[
-        float, Meta(gt=0, le=1e12, description="Size in base units (0.05 of BTC is 0.05); rounded down to the lot.")
+        float,
+        Meta(gt=0, le=1e12, description="Size in base units, not in the quote currency; rounded down to the lot."),
     ]
     leverage: Annotated[
         float, Meta(ge=1, le=100, description="Notional / margin of this order; at most your variant's limit.")

@@ -16,6 +16,7 @@ from trader.domain.agents.conversation import ToolRequest
 from trader.domain.agents.guard import STALE_DECISION, Approved, Refusal
 from trader.domain.agents.invocations import Invocation as InvocationRow
 from trader.domain.agents.invocations import Step, ToolCall
+from trader.domain.agents.mask import Mask
 from trader.domain.agents.memory import CYCLES_REMEMBERED, PastCall, PastCycle, note_of, remember
 from trader.domain.agents.messages import decision_json, failed, order_outcome, plan_outcome, refused
 from trader.domain.agents.strategy import Peek, Strategy
@@ -32,6 +33,7 @@ from trader.services.backtest.accounts import Invocation, ModelAccount, Strategy
 from trader.services.backtest.answers import KeptAnswers
 from trader.services.backtest.invocations import AccountSession, InvokedSource
 from trader.services.backtest.ledger import Lines
+from trader.services.backtest.masking import MaskedPeek, MaskedSession
 from trader.services.events import EventBus
 from trader.settings import Settings
 from trader.strategies import LoadedStrategy
@@ -76,20 +78,27 @@ def answered_by(model: Model, strategy: Strategy) -> str:
 
 
 class AiSource(InvokedSource):
-    """Decision source of an AI model, which is asked by the service's workflow at its cadence."""
+    """Decision source of an AI model, which is asked by the service's workflow at its cadence.
+
+    With a mask its workflow runs in the masked market; what it records for the result is of the real one.
+    """
 
     is_asking = True
 
-    def __init__(self, model: Model, provider: KeptAnswers, settings: Settings, ends_at: datetime) -> None:
+    def __init__(
+        self, model: Model, provider: KeptAnswers, settings: Settings, ends_at: datetime, mask: Mask | None = None
+    ) -> None:
         self._model = model
-        self._provider = provider
+        self._mask = mask
+        self._inverse = None if mask is None else mask.inverse()
+        self.provider = provider
         self._every_s = int(model.configuration.cadence.total_seconds())
         self._limits = InvocationLimits(
             settings.run_tokens_max,
             settings.answer_tokens_max,
             settings.attempt_timeout_s,
             math.inf,  # of real time, which does not pass here
-            ends_at + STALE_AFTER + timedelta(milliseconds=1) if settings.replay_thinking == "on" else None,
+            self._seen(ends_at + STALE_AFTER + timedelta(milliseconds=1)) if settings.replay_thinking == "on" else None,
         )
         self._kept_note: str | None = None
         self._cycles: deque[PastCycle] = deque(maxlen=CYCLES_REMEMBERED)
@@ -101,6 +110,9 @@ class AiSource(InvokedSource):
         """The name of the model that the provider says answered last."""
 
         self.recorded: list[RecordedInvocation] = []
+
+    def _seen(self, moment: datetime) -> datetime:
+        return moment if self._mask is None else self._mask.apply(moment)
 
     def next_after(self, second: int) -> int:
         return (second // self._every_s + 1) * self._every_s
@@ -115,14 +127,15 @@ class AiSource(InvokedSource):
             followed.missed += 1
             return
         session.memory = remember(self._kept_note, self._cycles)
-        record = InvocationRecord(self._model, now)
-        providers = {self._provider.name: self._provider}
+        record = InvocationRecord(self._model, self._seen(now))
+        providers = {self.provider.name: self.provider}
+        world: AccountSession | MaskedSession = session if self._mask is None else MaskedSession(session, self._mask)
         try:
-            await Workflow(record, providers, session, session, session, EventBus(), self._limits).execute()
+            await Workflow(record, providers, world, world, world, EventBus(), self._limits).execute()
         finally:
             self._note(record, followed)
-        if not record.is_completed and self._provider.ended is not None:
-            raise self._provider.ended
+        if not record.is_completed and self.provider.ended is not None:
+            raise self.provider.ended
 
     def _note(self, record: InvocationRecord, followed: ModelAccount) -> None:
         """Record the outcome of an invocation, also of one that was aborted."""
@@ -135,11 +148,12 @@ class AiSource(InvokedSource):
         self._kept_note = next(filter(None, map(note_of, reversed(record.calls))), self._kept_note)
         self.cost_usd += done.cost_usd or ZERO
         self.answered_by = record.answered_by or self.answered_by
-        self.recorded.append(recorded_invocation(done, record.steps, record.calls))
+        self.recorded.append(recorded_invocation(done, record.steps, record.calls, self._inverse))
         for call in record.calls:
-            decision = _decision_of(call)
+            decision = _decision_of(call, self._inverse)
             if isinstance(decision, Change) and call.metadata["results"]:
-                followed.report(call.created_at, decision, (call.status, call.metadata["results"][0]))
+                at = call.created_at if self._inverse is None else self._inverse.apply(call.created_at)
+                followed.report(at, decision, (call.status, call.metadata["results"][0]))
         if self.finished is not None:
             self.finished.append(record)
 
@@ -147,9 +161,10 @@ class AiSource(InvokedSource):
 class NotedSource(StrategySource):
     """Decision source of a model's strategy that records its decisions. After a failure it decides nothing more."""
 
-    def __init__(self, model: Model, strategy: Strategy) -> None:
+    def __init__(self, model: Model, strategy: Strategy, mask: Mask | None = None) -> None:
         super().__init__(strategy, model.configuration.cadence)
         self._model = model
+        self._mask = mask
         self.recorded: list[RecordedInvocation] = []
         self.failure: StrategyError | None = None
         self.answered_by = answered_by(model, strategy)
@@ -159,7 +174,7 @@ class NotedSource(StrategySource):
 
     def decide(self, peek: Peek, look: Callable[[], View]) -> Sequence[Decision]:
         try:
-            decisions = super().decide(peek, look)
+            decisions = super().decide(peek, look) if self._mask is None else self._masked(self._mask, peek, look)
         except StrategyError as error:
             self.failure = error
             return ()
@@ -168,6 +183,11 @@ class NotedSource(StrategySource):
             step = RecordedStep(peek.now, peek.now, calls)
             self.recorded.append(RecordedInvocation(self._model.id, peek.now, [step]))
         return decisions
+
+    def _masked(self, mask: Mask, peek: Peek, look: Callable[[], View]) -> Sequence[Decision]:
+        """Return the decisions of the masked market, for the real one."""
+        decisions = super().decide(MaskedPeek(peek, mask), lambda: mask.apply(look()))
+        return [mask.inverse().apply(decision) for decision in decisions]
 
 
 class RepeatedSource(InvokedSource):
@@ -241,25 +261,32 @@ def read_decisions(file: Path) -> dict[str, list[RecordedInvocation]]:
     return invocations
 
 
-def recorded_invocation(done: InvocationRow, steps: Sequence[Step], calls: Sequence[ToolCall]) -> RecordedInvocation:
-    """Return the decisions of an invocation from its record."""
+def recorded_invocation(
+    done: InvocationRow, steps: Sequence[Step], calls: Sequence[ToolCall], inverse: Mask | None = None
+) -> RecordedInvocation:
+    """Return the decisions of an invocation from its record; `inverse` takes off the mask of a masked one."""
     recorded_steps, viewed_at, left = [], done.started_at, deque(calls)
     for step in steps:
         own = [left.popleft() for _ in step.tool_names[: len(left)]]
-        decided = [RecordedCall.of(call.number, made) for call in own if (made := _decision_of(call)) is not None]
+        decided = [
+            RecordedCall.of(call.number, made) for call in own if (made := _decision_of(call, inverse)) is not None
+        ]
         if decided:
             recorded_steps.append(RecordedStep(step.created_at, viewed_at, decided))
         if any(_is_stale(call) for call in own):  # then the model was shown a new view
             viewed_at = own[-1].created_at
-    return RecordedInvocation(done.model_id, done.started_at, recorded_steps)
+    recorded = RecordedInvocation(done.model_id, done.started_at, recorded_steps)
+    return recorded if inverse is None else inverse.apply(recorded)
 
 
-def _decision_of(call: ToolCall) -> Decision | None:
+def _decision_of(call: ToolCall, inverse: Mask | None) -> Decision | None:
     raw = call.metadata.get("raw")
     if raw is None:
         return None
     decision = decode(ToolRequest(id="", name=raw["name"], arguments=raw["arguments"]))
-    return None if isinstance(decision, BadCall) else decision
+    if isinstance(decision, BadCall):
+        return None
+    return decision if inverse is None else inverse.apply(decision)
 
 
 def _is_stale(call: ToolCall) -> bool:
