@@ -1,26 +1,12 @@
 """Commands beside a running service, compared with what its interface answers, and after its end."""
 
 import asyncio
-import json
-import os
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.process import COMMAND, serving
+from support.process import run_command, serving
 
 pytestmark = pytest.mark.processes
-
-
-async def call(folder: Path, *arguments: str, port: str = "0") -> tuple[int, Any]:
-    process = await asyncio.create_subprocess_exec(
-        *COMMAND, *arguments, "--json",
-        cwd=folder, env={"PATH": os.environ["PATH"], "HOME": str(folder), "PORT": port}, stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    async with asyncio.timeout(60):
-        out, _ = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, json.loads(out) if out else None
 
 
 async def test_commands_show_what_the_service_has_and_reset_through_it(open_folder: Path) -> None:
@@ -31,24 +17,24 @@ async def test_commands_show_what_the_service_has_and_reset_through_it(open_fold
         await service.call("simulator.placeOrder", accountId="me", symbol="ETH", side="buy", quantity=0.5)
         port = service.url.rpartition(":")[2]
         async with asyncio.timeout(60):  # until the first heartbeat
-            while (outcome := await call(open_folder, "status", port=port))[0] != 0:
+            while (outcome := await run_command(open_folder, "status", port=port))[0] != 0:
                 assert outcome[1]["database"]["service"] == "running"
         assert (outcome[1]["troubles"], outcome[1]["health"]["report"]["status"]) == ([], "healthy")
-        _, trades = await call(open_folder, "trades", "--account", "me")
+        _, trades = await run_command(open_folder, "trades", "--account", "me")
         assert trades["trades"] == (await service.call("trading.getTrades", modelId="me"))["trades"]
-        _, shown = await call(open_folder, "accounts", "show", "me")
+        _, shown = await run_command(open_folder, "accounts", "show", "me")
         account = (await service.call("simulator.getAccount", accountId="me"))["account"]
         for name in ("accountId", "cashBalance", "totalFees", "totalRealizedPnl"):
             assert shown["account"][name] == account[name]
         assert [position["symbol"] for position in shown["account"]["positions"]] == ["ETH"]
-        code, reset = await call(open_folder, "accounts", "reset", "me", "--yes")
+        code, reset = await run_command(open_folder, "accounts", "reset", "me", "--yes")
         assert (code, reset["outcome"]["left"]) == (0, []), reset
         account = (await service.call("simulator.getAccount", accountId="me"))["account"]
         assert (account["equity"], account["positions"]) == (10000, [])
         assert await service.stop() == 0
-    code, status = await call(open_folder, "status")
+    code, status = await run_command(open_folder, "status")
     assert (code, status["database"]["service"]) == (1, "not running")
-    _, shown = await call(open_folder, "accounts", "show", "me")
+    _, shown = await run_command(open_folder, "accounts", "show", "me")
     assert (shown["account"]["run"]["number"], shown["account"]["equity"]) == (2, 10000)
-    code, reset = await call(open_folder, "accounts", "reset", "me", "--yes")
+    code, reset = await run_command(open_folder, "accounts", "reset", "me", "--yes")
     assert (code, reset["outcome"]) == (1, None), "only a service can close positions at the market's prices"

@@ -75,8 +75,10 @@ class ServiceProcess:
         assert status == 200, (procedure, status, body)
         return body
 
-    async def try_call(self, procedure: str, **request: Any) -> tuple[int, Any]:
-        async with self.http.post(f"{self.url}/api/rpc/{procedure}", data=orjson.dumps(request)) as response:
+    async def try_call(self, procedure: str, key: str | None = None, **request: Any) -> tuple[int, Any]:
+        headers = None if key is None else {"Authorization": f"Bearer {key}"}
+        url = f"{self.url}/api/rpc/{procedure}"
+        async with self.http.post(url, data=orjson.dumps(request), headers=headers) as response:
             return response.status, orjson.loads(await response.read())
 
     async def get(self, path: str) -> tuple[int, Any]:
@@ -115,3 +117,15 @@ async def serving(folder: Path, *arguments: str, **environ: str) -> AsyncIterato
         finally:
             if service.process.returncode is None:
                 await service.kill()
+
+
+async def run_command(folder: Path, *arguments: str, port: str = "0") -> tuple[int, Any]:
+    """Run a command of `trader` in this folder. Return its exit code and its JSON."""
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, *arguments, "--json",
+        cwd=folder, env={"PATH": os.environ["PATH"], "HOME": str(folder), "PORT": port}, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    async with asyncio.timeout(60):
+        out, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, orjson.loads(out) if out else None

@@ -2,7 +2,9 @@
 
 Each round starts the service, lets clients place, cancel, reset and trigger as fast as they can, kills it with SIGKILL
 at a random moment, starts it again and checks: every acknowledged order is in the database, none is there twice, the
-memory equals the rows, and the audit is clean. Exit code 0 only when all of that held in every round.
+memory equals the rows, and the audit is clean. An external agent trades among them; what it asked for last it asks for
+again after the restart, under the same `clientOrderId`: there is one order, and one answer. Exit code 0 only when all
+of that held in every round.
 """
 
 import argparse
@@ -15,7 +17,7 @@ from random import Random
 from typing import Any
 
 import aiohttp
-from support.process import ServiceProcess
+from support.process import ServiceProcess, run_command
 
 from trader.domain.exchange.account import Account
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
@@ -27,6 +29,18 @@ ACCOUNTS = [f"storm-{n}" for n in range(12)]
 MARKETS = {"BTC": 0.01, "ETH": 0.3, "SOL": 4.0}
 
 
+AGENT = "agent"
+
+
+@dataclass
+class Agent:
+    """An external agent: its key, and the order that it asked for last."""
+
+    key: str
+    number: int = 0
+    asked: dict[str, Any] = field(default_factory=dict)
+
+
 @dataclass
 class Tally:
     """Results of all rounds. `acknowledged` maps (account, client order id) to the order's id."""
@@ -35,17 +49,22 @@ class Tally:
     acknowledged: dict[tuple[str, str], str] = field(default_factory=dict)
     lost: int = 0
     doubled: int = 0
+    unanswered: int = 0
+    """Orders of the agent that a kill left without an answer."""
+    answered_anew: int = 0
+    """Those of its orders that got another answer than before."""
     memory_differs: int = 0
     audit_problems: list[str] = field(default_factory=list)
 
     @property
     def is_clean(self) -> bool:
-        return not (self.lost or self.doubled or self.memory_differs or self.audit_problems)
+        return not (self.lost or self.doubled or self.answered_anew or self.memory_differs or self.audit_problems)
 
     def __str__(self) -> str:
         return (
             f"kills {self.kills}, acknowledged orders {len(self.acknowledged)}, lost {self.lost}, "
-            f"doubled {self.doubled}, memory unlike rows {self.memory_differs}, "
+            f"doubled {self.doubled}, of an agent's orders {self.unanswered} cut off and {self.answered_anew} answered "
+            f"anew, memory unlike rows {self.memory_differs}, "
             f"audit {'clean' if not self.audit_problems else 'NOT clean'}"
         )
 
@@ -70,8 +89,47 @@ async def _storm(service: ServiceProcess, account_id: str, rng: Random, tally: T
             "simulator.placeOrder", accountId=account_id, clientOrderId=client_order_id, **order
         )
         assert status in {200, 503}, (status, body)
-        if status == 200:
+        # What is refused before the account is open leaves no row.
+        if status == 200 and body["order"]["status"] != "rejected":
             tally.acknowledged[account_id, client_order_id] = body["order"]["id"]
+
+
+async def _decide(service: ServiceProcess, agent: Agent, tally: Tally) -> None:
+    """Trade as the external agent until the service is gone: open, close, and hold after twenty of each."""
+    prices = {price["symbol"]: price["price"] for price in (await service.call("trading.getCryptoPrices"))["prices"]}
+    opening = {"side": "buy", "exitPlan": {"stop": prices["BTC"] * 0.9}}
+    closing = {"side": "sell", "reduceOnly": True}
+    while True:
+        status, view = await service.try_call("agent.getView", agent.key)
+        assert status in {200, 503}, (status, view)
+        for _ in range(20 if status == 200 else 0):
+            for way in (opening, closing):
+                agent.number += 1
+                what = {"symbol": "BTC", "quantity": MARKETS["BTC"], **way}
+                agent.asked = {"viewId": view["viewId"], "clientOrderId": str(agent.number), **what}
+                await _ask(service, agent, tally)
+        if status == 200:
+            await service.try_call("agent.hold", agent.key, viewId=view["viewId"], reason="traded")
+
+
+async def _ask(service: ServiceProcess, agent: Agent, tally: Tally) -> int:
+    """Ask for the agent's order, and note its id. Return the status of the answer."""
+    status, answer = await service.try_call("agent.placeOrder", agent.key, **agent.asked)
+    assert status in {200, 503}, (status, answer)
+    if status == 200:
+        order_id = answer["orderId"]
+        tally.answered_anew += (
+            tally.acknowledged.setdefault((AGENT, agent.asked["clientOrderId"]), order_id) != order_id
+        )
+    return status
+
+
+async def _ask_again(service: ServiceProcess, agent: Agent, tally: Tally) -> None:
+    """Ask twice for what the agent asked for last, which may have been cut off."""
+    tally.unanswered += (AGENT, agent.asked["clientOrderId"]) not in tally.acknowledged
+    for _ in range(2):
+        while await _ask(service, agent, tally) != 200:  # the service does not lead yet
+            await asyncio.sleep(0.05)
 
 
 def _order(rng: Random, symbol: str, price: float) -> dict[str, Any]:
@@ -89,13 +147,16 @@ def _order(rng: Random, symbol: str, price: float) -> dict[str, Any]:
     return order
 
 
-async def _round(folder: Path, http: aiohttp.ClientSession, rng: Random, tally: Tally) -> None:
-    environ = {"SIM_LATENCY_MS": "0"}
+async def _round(folder: Path, http: aiohttp.ClientSession, rng: Random, tally: Tally, agent: Agent) -> None:
+    environ = {"SIM_LATENCY_MS": "0", "AI_ATTEMPT_TIMEOUT_S": "600"}  # views stay open over a restart
     service = await ServiceProcess.start(folder, http, **environ)
+    if not agent.key:
+        agent.key = await _add_agent(folder)
     clients = [
         asyncio.create_task(_storm(service, account_id, Random(rng.random()), tally, tally.kills))
         for account_id in ACCOUNTS
     ]
+    clients.append(asyncio.create_task(_decide(service, agent, tally)))
     await asyncio.sleep(rng.uniform(0.3, 2.5))
     await service.kill()
     tally.kills += 1
@@ -104,6 +165,8 @@ async def _round(folder: Path, http: aiohttp.ClientSession, rng: Random, tally: 
             raise outcome
     service = await ServiceProcess.start(folder, http, **environ)
     try:
+        if agent.asked:
+            await _ask_again(service, agent, tally)
         async with EmbeddedPostgres(folder / EMBEDDED_FOLDER).attach() as server:
             database = await Database.connect(server.dsn((await server.databases())[0]), size=2)
             try:
@@ -113,6 +176,14 @@ async def _round(folder: Path, http: aiohttp.ClientSession, rng: Random, tally: 
     finally:
         await service.kill()
         tally.kills += 1
+
+
+async def _add_agent(folder: Path) -> str:
+    """Add the external agent, without limits that it could reach. Return its key."""
+    limits = ("--requests", "60000", "--decisions", "60000")
+    code, added = await run_command(folder, "agents", "add", AGENT, "--variant", "Apex", *limits)
+    assert code == 0, added
+    return str(added["key"])
 
 
 async def _check(service: ServiceProcess, database: Database, tally: Tally) -> None:
@@ -158,10 +229,10 @@ def _in_rows(account: Account) -> object:
 
 async def torture(rounds: int, seed: int, folder: Path) -> Tally:
     """Run the rounds in a folder, printing the tally after each."""
-    tally, rng = Tally(), Random(seed)
+    tally, rng, agent = Tally(), Random(seed), Agent("")
     async with aiohttp.ClientSession() as http:
         for number in range(1, rounds + 1):
-            await _round(folder, http, rng, tally)
+            await _round(folder, http, rng, tally, agent)
             print(f"round {number} of {rounds}: {tally}", flush=True)
             if not tally.is_clean:
                 break

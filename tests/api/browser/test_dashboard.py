@@ -314,7 +314,8 @@ async def test_it_lives_through_a_takeover_and_a_restart(tmp_path: Path, dsn: st
 
 
 async def order_is_shown(tab: Tab, service: ServiceProcess, account: str) -> bool:
-    request = {"accountId": account, "symbol": "BTC", "side": "buy", "quantity": 0.01, "clientOrderId": "one"}
+    order: dict[str, Any] = {"symbol": "BTC", "side": "buy", "quantity": 0.01}
+    request = {"accountId": account, "clientOrderId": "one", **order}
     status, answer = await service.try_call("simulator.placeOrder", **request)
     if status != 200 or answer["order"]["status"] != "filled":
         return False
