@@ -1,0 +1,205 @@
+"""External agents beside dashboards: how fast a view is answered, and whether the schedulers keep their times.
+
+    scripts/benchmark external_agents [--agents 100] [--dashboards 50] [--seconds 130]
+
+A demo with its rule agents in a process of its own. Every external agent decides once a minute, at a time of its own
+within it: `getView`, an order, `hold`. Every dashboard follows the streams of the page. The reference is a bare aiohttp
+application that answers the same requests with the bytes of a view, and has no dashboards.
+"""
+
+import argparse
+import asyncio
+import os
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import orjson
+from aiohttp import web
+from benchmarks.figures import Figures, temporary_folder
+from support.process import ServiceProcess, serving
+
+from trader.clock import SystemClock
+from trader.commands.models import Opening, create_models
+from trader.commands.models_file import Entry
+from trader.domain.models import EXTERNAL, VariantId
+from trader.domain.operations.credentials import AGENT_MARK, issue
+from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
+from trader.store.database.pool import Database
+from trader.store.operations.credentials import insert_credential
+
+VIEW_MS_MAX: Final = 50.0
+MINUTE_S: Final = 60.0
+STREAMS: Final = "positions,trades,conversations,portfolio,workflow"
+
+
+async def add_agents(folder: Path, count: int) -> list[str]:
+    """Add external agents to the demo's database. Return their keys."""
+    now, keys = SystemClock().now(), []
+    names = [f"agent-{number:03}" for number in range(count)]
+    entries = [Entry(id=name, variant=VariantId.APEX, provider=EXTERNAL, router_model=EXTERNAL) for name in names]
+    async with EmbeddedPostgres(folder / EMBEDDED_FOLDER).attach() as server:
+        database = await Database.connect(server.dsn((await server.databases())[0]), size=1)
+        async with database.transaction() as conn:
+            await create_models(conn, entries, now, Opening(Decimal(10_000), "USD", 10_000, is_live=False))
+            for name in names:
+                key, credential = issue(
+                    AGENT_MARK, name, now, ("read", "trade"), account_id=name, requests=120, decisions=2
+                )
+                await insert_credential(conn, credential)
+                keys.append(key)
+        await database.close()
+    return keys
+
+
+class Callers:
+    """External agents at one address, and how long their views took, in ms."""
+
+    def __init__(self, http: aiohttp.ClientSession, url: str, keys: list[str]) -> None:
+        self._http = http
+        self._url = url
+        self._keys = keys
+        self.view_ms: list[float] = []
+        self.view = b""
+        self.decisions = 0
+
+    async def run(self, seconds: float) -> None:
+        """Have every agent decide once a minute, for so long."""
+        began_s = time.monotonic()
+        apart_s = MINUTE_S / len(self._keys)
+        agents = [
+            self._decide(key, began_s + number * apart_s, began_s + seconds) for number, key in enumerate(self._keys)
+        ]
+        await asyncio.gather(*agents)
+
+    async def _decide(self, key: str, at_s: float, until_s: float) -> None:
+        number = 0
+        while at_s < until_s:
+            await asyncio.sleep(at_s - time.monotonic())
+            sent_s = time.perf_counter()
+            self.view = await self._call(key, "getView", {})
+            self.view_ms.append((time.perf_counter() - sent_s) * 1000)
+            shown = orjson.loads(self.view)
+            order: dict[str, Any] = {"clientOrderId": str(number), "symbol": "BTC", "quantity": 0.001}
+            order |= {"side": "sell", "reduceOnly": True} if number % 2 else {"side": "buy", "exitPlan": {"stop": 1}}
+            await self._call(key, "placeOrder", {"viewId": shown["viewId"], **order})
+            await self._call(key, "hold", {"viewId": shown["viewId"], "reason": "traded"})
+            self.decisions += 1
+            number, at_s = number + 1, at_s + MINUTE_S
+
+    async def _call(self, key: str, name: str, request: dict[str, Any]) -> bytes:
+        headers = {"Authorization": f"Bearer {key}"}
+        url = f"{self._url}/api/rpc/agent.{name}"
+        async with self._http.post(url, data=orjson.dumps(request), headers=headers) as response:
+            body = await response.read()
+            assert response.status == 200, body
+            return body
+
+
+@asynccontextmanager
+async def dashboards(http: aiohttp.ClientSession, url: str, count: int) -> AsyncIterator[None]:
+    """Follow the streams of the page so many times, for the length of the block."""
+
+    async def follow() -> None:
+        async with http.get(f"{url}/api/events?streams={STREAMS}&patches=true") as response:
+            assert response.status == 200, response.status
+            async for _ in response.content.iter_any():
+                pass
+        raise AssertionError("the service ended the stream of a dashboard")
+
+    tasks = [asyncio.create_task(follow()) for _ in range(count)]
+    yield
+    assert not any(task.done() for task in tasks), [task for task in tasks if task.done()]
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+async def serve_bare() -> None:
+    """Serve the bytes of standard input until this process is ended. Prints its address."""
+    view = sys.stdin.buffer.read()
+
+    async def answer(request: web.Request) -> web.Response:
+        await request.read()
+        return web.Response(body=view, content_type="application/json")
+
+    app = web.Application()
+    app.router.add_post("/api/rpc/{name}", answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    print(f"http://127.0.0.1:{runner.addresses[0][1]}", flush=True)
+    await asyncio.Event().wait()
+
+
+@asynccontextmanager
+async def bare_application(view: bytes) -> AsyncIterator[str]:
+    pipe = asyncio.subprocess.PIPE
+    command = sys.executable, "-P", "-m", __spec__.name, "--bare"
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(view)
+    process.stdin.write_eof()
+    try:
+        yield (await process.stdout.readline()).decode().strip()
+    finally:
+        process.kill()
+        await process.wait()
+
+
+async def measure(agents: int, dashboard_count: int, seconds: float) -> int:
+    figures = Figures()
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(temporary_folder())
+        service = await stack.enter_async_context(serving(folder, SIM_MAX_ACCOUNTS="10000"))
+        http = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
+        keys = await add_agents(folder, agents)
+        before = await _schedulers(service)
+        load = os.getloadavg()[0]
+        async with dashboards(http, service.url, dashboard_count):
+            ours = Callers(http, service.url, keys)
+            await ours.run(seconds)
+        after = await _schedulers(service)
+        async with bare_application(ours.view) as url:
+            bare = Callers(http, url, keys)
+            await bare.run(min(seconds, MINUTE_S))
+    print(
+        f"{ours.decisions} decisions of {agents} agents beside {dashboard_count} dashboards; load {load:.1f} at first"
+    )
+    for what, share in (("median", 50), ("p99", 99)):
+        (least, most) = (statistics.quantiles(each.view_ms, n=100)[share - 1] for each in (bare, ours))
+        at_most = VIEW_MS_MAX if share == 99 else None
+        figures.show(f"getView, {what}", most, "ms", reference=("bare application", least), at_most=at_most)
+    for name, (skipped, failures) in after.items():
+        count = skipped + failures - sum(before[name])
+        figures.show(f"{name}: runs that were skipped or failed", count, "", at_most=0)
+    return figures.exit_code
+
+
+async def _schedulers(service: ServiceProcess) -> dict[str, tuple[int, int]]:
+    """Return the runs of each scheduler that were skipped, and those that failed."""
+    _, report = await service.get("/health/schedulers")
+    return {name: (each["skipped"], each["failures"]) for name, each in report["schedulers"].items()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--agents", type=int, default=100)
+    parser.add_argument("--dashboards", type=int, default=50)
+    parser.add_argument("--seconds", type=float, default=130)
+    parser.add_argument("--bare", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.bare:
+        asyncio.run(serve_bare())
+    return asyncio.run(measure(options.agents, options.dashboards, options.seconds))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
