@@ -6,8 +6,8 @@
   scripts/release check DIR         install that wheel with the locked dependencies into an empty environment, and run
                                     the demo of it until it trades
 
-The lock holds for every platform and every Python from 3.11 on. `scripts/run` and the container install it with its
-hashes, so that they get the same files as everybody else.
+The locks, of the service and of its extra `live`, hold for every platform and every Python from 3.11 on. `scripts/run`
+and the container install that of the service with its hashes, so that they get the same files as everybody else.
 """
 
 import argparse
@@ -28,6 +28,7 @@ from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 LOCK: Final = ROOT / "scripts" / "packaging" / "requirements.lock"
+LIVE_LOCK: Final = LOCK.with_name("requirements-live.lock")
 BIN: Final = Path(sys.executable).parent
 START_S: Final = 120
 _LISTENING: Final = re.compile(r"listening on (http://\S+)")
@@ -42,7 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         if options.command == "lock":
-            lock(upgrade=options.upgrade)
+            lock(LOCK, upgrade=options.upgrade)
+            lock(LIVE_LOCK, "live", upgrade=options.upgrade)
         elif options.command == "build":
             build(options.folder)
         else:
@@ -56,34 +58,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def lock_inputs() -> dict[str, Any]:
-    """Return the requirements to lock, with the build backend, so that an install downloads nothing unlocked."""
+def lock_inputs(extra: str | None = None) -> dict[str, Any]:
+    """Return the requirements to lock: those of an extra, or of the service.
+
+    Those of the service have the build backend, so that an install downloads nothing unlocked.
+    """
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     project = pyproject["project"]
-    return {
-        "python": project["requires-python"],
-        "dependencies": [*project["dependencies"], *pyproject["build-system"]["requires"]],
-    }
+    service = [*project["dependencies"], *pyproject["build-system"]["requires"]]
+    dependencies = service if extra is None else project["optional-dependencies"][extra]
+    return {"python": project["requires-python"], "dependencies": dependencies}
 
 
-def lock_header() -> str:
+def lock_header(extra: str | None = None) -> str:
     """Return the header of the lock, which names its inputs."""
-    digest = hashlib.sha256(json.dumps(lock_inputs(), sort_keys=True).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps(lock_inputs(extra), sort_keys=True).encode()).hexdigest()
     return f"# Made by scripts/release lock from the dependencies of pyproject.toml.\n# inputs: {digest}\n"
 
 
-def lock(*, upgrade: bool) -> None:
-    inputs = lock_inputs()
+def lock(file: Path, extra: str | None = None, *, upgrade: bool) -> None:
+    """Lock the service's dependencies or those of an extra, in the versions that the service has of them."""
+    inputs = lock_inputs(extra)
     with tempfile.TemporaryDirectory() as folder:
         asked, locked = Path(folder, "asked.in"), Path(folder, "locked.txt")
         asked.write_text("\n".join(inputs["dependencies"]) + "\n", encoding="utf-8")
-        if LOCK.exists() and not upgrade:
-            locked.write_bytes(LOCK.read_bytes())
+        if file.exists() and not upgrade:
+            locked.write_bytes(file.read_bytes())
         python = inputs["python"].removeprefix(">=")
         options = ["--universal", "--python-version", python, "--generate-hashes", "--no-annotate", "--no-header"]
-        _run(BIN / "uv", "pip", "compile", "--quiet", *options, "--output-file", locked, asked)
-        LOCK.write_text(lock_header() + locked.read_text(encoding="utf-8"), encoding="utf-8")
-    print(f"{LOCK.relative_to(ROOT)}: {len(re.findall('^[a-z].*==', LOCK.read_text(), re.MULTILINE))} packages")
+        constraint: list[str | Path] = [] if extra is None else ["--constraint", LOCK]
+        _run(BIN / "uv", "pip", "compile", "--quiet", *options, *constraint, "--output-file", locked, asked)
+        file.write_text(lock_header(extra) + locked.read_text(encoding="utf-8"), encoding="utf-8")
+    print(f"{file.relative_to(ROOT)}: {len(re.findall('^[a-z].*==', file.read_text(), re.MULTILINE))} packages")
 
 
 def build(folder: Path) -> None:

@@ -22,6 +22,7 @@ from support.process import ROOT
 from trader import __version__
 
 LOCK = ROOT / "scripts" / "packaging" / "requirements.lock"
+LIVE_LOCK = LOCK.with_name("requirements-live.lock")
 PINNED = re.compile(
     r"^([a-z0-9-]+)==(\S+)(?: ; (.+?))? \\\n((?: +--hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", re.MULTILINE
 )
@@ -37,23 +38,31 @@ def release_module() -> ModuleType:
     return module
 
 
-def pins() -> dict[str, list[Version]]:
+def pins(lock: Path = LOCK) -> dict[str, list[Version]]:
     result: dict[str, list[Version]] = {}
-    for match in PINNED.finditer(LOCK.read_text(encoding="utf-8")):
+    for match in PINNED.finditer(lock.read_text(encoding="utf-8")):
         result.setdefault(match[1], []).append(Version(match[2]))
     return result
 
 
-def test_the_lock_is_in_step_with_the_project() -> None:
-    text = LOCK.read_text(encoding="utf-8")
-    inputs = release_module().lock_inputs()
-    assert text.startswith(release_module().lock_header()), ADVICE
-    assert len(PINNED.findall(text)) == text.count("=="), "every package has its hashes"
-    locked = pins()
+@pytest.mark.parametrize(("lock", "extra"), [(LOCK, None), (LIVE_LOCK, "live")])
+def test_the_lock_is_in_step_with_the_project(lock: Path, extra: str | None) -> None:
+    text = lock.read_text(encoding="utf-8")
+    inputs = release_module().lock_inputs(extra)
+    assert text.startswith(release_module().lock_header(extra)), ADVICE
+    assert len(PINNED.findall(text)) == len(re.findall(r"^\S+==", text, re.MULTILINE)), "every package has its hashes"
+    locked = pins(lock)
     for dependency in map(Requirement, inputs["dependencies"]):
         versions = locked.get(canonicalize_name(dependency.name), [])
         assert versions, f"{dependency}: {ADVICE}"
         assert all(dependency.specifier.contains(version) for version in versions), f"{dependency}: {ADVICE}"
+
+
+def test_live_trading_has_the_versions_of_the_service() -> None:
+    locked = pins()
+    shared = {name: versions for name, versions in pins(LIVE_LOCK).items() if name in locked}
+    assert "aiohttp" in shared
+    assert shared == {name: locked[name] for name in shared}, ADVICE
 
 
 def test_what_the_locked_packages_need_is_locked_too() -> None:
