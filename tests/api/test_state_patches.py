@@ -21,6 +21,16 @@ states = st.lists(entries, max_size=4) | st.fixed_dictionaries(
 )
 
 
+def patch_of(paths: list[list[str]], values: list[Any]) -> dict[str, Any]:
+    patch: dict[str, Any] = {}
+    for path, value in zip(paths, values, strict=True):
+        part = patch
+        for key in path[:-1]:
+            part = part.setdefault(key, {})
+        part[path[-1]] = value
+    return patch
+
+
 def applied(state: Any, patch: Any) -> Any:
     """What `applyPatch` of `events.js` does."""
     if not isinstance(patch, dict):
@@ -29,6 +39,8 @@ def applied(state: Any, patch: Any) -> Any:
         del state[key]
     for index, item in patch.pop("+", []):
         state.insert(index, item)
+    for paths, rows in patch.pop("=", []):
+        patch |= {str(index): patch_of(paths, values) for index, *values in rows}
     for key, change in patch.items():
         place: Any = int(key) if isinstance(state, list) else key
         old = state[place] if isinstance(state, list) else state.get(place)
@@ -54,3 +66,16 @@ def test_a_patch_holds_only_what_has_changed() -> None:
     assert msgspec.json.decode(patch) == {
         "0": {"positions": {"-": [1], "+": [[0, {"id": "o", "pnl": "0"}]], "1": {"pnl": "3"}}}
     }
+
+
+def test_items_that_change_alike_share_the_names_of_what_has_changed() -> None:
+    def state(*figures: int) -> bytes:
+        return msgspec.json.encode(
+            [{"modelId": str(i), "cash": f, "positions": [{"id": "p", "pnl": f}]} for i, f in enumerate(figures)]
+        )
+
+    patch = msgspec.json.decode(encode_patch(state(1, 2, 3, 4), state(5, 2, 6, 7)))
+    assert list(patch) == ["="]
+    [[paths, rows]] = patch["="]
+    assert paths == [["cash"], ["positions", "0", "pnl"]]
+    assert sorted(rows) == [[0, 5, 5], [2, 6, 6], [3, 7, 7]]

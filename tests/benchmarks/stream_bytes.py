@@ -32,11 +32,12 @@ async def measure_bytes(figures: Figures, minutes: int) -> None:
         await asyncio.to_thread(subprocess.run, command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
         async with serving(folder, "--demo=fresh") as service:
             first, later = await read(int(service.url.rpartition(":")[2]), minutes * 60)
-    positions = later.pop("positions") + later.pop("positions:patch")
+    raw, positions = later.pop("positions, raw"), later.pop("positions") + later.pop("positions:patch")
     events = sum(later.pop("events"))
     total = first + sum(positions) + events + sum(map(sum, later.values()))
     figures.show("first states of a page", first / 1e3, "kB")
-    figures.show("bytes per position message", mean(positions) / 1e3, "kB", at_most=POSITIONS_MAX_KB)
+    figures.show("bytes per position message, compressed", mean(positions) / 1e3, "kB")
+    figures.show("bytes per position message, raw", mean(raw) / 1e3, "kB", at_most=POSITIONS_MAX_KB)
     figures.show("of them workflow events, per hour", events / 1e6 * HOUR_S / (minutes * 60), "MB")
     figures.show(
         f"bytes per page and hour, {MODELS} models", total / 1e6 * HOUR_S / (minutes * 60), "MB", at_most=HOUR_MAX_MB
@@ -49,18 +50,21 @@ async def read(port: int, seconds: float) -> tuple[int, dict[str, list[int]]]:
     writer.write(HEAD)
     assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
     unpacker, first, result = zlib.decompressobj(wbits=31), 0, defaultdict[str, list[int]](list)
-    result.update({"positions": [], "positions:patch": [], "events": []})
+    result.update({"positions": [], "positions:patch": [], "positions, raw": [], "events": []})
     try:
         async with asyncio.timeout(seconds):
             while True:
                 size = int(await reader.readline(), 16)
-                names = NAME.findall(unpacker.decompress(await reader.readexactly(size)))
+                text = unpacker.decompress(await reader.readexactly(size))
+                names = NAME.findall(text)
                 await reader.readexactly(2)
                 name = names[0].decode() if len(names) == 1 else ""
                 if not first:
                     first = size
                 elif name.removesuffix(":patch") in {"positions", "trades", "conversations", "portfolio", "ping"}:
                     result[name].append(size)
+                    if name.startswith("positions"):
+                        result["positions, raw"].append(len(text))
                 else:
                     result["events"].append(size)
     except TimeoutError:

@@ -4,8 +4,12 @@ A patch of an object has the new value of each member that has changed; a patch 
 that is an object is itself a patch where the client has an object or a list, else the new value. Two keys are special,
 and are applied before the others: `-` lists members to delete, or indices in descending order; `+` lists pairs of an
 index and a new item, in ascending order. Items of a list are the same when they have the same `id`, else `modelId`.
+
+Many items of a state that is a list change in the same way. They are written as tables under `=`, so that the names
+are there once: pairs of the paths of what has changed, and rows of an index with the value at each path.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -17,7 +21,31 @@ def encode_patch(old: bytes, new: bytes) -> bytes:
     """Return the patch that makes the new state of the old one; both are the JSON text of an object or a list."""
     before, after = msgspec.json.decode(old), msgspec.json.decode(new)
     patch = _change(before, after)
+    if isinstance(after, list) and isinstance(patch, dict):
+        patch = _tabulated(patch)
     return msgspec.json.encode({} if patch is _UNCHANGED else patch)
+
+
+def _tabulated(patch: dict[str, Any]) -> dict[str, Any]:
+    """Return the patch of a list with the items that have changed alike in tables."""
+    tables: dict[tuple[tuple[str, ...], ...], list[list[Any]]] = {}
+    for index, change in patch.items():
+        if index not in {"-", "+"}:
+            values = dict(_leaves(change))
+            tables.setdefault(tuple(values), []).append([int(index), *values.values()])
+    alike = [(paths, rows) for paths, rows in tables.items() if len(rows) > 1]
+    tabulated = {str(row[0]) for _, rows in alike for row in rows}
+    rest = {key: change for key, change in patch.items() if key not in tabulated}
+    return {**rest, "=": alike} if alike else rest
+
+
+def _leaves(patch: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the path of each value of a patch that is no object with members, and the value."""
+    if not isinstance(patch, dict) or not patch:
+        yield path, patch
+        return
+    for key, value in patch.items():
+        yield from _leaves(value, *path, key)
 
 
 def _change(old: Any, new: Any) -> Any:

@@ -11,14 +11,25 @@ const AGAIN_MS = 2_000
 /** Apply a patch of the service to a state. Return the new state; the old one is used up. */
 export function applyPatch(state, patch) {
   if (!isObject(patch)) return patch
-  const { '-': gone = [], '+': added = [], ...changes } = patch
+  const { '-': gone = [], '+': added = [], '=': tables = [], ...changes } = patch
   for (const key of gone) Array.isArray(state) ? state.splice(key, 1) : delete state[key]
   for (const [index, item] of added) state.splice(index, 0, item)
+  for (const [paths, rows] of tables) for (const [index, ...values] of rows) changes[index] = patchOf(paths, values)
   for (const [key, change] of Object.entries(changes)) {
     const isPatch = isObject(change) && typeof state[key] === 'object' && state[key] !== null
     state[key] = isPatch ? applyPatch(state[key], change) : change
   }
   return state
+}
+
+/** The patch that has each value at its path. */
+function patchOf(paths, values) {
+  const patch = {}
+  paths.forEach((path, place) => {
+    const last = path.slice(0, -1).reduce((part, key) => (part[key] ??= {}), patch)
+    last[path.at(-1)] = values[place]
+  })
+  return patch
 }
 
 const isObject = value => typeof value === 'object' && value !== null && !Array.isArray(value)

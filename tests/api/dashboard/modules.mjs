@@ -1,0 +1,46 @@
+// Modules of the page by themselves: what they make of patches, of silence and of a refusal. Prints it as JSON.
+import { mock } from 'node:test'
+import { readFileSync } from 'node:fs'
+
+const PING_MS = 15_000
+const { folder, patches } = JSON.parse(readFileSync(0, 'utf8'))
+Object.assign(globalThis, {
+  matchMedia: () => ({ matches: false, addEventListener() {} }),
+  document: { documentElement: { dataset: {} }, body: { dataset: {} } },
+})
+const { applyPatch, openStream } = await import(`${folder}/events.js`)
+const { troublesOf } = await import(`${folder}/system.js`)
+
+const sources = []
+globalThis.EventSource = class {
+  static CLOSED = 2
+  listeners = new Map()
+  constructor() { sources.push(this) }
+  addEventListener(name, listener) { this.listeners.set(name, listener) }
+  ping() { this.listeners.get('ping')({ lastEventId: '' }) }
+  close() {}
+}
+Object.defineProperty(globalThis, 'navigator', { value: {}, configurable: true }) // without locks each tab has a connection of its own
+
+mock.timers.enable({ apis: ['setTimeout', 'Date'] })
+const states = []
+const end = openStream(['positions'], { message() {}, state(state) { states.push([Date.now(), state]) } })
+sources[0].onopen()
+mock.timers.tick(PING_MS)
+sources[0].ping()
+for (let second = 0; second < 25; second += 1) mock.timers.tick(1_000)
+sources[1].readyState = EventSource.CLOSED
+sources[1].onerror()
+mock.timers.tick(1)
+end()
+mock.timers.reset()
+
+const textOf = (connection, health) => troublesOf({ connection, dataAt: null }, health, {}, undefined).map(({ kind, text }) => `${kind}: ${text}`)
+console.log(JSON.stringify({
+  applied: patches.map(([state, patch]) => applyPatch(state, patch)),
+  states,
+  connections: sources.length,
+  lost: textOf('lost', {}),
+  full: textOf('refused', { data: { status: 'healthy' } }),
+  down: textOf('refused', { error: 'it does not answer' }),
+}))

@@ -1,0 +1,66 @@
+"""The modules of the page without a browser: patches, a connection that falls silent, and what is said of it."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from trader.api.dashboard import assets
+from trader.api.state_patches import encode_patch
+
+SCRIPT = Path(__file__).with_name("modules.mjs")
+PING_S, SILENT_S, REFUSED_S = 15, 19, 6
+
+
+def entries(*cash: int, more: int = 0) -> list[dict[str, Any]]:
+    """A state like that of positions: the cash of each model, who holds two positions, or none without cash."""
+    return [
+        {"modelId": str(number), "cash": each, "positions": [{"id": f"{side}", "pnl": each} for side in "ab" if each]}
+        for number, each in enumerate(cash, start=more)
+    ]
+
+
+CHANGES = [
+    (entries(1, 2, 3), entries(4, 5, 6)),
+    (entries(1, 2, 3), entries(1, 2, 4)),
+    (entries(1, 2, 3, 4), entries(5, 6, 7, 8, more=1)),
+    (entries(1, 0, 3, 4), entries(2, 2, 0, 5)),
+    (entries(), entries(1, 2)),
+    ({"at": 1, "snapshots": entries(1, 2)}, {"at": 2, "snapshots": entries(3, 4)}),
+]
+
+
+@pytest.fixture(scope="module")
+def seen() -> dict[str, Any]:
+    if shutil.which("node") is None:
+        pytest.skip("node is not installed")
+    patches = [
+        (old, msgspec.json.decode(encode_patch(msgspec.json.encode(old), msgspec.json.encode(new))))
+        for old, new in CHANGES
+    ]
+    request = json.dumps({"folder": str(Path(assets.__file__).with_name("static")), "patches": patches})
+    command = ["node", "--experimental-default-type=module", "--no-warnings", SCRIPT]
+    done = subprocess.run(command, input=request, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def test_the_page_applies_the_patches_of_the_service(seen: dict[str, Any]) -> None:
+    assert seen["applied"] == [new for _, new in CHANGES]
+
+
+def test_a_stalled_server_is_named_within_twenty_seconds_and_a_full_stream_told_from_a_lost_one(
+    seen: dict[str, Any],
+) -> None:
+    lost_s = PING_S + SILENT_S
+    assert seen["states"] == [[0, "open"], [1000 * lost_s, "lost"], [1000 * (lost_s + REFUSED_S), "refused"]]
+    assert seen["connections"] == 2, "it was tried again by itself"
+    [lost], [full], [down] = seen["lost"], seen["full"], seen["down"]
+    assert lost.startswith("bad: The connection to the service is lost. Nothing was received yet")
+    assert down == lost
+    assert full.startswith("warn: The service answers, and takes no more live streams now")
