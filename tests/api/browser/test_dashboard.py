@@ -1,9 +1,7 @@
 """The dashboard in a real browser: what it shows is what the procedures answer, live, through restarts, and as text."""
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import partial
@@ -13,28 +11,13 @@ from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
-from support.chromium import Tab, chromium_program, open_tab
+from support.chromium import Tab, chromium_program
+from support.dashboard import choose_moment, gone, on_page, shows, until, visit
 from support.orpc import installed_packages
 from support.process import ServiceProcess, serving
 from support.switch import switching
 
 pytestmark = pytest.mark.processes
-
-WITHIN_S = 30
-
-RECORD_ANSWERS = """
-window.shift = 0
-new PerformanceObserver(list => {
-  for (const entry of list.getEntries()) if (!entry.hadRecentInput) window.shift += entry.value
-}).observe({ type: 'layout-shift', buffered: true })
-window.answers = {}
-const fetched = window.fetch
-window.fetch = async (path, init) => {
-  const response = await fetched(path, init)
-  if (init) answers[path.replace('/api/rpc/', '') + ' ' + init.body] = await response.clone().json()
-  return response
-}
-"""
 
 HOSTILE = """<img src=x onerror="window.pwned=1"><script>window.pwned=1</script>${window.pwned=1}' " & </td>"""
 
@@ -59,40 +42,6 @@ ADD_CALL = """
 INSERT INTO tool_calls (id, invocation_id, number, type, status, metadata, created_at)
 VALUES ($1, $2, 1, 'CREATE_POSITION', 'rejected', $3, $4)
 """
-
-
-async def until(ready: Callable[[], Awaitable[Any]], what: str = "") -> Any:
-    """Return the first value that is true."""
-    try:
-        async with asyncio.timeout(WITHIN_S):
-            while not (result := await ready()):
-                await asyncio.sleep(0.05)
-    except TimeoutError:
-        raise AssertionError(f"it never came: {what}") from None
-    return result
-
-
-async def shows(tab: Tab, text: str) -> None:
-    await until(lambda: tab.evaluate(f"document.body.innerText.includes({json.dumps(text)})"), text)
-
-
-async def gone(tab: Tab, text: str) -> None:
-    await until(lambda: tab.evaluate(f"!document.body.innerText.includes({json.dumps(text)})"), text)
-
-
-@asynccontextmanager
-async def on_page(folder: Path, url: str, path: str = "/") -> AsyncIterator[Tab]:
-    """Open a page of the dashboard, connected."""
-    async with open_tab(folder, "about:blank#start") as tab:
-        await tab.command("Page.addScriptToEvaluateOnNewDocument", source=RECORD_ANSWERS)
-        await visit(tab, url, path)
-        yield tab
-
-
-async def visit(tab: Tab, url: str, path: str) -> None:
-    await tab.command("Page.navigate", url="about:blank")
-    await tab.command("Page.navigate", url=url + path)
-    await until(lambda: tab.evaluate("document.querySelector('.status')?.innerText.startsWith('live')"), "the stream")
 
 
 async def add_hostile_model(dsn: str) -> None:
@@ -244,6 +193,16 @@ async def figures(
     return result
 
 
+DOT_PRESSED = """(() => {
+    const over = document.querySelector('.curves .u-over')
+    const { left, top, width, height } = over?.getBoundingClientRect() ?? {}
+    for (let x = 0; x <= width; x += 6) for (let y = 0; y <= height; y += 6) {
+        over.dispatchEvent(new MouseEvent('mousemove', { clientX: left + x, clientY: top + y }))
+        if (over.classList.contains('leads')) { over.click(); return true }
+    }
+})()"""
+
+
 async def test_evidence_is_in_words_and_a_new_arena_shows_its_whole_run(tmp_path: Path, dsn: str) -> None:
     chromium_program()
     async with serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0") as service:
@@ -252,6 +211,10 @@ async def test_evidence_is_in_words_and_a_new_arena_shows_its_whole_run(tmp_path
             await until(lambda: tab.evaluate("document.querySelectorAll('.differences li').length === 4"), "evidence")
             pressed = """[...document.querySelectorAll('[aria-label="Window"] [aria-pressed=true]')]"""
             assert await tab.evaluate(f"{pressed}.map(one => one.innerText)") == ["Run"]
+            await until(lambda: tab.evaluate(DOT_PRESSED), "the dot of the trade on the curve")
+            await until(lambda: tab.evaluate("location.hash.startsWith('#/trades/')"), "the page of the trade")
+            await tab.evaluate("history.back()")
+            await until(lambda: tab.evaluate("document.querySelectorAll('.differences li').length === 4"), "evidence")
             asked = 'analytics.getEvidence {"window":"run","modelId":"apex-rules"}'
             (entrant,) = await tab.evaluate(f"window.answers[{json.dumps(asked)}].entrants")
             shown = await tab.evaluate("[...document.querySelectorAll('.differences li')].map(one => one.innerText)")
@@ -390,6 +353,14 @@ async def test_the_keyboard_reaches_pages_legend_and_crosshair(service: ServiceP
         await press("Escape")
         await until(lambda: tab.evaluate("document.querySelectorAll('.legend button[aria-pressed=true]').length === 0"))
         assert "alone=" not in await tab.evaluate("location.hash")
+        assert tab.problems == []
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_every_choice_is_in_the_address(service: ServiceProcess, tmp_path: Path) -> None:
+    chromium_program()
+    async with on_page(tmp_path / "profile", service.url) as tab:
+        await until(lambda: tab.evaluate("document.querySelectorAll('.legend button').length >= 4"), "the legend")
         await tab.evaluate("document.querySelector('[aria-label=Lines] button:last-child').click()")
         await until(lambda: tab.evaluate("location.hash.includes('lines=variants')"), "the choice of lines")
         saved = """(() => {
@@ -402,6 +373,21 @@ async def test_the_keyboard_reaches_pages_legend_and_crosshair(service: ServiceP
             lambda: tab.evaluate("document.querySelector('section[aria-label=Leaderboard] .quiet')"), "the board"
         )
         assert await tab.evaluate(saved) == ["leaderboard.csv", "blob:"]
+        await tab.evaluate("document.querySelector('section[aria-label=Leaderboard] th:nth-child(1) button').click()")
+        assert "sort-leaderboard=-rank" in await tab.evaluate("location.hash")
+        sorted_by = "document.querySelector('section[aria-label=Leaderboard] th:nth-child(1)')?.ariaSort"
+        await until(lambda: tab.evaluate(f"{sorted_by} === 'descending'"), "the order of the table")
+        await choose_moment(tab, "From", "2026-03-04T05:06")
+        await choose_moment(tab, "To", "2026-03-05T00:00")
+        assert "from=2026-03-04T05%3A06Z&to=2026-03-05T00%3A00Z" in await tab.evaluate("location.hash")
+        await shows(tab, "This range has too few snapshots for a line.")
+        await tab.evaluate("document.querySelector('[aria-label=Window] button:last-child').click()")
+        await gone(tab, "This range has too few snapshots for a line.")
+        assert "from=" not in await tab.evaluate("location.hash")
+        await visit(tab, service.url, "/#/?lines=variants&from=tomorrow")
+        await shows(tab, "The curves cannot be read")
+        await tab.evaluate("document.querySelector('[aria-label=Window] button:last-child').click()")
+        await gone(tab, "The curves cannot be read")
         await tab.evaluate("scrollTo(0, 300)")
         await until(lambda: tab.evaluate("history.state?.scroll === 300"), "the scroll in the history")
         await tab.evaluate("location.hash = '#/trades'")

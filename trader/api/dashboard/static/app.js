@@ -7,7 +7,7 @@ import { isDark } from './colors.js'
 import { readCurvesAhead } from './curves.js'
 import { clock, isLocalTime, price, signedPercent, switchTimes, tone } from './format.js'
 import { html, render, useEffect, useState } from './lib.js'
-import { useModels, windowOf } from './models.js'
+import { useModels } from './models.js'
 import { ModelPage, ModelsPage, Overview, VariantPage } from './pages.js'
 import { Exposure, Positions } from './positions.js'
 import { connect, useLive } from './store.js'
@@ -118,7 +118,7 @@ function shortcut(event) {
 }
 
 const { page, query } = routeOf()
-if (page === '') readCurvesAhead(windowOf(query)) // first: they are what is drawn first
+if (page === '') readCurvesAhead(query) // first: they are what is drawn first
 readAnswerAhead('models.getModels')
 readAnswerAhead('analytics.getRunInfo')
 connect()

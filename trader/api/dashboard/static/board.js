@@ -13,7 +13,7 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false }) 
   const entries = board.data?.entries ?? []
   const [least, most] = useMemo(() => scaleOf(entries.flatMap(one => [one.pnlPercent, one.ci95?.low, one.ci95?.high])), [board.data])
   const columns = [
-    { key: 'rank', title: '#', cell: one => one.rank ?? html`<span title="not ranked: it decided under 95 % of its cycles">–</span>` },
+    { key: 'rank', title: '#', by: one => one.rank, cell: one => one.rank ?? html`<span title="not ranked: it decided under 95 % of its cycles">–</span>` },
     { key: 'model', title: 'Model', isText: true, by: one => one.modelName.toLowerCase(),
       cell: one => html`<${ModelName} id=${one.modelId} name=${one.modelName} color=${one.color ?? known.colorOf(one.modelId, one.variant)} />${one.details.replicates && html` <span title="replicates of one configuration: the row is their mean">× ${one.details.replicates.modelIds.length}</span>`}` },
     !isCompact && { key: 'variant', title: 'Variant', isText: true, className: 'narrow-hide', by: one => one.variant, cell: one => html`<${VariantName} variant=${one.variant} />` },
@@ -22,7 +22,7 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false }) 
     { key: 'interval', title: '95 % interval', isText: true, by: one => one.ci95?.low,
       cell: one => html`<${Interval} low=${one.ci95?.low} high=${one.ci95?.high} value=${one.pnlPercent} least=${least} most=${most}
         reason=${one.details.ci95Reason} color=${one.color ?? known.colorOf(one.modelId, one.variant)} />` },
-    { key: 'verdict', title: 'Against the next', isText: true, cell: one => html`<${Verdict} found=${one.details.verdict?.below} known=${known} />` },
+    { key: 'verdict', title: 'Against the next', isText: true, by: one => one.details.verdict?.below?.verdict, cell: one => html`<${Verdict} found=${one.details.verdict?.below} known=${known} />` },
     { key: 'drawdown', title: 'Drawdown', by: one => one.maxDrawdown, cell: one => percent(one.maxDrawdown) },
     { key: 'coverage', title: 'Coverage', className: 'narrow-hide', by: one => one.details.coverage, cell: one => percent(one.details.coverage) },
     { key: 'trades', title: 'Trades', by: one => one.tradesCount, cell: one => whole(one.tradesCount) },

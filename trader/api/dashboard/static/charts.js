@@ -11,6 +11,7 @@ const LIFT_PX = 24
 const ENDS_FROM_PX = 700
 const ENDS_PX = 130
 const ENDS_MAX = 14
+const MARK_PX = 10
 
 const inks = () => (isDark() ? { grid: '#1d222a', text: '#98a1b0', gain: '#3dcb92', loss: '#ff7387' } : { grid: '#eceff3', text: '#596170', gain: '#07794f', loss: '#c4243c' })
 
@@ -35,7 +36,7 @@ function timeMarks(marks) {
  * `options`: `show` writes a value, `onCursor(index or null)` hears where the crosshair is, `sync` is the key that
  * charts with a common crosshair share, `height`, `fill` fills below the line. `lifts` dims the others while the pointer is
  * near a line, `zooms` lets a drag choose a range (a double click shows all again), `ends` writes name and value at the
- * end of each line (false leaves the room for them), and a series with `marks`, [{at, value, kind}], has them drawn. `limits(low, high)` are those of the
+ * end of each line (false leaves the room for them), and a series with `marks`, [{at, value, kind, href}], has them drawn as links. `limits(low, high)` are those of the
  * axis when it is not to follow outliers, `span` is the least that it covers. Returns {update, move, destroy}.
  */
 export function timeChart(host, times, series, values, options) {
@@ -65,11 +66,15 @@ export function timeChart(host, times, series, values, options) {
       series: [{}, ...shown.map(one => line(one, options))],
       bands: shown.flatMap((one, place) => (one.isBandTop ? [{ series: [place + 1, place + 2], fill: inks().grid }] : [])),
       hooks: {
-        setCursor: [() => options.onCursor?.(chart?.cursor.idx ?? null)],
+        setCursor: [() => options.onCursor?.(chart?.cursor.idx ?? null), self => self.over.classList.toggle('leads', Boolean(markAt(self, shown)))],
         setSeries: [(_, place) => options.onLift?.(place == null ? null : shown[place - 1])],
         draw: [self => drawMarks(self, shown), self => options.ends && width > ENDS_FROM_PX && drawEnds(self, shown, options)],
       },
     }, data, host)
+    chart.over.addEventListener('click', () => { // uPlot keeps the click that ends a drag to itself
+      const mark = markAt(chart, shown)
+      if (mark) location.hash = mark.href
+    })
   }
 
   build()
@@ -143,6 +148,14 @@ function drawMarks(chart, series) {
       ctx.fill()
     }
   }
+}
+
+/** The mark that is nearest to the pointer, if one is near. */
+function markAt(chart, series) {
+  const { left, top } = chart.cursor
+  const distanceOf = mark => Math.hypot(chart.valToPos(mark.at, 'x') - left, chart.valToPos(mark.value, 'y') - top)
+  const marks = series.flatMap(one => (one.isHidden ? [] : one.marks ?? [])).map(mark => ({ ...mark, distance: distanceOf(mark) }))
+  return marks.filter(mark => mark.distance < MARK_PX).sort((mark, other) => mark.distance - other.distance)[0]
 }
 
 function line(one, options) {

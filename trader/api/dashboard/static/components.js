@@ -1,4 +1,5 @@
 // Parts that several pages use: names, figures, tables, choices, intervals.
+import { useChosen } from './address.js'
 import { html, useEffect, useRef, useState } from './lib.js'
 import { onGround } from './colors.js'
 import { moment, number, quantity, signed, tone } from './format.js'
@@ -78,17 +79,18 @@ const STAGE_MS = 400
 
 /**
  * A table that sorts by its heads. `columns` are {key, title, cell(row), by(row) to sort by, isText, className};
- * `rows` keep their order until a head is pressed. A row of the page shows whatever comes to its place: none is moved, so
+ * `rows` keep their order until a head is pressed, and the address keeps that. A row of the page shows whatever comes to its place: none is moved, so
  * that the page does not jump under a reader.
  */
 export function Table({ label, columns, rows, empty, rowClass, first = STEP }) {
-  const [order, setOrder] = useState(null)
+  const [order, setOrder] = useChosen(`sort-${slugOf(label)}`, '') // the key of a column, after a minus when descending
   const [limit, setLimit] = useState(first)
   if (!rows.length) return html`<p class="empty">${empty}</p>`
-  const column = order && columns.find(one => one.key === order.key)
-  const sorted = column ? [...rows].sort((one, other) => order.sign * compare(column.by(one), column.by(other))) : rows
-  const press = key => setOrder(order?.key !== key ? { key, sign: -1 } : order.sign < 0 ? { key, sign: 1 } : null)
-  const sortOf = key => (order?.key !== key ? undefined : order.sign < 0 ? 'descending' : 'ascending')
+  const column = columns.find(one => one.by && (order === one.key || order === `-${one.key}`))
+  const sign = order.startsWith('-') ? -1 : 1
+  const sorted = column ? [...rows].sort((one, other) => sign * compare(column.by(one), column.by(other))) : rows
+  const press = key => setOrder(order === `-${key}` ? key : order === key ? '' : `-${key}`)
+  const sortOf = key => ({ [key]: 'ascending', [`-${key}`]: 'descending' })[order]
   const kind = one => `${one.isText ? 'text ' : ''}${one.className ?? ''}`
   return html`<div class="scroll" role="group" tabindex="0" aria-label=${`${label}, table`}><table>
     <thead><tr>${columns.map(one => html`<th key=${one.key} scope="col" class=${kind(one)} aria-sort=${sortOf(one.key)}>
@@ -101,6 +103,8 @@ export function Table({ label, columns, rows, empty, rowClass, first = STEP }) {
     <button class="quiet" type="button" onClick=${() => download(label, columns, sorted)}>CSV</button></p>`
 }
 
+const slugOf = label => label.toLowerCase().replaceAll(/[^a-z0-9]+/g, '-')
+
 /** Save the rows of a table as CSV: the figures by which its columns are sorted, so none is rounded. */
 function download(label, columns, rows) {
   const fields = columns.filter(column => column.by)
@@ -112,7 +116,7 @@ function download(label, columns, rows) {
   const lines = [fields.map(column => quoted(column.title)), ...rows.map(row => fields.map(column => quoted(column.by(row))))]
   const link = document.createElement('a')
   link.href = URL.createObjectURL(new Blob([lines.map(line => `${line.join(',')}\r\n`).join('')], { type: 'text/csv' }))
-  link.download = `${label.toLowerCase().replaceAll(/[^a-z0-9]+/g, '-')}.csv`
+  link.download = `${slugOf(label)}.csv`
   link.click()
   setTimeout(() => URL.revokeObjectURL(link.href), STAGE_MS)
 }

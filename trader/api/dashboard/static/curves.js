@@ -3,9 +3,9 @@ import { useChosen } from './address.js'
 import { call, readAhead, useReport } from './answers.js'
 import { averageOf, drawdownsOf, quantileOf, returnsOf, timeChart } from './charts.js'
 import { Choice, Failed, Key, Panel, useChart } from './components.js'
-import { ZONE, day, clock, number, signedPercent, percent } from './format.js'
+import { ZONE, day, clock, minuteOf, number, signedPercent, percent, timeOf } from './format.js'
 import { html, useEffect, useMemo, useState } from './lib.js'
-import { WINDOWS, distinctName, modelCount, startOf, useModels } from './models.js'
+import { WINDOWS, distinctName, modelCount, startOf, useModels, windowOf } from './models.js'
 import { useLive } from './store.js'
 
 const EQUITY_PX = 320
@@ -22,7 +22,9 @@ const AFTER_EQUITY_MS = 30
  * the ends of its `trades`. */
 export function Curves({ title = 'Equity', window, onWindow, only, main, trades, onDrawn }) {
   const known = useModels()
-  const entry = useReport(keyOf(window), 60_000, () => readCurves(window))
+  const [from, setFrom] = useChosen('from', '')
+  const [to, setTo] = useChosen('to', '')
+  const entry = useReport(keyOf(window, from, to), 60_000, () => readCurves(window, from, to))
   const state = useLive()
   const [by, setBy] = useChosen('lines', 'models')
   const [unit, setUnit] = useChosen('unit', '%')
@@ -33,7 +35,7 @@ export function Curves({ title = 'Equity', window, onWindow, only, main, trades,
   const [lifted, setLifted] = useState(null)
 
   const isReady = Boolean(entry.data && (known.entry.data || known.entry.error)) // without the models a line has no color
-  const lines = useMemo(() => (isReady ? linesOf(entry.data, state.portfolio, known, by, only) : null), [entry.data, isReady, state.portfolio, known, by, only])
+  const lines = useMemo(() => (isReady ? linesOf(entry.data, to ? null : state.portfolio, known, by, only) : null), [entry.data, isReady, to, state.portfolio, known, by, only])
   const isMoney = unit !== '%' && by === 'models'
   const isMany = (lines?.length ?? 0) > MANY && chosen.size === 0 && !main
   const drawn = useMemo(() => lines && drawingOf(lines, chosen, isMoney, main, isMany && range === 'ends', trades), [lines, chosen, isMoney, main, isMany, range, trades])
@@ -73,19 +75,20 @@ export function Curves({ title = 'Equity', window, onWindow, only, main, trades,
     ${isMany && html`<${Choice} label="Curves" value=${range} onChange=${setRange} options=${[['ends', 'Best and worst'], ['all', 'All']]} />`}
     ${!main && html`<${Choice} label="Lines" value=${by} onChange=${value => { setAlone(''); setBy(value) }} options=${[['models', 'Models'], ['variants', 'Variants']]} />`}
     ${by === 'models' && html`<${Choice} label="Unit" value=${unit} onChange=${setUnit} options=${[['%', '%'], ['money', document.body.dataset.currency]]} />`}
-    <${Choice} label="Window" value=${window} onChange=${onWindow} options=${WINDOWS} />`
+    <${Choice} label="Window" value=${from || to ? null : window} onChange=${value => { setFrom(''); setTo(''); onWindow(value) }} options=${WINDOWS} />
+    <${Moment} label="From" value=${from} onChange=${setFrom} /><${Moment} label="To" value=${to} onChange=${setTo} />`
   const place = at ?? (lines?.times.length ?? 0) - 1
   const outside = limits ? lines.filter(line => { const value = (isMoney ? line.values : line.returns).findLast(each => each != null); return value > limits[1] || value < limits[0] }) : []
   const pair = lines?.filter(line => chosen.has(line.id)) ?? []
   return html`<${Panel} title=${title} tools=${tools} className="curves"><div class="body">
     <${Failed} entry=${entry} what="The curves" />
-    <div class="readout">${lines?.times.length < 2 ? 'A line needs two moments; the first snapshots are being taken. ' : ''}${by === 'variants' ? 'Average return of the models' : isMoney ? 'Equity' : 'Return since the start of the window'}${
+    <div class="readout">${lines?.times.length < 2 ? from || to ? 'This range has too few snapshots for a line. ' : 'A line needs two moments; the first snapshots are being taken. ' : ''}${by === 'variants' ? 'Average return of the models' : isMoney ? 'Equity' : 'Return since the start of the window'}${
       lines?.times.length ? ` · ${day(lines.times[place] * 1000)}, ${clock(lines.times[place] * 1000, false)} ${ZONE}` : ''}${
       lifted ? html` · <b><bdi>${lifted.name}</bdi></b>` : ''}${
       pair.length === 2 ? ` · ${pair[0].name} less ${pair[1].name}: ${signedPercent(pair[0].returns[place] - pair[1].returns[place])}` : ''}${
       isMany && range === 'ends' ? ` · best and worst ${ENDS}, and the band of the middle half of ${lines.length}` : ''}</div>
     <div class="chart" ref=${equity} style=${{ minHeight: `${height}px` }} tabindex="0" role="group" onKeyDown=${keys}
-      aria-label=${`${title} over time. The arrow keys move the crosshair, whose values are in the legend. A drag zooms, a double click shows all.`}></div>
+      aria-label=${`${title} over time. The arrow keys move the crosshair, whose values are in the legend. A drag zooms, a double click shows all.${trades ? ' The dots lead to trades, which are listed below.' : ''}`}></div>
     ${outside.length > 0 && html`<p class="soft small">Beyond the axis: ${outside.map(line => `${line.name} ${signedPercent(line.returns.findLast(value => value != null))}`).join(', ')}.</p>`}
     <div class="axis-title">Drawdown</div>
     <div class="chart" ref=${drawdown} style=${{ minHeight: `${DRAWDOWN_PX}px` }} role="img" aria-label="Drawdown over time"></div>
@@ -103,14 +106,23 @@ function robust(values) {
 let limitsNow = null
 let showNow = number
 
-const keyOf = window => `trading.getEquityCurves ${window}`
+const keyOf = (...range) => `trading.getEquityCurves ${range}`
 
-/** Read the curves of a window before they are shown. */
-export const readCurvesAhead = window => readAhead(keyOf(window), () => readCurves(window))
+/** Read the curves of an address before they are shown. */
+export function readCurvesAhead(query) {
+  const range = [windowOf(query), query.get('from') ?? '', query.get('to') ?? '']
+  readAhead(keyOf(...range), () => readCurves(...range))
+}
 
-/** Read the curves of a window: of few models with the finest detail of a week or a month, of many with less. */
-const readCurves = window => call('trading.getEquityCurves', {
-  startDate: startOf(window), points: modelCount() > FEW ? 200 : 750, baselines: true })
+/**
+ * Read the curves of a window, or of a range of one's own, whose open end is that of the window: of few models with the
+ * finest detail of a week or a month, of many with less.
+ */
+const readCurves = (window, from, to) => call('trading.getEquityCurves', {
+  startDate: from || startOf(window), endDate: to || undefined, points: modelCount() > FEW ? 200 : 750, baselines: true })
+
+const Moment = ({ label, value, onChange }) => html`<label class="moment">${label}
+  <input type="datetime-local" value=${minuteOf(value)} title=${ZONE} onChange=${event => onChange(timeOf(event.target.value))} /></label>`
 
 function Legend({ lines, place, chosen, toggle, isMoney }) {
   const [text, setText] = useState('')
@@ -187,6 +199,6 @@ function marksOn(times, values, trades = []) {
   return trades.flatMap(trade => {
     const at = Date.parse(trade.closedAt) / 1000
     const place = times.findLastIndex(time => time <= at)
-    return place < 0 || values[place] == null ? [] : [{ at, value: values[place], kind: trade.netPnl > 0 ? 'gain' : 'loss' }]
+    return place < 0 || values[place] == null ? [] : [{ at, value: values[place], kind: trade.netPnl > 0 ? 'gain' : 'loss', href: `#/trades/${trade.id}` }]
   })
 }

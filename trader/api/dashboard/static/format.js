@@ -64,6 +64,15 @@ function shown(value) {
   return isLocal ? new Date(at.getTime() - at.getTimezoneOffset() * 60_000) : at
 }
 
+/** The minute of a time as an input of the type datetime-local has it; empty without a time. */
+export function minuteOf(text) {
+  const at = shown(text)
+  return Number.isNaN(at.getTime()) ? '' : at.toISOString().slice(0, 16)
+}
+
+/** The time in UTC of what such an input has; empty when it is. */
+export const timeOf = minute => (minute ? `${new Date(isLocal ? minute : `${minute}Z`).toISOString().slice(0, 16)}Z` : '')
+
 export function clock(value, withSeconds = true) {
   const at = shown(value)
   if (value == null || Number.isNaN(at.getTime())) return NONE

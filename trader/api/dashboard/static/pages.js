@@ -157,7 +157,7 @@ export function ModelsPage({ route }) {
   const stats = useAnswer('variants.getVariantStats')
   const [least, most] = scaleOf((stats.data?.stats ?? []).map(one => one.totalPnl))
   const columns = [
-    { key: 'variant', title: 'Variant', isText: true, cell: one => html`<a class="name" href=${`#/variants/${one.variantId}`}><${Key} color=${one.color} /><span>${one.label}</span></a>` },
+    { key: 'variant', title: 'Variant', isText: true, by: one => one.label, cell: one => html`<a class="name" href=${`#/variants/${one.variantId}`}><${Key} color=${one.color} /><span>${one.label}</span></a>` },
     { key: 'models', title: 'Models', by: one => one.modelCount, cell: one => whole(one.modelCount) },
     { key: 'trades', title: 'Trades', by: one => one.totalTrades, cell: one => whole(one.totalTrades) },
     { key: 'won', title: 'Won', by: one => one.winRate, cell: one => html`<span title="of the completed trades, with its 95 % interval">${one.winRateInterval ? wonOf(one).slice(4) : '–'}</span>` },

@@ -53,14 +53,14 @@ export function SystemPage() {
   const report = system.data
   const schedulers = Object.entries(report?.schedulers ?? {})
   const columns = [
-    { key: 'name', title: 'Scheduler', isText: true, cell: ([name]) => name },
-    { key: 'running', title: 'State', isText: true, cell: ([, one]) => html`<span class=${`badge ${one.running ? 'gain' : report.role === 'standby' ? '' : 'loss'}`}>${one.running ? 'running' : report.role === 'standby' ? 'on the leader' : 'not running'}</span>` },
-    { key: 'interval', title: 'Every', cell: ([, one]) => span(one.intervalMs) },
-    { key: 'runs', title: 'Runs', cell: ([, one]) => whole(one.runs) },
-    { key: 'failures', title: 'Failures', cell: ([, one]) => whole(one.failures) },
-    { key: 'last', title: 'Last', cell: ([, one]) => moment(one.lastFinishedAt) },
-    { key: 'took', title: 'Took', cell: ([, one]) => (one.lastDurationMs == null ? '–' : `${whole(one.lastDurationMs)} ms`) },
-    { key: 'error', title: 'Last error', isText: true, className: 'wrap', cell: ([, one]) => one.lastError ?? 'none' },
+    { key: 'name', title: 'Scheduler', isText: true, by: ([name]) => name, cell: ([name]) => name },
+    { key: 'running', title: 'State', isText: true, by: ([, one]) => String(one.running), cell: ([, one]) => html`<span class=${`badge ${one.running ? 'gain' : report.role === 'standby' ? '' : 'loss'}`}>${one.running ? 'running' : report.role === 'standby' ? 'on the leader' : 'not running'}</span>` },
+    { key: 'interval', title: 'Every', by: ([, one]) => one.intervalMs, cell: ([, one]) => span(one.intervalMs) },
+    { key: 'runs', title: 'Runs', by: ([, one]) => one.runs, cell: ([, one]) => whole(one.runs) },
+    { key: 'failures', title: 'Failures', by: ([, one]) => one.failures, cell: ([, one]) => whole(one.failures) },
+    { key: 'last', title: 'Last', by: ([, one]) => one.lastFinishedAt, cell: ([, one]) => moment(one.lastFinishedAt) },
+    { key: 'took', title: 'Took', by: ([, one]) => one.lastDurationMs, cell: ([, one]) => (one.lastDurationMs == null ? '–' : `${whole(one.lastDurationMs)} ms`) },
+    { key: 'error', title: 'Last error', isText: true, className: 'wrap', by: ([, one]) => one.lastError, cell: ([, one]) => one.lastError ?? 'none' },
   ]
   const facts = report && [
     ['Status', health.data?.status], ['Trading', report.tradingMode], ['Role', report.role], ['Up for', span(report.uptimeSeconds * 1000)],

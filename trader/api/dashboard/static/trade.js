@@ -81,12 +81,12 @@ function Plan({ trade }) {
 
 function Fills({ trade }) {
   const columns = [
-    { key: 'time', title: 'Time', isText: true, cell: fill => html`<${Time} at=${fill.timestamp} />` },
-    { key: 'side', title: 'Side', isText: true, cell: fill => html`<${Side} side=${fill.side} />` },
-    { key: 'quantity', title: 'Quantity', cell: fill => quantity(fill.quantity) },
-    { key: 'price', title: 'Price', cell: fill => price(fill.price) },
-    { key: 'fee', title: 'Fee', cell: fill => html`<${Money} value=${-fill.fee} places=${4} />` },
-    { key: 'cause', title: 'By', isText: true, cell: fill => `${fill.cause}${fill.maker ? ', maker' : ''}` },
+    { key: 'time', title: 'Time', isText: true, by: fill => fill.timestamp, cell: fill => html`<${Time} at=${fill.timestamp} />` },
+    { key: 'side', title: 'Side', isText: true, by: fill => fill.side, cell: fill => html`<${Side} side=${fill.side} />` },
+    { key: 'quantity', title: 'Quantity', by: fill => Number(fill.quantity), cell: fill => quantity(fill.quantity) },
+    { key: 'price', title: 'Price', by: fill => Number(fill.price), cell: fill => price(fill.price) },
+    { key: 'fee', title: 'Fee', by: fill => Number(fill.fee), cell: fill => html`<${Money} value=${-fill.fee} places=${4} />` },
+    { key: 'cause', title: 'By', isText: true, by: fill => fill.cause, cell: fill => `${fill.cause}${fill.maker ? ', maker' : ''}` },
   ]
   return html`<${Panel} title="Fills"><${Table} label="Fills" columns=${columns} rows=${trade.fills} empty="No fill of it is recorded." /></${Panel}>`
 }

@@ -1,0 +1,70 @@
+"""A page of the dashboard in a real browser, what it shows, and when."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from support.chromium import Tab, open_tab
+
+WITHIN_S = 30
+
+RECORD_ANSWERS = """
+window.shift = 0
+new PerformanceObserver(list => {
+  for (const entry of list.getEntries()) if (!entry.hadRecentInput) window.shift += entry.value
+}).observe({ type: 'layout-shift', buffered: true })
+window.answers = {}
+const fetched = window.fetch
+window.fetch = async (path, init) => {
+  const response = await fetched(path, init)
+  if (init) answers[path.replace('/api/rpc/', '') + ' ' + init.body] = await response.clone().json()
+  return response
+}
+"""
+
+
+async def until(ready: Callable[[], Awaitable[Any]], what: str = "") -> Any:
+    """Return the first value that is true."""
+    try:
+        async with asyncio.timeout(WITHIN_S):
+            while not (result := await ready()):
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        raise AssertionError(f"it never came: {what}") from None
+    return result
+
+
+async def shows(tab: Tab, text: str) -> None:
+    await until(lambda: tab.evaluate(f"document.body.innerText.includes({json.dumps(text)})"), text)
+
+
+async def gone(tab: Tab, text: str) -> None:
+    await until(lambda: tab.evaluate(f"!document.body.innerText.includes({json.dumps(text)})"), text)
+
+
+@asynccontextmanager
+async def on_page(folder: Path, url: str, path: str = "/") -> AsyncIterator[Tab]:
+    """Open a page of the dashboard, connected."""
+    async with open_tab(folder, "about:blank#start") as tab:
+        await tab.command("Page.addScriptToEvaluateOnNewDocument", source=RECORD_ANSWERS)
+        await visit(tab, url, path)
+        yield tab
+
+
+async def visit(tab: Tab, url: str, path: str) -> None:
+    await tab.command("Page.navigate", url="about:blank")
+    await tab.command("Page.navigate", url=url + path)
+    await until(lambda: tab.evaluate("document.querySelector('.status')?.innerText.startsWith('live')"), "the stream")
+
+
+async def choose_moment(tab: Tab, label: str, minute: str) -> None:
+    """Write a minute into one of the fields of the range."""
+    chosen = f"""(() => {{
+        const field = [...document.querySelectorAll('.moment')].find(one => one.innerText.startsWith('{label}')).control
+        field.value = '{minute}'
+        field.dispatchEvent(new Event('change', {{ bubbles: true }}))
+    }})()"""
+    await tab.evaluate(chosen)
