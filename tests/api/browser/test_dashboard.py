@@ -193,16 +193,6 @@ async def figures(
     return result
 
 
-DOT_PRESSED = """(() => {
-    const over = document.querySelector('.curves .u-over')
-    const { left, top, width, height } = over?.getBoundingClientRect() ?? {}
-    for (let x = 0; x <= width; x += 6) for (let y = 0; y <= height; y += 6) {
-        over.dispatchEvent(new MouseEvent('mousemove', { clientX: left + x, clientY: top + y }))
-        if (over.classList.contains('leads')) { over.click(); return true }
-    }
-})()"""
-
-
 async def test_evidence_is_in_words_and_a_new_arena_shows_its_whole_run(tmp_path: Path, dsn: str) -> None:
     chromium_program()
     async with serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0") as service:
@@ -211,10 +201,6 @@ async def test_evidence_is_in_words_and_a_new_arena_shows_its_whole_run(tmp_path
             await until(lambda: tab.evaluate("document.querySelectorAll('.differences li').length === 4"), "evidence")
             pressed = """[...document.querySelectorAll('[aria-label="Window"] [aria-pressed=true]')]"""
             assert await tab.evaluate(f"{pressed}.map(one => one.innerText)") == ["Run"]
-            await until(lambda: tab.evaluate(DOT_PRESSED), "the dot of the trade on the curve")
-            await until(lambda: tab.evaluate("location.hash.startsWith('#/trades/')"), "the page of the trade")
-            await tab.evaluate("history.back()")
-            await until(lambda: tab.evaluate("document.querySelectorAll('.differences li').length === 4"), "evidence")
             asked = 'analytics.getEvidence {"window":"run","modelId":"apex-rules"}'
             (entrant,) = await tab.evaluate(f"window.answers[{json.dumps(asked)}].entrants")
             shown = await tab.evaluate("[...document.querySelectorAll('.differences li')].map(one => one.innerText)")
@@ -380,18 +366,51 @@ async def test_every_choice_is_in_the_address(service: ServiceProcess, tmp_path:
         await choose_moment(tab, "From", "2026-03-04T05:06")
         await choose_moment(tab, "To", "2026-03-05T00:00")
         assert "from=2026-03-04T05%3A06Z&to=2026-03-05T00%3A00Z" in await tab.evaluate("location.hash")
-        await shows(tab, "This range has too few snapshots for a line.")
+        asked = 'key.includes(\'"startDate":"2026-03-04T05:06Z","endDate":"2026-03-05T00:00Z"\')'
+        await until(lambda: tab.evaluate(f"Object.keys(answers).some(key => {asked})"), "the curves of the range")
+        pressed = "document.querySelectorAll('[aria-label=Window] [aria-pressed=true]').length"
+        assert await tab.evaluate(pressed) == 0
         await tab.evaluate("document.querySelector('[aria-label=Window] button:last-child').click()")
-        await gone(tab, "This range has too few snapshots for a line.")
+        await until(lambda: tab.evaluate(f"{pressed} === 1"), "the window")
         assert "from=" not in await tab.evaluate("location.hash")
         await visit(tab, service.url, "/#/?lines=variants&from=tomorrow")
         await shows(tab, "The curves cannot be read")
         await tab.evaluate("document.querySelector('[aria-label=Window] button:last-child').click()")
         await gone(tab, "The curves cannot be read")
+        assert {problem["entry"]["source"] for problem in tab.problems} == {"network"}, (
+            "only that the range was refused"
+        )
+        tab.problems.clear()
         await tab.evaluate("scrollTo(0, 300)")
         await until(lambda: tab.evaluate("history.state?.scroll === 300"), "the scroll in the history")
         await tab.evaluate("location.hash = '#/trades'")
         await until(lambda: tab.evaluate("scrollY === 0"), "the top of a new page")
         await tab.evaluate("history.back()")
         await until(lambda: tab.evaluate("scrollY === 300 && location.hash.includes('lines=variants')"), "the way back")
+        assert tab.problems == []
+
+
+DOT_PRESSED = """(async () => {
+    const page = document.querySelector('script[type=module]').src
+    const { timeChart } = await import(page.replace('app.js', 'charts.js'))
+    const host = document.body.appendChild(document.createElement('div'))
+    const marks = [{ at: 60, value: 2, kind: 'gain', href: '#/positions' }]
+    timeChart(host, [0, 60, 120], [{ name: 'a', color: '#336699', marks }], [[1, 2, 3]], { height: 200, show: String })
+    await new Promise(requestAnimationFrame)
+    const over = host.querySelector('.u-over')
+    const { left, top, width, height } = over.getBoundingClientRect()
+    const press = (x, y) => {
+        over.dispatchEvent(new MouseEvent('mousemove', { clientX: left + x, clientY: top + y, bubbles: true }))
+        over.click()
+        return [over.classList.contains('leads'), location.hash]
+    }
+    return [press(5, 5), press(width / 2, height / 2)]
+})()"""
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_dot_on_a_curve_leads_to_its_trade(service: ServiceProcess, tmp_path: Path) -> None:
+    chromium_program()
+    async with on_page(tmp_path / "profile", service.url, "/#/system") as tab:
+        assert await tab.evaluate(DOT_PRESSED) == [[False, "#/system"], [True, "#/positions"]]
         assert tab.problems == []

@@ -79,10 +79,11 @@ export function Curves({ title = 'Equity', window, onWindow, only, main, trades,
     <${Moment} label="From" value=${from} onChange=${setFrom} /><${Moment} label="To" value=${to} onChange=${setTo} />`
   const place = at ?? (lines?.times.length ?? 0) - 1
   const outside = limits ? lines.filter(line => { const value = (isMoney ? line.values : line.returns).findLast(each => each != null); return value > limits[1] || value < limits[0] }) : []
+  const isThin = lines?.every(line => line.values.filter(value => value != null).length < 2)
   const pair = lines?.filter(line => chosen.has(line.id)) ?? []
   return html`<${Panel} title=${title} tools=${tools} className="curves"><div class="body">
     <${Failed} entry=${entry} what="The curves" />
-    <div class="readout">${lines?.times.length < 2 ? from || to ? 'This range has too few snapshots for a line. ' : 'A line needs two moments; the first snapshots are being taken. ' : ''}${by === 'variants' ? 'Average return of the models' : isMoney ? 'Equity' : 'Return since the start of the window'}${
+    <div class="readout">${isThin ? from || to ? 'This range has too few snapshots for a line. ' : 'A line needs two moments; the first snapshots are being taken. ' : ''}${by === 'variants' ? 'Average return of the models' : isMoney ? 'Equity' : 'Return since the start of the window'}${
       lines?.times.length ? ` · ${day(lines.times[place] * 1000)}, ${clock(lines.times[place] * 1000, false)} ${ZONE}` : ''}${
       lifted ? html` · <b><bdi>${lifted.name}</bdi></b>` : ''}${
       pair.length === 2 ? ` · ${pair[0].name} less ${pair[1].name}: ${signedPercent(pair[0].returns[place] - pair[1].returns[place])}` : ''}${
