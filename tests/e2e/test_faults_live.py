@@ -3,14 +3,16 @@
 from pathlib import Path
 
 import pytest
-from support.faults import FAULTS, measure, opened
+from support.fault_benches import Bench, opened
+from support.fault_list import FAULTS
+from support.faults import measure
 
 pytestmark = pytest.mark.processes
 
 
 async def test_quick_faults_are_told_by_their_name_and_lose_nothing(open_folder: Path) -> None:
     quick = [fault for fault in FAULTS if fault.quick_cause is not None]
-    async with opened(open_folder) as bench:
+    async with opened(open_folder, Bench) as bench:
         for fault in quick:
             told = await measure(bench, fault, waits_for_notices=False)
             assert told.is_clean, told

@@ -371,6 +371,16 @@ async def test_a_failed_write_says_why_counts_and_is_over_after_a_clean_probe_on
     assert database.trouble is None
 
 
+async def test_a_failed_read_is_newer_than_a_failed_write(database: Database) -> None:
+    for attempt, code in ((database.writing, "57P01"), (database.connection, "28P01")):
+        with pytest.raises(DatabaseUnavailable):
+            async with attempt() as conn:
+                await conn.execute(f"DO $$ BEGIN RAISE EXCEPTION 'x' USING ERRCODE = '{code}'; END $$")
+    assert database.trouble == "access refused"
+    await database.ping()
+    assert database.trouble == "not reachable", "writes wait for their own probe"
+
+
 async def test_locked_tables_are_called_locked_by_bookings_and_by_the_probe(dsn: str) -> None:
     database, other = await Database.connect(dsn, command_timeout_s=0.3), await asyncpg.connect(dsn)
     try:

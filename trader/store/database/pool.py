@@ -169,8 +169,11 @@ class Database:
 
     @property
     def trouble(self) -> str | None:
-        """Why the database cannot be used now, as far as this process has noticed."""
-        return self.write_trouble or self.read_trouble
+        """Why the database cannot be used now, as far as this process has noticed.
+
+        A failed read is the newer knowledge: the next one that succeeds ends it, whereas writes wait for their probe.
+        """
+        return self.read_trouble or self.write_trouble
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[Connection]:

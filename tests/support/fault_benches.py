@@ -1,0 +1,254 @@
+"""Services under a fault: each has a database, a sink of notices, a client that trades, and what the fault is about."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+import aiohttp
+import asyncpg
+import orjson
+from support.fake_venue import FakeVenue, fake_venue
+from support.process import COMMAND, ServiceProcess
+from support.proxy import FaultyProxy
+from support.replication import Replica
+from support.sinks import Sinks, sinks
+
+from trader.embedded.binaries import choose_binaries
+from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
+from trader.services.exchange.audit import audit
+from trader.store.database.pool import Database
+
+ORDER_EVERY_S: Final = 0.5
+PRICES_EVERY_S: Final = 0.5
+START_TOLD_S: Final = 60.0
+DISK_BYTES: Final = 200 << 20
+
+PASSWORD: Final = "p&#%@:/ 1"
+"""Of characters that have a meaning in addresses and in settings."""
+
+
+class Bench:
+    """The service under test, its database, its sink and a client that trades."""
+
+    command: tuple[str, ...] = COMMAND
+    arguments: tuple[str, ...] = ()
+    """Of the service; without any it runs the demo."""
+
+    def __init__(self, folder: Path, http: aiohttp.ClientSession, stack: AsyncExitStack, here: Sinks) -> None:
+        self.folder = folder
+        self.http = http
+        self.stack = stack
+        self.sinks = here
+        self.server = EmbeddedPostgres(folder / "postgres", durable=True)
+        self.database = "trader"
+        self.proxy: FaultyProxy
+        self.service: ServiceProcess
+        self.environ = {"NOTIFY_URL": f"{here.url}/away", "SIM_LATENCY_MS": "0"}
+        self.acknowledged: dict[str, str] = {}
+        self.answers: list[str] = []
+        self._numbers = count()
+
+    async def open(self) -> None:
+        """Start the database server, the service and its client."""
+        await self.open_database()
+        await self.start_service()
+        trading = asyncio.create_task(self._trade())
+        self.stack.callback(trading.cancel)
+
+    async def open_database(self) -> None:
+        """Start a server behind a proxy, and let the service know its address."""
+        await self.server.start()
+        self.stack.push_async_callback(self.server.stop)
+        self.proxy = FaultyProxy(await self.server.ensure_database(self.database))
+        self.environ["DATABASE_URL"] = await self.proxy.start()
+        self.stack.push_async_callback(self.proxy.close)
+
+    async def start_service(self) -> None:
+        self.service = await self.launch()
+
+    async def launch(self, **environ: str) -> ServiceProcess:
+        """Start a process of the service, and wait until the sink has heard of it."""
+        heard = len(self.sinks.of("/away"))
+        service = await ServiceProcess.start(
+            self.folder, self.http, *self.arguments, command=self.command, **{**self.environ, **environ}
+        )
+        self.stack.push_async_callback(_kill, service)
+        async with asyncio.timeout(START_TOLD_S):
+            await self.sinks.wait_for("/away", heard + 1)
+        return service
+
+    async def _trade(self) -> None:
+        """Place an order every half a second in one of ten accounts, and note the acknowledged ones."""
+        pending: set[asyncio.Task[None]] = set()
+        while True:
+            task = asyncio.create_task(self._order(next(self._numbers)))
+            pending.add(task)
+            task.add_done_callback(pending.discard)
+            await asyncio.sleep(ORDER_EVERY_S)
+
+    async def _order(self, number: int) -> None:
+        order = {"accountId": f"client-{number % 10}", "symbol": "BTC", "side": "buy" if number % 20 < 10 else "sell"}
+        with suppress(aiohttp.ClientError, OSError, TimeoutError):
+            status, body = await self.service.try_call(
+                "simulator.placeOrder", **order, quantity=0.01, clientOrderId=str(number)
+            )
+            if status == 200 and body["order"]["status"] != "rejected":
+                self.acknowledged[str(number)] = body["order"]["id"]
+            else:
+                self.answers.append(f"{status} {body.get('error') or body.get('message') or body['order']['reason']}")
+
+    async def is_healthy(self) -> bool:
+        return (await self.ask(self.service, "/health"))[0] == 200
+
+    async def ask(self, service: ServiceProcess, path: str) -> tuple[int, Any]:
+        """Return what a service answers to a GET; 0 and nothing when it does not answer in three seconds."""
+        try:
+            async with asyncio.timeout(3):
+                return await service.get(path)
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return 0, None
+
+    def notices(self) -> list[dict[str, Any]]:
+        """Every notice that the sink took, in order."""
+        return [orjson.loads(each.body) for each in self.sinks.of("/away") if each.is_taken]
+
+    async def administer(self, *statements: str) -> Any:
+        """Execute statements as an administrator. Return the first value of the last."""
+        writable = {"default_transaction_read_only": "off"}
+        conn = await asyncpg.connect(self.server.dsn("postgres"), server_settings=writable)
+        try:
+            for statement in statements:
+                value = await conn.fetchval(statement)
+        finally:
+            await conn.close()
+        return value
+
+    async def lost(self) -> tuple[int, list[str]]:
+        """Return how many acknowledged orders are not in the database, and what the audit finds."""
+        acknowledged = dict(self.acknowledged)  # those of later are not in the rows that are read now
+        database = await Database.connect(self.server.dsn(self.database), size=2)
+        try:
+            async with database.connection() as conn:
+                rows = await conn.fetch("SELECT client_order_id, id::text FROM order_requests")
+            ids = {row["client_order_id"]: row["id"] for row in rows}
+            problems = list((await audit(database)).problems)
+        finally:
+            await database.close()
+        return sum(ids.get(number) != order_id for number, order_id in acknowledged.items()), problems
+
+
+class SmallDiskBench(Bench):
+    """Its database server has a small file system of its own, which only root may mount."""
+
+    async def open_database(self) -> None:
+        place = self.folder / "postgres"
+        place.mkdir()
+        options = ["-t", "tmpfs", "-o", f"size={DISK_BYTES},mode=755", "tmpfs", str(place)]
+        await _run("mount", *options)
+        self.stack.push_async_callback(_run, "umount", str(place))
+        await super().open_database()
+
+
+class PasswordBench(Bench):
+    """Its service has a role and a password of its own, without the rights of a superuser."""
+
+    async def open_database(self) -> None:
+        await super().open_database()
+        rules = Path(await self.administer("SHOW hba_file"))
+        rules.write_text(f"local all service scram-sha-256\n{rules.read_text()}")
+        await self.set_password(PASSWORD, "CREATE")
+        await self.administer(f"ALTER DATABASE {self.database} OWNER TO service", "SELECT pg_reload_conf()")
+        dsn = self.environ["DATABASE_URL"]
+        self.environ["DATABASE_URL"] = dsn.replace("postgres@", f"service:{quote(PASSWORD, safe='')}@")
+
+    async def set_password(self, password: str, how: str = "ALTER") -> None:
+        await self.administer(f"{how} ROLE service LOGIN PASSWORD '{password}'")
+
+
+class EmbeddedBench(Bench):
+    """The service runs the embedded server itself."""
+
+    async def open_database(self) -> None:
+        self.server = EmbeddedPostgres(self.folder / EMBEDDED_FOLDER)
+
+    async def start_service(self) -> None:
+        await super().start_service()
+        await self.stack.enter_async_context(self.server.attach())
+        (self.database,) = await self.server.databases()
+
+
+class StandbyBench(Bench):
+    """A second process stands by. Healthy is a process that leads."""
+
+    standby: ServiceProcess
+
+    async def start_service(self) -> None:
+        await super().start_service()
+        self.standby = await self.launch()
+
+    async def is_healthy(self) -> bool:
+        _, report = await self.ask(self.service, "/health/schedulers")
+        return await super().is_healthy() and report is not None and report["role"] == "leader"
+
+
+class ReaderBench(Bench):
+    """A process reads from a replica. Its health counts."""
+
+    replica: Replica
+    reader: ServiceProcess
+
+    async def start_service(self) -> None:
+        await super().start_service()
+        self.replica = Replica(self.folder / "replica", choose_binaries(self.server.data))
+        self.stack.push_async_callback(self.replica.stop)
+        await self.replica.start(self.server)
+        self.reader = await self.launch(DATABASE_URL=self.replica.dsn, ROLE="reader")
+
+    async def is_healthy(self) -> bool:
+        return (await self.ask(self.reader, "/health"))[0] == 200
+
+
+class VenueBench(Bench):
+    """The service trades on the market data of a venue, whose prices move twice a second."""
+
+    command = COMMAND[:-1]
+    arguments = COMMAND[-1:]  # without the demo
+    venue: FakeVenue
+
+    async def open_database(self) -> None:
+        self.venue = await self.stack.enter_async_context(fake_venue())
+        moving = asyncio.create_task(self._move())
+        self.stack.callback(moving.cancel)
+        self.environ |= {"VENUE_URL": self.venue.url, "MARKETS": "BTC,ETH", "OPENAI_BASE_URL": "http://127.0.0.1:9"}
+        await super().open_database()
+
+    async def _move(self) -> None:
+        for number in count():
+            for symbol, mid in (("BTC", 94_000), ("ETH", 3_300)):
+                await self.venue.move(symbol, f"{mid + number % 5}.0")
+            await asyncio.sleep(PRICES_EVERY_S)
+
+
+async def _kill(service: ServiceProcess) -> None:
+    if service.process.returncode is None:
+        await service.kill()
+
+
+async def _run(*command: str) -> None:
+    process = await asyncio.create_subprocess_exec(*command)
+    if code := await process.wait():
+        raise RuntimeError(f"{' '.join(command)} ended with {code}.")
+
+
+@asynccontextmanager
+async def opened(folder: Path, kind: type[Bench]) -> AsyncIterator[Bench]:
+    """A bench in an empty folder that every user can reach."""
+    async with AsyncExitStack() as stack:
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        bench = kind(folder, http, stack, await stack.enter_async_context(sinks()))
+        await bench.open()
+        yield bench
