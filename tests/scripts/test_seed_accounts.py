@@ -1,6 +1,7 @@
 """Seeding: models and accounts of a file or of arguments, repeatable, and a past whose books balance."""
 
 import importlib.util
+import re
 import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -181,6 +182,7 @@ def test_mistakes_are_reported_and_nothing_is_changed(
             ("\nname", "\nprice = {input = -1, output = 2}\nname"),
             ["line 4: model 1.price.input: expected USD per million"],
         ),
+        (("active = false", "request = {top_p = 1}"), ["line 15: model 2.request: only an AI model has it, not rules"]),
         (("\nname", "\nprice = 0.28\nname"), ["line 4: model 1.price: a price without a unit: expected a table with"]),
         (
             ("\nname", '\nprice = {input = 1, output = 2, currency = "EUR"}\nname'),
@@ -256,6 +258,8 @@ def test_mistakes_in_the_file_are_located(
     reported = capsys.readouterr().err
     for problem in problems:
         assert problem in reported
+    located = re.findall(r"models\.toml, line (\d+: [^:]+):", reported)
+    assert len(located) == len(set(located)), "each mistake has one line"
 
 
 async def test_owners_and_other_currencies_are_stored_in_usd(seed: ModuleType, database: Database, dsn: str) -> None:
@@ -270,9 +274,8 @@ async def test_owners_and_other_currencies_are_stored_in_usd(seed: ModuleType, d
 
 
 async def test_fields_of_requests_are_stored(seed: ModuleType, database: Database, dsn: str) -> None:
-    fields = """
-request = {reasoning_effort = "none", reasoning = {max_tokens = 1024}, provider = {order = ["a", "b"]}}
-
+    fields = 'request = {reasoning_effort = "none", reasoning = {max_tokens = 1024}, provider = {order = ["a", "b"]}}'
+    third = """
 [[models]]
 id = "third"
 variant = "Apex"
@@ -280,18 +283,19 @@ provider = "openai"
 router_model = "gpt-5.6"
 request = '{"temperature": null}'
 """
-    Path("models.toml").write_text(FILE + fields, encoding="utf-8")
+    Path("models.toml").write_text(FILE.replace("\nname", f"\n{fields}\nname", 1) + third, encoding="utf-8")
     assert _run(seed, "models.toml", "--demo", "--database-url", dsn) == 0
+    reasoning = {"reasoning_effort": "none", "reasoning": {"max_tokens": 1024}}
     assert await _requests(database) == {
-        "deepseek-apex": {},
-        "rules-c": {"reasoning_effort": "none", "reasoning": {"max_tokens": 1024}, "provider": {"order": ["a", "b"]}},
+        "deepseek-apex": {**reasoning, "provider": {"order": ["a", "b"]}},
+        "rules-c": {},
         "third": {"temperature": None},
     }
     Path("models.toml").write_text(FILE, encoding="utf-8")
     arguments = ["--variant", "Apex", "--provider", "nim", "--router-model", "x/y", "--request", '{"seed": 7}']
     assert _run(seed, "models.toml", *arguments, "--demo", "--database-url", dsn) == 0
     requests = await _requests(database)
-    assert (requests["rules-c"], requests["y-apex"]) == ({}, {"seed": 7}), "what the file leaves out is gone"
+    assert (requests["deepseek-apex"], requests["y-apex"]) == ({}, {"seed": 7}), "what the file leaves out is gone"
 
 
 async def test_a_file_says_how_each_model_is_asked(seed: ModuleType, database: Database, dsn: str) -> None:

@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from trader.api.inputs import find_issues
-from trader.commands.toml_lines import find_secrets, lines_of, read_secrets
+from trader.commands.toml_lines import find_secrets, is_json, lines_of, name_of, read_secrets, repeated
 from trader.domain.models import (
     CODE_PROVIDERS,
     CYCLE,
@@ -30,9 +30,6 @@ from trader.errors import Issue, SettingsError
 from trader.logs import STEERING
 from trader.provider_settings import PROVIDERS
 from trader.strategies import load_strategy
-
-ROOT_NAMES: Final = {"models": "model", "owners": "owner", "providers": "provider"}
-"""The lists of tables at the top of a file, and what each of their tables is called."""
 
 Line = Annotated[
     str,
@@ -134,11 +131,11 @@ def read_models(file: Path, env_file: Path | None) -> list[Entry]:
             issues += [Issue(("models", index, *path), message) for path, message in mistakes]
             if not mistakes:
                 entries += _replicates(_entry(values, whole))
-        issues += _repeated("models", "id", whole.models)
+        issues += repeated("models", "id", whole.models)
     if issues:
         lines = lines_of(text, [issue.path for issue in issues])
         located = sorted(zip(lines, issues, strict=True), key=lambda pair: pair[0])
-        raise SettingsError([f"{file}, line {line}: {_name(path)}: {message}" for line, (path, message) in located])
+        raise SettingsError([f"{file}, line {line}: {name_of(path)}: {message}" for line, (path, message) in located])
     return entries
 
 
@@ -148,7 +145,7 @@ def entry_of(values: Mapping[str, Any]) -> Entry:
     :raises SettingsError: with every mistake
     """
     if issues := list(_entry_issues(values, File([]))):
-        raise SettingsError([f"the model: {_name(path)}: {message}" for path, message in issues])
+        raise SettingsError([f"the model: {name_of(path)}: {message}" for path, message in issues])
     return _entry(values, File([]))
 
 
@@ -166,7 +163,7 @@ def request_fields(request: Any) -> Mapping[str, Any]:
     :raises SettingsError: with every mistake in them
     """
     if issues := list(_request_issues(request)):
-        raise SettingsError([f"{_name(path)}: {message}" for path, message in issues])
+        raise SettingsError([f"{name_of(path)}: {message}" for path, message in issues])
     fields: Mapping[str, Any] = _decoded(request)
     return fields
 
@@ -217,12 +214,12 @@ def _head_issues(document: Mapping[str, Any]) -> Iterator[Issue]:
     for index, values in enumerate(owners):
         for path, message in _struct_issues(Owner, values):
             yield Issue(("owners", index, *path), message)
-    yield from _repeated("owners", "name", owners)
+    yield from repeated("owners", "name", owners)
     providers = document.get("providers", [])
     for index, values in enumerate(providers):
         for path, message in _provider_issues(values):
             yield Issue(("providers", index, *path), message)
-    yield from _repeated("providers", "name", providers)
+    yield from repeated("providers", "name", providers)
     for currency, rate in document.get("rates", {}).items():
         if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate < 1e6:
             yield Issue(("rates", currency), f"expected USD for one {currency}, a number above 0, got {rate!r}")
@@ -247,14 +244,18 @@ def _provider_issues(values: Any) -> Iterator[Issue]:
 
 
 def _entry_issues(values: Any, whole: File) -> Iterator[Issue]:
+    """Yield the mistakes in the table of a model: of each field those of its own check, else those of its type."""
+    typed = values
     if isinstance(values, Mapping):
-        yield from _reference_issues(values, whole)
-        yield from _request_issues(values.get("request", {}))
-        values = {name: value for name, value in values.items() if name != "request"}
-    yield from _struct_issues(Entry, values)
+        issues = [*_reference_issues(values, whole), *_request_issues(values.get("request", {}))]
+        yield from issues
+        checked = {"request", *(path[0] for path, _ in issues if len(path) == 1)}
+        typed = {name: value for name, value in values.items() if name not in checked}
+    yield from _struct_issues(Entry, typed)
     provider = values.get("provider") if isinstance(values, Mapping) else None
     if provider in CODE_PROVIDERS:
-        yield from (Issue((name,), f"only an AI model has it, not {provider}") for name in AI_FIELDS if name in values)
+        given = (name for name in AI_FIELDS if values.get(name, {}) != {})
+        yield from (Issue((name,), f"only an AI model has it, not {provider}") for name in given)
     if "params" in values and provider != "strategy":
         yield Issue(("params",), "only a strategy has parameters")
     providers = (*PROVIDERS, *(definition.name for definition in whole.providers), *CODE_PROVIDERS)
@@ -313,15 +314,15 @@ def _request_issues(request: Any) -> Iterator[Issue]:
         if name in RESERVED_REQUEST_FIELDS:
             reserved = ", ".join(RESERVED_REQUEST_FIELDS)
             yield Issue(("request", name), f"the service sets it itself; any field may be set except {reserved}")
-        elif not _is_json(value):
+        elif not is_json(value):
             yield Issue(("request", name), "expected text, finite numbers, true, false, lists and tables of these")
 
 
 def _replace_prompt(values: Any, folder: Path, secrets: Mapping[str, str]) -> Iterator[Issue]:
     """Replace the name of a prompt file by its text, or yield why it cannot be used."""
     name = values.get("prompt") if isinstance(values, Mapping) else None
-    if not isinstance(name, str):
-        return
+    if not isinstance(name, str) or values.get("provider") in CODE_PROVIDERS:
+        return  # said already
     expected = (
         f"expected the name of a UTF-8 file in the folder of this one, of 1 to {PROMPT_CHARACTERS_MAX} characters"
     )
@@ -384,30 +385,3 @@ def _base_of(model: Entry | Model) -> str:
     group = model.replicate_of if isinstance(model, Entry) else model.configuration.replicate_of
     base, _, number = model.id.rpartition("-")
     return base if group is not None and base and number.isdecimal() else model.id
-
-
-def _is_json(value: Any) -> bool:
-    """Return whether JSON can hold the value; TOML also has times and infinite numbers."""
-    try:
-        return bool(msgspec.json.decode(msgspec.json.encode(value)) == value)
-    except (msgspec.MsgspecError, TypeError):
-        return False
-
-
-def _repeated(root: str, field: str, tables: Sequence[Any]) -> Iterator[Issue]:
-    """Yield every table whose id or name an earlier one has."""
-    seen: set[Any] = set()
-    for index, values in enumerate(tables):
-        name = values.get(field) if isinstance(values, Mapping) else None
-        if isinstance(name, str):
-            if name in seen:
-                each = f"every {ROOT_NAMES[root]} has {'an id' if field == 'id' else 'a name'} of its own"
-                yield Issue((root, index, field), f"{name!r} is given twice; {each}")
-            seen.add(name)
-
-
-def _name(path: Sequence[str | int]) -> str:
-    """Format the path of a value for messages: tables of a list are counted from 1."""
-    if len(path) > 1 and path[0] in ROOT_NAMES and isinstance(path[1], int):
-        path = (f"{ROOT_NAMES[str(path[0])]} {path[1] + 1}", *path[2:])
-    return ".".join(str(part) for part in path) or "the file"

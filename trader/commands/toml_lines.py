@@ -1,4 +1,4 @@
-"""Values of a TOML file: their line numbers for error messages, and the secrets in them."""
+"""Values of a TOML file: their names and lines for error messages, their repetitions, and the secrets in them."""
 
 import re
 import tomllib
@@ -7,10 +7,15 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
+import msgspec
+
 from trader.dotenv import read_dotenv
 from trader.errors import Issue
 from trader.provider_settings import KEY_NAME, OTHER_KEY_NAME
 from trader.settings import SECRET_NAMES, merged_texts
+
+ROOT_NAMES: Final = {"models": "model", "owners": "owner", "providers": "provider"}
+"""The lists of tables at the top of a file, and what each of their tables is called."""
 
 
 def lines_of(text: str, paths: Sequence[Sequence[str | int]]) -> list[int]:
@@ -48,6 +53,33 @@ def _has(value: Any, path: Sequence[str | int]) -> bool:
         except (KeyError, IndexError, TypeError):
             return False
     return True
+
+
+def name_of(path: Sequence[str | int]) -> str:
+    """Format the path of a value for messages: tables of a list are counted from 1."""
+    if len(path) > 1 and path[0] in ROOT_NAMES and isinstance(path[1], int):
+        path = (f"{ROOT_NAMES[str(path[0])]} {path[1] + 1}", *path[2:])
+    return ".".join(str(part) for part in path) or "the file"
+
+
+def repeated(root: str, field: str, tables: Sequence[Any]) -> Iterator[Issue]:
+    """Yield every table whose id or name an earlier one has."""
+    seen: set[Any] = set()
+    for index, values in enumerate(tables):
+        name = values.get(field) if isinstance(values, Mapping) else None
+        if isinstance(name, str):
+            if name in seen:
+                each = f"every {ROOT_NAMES[root]} has {'an id' if field == 'id' else 'a name'} of its own"
+                yield Issue((root, index, field), f"{name!r} is given twice; {each}")
+            seen.add(name)
+
+
+def is_json(value: Any) -> bool:
+    """Return whether JSON can hold the value; TOML also has times and infinite numbers."""
+    try:
+        return bool(msgspec.json.decode(msgspec.json.encode(value)) == value)
+    except (msgspec.MsgspecError, TypeError):
+        return False
 
 
 def find_secrets(value: Any, secrets: Mapping[str, str], *path: str | int) -> Iterator[Issue]:
