@@ -118,6 +118,22 @@ async def test_calls_beyond_the_limit_and_of_the_old_form_are_noticed(
     assert not (await read(fake, client, {**held(), "function_call": None})).is_legacy_call
 
 
+@pytest.mark.parametrize(
+    "usage",
+    [
+        {"completion_tokens": 20, "total_tokens": 620},
+        {"completion_tokens": 20, "completion_tokens_details": {"reasoning_tokens": 500}},
+        {"completion_tokens": 520, "total_tokens": 620, "completion_tokens_details": {"reasoning_tokens": 500}},
+        {"completion_tokens": 520, "completion_tokens_details": {"reasoning_tokens": 500}},
+    ],
+)
+async def test_reasoning_tokens_beside_the_completion_are_output(
+    fake: tuple[FakeServer, str], client_of: MakeClient, usage: dict[str, Any]
+) -> None:
+    answer = await read(fake, client_of(KEYS[0]), held(), usage={"prompt_tokens": 100, **usage})
+    assert (answer.input_tokens, answer.output_tokens) == (100, 520)
+
+
 async def test_missing_and_odd_usage(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
     client = client_of(KEYS[0])
     for usage in (None, {}, "many", {"prompt_tokens": -1, "completion_tokens": 1.5, "cost": -2}):
