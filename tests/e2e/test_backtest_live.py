@@ -28,6 +28,7 @@ from trader.domain.portfolio.histories import Snapshot
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.gateways.market.files import find_files
 from trader.gateways.market.replay import ReplaySource
+from trader.services.agents.record import InvocationRecord
 from trader.services.backtest.accounts import ModelAccount
 from trader.services.backtest.ledger import LedgerLines
 from trader.services.backtest.market import BacktestMarket
@@ -98,6 +99,7 @@ class Done(NamedTuple):
     rows: Rows
     snapshots: Snapshots
     baselines: dict[str, BaselineState]
+    records: list[InvocationRecord]
     digest: str
 
 
@@ -111,11 +113,14 @@ async def backtest(candles: Path, begin: str, end: str, **environ: str) -> Done:
     ledger, snapshots = LedgerLines(file), Snapshots()
     models = rule_models(list(VariantId), None, moment_of(market.span.start), {})
     run = Backtest(market, settings, models, [ledger, snapshots])
+    for account in run.accounts:
+        account.finished = []
     for _ in run.run():
         pass
     digest = ledger.digest()
     baselines = {followed.baseline.id: followed.state.saved() for followed in run.baselines}
-    return Done(rows_of_lines(file.getvalue()), snapshots, baselines, digest)
+    records = [record for account in run.accounts for record in account.finished or ()]
+    return Done(rows_of_lines(file.getvalue()), snapshots, baselines, records, digest)
 
 
 def rows_of_lines(lines: bytes) -> Rows:
@@ -160,6 +165,32 @@ def read_as(row: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+async def assert_records_are_those_of(conn: asyncpg.Connection, records: list[InvocationRecord]) -> None:
+    """The invocations that did more than hold, with their steps and calls, are those of a database."""
+    ids = [record.id for record in records]
+    acted = await conn.fetch("SELECT DISTINCT invocation_id FROM tool_calls WHERE type <> 'HOLDING'")
+    assert sorted(ids) == sorted(row["invocation_id"] for row in acted)
+    assert len(ids) > 3
+    for table, key, rows in (
+        ("invocations", "id", [record.invocation for record in records]),
+        ("invocation_steps", "invocation_id", [step for record in records for step in record.steps]),
+        ("tool_calls", "invocation_id", [call for record in records for call in record.calls]),
+    ):
+        recorded = [dict(row) for row in await conn.fetch(f"SELECT * FROM {table} WHERE {key} = ANY($1)", ids)]
+        names = recorded[0].keys() & {*rows[0].__struct_fields__} - {"entrant"}  # which the database's journal sets
+        expected, present = (
+            sorted(comparable({name: row[name] for name in names}) for row in each)
+            for each in (recorded, map(msgspec.structs.asdict, rows))
+        )
+        assert present == expected, table
+
+
+def comparable(row: dict[str, Any]) -> bytes:
+    """A row as canonical JSON; a column of JSON comes from a database as text."""
+    decoded = {**row, "metadata": orjson.loads(row["metadata"])} if isinstance(row.get("metadata"), str) else row
+    return orjson.dumps(decoded, option=orjson.OPT_SORT_KEYS, default=str)
+
+
 @pytest.mark.parametrize("latency_ms", ["200", "0"] if is_nightly() else ["200"])
 async def test_a_backtest_has_the_rows_of_a_replay_in_lockstep(
     tmp_path: Path, dsn: str, candles: Path, latency_ms: str
@@ -186,6 +217,7 @@ async def test_a_backtest_has_the_rows_of_a_replay_in_lockstep(
         recorded = await conn.fetch("SELECT * FROM portfolio_snapshots")
         assert {tuple(row) for row in recorded} == {msgspec.structs.astuple(followed) for followed in done.snapshots}
         assert len(recorded) == len(done.snapshots)
+        await assert_records_are_those_of(conn, done.records)
         baselines = {
             row["id"]: msgspec.json.decode(row["state"], type=BaselineState)
             for row in await conn.fetch("SELECT id, state FROM baselines")

@@ -26,6 +26,8 @@ LEVELS_SHOWN: Final = 10
 Outcome = tuple[ToolCallStatus, dict[str, Any]]
 """The status of a tool call and its result, as it is recorded and sent back to the model."""
 
+HELD: Final[Outcome] = ("ok", {"holding": True})
+
 
 def indicators_json(symbol: str, interval: Interval, candles: list[Candle], computed: Indicators) -> dict[str, Any]:
     """Return the result of fetchIndicators."""

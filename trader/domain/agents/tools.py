@@ -249,6 +249,11 @@ def call_type(request: ToolRequest, decision: Decision | None) -> ToolCallType:
     return TOOL_CALL_TYPES.get(request.name, "HOLDING")
 
 
+def request_of(number: int, decision: Decision) -> ToolRequest:
+    """Return a decision of an agent that is code as the call of this number, from 1, in an answer."""
+    return ToolRequest(f"call_{number}", TOOL_NAMES[type(decision)], msgspec.json.encode(decision).decode())
+
+
 def raw_of(request: ToolRequest) -> dict[str, Any]:
     """Return the call as received, for the record."""
     return {"name": request.name[:200], "arguments": request.arguments[:ARGUMENTS_MAX]}

@@ -3,10 +3,8 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
-import msgspec
-
-from trader.domain.agents.conversation import ModelAnswer, ToolRequest, Turn
-from trader.domain.agents.tools import TOOL_NAMES, Decision
+from trader.domain.agents.conversation import ModelAnswer, Turn
+from trader.domain.agents.tools import request_of
 from trader.domain.market.markets import Interval
 from trader.domain.models import Model, ProviderDefinition
 from trader.gateways.agents.client import ProviderClient
@@ -73,19 +71,13 @@ class RuleProvider:
         decisions = changes if changes and turn.number == 1 else [holding]
         return ModelAnswer(
             text=None,
-            calls=tuple(_tool_request(number, decision) for number, decision in enumerate(decisions, 1)),
+            calls=tuple(request_of(number, decision) for number, decision in enumerate(decisions, 1)),
             message={},
             model=turn.model.router_model_name,
         )
 
     async def close(self) -> None:
         """Do nothing: no resource is open."""
-
-
-def _tool_request(number: int, decision: Decision) -> ToolRequest:
-    return ToolRequest(
-        id=f"call_{number}", name=TOOL_NAMES[type(decision)], arguments=msgspec.json.encode(decision).decode()
-    )
 
 
 class Providers(Mapping[str, Provider]):

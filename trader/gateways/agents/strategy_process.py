@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from trader.domain.agents.conversation import ModelAnswer, ToolRequest, Turn
-from trader.domain.agents.tools import TOOL_NAMES, Decision, Holding
+from trader.domain.agents.tools import Decision, Holding, request_of
 from trader.domain.agents.view import VariantLimits, View
 from trader.domain.market.markets import Interval
 from trader.domain.models import Model
@@ -200,10 +200,7 @@ def decided_by(decisions: Sequence[Decision], state: Any) -> Decided:
     """Return decisions as tool calls. A `Holding` beside others only says why."""
     changes = [decision for decision in decisions if not isinstance(decision, Holding)]
     reasons = [decision.reason for decision in decisions if isinstance(decision, Holding)]
-    calls = [
-        ToolRequest(f"call_{number}", TOOL_NAMES[type(decision)], msgspec.json.encode(decision).decode())
-        for number, decision in enumerate(changes, 1)
-    ]
+    calls = [request_of(number, decision) for number, decision in enumerate(changes, 1)]
     return Decided(calls, "; ".join(reasons) or None, state)
 
 

@@ -11,6 +11,7 @@ from trader.domain.agents.conversation import ModelAnswer, ToolRequest, storable
 from trader.domain.agents.guard import STALE_DECISION, Refusal, judge
 from trader.domain.agents.invocations import InvocationStatus, ToolCallStatus
 from trader.domain.agents.messages import (
+    HELD,
     Outcome,
     account_json,
     book_json,
@@ -142,7 +143,7 @@ class CallExecutor:
     async def _outcome(self, decision: Decision, pending: PendingOrder) -> Outcome:
         if isinstance(decision, Holding):
             self.reasons.append(decision.reason)
-            return "ok", {"holding": True}
+            return HELD
         if isinstance(decision, Note):
             return "ok", {"noted": True}
         symbol = canonical_symbol(decision.symbol)

@@ -4,18 +4,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
-from functools import cached_property
 from typing import NamedTuple, Protocol
 from uuid import UUID
 
 import msgspec
 
 from trader.clock import epoch_second
-from trader.domain.agents.invocations import ToolCallStatus, invocation_id
-from trader.domain.agents.messages import EXCHANGE, Outcome
+from trader.domain.agents.conversation import ModelAnswer
+from trader.domain.agents.invocations import ToolCallStatus
+from trader.domain.agents.messages import EXCHANGE, HELD, Outcome
 from trader.domain.agents.observation import RunHistory
 from trader.domain.agents.strategy import Peek, Strategy
-from trader.domain.agents.tools import TOOL_NAMES, Change, Decision
+from trader.domain.agents.tools import TOOL_NAMES, Change, Decision, Holding, request_of
 from trader.domain.agents.view import View
 from trader.domain.exchange.account import Account
 from trader.domain.exchange.ledger import unopened_account
@@ -25,6 +25,7 @@ from trader.domain.models import CYCLE, Model
 from trader.domain.portfolio.baselines import BaselineState
 from trader.domain.portfolio.histories import Snapshot
 from trader.services.agents.observer import HISTORY_CANDLES, SHOWN_CANDLES, TRADES_SHOWN
+from trader.services.agents.record import InvocationRecord
 from trader.services.portfolio.followed_account import FollowedAccount
 from trader.store.portfolio.snapshots import HourlyValue
 from trader.variants import VARIANTS, Variant
@@ -77,16 +78,40 @@ class DecisionOutcome(NamedTuple):
 
 
 class Invocation:
-    """The decisions of an account at one time, while they are executed. The id is made when it is first needed."""
+    """The decisions of an account at one time, while they are executed, and the record that a service has of them.
+
+    The record has neither the view nor the inputs of calls.
+    """
 
     def __init__(self, model: Model, started_at: datetime, decisions: Sequence[Decision]) -> None:
-        self._model = model
+        self.record = InvocationRecord(model, started_at)
         self.started_at = started_at
         self.left = deque(enumerate(decisions, start=1))
+        self._holding = [decision for decision in decisions if isinstance(decision, Holding)]
+        self._add_step([decision for decision in decisions if not isinstance(decision, Holding)], started_at)
 
-    @cached_property
+    @property
     def id(self) -> UUID:
-        return invocation_id(self._model, self.started_at)
+        return self.record.id
+
+    def _add_step(self, decisions: Sequence[Decision], at: datetime) -> None:
+        calls = tuple(request_of(number, decision) for number, decision in enumerate(decisions, 1))
+        model = self.record.model
+        answer = ModelAnswer(text=None, calls=calls, message={}, model=model.router_model_name)
+        self.record.add_step(model.provider, answer, at)
+
+    def add(self, number: int, decision: Decision, outcome: Outcome, at: datetime) -> None:
+        """Record a call that has ended."""
+        self.record.add_call(number, request_of(number, decision), decision, *outcome, at)
+
+    def close(self, at: datetime) -> None:
+        """Record the end: a second answer, in which a rule agent holds and the strategy of a file calls nothing."""
+        held = self._holding if self.record.model.provider == "rules" else []
+        self._add_step(held, at)
+        for number, decision in enumerate(held, self.record.calls[-1].number + 1):
+            self.add(number, decision, HELD, at)
+        reasons = "; ".join(decision.reason for decision in self._holding)
+        self.record.close("completed", None, reasons or None, at)
 
 
 class BacktestAccount(FollowedAccount):
@@ -144,13 +169,26 @@ class ModelAccount(BacktestAccount):
         """Number of decision cycles skipped because the previous decisions were not executed yet."""
 
         self.outcomes: list[DecisionOutcome] = []
-        self.ordered: Change | None = None
-        """The decision whose order has no answer yet."""
+        self.ordered: tuple[int, Change] | None = None
+        """The decision whose order has no answer yet, with its number."""
+
+        self.finished: list[InvocationRecord] | None = None
+        """The records of invocations that have ended since they were taken; None when nobody takes them."""
 
         self._history: RunHistory | None = None
 
-    def report(self, at: datetime, decision: Change, outcome: Outcome) -> None:
-        """Record what became of a decision."""
+    def end_invocation(self, at: datetime) -> None:
+        """End the invocation under way; its record is kept when it called anything."""
+        invocation, self.invocation = self.invocation, None
+        assert invocation is not None
+        if self.finished is not None and invocation.record.calls:
+            invocation.close(at)
+            self.finished.append(invocation.record)
+
+    def report(self, at: datetime, number: int, decision: Change, outcome: Outcome) -> None:
+        """Record the outcome of a decision, which has this number in its invocation."""
+        if self.invocation is not None:
+            self.invocation.add(number, decision, outcome, at)
         status, result = outcome
         rule = result.get("rule") or (EXCHANGE if status == "rejected" else None)
         reason = result.get("reason") or result.get("error")

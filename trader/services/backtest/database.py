@@ -4,11 +4,8 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from itertools import zip_longest
 from typing import Final
-from uuid import UUID
 
-from trader.domain.agents.chain import NO_PAYLOAD, ChainRecord, record_digest
 from trader.domain.agents.entrants import Entrant
-from trader.domain.agents.invocations import Invocation
 from trader.domain.exchange.account import Marks
 from trader.domain.exchange.ledger import Posting
 from trader.domain.market.markets import STALE_AFTER
@@ -21,7 +18,6 @@ from trader.services.backtest.accounts import ModelAccount
 from trader.services.backtest.baselines import BaselineAccount
 from trader.services.backtest.sources import AiSource
 from trader.settings import Settings
-from trader.store.agents.chain import update_invocation_closed
 from trader.store.agents.entrants import upsert_cycles
 from trader.store.agents.invocations import insert_invocation, insert_payload
 from trader.store.agents.models import upsert_model
@@ -51,7 +47,7 @@ class DatabaseJournal:
     """Journal that buffers a backtest until `write`, so that the database is always complete up to one moment.
 
     Of the invocations of AI models the database has everything that a service records but the inputs of calls; of
-    others those that placed orders, without their calls, and how many there were.
+    others those that called more than `holding`, without their views, and how many there were.
     """
 
     def __init__(self, database: Database, settings: Settings) -> None:
@@ -61,7 +57,6 @@ class DatabaseJournal:
         self._accounts: dict[str, ModelAccount] = {}
         self._baselines: Sequence[BaselineAccount] = ()
         self._present: dict[str, Entrant] = {}
-        self._invocations: dict[UUID, Invocation] = {}
         self._postings: dict[str, list[Posting]] = {}
         self._snapshots: list[Snapshot] = []
         self._kept = 0
@@ -70,23 +65,12 @@ class DatabaseJournal:
     def open(self, followed: ModelAccount) -> None:
         """Receive the account of a model; `begin` inserts both."""
         self._accounts[followed.account.id] = followed
-        if isinstance(followed.source, AiSource):
-            followed.source.finished = []
+        followed.finished = []
 
     def post(self, posting: Posting) -> None:
-        """Buffer a posting, with the invocation that caused it."""
+        """Buffer a posting."""
         self._postings.setdefault(posting.account.id, []).append(posting)
         self._kept += 1
-        followed = self._accounts[posting.account.id]
-        if posting.answer is not None and followed.invocation is not None:
-            self._invocations[followed.invocation.id] = Invocation(
-                id=followed.invocation.id,
-                model_id=followed.model.id,
-                status="completed",
-                started_at=followed.invocation.started_at,
-                finished_at=followed.invocation.started_at,
-                entrant=self._present[followed.model.id].number,
-            )
 
     def snapshot(self, snapshot: Snapshot) -> None:
         self._snapshots.append(snapshot)
@@ -129,9 +113,9 @@ class DatabaseJournal:
         """
         records = await self._take_records()
         async with self._database.transaction() as conn:
-            await self._write_invocations(conn)
             for record in records:
                 await self._write_record(conn, record)
+            await self._write_open_invocations(conn)
             await self._write_postings(conn)
             await insert_snapshots(conn, self._snapshots)
             for followed in self._accounts.values():
@@ -140,15 +124,14 @@ class DatabaseJournal:
             await upsert_baselines(conn, baselines)
             await update_processed_until(conn, self._term, until, marks)
             await update_lived_until(conn, until + _SEEN_TO_THE_END)
-        self._invocations, self._postings, self._snapshots, self._kept = {}, {}, [], 0
+        self._postings, self._snapshots, self._kept = {}, [], 0
 
     async def _take_records(self) -> list[InvocationRecord]:
-        """Return the records of AI models since the last time, each with the entrant that its model then was."""
+        """Return the records since the last time, each with the entrant that its model then was."""
         records: list[InvocationRecord] = []
         for followed in self._accounts.values():
-            if isinstance(followed.source, AiSource):
-                records += followed.source.finished or ()
-                followed.source.finished = []
+            records += followed.finished or ()
+            followed.finished = []
         for record in records:
             entrant, started_at = self._present[record.model.id], record.invocation.started_at
             if record.answered_by is not None:
@@ -164,12 +147,12 @@ class DatabaseJournal:
             content = await self._packer.pack(record.payload)
             await insert_payload(conn, record.id, content, record.invocation.started_at)
 
-    async def _write_invocations(self, conn: Connection) -> None:
-        """Write the invocations with their links of the chain. One whose orders are in two batches is there already."""
-        for invocation in self._invocations.values():
-            if await insert_invocation(conn, invocation):
-                record = ChainRecord(invocation, self._present[invocation.model_id], (), ())
-                await update_invocation_closed(conn, invocation, NO_PAYLOAD, record_digest(record, NO_PAYLOAD))
+    async def _write_open_invocations(self, conn: Connection) -> None:
+        """Insert the invocations of which a call has ended: a service that begins here recovers it from its order."""
+        for followed in self._accounts.values():
+            if followed.invocation is not None and (record := followed.invocation.record).calls:
+                record.set_entrant(self._present[followed.model.id])
+                await insert_invocation(conn, record.invocation)
 
     async def _write_postings(self, conn: Connection) -> None:
         """Write the postings in order for each account: a statement takes one of each."""

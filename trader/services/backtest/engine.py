@@ -51,15 +51,15 @@ class Engine(EventTimeRunner[ModelAccount]):
             match verdict:
                 case ExitPlan():
                     refusal = self._set_plan(followed, symbol, verdict, moment, second)
-                    followed.report(moment.at, decision, plan_outcome(verdict, refusal))
+                    followed.report(moment.at, number, decision, plan_outcome(verdict, refusal))
                 case Approved():
-                    followed.ordered = decision
+                    followed.ordered = number, decision
                     self._order(followed, verdict.order(followed.account.id, invocation.id, number), moment, second)
                 case Refusal():
-                    followed.report(moment.at, decision, refused(verdict))
+                    followed.report(moment.at, number, decision, refused(verdict))
             if followed.waiting is not None:
                 return
-        followed.invocation = None
+        followed.end_invocation(moment.at)
 
     def _set_plan(self, followed: ModelAccount, symbol: str, plan: ExitPlan, moment: Moment, second: int) -> str | None:
         """Replace the exit plan of a position. Return why it is refused, or None."""
@@ -76,7 +76,7 @@ class Engine(EventTimeRunner[ModelAccount]):
         """Apply a posting, and record the answer to the order of a decision."""
         super().post(followed, posting, second)
         if posting is not None and posting.answer is not None and followed.ordered is not None:
-            followed.report(posting.answer.at, followed.ordered, order_outcome(posting.answer))
+            followed.report(posting.answer.at, *followed.ordered, order_outcome(posting.answer))
             followed.ordered = None
 
     def _order(self, followed: ModelAccount, order: Order, moment: Moment, second: int) -> None:
@@ -85,7 +85,7 @@ class Engine(EventTimeRunner[ModelAccount]):
             order = checked(order, self.market.markets)
         except InvalidInput as error:
             assert followed.ordered is not None, "a decision placed it"
-            followed.report(moment.at, followed.ordered, failed(str(error)))
+            followed.report(moment.at, *followed.ordered, failed(str(error)))
             followed.ordered = None
             return
         refusal = self._refusal_to_wait(order, moment, second)

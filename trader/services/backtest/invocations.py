@@ -151,7 +151,7 @@ class InvokingEngine(Engine):
             super().decide(followed, second, now)
 
     def _execute(self, followed: ModelAccount, moment: Moment, second: int) -> None:
-        if followed.invocation is not None:
+        if not isinstance(followed.source, InvokedSource):
             super()._execute(followed, moment, second)
 
     def post(self, followed: ModelAccount, posting: Posting | None, second: int) -> None:

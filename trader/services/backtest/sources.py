@@ -102,9 +102,6 @@ class AiSource(InvokedSource):
         )
         self._kept_note: str | None = None
         self._cycles: deque[PastCycle] = deque(maxlen=CYCLES_REMEMBERED)
-        self.finished: list[InvocationRecord] | None = None
-        """The records of invocations that have ended since they were taken; None when nobody takes them."""
-
         self.cost_usd: Decimal = ZERO
         self.answered_by: str | None = None
         """The name of the model that the provider says answered last."""
@@ -153,9 +150,9 @@ class AiSource(InvokedSource):
             decision = _decision_of(call, self._inverse)
             if isinstance(decision, Change) and call.metadata["results"]:
                 at = call.created_at if self._inverse is None else self._inverse.apply(call.created_at)
-                followed.report(at, decision, (call.status, call.metadata["results"][0]))
-        if self.finished is not None:
-            self.finished.append(record)
+                followed.report(at, call.number, decision, (call.status, call.metadata["results"][0]))
+        if followed.finished is not None:
+            followed.finished.append(record)
 
 
 class NotedSource(StrategySource):
@@ -210,14 +207,15 @@ class RepeatedSource(InvokedSource):
         session.advance_to(max(invocation.started_at, moment_of(followed.seen)))
         followed.decisions += 1
         self.recorded.append(invocation)
+        decisions = [call.decision for step in invocation.steps for call in step.calls]
+        followed.invocation = Invocation(self._model, invocation.started_at, decisions)
         for step in invocation.steps:
             session.advance_to(step.at)
             for call in step.calls:
                 decision = call.decision
                 if isinstance(decision, Change):
-                    followed.invocation = Invocation(self._model, invocation.started_at, ())
                     self._execute(session, followed.invocation, step.viewed_at, call.number, decision)
-                    followed.invocation = None
+        followed.end_invocation(session.now())
 
     def _execute(
         self, session: AccountSession, invocation: Invocation, viewed_at: datetime, number: int, decision: Change
@@ -236,7 +234,7 @@ class RepeatedSource(InvokedSource):
                     outcome = failed(str(error))
             case Refusal() as refusal:
                 outcome = refused(refusal)
-        followed.report(session.now(), decision, outcome)
+        followed.report(session.now(), number, decision, outcome)
 
 
 class DecisionLines(Lines):
