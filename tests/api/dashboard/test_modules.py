@@ -43,7 +43,7 @@ def seen() -> dict[str, Any]:
         for old, new in CHANGES
     ]
     request = json.dumps({"folder": str(Path(assets.__file__).with_name("static")), "patches": patches})
-    command = ["node", "--experimental-default-type=module", "--no-warnings", SCRIPT]
+    command = ["node", "--experimental-default-type=module", "--no-warnings", str(SCRIPT)]
     done = subprocess.run(command, input=request, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
