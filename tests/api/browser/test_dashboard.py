@@ -196,7 +196,6 @@ async def figures(
 async def test_evidence_is_in_words_and_a_new_arena_shows_its_whole_run(tmp_path: Path, dsn: str) -> None:
     chromium_program()
     async with serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0") as service:
-        await trade(service, "apex-rules")
         async with on_page(tmp_path / "profile", service.url, "/#/models/apex-rules") as tab:
             await until(lambda: tab.evaluate("document.querySelectorAll('.differences li').length === 4"), "evidence")
             pressed = """[...document.querySelectorAll('[aria-label="Window"] [aria-pressed=true]')]"""
@@ -381,7 +380,7 @@ async def test_every_choice_is_in_the_address(service: ServiceProcess, tmp_path:
             "only that the range was refused"
         )
         tab.problems.clear()
-        await tab.evaluate("scrollTo(0, 300)")
+        await until(lambda: tab.evaluate("(scrollTo(0, 300), scrollY === 300)"), "a page that is long enough")
         await until(lambda: tab.evaluate("history.state?.scroll === 300"), "the scroll in the history")
         await tab.evaluate("location.hash = '#/trades'")
         await until(lambda: tab.evaluate("scrollY === 0"), "the top of a new page")
@@ -400,8 +399,8 @@ DOT_PRESSED = """(async () => {
     const over = host.querySelector('.u-over')
     const { left, top, width, height } = over.getBoundingClientRect()
     const press = (x, y) => {
-        over.dispatchEvent(new MouseEvent('mousemove', { clientX: left + x, clientY: top + y, bubbles: true }))
-        over.click()
+        const at = { clientX: left + x, clientY: top + y, bubbles: true }
+        for (const type of ['mousemove', 'mousedown', 'mouseup', 'click']) over.dispatchEvent(new MouseEvent(type, at))
         return [over.classList.contains('leads'), location.hash]
     }
     return [press(5, 5), press(width / 2, height / 2)]
