@@ -209,7 +209,7 @@ def _camel(name: str) -> str:
 def run_to_end(work: Coroutine[Any, Any, Result]) -> Result:
     """Run a command; SIGTERM interrupts it as Ctrl+C does, so that its temporary files are removed."""
     if threading.current_thread() is threading.main_thread():  # of tests, several commands run in one process
-        signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     return asyncio.run(work)
 
 

@@ -195,19 +195,21 @@ async def figures(
 
 async def test_evidence_is_in_words_and_a_new_arena_shows_its_whole_run(tmp_path: Path, dsn: str) -> None:
     chromium_program()
-    async with serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0") as service:
-        async with on_page(tmp_path / "profile", service.url, "/#/models/apex-rules") as tab:
-            await until(lambda: tab.evaluate("document.querySelectorAll('.differences li').length === 4"), "evidence")
-            pressed = """[...document.querySelectorAll('[aria-label="Window"] [aria-pressed=true]')]"""
-            assert await tab.evaluate(f"{pressed}.map(one => one.innerText)") == ["Run"]
-            asked = 'analytics.getEvidence {"window":"run","modelId":"apex-rules"}'
-            (entrant,) = await tab.evaluate(f"window.answers[{json.dumps(asked)}].entrants")
-            shown = await tab.evaluate("[...document.querySelectorAll('.differences li')].map(one => one.innerText)")
-            for difference, text in zip(entrant["differences"], shown, strict=True):
-                assert f"Not distinguishable yet: {difference['reason']}." in text
-            await visit(tab, service.url, "/#/models?window=nothing")
-            await shows(tab, "No entrant has enough hours and trades to be called the best.")
-            assert tab.problems == []
+    async with (
+        serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0") as service,
+        on_page(tmp_path / "profile", service.url, "/#/models/apex-rules") as tab,
+    ):
+        await until(lambda: tab.evaluate("document.querySelectorAll('.differences li').length === 4"), "evidence")
+        pressed = """[...document.querySelectorAll('[aria-label="Window"] [aria-pressed=true]')]"""
+        assert await tab.evaluate(f"{pressed}.map(one => one.innerText)") == ["Run"]
+        asked = 'analytics.getEvidence {"window":"run","modelId":"apex-rules"}'
+        (entrant,) = await tab.evaluate(f"window.answers[{json.dumps(asked)}].entrants")
+        shown = await tab.evaluate("[...document.querySelectorAll('.differences li')].map(one => one.innerText)")
+        for difference, text in zip(entrant["differences"], shown, strict=True):
+            assert f"Not distinguishable yet: {difference['reason']}." in text
+        await visit(tab, service.url, "/#/models?window=nothing")
+        await shows(tab, "No entrant has enough hours and trades to be called the best.")
+        assert tab.problems == []
 
 
 ORDER_SEEN_MS = """(async account => {
@@ -380,8 +382,10 @@ async def test_every_choice_is_in_the_address(service: ServiceProcess, tmp_path:
             "only that the range was refused"
         )
         tab.problems.clear()
-        await until(lambda: tab.evaluate("(scrollTo(0, 300), scrollY === 300)"), "a page that is long enough")
-        await until(lambda: tab.evaluate("history.state?.scroll === 300"), "the scroll in the history")
+        # Until the page is long enough, and stays so: its parts come one after the other.
+        await until(
+            lambda: tab.evaluate("(scrollTo(0, 300), history.state?.scroll === 300)"), "the scroll in the history"
+        )
         await tab.evaluate("location.hash = '#/trades'")
         await until(lambda: tab.evaluate("scrollY === 0"), "the top of a new page")
         await tab.evaluate("history.back()")
