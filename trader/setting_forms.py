@@ -82,6 +82,13 @@ class Variable(NamedTuple):
         return self.shown_default or self.default or "none"
 
 
+class EffectiveText(NamedTuple):
+    """The text of a setting, and where it comes from."""
+
+    text: str
+    source: str
+
+
 def parse_setting(name: str, form: Form[T], text: str, problems: list[str]) -> T | None:
     """Parse the text of a variable; add a problem and return None when it does not have the form."""
     try:

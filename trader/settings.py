@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple, get_origin, get_type_hints
+from typing import Annotated, Any, Final, get_origin, get_type_hints
 
 import msgspec
 
@@ -26,7 +26,7 @@ from trader.setting_checks import (
     lacks_provider,
     local_address,
 )
-from trader.setting_forms import Secret, Variable, parse_setting
+from trader.setting_forms import EffectiveText, Secret, Variable, parse_setting
 
 PRESETS: Final[Mapping[str, Mapping[str, str]]] = {
     "default": {},
@@ -320,13 +320,6 @@ VARIABLES: Final[Mapping[str, Variable]] = {
 
 EARLIER_NAMES: Final = {"MARKET_SYMBOLS": "MARKETS"}
 """Names that variables had before, which are still read; the present name wins."""
-
-
-class EffectiveText(NamedTuple):
-    """The text of a setting, and where it comes from."""
-
-    text: str
-    source: str
 
 
 def effective_texts(environ: Mapping[str, str], file: Mapping[str, str], *, demo: bool) -> dict[str, EffectiveText]:

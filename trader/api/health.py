@@ -31,7 +31,7 @@ from trader.api.schemas.health import (
     halts_in_force,
 )
 from trader.api.streams import HUBS
-from trader.domain.operations.alarms import Alarm, AlarmCause
+from trader.domain.operations.alarms import Alarm, AlarmCause, Condition
 from trader.errors import DatabaseUnavailable, Unavailable
 from trader.store.database.pool import NOT_ANSWERING, Database
 
@@ -261,18 +261,18 @@ def _schedulers_report(app: web.Application, database: DatabaseHealth) -> Schedu
         budgets={model_id: BudgetUse.of(budget) for model_id, budget in budgets.items()} or UNSET,
         halts=halts_in_force(app[HALTS].in_force),
         lag_seconds=_lag(app),
-        alarms=[
-            AlarmFiring(
-                cause=each.alarm.cause.kind,
-                subject=each.alarm.cause.subject,
-                message=each.alarm.text,
-                since=iso(each.since),
-                count=each.count,
-                consequences=list(each.consequences),
-            )
-            for each in app[ALARMS].firing()
-        ]
-        or UNSET,
+        alarms=[_alarm(firing) for firing in app[ALARMS].firing()] or UNSET,
+    )
+
+
+def _alarm(firing: Condition) -> AlarmFiring:
+    return AlarmFiring(
+        cause=firing.alarm.cause.kind,
+        subject=firing.alarm.cause.subject,
+        message=firing.alarm.text,
+        since=iso(firing.since),
+        count=firing.count,
+        consequences=list(firing.consequences),
     )
 
 
