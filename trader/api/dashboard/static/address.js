@@ -44,7 +44,8 @@ export function keepScroll() {
   let timer = null
   addEventListener('scroll', () => {
     clearTimeout(timer)
-    timer = setTimeout(() => history.replaceState({ scroll: scrollY }, ''), TRY_MS)
+    const scrolled = location.href // by the time it is written, the history may be at another page
+    timer = setTimeout(() => { if (location.href === scrolled) history.replaceState({ scroll: scrollY }, '') }, TRY_MS)
   }, { passive: true })
   return () => {
     clearTimeout(timer)
