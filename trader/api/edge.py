@@ -54,6 +54,7 @@ _PREFLIGHT_AGE_S: Final = 600
 
 _ID_HEADER: Final = istr("X-Request-Id")
 _LAG_HEADER: Final = istr("X-Lag-Seconds")
+_TYPE_HEADER: Final = istr("X-Content-Type-Options")
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +118,7 @@ async def finish_head(request: web.Request, response: web.StreamResponse) -> Non
     headers[hdrs.VARY] = f"{vary}, {hdrs.ORIGIN}" if vary else hdrs.ORIGIN
     headers[_ID_HEADER] = request.get(REQUEST_ID) or app[REQUESTS].new_id()
     headers[hdrs.SERVER] = "trader"  # without versions
-    headers["X-Content-Type-Options"] = "nosniff"
+    headers[_TYPE_HEADER] = "nosniff"
     if request.path.startswith(rpc.PREFIX):
         headers.setdefault(hdrs.CACHE_CONTROL, "no-store")
     if (relay := app.get(RELAY)) is not None and (lag_s := relay.lag_s()) is not None:
@@ -138,7 +139,8 @@ async def _respond(request: web.Request, handler: Handler) -> web.StreamResponse
     try:
         if hdrs.ORIGIN in request.headers or FETCH_SITE in request.headers:
             _check_origin(request)
-        if (access := request.app.get(ACCESS)) is not None:
+        access = request.app.get(ACCESS)
+        if access is not None and (access.closes_reading or hdrs.AUTHORIZATION in request.headers):
             await _admit(request, access)
         response = await handler(request)
     except (web.HTTPNotFound, web.HTTPMethodNotAllowed):
