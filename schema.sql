@@ -182,6 +182,16 @@ CREATE TABLE IF NOT EXISTS anchors (
 );
 CREATE INDEX IF NOT EXISTS anchors_unsent ON anchors (position) WHERE sent_at IS NULL;
 
+-- Seasons, append-only: the record that opened each, its amendments, and the one that closed it, as canonical JSON
+-- (RFC 8785). A season without the last is open, and there is one at a time.
+CREATE TABLE IF NOT EXISTS season_records (
+    season integer NOT NULL CHECK (season >= 1),
+    number integer NOT NULL CHECK (number >= 0),
+    record text NOT NULL,
+    digest bytea NOT NULL CHECK (digest = sha256(convert_to(record, 'UTF8'))),
+    PRIMARY KEY (season, number)
+);
+
 -- Views that external agents have opened and not decided yet, so that a restart keeps their deadlines. `shown` is the JSON
 -- of the messages; `pending` the order that was sent last, whose answer may not be among the calls.
 CREATE TABLE IF NOT EXISTS open_views (

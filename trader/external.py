@@ -20,6 +20,7 @@ from trader.gateways.market.replay import ReplaySource
 from trader.gateways.market.rows import preset_rows
 from trader.gateways.market.source import MarketSource, Seed, SeededSource
 from trader.gateways.market.synthetic import SyntheticSource
+from trader.services.portfolio.seasons import require_terms
 from trader.settings import Settings, require_provider
 from trader.store.agents.models import select_has_keyless_provider
 from trader.store.database.loading import select_schema_name
@@ -73,6 +74,8 @@ async def open_external(settings: Settings, stack: AsyncExitStack) -> ExternalSy
     await (_prepare_schema(database, dsn, server) if is_written else require_schema(database, dsn))
     await require_provider_or_model(settings, database)
     await settle_seed(source, database, is_written=is_written)
+    if is_written:
+        await require_terms(database, settings)
     return ExternalSystems(source, database, dsn, server, accounts, is_written)
 
 

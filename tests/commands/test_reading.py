@@ -1,23 +1,19 @@
 """The commands that read: what they show of known rows, for people and for programs."""
 
-import asyncio
-import json
 import socket
-from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from support.calls import Call
 from support.house import NAMES, House
 from support.records import HOUR, START, add_invocation, add_model, add_trade
 from support.served import make_health_app, served
 from support.sinks import sinks
 
-from trader.__main__ import main
 from trader.domain.models import Model, ModelConfiguration, Price, VariantId
 from trader.domain.operations.alarms import Alarm, AlarmCause
 from trader.results import load
@@ -41,32 +37,6 @@ provider = "openrouter"
 router_model = "some/model"
 initial_capital = 500
 """
-
-
-class Said(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def value(self) -> Any:
-        return json.loads(self.out)
-
-
-Call = Callable[..., Awaitable[Said]]
-
-
-@pytest.fixture
-def call(dsn: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("DATABASE_URL", dsn)
-    monkeypatch.setenv("PORT", "0")  # so that no service of this machine is asked
-
-    async def run(*arguments: str) -> Said:
-        code = await asyncio.to_thread(main, arguments)  # the test has an event loop already
-        return Said(code, *capsys.readouterr())
-
-    return run
 
 
 @pytest.fixture

@@ -1,10 +1,117 @@
 """The commands of seasons."""
 
 import json
+from pathlib import Path
 
 import pytest
+from support.calls import Call
+from support.records import add_model
 
 from trader.__main__ import main
+from trader.domain.portfolio.seasons import seed_digest
+from trader.errors import SettingsError
+from trader.services.portfolio.seasons import require_terms
+from trader.settings import Settings
+from trader.store.database.pool import Database
+from trader.store.exchange.accounts import DatabaseIdentity, upsert_service_state
+
+SEASON = """\
+name = "Winter"
+start = 2200-12-01T00:00:00Z
+end = 2201-01-01T00:00:00Z
+markets = ["BTC", "ETH", "SOL"]
+capital = 10_000
+taker_fee_bps = 5
+maker_fee_bps = 2
+latency_ms = 200
+replicates = 1
+compare = ["holdNothing", "bestOther"]
+alpha = 0.05
+stopping = "end"
+disqualify = ["manualOrder"]
+entrants = ["ada", "bob"]
+"""
+SEED = "271828"
+
+
+@pytest.fixture
+async def season_file(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of a season, beside a database in which a service with these entrants has started."""
+    monkeypatch.setenv("MARKET_SOURCE", "synthetic")
+    async with database.connection() as conn:
+        await add_model(conn, "ada")
+        await add_model(conn, "bob")
+        identity = DatabaseIdentity(f"synthetic:sha256:{seed_digest(SEED)}", "simulated")
+        await upsert_service_state(conn, identity)
+    file = tmp_path / "season.toml"
+    file.write_text(SEASON)
+    return file
+
+
+async def test_a_season_is_opened_once_and_shown_with_every_amendment(call: Call, season_file: Path) -> None:
+    opened = await call("season", "open", str(season_file), "--json")
+    assert opened.code == 0, opened.err
+    assert opened.value["season"] == 1
+    assert opened.value["seedDigest"] == seed_digest(SEED)
+    again = await call("season", "open", str(season_file))
+    assert again.code == 1
+    assert "season 1 (Winter) is open until it is closed" in again.err
+    same = await call("season", "amend", str(season_file), "--reason", "none")
+    assert same.code == 2
+    assert "nothing is changed" in same.out
+    season_file.write_text(SEASON.replace("alpha = 0.05", "alpha = 0.01"))
+    amended = await call("season", "amend", str(season_file), "--reason", "agreed by all")
+    assert amended.code == 0, amended.err
+    shown = await call("season", "show", "--json")
+    (season,) = shown.value["seasons"]
+    assert season["digest"] == opened.value["digest"], "what it was opened with stays"
+    assert season["rules"]["alpha"] == 0.01
+    (amendment,) = season["amendments"]
+    assert (amendment["reason"], amendment["changes"]) == (
+        "agreed by all",
+        [{"rule": "alpha", "before": 0.05, "after": 0.01}],
+    )
+    assert "alpha: 0.05 → 0.01" in (await call("season", "show")).out
+
+
+@pytest.mark.parametrize(
+    ("line", "instead", "where", "what"),
+    [
+        ("end = 2201-01-01T00:00:00Z", "end = 2200-11-30T00:00:00Z", "line 3: end", "is not after the start"),
+        ("start = 2200-12-01T00:00:00Z", "start = 2020-12-01T00:00:00Z", "line 2: start", "is over already"),
+        ("start = 2200-12-01T00:00:00Z", "start = 2200-12-01", "line 2: start", "a time with its offset"),
+        ('entrants = ["ada", "bob"]', 'entrants = ["ada", "eve"]', "line 14: entrants", "there is no model 'eve'"),
+        ('["BTC", "ETH", "SOL"]', '["BTC", "ETH", "SOL", "PEPE"]', "line 4: markets", "'PEPE' has no source of prices"),
+        ('["holdNothing", "bestOther"]', '["holdNothing", "luck"]', "line 10: compare", "expected one of bestOther"),
+        ("capital = 10_000", "capital = 500", "line 14: entrants", "has a capital of 10000"),
+        ("taker_fee_bps = 5", "taker_fee_bps = 4", "line 6: taker_fee_bps", "SIM_TAKER_FEE_BPS"),
+        ("replicates = 1", "replicates = 3", "line 14: entrants", "replicates is 3"),
+        ("alpha = 0.05", "alpha = 0.05\nprize = 1", "line 12: prize", "unknown field"),
+        ("alpha = 0.05", "alpha =", "season.toml", "line 11"),
+    ],
+)
+async def test_a_wrong_season_file_is_answered_with_line_and_reason_and_opens_nothing(
+    line: str, instead: str, where: str, what: str, call: Call, season_file: Path
+) -> None:
+    season_file.write_text(SEASON.replace(line, instead))
+    said = await call("season", "open", str(season_file))
+    assert said.code == 2
+    assert where in said.out
+    assert what in said.out
+    assert (await call("season", "show", "--json")).value["seasons"] == []
+
+
+async def test_a_service_with_other_settings_than_the_season_does_not_start(
+    call: Call, season_file: Path, database: Database, tmp_path: Path
+) -> None:
+    def settings(**texts: str) -> Settings:
+        return Settings.load({"MARKET_SOURCE": "synthetic", **texts}, tmp_path / ".env", demo=True)
+
+    await require_terms(database, settings(SIM_TAKER_FEE_BPS="4"))
+    assert (await call("season", "open", str(season_file))).code == 0
+    await require_terms(database, settings())
+    with pytest.raises(SettingsError, match=r"taker_fee_bps: 5; the service has 4 \(SIM_TAKER_FEE_BPS\)"):
+        await require_terms(database, settings(SIM_TAKER_FEE_BPS="4"))
 
 
 def test_a_plan_is_printed_for_people_and_programs(capsys: pytest.CaptureFixture[str]) -> None:

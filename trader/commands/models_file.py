@@ -1,10 +1,8 @@
 """The models file: its entries, read from TOML or from arguments, with the line of every mistake."""
 
 import argparse
-import math
 import os
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -13,12 +11,21 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from trader.api.inputs import find_issues
-from trader.commands.toml_lines import find_secrets, is_json, lines_of, name_of, read_secrets, repeated
+from trader.commands.toml_lines import (
+    find_secrets,
+    is_json,
+    located,
+    name_of,
+    read_secrets,
+    read_toml,
+    repeated,
+    struct_issues,
+)
 from trader.domain.models import (
     CODE_PROVIDERS,
     CYCLE,
     RESERVED_REQUEST_FIELDS,
+    Line,
     Model,
     ModelConfiguration,
     ModelId,
@@ -27,19 +34,9 @@ from trader.domain.models import (
     VariantId,
 )
 from trader.errors import Issue, SettingsError
-from trader.logs import STEERING
 from trader.provider_settings import PROVIDERS
 from trader.strategies import load_strategy
 
-Line = Annotated[
-    str,
-    msgspec.Meta(
-        min_length=1,
-        max_length=200,
-        pattern=f"^[^{STEERING}]*$",
-        extra_json_schema={"description": "a line of 1 to 200 characters, without control and direction characters"},
-    ),
-]
 Capital = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 VenueAccountIndex = Annotated[int, msgspec.Meta(ge=0, lt=2**48)]
 Replicates = Annotated[int, msgspec.Meta(ge=1, le=100)]
@@ -110,14 +107,10 @@ def read_models(file: Path, env_file: Path | None) -> list[Entry]:
     :raises SettingsError: with every mistake in it, its line, and what is allowed there
     """
     secrets = read_secrets(os.environ, env_file)
-    try:
-        text = file.read_text(encoding="utf-8")
-        document = tomllib.loads(text)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise SettingsError([f"{file}: {error}"]) from None
+    text, document = read_toml(file)
     issues = list(find_secrets(document, secrets))
     if not issues:
-        issues += _struct_issues(File, document)
+        issues += struct_issues(File, document)
     if not issues:
         issues += _head_issues(document)
     entries = []
@@ -133,9 +126,7 @@ def read_models(file: Path, env_file: Path | None) -> list[Entry]:
                 entries += _replicates(_entry(values, whole))
         issues += repeated("models", "id", whole.models)
     if issues:
-        lines = lines_of(text, [issue.path for issue in issues])
-        located = sorted(zip(lines, issues, strict=True), key=lambda pair: pair[0])
-        raise SettingsError([f"{file}, line {line}: {name_of(path)}: {message}" for line, (path, message) in located])
+        raise located(file, text, issues)
     return entries
 
 
@@ -212,7 +203,7 @@ def _head_issues(document: Mapping[str, Any]) -> Iterator[Issue]:
     """Yield the mistakes in a file outside its models."""
     owners = document.get("owners", [])
     for index, values in enumerate(owners):
-        for path, message in _struct_issues(Owner, values):
+        for path, message in struct_issues(Owner, values):
             yield Issue(("owners", index, *path), message)
     yield from repeated("owners", "name", owners)
     providers = document.get("providers", [])
@@ -227,7 +218,7 @@ def _head_issues(document: Mapping[str, Any]) -> Iterator[Issue]:
 
 def _provider_issues(values: Any) -> Iterator[Issue]:
     """Yield the mistakes in the definition of a provider."""
-    yield from _struct_issues(ProviderDefinition, values)
+    yield from struct_issues(ProviderDefinition, values)
     if not isinstance(values, Mapping):
         return
     yield from _request_issues(values.get("request", {}))
@@ -251,7 +242,7 @@ def _entry_issues(values: Any, whole: File) -> Iterator[Issue]:
         yield from issues
         checked = {"request", *(path[0] for path, _ in issues if len(path) == 1)}
         typed = {name: value for name, value in values.items() if name not in checked}
-    yield from _struct_issues(Entry, typed)
+    yield from struct_issues(Entry, typed)
     provider = values.get("provider") if isinstance(values, Mapping) else None
     if provider in CODE_PROVIDERS:
         given = (name for name in AI_FIELDS if values.get(name, {}) != {})
@@ -282,21 +273,6 @@ def _reference_issues(values: Mapping[str, Any], whole: File) -> Iterator[Issue]
     if price is not None and not isinstance(price, Mapping):
         hint = "input and output in USD per million tokens, such as {input = 0.28, output = 0.42}"
         yield Issue(("price",), f"a price without a unit: expected a table with {hint}")
-
-
-def _struct_issues(struct: type[msgspec.Struct], values: Any) -> Iterator[Issue]:
-    try:
-        msgspec.convert(values, struct)
-    except msgspec.ValidationError as error:
-        for path, message in find_issues(struct, msgspec.json.encode(_with_names(values)), error):
-            yield Issue(path, message.replace(" or null", ""))  # which TOML does not have: a field is left out instead
-
-
-def _with_names(value: Any) -> Any:
-    """Return the value with infinite numbers and NaN, which JSON does not have, as text."""
-    if isinstance(value, dict):
-        return {name: _with_names(item) for name, item in value.items()}
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _request_issues(request: Any) -> Iterator[Issue]:

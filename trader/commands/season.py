@@ -1,12 +1,34 @@
-"""The commands of seasons: what a season can find out before it is run."""
+"""The commands of seasons: what one can find out before it is run, its opening, its amendments, and its state."""
 
 import argparse
-from typing import Final
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
 
-from trader.commands.command import EXIT_DONE, Result, command, print_result, table
+import msgspec
+
+from trader.commands.command import EXIT_DONE, EXIT_WRONG_SETTINGS, Result, command, moment, print_result, table
+from trader.commands.database import TargetDatabase, database_command
+from trader.commands.toml_lines import located, read_toml, struct_issues
+from trader.domain.models import Line
 from trader.domain.portfolio.evidence import comparisons_among
 from trader.domain.portfolio.plan import Question, SeasonOutline, plan_season
-from trader.errors import SettingsError
+from trader.domain.portfolio.seasons import (
+    Season,
+    SeasonRules,
+    entrant_issues,
+    rule_issues,
+    term_issues,
+)
+from trader.errors import InvalidInput, SettingsError
+from trader.services.portfolio import seasons as service
+from trader.settings import Settings
+from trader.store.agents.models import select_models
+from trader.store.database.pool import Connection
+from trader.store.portfolio.analytics import select_account_runs
+from trader.store.portfolio.seasons import select_seasons
 
 DAYS_SHOWN: Final = (30, 60, 90, 180, 365, 730, 1095)
 QUESTIONS: Final[dict[Question, str]] = {
@@ -74,3 +96,120 @@ def plan(options: argparse.Namespace) -> int:
     ]
     value = {"comparisons": family, "days": days, "powers": [power._asdict() for power in powers]}
     return print_result(Result(value, lines, EXIT_DONE), as_json=options.json)
+
+
+def _file_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", type=Path, help="a TOML file of the rules")
+    parser.add_argument("--demo", action="store_true", help="the service runs with --demo")
+
+
+def _amend_arguments(parser: argparse.ArgumentParser) -> None:
+    _file_arguments(parser)
+    parser.add_argument("--reason", type=_reason, required=True, help="why, which every board shows")
+
+
+def _reason(text: str) -> str:
+    try:
+        return msgspec.convert(text, Line)
+    except msgspec.ValidationError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+@database_command("season open", example="trader season open season.toml", arguments=_file_arguments, changes=True)
+async def open_season(options: argparse.Namespace, target: TargetDatabase) -> Result:
+    """Open a season by the rules of a file, which are frozen from then on.
+
+    It has to begin later. Nothing is opened when a rule is wrong, or not kept by the service.
+    """
+    return await _change(options, target, "Opened", service.open_season)
+
+
+@database_command(
+    "season amend",
+    example='trader season amend season.toml --reason "SOL was delisted"',
+    arguments=_amend_arguments,
+    changes=True,
+)
+async def amend_season(options: argparse.Namespace, target: TargetDatabase) -> Result:
+    """Change the rules of the open season to those of a file; the amendment is shown for good."""
+    return await _change(options, target, "Amended", partial(service.amend_season, reason=options.reason))
+
+
+async def _change(
+    options: argparse.Namespace,
+    target: TargetDatabase,
+    done: str,
+    change: Callable[[Connection, SeasonRules], Awaitable[Season]],
+) -> Result:
+    try:
+        text, rules = _read_rules(options)
+        async with target.database.transaction() as conn:
+            await _check(conn, options.file, text, rules)
+            try:
+                season = await change(conn, rules)
+            except InvalidInput as error:
+                raise located(options.file, text, error.issues) from None
+    except SettingsError as error:
+        lines = ["Nothing was changed:", *(f"  {problem}" for problem in error.problems)]
+        return Result({"problems": error.problems}, lines, EXIT_WRONG_SETTINGS)
+    return Result(_value(season), [f"{done} {season.title}.", *_lines(season)])
+
+
+@database_command("season show", example="trader season show")
+async def show_seasons(options: argparse.Namespace, target: TargetDatabase) -> Result:
+    """Show every season: its rules, the digest of each record, and its amendments."""
+    async with target.reading() as conn:
+        seasons = await select_seasons(conn)
+    lines = [line for season in seasons for line in (season.title, *_lines(season))]
+    return Result({"seasons": list(map(_value, seasons))}, lines or ["There is no season."])
+
+
+def _read_rules(options: argparse.Namespace) -> tuple[str, SeasonRules]:
+    """Return the text of the file and its rules, which by themselves and with the settings are right.
+
+    :raises SettingsError: with every mistake, its line, and what is allowed there
+    """
+    text, document = read_toml(options.file)
+    issues = list(struct_issues(SeasonRules, document))
+    if not issues:
+        settings = Settings.load(os.environ, options.env_file, demo=options.demo)
+        rules = msgspec.convert(document, SeasonRules)
+        issues = [*rule_issues(rules), *term_issues(rules, service.terms_of(settings))]
+        if not issues:
+            return text, rules
+    raise located(options.file, text, issues)
+
+
+async def _check(conn: Connection, file: Path, text: str, rules: SeasonRules) -> None:
+    models = await select_models(conn)
+    capitals = {run.account_id: run.initial_capital for run in await select_account_runs(conn)}  # the last of each
+    if issues := list(entrant_issues(rules, models, capitals)):
+        raise located(file, text, issues)
+
+
+def _value(season: Season) -> dict[str, Any]:
+    return {
+        "season": season.number,
+        "rules": season.rules,
+        "digest": season.digest.hex(),
+        "openedAt": season.records[0].at,
+        "closedAt": season.closed_at,
+        "seedDigest": season.records[0].seed_digest,
+        "seed": season.seed,
+        "amendments": [{**each._asdict(), "digest": each.digest.hex()} for each in season.amendments],
+    }
+
+
+def _lines(season: Season) -> Iterator[str]:
+    rules, opened = season.rules, season.records[0]
+    yield f"  from {moment(rules.start)} to {moment(rules.end)}, {', '.join(rules.compare)} at α {rules.alpha:g}"
+    yield f"  opened at {moment(opened.at)}, SHA-256 {season.digest.hex()}"
+    if opened.seed_digest is not None:
+        yield f"  seed of the market: secret, SHA-256 {opened.seed_digest}"
+    if season.seed is not None:
+        yield f"  seed of the market: {season.seed}{', known from the start' if opened.seed else ''}"
+    for amendment in season.amendments:
+        yield f"  amended at {moment(amendment.at)}: {amendment.reason}, SHA-256 {amendment.digest.hex()}"
+        yield from (f"    {name}: {before} → {after}" for name, before, after in amendment.changes)
+    if season.closed_at is not None:
+        yield f"  closed at {moment(season.closed_at)}"

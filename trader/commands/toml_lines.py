@@ -1,5 +1,6 @@
-"""Values of a TOML file: their names and lines for error messages, their repetitions, and the secrets in them."""
+"""TOML files: their values, the names and lines of mistakes in them, their repetitions, and the secrets in them."""
 
+import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,13 +10,49 @@ from urllib.parse import unquote
 
 import msgspec
 
+from trader.api.inputs import find_issues
 from trader.dotenv import read_dotenv
-from trader.errors import Issue
+from trader.errors import Issue, SettingsError
 from trader.provider_settings import KEY_NAME, OTHER_KEY_NAME
 from trader.settings import SECRET_NAMES, merged_texts
 
 ROOT_NAMES: Final = {"models": "model", "owners": "owner", "providers": "provider"}
 """The lists of tables at the top of a file, and what each of their tables is called."""
+
+
+def read_toml(file: Path) -> tuple[str, dict[str, Any]]:
+    """Return the text of a file and its values.
+
+    :raises SettingsError: it cannot be read, or is no TOML
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+        return text, tomllib.loads(text)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError([f"{file}: {error}"]) from None
+
+
+def located(file: Path, text: str, issues: Sequence[Issue]) -> SettingsError:
+    """Return the error about these mistakes in a file, each with its line, in the order of the lines."""
+    lines = lines_of(text, [issue.path for issue in issues])
+    ordered = sorted(zip(lines, issues, strict=True), key=lambda pair: pair[0])
+    return SettingsError([f"{file}, line {line}: {name_of(path)}: {message}" for line, (path, message) in ordered])
+
+
+def struct_issues(struct: type[msgspec.Struct], values: Any) -> Iterator[Issue]:
+    """Yield every value that does not fit the struct."""
+    try:
+        msgspec.convert(values, struct)
+    except msgspec.ValidationError as error:
+        for path, message in find_issues(struct, msgspec.json.encode(_with_names(values)), error):
+            yield Issue(path, message.replace(" or null", ""))  # which TOML does not have: a field is left out instead
+
+
+def _with_names(value: Any) -> Any:
+    """Return the value with infinite numbers and NaN, which JSON does not have, as text."""
+    if isinstance(value, dict):
+        return {name: _with_names(item) for name, item in value.items()}
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def lines_of(text: str, paths: Sequence[Sequence[str | int]]) -> list[int]:

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from trader.logs import STEERING
+
 ANSWER_LIMIT_FIELDS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 """The fields of a request that limit the tokens of an answer, by protocol."""
 
@@ -55,6 +57,11 @@ ModelId = Annotated[
     str,
     Meta(pattern=r"^(?!\.{1,2}$)[A-Za-z0-9._:-]{1,64}$(?!\n)"),  # which web addresses take for folders
     _described("1 to 64 letters, digits or any of . _ : -, but not . or .."),
+]
+Line = Annotated[
+    str,
+    Meta(min_length=1, max_length=200, pattern=f"^[^{STEERING}]*$"),
+    _described("a line of 1 to 200 characters, without control and direction characters"),
 ]
 Currency = Annotated[str, Meta(pattern="^[A-Z]{3}$"), _described('a currency such as "USD"')]
 Day = Annotated[date, _described("a date such as 2025-06-30")]
