@@ -55,6 +55,35 @@ async def test_transaction_commits_at_its_end(database: Database) -> None:
         assert await conn.fetchval("SELECT number FROM kept") == 1
 
 
+async def test_a_statement_that_is_cancelled_before_it_is_executed_leaves_nothing_to_the_next_caller(dsn: str) -> None:
+    database = await Database.connect(dsn, size=1)
+    prepared = asyncio.Event()
+
+    async def prepare() -> None:  # what a statement with arguments does first; the server then waits for the rest
+        async with database.connection() as conn:
+            await conn.prepare("SELECT count(*) FROM accounts WHERE id = $1")
+            prepared.set()
+            await asyncio.Event().wait()
+
+    statement = asyncio.create_task(prepare())
+    await prepared.wait()
+    statement.cancel()
+    await asyncio.wait([statement])
+    async with database.reading() as conn:
+        assert await conn.fetchval("SELECT count(*) FROM accounts") == 0
+    await database.close()
+
+
+async def test_a_statement_with_a_wrong_argument_leaves_nothing_to_the_next_caller(dsn: str) -> None:
+    database = await Database.connect(dsn, size=1)
+    with pytest.raises(asyncpg.DataError):
+        async with database.connection() as conn:
+            await conn.fetchval("SELECT count(*) FROM accounts WHERE sequence = $1", 1 << 80)
+    async with database.reading() as conn:
+        assert await conn.fetchval("SELECT count(*) FROM accounts") == 0
+    await database.close()
+
+
 async def test_transaction_rolls_back_on_any_exception(database: Database) -> None:
     with pytest.raises(KeyError):
         async with database.transaction() as conn:

@@ -150,11 +150,15 @@ class Database:
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
             cause = transient_cause(error, is_lost=_is_lost(conn))
             if cause is None:
+                await _end_statement(conn)
                 raise
             raise self._unavailable(cause, error) from error
         except asyncpg.InternalClientError as error:  # the server was gone before the connection noticed
             conn.terminate()
             raise self._unavailable(NOT_REACHABLE, error) from error
+        except asyncio.CancelledError:
+            await _end_statement(conn)
+            raise
         finally:
             await self._release(conn)
         self.read_trouble = None
@@ -271,6 +275,18 @@ def _encode_json(value: object) -> str:
 
 async def _skip_reset(conn: Connection) -> None:
     pass
+
+
+async def _end_statement(conn: Connection) -> None:
+    """End what a cancelled statement, or one with a wrong argument, may have left: prepared, it is in a transaction.
+
+    asyncpg does not know of that transaction: the server opened it, and waits for the end of the protocol's message.
+    """
+    try:
+        await conn.execute(SELECT_ALIVE, timeout=CANCEL_TIMEOUT_S)
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError):
+        if not _is_lost(conn):
+            conn.terminate()
 
 
 async def _check_version(dsn: str) -> None:
