@@ -74,7 +74,7 @@ class Bench:
             for table, each in expected.items():  # printed first: pytest shows it when they differ
                 print(table, *sorted(set(result[table]) ^ set(each))[:6], sep="\n  ")
             assert result == expected
-        assert len(result["fills"]) > 10
+        assert len(result["fills"]) > 3, "kills that met no trade prove nothing"
         assert until > BEGIN + timedelta(seconds=10)
 
 
