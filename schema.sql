@@ -193,12 +193,14 @@ CREATE TABLE IF NOT EXISTS season_records (
 );
 
 -- Views that external agents have opened and not decided yet, so that a restart keeps their deadlines. `shown` is the JSON
--- of the messages; `pending` the order that was sent last, whose answer may not be among the calls.
+-- of the messages; `pending` the order that was sent last, whose answer may not be among the calls; `inputs` the JSON of what
+-- each call was judged by, which goes into the payload at the end.
 CREATE TABLE IF NOT EXISTS open_views (
     invocation_id uuid PRIMARY KEY REFERENCES invocations,
     deadline      timestamptz NOT NULL,
     shown         text NOT NULL,
-    pending       jsonb
+    pending       jsonb,
+    inputs        text[] NOT NULL DEFAULT '{}'
 );
 
 -- The messages and raw answers of an invocation (zlib-compressed JSON), apart from its record so that they can be
@@ -693,6 +695,23 @@ CREATE TABLE IF NOT EXISTS credentials (
 );
 CREATE UNIQUE INDEX IF NOT EXISTS credentials_valid ON credentials (name, account_id) NULLS NOT DISTINCT
     WHERE revoked_at IS NULL;
+
+-- What an external agent said of itself when it was an entrant with this configuration; null for one that said nothing.
+CREATE OR REPLACE FUNCTION declared_in(configuration text) RETURNS jsonb LANGUAGE sql IMMUTABLE AS $$
+    SELECT jsonb_strip_nulls(jsonb_build_object(
+        'model', parsed->'routerModelName', 'version', parsed->'external'->'version',
+        'promptDigest', parsed->'external'->'promptDigest'
+    ))
+    FROM CAST(configuration AS jsonb) AS parsed
+    WHERE parsed->'external' ? 'version'
+$$;
+
+-- Where external agents are sent the views that they decide from, and the secret that signs what is sent.
+CREATE TABLE IF NOT EXISTS webhooks (
+    model_id text PRIMARY KEY REFERENCES models,
+    url      text NOT NULL CHECK (url <> ''),
+    secret   text NOT NULL CHECK (secret <> '')
+);
 
 -- Baselines that losses are measured against: of each account in its run, and of all together (without an account). A
 -- null value is taken from the next equity measured.

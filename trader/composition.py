@@ -8,6 +8,7 @@ from datetime import datetime
 
 from trader.api import streams
 from trader.api.context import Context
+from trader.api.schemas.agents import ViewOutput
 from trader.api.schemas.common import ENCODER
 from trader.api.stream_table import state_loaders
 from trader.clock import Clock, iso
@@ -16,12 +17,14 @@ from trader.external import ExternalSystems, make_recorder
 from trader.gateways.agents.anchor_sinks import make_sink
 from trader.gateways.agents.providers import Provider, find_in_cooldown, make_providers
 from trader.gateways.agents.taapi import make_supplier
+from trader.gateways.agents.webhook import WebhookClient
 from trader.gateways.market.source import MarketSource
 from trader.leadership import Leadership, Relay, TradingControls
 from trader.schedulers import Schedulers, jobs
 from trader.services.agents.anchors import Anchors
 from trader.services.agents.recorder import StoredStates
 from trader.services.agents.schedule import Agents
+from trader.services.agents.webhooks import Webhooks
 from trader.services.events import EventBus
 from trader.services.exchange.accounts import Accounts, log_trades
 from trader.services.exchange.halts import Halts
@@ -107,7 +110,9 @@ async def make_service(settings: Settings, external: ExternalSystems, alarms: Al
     )
     alarms.sources.append(lambda: _agent_problems(context.agents, providers))
     baselines = Baselines(database, exchange, market, clock, settings)
-    schedulers = _make_schedulers(context, events, baselines)
+    webhooks = _make_webhooks(context, database)
+    stack.push_async_callback(webhooks.close)
+    schedulers = _make_schedulers(context, events, baselines, webhooks)
     hubs = streams.Hubs(state_loaders(context), events, clock)
     lock = None if leader is not None else _make_lock(external)
     relay = Relay(RelayWriter(database, events, lambda: leader_view(context), ENCODER.encode), followed)
@@ -194,9 +199,17 @@ def leader_view(context: Context) -> LeaderView:
     )
 
 
-def _make_schedulers(context: Context, events: EventBus, baselines: Baselines) -> Schedulers:
+def _make_webhooks(context: Context, database: Database) -> Webhooks:
+    client = WebhookClient(loopback=context.settings.webhook_loopback == "on")
+    return Webhooks(
+        database, context.agents.external, client, context.clock, lambda opened: ENCODER.encode(ViewOutput.of(opened))
+    )
+
+
+def _make_schedulers(context: Context, events: EventBus, baselines: Baselines, webhooks: Webhooks) -> Schedulers:
     async def start_batch(now: datetime) -> None:
         await context.agents.start_batch(now)
+        await webhooks.begin_cycle(context.agents.models.values(), now)
         await baselines.decide(now, {model.variant for model in context.agents.models.values() if model.active})
 
     async def take_snapshots(now: datetime) -> None:

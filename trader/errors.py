@@ -10,6 +10,7 @@
     ├── StrategyError             of a user's file
     ├── ProviderError
     │   └── ProviderTimeout       tried once more, with a new view
+    ├── WebhookError              of an external agent
     └── RequestError              `api/rpc.py` maps the errors below to HTTP statuses
         ├── InvalidInput
         ├── NotFound
@@ -88,6 +89,17 @@ class ProviderError(TraderError):
 
 class ProviderTimeout(ProviderError):
     """An AI provider did not answer in time; what it was asked about has changed since."""
+
+
+class WebhookError(TraderError):
+    """The webhook of an external agent gave no usable answer; the message has no secret.
+
+    `is_temporary`: it may give one if it is asked again at once.
+    """
+
+    def __init__(self, message: str, *, is_temporary: bool = False) -> None:
+        super().__init__(message)
+        self.is_temporary = is_temporary
 
 
 class SinkUnavailable(TraderError):

@@ -261,6 +261,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         "MANUAL_ORDERS", "on", forms.one_of("on", "off"),
         "Whether `simulator.placeOrder` trades the accounts of models. Such an order is marked `manual`, and the model "
         "is on no board until its account is reset.")]
+    webhook_loopback: Annotated[str, Variable(
+        "WEBHOOK_LOOPBACK", "off", forms.one_of("on", "off"),
+        "Whether the webhooks of external agents may be on this machine, and there without TLS. Others are called over "
+        "https at public addresses alone.")]
     metrics: Annotated[str, Variable(
         "METRICS", "on", forms.one_of("on", "off"), "Whether `GET /metrics` serves figures in the Prometheus format.")]
     log_level: Annotated[str, Variable(

@@ -13,6 +13,6 @@ async def test_books_are_clean_after_five_rounds_of_kills(tmp_path: Path) -> Non
         folder.chmod(0o755)  # as root the server runs as nobody, who must get in
     tally = await torture(rounds=5, seed=1, folder=tmp_path)
     assert tally.is_clean, tally
-    assert tally.kills == 10
+    assert tally.kills == 5
     assert tally.unanswered > 0, "a kill must have cut off an order of the agent"
     assert len(tally.acknowledged) > 25, "each storm must have had orders under way"

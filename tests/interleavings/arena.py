@@ -2,8 +2,10 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from typing import Any, Final
 
 from support.floor import ScriptedProvider
@@ -15,6 +17,7 @@ from support.venue import without_depth
 from trader.api.context import Context
 from trader.api.schemas.common import ENCODER
 from trader.clock import SystemClock
+from trader.domain.agents.tools import Holding, PlaceOrder, PlannedExit
 from trader.domain.exchange import rules as rules_of_exchange
 from trader.domain.exchange.account import Account
 from trader.domain.exchange.halts import HaltCause, Verb
@@ -22,9 +25,9 @@ from trader.domain.exchange.ledger import unopened_account
 from trader.domain.exchange.orders import ExitPlan, Order, OrderAnswer, OrderSide, OrderType
 from trader.domain.exchange.tick_rules import Moment
 from trader.domain.market.markets import Quote, Tick
-from trader.domain.models import Model, VariantId
+from trader.domain.models import EXTERNAL, Model, VariantId
 from trader.domain.portfolio.baselines import BaselineState, rule_agent
-from trader.errors import Unavailable
+from trader.errors import Unavailable, ViewDecided
 from trader.gateways.agents.providers import Providers
 from trader.leadership import Leadership, Relay, TradingControls
 from trader.schedulers import Schedulers
@@ -57,6 +60,10 @@ QUIET: Final = {"BTC": "94000", "ETH": "3300", "SOL": "200"}
 STOP: Final = Decimal(93000)
 PLAN: Final = ExitPlan(stop=STOP)
 MODEL: Final = "ada"
+AGENT: Final = "scout"
+DECIDED: Final = PlaceOrder(
+    symbol="BTC", side="buy", quantity=0.05, client_order_id="decided", exit_plan=PlannedExit(stop=90_000)
+)
 ATTEMPTS: Final = 3
 D = Decimal
 
@@ -221,6 +228,15 @@ class Process:
         assert self.arena.acknowledged.setdefault(key, answer) == answer, f"{key} has two answers"
         return answer
 
+    async def decide(self) -> None:
+        """Order as the external agent does in its view, and hold."""
+        external, model = self.agents.external, self.agents.models[AGENT]
+        answer = await external.decide(model, self.arena.view_id, DECIDED)
+        first = self.arena.decided_first = self.arena.decided_first or answer["orderId"]
+        assert answer["orderId"] == first, "the agent's order has two answers"
+        with suppress(ViewDecided):
+            await external.decide(model, self.arena.view_id, Holding(reason="bought"))
+
 
 class Arena:
     """Processes on one database and one market."""
@@ -235,6 +251,9 @@ class Arena:
         self.asked: dict[tuple[str, str], Order] = {}
         self.acknowledged: dict[tuple[str, str], OrderAnswer] = {}
         self.resting: OrderAnswer | None = None
+        self.view_id = ""
+        self.decided_first = ""
+        """The id of the external agent's order, as it was first answered."""
 
     def process(self, name: str) -> Process:
         """Return a process, which is made when it is first asked for."""
@@ -256,22 +275,31 @@ class Arena:
         self.source.script.append(tick)
         await asyncio.gather(*(run_as(process.name, process.take(tick)) for process in list(self.processes.values())))
 
+    async def add_model(self, model_id: str, provider: str) -> None:
+        async with self.database.connection() as conn:
+            model = Model(
+                id=model_id,
+                name=model_id.title(),
+                variant=VariantId.APEX,
+                provider=provider,
+                router_model_name=f"lab/{model_id}",
+                created_at=START,
+            )
+            await upsert_model(conn, model)
+
+    async def open_view(self) -> None:
+        """Have an external agent with an open view."""
+        a = self.process("A")
+        await self.add_model(AGENT, EXTERNAL)
+        await a.agents.reload_models()
+        self.view_id = (await a.agents.external.view(a.agents.models[AGENT], None)).id
+
     async def open(self) -> None:
         """Bring the arena to where every schedule begins: A leads, "a" is long with a stop and an order rests."""
         a = self.process("A")
         async with self.database.connection() as conn:
             await ensure_partitions(conn, START)
-            await upsert_model(
-                conn,
-                Model(
-                    id=MODEL,
-                    name="Ada",
-                    variant=VariantId.APEX,
-                    provider="fake",
-                    router_model_name="lab/ada",
-                    created_at=START,
-                ),
-            )
+        await self.add_model(MODEL, "fake")
         await self.see()
         await self._save_baseline(a)
         await run_as("A", a.leadership.take_role())
@@ -318,14 +346,17 @@ class Arena:
             await run_as("Z", leader.leadership.take_role())
         await self.see()
         for account_id in list(leader.accounts.by_id):
-            await run_as(leader.name, self._persist(leader, account_id))
+            order = partial(leader.place, f"settles {account_id}", "0.01", account_id=account_id)
+            await run_as(leader.name, self._persist(order))
+        if self.view_id:
+            await run_as(leader.name, self._persist(leader.decide))
         return leader
 
-    async def _persist(self, leader: Process, account_id: str) -> None:
+    async def _persist(self, ask: Callable[[], Awaitable[object]]) -> None:
         """Ask with one client order id until there is an answer, as a careful client does."""
         for attempt in range(ATTEMPTS):
             try:
-                await leader.place(f"settles {account_id}", "0.01", account_id=account_id)
+                await ask()
                 return
             except Unavailable:
                 if attempt == ATTEMPTS - 1:

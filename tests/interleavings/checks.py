@@ -80,6 +80,13 @@ async def _broken_promises(arena: Arena, conn: Connection):  # type: ignore[no-u
         WHERE i.status <> 'running' AND (c.status IS NULL OR (q.answer ->> 'status' = 'filled') <> (c.status = 'ok'))
         """
     )
+    if arena.view_id:
+        query = """
+        SELECT type, status FROM tool_calls WHERE invocation_id::text = $1 AND status <> 'failed' ORDER BY number
+        """  # a call that failed left nothing in the books
+        calls = [tuple(row) for row in await conn.fetch(query, arena.view_id)]
+        if calls != [("CREATE_POSITION", "ok"), ("HOLDING", "ok")]:
+            yield f"the record of the agent's decision has the calls {calls}"
     for row in unrecorded:
         yield f"the record of {row['id']} does not say what became of its order {row['client_order_id']}"
 

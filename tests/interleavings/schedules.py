@@ -149,6 +149,14 @@ async def invoke_at_tick(s: Schedule) -> None:
         await s.ticking
 
 
+async def have_view(s: Schedule) -> None:
+    await run_as("A", s.arena.open_view())
+
+
+async def decide(s: Schedule) -> None:
+    await s.arena.process("A").decide()
+
+
 async def have_slow_model(s: Schedule) -> None:
     """Have a model that still thinks when its next cycle is due."""
 
@@ -184,6 +192,7 @@ OPERATIONS: Final = {
     "invocation": Operation(invoke, have_decision),
     "invocation at a tick": Operation(invoke_at_tick, have_tick_at_order),
     "missed cycle": Operation(count_missed, have_slow_model),
+    "external decision": Operation(decide, have_view),
 }
 
 
@@ -293,6 +302,15 @@ ONLY_FOR: Final = {
 
 ONLY_BY: Final = {
     "invocation at a tick": {"cancellation", "late statement", "lost lock", "second leader", "stop", "reset"},
+    "external decision": {
+        "lost acknowledgement",
+        "lost statement",
+        "late statement",
+        "cancellation",
+        "lost lock",
+        "second leader",
+        "stop",
+    },
     "missed cycle": {"lost acknowledgement", "lost statement", "cancellation", "second leader", "stop"},
 }
 """Operations that are another one with a twist, and the actors for which that matters."""

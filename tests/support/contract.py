@@ -33,6 +33,7 @@ REPLICATES = {
     "spreadPercent": number,
     "noisePercent": (number, None),
 }
+DECLARED = {"model": text, "version?": text, "promptDigest?": text}
 CONTAMINATION = ("after cut-off", "before cut-off", "unknown")
 
 EXIT_PLAN = {
@@ -265,6 +266,7 @@ _ENTRANT = {
     "endedAt": (iso, None),
     "coverage": (number, None),
     "ranked": boolean,
+    "declared?": DECLARED,
 }
 
 OUTPUTS: Mapping[str, Shape] = {
@@ -431,6 +433,8 @@ OUTPUTS: Mapping[str, Shape] = {
                     "coverage": (number, None),
                     "trainingCutoff": (text, None),
                     "contamination": CONTAMINATION,
+                    "owner": (text, None),
+                    "declared?": DECLARED,
                     "replicates?": {
                         "modelIds": [text],
                         "lowestPercent": (number, None),
@@ -490,6 +494,7 @@ OUTPUTS: Mapping[str, Shape] = {
                 "rank": (dict.fromkeys(("first", "last", "among"), count), None),
                 "account": {"runs": count, "startedAt": iso, "returnPercent": number},
                 "owner": (text, None),
+                "declared?": DECLARED,
                 "replicates?": REPLICATES,
             }
         ],

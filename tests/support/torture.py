@@ -1,10 +1,11 @@
 """Kill the service repeatedly during an order storm, and check the books after every restart.
 
-Each round starts the service, lets clients place, cancel, reset and trigger as fast as they can, kills it with SIGKILL
-at a random moment, starts it again and checks: every acknowledged order is in the database, none is there twice, the
-memory equals the rows, and the audit is clean. An external agent trades among them; what it asked for last it asks for
-again after the restart, under the same `clientOrderId`: there is one order, and one answer. Exit code 0 only when all
-of that held in every round.
+Each round starts the service, lets clients place, cancel, reset and trigger as fast as they can, and kills it with
+SIGKILL at a random moment. After each kill it is checked on the next service: every acknowledged order is in the
+database, none is there twice, the memory equals the rows, and the audit is clean. An external agent trades among them;
+what it asked for last it asks for again after the restart, under the same `clientOrderId`: there is one order, and one
+answer. Exit code 0 only when all of that held after every kill. With `--clients 0` the agent is alone, so every kill
+falls within its decision.
 """
 
 import argparse
@@ -147,14 +148,13 @@ def _order(rng: Random, symbol: str, price: float) -> dict[str, Any]:
     return order
 
 
-async def _round(folder: Path, http: aiohttp.ClientSession, rng: Random, tally: Tally, agent: Agent) -> None:
-    environ = {"SIM_LATENCY_MS": "0", "AI_ATTEMPT_TIMEOUT_S": "600"}  # views stay open over a restart
-    service = await ServiceProcess.start(folder, http, **environ)
-    if not agent.key:
-        agent.key = await _add_agent(folder)
+async def _storm_and_kill(
+    service: ServiceProcess, accounts: list[str], rng: Random, tally: Tally, agent: Agent
+) -> None:
+    """Let everybody trade, and kill the service among it."""
     clients = [
         asyncio.create_task(_storm(service, account_id, Random(rng.random()), tally, tally.kills))
-        for account_id in ACCOUNTS
+        for account_id in accounts
     ]
     clients.append(asyncio.create_task(_decide(service, agent, tally)))
     await asyncio.sleep(rng.uniform(0.3, 2.5))
@@ -163,19 +163,19 @@ async def _round(folder: Path, http: aiohttp.ClientSession, rng: Random, tally: 
     for outcome in await asyncio.gather(*clients, return_exceptions=True):
         if isinstance(outcome, BaseException) and not isinstance(outcome, aiohttp.ClientError | OSError):
             raise outcome
-    service = await ServiceProcess.start(folder, http, **environ)
-    try:
-        if agent.asked:
-            await _ask_again(service, agent, tally)
-        async with EmbeddedPostgres(folder / EMBEDDED_FOLDER).attach() as server:
-            database = await Database.connect(server.dsn((await server.databases())[0]), size=2)
-            try:
-                await _check(service, database, tally)
-            finally:
-                await database.close()
-    finally:
-        await service.kill()
-        tally.kills += 1
+
+
+async def _check_after_kill(
+    service: ServiceProcess, folder: Path, accounts: list[str], tally: Tally, agent: Agent
+) -> None:
+    if agent.asked:
+        await _ask_again(service, agent, tally)
+    async with EmbeddedPostgres(folder / EMBEDDED_FOLDER).attach() as server:
+        database = await Database.connect(server.dsn((await server.databases())[0]), size=2)
+        try:
+            await _check(service, database, accounts, tally)
+        finally:
+            await database.close()
 
 
 async def _add_agent(folder: Path) -> str:
@@ -186,7 +186,7 @@ async def _add_agent(folder: Path) -> str:
     return str(added["key"])
 
 
-async def _check(service: ServiceProcess, database: Database, tally: Tally) -> None:
+async def _check(service: ServiceProcess, database: Database, accounts: list[str], tally: Tally) -> None:
     async with database.connection() as conn:
         rows = await conn.fetch("SELECT account_id, client_order_id, id::text FROM order_requests")
         ids: dict[tuple[str, str], list[str]] = {}
@@ -194,7 +194,7 @@ async def _check(service: ServiceProcess, database: Database, tally: Tally) -> N
             ids.setdefault((account_id, client_order_id), []).append(order_id)
     tally.lost += sum(order_id not in ids.get(key, []) for key, order_id in tally.acknowledged.items())
     tally.doubled += sum(len(order_ids) > 1 for order_ids in ids.values())
-    tally.memory_differs += sum([await _differs(service, database, account_id) for account_id in ACCOUNTS])
+    tally.memory_differs += sum([await _differs(service, database, account_id) for account_id in accounts])
     tally.audit_problems += (await audit(database)).problems
 
 
@@ -227,27 +227,34 @@ def _in_rows(account: Account) -> object:
     )
 
 
-async def torture(rounds: int, seed: int, folder: Path) -> Tally:
+async def torture(rounds: int, seed: int, folder: Path, clients: int = len(ACCOUNTS)) -> Tally:
     """Run the rounds in a folder, printing the tally after each."""
-    tally, rng, agent = Tally(), Random(seed), Agent("")
+    tally, rng, accounts = Tally(), Random(seed), ACCOUNTS[:clients]
+    environ = {"SIM_LATENCY_MS": "0", "AI_ATTEMPT_TIMEOUT_S": "600"}  # views stay open over a restart
     async with aiohttp.ClientSession() as http:
+        service = await ServiceProcess.start(folder, http, **environ)
+        agent = Agent(await _add_agent(folder))
         for number in range(1, rounds + 1):
-            await _round(folder, http, rng, tally, agent)
+            await _storm_and_kill(service, accounts, rng, tally, agent)
+            service = await ServiceProcess.start(folder, http, **environ)
+            await _check_after_kill(service, folder, accounts, tally, agent)
             print(f"round {number} of {rounds}: {tally}", flush=True)
             if not tally.is_clean:
                 break
+        await service.kill()
     return tally
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/torture", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="how often to storm and kill (default 5)")
+    parser.add_argument("--clients", type=int, default=len(ACCOUNTS), help="beside the agent, at most 12 (default 12)")
     parser.add_argument("--seed", type=int, default=1, help="of what is ordered and when it is killed (default 1)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="trader-torture-") as name:
         folder = Path(name)
         folder.chmod(0o755)  # as root the server runs as nobody, which must have access
-        tally = asyncio.run(torture(options.rounds, options.seed, folder))
+        tally = asyncio.run(torture(options.rounds, options.seed, folder, options.clients))
     for problem in tally.audit_problems[:20]:
         print(f"  {problem}")
     return 0 if tally.is_clean else 1

@@ -14,7 +14,7 @@ import aiohttp_cors
 from aiohttp import HttpVersion11, hdrs, web
 from multidict import istr
 
-from trader.api import batch, rpc
+from trader.api import batch, mcp, rpc
 from trader.api.compression import compress_response, is_worth_compressing
 from trader.api.connections import connection_of
 from trader.api.context import ACCESS, RELAY
@@ -38,7 +38,7 @@ from trader.errors import Forbidden, TooManyRequests, Unauthorized
 from trader.services.operations.access import ANYBODY, Access, require_reader
 from trader.settings import Settings
 
-CORS_PATHS: Final = ("/api/", "/health")
+CORS_PATHS: Final = ("/api/", "/health", mcp.PATH)
 """Paths that start with one of these may be read by the pages of CORS_ORIGINS."""
 
 _REST: Final = "/{path:(api/|health).*}"
@@ -48,7 +48,10 @@ _OPEN_PATHS: Final = ("/health", "/health/live", "/api/health", "/api/health/liv
 """The paths that READ_TOKEN leaves open, for supervisors and proxies."""
 
 _METHODS: Final = ("GET", "POST")
-_ALLOWED_HEADERS: Final = ("content-type", "last-event-id", "x-orpc-batch", "x-csrf-token", "authorization")
+_ALLOWED_HEADERS: Final = (
+    "content-type", "last-event-id", "x-orpc-batch", "x-csrf-token", "authorization",
+    *(name.lower() for name in (mcp.VERSION_HEADER, mcp.METHOD_HEADER, mcp.NAME_HEADER)),
+)  # fmt: skip
 _EXPOSED_HEADERS: Final = ("x-request-id", "retry-after")
 _PREFLIGHT_AGE_S: Final = 600
 

@@ -1,4 +1,4 @@
-"""The commands agents add, list, rotate, revoke and limits: external agents and their keys."""
+"""The commands agents add, list, rotate, revoke, limits and webhook: external agents, their keys and webhooks."""
 
 import argparse
 import os
@@ -12,7 +12,7 @@ from trader.commands.command import Result, allowed, moment, table
 from trader.commands.database import TargetDatabase, database_command
 from trader.commands.models import Opening, create_models
 from trader.commands.models_file import Entry, variant_argument
-from trader.domain.models import EXTERNAL, Declared, Every, ModelId
+from trader.domain.models import EXTERNAL, Declared, Every, ModelId, WebAddress
 from trader.domain.operations.credentials import (
     AGENT_MARK,
     DECISIONS_PER_MINUTE,
@@ -23,8 +23,10 @@ from trader.domain.operations.credentials import (
     issue,
     reissue,
 )
-from trader.errors import StartError
+from trader.errors import StartError, WebhookError
+from trader.gateways.agents.webhook import check_address, new_secret
 from trader.settings import read_some
+from trader.store.agents.external import Webhook, delete_webhook, select_webhooks, upsert_webhook
 from trader.store.agents.models import select_models, update_model_active
 from trader.store.database.pool import Connection
 from trader.store.operations.credentials import (
@@ -64,6 +66,7 @@ def _value(kind: Any, expected: str) -> Callable[[str], str]:
 
 
 id_argument: Final = _value(ModelId, "1 to 64 letters, digits or any of . _ : -")
+_address: Final = _value(WebAddress, "an address such as https://example.org/decide, without a query")
 _cadence: Final = _value(Every, 'minutes or hours, such as "5m" or "1h", at most "24h"')
 
 
@@ -104,7 +107,15 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="the model that it says it is, until it declares another")
     parser.add_argument("--every", type=_cadence, help='how often a decision is due, such as "5m"; default: 1m')
     parser.add_argument("--capital", type=float, metavar="N", help="starting capital; default: SIM_INITIAL_CAPITAL")
+    parser.add_argument("--webhook", type=_address, metavar="URL", help="where it is sent each view that is due")
     _limit_arguments(parser)
+
+
+def _webhook_arguments(parser: argparse.ArgumentParser) -> None:
+    _name_argument(parser)
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("url", nargs="?", type=_address, metavar="URL", help="where it is sent each view that is due")
+    which.add_argument("--off", action="store_true", help="do not call it any more")
 
 
 @database_command(
@@ -116,6 +127,7 @@ async def add(options: argparse.Namespace, target: TargetDatabase) -> Result:
     capital, currency, accounts_max = read_some(
         os.environ, options.env_file, "initial_capital", "quote_currency", "max_accounts"
     )
+    webhook = None if options.webhook is None else _new_webhook(options, options.webhook)
     now = SystemClock().now()
     async with target.database.transaction() as conn:
         if (await select_service_facts(conn)).trading_mode == "live":
@@ -135,7 +147,9 @@ async def add(options: argparse.Namespace, target: TargetDatabase) -> Result:
             decisions=options.decisions or DECISIONS_PER_MINUTE,
         )
         await insert_credential(conn, credential)
-    return _with_key(entry.id, key)
+        if webhook is not None:
+            await upsert_webhook(conn, entry.id, webhook)
+    return _with_key(entry.id, key, webhook)
 
 
 def _entry(options: argparse.Namespace) -> Entry:
@@ -155,9 +169,31 @@ def _entry(options: argparse.Namespace) -> Entry:
         raise StartError(f"The agent cannot be added: {error}.") from None
 
 
-def _with_key(account_id: str, key: str) -> Result:
+def _with_key(account_id: str, key: str, webhook: Webhook | None = None) -> Result:
     value = {"id": account_id, "accountId": account_id, "key": key}
-    return Result(value, [f"{account_id} trades the account {account_id}. Its key:", "", f"  {key}", "", _ONCE])
+    lines = [f"{account_id} trades the account {account_id}. Its key:", "", f"  {key}", "", _ONCE]
+    if webhook is not None:
+        value["webhookSecret"] = webhook.secret
+        lines += ["", *_webhook_lines(account_id, webhook)]
+    return Result(value, lines)
+
+
+def _webhook_lines(name: str, webhook: Webhook) -> list[str]:
+    head = f"{name} is sent its views at {webhook.url}. The secret that signs them:"
+    return [head, "", f"  {webhook.secret}", "", "This is the only time that the secret is shown."]
+
+
+def _new_webhook(options: argparse.Namespace, url: str) -> Webhook:
+    """Return a webhook with a new secret.
+
+    :raises StartError: it could not be called
+    """
+    (loopback,) = read_some(os.environ, options.env_file, "webhook_loopback")
+    try:
+        check_address(url, loopback=loopback == "on")
+    except WebhookError as error:
+        raise StartError(f"{url}: {error}.") from None
+    return Webhook(url, new_secret())
 
 
 @database_command("agents list", example="trader agents list")
@@ -166,7 +202,19 @@ async def list_agents(options: argparse.Namespace, target: TargetDatabase) -> Re
     async with target.reading() as conn:
         models = [model for model in await select_models(conn) if model.is_external]
         keys = await _present_keys(conn)
-    heads = ("agent", "variant", "owner", "model", "key", "scopes", "since", "requests/min", "decisions/min")
+        webhooks = await select_webhooks(conn)
+    heads = (
+        "agent",
+        "variant",
+        "owner",
+        "model",
+        "key",
+        "scopes",
+        "since",
+        "webhook",
+        "requests/min",
+        "decisions/min",
+    )
     rows = [
         (
             model.id,
@@ -176,13 +224,22 @@ async def list_agents(options: argparse.Namespace, target: TargetDatabase) -> Re
             shown_secret(key := keys[model.id]),
             " ".join(key.scopes),
             moment(key.created_at),
+            webhooks[model.id].url if model.id in webhooks else "",
             str(key.requests_per_minute),
             str(key.decisions_per_minute),
         )
         for model in models
     ]
-    value = {"agents": [_agent_json(model.id, model.configuration.owner, keys[model.id]) for model in models]}
-    return Result(value, table(heads, rows, text_columns=7))
+    value = {
+        "agents": [
+            {
+                **_agent_json(model.id, model.configuration.owner, keys[model.id]),
+                "webhook": webhooks[model.id].url if model.id in webhooks else None,
+            }
+            for model in models
+        ]
+    }
+    return Result(value, table(heads, rows, text_columns=8))
 
 
 async def _present_keys(conn: Connection) -> dict[str, Credential]:
@@ -246,6 +303,29 @@ async def limits(options: argparse.Namespace, target: TargetDatabase) -> Result:
         f"scopes {', '.join(key.scopes)}"
     )
     return Result(_agent_json(options.name, None, key), [line])
+
+
+@database_command(
+    "agents webhook",
+    example="trader agents webhook scout https://example.org/decide",
+    arguments=_webhook_arguments,
+    changes=True,
+)
+async def webhook(options: argparse.Namespace, target: TargetDatabase) -> Result:
+    """Have the service send an agent each view that is due, and take the answer as its decision; with `--off` no more.
+
+    The secret that signs the requests is printed once; the same command makes a new one.
+    """
+    new = None if options.off else _new_webhook(options, options.url)
+    async with target.database.transaction() as conn:
+        await _key_of(conn, options.name)
+        if new is None:
+            await delete_webhook(conn, options.name)
+            return Result({"id": options.name, "webhook": None}, [f"{options.name} is not called."])
+        await upsert_webhook(conn, options.name, new)
+    return Result(
+        {"id": options.name, "webhook": new.url, "webhookSecret": new.secret}, _webhook_lines(options.name, new)
+    )
 
 
 async def replace_secret(conn: Connection, before: Credential) -> str:

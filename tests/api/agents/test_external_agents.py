@@ -221,6 +221,8 @@ async def test_a_restart_keeps_the_view_and_the_first_answer(
         assert await conn.fetchval("SELECT count(*) FROM order_requests WHERE account_id = 'scout'") == 2
         assert await conn.fetchval("SELECT sum(quantity) FROM fills WHERE account_id = 'scout'") == Decimal("0.03")
     assert not (await verify(desk.floor.database, [])).findings
+    reproduced = await reproduce_invocation(desk.floor.database, UUID(view["viewId"]))
+    assert [finding.same for _, finding in reproduced.calls][::2] == [True, True]  # the one that was cut off is between
 
 
 async def test_an_agent_that_declares_another_model_is_another_entrant(desk: Desk, command: Command, key: str) -> None:
@@ -247,6 +249,14 @@ async def test_an_agent_that_declares_another_model_is_another_entrant(desk: Des
     assert await entrant_of("scout", rotated) == declared
     shown = {each["id"]: each.get("declared") for each in (await desk.call("models.getModels"))["models"]}
     assert shown["scout"] == said
+    entries = (await desk.call("agent.getBoard", rotated, window="run"))["entries"]
+    (board,) = (each for each in entries if each["modelId"] == "scout")
+    assert (board["details"]["owner"], board["details"]["declared"]) == (None, said)
+    entrants = (await desk.call("analytics.getRunInfo"))["entrants"]
+    assert [each.get("declared") for each in entrants if each["modelId"] == "scout"][-1] == said
+    evidence = (await desk.call("analytics.getEvidence"))["entrants"]
+    of_scout = {each["entrant"]: each.get("declared") for each in evidence if each["modelId"] == "scout"}
+    assert of_scout[2] == said
     twin = (await command("agents", "add", "twin", "--variant", "Apex", "--model", "lab/one", "--decisions", "9"))[
         "key"
     ]

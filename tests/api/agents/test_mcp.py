@@ -12,6 +12,8 @@ from mcp.client.streamable_http import streamable_http_client
 from support.agent_desk import Desk, order_of
 from support.orpc import installed_packages
 
+from trader.domain.agents.tools import AGENT_TOOLS, TOOL_NAMES, tool_schemas
+
 MODERN: Final = "2026-07-28"
 META: Final = "io.modelcontextprotocol/"
 TOOLS: Final = {
@@ -115,3 +117,29 @@ async def test_the_conformance_suite_passes(desk: Desk, scenario: str) -> None:
     out, _ = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 0, out.decode()
     assert b"0 failed, 0 warnings" in out
+
+
+async def test_pages_of_allowed_origins_alone_may_call(desk: Desk, key: str) -> None:
+    asked = {
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type,mcp-method,mcp-name,mcp-protocol-version",
+    }
+    ours, foreign = {"Origin": "http://localhost:3000"}, {"Origin": "https://evil.example"}
+    async with desk.client.options("/mcp", headers={**ours, **asked}) as response:
+        assert (response.status, response.headers["Access-Control-Allow-Origin"]) == (200, ours["Origin"])
+    async with desk.client.options("/mcp", headers={**foreign, **asked}) as response:
+        assert (response.status, "Access-Control-Allow-Origin" in response.headers) == (403, False)
+    ping = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+    for origin, status in ((ours, 200), (foreign, 403)):
+        headers = {**origin, "Authorization": f"Bearer {key}"}
+        async with desk.client.post("/mcp", json=ping, headers=headers) as response:
+            assert (response.status, "Access-Control-Allow-Origin" in response.headers) == (status, status == 200)
+
+
+async def test_tools_are_described_as_models_have_them(desk: Desk) -> None:
+    async with desk.client.post("/mcp", json={"jsonrpc": "2.0", "id": 1, "method": "tools/list"}) as response:
+        described = {tool["name"]: tool["description"] for tool in (await response.json())["result"]["tools"]}
+    of_models = {tool["function"]["name"]: tool["function"]["description"] for tool in tool_schemas(("BTC",))}
+    for name, tool in AGENT_TOOLS.items():
+        expected = of_models.get(TOOL_NAMES.get(tool, ""), " ".join((tool.__doc__ or "").split()))
+        assert described[name] == expected

@@ -1,6 +1,8 @@
 """Procedures of `agent`: what external agents see, and what they decide, each for the account of its key."""
 
-from typing import Protocol
+import inspect
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -8,7 +10,7 @@ from trader.api.context import Context
 from trader.api.procedures.analytics import get_leaderboard
 from trader.api.procedures.models import get_invocations
 from trader.api.procedures.simulator import account_output
-from trader.api.registry import procedure
+from trader.api.registry import Handler, procedure
 from trader.api.schemas.agents import (
     AgentBoardInput,
     AgentBookInput,
@@ -33,6 +35,7 @@ from trader.api.schemas.analytics import GetLeaderboardInput, GetLeaderboardOutp
 from trader.api.schemas.models import GetInvocationsInput, GetInvocationsOutput
 from trader.api.schemas.simulator import AccountOutput, OrderOutput, OrderView
 from trader.domain.agents.tools import (
+    AGENT_TOOLS,
     ClosePosition,
     Decision,
     FetchIndicators,
@@ -44,8 +47,20 @@ from trader.domain.agents.tools import (
 )
 from trader.domain.exchange.halts import Verb
 from trader.domain.models import Declared, Model
-from trader.domain.operations.credentials import Credential
+from trader.domain.operations.credentials import Credential, Scope
 from trader.errors import ForeignAccount
+
+H = TypeVar("H", bound=Handler)
+
+
+def _tool(name: str, scope: Scope) -> Callable[[H], H]:
+    """Declare the procedure of a tool, which is described as models have it; its docstring adds what it raises."""
+
+    def declare(handler: H) -> H:
+        handler.__doc__ = f"{inspect.getdoc(AGENT_TOOLS[name])}\n\n{inspect.getdoc(handler)}"
+        return procedure(f"agent.{name}", paper_only=True, scope=scope)(handler)
+
+    return declare
 
 
 class _NamesAccount(Protocol):
@@ -89,21 +104,15 @@ async def get_view(context: Context, request: AgentInput, key: Credential) -> Vi
     return ViewOutput.of(await context.agents.external.view(model, key.decisions_per_minute))
 
 
-@procedure("agent.getCandles", paper_only=True, scope="read")
+@_tool("getCandles", "read")
 async def get_candles(context: Context, request: AgentCandlesInput, key: Credential) -> MarketOutput:
-    """Show the latest closed candles and the indicators of a market at an interval.
-
-    :raises NotFound: there is no such market.
-    """
+    """:raises NotFound: there is no such market."""
     return await _read(context, request, FetchIndicators, key)
 
 
-@procedure("agent.getOrderBook", paper_only=True, scope="read")
+@_tool("getOrderBook", "read")
 async def get_order_book(context: Context, request: AgentBookInput, key: Credential) -> MarketOutput:
-    """Show the best levels of either side of a market's order book, as an order of the agent would meet it.
-
-    :raises NotFound: there is no such market.
-    """
+    """:raises NotFound: there is no such market."""
     return await _read(context, request, FetchOrderBook, key)
 
 
@@ -113,13 +122,9 @@ async def get_account(context: Context, request: AgentInput, key: Credential) ->
     return account_output(context, (await _agent_of(context, request, key)).id)
 
 
-@procedure("agent.placeOrder", paper_only=True, scope="trade")
+@_tool("placeOrder", "trade")
 async def place_order(context: Context, request: AgentOrderInput, key: Credential) -> DecisionOutput:
-    """Place an order, through the guard of the variant. One that may open a position needs `exitPlan.stop`.
-
-    The same `clientOrderId` gets the first answer again and trades once, after a restart or the deadline, too.
-
-    :raises ViewUnknown: the agent has no such view.
+    """:raises ViewUnknown: the agent has no such view.
     :raises ViewExpired: the deadline of the view has passed.
     :raises ViewDecided: the decision of the view has ended.
     :raises Conflict: the `clientOrderId` was used for an order with other contents.
@@ -137,44 +142,36 @@ async def cancel_order(context: Context, request: AgentCancelInput, key: Credent
     return OrderOutput(order=OrderView.of(await context.exchange.cancel_order(model.id, request.order_id)))
 
 
-@procedure("agent.closePosition", paper_only=True, scope="trade")
+@_tool("closePosition", "trade")
 async def close_position(context: Context, request: AgentCloseInput, key: Credential) -> DecisionOutput:
-    """Close a position at market, or a part of it.
-
-    :raises ViewUnknown: the agent has no such view.
+    """:raises ViewUnknown: the agent has no such view.
     :raises ViewExpired: the deadline of the view has passed.
     :raises ViewDecided: the decision of the view has ended.
     """
     return await _decide(context, request, ClosePosition, key)
 
 
-@procedure("agent.setExitPlan", paper_only=True, scope="trade")
+@_tool("setExitPlan", "trade")
 async def set_exit_plan(context: Context, request: AgentExitPlanInput, key: Credential) -> DecisionOutput:
-    """Change the exit plan of a position; what is null stays as it is.
-
-    :raises ViewUnknown: the agent has no such view.
+    """:raises ViewUnknown: the agent has no such view.
     :raises ViewExpired: the deadline of the view has passed.
     :raises ViewDecided: the decision of the view has ended.
     """
     return await _decide(context, request, UpdateExitPlan, key)
 
 
-@procedure("agent.hold", paper_only=True, scope="trade")
+@_tool("hold", "trade")
 async def hold(context: Context, request: AgentHoldInput, key: Credential) -> DecisionOutput:
-    """End the decision of a view, with what was done or why nothing is done.
-
-    :raises ViewUnknown: the agent has no such view.
+    """:raises ViewUnknown: the agent has no such view.
     :raises ViewExpired: the deadline of the view has passed.
     :raises ViewDecided: the decision of the view has ended already.
     """
     return await _decide(context, request, Holding, key)
 
 
-@procedure("agent.note", paper_only=True, scope="trade")
+@_tool("note", "trade")
 async def note(context: Context, request: AgentNoteInput, key: Credential) -> DecisionOutput:
-    """Write a note that every later view shows as `note`; it replaces the one before.
-
-    :raises ViewUnknown: the agent has no such view.
+    """:raises ViewUnknown: the agent has no such view.
     :raises ViewExpired: the deadline of the view has passed.
     :raises ViewDecided: the decision of the view has ended.
     """

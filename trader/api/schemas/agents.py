@@ -58,7 +58,7 @@ class ViewOutput(Wire, kw_only=True):
 
     @classmethod
     def of(cls, decision: ExternalDecision) -> "ViewOutput":
-        system, shown = decision.messages
+        system, shown = decision.record.messages
         return cls(
             view_id=decision.id,
             opened_at=iso(decision.record.invocation.started_at),

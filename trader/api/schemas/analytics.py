@@ -18,6 +18,7 @@ from trader.api.schemas.common import (
     iso,
     or_unset,
 )
+from trader.api.schemas.models import DeclaredView
 from trader.api.schemas.paging import IsoTime
 from trader.api.schemas.positions import ModelId
 from trader.domain.agents.invocations import Invocation, Step, ToolCall, ToolCallType
@@ -144,6 +145,7 @@ class LeaderboardDetails(Wire, kw_only=True):
     the order of maxDrawdown. `runNumber` above 1 says that the account was reset; p values are multiplied by its
     square. `coverage` is how many of the cycles that were due the entrant decided, in percent. `contamination` says
     whether the entry begins after the end of what the model was trained on (`trainingCutoff` of the models file).
+    `declared` is what an external agent says of itself.
     """
 
     ci95_reason: str | None
@@ -155,6 +157,8 @@ class LeaderboardDetails(Wire, kw_only=True):
     coverage: Percent | None
     training_cutoff: str | None
     contamination: Contamination
+    owner: str | None
+    declared: DeclaredView | UnsetType = UNSET
     replicates: ReplicatesRow | UnsetType = UNSET
 
     @classmethod
@@ -171,6 +175,8 @@ class LeaderboardDetails(Wire, kw_only=True):
             coverage=entry.record.coverage_percent,
             training_cutoff=day(training_cutoff),
             contamination=contamination(training_cutoff, entry.since),
+            owner=entry.model.configuration.owner,
+            declared=DeclaredView.of_entrant(entry.record),
             replicates=UNSET if entry.replicates is None else ReplicatesRow.of(entry.replicates),
         )
 

@@ -2,6 +2,7 @@
 
 from trader.api.schemas.analytics import IntervalPercent, Percent, Replicates, day
 from trader.api.schemas.common import UNSET, Input, Timestamp, UnsetType, VariantFilter, VariantId, Wire, iso
+from trader.api.schemas.models import DeclaredView
 from trader.api.schemas.positions import ModelId
 from trader.domain.models import Contamination, contamination
 from trader.domain.portfolio.board import Comparison, Reference
@@ -121,7 +122,7 @@ class EntrantRow(Wire, kw_only=True):
     and `entrant` − 1 how many configurations it has had before. `luck` is computed
     after it was first asked for; `luckReason` says why it is null. `replicates` is there when several models are one
     configuration. `contamination` says whether all of it is after the end of what the model was trained on
-    (`trainingCutoff`, from the models file).
+    (`trainingCutoff`, from the models file). `declared` is what an external agent said of itself.
     """
 
     model_id: str
@@ -146,6 +147,7 @@ class EntrantRow(Wire, kw_only=True):
     rank: Rank | None
     account: AccountOverRuns
     owner: str | None
+    declared: DeclaredView | UnsetType = UNSET
     differences: list[Difference]
     luck: LuckRow | None
     luck_reason: str | None
@@ -180,6 +182,7 @@ class EntrantRow(Wire, kw_only=True):
                 return_percent=entrant.account.return_percent,
             ),
             owner=entrant.model.configuration.owner,
+            declared=DeclaredView.of_entrant(entrant.record),
             differences=[Difference.of(each) for each in entrant.comparisons],
             luck=None if isinstance(entrant.luck, str) else LuckRow.of(entrant.luck, contenders),
             luck_reason=entrant.luck if isinstance(entrant.luck, str) else None,

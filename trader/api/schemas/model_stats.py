@@ -19,6 +19,7 @@ from trader.api.schemas.common import (
     Wire,
     iso,
 )
+from trader.api.schemas.models import DeclaredView
 from trader.domain.models import Model
 from trader.services.agents.budgets import Budget
 from trader.services.portfolio.analytics import EntrantStats, ModelStats, RunInfo
@@ -193,6 +194,7 @@ class EntrantOverall(OverallFigures, kw_only=True):
     They begin with what the account was worth then, positions of its predecessor included. `endedAt` is null of the
     present entrant, whose `accountValue` is live. `entrant` 0 is one that is not known. `coverage` is how many of the
     cycles that were due it decided, in percent; below 95 it is not `ranked`.
+    `declared` is what an external agent said of itself.
     """
 
     entrant: int
@@ -201,6 +203,7 @@ class EntrantOverall(OverallFigures, kw_only=True):
     ended_at: Timestamp | None
     coverage: Percent | None
     ranked: bool
+    declared: DeclaredView | UnsetType = UNSET
 
     @classmethod
     def of(cls, entrant: EntrantStats) -> "EntrantOverall":
@@ -216,6 +219,7 @@ class EntrantAdvanced(AdvancedFigures, kw_only=True):
     ended_at: Timestamp | None
     coverage: Percent | None
     ranked: bool
+    declared: DeclaredView | UnsetType = UNSET
 
     @classmethod
     def of(cls, entrant: EntrantStats) -> "EntrantAdvanced":
@@ -230,6 +234,7 @@ def _entrant(entrant: EntrantStats) -> dict[str, Any]:
         "ended_at": None if entrant.ended_at is None else iso(entrant.ended_at),
         "coverage": entrant.record.coverage_percent,
         "ranked": entrant.record.is_ranked,
+        "declared": DeclaredView.of_entrant(entrant.record),
     }
 
 
@@ -280,6 +285,7 @@ class EntrantInfo(Wire, kw_only=True):
     trades: int
     coverage: Percent | None
     ranked: bool
+    declared: DeclaredView | UnsetType = UNSET
 
     @classmethod
     def of(cls, model: Model, period: EntrantPeriod) -> "EntrantInfo":
@@ -294,6 +300,7 @@ class EntrantInfo(Wire, kw_only=True):
             trades=period.trades_count,
             coverage=record.coverage_percent,
             ranked=record.is_ranked,
+            declared=DeclaredView.of_entrant(record),
         )
 
 

@@ -22,6 +22,7 @@ from trader.api.schemas.common import (
 )
 from trader.api.schemas.paging import IsoTime
 from trader.domain.agents.conversation import Message
+from trader.domain.agents.entrants import EntrantRecord
 from trader.domain.agents.invocations import ToolCall, ToolCallStatus, ToolCallType
 from trader.domain.models import Model
 from trader.services.agents.invocations import FinishedInvocation, ModelSummary
@@ -42,6 +43,11 @@ class DeclaredView(Wire, kw_only=True):
         """Return what the agent of this model says; unset for one that has said nothing, and for other models."""
         declared = model.configuration.declared
         return UNSET if declared is None else cls.from_attributes(declared, model=model.router_model_name)
+
+    @classmethod
+    def of_entrant(cls, record: EntrantRecord) -> "DeclaredView | UnsetType":
+        """Return what the agent said when it was this entrant."""
+        return UNSET if record.declared is None else msgspec.convert(record.declared, cls)
 
 
 class ModelView(Wire, kw_only=True):

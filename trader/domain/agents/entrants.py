@@ -44,7 +44,8 @@ class EntrantRecord(NamedTuple):
 
     A cycle is due when the entrant's cadence asks for a decision while the model is active and the service runs. It is
     decided when its invocation was completed. Number 0 is an entrant whose configuration is not known. `manual_since`
-    is the time of the first order by hand on the model's account in the run; from then on it is not judged.
+    is the time of the first order by hand on the model's account in the run; from then on it is not judged. `declared`
+    is what an external agent said of itself when it was this entrant, as JSON: model, version and promptDigest.
     """
 
     number: int
@@ -53,6 +54,7 @@ class EntrantRecord(NamedTuple):
     cycles_decided: int
     cycles_due: int
     manual_since: datetime | None = None
+    declared: Mapping[str, str] | None = None
 
     @property
     def coverage_percent(self) -> float | None:

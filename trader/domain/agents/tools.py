@@ -210,7 +210,21 @@ TOOL_CALL_TYPES: Final[Mapping[str, ToolCallType]] = {
 """The type that a call of each tool is recorded as: its name in upper case."""
 
 PLACE_ORDER: Final = "placeOrder"
-"""The tool of external agents that their models' tools do not have: the simulator's order, through the guard."""
+"""The tool of external agents that models do not have: the simulator's order, through the guard."""
+
+AGENT_TOOLS: Final[Mapping[str, type[Decision]]] = {
+    PLACE_ORDER: PlaceOrder,
+    "closePosition": ClosePosition,
+    "setExitPlan": UpdateExitPlan,
+    "getCandles": FetchIndicators,
+    "getOrderBook": FetchOrderBook,
+    "note": Note,
+    "hold": Holding,
+}
+"""The tools of external agents by the names of their procedures, which are those of the simulator where it has one."""
+
+RECORDED_TOOLS: Final[Mapping[str, type[Decision]]] = {**TOOLS, PLACE_ORDER: PlaceOrder}
+"""The tools by the names under which their calls are recorded, whoever called them."""
 
 ARGUMENTS_MAX = 20_000
 """Characters of arguments; longer ones are not decoded, and cut in the record."""
@@ -222,11 +236,11 @@ class BadCall(NamedTuple):
     error: str
 
 
-def decode(request: ToolRequest) -> Decision | BadCall:
+def decode(request: ToolRequest, tools: Mapping[str, type[Decision]] = TOOLS) -> Decision | BadCall:
     """Return the decision of a call. Unknown fields, wrong types and values out of bounds are errors."""
-    struct: type[Decision] | None = PlaceOrder if request.name == PLACE_ORDER else TOOLS.get(request.name)
+    struct = tools.get(request.name)
     if struct is None:
-        return BadCall(f"There is no tool {request.name[:100]!r}. The tools are: {', '.join(TOOLS)}.")
+        return BadCall(f"There is no tool {request.name[:100]!r}. The tools are: {', '.join(tools)}.")
     if len(request.arguments) > ARGUMENTS_MAX:
         return BadCall(f"The arguments have more than {ARGUMENTS_MAX} characters.")
     try:

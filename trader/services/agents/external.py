@@ -14,7 +14,7 @@ from uuid import UUID, uuid4
 import msgspec
 
 from trader.clock import Clock, cut_to_ms, floor_time
-from trader.domain.agents.conversation import Message, ModelAnswer, ToolRequest
+from trader.domain.agents.conversation import ModelAnswer, ToolRequest
 from trader.domain.agents.guard import order_of
 from trader.domain.agents.invocations import ToolCall
 from trader.domain.agents.messages import account_json, decision_json, order_outcome
@@ -53,13 +53,9 @@ from trader.services.exchange.idempotent_orders import first_answer
 from trader.services.exchange.protocol import Exchange, not_trading
 from trader.settings import Settings
 from trader.store.agents.chain import select_entrants
+from trader.store.agents.external import delete_decided_views, select_open_views
 from trader.store.agents.invocations import select_invocation, select_steps, select_tool_calls
 from trader.store.agents.models import update_model_declared
-from trader.store.agents.open_views import (
-    delete_decided_views,
-    insert_open_view,
-    select_open_views,
-)
 from trader.store.database.pool import Database
 from trader.store.operations.halts import insert_halting_command, select_open_command
 from trader.variants import VARIANTS, limits_of
@@ -71,19 +67,19 @@ _log = logging.getLogger("trader.agents")
 
 
 class ExternalDecision:
-    """A decision that is open: its record, what the agent was shown, and until when it may act."""
+    """A decision that is open: its record, and what executes its calls."""
 
-    def __init__(
-        self, record: ExternalRecorder, calls: CallExecutor, messages: list[Message], deadline: datetime
-    ) -> None:
+    def __init__(self, record: ExternalRecorder, calls: CallExecutor) -> None:
         self.record = record
         self.calls = calls
-        self.messages = messages
-        self.deadline = deadline
 
     @property
     def id(self) -> str:
         return str(self.record.id)
+
+    @property
+    def deadline(self) -> datetime:
+        return self.record.deadline
 
     @property
     def has_decided(self) -> bool:
@@ -144,7 +140,7 @@ class ExternalAgents:
             entrant = entrants[invocation.model_id, invocation.entrant]
             record.resume(entrant, steps.get(invocation.id, []), calls.get(invocation.id, []), view)
             self._opened[record.model.id] = invocation.started_at, 1
-            self._go_on(record, msgspec.json.decode(view.shown, type=list[Message]), view.deadline)
+            self._go_on(record)
 
     def close(self) -> None:
         """Forget the open decisions: the next leader goes on with them."""
@@ -211,6 +207,14 @@ class ExternalAgents:
             await opened.record.settle_pending()
             return await self._execute(opened, decision)
 
+    async def end(self, model: Model, view_id: str, failure: str | None = None) -> None:
+        """End the decision of this view, if it is open, as its answer does; `failure`: why there is none."""
+        async with self._locks[model.id], self._clock.busy():
+            opened = self._open.get(model.id)
+            if opened is not None and opened.id == view_id:
+                await opened.record.settle_pending()
+                await self._end(opened, "answer" if failure is None else None, failure=failure)
+
     async def declare(self, model: Model, name: str, declared: Declared) -> None:
         """Set what the agent says of itself; what it says anew makes its next decision that of another entrant.
 
@@ -270,13 +274,11 @@ class ExternalAgents:
             raise MarketUnavailable("no market has a price now")
         limits = limits_of(model, self._settings.attempt_timeout_s)
         messages = opening_messages(model.configuration.prompt or variant.prompt, limits, view)
-        deadline = now + timedelta(seconds=limits.decision_age_max_s)
         record = self._record_of(model, now)
+        record.show(messages, now + timedelta(seconds=limits.decision_age_max_s))
         await record.open()
-        async with self._database.connection() as conn:
-            await insert_open_view(conn, record.id, deadline, msgspec.json.encode(messages).decode())
         self._opened[model.id] = now, count + 1
-        decision = self._go_on(record, messages, deadline)
+        decision = self._go_on(record)
         decision.calls.publish("workflow:started", {})
         return decision
 
@@ -284,11 +286,10 @@ class ExternalAgents:
         settle = self._exchange.settle
         return ExternalRecorder(self._database, self._events, self._packer, self._entrants, model, started_at, settle)
 
-    def _go_on(self, record: ExternalRecorder, messages: list[Message], deadline: datetime) -> ExternalDecision:
-        record.note_messages(messages)
+    def _go_on(self, record: ExternalRecorder) -> ExternalDecision:
         limits = limits_of(record.model, self._settings.attempt_timeout_s)
         calls = CallExecutor(record, self._exchange, self._observer, self._clock, self._events, limits)
-        decision = self._open[record.model.id] = ExternalDecision(record, calls, messages, deadline)
+        decision = self._open[record.model.id] = ExternalDecision(record, calls)
         return decision
 
     async def _answered_before(self, model: Model, decision: PlaceOrder) -> dict[str, Any] | None:
@@ -355,9 +356,17 @@ class ExternalAgents:
         await decision.record.settle_pending()
         await self._end(decision, "deadline" if decision.has_decided else None, at=decision.deadline)
 
-    async def _end(self, decision: ExternalDecision, ended_by: EndedBy | None, at: datetime | None = None) -> None:
+    async def _end(
+        self,
+        decision: ExternalDecision,
+        ended_by: EndedBy | None,
+        at: datetime | None = None,
+        failure: str | None = None,
+    ) -> None:
         del self._open[decision.record.model.id]
-        if ended_by is None:
+        if failure is not None:
+            await decision.calls.finish("failed", failure)
+        elif ended_by is None:
             await decision.calls.finish("timeout", "the agent did not decide before the deadline of its view", at=at)
         else:
             await decision.calls.finish("completed", None, ended_by=ended_by, at=at)

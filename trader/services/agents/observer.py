@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -78,6 +79,8 @@ class Observer:
             tuple[str, Interval], tuple[tuple[datetime, datetime | None], tuple[Indicators, ...]]
         ] = {}
         """Those at the ends of the last intervals, ascending, with the times of the newest candles."""
+
+        self._computing: defaultdict[tuple[str, Interval], asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def view(self, model: Model, intervals: Sequence[Interval], now: datetime, series: int) -> View:
         """Return the view that a model decides from, with the indicators of these intervals at the last candles."""
@@ -165,7 +168,16 @@ class Observer:
     async def _indicators_of(
         self, symbol: str, interval: Interval, count: int
     ) -> tuple[list[Candle], tuple[Indicators, ...]]:
-        """Return the latest closed candles, ascending, and the indicators at the end of the last `count` intervals."""
+        """Return the latest closed candles, ascending, and the indicators at the end of the last `count` intervals.
+
+        Concurrent calls compute them once.
+        """
+        async with self._computing[symbol, interval]:
+            return await self._compute_indicators(symbol, interval, count)
+
+    async def _compute_indicators(
+        self, symbol: str, interval: Interval, count: int
+    ) -> tuple[list[Candle], tuple[Indicators, ...]]:
         candles = await self._candles(symbol, interval, HISTORY_CANDLES + count - 1)
         session = await self._candles(symbol, SESSION_INTERVAL, HISTORY_CANDLES)
         if not candles:

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import msgspec
 
-from trader.domain.agents.conversation import ToolRequest, Turn
+from trader.domain.agents.conversation import Message, ToolRequest, Turn
 from trader.domain.agents.entrants import Entrant
 from trader.domain.agents.invocations import (
     Step,
@@ -19,7 +19,7 @@ from trader.domain.agents.invocations import (
 )
 from trader.domain.agents.messages import order_outcome
 from trader.domain.agents.reproduction import CallInputs, FundingRate, RecordedQuote, RecordedUpdate
-from trader.domain.agents.tools import Change, decode
+from trader.domain.agents.tools import RECORDED_TOOLS, Change, decode
 from trader.domain.exchange.account import hours_crossed
 from trader.domain.market.markets import Quote
 from trader.domain.models import Model
@@ -29,9 +29,9 @@ from trader.services.agents.payloads import PayloadPacker
 from trader.services.agents.record import AlreadyClosed, InvocationRecord, PendingOrder
 from trader.services.events import ConversationsChanged, EventBus
 from trader.services.market.feed import MarketFeed
+from trader.store.agents.external import OpenView, insert_open_view, update_pending_order, update_view_inputs
 from trader.store.agents.invocations import UnrecordedOrder, insert_invocation, insert_payload
 from trader.store.agents.models import select_strategy_state, upsert_strategy_state
-from trader.store.agents.open_views import OpenView, update_pending_order
 from trader.store.database.partitions import ensure_partitions
 from trader.store.database.pool import Connection, Database
 from trader.store.exchange.accounts import select_answer_of_client
@@ -93,11 +93,14 @@ class InvocationRecorder(InvocationRecord):
         """
         try:
             self.set_entrant(await self._entrants.enter(self.model, self.invocation.started_at))
-            async with self._database.writing() as conn:
-                return await insert_invocation(conn, self.invocation)
+            return await self._insert()
         except Unavailable as error:
             self.close("failed", f"it was not begun: {error}", None, self.invocation.started_at)
             raise
+
+    async def _insert(self) -> bool:
+        async with self._database.writing() as conn:
+            return await insert_invocation(conn, self.invocation)
 
     async def save(self) -> None:
         """Write everything that is not written yet, in one transaction.
@@ -210,17 +213,42 @@ def recovered_call(invocation_id: UUID, order: UnrecordedOrder) -> ToolCall:
 class ExternalRecorder(InvocationRecorder):
     """The record of a decision that a restart goes on with."""
 
+    messages: list[Message]
+    """What the agent is shown."""
+
+    deadline: datetime
+    """Until when it may act on that."""
+
+    _inputs_written = 0
+
+    def show(self, messages: list[Message], deadline: datetime) -> None:
+        """Set what the agent is shown, and until when it may act on that."""
+        self.messages, self.deadline = messages, deadline
+        self.note_messages(messages)
+
+    async def _insert(self) -> bool:
+        shown = msgspec.json.encode(self.messages).decode()
+        async with self._database.transaction() as conn:
+            is_new = await insert_invocation(conn, self.invocation)
+            if is_new:
+                await insert_open_view(conn, self.id, self.deadline, shown)
+        return is_new
+
     def resume(self, entrant: Entrant, steps: list[Step], calls: list[ToolCall], view: OpenView) -> None:
         """Take up the record of a process that ended."""
         self.set_entrant(entrant)
+        self.show(msgspec.json.decode(view.shown, type=list[Message]), view.deadline)
         self.invocation = view.invocation
         self.steps, self.calls = steps, calls
         self._written = len(steps), len(calls)
+        inputs = (msgspec.json.decode(each, type=CallInputs) for each in view.inputs)
+        self._inputs = list({each.number: each for each in inputs}.values())
+        self._inputs_written = len(self._inputs)
         self.answered_by = steps[0].model if steps else None
         self.call_count = max((call.number for call in calls), default=0)
         if view.pending is not None and view.pending["number"] > self.call_count:
             request = ToolRequest(id="", name=view.pending["name"], arguments=view.pending["arguments"])
-            decision = decode(request)
+            decision = decode(request, RECORDED_TOOLS)
             assert isinstance(decision, Change), "it was decoded before it was sent"
             self.call_count = view.pending["number"]
             at = datetime.fromisoformat(view.pending["at"])
@@ -232,3 +260,12 @@ class ExternalRecorder(InvocationRecorder):
         sent = {"number": pending.number, "name": request.name, "arguments": request.arguments}
         async with self._database.connection() as conn:
             await update_pending_order(conn, self.id, {**sent, "at": pending.at.isoformat()})
+
+    async def save(self) -> None:
+        await super().save()
+        self._inputs_written = len(self._inputs)
+
+    async def write(self, conn: Connection) -> None:
+        await super().write(conn)
+        if not self.is_closed and (new := self._inputs[self._inputs_written :]):
+            await update_view_inputs(conn, self.id, [msgspec.json.encode(each).decode() for each in new])

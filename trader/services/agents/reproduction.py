@@ -11,7 +11,7 @@ from trader.domain.agents.guard import Refusal, judge
 from trader.domain.agents.invocations import Invocation, ToolCall
 from trader.domain.agents.messages import EXCHANGE, Outcome, decision_json
 from trader.domain.agents.reproduction import CallInputs, Reproduced, reproduce
-from trader.domain.agents.tools import ARGUMENTS_MAX, BadCall, Change, decode
+from trader.domain.agents.tools import ARGUMENTS_MAX, RECORDED_TOOLS, TOOLS, BadCall, Change, decode
 from trader.domain.exchange.halts import is_of_halt
 from trader.domain.market.markets import canonical_symbol
 from trader.errors import NotFound
@@ -73,7 +73,8 @@ async def _compare(
         return CallFinding(None, "the process died before the call was recorded; its order was found in the books")
     if len(raw["arguments"]) >= ARGUMENTS_MAX:
         return CallFinding(None, "its arguments were cut in the record")
-    decision = decode(ToolRequest(id="", name=raw["name"], arguments=raw["arguments"]))
+    tools = RECORDED_TOOLS if call.metadata["decisions"] else TOOLS
+    decision = decode(ToolRequest(id="", name=raw["name"], arguments=raw["arguments"]), tools)
     if isinstance(decision, BadCall):
         same = result == {"error": decision.error}
         return CallFinding(same, "it cannot be decoded, as recorded" if same else f"now: {decision.error}")

@@ -186,6 +186,7 @@ def _merged(group: list[LeaderboardEntry]) -> LeaderboardEntry:
             began_at=max(began, default=None),
             cycles_decided=sum(entry.record.cycles_decided for entry in group),
             cycles_due=sum(entry.record.cycles_due for entry in group),
+            declared=group[0].record.declared,
         ),
         pnl_percent=fmean(returns) if len(returns) == len(group) else None,
         pnl_absolute=_mean(group, lambda entry: entry.pnl_absolute),

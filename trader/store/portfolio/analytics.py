@@ -52,7 +52,7 @@ SELECT m.id, r.id, r.initial_capital, r.started_at, c.finished, c.failed, c.tool
            SELECT min(q.created_at) FROM order_requests q
            WHERE q.run_id = r.id AND q.answer @> '{"manual": true}' AND q.answer->>'status' <> 'rejected'
        ),
-       r.number
+       CASE WHEN m.provider = 'external' THEN declared_in(e.configuration) END, r.number
 FROM models m
 JOIN runs r ON r.account_id = m.id AND r.ended_at IS NULL
 CROSS JOIN LATERAL (
@@ -65,7 +65,8 @@ CROSS JOIN LATERAL (
     FROM invocation_counts WHERE model_id = m.id AND run_number = r.number
 ) c
 LEFT JOIN LATERAL (
-    SELECT number, fingerprint, began_at FROM entrants WHERE model_id = m.id ORDER BY number DESC LIMIT 1
+    SELECT number, fingerprint, began_at, configuration
+    FROM entrants WHERE model_id = m.id ORDER BY number DESC LIMIT 1
 ) e ON true
 LEFT JOIN invocation_counts o
     ON o.model_id = m.id AND o.run_number = r.number AND o.entrant = coalesce(e.number, 0)
@@ -78,7 +79,7 @@ async def select_current_runs(conn: Connection) -> dict[str, CurrentRun]:
     rows = await conn.fetch(SELECT_CURRENT_RUNS)
     return {
         model_id: CurrentRun(
-            model_id, run_id, capital, at, InvocationTotals(*rest[:8]), EntrantRecord(*rest[8:14]), rest[14]
+            model_id, run_id, capital, at, InvocationTotals(*rest[:8]), EntrantRecord(*rest[8:15]), rest[15]
         )
         for model_id, run_id, capital, at, *rest in rows
     }
@@ -106,11 +107,12 @@ SELECT m.id, e.ended_at, s.net_portfolio, coalesce(c.finished, 0), coalesce(c.fa
        (
            SELECT min(q.created_at) FROM order_requests q
            WHERE q.run_id = r.id AND q.answer @> '{"manual": true}' AND q.answer->>'status' <> 'rejected'
-       )
+       ),
+       CASE WHEN m.provider = 'external' THEN declared_in(e.configuration) END
 FROM models m
 JOIN runs r ON r.account_id = m.id AND r.ended_at IS NULL
 LEFT JOIN LATERAL (
-    SELECT number, fingerprint, began_at, lead(began_at) OVER (ORDER BY number) AS ended_at
+    SELECT number, fingerprint, began_at, configuration, lead(began_at) OVER (ORDER BY number) AS ended_at
     FROM entrants WHERE model_id = m.id
 ) e ON e.ended_at IS NULL OR e.ended_at > r.started_at
 LEFT JOIN invocation_counts c
@@ -130,7 +132,7 @@ async def select_run_entrants(conn: Connection) -> list[RunEntrant]:
     """Return the entrants of every model's current run, each model's in order; of one never invoked an unknown one."""
     rows = await conn.fetch(SELECT_RUN_ENTRANTS)
     return [
-        RunEntrant(row[0], EntrantRecord(*row[11:17]), row[1], row[2], InvocationTotals(*row[3:11])) for row in rows
+        RunEntrant(row[0], EntrantRecord(*row[11:18]), row[1], row[2], InvocationTotals(*row[3:11])) for row in rows
     ]
 
 

@@ -1,6 +1,6 @@
 // The leaderboard: who leads, how sure that is, and what the models cost.
 import { useAnswer } from './answers.js'
-import { Choice, Failed, Interval, ModelName, Money, Panel, Table, VariantName, scaleOf } from './components.js'
+import { Choice, Declared, Failed, Interval, ModelName, Money, Panel, Table, VariantName, scaleOf } from './components.js'
 import { number, percent, signedPercent, tone, whole } from './format.js'
 import { html, useMemo } from './lib.js'
 import { WINDOWS, useModels } from './models.js'
@@ -15,7 +15,7 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false }) 
   const columns = [
     { key: 'rank', title: '#', by: one => one.rank, cell: one => one.rank ?? html`<span title="not ranked: it decided under 95 % of its cycles">–</span>` },
     { key: 'model', title: 'Model', isText: true, by: one => one.modelName.toLowerCase(),
-      cell: one => html`<${ModelName} id=${one.modelId} name=${one.modelName} color=${one.color ?? known.colorOf(one.modelId, one.variant)} />${one.details.replicates && html` <span title="replicates of one configuration: the row is their mean">× ${one.details.replicates.modelIds.length}</span>`}` },
+      cell: one => html`<${ModelName} id=${one.modelId} name=${one.modelName} color=${one.color ?? known.colorOf(one.modelId, one.variant)} /><${Declared} by=${one.details.declared} />${one.details.replicates && html` <span title="replicates of one configuration: the row is their mean">× ${one.details.replicates.modelIds.length}</span>`}` },
     !isCompact && { key: 'variant', title: 'Variant', isText: true, className: 'narrow-hide', by: one => one.variant, cell: one => html`<${VariantName} variant=${one.variant} />` },
     { key: 'return', title: 'Return', by: one => one.pnlPercent,
       cell: one => html`<span class=${tone(one.pnlPercent)} title=${one.pnlPercent}>${signedPercent(one.pnlPercent)}</span>` },

@@ -33,6 +33,10 @@ export const Time = ({ at }) => html`<time datetime=${at} title=${at}>${moment(a
 
 export const Side = ({ side }) => html`<span class=${`badge ${side === 'LONG' || side === 'buy' ? 'gain' : 'loss'}`}>${side}</span>`
 
+/** What an external agent says of itself. */
+export const Declared = ({ by }) => by && html` <span class="soft">${by.model} ${by.version}</span>
+  <span class="badge" title=${`the agent says this of itself, and nobody checks it${by.promptDigest ? `; its prompt has the digest ${by.promptDigest}` : ''}`}>declared</span>`
+
 /** The mark of what was traded by hand on the account of a model. */
 export const Manual = () => html`<span class="badge warn" title="traded by hand, not by the model">manual</span>`
 

@@ -1,6 +1,6 @@
 // Evidence: what the result of a model is worth against its references, with intervals and in words.
 import { useAnswer } from './answers.js'
-import { Failed, Interval, ModelName, Panel, Table, scaleOf } from './components.js'
+import { Declared, Failed, Interval, ModelName, Panel, Table, scaleOf } from './components.js'
 import { number, percent, signed, signedPercent, tone, whole } from './format.js'
 import { html } from './lib.js'
 import { useModels } from './models.js'
@@ -88,7 +88,7 @@ export function EvidenceBoard({ answer, known, isLinked = true }) {
   })
   const columns = [
     { key: 'model', title: 'Entrant', isText: true, by: one => one.modelName.toLowerCase(), cell: one => html`<${ModelName} id=${one.modelId}
-      name=${one.modelName} color=${known.colorOf(one.modelId, one.variant)} isLinked=${isLinked} />${one.endedAt && html` <span class="badge" title=${`ended at ${one.endedAt}`}>earlier, ${one.entrant}</span>`}` },
+      name=${one.modelName} color=${known.colorOf(one.modelId, one.variant)} isLinked=${isLinked} /><${Declared} by=${one.declared} />${one.endedAt && html` <span class="badge" title=${`ended at ${one.endedAt}`}>earlier, ${one.entrant}</span>`}` },
     { key: 'rank', title: 'Rank', by: one => one.rank?.first, cell: one => html`<span title=${rankOf(one.rank)}>${one.rank ? (one.rank.first === one.rank.last ? one.rank.first : `${one.rank.first}–${one.rank.last}`) : '–'}</span>` },
     { key: 'account', title: 'Account', className: 'narrow-hide', by: one => one.account?.returnPercent, cell: one => html`<span class=${tone(one.account?.returnPercent)} title=${accountOf(one)}>${signedPercent(one.account?.returnPercent, 1)}</span>` },
     { key: 'best', title: 'Best?', isText: true, by: one => Number(one.amongBest), cell: one => html`<span class=${one.amongBest ? '' : 'soft'}>${one.amongBest ? 'possible' : 'no'}</span>` },

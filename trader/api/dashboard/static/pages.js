@@ -1,7 +1,7 @@
 // The pages of the dashboard: overview, one model, one variant.
 import { useAnswer } from './answers.js'
 import { Board, figureOf } from './board.js'
-import { Failed, Interval, Key, Manual, ModelName, Panel, Table, Tile, VariantName, scaleOf, useStages } from './components.js'
+import { Declared, Failed, Interval, Key, Manual, ModelName, Panel, Table, Tile, VariantName, scaleOf, useStages } from './components.js'
 import { Conversations } from './conversations.js'
 import { Curves } from './curves.js'
 import { EvidenceTable, ModelEvidence } from './evidence.js'
@@ -100,7 +100,7 @@ export function ModelPage({ route, id }) {
   if (!model) return html`<${Failed} entry=${known.entry} what="The models" />`
   return html`
     <div class="title"><${Key} color=${known.colorOf(id)} /><h1>${model.name}</h1><${VariantName} variant=${model.variant} />
-      <span class="badge">${model.provider}</span><span class="soft">${model.routerModelName}${model.declared && html` ${model.declared.version} <span title="what the agent says of itself">(declared)</span>`}</span>
+      <span class="badge">${model.provider}</span><span class="soft">${!model.declared && model.routerModelName}</span><${Declared} by=${model.declared} />
       ${model.manualSince && html`<${Manual} />`}
       ${!model.active && html`<span class="badge warn">inactive</span>`}
       ${figures?.budget && figures.budget.state !== 'open' && html`<span class="badge warn">${BUDGET_STATES[figures.budget.state]}</span>`}</div>

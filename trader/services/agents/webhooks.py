@@ -1,0 +1,140 @@
+"""Webhooks: external agents that are sent each view that is due, and whose answers are their decisions.
+
+A call goes the way of the procedures: it opens a decision, executes what the answer has in it, in its order, and ends
+the decision. What fails is a decision that was missed, with the reason in its record.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
+
+from trader.clock import Clock, floor_time
+from trader.domain.agents.conversation import ToolRequest
+from trader.domain.agents.tools import AGENT_TOOLS, BadCall, Decision, Holding, decode
+from trader.domain.models import Model
+from trader.errors import TraderError, WebhookError
+from trader.gateways.agents.webhook import WebhookClient
+from trader.logs import log_bug
+from trader.services.agents.external import CALLS_MAX, ExternalAgents, ExternalDecision
+from trader.store.agents.external import Webhook, select_webhooks
+from trader.store.database.pool import Database
+
+CLOSE_S: Final = 2.0
+
+_log = logging.getLogger("trader.agents")
+
+
+class _Call(msgspec.Struct, forbid_unknown_fields=True):
+    """A call in an answer: a procedure of `agent` by its short name, and its input without `viewId`."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+class _Answer(msgspec.Struct, forbid_unknown_fields=True):
+    """The answer of a webhook: what it decides, in order. Nothing is a decision, too."""
+
+    decisions: Annotated[list[_Call], Meta(max_length=CALLS_MAX)]
+
+
+class Webhooks:
+    """Owns the calls of webhooks, at most one of each agent. Only the leader makes any.
+
+    `shown` returns the body of a request, which is what `agent.getView` answers with.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        external: ExternalAgents,
+        client: WebhookClient,
+        clock: Clock,
+        shown: Callable[[ExternalDecision], bytes],
+    ) -> None:
+        self._database = database
+        self._external = external
+        self._client = client
+        self._clock = clock
+        self._shown = shown
+        self._calls: dict[str, asyncio.Task[None]] = {}
+
+    async def begin_cycle(self, models: Iterable[Model], now: datetime) -> None:
+        """Call every agent with a webhook that is due and does not think yet, and return while they think.
+
+        :raises Unavailable: the webhooks cannot be read
+        """
+        due = [model for model in models if model.is_external and model.active]
+        due = [model for model in due if now == floor_time(now, model.configuration.cadence)]
+        if not due:
+            return
+        async with self._database.connection() as conn:
+            webhooks = await select_webhooks(conn)
+        for model in due:
+            if model.id in webhooks and model.id not in self._calls:
+                call = asyncio.create_task(self._call(model, webhooks[model.id]), name=f"webhook of {model.id}")
+                call.add_done_callback(log_bug)
+                self._calls[model.id] = call
+        await asyncio.sleep(0)  # lets them start, so that the clock waits for them
+
+    async def close(self) -> None:
+        """End the calls; the next leader calls anew with the views that are still open."""
+        calls = [*self._calls.values()]
+        for call in calls:
+            call.cancel()
+        if calls:
+            await asyncio.wait(calls, timeout=CLOSE_S)
+        await self._client.close()
+
+    async def _call(self, model: Model, webhook: Webhook) -> None:
+        try:
+            async with self._clock.busy():
+                await self._decide(model, webhook)
+        except TraderError as error:
+            _log.warning("%s: its webhook was not called, or its answer not executed: %s", model.id, error)
+        finally:
+            del self._calls[model.id]
+
+    async def _decide(self, model: Model, webhook: Webhook) -> None:
+        """Have the webhook decide from a view. A view from which something was ordered before a restart is left.
+
+        :raises TraderError: there is no view, or what was decided cannot be executed now
+        """
+        opened = await self._external.view(model, None)
+        if opened.has_decided:
+            return
+        limit_s = (opened.deadline - self._clock.now()).total_seconds()
+        try:
+            with self._clock.thinking():
+                answer = await self._client.call(webhook.url, webhook.secret, opened.id, self._shown(opened), limit_s)
+            for decision in decisions_in(answer):
+                await self._external.decide(model, opened.id, decision)
+        except TraderError as error:
+            await self._external.end(model, opened.id, str(error))
+        else:
+            await self._external.end(model, opened.id)
+
+
+def decisions_in(answer: bytes) -> list[Decision]:
+    """Return the decisions of an answer. What does not fit refuses all of it.
+
+    :raises WebhookError: it says what does not fit, and what is allowed
+    """
+    try:
+        calls = msgspec.json.decode(answer, type=_Answer).decisions
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise WebhookError(f'the answer of the webhook is not {{"decisions": […]}}: {error}') from None
+    decisions = []
+    for number, call in enumerate(calls):
+        request = ToolRequest("", call.name, msgspec.json.encode(call.arguments).decode())
+        decision = decode(request, AGENT_TOOLS)
+        if isinstance(decision, BadCall):
+            raise WebhookError(f"decisions[{number}] of the webhook: {decision.error}")
+        if isinstance(decision, Holding) and number + 1 < len(calls):
+            raise WebhookError(f"decisions[{number}] of the webhook: hold comes last, since it ends the decision")
+        decisions.append(decision)
+    return decisions

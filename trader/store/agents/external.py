@@ -1,0 +1,109 @@
+"""SQL of external agents: the views that they have opened and not decided yet, and where they are called with views."""
+
+from datetime import datetime
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from trader.domain.agents.invocations import Invocation
+from trader.store.database.pool import Connection
+
+
+class OpenView(NamedTuple):
+    """A view that is open. `shown` is the JSON of its messages, `pending` the order that was sent last.
+
+    `inputs` are the JSON of what each call was judged by.
+    """
+
+    invocation: Invocation
+    deadline: datetime
+    shown: str
+    pending: dict[str, Any] | None
+    inputs: list[str]
+
+
+class Webhook(NamedTuple):
+    """Where an agent is called, and the secret that signs its calls."""
+
+    url: str
+    secret: str
+
+
+INSERT_OPEN_VIEW = "INSERT INTO open_views (invocation_id, deadline, shown) VALUES ($1, $2, $3)"
+
+
+async def insert_open_view(conn: Connection, invocation_id: UUID, deadline: datetime, shown: str) -> None:
+    """Insert the view of an invocation."""
+    await conn.execute(INSERT_OPEN_VIEW, invocation_id, deadline, shown)
+
+
+UPDATE_PENDING_ORDER = "UPDATE open_views SET pending = $2 WHERE invocation_id = $1"
+
+
+async def update_pending_order(conn: Connection, invocation_id: UUID, pending: dict[str, Any]) -> None:
+    """Record the order that is sent next."""
+    await conn.execute(UPDATE_PENDING_ORDER, invocation_id, pending)
+
+
+UPDATE_VIEW_INPUTS = "UPDATE open_views SET inputs = inputs || $2::text[] WHERE invocation_id = $1"
+
+
+async def update_view_inputs(conn: Connection, invocation_id: UUID, inputs: list[str]) -> None:
+    """Add what further calls were judged by, as JSON."""
+    await conn.execute(UPDATE_VIEW_INPUTS, invocation_id, inputs)
+
+
+DELETE_OPEN_VIEWS = """
+DELETE FROM open_views v USING invocations i WHERE i.id = v.invocation_id AND i.status <> 'running'
+"""
+
+
+async def delete_decided_views(conn: Connection) -> None:
+    """Delete the views whose decisions have ended."""
+    await conn.execute(DELETE_OPEN_VIEWS)
+
+
+SELECT_OPEN_VIEWS = """
+SELECT v.deadline, v.shown, v.pending, v.inputs, i.id, i.model_id, i.status, i.failure_reason, i.response, i.step_count,
+       i.input_tokens, i.output_tokens, i.cost_usd, i.started_at, i.finished_at, i.entrant, i.unmetered_attempts,
+       i.unpriced_steps
+FROM open_views v JOIN invocations i ON i.id = v.invocation_id
+WHERE i.status = 'running'
+ORDER BY i.started_at
+"""
+
+
+async def select_open_views(conn: Connection) -> list[OpenView]:
+    """Return the views that are open, the oldest first."""
+    views = []
+    for row in await conn.fetch(SELECT_OPEN_VIEWS):
+        fields = dict(row)
+        own = [fields.pop(name) for name in OpenView._fields[1:]]
+        views.append(OpenView(Invocation(**fields), *own))
+    return views
+
+
+SELECT_WEBHOOKS = "SELECT model_id, url, secret FROM webhooks ORDER BY model_id"
+
+
+async def select_webhooks(conn: Connection) -> dict[str, Webhook]:
+    """Return the webhooks by the ids of their agents."""
+    return {row["model_id"]: Webhook(row["url"], row["secret"]) for row in await conn.fetch(SELECT_WEBHOOKS)}
+
+
+UPSERT_WEBHOOK = """
+INSERT INTO webhooks (model_id, url, secret) VALUES ($1, $2, $3)
+ON CONFLICT (model_id) DO UPDATE SET url = excluded.url, secret = excluded.secret
+"""
+
+
+async def upsert_webhook(conn: Connection, model_id: str, webhook: Webhook) -> None:
+    """Set the webhook of an agent."""
+    await conn.execute(UPSERT_WEBHOOK, model_id, webhook.url, webhook.secret)
+
+
+DELETE_WEBHOOK = "DELETE FROM webhooks WHERE model_id = $1"
+
+
+async def delete_webhook(conn: Connection, model_id: str) -> None:
+    """Delete the webhook of an agent, if it has one."""
+    await conn.execute(DELETE_WEBHOOK, model_id)
