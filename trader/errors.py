@@ -21,7 +21,7 @@
         │   └── MissingScope, ForeignAccount, ManualOrdersOff
         ├── TooManyRequests
         ├── Conflict
-        │   └── ViewExpired, ViewDecided
+        │   └── ViewExpired, ViewDecided, SeasonOver
         ├── PayloadTooLarge
         ├── Precondition
         └── Unavailable           the caller may try again
@@ -186,6 +186,10 @@ class ViewExpired(Conflict):
 
 class ViewDecided(Conflict):
     """The decision of this view has ended; a new view is needed."""
+
+
+class SeasonOver(Conflict):
+    """The season that the account trades in has ended; orders that could open are refused until there is another."""
 
 
 class PayloadTooLarge(RequestError):

@@ -6,6 +6,7 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import pytest
 from pytest_aiohttp.plugin import AiohttpClient
 from support.agent_desk import AgentContext, Command, Desk, order_of
@@ -15,6 +16,7 @@ from support.served import make_app
 
 from trader.domain.agents.tools import PlaceOrder, PlannedExit
 from trader.domain.exchange.orders import Order, OrderAnswer
+from trader.domain.portfolio.seasons import SeasonRecord, SeasonRules
 from trader.services.agents.chain import verify
 from trader.services.agents.reproduction import reproduce_invocation
 from trader.services.operations import access
@@ -23,6 +25,7 @@ from trader.services.operations.operator_commands import OperatorCommands
 from trader.services.portfolio.analytics import Analytics
 from trader.services.portfolio.run_statistics import CurrentRuns
 from trader.store.database.pool import Database
+from trader.store.portfolio.seasons import insert_season_record
 
 
 async def test_a_key_speaks_for_its_account_alone(desk: Desk, command: Command) -> None:
@@ -175,6 +178,36 @@ async def test_silence_is_a_missed_decision(desk: Desk, key: str) -> None:
         assert counts is not None
         assert tuple(counts) == (1, 1, 2)  # the first cycle of a process is only where it begins to count
         assert await conn.fetchval("SELECT count(*) FROM order_requests") == 0
+
+
+async def test_an_order_after_the_end_of_the_season_is_refused(desk: Desk, key: str, database: Database) -> None:
+    rules = SeasonRules(
+        name="Winter", start=START - timedelta(days=2), end=START, markets=["BTC"], capital=10_000, taker_fee_bps=5,
+        maker_fee_bps=2, latency_ms=200, replicates=1, compare=["holdNothing"], alpha=0.05, stopping="end",
+        disqualify=[],
+    )  # fmt: skip
+    opened = SeasonRecord(step="opened", season=1, number=0, at=START - timedelta(days=3), rules=rules)
+    view = await desk.call("agent.getView", key)
+    await desk.call("agent.placeOrder", key, **order_of(view))
+    async with database.connection() as conn:
+        await insert_season_record(conn, opened)
+    assert await desk.call("agent.placeOrder", key, 409, **order_of(view, "two")) == "SEASON_OVER"
+    assert (await desk.call("agent.placeOrder", key, **order_of(view)))["result"] == "ok"  # the first answer again
+    out = order_of(view, "out", side="sell", reduceOnly=True, exitPlan=None)
+    assert (await desk.call("agent.placeOrder", key, **out))["account"]["positions"] == []
+    async with database.connection() as conn:
+        assert await conn.fetchval("SELECT count(*) FROM order_requests") == 2
+        later = msgspec.structs.replace(rules, start=START, end=START + timedelta(days=9))
+        await insert_season_record(conn, SeasonRecord(step="opened", season=2, number=0, at=START, rules=later))
+    assert (await desk.call("agent.placeOrder", key, **order_of(view, "two")))["result"] == "ok"
+
+
+async def test_what_does_not_exist_has_a_code(desk: Desk, key: str) -> None:
+    view = await desk.call("agent.getView", key)
+    assert await desk.call("agent.getCandles", key, 404, symbol="DOGE", interval="1h") == "NOT_FOUND"
+    assert await desk.call("agent.cancelOrder", key, 404, orderId="6f1b9e0a-5d0c-5c11-8e0e-3f6f0b1f7a52") == "NOT_FOUND"
+    placed = await desk.call("agent.placeOrder", key, **order_of(view, symbol="DOGE"))
+    assert (placed["result"], "DOGE" in placed["error"]) == ("failed", True)
 
 
 async def test_decisions_are_limited_by_the_minute(desk: Desk, command: Command, key: str) -> None:

@@ -127,6 +127,7 @@ async def place_order(context: Context, request: AgentOrderInput, key: Credentia
     """:raises ViewUnknown: the agent has no such view.
     :raises ViewExpired: the deadline of the view has passed.
     :raises ViewDecided: the decision of the view has ended.
+    :raises SeasonOver: it could open a position, and the agent's season is over.
     :raises Conflict: the `clientOrderId` was used for an order with other contents.
     """
     return await _decide(context, request, PlaceOrder, key)

@@ -37,6 +37,7 @@ from trader.errors import (
     Conflict,
     MarketUnavailable,
     NotFound,
+    SeasonOver,
     TooManyRequests,
     Unavailable,
     ViewDecided,
@@ -58,6 +59,7 @@ from trader.store.agents.invocations import select_invocation, select_steps, sel
 from trader.store.agents.models import update_model_declared
 from trader.store.database.pool import Database
 from trader.store.operations.halts import insert_halting_command, select_open_command
+from trader.store.portfolio.seasons import select_latest_season
 from trader.variants import VARIANTS, limits_of
 
 CALLS_MAX: Final = 100
@@ -195,6 +197,7 @@ class ExternalAgents:
         :raises ViewUnknown: the agent has no such view
         :raises ViewExpired: its deadline has passed
         :raises ViewDecided: its decision has ended
+        :raises SeasonOver: it could open a position, and the agent's season is over
         :raises Conflict: the client order id was used for another order
         """
         self._require_lead()
@@ -204,6 +207,8 @@ class ExternalAgents:
                 if earlier is not None:
                     return earlier
             opened = await self._current(model, view_id)
+            if isinstance(decision, PlaceOrder) and not decision.reduce_only:
+                await self._require_season(model)
             await opened.record.settle_pending()
             return await self._execute(opened, decision)
 
@@ -378,6 +383,12 @@ class ExternalAgents:
                 await delete_decided_views(conn)
         except Unavailable as error:  # the end of the next decision deletes them
             _log.warning("%s: its view is not deleted yet: %s", decision.record.model.id, error)
+
+    async def _require_season(self, model: Model) -> None:
+        async with self._database.connection() as conn:
+            season = await select_latest_season(conn)
+        if season is not None and season.rules.has(model) and season.state(self._clock.now()) in ("ended", "closed"):
+            raise SeasonOver(f"{season.title} is over; until there is another one, orders only reduce (reduceOnly)")
 
     def _require_lead(self) -> None:
         if self._exchange.term is None:
