@@ -12,7 +12,6 @@ from trader.services.agents.schedule import Agents
 from trader.services.exchange.paper import PaperExchange
 from trader.services.market.feed import MarketFeed
 from trader.services.portfolio.analytics import Analytics
-from trader.services.portfolio.evidence import Evidence
 from trader.settings import Settings
 
 Command = Callable[..., Awaitable[Any]]
@@ -45,7 +44,6 @@ class AgentContext:
     exchange: PaperExchange
     agents: Agents
     analytics: Analytics | None
-    evidence: Evidence | None = None
 
 
 def order_of(view: Any, client_order_id: str = "one", **changes: object) -> dict[str, Any]:

@@ -126,11 +126,12 @@ async def _ask(service: ServiceProcess, agent: Agent, tally: Tally) -> int:
 
 
 async def _ask_again(service: ServiceProcess, agent: Agent, tally: Tally) -> None:
-    """Ask twice for what the agent asked for last, which may have been cut off."""
+    """Ask twice for what the agent asked for last, which may have been cut off, and end its decision."""
     tally.unanswered += (AGENT, agent.asked["clientOrderId"]) not in tally.acknowledged
     for _ in range(2):
         while await _ask(service, agent, tally) != 200:  # the service does not lead yet
             await asyncio.sleep(0.05)
+    await service.try_call("agent.hold", agent.key, viewId=agent.asked["viewId"], reason="killed")
 
 
 def _order(rng: Random, symbol: str, price: float) -> dict[str, Any]:

@@ -17,8 +17,6 @@ from trader.api.mcp import McpServer
 from trader.api.rpc import make_dispatcher
 from trader.services.operations import access
 from trader.services.portfolio.analytics import Analytics
-from trader.services.portfolio.evidence import Evidence
-from trader.services.portfolio.luck import LuckTable
 from trader.services.portfolio.run_statistics import CurrentRuns
 from trader.store.database.pool import Database
 
@@ -44,17 +42,13 @@ async def floor(database: Database) -> AsyncIterator[Floor]:
 
 
 @pytest.fixture
-async def desk(floor: Floor, aiohttp_client: AiohttpClient) -> AsyncIterator[Desk]:
+async def desk(floor: Floor, aiohttp_client: AiohttpClient) -> Desk:
     await floor.agents.start()
-    runs, luck = CurrentRuns(floor.database), LuckTable(floor.database, floor.market, floor.settings)
-    analytics = Analytics(floor.database, floor.exchange, floor.clock, runs)
-    evidence = Evidence(floor.database, runs, luck, floor.clock)
-    parts = floor.settings, floor.clock, floor.market, floor.exchange, floor.agents, analytics, evidence
-    context: Any = AgentContext(*parts)
+    analytics = Analytics(floor.database, floor.exchange, floor.clock, CurrentRuns(floor.database))
+    context: Any = AgentContext(floor.settings, floor.clock, floor.market, floor.exchange, floor.agents, analytics)
     mcp = McpServer(make_dispatcher(context), body_wait_s=10).routes()
     pages = openapi.routes(floor.settings)
-    yield Desk(floor, await aiohttp_client(make_app(mcp, pages, context=context, database=floor.database)))
-    await luck.close()
+    return Desk(floor, await aiohttp_client(make_app(mcp, pages, context=context, database=floor.database)))
 
 
 @pytest.fixture
