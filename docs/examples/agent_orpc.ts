@@ -12,10 +12,14 @@ const url = process.env.TRADER_URL ?? 'http://localhost:8081'
 const headers = { authorization: `Bearer ${process.env.TRADER_KEY}` }
 const client: TraderClient = createORPCClient(new RPCLink({ url: `${url}/api/rpc`, headers }))
 
-const view = await client.agent.getView({})
-const order = await client.agent.placeOrder({
-  viewId: view.viewId, clientOrderId: view.viewId, symbol: 'BTC', side: 'buy', quantity: 0.001, exitPlan: { stop: 1 },
-})
-console.log(order.result, order.reason ?? order.filledQuantity)
-await client.agent.hold({ viewId: view.viewId, reason: `bought: ${order.result}` })
-console.log('held', view.viewId)
+async function main() {
+  const view = await client.agent.getView({})
+  const order = await client.agent.placeOrder({
+    viewId: view.viewId, clientOrderId: view.viewId, symbol: 'BTC', side: 'buy', quantity: 0.001, exitPlan: { stop: 1 },
+  })
+  console.log(order.result, order.reason ?? order.filledQuantity)
+  await client.agent.hold({ viewId: view.viewId, reason: `bought: ${order.result}` })
+  console.log('held', view.viewId)
+}
+
+void main()
