@@ -20,7 +20,10 @@ async def main() -> None:
         Client(streamable_http_client(f"{URL}/mcp", http_client=http)) as client,
     ):
         print("tools:", ", ".join(tool.name for tool in (await client.list_tools()).tools))
-        view = (await client.call_tool("getView", {})).structured_content
+        while (shown := await client.call_tool("getView", {})).is_error:  # a key may decide once a minute
+            print(shown.structured_content)
+            await asyncio.sleep(10)
+        view = shown.structured_content
         print(view["prompt"].splitlines()[0])
         decision = {"viewId": view["viewId"], "reason": "only looking"}
         print((await client.call_tool("hold", decision)).structured_content)
