@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from support.extent import runs_all
 from support.manual_clock import ManualClock
 from support.served import make_stream_app
 
@@ -492,7 +493,7 @@ async def test_shutdown_ends_all_streams_stalled_ones_too(messages: int) -> None
 async def test_no_error_is_logged_when_clients_come_and_go(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         async with serving(ping_s=0.01) as service:
-            for reset in (True, False) * 10:
+            for reset in (True, False) * (10 if runs_all() else 2):
                 for name in STREAMS:
                     client = await Client.get(service, f"/api/events/{name}")
                     await client.head()
