@@ -665,7 +665,7 @@ CREATE UNIQUE INDEX IF NOT EXISTS halts_in_force ON halts (account_id, cause) NU
 -- Commands for the leading process, from operators and from loss limits, and their outcomes.
 CREATE TABLE IF NOT EXISTS commands (
     id          uuid PRIMARY KEY,
-    verb        text NOT NULL CHECK (verb IN ('halt', 'resume', 'flatten', 'reset')),
+    verb        text NOT NULL CHECK (verb IN ('halt', 'resume', 'flatten', 'reset', 'remove')),
     account_id  text CHECK (account_id ~ '^[A-Za-z0-9._:-]{1,64}$'),
     reason      text NOT NULL CHECK (reason <> ''),
     asked_by    text NOT NULL CHECK (asked_by <> ''),

@@ -25,8 +25,8 @@ from trader.services.agents.anchors import Anchors
 from trader.services.agents.recorder import StoredStates
 from trader.services.agents.schedule import Agents
 from trader.services.agents.webhooks import Webhooks
-from trader.services.events import EventBus
-from trader.services.exchange.accounts import Accounts, log_trades
+from trader.services.events import EventBus, log_trades
+from trader.services.exchange.accounts import Accounts
 from trader.services.exchange.halts import Halts
 from trader.services.exchange.ledger_writer import LedgerWriter
 from trader.services.exchange.paper import PaperExchange

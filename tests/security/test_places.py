@@ -4,9 +4,11 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
+from decimal import Decimal
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
+from support.guarded import guarding
 from support.manual_clock import ManualClock
 from support.records import START, add_model
 from support.scripted import ScriptedSource
@@ -19,9 +21,11 @@ from trader.api.requests import address_of
 from trader.api.stream_table import STREAMS
 from trader.api.streams import Hubs, Timing
 from trader.api.subscriber import Subscriber
-from trader.domain.exchange.orders import OrderStatus
+from trader.domain.exchange.halts import Verb
+from trader.domain.exchange.orders import OrderStatus, OrderType
 from trader.errors import InvalidInput, Unavailable
 from trader.services.events import EventBus, PositionsChanged
+from trader.services.exchange.audit import audit
 from trader.settings import Settings
 from trader.store.database.pool import Database
 
@@ -56,6 +60,28 @@ async def test_models_have_places_of_their_own(venue: Venue) -> None:
         await venue.buy("0.01", account_id="three")
     assert (await venue.buy("0.01", account_id="apex")).status is OrderStatus.FILLED
     assert (await venue.buy("0.01", account_id="one")).status is OrderStatus.FILLED
+
+
+async def test_an_operator_frees_the_place_of_an_account_that_has_never_traded(database: Database) -> None:
+    async with guarding(database, ScriptedSource(), ManualClock(START), SIM_MAX_ACCOUNTS="2") as guarded:
+        venue = guarded.venue
+        await guarded.see({"BTC": "94000"})
+        await venue.buy("0.01", account_id="trader")
+        resting = {"type": OrderType.LIMIT, "limit_price": Decimal(90000)}
+        await venue.buy("0.01", account_id="invented", client_order_id="once", **resting)
+        with pytest.raises(InvalidInput, match="no more than 2"):
+            await venue.buy("0.01", account_id="third")
+        await guarded.do(Verb.HALT, "invented")
+        assert (await guarded.do(Verb.REMOVE, "invented")).left == ()
+        (left,) = (await guarded.do(Verb.REMOVE, "trader")).left
+        assert left.reason == "it has traded or belongs to a model, and is kept"
+        assert set(venue.exchange.accounts) == {"trader"}
+        assert (await venue.buy("0.01", account_id="third")).status is OrderStatus.FILLED
+        async with database.connection() as conn:
+            for table in ("accounts", "runs", "order_requests", "limit_orders"):
+                column = "id" if table == "accounts" else "account_id"
+                assert not await conn.fetchval(f"SELECT count(*) FROM {table} WHERE {column} = 'invented'"), table
+            assert (await audit(database)).problems == []
 
 
 def placed(hub: Broadcaster, *addresses: str) -> list[Subscriber]:

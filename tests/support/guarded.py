@@ -43,6 +43,8 @@ class Guarded:
                 await store.update_halts_lifted(conn, account_id, "someone")
                 await update_baselines_reset(conn, account_id)
                 await store.insert_command(conn, command)
+            elif verb is Verb.REMOVE:  # as `accounts remove`, without a halt
+                await store.insert_command(conn, command)
             else:
                 await store.insert_halting_command(conn, command)
         return command

@@ -15,7 +15,7 @@ from trader.domain.money import format_decimal
 from trader.errors import StartError
 from trader.store.agents.models import select_models
 from trader.store.database.pool import Connection
-from trader.store.exchange.accounts import select_accounts, select_last_marks
+from trader.store.exchange.accounts import select_accounts, select_fill_count, select_last_marks
 
 
 class Recorded(NamedTuple):
@@ -117,6 +117,28 @@ async def reset_account(options: argparse.Namespace, target: TargetDatabase) -> 
     async with target.reading() as conn:
         await known_account(conn, options.account)
     return await ask_and_operate(Verb.RESET, options, target)
+
+
+def _remove_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("account", metavar="ID", help="an account that belongs to no model")
+    add_confirmation(parser)
+    parser.set_defaults(reason="removed by an operator")
+
+
+@database_command("accounts remove", example="trader accounts remove typo", arguments=_remove_arguments, changes=True)
+async def remove_account(options: argparse.Namespace, target: TargetDatabase) -> Result:
+    """Remove a simulated account that has never traded, with its resting orders, and free its place.
+
+    It asks first. The running service removes it; the next accepted order for its id opens it anew. An account that has
+    traded stays with its record, and that of a model goes with no command.
+    """
+    async with target.reading() as conn:
+        account_id = await known_account(conn, options.account)
+        if account_id in {model.id for model in await select_models(conn)}:
+            raise StartError(f"{account_id!r} is the account of a model and is kept; `models pause` stops the model.")
+        if count := await select_fill_count(conn, account_id):
+            raise StartError(f"{account_id!r} has traded ({count} fills); its record is kept. Nothing was changed.")
+    return await ask_and_operate(Verb.REMOVE, options, target)
 
 
 def _positions_arguments(parser: argparse.ArgumentParser) -> None:

@@ -41,6 +41,9 @@ _RESTART_S: Final = 60.0
 _LIMIT_S: Final = 120.0
 """How long a command waits for its outcome; the service goes on with it after that."""
 
+_BY_THE_SERVICE: Final = {Verb.RESET: "a new run has begun", Verb.REMOVE: "the account is removed"}
+"""Commands that only a running service carries out, and what is then true."""
+
 _LINES_MAX: Final = 200
 _WITHDRAWN: Final = "no service ran; nothing was cancelled or closed"
 
@@ -183,7 +186,7 @@ async def _write(database: Database, verb: Verb, account_id: str | None, reason:
                 await update_baselines_reset(conn, account_id)
         if verb in (Verb.HALT, Verb.FLATTEN):
             is_new = await store.insert_halting_command(conn, command)
-        elif verb is Verb.RESET or lifted:
+        elif verb in _BY_THE_SERVICE or lifted:
             await store.insert_command(conn, command)
     return Written(command, at, lifted, not is_new)
 
@@ -232,8 +235,8 @@ def _describe_written(written: Written) -> str:
     verb, whom = written.command.verb, scope(written.command.account_id)
     if verb is Verb.RESUME:
         return f"Lifted the halt of {whom} ({', '.join(written.lifted)})." if written.lifted else f"No halt of {whom}."
-    if verb is Verb.RESET:
-        return f"Asked the service to reset {whom}."
+    if verb in _BY_THE_SERVICE:
+        return f"Asked the service to {verb} {whom}."
     if written.was_halted:
         return f"An operator's halt of {whom} is already in force."
     return f"Halted {whom}, until the halt is lifted with `resume`."
@@ -259,8 +262,8 @@ def _describe_outcome(outcome: Outcome, verb: Verb) -> Iterator[str]:
     counts = f"{len(outcome.cancelled)} orders cancelled, {len(outcome.closed)} fills closed, {len(outcome.left)} left"
     if verb is Verb.RESUME:
         counts = "the service trades again"
-    elif verb is Verb.RESET:
-        counts = "a new run has begun"
+    elif verb in _BY_THE_SERVICE:
+        counts = _BY_THE_SERVICE[verb]
     yield f"NOT all done: {counts}." if outcome.left else f"Done: {counts}."
     if outcome.note is not None:
         yield outcome.note
@@ -270,8 +273,8 @@ async def _describe_unserved(database: Database, command: OperatorCommand) -> tu
     """Return whether the command is complete although no service runs, and lines on the remaining work."""
     if command.verb is Verb.RESUME:
         return True, ["No service runs; it trades again from its next start on."]
-    if command.verb is Verb.RESET:
-        return False, ["No service runs, so NOTHING was reset. Start the service and ask again."]
+    if command.verb in _BY_THE_SERVICE:
+        return False, [f"No service runs, so NOTHING was done. Start the service and {command.verb} again."]
     async with database.connection() as conn:
         holdings = await store.select_exposures(conn, command.account_id)
     lines = [

@@ -1,13 +1,19 @@
 """Event bus within the process: services publish after their commit, streams listen."""
 
+import logging
 from collections.abc import Callable
 from datetime import datetime
+from decimal import Decimal
 from typing import Any, Literal
 
 import msgspec
 
 from trader.domain.exchange.halts import Halt
 from trader.domain.exchange.ledger import ClosedTrade
+from trader.domain.exchange.orders import Cause
+from trader.domain.money import divide, format_decimal, round_to
+
+log = logging.getLogger("trader.exchange")
 
 WorkflowType = Literal[
     "workflow:started", "workflow:step", "workflow:call", "workflow:complete", "workflow:failed", "batch:complete"
@@ -111,3 +117,23 @@ class EventBus:
     def publish(self, event: Event) -> None:
         for listener in self._listeners:
             listener(event)
+
+
+def log_trades(event: Event) -> None:
+    """Log each completed trade that this process booked; a listener of the event bus."""
+    if not isinstance(event, TradesChanged):
+        return
+    for trade in event.trades:
+        level = logging.WARNING if trade.close_reason is Cause.LIQUIDATION else logging.INFO
+        log.log(level, "closed by %s: %s", trade.close_reason, describe_trade(event.account_ids[0], trade))
+
+
+def describe_trade(account_id: str, trade: ClosedTrade) -> str:
+    """Return a completed trade as one line of text."""
+    part = trade.part
+    exit_price = round_to(divide(trade.exit_notional, part.quantity), Decimal("1e-8"))
+    net = format_decimal(trade.gross_pnl - part.fees + part.funding)
+    return (
+        f"{account_id}: {part.side} {format_decimal(part.quantity)} {part.symbol} at {format_decimal(exit_price)}, "
+        f"net {net if net.startswith('-') else f'+{net}'}"
+    )

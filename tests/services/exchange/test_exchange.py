@@ -16,8 +16,7 @@ from trader.domain.exchange.account import equity
 from trader.domain.exchange.orders import ExitPlan, OrderStatus, OrderType
 from trader.domain.money import format_decimal
 from trader.errors import Conflict, InvalidInput, NotFound, StartError, Unavailable
-from trader.services.events import PositionsChanged, TradesChanged
-from trader.services.exchange.accounts import log_trades
+from trader.services.events import PositionsChanged, TradesChanged, log_trades
 from trader.store.database.pool import Database
 
 QUIET = {"BTC": "94000", "ETH": "3300", "SOL": "200"}
@@ -413,3 +412,11 @@ async def test_a_follower_shows_what_the_leader_does_and_changes_nothing(databas
         await leader.sell("0.01")
         await follower.exchange.follow()
         assert not follower.exchange.accounts["a"].positions
+        await leader.exchange.open_account("b")
+        await follower.exchange.follow()
+        assert set(follower.exchange.accounts) == {"a", "b"}
+        assert await leader.exchange.remove_account("b")
+        await leader.see(QUIET, after_s=1)
+        await leader.exchange.open_account("c")
+        await follower.exchange.follow()
+        assert set(follower.exchange.accounts) == {"a", "c"}

@@ -189,6 +189,25 @@ async def test_all_together_are_halted_and_new_capital_is_no_gain(database: Data
         assert (await guarded.venue.buy("0.01", account_id="b")).status is OrderStatus.REJECTED
 
 
+async def test_capital_of_a_removed_account_is_no_loss_not_even_after_a_restart(database: Database) -> None:
+    clock, limits = ManualClock(START), {"MAX_TOTAL_DRAWDOWN_PERCENT": "5"}
+    async with guarding(database, ScriptedSource(), clock, **limits) as guarded:
+        await guarded.see(QUIET)
+        await guarded.venue.buy("0.01")
+        await guarded.venue.exchange.open_account("b")
+        await guarded.see(QUIET, after_s=11)  # recorded
+        assert await guarded.venue.exchange.remove_account("b")
+        async with database.connection() as conn:
+            rows = await conn.fetch("SELECT account_id FROM equity_marks ORDER BY account_id")
+            assert [row["account_id"] for row in rows] == ["a", None]
+            assert await conn.fetchval("SELECT peak < 10001 FROM equity_marks WHERE account_id IS NULL")
+        await guarded.see(QUIET, after_s=11)
+        assert in_force(guarded) == []
+    async with guarding(database, ScriptedSource(), clock, **limits) as guarded:
+        await guarded.see(QUIET)
+        assert in_force(guarded) == []
+
+
 async def test_in_lockstep_what_rests_is_cancelled_at_the_update_that_halts(database: Database) -> None:
     """So that it does not depend on how fast the replay goes."""
     clock = ManualClock(START)

@@ -53,13 +53,14 @@ class Halt(msgspec.Struct, frozen=True, kw_only=True):
 class Verb(StrEnum):
     """`halt` refuses orders that open, `resume` lifts that, `flatten` halts and closes every position.
 
-    `reset` begins a new run of one simulated account.
+    `reset` begins a new run of one simulated account, `remove` ends one that has never traded.
     """
 
     HALT = "halt"
     RESUME = "resume"
     FLATTEN = "flatten"
     RESET = "reset"
+    REMOVE = "remove"
 
 
 class OperatorCommand(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,11 +18,10 @@ import aiojobs
 import msgspec
 
 from trader.domain.exchange.account import Account, Run, Taken, all_taken, taken_with
-from trader.domain.exchange.ledger import ClosedTrade, Posting
-from trader.domain.exchange.orders import Cause, OrderStatus
-from trader.domain.money import divide, format_decimal, round_to
+from trader.domain.exchange.ledger import Posting
+from trader.domain.exchange.orders import OrderStatus
 from trader.errors import DatabaseUnavailable, InternalError, LedgerViolated, StartError, Unavailable
-from trader.services.events import Event, EventBus, PositionsChanged, PostingRefused, TradesChanged
+from trader.services.events import EventBus, PositionsChanged, PostingRefused, TradesChanged
 from trader.services.exchange.ledger_writer import LedgerWriter
 from trader.store.database import leadership as leadership_store
 from trader.store.database.pool import Database
@@ -118,12 +117,9 @@ class Accounts:
         self.processed_until = state.processed_until
         self._writer.start(self._term)
         self._changes = aiojobs.Scheduler()
-        log.info(
-            "restored %d accounts with %d positions and %d resting orders",
-            len(self._accounts),
-            sum(len(account.positions) for account in self._accounts.values()),
-            sum(len(account.resting) for account in self._accounts.values()),
-        )
+        positions = sum(len(account.positions) for account in accounts.values())
+        resting = sum(len(account.resting) for account in accounts.values())
+        log.info("restored %d accounts with %d positions and %d resting orders", len(accounts), positions, resting)
         return marks
 
     async def follow(self, identity: store.DatabaseIdentity) -> Mapping[str, Decimal]:
@@ -138,11 +134,10 @@ class Accounts:
             known_identity = await store.select_identity(conn)
             if known_identity is not None:  # else the leader is about to begin
                 _refuse_foreign(known_identity, identity)
-            sequences = await leadership_store.select_sequences(conn)
-            known = {account_id: account.sequence for account_id, account in self._accounts.items()}
-            changed = tuple(
-                account_id for account_id, sequence in sequences.items() if known.get(account_id) != sequence
-            )
+            versions = await leadership_store.select_account_versions(conn)
+            self._forget(self._accounts.keys() - versions.keys())
+            known = {account.id: (account.sequence, account.changed_at) for account in self._accounts.values()}
+            changed = tuple(account_id for account_id, version in versions.items() if known.get(account_id) != version)
             self.version += bool(changed)
             if len(changed) > _READ_APART_MAX:
                 self._accounts = await store.select_accounts(conn)
@@ -213,6 +208,34 @@ class Accounts:
                 self.version += 1
         return self._accounts[account_id]
 
+    async def remove(self, account_id: str, within: AbstractAsyncContextManager[None]) -> bool:
+        """Remove an account that has never traded, with its rows. False when it has, or belongs to a model.
+
+        :raises Unavailable: the database did not confirm it, or this process has stopped trading
+        """
+        async with within, self._locks[account_id]:
+            if account_id not in self._accounts:
+                return True
+            if (term := self._term) is None:
+                raise self._ended()
+            async with self._database.transaction() as conn:
+                if account_id in self._in_doubt:  # what is still under way at the server is refused from here on
+                    await store.update_account_fenced(conn, account_id, term)
+                deletion = await store.delete_account(conn, account_id, term)
+            if not deletion.is_leading:
+                raise self._ended()
+            if not deletion.is_kept:
+                self._forget({account_id})
+            return not deletion.is_kept
+
+    def _forget(self, account_ids: Collection[str]) -> None:
+        """Drop accounts whose rows are gone."""
+        for account_id in account_ids:
+            self._accounts = {key: account for key, account in self._accounts.items() if key != account_id}
+            self.version += 1
+            self._in_doubt.pop(account_id, None)
+            self._decided.pop(account_id, None)
+
     async def change(
         self,
         account_id: str,
@@ -221,7 +244,7 @@ class Accounts:
     ) -> Posting | None:
         """Lock, decide, commit, apply, publish, all of it `within` a context if one is given.
 
-        It runs to its end even when the caller is cancelled.
+        It runs to its end even when the caller is cancelled. An account that was removed meanwhile has no decision.
 
         :raises Unavailable: the database did not confirm the change; whether it was made is unknown until the account
             is read again, which happens before its next change
@@ -309,6 +332,8 @@ class Accounts:
         async with within, self._locks[account_id]:
             if self._term is None:  # it ended while the caller waited, for a book or for this account
                 raise self._ended()
+            if account_id not in self._accounts:  # it was removed meanwhile
+                return None
             if account_id in self._in_doubt:
                 await self._recover(account_id)
             posting = self.decide(account_id, decide)
@@ -340,26 +365,6 @@ class Accounts:
             await self._catch_up(account_id, since)
         del self._in_doubt[account_id]
         log.info("account %s was read again from its rows", account_id)
-
-
-def log_trades(event: Event) -> None:
-    """Log each completed trade that this process booked; a listener of the event bus."""
-    if not isinstance(event, TradesChanged):
-        return
-    for trade in event.trades:
-        level = logging.WARNING if trade.close_reason is Cause.LIQUIDATION else logging.INFO
-        log.log(level, "closed by %s: %s", trade.close_reason, describe_trade(event.account_ids[0], trade))
-
-
-def describe_trade(account_id: str, trade: ClosedTrade) -> str:
-    """Return a completed trade as one line of text."""
-    part = trade.part
-    exit_price = round_to(divide(trade.exit_notional, part.quantity), Decimal("1e-8"))
-    net = format_decimal(trade.gross_pnl - part.fees + part.funding)
-    return (
-        f"{account_id}: {part.side} {format_decimal(part.quantity)} {part.symbol} at {format_decimal(exit_price)}, "
-        f"net {net if net.startswith('-') else f'+{net}'}"
-    )
 
 
 def _refuse_foreign(recorded: store.DatabaseIdentity, wanted: store.DatabaseIdentity) -> None:

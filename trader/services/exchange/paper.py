@@ -190,7 +190,15 @@ class PaperExchange(ExchangeBase):
             return rules_of_exchange.reset(account, capital, currency, moment, self._rules, self._market.funding_rate)
 
         await self._decide(account_id, decide)
-        return self.accounts[account_id]
+        return self.account(account_id)
+
+    async def remove_account(self, account_id: str) -> bool:
+        """Remove an account that has never traded, and belongs to no model; False for another.
+
+        :raises Unavailable: the database did not confirm it
+        """
+        self._refuse_unless_trading()
+        return await self._accounts.remove(account_id, self._ticks.between_ticks())
 
     # --- one order ----------------------------------------------------------------------------------------------------
 
@@ -216,7 +224,8 @@ class PaperExchange(ExchangeBase):
                 return first.answer
             await self._open_within_limit(order.account_id)
         posting = await self._decide(order.account_id, decide)
-        assert posting is not None
+        if posting is None:
+            raise Unavailable(f"The account {order.account_id} was removed by an operator just now; ask again.", 1)
         assert posting.answer is not None
         return posting.answer
 

@@ -150,6 +150,14 @@ class Exchange(Protocol):
         """End the account's run and start the next. Raise `Precondition` where the money is real."""
         ...
 
+    async def remove_account(self, account_id: str) -> bool:
+        """Remove an account that has never traded, and belongs to no model; False for another.
+
+        :raises Precondition: where the money is real
+        :raises Unavailable: the database did not confirm it
+        """
+        ...
+
     async def settle(self, account_id: str) -> None:
         """Wait until every change of the account that is under way has ended and is certain. Raise `Unavailable`."""
         ...

@@ -90,5 +90,8 @@ class ReadOnlyExchange(ExchangeBase):
     async def reset_account(self, account_id: str) -> Account:
         self._refuse()
 
+    async def remove_account(self, account_id: str) -> bool:
+        self._refuse()
+
     def _refuse(self) -> NoReturn:
         raise not_trading(self._settings, None)

@@ -212,7 +212,9 @@ class TickProcessor:
     async def _apply_to_all(self, moment: Moment, account_ids: Iterable[str], *, missed: bool = False) -> None:
         due = []
         for turn, account_id in enumerate(account_ids, start=1):
-            account = self._accounts.by_id[account_id]
+            account = self._accounts.by_id.get(account_id)
+            if account is None:  # it was removed meanwhile
+                continue
             if self._accounts.is_unsettled(account_id) or is_affected(account, moment, self._rules):
                 due.append(account_id)
             if turn % _ACCOUNTS_PER_TURN == 0:

@@ -230,6 +230,9 @@ class LiveExchange(ExchangeBase):
     async def reset_account(self, account_id: str) -> Account:
         raise Precondition("An account at a venue cannot be reset: its money is real. Use TRADING_MODE=simulated.")
 
+    async def remove_account(self, account_id: str) -> bool:
+        raise Precondition("An account at a venue cannot be removed: its money is real. Use TRADING_MODE=simulated.")
+
     def live_account(self, account_id: str) -> LiveAccount:
         """Return an account that is traded here. Raise `Unavailable` when it is not."""
         self._running_jobs()

@@ -22,8 +22,15 @@ from trader.domain.operations import alarms as rules
 from trader.domain.operations.alarms import Alarm, AlarmCause, AlarmState, Condition, Kind, Notice
 from trader.errors import SinkUnavailable
 from trader.gateways.operations.notifications import Heartbeat, NotificationSink
-from trader.services.events import Event, HaltsChanged, LeadershipChanged, PostingRefused, TradesChanged, VenueDiffers
-from trader.services.exchange.accounts import describe_trade
+from trader.services.events import (
+    Event,
+    HaltsChanged,
+    LeadershipChanged,
+    PostingRefused,
+    TradesChanged,
+    VenueDiffers,
+    describe_trade,
+)
 
 log = logging.getLogger("trader.operations")
 

@@ -111,7 +111,9 @@ class LossLimits:
             for account in self._exchange.accounts.values()
             if account.positions.keys() <= marks.keys()  # one without a price yet keeps its last equity
         }
-        deposits = rules.net_deposits(self._baselines, equities)
+        removed = self._baselines.keys() - self._exchange.accounts.keys()
+        withdrawn = sum((self._baselines.pop(account_id).last for account_id in removed), ZERO)
+        deposits = rules.net_deposits(self._baselines, equities) - withdrawn
         for account_id, current in equities.items():
             self._baselines[account_id] = rules.update(self._baselines.get(account_id), current, day)
         together = sum((baseline.last for baseline in self._baselines.values()), ZERO)

@@ -140,6 +140,8 @@ class OperatorCommands:
                     await self._cancel_openings(command, progress)
                 elif command.verb is Verb.RESET:
                     await self._reset(command, progress)
+                elif command.verb is Verb.REMOVE:
+                    await self._remove(command, progress)
                 await self._finish(command, progress.outcome())
             del self._progress[command.id]
         except Unavailable as error:
@@ -171,6 +173,21 @@ class OperatorCommands:
             raise
         except TraderError as error:
             progress.leave(command.account_id, "the account", str(error))
+
+    async def _remove(self, command: OperatorCommand, progress: "_Progress") -> None:
+        """Remove the account and lift its halts; the next leader repeats it when a crash comes before its outcome."""
+        assert command.account_id is not None, "all accounts are never removed at once"
+        try:
+            if not await self._exchange.remove_account(command.account_id):
+                progress.leave(command.account_id, "the account", "it has traded or belongs to a model, and is kept")
+                return
+        except Unavailable:
+            raise
+        except TraderError as error:
+            progress.leave(command.account_id, "the account", str(error))
+            return
+        async with self._database.writing() as conn:
+            await store.update_halts_lifted(conn, command.account_id, command.asked_by)
 
     # --- cancelling ---------------------------------------------------------------------------------------------------
 
@@ -227,7 +244,7 @@ class OperatorCommands:
 
         async def report() -> None:
             while True:
-                open_now = sum(len(self._exchange.accounts[account.id].positions) for account in accounts)
+                open_now = sum(len(self._held(account.id)) for account in accounts)
                 closed = f"{positions - open_now} of {positions} positions closed"
                 with suppress(Unavailable):
                     await self._record_progress(command, f"{closed}, {len(progress.cancelled)} orders cancelled")
@@ -269,7 +286,7 @@ class OperatorCommands:
             progress.leave(account_id, f"an order of {symbol}", reason)
 
     def _held(self, account_id: str) -> list[Position]:
-        return list(self._exchange.accounts[account_id].positions.values())
+        return list(self._exchange.account(account_id).positions.values())  # it may have been removed meanwhile
 
     async def _close(
         self, command: OperatorCommand, account_id: str, position: Position, attempt: int, progress: "_Progress"

@@ -7,6 +7,7 @@ The lock lives on a connection of its own, so that it ends with the process, how
 import asyncio
 import logging
 from contextlib import suppress
+from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
@@ -137,17 +138,20 @@ async def select_leader_schedulers(conn: Connection) -> dict[str, bool] | None:
     return schedulers
 
 
-SELECT_SEQUENCES = "SELECT id, sequence FROM accounts ORDER BY id"
+SELECT_VERSIONS = "SELECT id, sequence, changed_at FROM accounts ORDER BY id"
 
 
-async def select_sequences(conn: Connection) -> dict[str, int]:
-    """Return the sequence number of every account, which changes with the account."""
-    return {record["id"]: record["sequence"] for record in await conn.fetch(SELECT_SEQUENCES)}
+async def select_account_versions(conn: Connection) -> dict[str, tuple[int, datetime]]:
+    """Return the sequence number of every account, and when it changed: another pair after every change.
+
+    One that was removed and opened again may have the same sequence number.
+    """
+    return {account_id: (sequence, at) for account_id, sequence, at in await conn.fetch(SELECT_VERSIONS)}
 
 
 # Snapshots of an hour that is over do not change any more.
 SELECT_CHANGES = """
-SELECT (SELECT count(*) + coalesce(sum(sequence), 0) FROM accounts) AS postings,
+SELECT (SELECT (count(*), sum(sequence), max(changed_at))::text FROM accounts) AS postings,
        (SELECT coalesce(max(position), 0) FROM chain_links) AS invocations,
        (SELECT (max(hour), sum(count))::text FROM portfolio_hourly
         WHERE hour = (SELECT max(hour) FROM portfolio_hourly)) AS snapshots,
@@ -158,7 +162,7 @@ SELECT (SELECT count(*) + coalesce(sum(sequence), 0) FROM accounts) AS postings,
 class Changes(NamedTuple):
     """Change markers of tables: each value differs after every change of its rows."""
 
-    postings: Decimal
+    postings: str
     invocations: int
     snapshots: str | None
     models: Decimal | None

@@ -176,6 +176,13 @@ ALTER TABLE IF EXISTS limit_orders
 """
 """Records what stands before a resting order at its price."""
 
+REMOVED_BY_OPERATOR: Final = """
+ALTER TABLE IF EXISTS commands
+    DROP CONSTRAINT IF EXISTS commands_verb_check,
+    ADD CONSTRAINT commands_verb_check CHECK (verb IN ('halt', 'resume', 'flatten', 'reset', 'remove'));
+"""
+"""Allows the command `remove`."""
+
 MIGRATIONS: Final[Mapping[int, str]] = {
     2: TO_VERSION_2,
     3: CLOSED_BY_OPERATOR,
@@ -184,7 +191,7 @@ MIGRATIONS: Final[Mapping[int, str]] = {
     6: RESET_BY_OPERATOR,
     7: LUCK,
     8: MARKET_SEED,
-    9: TOOLS_OF_AGENTS + LEVERAGES + UPGRADE_BACKUP + MOST_COSTS + LUCK_OF_EQUITY + QUEUES,
+    9: TOOLS_OF_AGENTS + LEVERAGES + UPGRADE_BACKUP + MOST_COSTS + LUCK_OF_EQUITY + QUEUES + REMOVED_BY_OPERATOR,
 }
 """Each step by the version that it leads to."""
 

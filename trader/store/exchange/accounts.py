@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from datetime import datetime
 from decimal import Decimal
+from typing import NamedTuple
 from uuid import UUID
 
 import asyncpg
@@ -28,12 +29,63 @@ async def insert_account(conn: Connection, account_id: str, run: Run) -> None:
     await conn.execute(INSERT_ACCOUNT, account_id, run.started_at, run.id, run.initial_capital, run.quote_currency)
 
 
+# The sum of all accounts, which total losses are measured against, loses the account's capital in the same statement.
+DELETE_ACCOUNT = """
+WITH account AS (
+    DELETE FROM accounts
+    WHERE id = $1 AND (SELECT term FROM service_state) = $2 AND id NOT IN (SELECT id FROM models)
+        AND NOT EXISTS (SELECT FROM fills WHERE account_id = $1)
+    RETURNING id
+), its_limit_orders AS (
+    DELETE FROM limit_orders WHERE account_id IN (SELECT id FROM account)
+), its_requests AS (
+    DELETE FROM order_requests WHERE account_id IN (SELECT id FROM account)
+), its_runs AS (
+    DELETE FROM runs WHERE account_id IN (SELECT id FROM account)
+), its_snapshots AS (
+    DELETE FROM portfolio_snapshots WHERE account_id IN (SELECT id FROM account)
+), its_hours AS (
+    DELETE FROM portfolio_hourly WHERE account_id IN (SELECT id FROM account)
+), its_baseline AS (
+    DELETE FROM equity_marks WHERE account_id IN (SELECT id FROM account) RETURNING last
+), total_baseline AS (
+    UPDATE equity_marks t SET day_start = t.day_start - b.last, peak = t.peak - b.last, last = t.last - b.last
+    FROM its_baseline b WHERE t.account_id IS NULL
+)
+SELECT (SELECT term FROM service_state) = $2 AS is_leading,
+       EXISTS (SELECT FROM accounts WHERE id = $1) AND NOT EXISTS (SELECT FROM account) AS is_kept
+"""
+
+
+class Deletion(NamedTuple):
+    """Whether the term goes on, and whether the account is kept since it has traded or belongs to a model."""
+
+    is_leading: bool
+    is_kept: bool
+
+
+async def delete_account(conn: Connection, account_id: str, term: int) -> Deletion:
+    """Delete an account that has never traded and belongs to no model, with its rows, in this term."""
+    record = await conn.fetchrow(DELETE_ACCOUNT, account_id, term)
+    assert record is not None
+    return Deletion(*record)
+
+
 SELECT_COUNT_WITHOUT_MODEL = "SELECT count(*) FROM accounts WHERE id NOT IN (SELECT id FROM models)"
 
 
 async def select_count_without_model(conn: Connection) -> int:
     """Return how many accounts belong to no model."""
     count: int = await conn.fetchval(SELECT_COUNT_WITHOUT_MODEL)
+    return count
+
+
+SELECT_FILL_COUNT = "SELECT count(*) FROM fills WHERE account_id = $1"
+
+
+async def select_fill_count(conn: Connection, account_id: str) -> int:
+    """Return how many fills the account has had, in all its runs."""
+    count: int = await conn.fetchval(SELECT_FILL_COUNT, account_id)
     return count
 
 

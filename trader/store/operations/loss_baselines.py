@@ -83,8 +83,9 @@ async def select_total_baseline(conn: Connection) -> LossBaseline | None:
 
 UPSERT_BASELINES = """
 INSERT INTO equity_marks (account_id, run_id, day, day_start, peak, last, updated_at)
-SELECT *, $7 FROM unnest($1::text[], $2::uuid[], $3::date[], $4::numeric[], $5::numeric[], $6::numeric[])
-WHERE (SELECT term FROM service_state) = $8
+SELECT b.*, $7
+FROM unnest($1::text[], $2::uuid[], $3::date[], $4::numeric[], $5::numeric[], $6::numeric[]) AS b (account_id)
+WHERE (SELECT term FROM service_state) = $8 AND (b.account_id IS NULL OR b.account_id IN (SELECT id FROM accounts))
 ON CONFLICT (account_id) DO UPDATE
 SET run_id = excluded.run_id, day = excluded.day, day_start = excluded.day_start, peak = excluded.peak,
     last = excluded.last, updated_at = excluded.updated_at
