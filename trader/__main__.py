@@ -15,7 +15,7 @@ from trader.commands.command import (
     unknown_command,
 )
 from trader.commands.serve import program_version, settings_help
-from trader.errors import SettingsError, TraderError
+from trader.errors import ArgumentsError, SettingsError, TraderError
 
 DESCRIPTION = (
     "AI models trade crypto perpetuals on behalf of named strategy variants, on paper or live.\n"
@@ -38,9 +38,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_WRONG_SETTINGS
     parser = make_parser(DESCRIPTION, settings_help())
     parser.add_argument("--version", action="version", version=program_version())
-    options = parser.parse_args(words)
     try:
+        options = parser.parse_args(words)
         code: int = options.run(options)
+    except ArgumentsError as error:
+        show(error.usage.rstrip(), on_stderr=True)
+        print_error(f"trader: {error}", as_json=as_json)
+        return EXIT_WRONG_SETTINGS
     except SettingsError as error:
         print_error("The settings are wrong:", error.problems, as_json=as_json)
         return EXIT_WRONG_SETTINGS

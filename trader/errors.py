@@ -2,6 +2,7 @@
 
     TraderError
     ├── SettingsError             ends the process with exit code 2
+    ├── ArgumentsError            ends the process with exit code 2
     ├── StartError                ends the process with exit code 1
     ├── MarketDataError
     ├── MarketUnavailable
@@ -45,6 +46,14 @@ class SettingsError(TraderError):
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("\n".join(problems))
         self.problems = tuple(problems)
+
+
+class ArgumentsError(TraderError):
+    """The arguments of a command are wrong. `usage` is what they may be."""
+
+    def __init__(self, message: str, usage: str) -> None:
+        super().__init__(message)
+        self.usage = usage
 
 
 class StartError(TraderError):

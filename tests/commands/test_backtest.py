@@ -170,8 +170,7 @@ def test_wrong_options_are_named(
 def test_a_mask_names_its_parts_and_needs_no_database(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit):
-        backtest(data, tmp_path / "run", "--mask", "dates,colour")
+    assert backtest(data, tmp_path / "run", "--mask", "dates,colour") == 2
     assert "expected some of symbols, dates, scale" in capsys.readouterr().err
     assert main(["backtest", "--data", str(data), "--out", str(tmp_path / "run"), "--mask", "dates"]) == 2
     assert "--mask: only with --no-database" in capsys.readouterr().err

@@ -16,11 +16,12 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
 import msgspec
 
 from trader.domain.money import format_decimal
+from trader.errors import ArgumentsError
 from trader.logs import printable
 
 MODULES: Final[Mapping[str, str]] = {
@@ -129,9 +130,16 @@ def unknown_command(words: Sequence[str]) -> str | None:
     return f"trader: there is no command {wrong!r}; {hint}"
 
 
+class CommandParser(argparse.ArgumentParser):
+    """Parser that raises `ArgumentsError` where its base class prints the error and ends the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ArgumentsError(message, self.format_usage())
+
+
 def make_parser(description: str, epilog: str) -> argparse.ArgumentParser:
-    """Return the parser of the commands that are loaded."""
-    parser = argparse.ArgumentParser(
+    """Return the parser of the commands that are loaded; it raises `ArgumentsError`."""
+    parser = CommandParser(
         prog="trader",
         description=description,
         epilog=epilog,
@@ -207,10 +215,27 @@ def _camel(name: str) -> str:
 
 
 def run_to_end(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run a command; SIGTERM interrupts it as Ctrl+C does, so that its temporary files are removed."""
+    """Run a command; SIGTERM interrupts it as Ctrl+C does, so that its temporary files are removed.
+
+    An exception out of a signal handler would be lost where Python runs hooks of its own, such as those after a fork:
+    asyncio cancels the command instead, and raises only at a second signal.
+
+    :raises KeyboardInterrupt: it was interrupted
+    """
     if threading.current_thread() is threading.main_thread():  # of tests, several commands run in one process
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-    return asyncio.run(work)
+        signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    return asyncio.run(_cancellable(work))
+
+
+async def _cancellable(work: Coroutine[Any, Any, Result]) -> Result:
+    """Return the result of a command, unless it was cancelled: an await that has just ended may lose that."""
+    task = asyncio.current_task()
+    assert task is not None
+    try:
+        return await work
+    finally:
+        if task.cancelling():
+            raise asyncio.CancelledError
 
 
 def show(text: str, *, on_stderr: bool = False) -> None:
