@@ -87,7 +87,7 @@ def _base_folder() -> Path:
 @contextmanager
 def _open_folder() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-", dir=_base_folder()))
-    folder.chmod(0o755)  # as root the server runs as nobody, which must have access
+    folder.chmod(0o755)  # as root the server runs as another user, who must have access
     yield folder
     shutil.rmtree(folder)
 
@@ -108,7 +108,7 @@ def server_dsn(chosen_binaries: Binaries | None) -> Iterator[str]:
     with _open_folder() as folder:
         server = EmbeddedPostgres(folder, durable=False, binaries=chosen_binaries)
         asyncio.run(server.start())
-        yield server.dsn("postgres")
+        yield server.superuser_dsn()
         asyncio.run(server.stop())
 
 

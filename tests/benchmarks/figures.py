@@ -47,7 +47,7 @@ def _text(value: float) -> str:
 
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """Make an empty folder for an embedded server; as root the server runs as nobody, who must be able to enter it."""
+    """Make an empty folder for an embedded server; as root the server runs as another user, who must enter it."""
     with tempfile.TemporaryDirectory(prefix="trader-benchmark-") as name:
         folder = Path(name)
         folder.chmod(0o755)

@@ -34,7 +34,7 @@ def server(folder: Path, *, durable: bool = False, binaries: Binaries | None = N
 
 
 async def ask(running: EmbeddedPostgres, query: str) -> object:
-    conn = await asyncpg.connect(running.dsn("postgres"))
+    conn = await asyncpg.connect(running.superuser_dsn())
     try:
         return await conn.fetchval(query)
     finally:
@@ -109,14 +109,47 @@ async def test_awkward_database_name_is_quoted(open_folder: Path) -> None:
 
 
 @as_root
-async def test_root_runs_it_as_nobody(open_folder: Path) -> None:
-    nobody = pwd.getpwnam("nobody")
+@pytest.mark.parametrize("user", ["trader-postgres", "nobody"])
+async def test_root_runs_it_as_a_user_of_its_own_where_one_can_be_made(
+    open_folder: Path, user: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if user == "nobody":
+        monkeypatch.setattr(folders, "SERVER_USER", "trader-missing")
+        monkeypatch.setattr(folders.shutil, "which", lambda *_, **__: None)
     async with server(open_folder) as running:
+        entry = pwd.getpwnam(user)
         status = Path(f"/proc/{postmaster_pid(running.data)}/status").read_text()
-        assert f"Uid:\t{nobody.pw_uid}\t{nobody.pw_uid}\t{nobody.pw_uid}" in status
-        assert f"Gid:\t{nobody.pw_gid}\t{nobody.pw_gid}\t{nobody.pw_gid}" in status
+        assert f"Uid:\t{entry.pw_uid}\t{entry.pw_uid}\t{entry.pw_uid}" in status
+        assert f"Gid:\t{entry.pw_gid}\t{entry.pw_gid}\t{entry.pw_gid}" in status
         assert "Groups:\t \n" in status or "Groups:\t\n" in status, "none of root's groups"
-        assert running.data.stat().st_uid == nobody.pw_uid
+        assert running.data.stat().st_uid == entry.pw_uid
+    assert ("cannot be made (there is no useradd)" in caplog.text) is (user == "nobody")
+
+
+@as_root
+async def test_the_folder_of_an_earlier_start_as_nobody_and_its_databases_are_handed_over(
+    open_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as earlier:
+        earlier.setattr(folders, "SERVER_USER", "nobody")
+        async with server(open_folder) as running:
+            conn = await asyncpg.connect(running.superuser_dsn())
+            await conn.execute("CREATE DATABASE trader_earlier")
+            await conn.close()
+            database = await Database.connect(running.superuser_dsn("trader_earlier"), size=1)
+            await apply_schema(database)
+            async with database.connection() as conn:
+                await conn.execute("CHECKPOINT")
+            await database.close()
+            os.kill(postmaster_pid(running.data), signal.SIGKILL)  # it leaves its socket
+    async with server(open_folder) as running:
+        assert running.data.owner() == "trader-postgres"
+        conn = await asyncpg.connect(running.dsn("trader_earlier"))
+        owned = "SELECT count(*) FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relowner <> $1::regrole"
+        assert await conn.fetchval(owned, "trader") == 0
+        assert await conn.fetchval("SELECT rolsuper FROM pg_roles WHERE rolname = current_user") is False
+        await conn.execute("ALTER TABLE accounts ADD COLUMN later integer; DROP SCHEMA public CASCADE")
+        await conn.close()
 
 
 @as_root

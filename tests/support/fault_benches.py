@@ -119,7 +119,7 @@ class Bench:
     async def administer(self, *statements: str) -> Any:
         """Execute statements as an administrator. Return the first value of the last."""
         writable = {"default_transaction_read_only": "off"}
-        conn = await asyncpg.connect(self.server.dsn("postgres"), server_settings=writable)
+        conn = await asyncpg.connect(self.server.superuser_dsn(), server_settings=writable)
         try:
             for statement in statements:
                 value = await conn.fetchval(statement)
@@ -163,7 +163,7 @@ class PasswordBench(Bench):
         await self.set_password(PASSWORD, "CREATE")
         await self.administer(f"ALTER DATABASE {self.database} OWNER TO service", "SELECT pg_reload_conf()")
         dsn = self.environ["DATABASE_URL"]
-        self.environ["DATABASE_URL"] = dsn.replace("postgres@", f"service:{quote(PASSWORD, safe='')}@")
+        self.environ["DATABASE_URL"] = dsn.replace("trader@", f"service:{quote(PASSWORD, safe='')}@")
 
     async def set_password(self, password: str, how: str = "ALTER") -> None:
         await self.administer(f"{how} ROLE service LOGIN PASSWORD '{password}'")

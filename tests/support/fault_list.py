@@ -62,7 +62,7 @@ async def no_connections_left(bench: Bench) -> AsyncIterator[None]:
         bench.proxy.cut()
         with suppress(asyncpg.PostgresError):
             while True:
-                conn = await asyncpg.connect(bench.server.dsn("postgres"))
+                conn = await asyncpg.connect(bench.server.superuser_dsn())
                 stack.push_async_callback(conn.close)
         yield
 

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import asyncpg
 
 from trader.embedded.binaries import Binaries, choose_binaries
-from trader.embedded.folders import make_private, server_account
+from trader.embedded.folders import SERVICE_ROLE, SUPERUSER, make_private, server_account
 from trader.embedded.processes import bind_to_parent, stop_process
 from trader.embedded.server import EmbeddedPostgres
 
@@ -27,7 +27,8 @@ async def admit(dsn: str, user: str) -> None:
     try:
         began_at = await conn.fetchval("SELECT clock_timestamp()")
         file = Path(await conn.fetchval("SHOW ident_file"))
-        file.write_text(f'{file.read_text()}service "{user}" postgres\n')
+        lines = "".join(f'service "{user}" {role}\n' for role in (SUPERUSER, SERVICE_ROLE))
+        file.write_text(file.read_text() + lines)
         await conn.execute("SELECT pg_reload_conf()")
     finally:
         await conn.close()
@@ -59,9 +60,9 @@ class Replica:
     async def start(self, primary: EmbeddedPostgres) -> None:
         """Copy the primary, and follow it."""
         make_private(self._folder, self._account)
-        data, source = str(self._folder / "data"), primary.dsn("postgres")
+        data, source = str(self._folder / "data"), primary.superuser_dsn()
         if self._account is not None:
-            await admit(source, "nobody")
+            await admit(source, self._account.name)
         await asyncio.to_thread(self._run, "pg_basebackup", "-D", data, "-d", source, "-R", "-c", "fast", "--no-sync")
         command: list[str] = [
             self._binaries.program("postgres"),

@@ -169,7 +169,7 @@ async def _check_copy(file: Path) -> Checked:
 def _scratch_folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="trader-backup-") as name:
         folder = Path(name)
-        folder.chmod(0o755)  # as root the server runs as `nobody`, which must have access
+        folder.chmod(0o755)  # as root the server runs as another user, who must have access
         yield folder
 
 

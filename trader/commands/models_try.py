@@ -78,7 +78,7 @@ def try_model(options: argparse.Namespace) -> int:
         if model.configuration.provider_definition is None:
             require_provider(settings)
         with tempfile.TemporaryDirectory(prefix="trader-try-") as folder:
-            Path(folder).chmod(0o755)  # as root the server runs as `nobody`, which must have access
+            Path(folder).chmod(0o755)  # as root the server runs as another user, who must have access
             return asyncio.run(_try(settings, model, Path(folder)))
     except SettingsError as error:
         show(f"models try: {error}", on_stderr=True)

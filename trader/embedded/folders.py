@@ -1,6 +1,7 @@
-"""Folders of the embedded PostgreSQL: data, socket, lock, and folders that the user `nobody` can reach.
+"""Folders of the embedded PostgreSQL and the system user they belong to: data, socket, lock, and shared folders.
 
-PostgreSQL refuses to run as root, so under root its server runs as `nobody`, who needs folders open to every user.
+PostgreSQL refuses to run as root, so under root its server runs as a user of its own, which needs folders open to every
+user.
 """
 
 import fcntl
@@ -9,6 +10,8 @@ import logging
 import os
 import pwd
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -24,9 +27,19 @@ WRITABLE_BY_OTHERS = 0o022
 SHARED_FOLDERS = (Path("/var/lib/trader"), Path("/var/tmp/trader-root"))  # noqa: S108 - its owner is checked
 
 
+SERVER_USER = "trader-postgres"
+OTHER_USER = "nobody"
+"""The user that the server runs as under root: one of its own, else one that other programs may run as, too."""
+
+SUPERUSER = "postgres"
+SERVICE_ROLE = "trader"
+"""The roles of the server: the one that makes databases, and the one that the service works as."""
+
+
 class ServerAccount(NamedTuple):
     """The user that the server runs as when this process is root."""
 
+    name: str
     uid: int
     gid: int
 
@@ -58,9 +71,7 @@ def shared_place(key: Path) -> Path:
                 return place
         except OSError:
             continue
-    raise StartError(
-        "No folder was found that the user `nobody` can reach. Start as another user, or set DATABASE_URL."
-    )
+    raise StartError("No folder was found that every user can reach. Start as another user, or set DATABASE_URL.")
 
 
 def _make_open(folder: Path) -> None:
@@ -73,17 +84,64 @@ def _make_open(folder: Path) -> None:
 
 
 def server_account() -> ServerAccount | None:
-    """Return the user `nobody` when this process is root; None when the server runs as this process's user."""
+    """Return the server's user when this process is root; None when the server runs as this process's user.
+
+    :raises StartError: the system has no such user
+    """
     if os.geteuid() != 0:
         return None
-    try:
-        entry = pwd.getpwnam("nobody")
-    except KeyError:
+    account = _account(SERVER_USER) or _account(OTHER_USER)
+    if account is None:
         raise StartError(
-            "PostgreSQL does not run as root, and this system has no user `nobody`. "
+            f"PostgreSQL does not run as root, and this system has neither a user `{SERVER_USER}` nor `{OTHER_USER}`. "
             "Start as another user, or set DATABASE_URL."
-        ) from None
-    return ServerAccount(entry.pw_uid, entry.pw_gid)
+        )
+    return account
+
+
+def make_server_account() -> ServerAccount | None:
+    """Return the server's user, made now if it is missing and can be made.
+
+    :raises StartError: as `server_account`
+    """
+    if os.geteuid() == 0 and _account(SERVER_USER) is None and (reason := _make_server_user()) is not None:
+        log.warning(
+            "PostgreSQL runs as `%s`, whose other processes could disturb it: a user `%s` cannot be made (%s)",
+            OTHER_USER, SERVER_USER, reason,
+        )  # fmt: skip
+    return server_account()
+
+
+def _make_server_user() -> str | None:
+    """Make a system user that cannot log in. Return why there is none, or None."""
+    program = shutil.which("useradd", path="/usr/sbin:/sbin:/usr/bin:/bin")
+    if program is None:
+        return "there is no useradd"
+    options = ("--system", "--user-group", "--no-create-home", "--home-dir", "/nonexistent", "--shell", "/bin/false")
+    made = subprocess.run([program, *options, SERVER_USER], capture_output=True, text=True, check=False)  # noqa: S603 - the system's program and our arguments
+    if _account(SERVER_USER) is not None:  # also when another start has made it meanwhile
+        return None
+    return made.stderr.strip() or f"useradd ended with {made.returncode}"
+
+
+def _account(name: str) -> ServerAccount | None:
+    try:
+        entry = pwd.getpwnam(name)
+    except KeyError:
+        return None
+    return ServerAccount(name, entry.pw_uid, entry.pw_gid)
+
+
+def hand_over(folder: Path, account: ServerAccount | None) -> None:
+    """Make the server's user the owner of a folder and of all in it, such as one of an earlier start as another user.
+
+    The folder itself comes last, so that what was interrupted is repeated.
+    """
+    if account is None or not folder.exists() or folder.lstat().st_uid == account.uid:
+        return
+    log.info("handing %s over to the user `%s`", folder, account.name)
+    for path in (*folder.rglob("*"), folder):
+        os.chown(path, account.uid, account.gid, follow_symlinks=False)
 
 
 def data_place(folder: Path, account: ServerAccount | None) -> Path:
@@ -96,7 +154,8 @@ def data_place(folder: Path, account: ServerAccount | None) -> Path:
     except OSError as error:
         raise StartError(f"The database folder {folder} cannot be made: {error.strerror}.") from error
     data = folder / "data"
-    if account is not None and data.exists() and (owner := data.stat().st_uid) not in (0, account.uid):
+    own = {0, *(known.uid for known in (account, _account(OTHER_USER)) if known is not None)}
+    if account is not None and data.exists() and (owner := data.stat().st_uid) not in own:
         raise StartError(
             f"The embedded database in {folder} belongs to another user ({owner}), and only that user may "
             "start it. Run this command as that user or, other than `check`, while its service runs."
@@ -104,7 +163,7 @@ def data_place(folder: Path, account: ServerAccount | None) -> Path:
     if account is None or is_open_to_all(folder):
         return folder
     place = shared_place(folder.resolve())
-    log.warning("PostgreSQL runs as `nobody`, who cannot reach %s; the database is in %s", folder, place)
+    log.warning("PostgreSQL runs as `%s`, who cannot reach %s; the database is in %s", account.name, folder, place)
     return place
 
 
@@ -118,14 +177,14 @@ def make_private(folder: Path, account: ServerAccount | None) -> None:
 def require_peer(folder: Path) -> dict[str, str]:
     """Return the settings by which the server takes connections of this process's user and of root alone.
 
-    Otherwise every process of the server's user could connect as its superuser, and under root that is `nobody`. Before
-    PostgreSQL 16 `all` is the name of a role, and only `postgres` can be connected as.
+    Otherwise every process of the server's user could connect as its superuser. Before PostgreSQL 16 `all` is the name
+    of a role.
     """
     try:
         names = {"root", pwd.getpwuid(os.geteuid()).pw_name}
     except KeyError:  # the user of a container has no name by which the server could tell it
         return {}
-    mappings = [f'service "{name}" {role}' for name in sorted(names) for role in ("postgres", "all")]
+    mappings = [f'service "{name}" {role}' for name in sorted(names) for role in (SUPERUSER, SERVICE_ROLE, "all")]
     files = {
         "hba_file": ("pg_hba.conf", ["local all all peer map=service", "local replication all peer map=service"]),
         "ident_file": ("pg_ident.conf", mappings),
@@ -148,6 +207,8 @@ def socket_folder(folder: Path, account: ServerAccount | None) -> Path:
     try:
         make_private(sockets, account)
     except FileExistsError:
+        if sockets.parent == folder:  # nobody else can have made it there
+            hand_over(sockets, account)
         facts = sockets.lstat()
         owner = account.uid if account else os.geteuid()
         if facts.st_uid != owner or facts.st_mode & 0o077 or sockets.is_symlink():

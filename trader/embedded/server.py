@@ -2,7 +2,8 @@
 
 The server listens on a Unix socket only. It shuts down cleanly however this process ends, even by a kill
 (`PR_SET_PDEATHSIG`; on systems without it, the next start stops the server left behind). PostgreSQL refuses to run as
-root, so a root process runs it as `nobody`.
+root, so a root process runs it as a user of its own. The service works as a role that is no superuser and owns its
+databases.
 """
 
 import asyncio
@@ -23,9 +24,13 @@ import asyncpg
 
 from trader.embedded.binaries import Binaries, choose_binaries
 from trader.embedded.folders import (
+    SERVICE_ROLE,
+    SUPERUSER,
     data_place,
+    hand_over,
     lock_folder,
     make_private,
+    make_server_account,
     require_peer,
     server_account,
     socket_folder,
@@ -49,6 +54,39 @@ SERVER_LOG = "postgres.log"
 LOG_BYTES_MAX = 10_000_000
 NAME_LENGTH_MAX = 63
 """PostgreSQL cuts longer names."""
+
+CREATE_SERVICE_ROLE = """
+DO $$ BEGIN
+    IF to_regrole('trader') IS NULL THEN CREATE ROLE trader LOGIN; END IF;
+END $$
+"""
+
+SELECT_SUPERUSERS_DATABASES = """
+SELECT datname FROM pg_database
+WHERE datallowconn AND NOT datistemplate AND datname <> current_database() AND datdba = current_user::regrole
+"""
+
+# Functions, types and tables of the schema; indexes and sequences of columns follow their tables.
+GIVE_OBJECTS = """
+DO $$
+DECLARE
+    object text;
+BEGIN
+    FOR object IN
+        SELECT format('TABLE %s', oid::regclass) FROM pg_class
+        WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p', 'v') AND relowner = current_user::regrole
+        UNION ALL
+        SELECT format('TYPE %s', oid::regtype) FROM pg_type
+        WHERE typnamespace = 'public'::regnamespace AND typtype IN ('d', 'e') AND typowner = current_user::regrole
+        UNION ALL
+        SELECT format('FUNCTION %s', oid::regprocedure) FROM pg_proc
+        WHERE pronamespace = 'public'::regnamespace AND proowner = current_user::regrole
+    LOOP
+        EXECUTE format('ALTER %s OWNER TO trader', object);
+    END LOOP;
+    EXECUTE format('ALTER DATABASE %I OWNER TO trader', current_database());
+END $$
+"""
 
 
 def database_name(market_identity: str, live_account: int | None = None) -> str:
@@ -101,17 +139,24 @@ class EmbeddedPostgres:
         return self._process is not None
 
     def dsn(self, database: str) -> str:
-        """Return the connection string of a database of this server; it leaves nothing to PG* variables."""
+        """Return the connection string of a database of the service; it leaves nothing to PG* variables."""
+        return self._dsn_as(SERVICE_ROLE, database)
+
+    def superuser_dsn(self, database: str = "postgres") -> str:
+        """Return the connection string of a database for administration."""
+        return self._dsn_as(SUPERUSER, database)
+
+    def _dsn_as(self, role: str, database: str) -> str:
         assert self._sockets is not None, "known once started"
         where = f"host={quote(str(self._sockets), safe='')}&port=5432&sslmode=disable&target_session_attrs=any"
-        return f"postgresql://postgres@/{quote(database, safe='')}?{where}"
+        return f"postgresql://{role}@/{quote(database, safe='')}?{where}"
 
     async def ensure_database(self, name: str) -> str:
         """Create the database if it is missing, and return its connection string."""
         if not await self.has_database(name):
             quoted = name.replace('"', '""')
             async with self._connected() as conn:
-                await conn.execute(f'CREATE DATABASE "{quoted}"')
+                await conn.execute(f'CREATE DATABASE "{quoted}" OWNER {SERVICE_ROLE}')
         return self.dsn(name)
 
     async def has_database(self, name: str) -> bool:
@@ -120,12 +165,21 @@ class EmbeddedPostgres:
             return exists
 
     @asynccontextmanager
-    async def _connected(self) -> AsyncIterator[asyncpg.Connection]:
-        conn = await asyncpg.connect(self.dsn("postgres"))
+    async def _connected(self, database: str = "postgres") -> AsyncIterator[asyncpg.Connection]:
+        conn = await asyncpg.connect(self.superuser_dsn(database))
         try:
             yield conn
         finally:
             await conn.close()
+
+    async def _make_service_role(self) -> None:
+        """Make the role of the service if it is missing, and give it the databases of before there was one."""
+        async with self._connected() as conn:
+            await conn.execute(CREATE_SERVICE_ROLE)
+            names = [record["datname"] for record in await conn.fetch(SELECT_SUPERUSERS_DATABASES)]
+        for name in names:
+            async with self._connected(name) as conn:
+                await conn.execute(GIVE_OBJECTS)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -142,17 +196,20 @@ class EmbeddedPostgres:
         if threading.current_thread() is not threading.main_thread():
             # The death signal belongs to the thread that forks, and the main thread is the one that lives longest.
             raise RuntimeError("The embedded PostgreSQL must be started from the main thread.")
+        self._account = make_server_account()
         self._folder = data_place(self._asked_folder, self._account)
         async with AsyncExitStack() as undo:
             undo.push_async_callback(self.stop)
             try:
                 self._lock = lock_folder(self._folder)
                 await self._stop_leftover()
+                hand_over(self.data, self._account)
                 self._binaries = choose_binaries(self.data) if self._binaries is None else self._binaries
                 self._binaries = self._binaries.readable_copy() if self._account else self._binaries
                 await self._make_data()
                 self._sockets = socket_folder(self._folder, self._account)
                 await self._launch()
+                await self._make_service_role()
             except OSError as error:
                 why = error.strerror or error
                 raise StartError(f"The database folder {self._folder} cannot be used: {why}.") from error
@@ -204,11 +261,8 @@ class EmbeddedPostgres:
 
     async def databases(self) -> list[str]:
         """Return the names of the service's databases on this server."""
-        conn = await asyncpg.connect(self.dsn("postgres"))
-        try:
+        async with self._connected() as conn:
             names = await conn.fetch("SELECT datname FROM pg_database WHERE datname LIKE 'trader_%' ORDER BY datname")
-        finally:
-            await conn.close()
         return [record["datname"] for record in names]
 
     async def ended(self) -> str:
@@ -226,7 +280,7 @@ class EmbeddedPostgres:
             shutil.rmtree(unfinished)
         make_private(unfinished, self._account)
         command = [
-            self._binaries.program("initdb"), "-D", str(unfinished), "-U", "postgres", "--auth=trust", "--locale=C",
+            self._binaries.program("initdb"), "-D", str(unfinished), "-U", SUPERUSER, "--auth=trust", "--locale=C",
             "-E", "UTF8", "--no-instructions", *([] if self._durable else ["--no-sync"]),
         ]  # fmt: skip
         output = self._folder / "initdb.log"
