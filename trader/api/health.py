@@ -45,6 +45,9 @@ GOOD_FOR_S = 0.2
 STALE_S: Final = 60.0
 """A market without an update for so long is unhealthy."""
 
+SILENT_S: Final = 30.0
+"""A leader of which nothing has come for so long is unhealthy. It is also when its schedulers count as not running."""
+
 FAILURES_MAX: Final = 2
 """A scheduler that fails more often than this in a row is unhealthy."""
 
@@ -177,7 +180,7 @@ def _database_problems(app: web.Application, database: DatabaseHealth) -> Iterat
     trouble = app[DATABASE].trouble
     if trouble is not None or not database.ok:
         yield Alarm(AlarmCause("database"), str(DatabaseUnavailable(trouble or NOT_ANSWERING)))
-    if (lag_s := app[RELAY].lag_s()) is not None and lag_s > STALE_S:
+    if (lag_s := app[RELAY].lag_s()) is not None and lag_s > SILENT_S:
         yield Alarm(AlarmCause("database"), f"nothing has come from the leader for {lag_s:.0f} s")
 
 
