@@ -115,7 +115,7 @@ async def test_root_runs_it_as_a_user_of_its_own_where_one_can_be_made(
 ) -> None:
     if user == "nobody":
         monkeypatch.setattr(folders, "SERVER_USER", "trader-missing")
-        monkeypatch.setattr(folders.shutil, "which", lambda *_, **__: None)
+        monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     async with server(open_folder) as running:
         entry = pwd.getpwnam(user)
         status = Path(f"/proc/{postmaster_pid(running.data)}/status").read_text()
@@ -138,8 +138,8 @@ async def test_the_folder_of_an_earlier_start_as_nobody_and_its_databases_are_ha
             await conn.close()
             database = await Database.connect(running.superuser_dsn("trader_earlier"), size=1)
             await apply_schema(database)
-            async with database.connection() as conn:
-                await conn.execute("CHECKPOINT")
+            async with database.connection() as pooled:
+                await pooled.execute("CHECKPOINT")
             await database.close()
             os.kill(postmaster_pid(running.data), signal.SIGKILL)  # it leaves its socket
     async with server(open_folder) as running:

@@ -124,7 +124,7 @@ def main() -> int:
     options = parser.parse_args()
     chosen = [fault for fault in FAULTS if not options.faults or any(word in fault.name for word in options.faults)]
     folder = Path(tempfile.mkdtemp(prefix="trader-faults-"))
-    folder.chmod(0o755)  # as root the server runs as nobody, which must have access
+    folder.chmod(0o755)  # as root the server runs as another user, who must have access
     try:
         return 0 if asyncio.run(run(folder, chosen)) else 1
     finally:

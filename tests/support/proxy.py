@@ -31,7 +31,7 @@ class FaultyProxy:
         """Listen; the connection string that goes through the proxy."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         port = self._server.sockets[0].getsockname()[1]
-        return f"postgresql://postgres@127.0.0.1:{port}/{self._database}"
+        return f"postgresql://trader@127.0.0.1:{port}/{self._database}"
 
     async def close(self) -> None:
         assert self._server is not None
