@@ -1,13 +1,22 @@
 """The commands use the same database as the service: a DATABASE_URL in .env names it."""
 
+import asyncio
 import os
+import re
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from trader.__main__ import main
+from trader.commands import operate
+from trader.commands.command import moment
+from trader.domain.exchange.halts import Outcome
+from trader.store.database.leadership import LeaderLock
 from trader.store.database.pool import Database, place
+from trader.store.operations.halts import select_open_commands, update_command_finished, update_command_taken
 
 pytestmark = pytest.mark.processes
 
@@ -50,6 +59,32 @@ async def test_a_database_of_another_schema_version_is_reported(
     assert ended.returncode == 1
     assert f"The database at {place(dsn)} has schema version 1, and this program needs" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+async def test_a_halt_beside_a_service_that_does_not_answer_is_recorded_and_not_yet_obeyed(
+    database: Database, dsn: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(operate, "_SILENT_S", 0.2)
+    leader, shown = LeaderLock(dsn), ""
+    assert await leader.try_acquire()
+    halting = asyncio.create_task(asyncio.to_thread(main, ["halt", "--database-url", dsn]))
+    async with asyncio.timeout(20):
+        while "does not answer" not in shown:
+            await asyncio.sleep(0.02)
+            shown += capsys.readouterr().err
+    recorded = re.search(r"recorded at ([\d-]+ [\d:]+ UTC), and not yet obeyed: the service does not answer", shown)
+    async with database.connection() as conn:
+        ((command, _),) = await select_open_commands(conn, timedelta(minutes=1), 2)
+        assert recorded is not None
+        assert recorded[1] == moment(await conn.fetchval("SELECT asked_at FROM commands"))
+        assert await update_command_taken(conn, command.id, "begun")
+        async with asyncio.timeout(20):
+            while "obeyed at" not in shown.partition("does not answer")[2]:
+                await asyncio.sleep(0.02)
+                shown += capsys.readouterr().err
+        await update_command_finished(conn, command.id, Outcome())
+    assert await halting == 0
+    await leader.release()
 
 
 @pytest.mark.parametrize("command", ["audit", "report", "drift"])

@@ -20,6 +20,7 @@ CHANGES = (
     ("resume",),
     ("flatten",),
     ("accounts", "reset", "ada"),
+    ("accounts", "remove", "ada"),
     ("models", "pause", "ada"),
     ("models", "resume", "ada"),
 )
