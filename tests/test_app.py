@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from support.scripted import make_settings
@@ -9,6 +10,7 @@ from support.scripted import make_settings
 from trader import leadership
 from trader.app import serve
 from trader.gateways.operations.supervisor import Supervisor
+from trader.history import log_progress
 from trader.services.operations.loss_limits import LossLimits
 from trader.services.operations.operator_commands import OperatorCommands
 from trader.store.database.leadership import LeaderLock
@@ -45,3 +47,16 @@ async def test_a_bug_in_what_has_no_end_ends_the_service_with_its_trace(
             await serve(make_settings(DATABASE_URL=dsn, PORT="0"), Supervisor({}))
     error = caught.value.exceptions[0] if isinstance(caught.value, ExceptionGroup) else caught.value
     assert repr(error) == "KeyError('no such thing')"
+
+
+def test_a_first_start_says_how_far_the_history_is(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    now_s = iter([0.0, 1.0, 10.0, 11.0, 40.0])
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    progress = log_progress(start, start + timedelta(days=4), lambda: next(now_s))
+    for days in (0.5, 1, 1.5, 4):
+        progress(start + timedelta(days=days), 4)
+    assert [record.getMessage() for record in caplog.records] == [
+        "[#####               ]  25 % of the history, about 30 s left",
+        "[####################] 100 % of the history, about 0 s left",
+    ]

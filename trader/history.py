@@ -36,6 +36,9 @@ from trader.store.database.pool import Database
 
 DEMO_SPAN: Final = timedelta(days=3)
 
+PROGRESS_EVERY_S: Final = 2.0
+"""How often the progress of a demo's history is logged, in real time."""
+
 _MINUTE: Final = timedelta(minutes=1)
 
 log = logging.getLogger("trader")
@@ -147,6 +150,24 @@ async def _until_finished(source: PastMarket, run: Coroutine[Any, Any, None]) ->
         await asyncio.wait([feed, finished])
 
 
+def log_progress(
+    start: datetime, end: datetime, timer: Callable[[], float] = time.monotonic
+) -> Callable[[datetime, int], None]:
+    """Return a callback of `write_history` that logs a bar and the time left, every `PROGRESS_EVERY_S` seconds."""
+    began_s = logged_s = timer()
+
+    def progress(reached: datetime, _: int) -> None:
+        nonlocal logged_s
+        now_s, part = timer(), (reached - start) / (end - start)
+        if part <= 0 or now_s - logged_s < PROGRESS_EVERY_S:
+            return
+        logged_s = now_s
+        left_s = (now_s - began_s) * (1 - part) / part
+        log.info("[%-20s] %3.0f %% of the history, about %.0f s left", "#" * round(20 * part), 100 * part, left_s)
+
+    return progress
+
+
 async def write_demo_history(settings: Settings, external: ExternalSystems) -> None:
     """Let the rule agents of a demo trade the last three days, when its database is empty and no service uses it."""
     if not settings.demo_history or settings.market_source != "synthetic" or not external.is_written:
@@ -165,5 +186,6 @@ async def write_demo_history(settings: Settings, external: ExternalSystems) -> N
         end = floor_time(SystemClock().now(), _MINUTE)
         log.info("the rule agents trade the last %d days; --demo=fresh leaves them out", DEMO_SPAN.days)
         began_s = time.monotonic()
-        await write_history(database, settings, end - DEMO_SPAN, end, DEMO_PACE, lambda *_: None)
+        progress = log_progress(end - DEMO_SPAN, end)
+        await write_history(database, settings, end - DEMO_SPAN, end, DEMO_PACE, progress)
         log.info("the history took %.1f s", time.monotonic() - began_s)

@@ -275,6 +275,7 @@ class EmbeddedPostgres:
         if (self.data / "PG_VERSION").exists():
             return
         assert self._binaries is not None
+        log.info("creating the database in %s, which takes seconds, on a slow disk up to a minute", self._folder)
         unfinished = self._folder / "data.unfinished"  # renamed when complete, so a kill leaves no half-made data
         if unfinished.exists():
             shutil.rmtree(unfinished)
