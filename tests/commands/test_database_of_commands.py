@@ -64,7 +64,7 @@ async def test_a_database_of_another_schema_version_is_reported(
 async def test_a_halt_beside_a_service_that_does_not_answer_is_recorded_and_not_yet_obeyed(
     database: Database, dsn: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(operate, "_SILENT_S", 0.2)
+    monkeypatch.setattr(operate, "SILENT_S", 0.2)
     leader, shown = LeaderLock(dsn), ""
     assert await leader.try_acquire()
     halting = asyncio.create_task(asyncio.to_thread(main, ["halt", "--database-url", dsn]))

@@ -32,7 +32,7 @@ _POLL_S: Final = 0.2
 _GRACE_S: Final = 5.0
 """How long a command waits for a service that is starting or taking over."""
 
-_SILENT_S: Final = 3.0
+SILENT_S: Final = 3.0
 """How long a service that leads may take to begin with a command; it looks for commands twice a second."""
 
 _RESTART_S: Final = 60.0
@@ -212,7 +212,7 @@ async def _wait(database: Database, written: Written) -> tuple[bool, Outcome | N
             if state.outcome is not None:
                 return True, state.outcome
             taken, news = state.taken, state.progress or ""
-            if not taken and now_s - started_s > _SILENT_S:
+            if not taken and now_s - started_s > SILENT_S:
                 was_silent = True
                 news = f"recorded at {moment(written.at)}, and not yet obeyed: the service does not answer"
             if taken and now_s - alive_s > _GRACE_S:
