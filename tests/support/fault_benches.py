@@ -10,17 +10,22 @@ from urllib.parse import quote
 
 import aiohttp
 import asyncpg
+import msgspec
 import orjson
 from support.fake_venue import FakeVenue, fake_venue
 from support.process import COMMAND, ServiceProcess
 from support.proxy import FaultyProxy
+from support.records import make_model
 from support.replication import Replica
 from support.sinks import Sinks, sinks
+from support.trading_provider import TradingProvider, trading_provider
 
 from trader.embedded.binaries import choose_binaries
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.services.exchange.audit import audit
+from trader.store.agents.models import upsert_model
 from trader.store.database.pool import Database
+from trader.store.database.schema import apply_schema
 
 ORDER_EVERY_S: Final = 0.5
 PRICES_EVERY_S: Final = 0.5
@@ -231,6 +236,25 @@ class VenueBench(Bench):
             for symbol, mid in (("BTC", 94_000), ("ETH", 3_300)):
                 await self.venue.move(symbol, f"{mid + number % 5}.0")
             await asyncio.sleep(PRICES_EVERY_S)
+
+
+class ProviderBench(Bench):
+    """The service runs a model of a provider, which answers every request."""
+
+    command = COMMAND[:-1]
+    arguments = COMMAND[-1:]  # without the demo
+    provider: TradingProvider
+
+    async def open_database(self) -> None:
+        await super().open_database()
+        self.provider = self.stack.enter_context(trading_provider())
+        provider = {"OPENAI_BASE_URL": self.provider.url, "OPENAI_API_KEY": "sk-of-the-bench-0001"}
+        self.environ |= {"MARKET_SOURCE": "synthetic", **provider}
+        database = await Database.connect(self.server.dsn(self.database), size=1)
+        await apply_schema(database)
+        async with database.connection() as conn:
+            await upsert_model(conn, msgspec.structs.replace(make_model("asked"), provider="openai"))
+        await database.close()
 
 
 async def _kill(service: ServiceProcess) -> None:

@@ -14,6 +14,7 @@ from support.fault_benches import (
     Bench,
     EmbeddedBench,
     PasswordBench,
+    ProviderBench,
     ReaderBench,
     SmallDiskBench,
     StandbyBench,
@@ -167,6 +168,17 @@ async def unreachable_venue(bench: VenueBench) -> AsyncIterator[None]:
     await bench.venue.start()
 
 
+@asynccontextmanager
+async def provider_without_credit(bench: ProviderBench) -> AsyncIterator[None]:
+    """Every request is answered 402 from here on; the service asks again once a minute."""
+    async with asyncio.timeout(90):
+        while not bench.provider.requests:  # it was answered before
+            await asyncio.sleep(0.1)
+    bench.provider.status = 402
+    yield
+    bench.provider.status = 200
+
+
 FAULTS: Final = (
     Fault("the database is locked", "database", locked_tables, lasts_s=40),
     Fault("the disk is full", "database", full_disk, SmallDiskBench, needs_root=True),
@@ -182,5 +194,6 @@ FAULTS: Final = (
     Fault("the process is suspended", "takeover", suspended_process),
     Fault("the replica is behind", "database", paused_replica, ReaderBench, lasts_s=75),
     Fault("the venue is unreachable", "market", unreachable_venue, VenueBench, lasts_s=75),
+    Fault("the provider is out of credit", "provider", provider_without_credit, ProviderBench, 75, is_unhealthy=False),
     Fault("the sink is away", "database", unreachable_sink),
 )
