@@ -42,6 +42,7 @@ READ_CALLS: Sequence[tuple[str, dict[str, Any]]] = (
     ("analytics.getModelStats", {"mode": "advanced", "variant": "all"}),
     ("analytics.getTradeTotals", {"by": "day"}),
     ("analytics.getTradeTotals", {"by": "market", "variant": "Apex", "modelId": "apex-rules"}),
+    ("analytics.getBehaviour", {"modelId": "apex-rules"}),
     ("analytics.getLeaderboard", {}),
     ("analytics.getEvidence", {}),
     ("analytics.getEvidence", {"window": "7d", "variant": "Apex", "modelId": "apex-rules"}),

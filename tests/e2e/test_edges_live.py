@@ -67,6 +67,7 @@ FIELDS: Mapping[str, Sequence[str]] = {
     "analytics.getModelStats": ("mode", "variant"),
     "analytics.getLeaderboard": ("window", "sortBy", "variant", "details"),
     "analytics.getEvidence": ("window", "variant", "modelId"),
+    "analytics.getBehaviour": ("modelId",),
     "analytics.getFailures": ("limit", "variant", "before"),
     "variants.getVariantHistory": ("window",),
 }  # fmt: skip

@@ -214,6 +214,7 @@ ACCOUNT = {
         }
     ],
 }
+_PLAN_OUTCOME = {"planned": count, "byStop": count, "byTarget": count, "byDecision": count, "otherwise": count}
 FAILURE_COUNTS = {
     "modelId": text,
     "modelName": text,
@@ -527,6 +528,28 @@ OUTPUTS: Mapping[str, Shape] = {
             }
         ],
         "modelStats": [FAILURE_COUNTS],
+    },
+    "analytics.getBehaviour": {
+        "behaviour": (
+            {
+                "since": iso,
+                "until": iso,
+                "positions": count,
+                "timeInMarket": (number, None),
+                "holdingTimes": ({"low": number, "median": number, "high": number}, None),
+                "leverageByVolatility": ([number], None),
+                "turnover": (number, None),
+                "fees": (number, None),
+                "flips": count,
+                "stops": _PLAN_OUTCOME,
+                "targets": _PLAN_OUTCOME,
+                "plansChanged": count,
+                "captured": (number, None),
+                "alike": (number, None),
+                "replicates": [text],
+            },
+            None,
+        )
     },
     "analytics.getTradeTotals": {
         "rows": [

@@ -107,6 +107,7 @@ async def test_every_client_calls_every_procedure(packages: Path, tmp_path: Path
         "trading.getTrade": {"id": "00000000-0000-5000-8000-000000000000"},
         "trading.getCandles": {"symbol": "BTC", "interval": "1m"},
         "analytics.getTradeTotals": {"by": "day"},
+        "analytics.getBehaviour": {"modelId": "apex-rules"},
     }
     names = re.findall(r"ProcedureClient<TContext, '([\w.]+)'>", make_contract().stdout)
     calls = [{"path": name.split("."), "input": inputs.get(name, {})} for name in names]

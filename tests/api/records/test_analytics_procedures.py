@@ -220,6 +220,19 @@ async def test_evidence(call: Call) -> None:
 
 
 @pytest.mark.usefixtures("season")
+async def test_behaviour(call: Call) -> None:
+    behaviour = (await call("analytics.getBehaviour", modelId="ax"))["behaviour"]
+    assert (behaviour["positions"], behaviour["flips"], behaviour["leverageByVolatility"]) == (1, 0, None), (
+        "without the one that was opened before the run"
+    )
+    assert behaviour["stops"] == {"planned": 0, "byStop": 0, "byTarget": 0, "byDecision": 0, "otherwise": 0}
+    assert behaviour["fees"] == pytest.approx(Decimal(50) / Decimal("20.5"))
+    assert (behaviour["replicates"], behaviour["alike"]) == ([], None)
+    assert await call("analytics.getBehaviour", modelId="nobody") == {"behaviour": None}
+    assert await call("analytics.getBehaviour") == (400, [["modelId"]])
+
+
+@pytest.mark.usefixtures("season")
 async def test_failures(call: Call) -> None:
     answer = await call("analytics.getFailures")
     (failure,) = answer["failures"]

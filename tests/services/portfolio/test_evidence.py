@@ -10,12 +10,25 @@ from msgspec.structs import replace
 from support.extent import is_nightly
 from support.manual_clock import ManualClock
 from support.null_seasons import PROCESSES, NullSeason, looks, share_interval
-from support.records import HOUR, MINUTE, START, add_model, add_run, add_trade, make_run, make_snapshot
+from support.records import (
+    HOUR,
+    MINUTE,
+    START,
+    add_invocation,
+    add_model,
+    add_run,
+    add_trade,
+    id_of,
+    make_run,
+    make_snapshot,
+)
 from support.scripted import make_settings
 from support.tasks import ended
 
 from trader.domain.agents.entrants import Entrant
+from trader.domain.agents.invocations import ToolCall
 from trader.domain.exchange.ledger import unopened_account
+from trader.domain.market.markets import Candle
 from trader.domain.models import VariantId
 from trader.domain.portfolio.baselines import BUY_AND_HOLD, Baseline, BaselineState, rule_agent
 from trader.domain.portfolio.intervals import Returns
@@ -26,9 +39,11 @@ from trader.services.portfolio.evidence import EntrantEvidence, Evidence
 from trader.services.portfolio.luck import COMPUTING, LuckRequest, LuckTable, own_trades
 from trader.services.portfolio.run_statistics import CurrentRuns
 from trader.store.agents.entrants import insert_entrant
+from trader.store.agents.invocations import insert_tool_call
 from trader.store.database.partitions import ensure_partitions
 from trader.store.database.pool import Database
 from trader.store.exchange.trades import OpenPosition
+from trader.store.market.candles import insert_minutes
 from trader.store.portfolio import baselines as baselines_store
 from trader.store.portfolio import snapshots as portfolio_store
 
@@ -112,6 +127,49 @@ async def test_entrants_are_told_apart_from_what_anybody_could_have_had(bench: B
     assert week.statement.reason == "9 completed trades; a statement about a model needs 10"
     (nothing,) = (each for each in week.comparisons if each.reference == "holdNothing")
     assert (nothing.window.hours, nothing.verdict.statement.hours) == (168, HOURS)
+
+
+async def test_behaviour_is_that_of_the_present_entrant_on_the_prices_that_were_seen(bench: Bench) -> None:
+    """Trades of 0.01 BTC at 100,000 with a gain of 10; the minutes within the first were up to 102,000."""
+    candle = Candle(START + 9 * HOUR + 30 * MINUTE, 100_000.0, 102_000.0, 99_000.0, 100_000.0, 0.0)
+    hours = [
+        candle._replace(open_time=START + hour * HOUR, high=100_000.0, low=100_000.0) for hour in range(-25, HOURS)
+    ]
+    async with bench.database.connection() as conn:
+        await insert_minutes(conn, [("BTC", candle), *(("BTC", each) for each in hours)])
+        invocation = await add_invocation(conn, "good", START + 9 * HOUR)
+        decisions = [{"type": "UPDATE_EXIT_PLAN", "symbol": "BTC"}]
+        await insert_tool_call(
+            conn,
+            ToolCall(
+                id=id_of("call", "plan"), invocation_id=invocation, number=1, type="UPDATE_EXIT_PLAN", status="ok",
+                metadata={"raw": None, "decisions": decisions, "results": [{}]}, created_at=START + 9.5 * HOUR,
+            ),
+        )  # fmt: skip
+    described = await bench.evidence.behaviour("good")
+    assert described is not None
+    behaviour = described.behaviour
+    assert (behaviour.positions, behaviour.flips, behaviour.plans_changed) == (12, 0, 1)
+    assert behaviour.time_in_market_percent == pytest.approx(100 * 12 / (HOURS + 1 / 6))
+    assert behaviour.captured_percent == pytest.approx(100 * 120 / (20 + 11 * 10))
+    assert behaviour.leverage_by_volatility == pytest.approx([1.0] * 6)
+    assert await bench.evidence.behaviour("nobody") is None
+
+
+async def test_behaviour_of_replicates_is_compared(bench: Bench) -> None:
+    await bench.model("copy", 3, 0.0, trades=6)
+    async with bench.database.connection() as conn:
+        for model_id in ("good", "copy"):
+            await insert_entrant(
+                conn,
+                Entrant(
+                    model_id=model_id, number=1, fingerprint="1" * 64, configuration="{}", answered_by=None,
+                    began_at=START,
+                ),
+            )  # fmt: skip
+    described = await bench.evidence.behaviour("good")
+    assert described is not None
+    assert (described.replicates, described.behaviour.alike_percent) == (["copy"], 50)
 
 
 async def test_a_change_of_configuration_begins_an_entrant_with_hours_of_its_own(bench: Bench) -> None:

@@ -16,6 +16,7 @@ from trader.api.schemas.analytics import (
     LeaderboardRow,
     TradeTotalsRow,
 )
+from trader.api.schemas.behaviour import BehaviourView, GetBehaviourInput, GetBehaviourOutput
 from trader.api.schemas.common import UNSET, Empty, chosen_variant, or_none
 from trader.api.schemas.evidence import GetEvidenceInput, GetEvidenceOutput
 from trader.api.schemas.model_stats import (
@@ -61,6 +62,13 @@ async def get_evidence(context: Context, request: GetEvidenceInput) -> GetEviden
     """
     report = await context.evidence.report(request.window, chosen_variant(request.variant), or_none(request.model_id))
     return GetEvidenceOutput.of(request.window, report)
+
+
+@procedure("analytics.getBehaviour", token=evidence_token)
+async def get_behaviour(context: Context, request: GetBehaviourInput) -> GetBehaviourOutput:
+    """Describe how the present entrant of a model trades: an addition to the specification."""
+    behaviour = await context.evidence.behaviour(request.model_id)
+    return GetBehaviourOutput(behaviour=None if behaviour is None else BehaviourView.of(behaviour))
 
 
 @procedure("analytics.getFailures")

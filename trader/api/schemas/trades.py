@@ -25,6 +25,7 @@ from trader.api.schemas.positions import ExitPlanView, ModelId
 from trader.domain.exchange.orders import Cause, OrderSide, Side, Trade
 from trader.domain.models import Model
 from trader.domain.money import ZERO, divide
+from trader.domain.portfolio import behaviour
 from trader.services.market.candles import Extremes
 from trader.store.exchange.trades import TradeRecord
 
@@ -128,14 +129,13 @@ class Excursion(Wire, kw_only=True):
         prices = [float(fill.price) for fill in trade.fills] or [float(trade.entry_price)]
         if extremes is not None:
             prices += [extremes.low, extremes.high]
-        lowest, highest, entry = min(prices), max(prices), float(trade.entry_price)
-        down, up = 100 * (lowest / entry - 1), 100 * (highest / entry - 1)
-        adverse, favourable = (down, up) if trade.side is Side.LONG else (-up, -down)
+        entry = float(trade.entry_price)
+        moves = behaviour.Excursion.of(entry, prices, is_long=trade.side is Side.LONG)
         return cls(
-            lowest=lowest,
-            highest=highest,
-            adverse_percent=round(min(0.0, adverse), 4),
-            favourable_percent=round(max(0.0, favourable), 4),
+            lowest=min(prices),
+            highest=max(prices),
+            adverse_percent=round(100 * moves.adverse / entry, 4),
+            favourable_percent=round(100 * moves.favourable / entry, 4),
             interval=UNSET if extremes is None else "1m" if extremes.span == timedelta(minutes=1) else "1h",
         )
 

@@ -16,6 +16,7 @@ from trader.domain.portfolio.histories import RESOLUTIONS, WINDOWS, RunWindow, m
 from trader.domain.portfolio.luck import Luck
 from trader.domain.portfolio.replicates import ReplicateNoise, mean_series, split_variance
 from trader.domain.portfolio.returns import ReturnSeries
+from trader.services.portfolio.behaviour import EntrantBehaviour, describe_entrant, present_period
 from trader.services.portfolio.luck import COMPUTING, LuckRequest
 from trader.services.portfolio.run_statistics import CurrentRuns, EntrantPeriod, RunStatistics, count_contenders
 from trader.store.agents.models import select_models
@@ -148,6 +149,15 @@ class Evidence:
         return report._replace(
             entrants=[each._replace(account=accounts.get(each.model.id, each.account)) for each in report.entrants]
         )
+
+    async def behaviour(self, model_id: str) -> EntrantBehaviour | None:
+        """Return how the present entrant of a model traded until now; None before it is known."""
+        runs = await self._runs.refresh()
+        period = present_period(runs[model_id]) if model_id in runs else None
+        if period is None:
+            return None
+        async with self._database.reading() as conn:
+            return await describe_entrant(conn, period, runs, minute_end(self._clock.now()))
 
 
 def last_whole_hour(now: datetime) -> datetime:

@@ -218,6 +218,13 @@ class EntrantPeriod:
         following = next((period for period in self.run.periods if period.started_at == self.ended_at), None)
         return None if following is None else following.start_value
 
+    def points(self, until: datetime) -> list[EquityPoint]:
+        """Return its hours before a time, with their values."""
+        run, end = self.run, self.ended_at
+        return run.points(
+            run.hours_before(self.started_at), run.hours_before(until if end is None else min(until, end))
+        )
+
     @property
     def trades(self) -> Sequence[RunTrade]:
         """The trades that were completed in it, in order of closing."""

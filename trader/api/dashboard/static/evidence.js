@@ -68,6 +68,37 @@ function Facts({ one, entry }) {
     ${one.reason && html`<p class="soft small foot">No interval yet: ${one.reason}.</p>`}`
 }
 
+const shareOf = (count, all) => (all ? `${whole(count)} (${percent((100 * count) / all, 0)})` : '–')
+const endsOf = plan => `planned ${whole(plan.planned)}; by stop ${shareOf(plan.byStop, plan.planned)}, by target ${shareOf(plan.byTarget, plan.planned)}, by decision ${shareOf(plan.byDecision, plan.planned)}`
+
+/** How the present entrant of a model trades, whatever came of it. */
+export function ModelBehaviour({ id }) {
+  const entry = useAnswer('analytics.getBehaviour', { modelId: id })
+  const one = entry.data?.behaviour
+  return html`<${Panel} title="Behaviour">
+    <${Failed} entry=${entry} what="The behaviour" />
+    ${entry.data && !one && html`<p class="empty">There is no entrant of this model in the current run yet.</p>`}
+    ${one && html`<dl class="facts body">${behaviourOf(one).map(([name, value, title]) => html`<div key=${name}><dt title=${title}>${name}</dt><dd>${value}</dd></div>`)}</dl>`}
+  </${Panel}>`
+}
+
+function behaviourOf(one) {
+  const held = one.holdingTimes
+  return [
+    ['Positions, flips', `${whole(one.positions)}, ${whole(one.flips)}`, 'a flip enters the other side of a market within an hour of closing'],
+    ['Time in the market', percent(one.timeInMarket, 1), 'share of the time with a position'],
+    ['Held', held ? `${whole(held.median)} min (${whole(held.low)} to ${whole(held.high)})` : '–', 'median, and the 10 and 90 % quantiles'],
+    ['Leverage by volatility', one.leverageByVolatility ? one.leverageByVolatility.map(each => number(each, 2)).join(' · ') : '–', 'mean leverage in six equal groups of hours by the volatility of the day before, the calmest first; from 60 hours on'],
+    ['Turnover', one.turnover == null ? '–' : `${number(one.turnover, 1)} × equity`, 'entries and exits in parts of the equity at the start'],
+    ['Fees of gross gains', percent(one.fees, 1), 'fees of completed positions in percent of what the winners gained before costs'],
+    ['Of the most it was ahead', percent(one.captured, 1), 'gross profit of completed positions in percent of their favourable excursions (MFE)'],
+    ['Stops', endsOf(one.stops), 'how completed positions with a stop ended'],
+    ['Targets', endsOf(one.targets), 'how completed positions with a target ended'],
+    ['Plans changed', whole(one.plansChanged), 'positions whose stop or target was changed while they were held'],
+    ...(one.replicates.length ? [['Alike over replicates', percent(one.alike, 1), `same side of the same market as ${one.replicates.join(', ')}, of the time in which either held one`]] : []),
+  ]
+}
+
 /** All entrants against their references, those that cannot be told from the best first. */
 export function EvidenceTable({ window, variant = 'all' }) {
   const known = useModels()

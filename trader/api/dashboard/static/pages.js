@@ -4,7 +4,7 @@ import { Board, figureOf } from './board.js'
 import { Declared, Failed, Interval, Key, Manual, ModelName, Panel, Table, Tile, VariantName, scaleOf, useStages } from './components.js'
 import { Conversations } from './conversations.js'
 import { Curves } from './curves.js'
-import { EvidenceTable, ModelEvidence } from './evidence.js'
+import { EvidenceTable, ModelBehaviour, ModelEvidence } from './evidence.js'
 import { moment, number, percent, signed, signedPercent, tone, whole } from './format.js'
 import { html, useMemo, useState } from './lib.js'
 import { useModels, useWindow } from './models.js'
@@ -118,6 +118,7 @@ export function ModelPage({ route, id }) {
       <${Curves} window=${window} onWindow=${setWindow} only=${only} main=${id} trades=${trades.data?.trades} />
       <${Positions} only=${one => one.modelId === id} hasNames=${false} />
       <${ModelEvidence} id=${id} window=${window} />
+      <${ModelBehaviour} id=${id} />
       <${Panel} title="Statistics"><dl class="facts body">${FIGURES.map(([key, label, write, bounds]) => html`<div key=${key}><dt>${label}</dt><dd>${!bounds ? write(figureOf(more?.[key])) : sure(figureOf(more?.[key]), more?.[bounds], write)}</dd></div>`)}</dl></${Panel}>
       <${TradeTotals} modelId=${id} />
       <${Trades} modelId=${id} />

@@ -1,0 +1,81 @@
+"""Behaviour on the wire: how the present entrant of a model trades."""
+
+from trader.api.schemas.analytics import Percent
+from trader.api.schemas.common import Input, Timestamp, Wire, iso
+from trader.api.schemas.positions import ModelId
+from trader.services.portfolio.behaviour import EntrantBehaviour
+
+
+class GetBehaviourInput(Input, kw_only=True):
+    model_id: ModelId
+
+
+class HoldingTimesView(Wire, kw_only=True):
+    """Quantiles of the holding times of completed positions, in minutes: 10, 50 and 90 %."""
+
+    low: float
+    median: float
+    high: float
+
+
+class PlanOutcomeView(Wire, kw_only=True):
+    """How the completed positions that had a stop (or a target) at their end were closed."""
+
+    planned: int
+    by_stop: int
+    by_target: int
+    by_decision: int
+    otherwise: int
+
+
+class BehaviourView(Wire, kw_only=True):
+    """How an entrant trades, from `since` until `until`: positions that it opened itself.
+
+    `timeInMarket` is the share of the time with a position, in percent. `leverageByVolatility` is its mean leverage in
+    six equal groups of hours by the volatility of the 24 hours before, the calmest first; null of under 60 hours.
+    `turnover` is what was traded in parts of the equity at the start, `fees` are in percent of the gross gains, `flips`
+    entries on the other side within an hour of a close, and `plansChanged` the positions whose exit plan was changed.
+    `captured` is the gross profit in percent of the most that the completed positions were ahead. `alike` is how much
+    of the time in which either of two of its `replicates` held a market both held the same side, in percent.
+    """
+
+    since: Timestamp
+    until: Timestamp
+    positions: int
+    time_in_market: Percent | None
+    holding_times: HoldingTimesView | None
+    leverage_by_volatility: list[float] | None
+    turnover: float | None
+    fees: Percent | None
+    flips: int
+    stops: PlanOutcomeView
+    targets: PlanOutcomeView
+    plans_changed: int
+    captured: Percent | None
+    alike: Percent | None
+    replicates: list[str]
+
+    @classmethod
+    def of(cls, entrant: EntrantBehaviour) -> "BehaviourView":
+        behaviour = entrant.behaviour
+        times, leverage = behaviour.holding_times, behaviour.leverage_by_volatility
+        return cls.from_attributes(
+            behaviour,
+            since=iso(entrant.since),
+            until=iso(entrant.until),
+            time_in_market=behaviour.time_in_market_percent,
+            holding_times=None if times is None else HoldingTimesView.from_attributes(times),
+            leverage_by_volatility=None if leverage is None else list(leverage),
+            fees=behaviour.fees_percent,
+            stops=PlanOutcomeView.from_attributes(behaviour.stops),
+            targets=PlanOutcomeView.from_attributes(behaviour.targets),
+            captured=behaviour.captured_percent,
+            alike=behaviour.alike_percent,
+            replicates=list(entrant.replicates),
+        )
+
+
+class GetBehaviourOutput(Wire, kw_only=True):
+    """`behaviour` is null until the model has an account whose entrant is known."""
+
+    behaviour: BehaviourView | None
