@@ -207,6 +207,7 @@ async def test_evidence_is_in_words_and_a_new_arena_shows_its_whole_run(tmp_path
         shown = await tab.evaluate("[...document.querySelectorAll('.differences li')].map(one => one.innerText)")
         for difference, text in zip(entrant["differences"], shown, strict=True):
             assert f"Not distinguishable yet: {difference['reason']}." in text
+        await shows(tab, "Leverage by volatility")
         await visit(tab, service.url, "/#/models?window=nothing")
         await shows(tab, "No entrant has enough hours and trades to be called the best.")
         assert tab.problems == []
