@@ -181,6 +181,7 @@ async def test_leaderboard(call: Call) -> None:
             "coverage": 50,
             "trainingCutoff": None,
             "contamination": "unknown",
+            "owner": None,
         },
     }
     assert float(first["maxDrawdown"]) == pytest.approx(100 * 30.25 / 10_049)
