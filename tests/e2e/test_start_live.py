@@ -2,11 +2,12 @@
 
 import asyncio
 import os
+import random
 import shutil
 import signal
 import socket
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,46 @@ async def test_it_can_be_stopped_while_it_catches_up_on_a_long_downtime(tmp_path
     assert "Traceback" not in output
     assert await conn.fetchval("SELECT processed_until FROM service_state") >= before, "it goes on from there"
     await conn.close()
+
+
+def processes_in(folder: Path) -> list[str]:
+    """The programs that run in a folder or name it: servers, their workers, and children of both."""
+    seen = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has just ended, or is no one's
+            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            if str(folder) in command or (process / "cwd").readlink().is_relative_to(folder):
+                seen.append(f"{process.name} {command}")
+    return seen
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["-P", "-m", "trader", "--demo"],
+        [str(ROOT / "scripts" / "seed_accounts.py"), "--models", "2", "--history", "1"],
+    ],
+)
+async def test_an_interrupt_at_any_moment_leaves_no_process(
+    open_folder: Path, command: list[str], number: signal.Signals
+) -> None:
+    environ = {"PATH": os.environ["PATH"], "HOME": str(open_folder), "PORT": "0"}
+    devnull = asyncio.subprocess.DEVNULL
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *command, cwd=open_folder, env=environ, stdout=devnull, stderr=devnull
+    )
+    async with asyncio.timeout(90):
+        while not list(open_folder.rglob("data.unfinished")):
+            assert process.returncode is None
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(random.random() * 3)  # while the server is made, while it starts, or while the models trade
+        process.send_signal(number)
+        assert await process.wait() in (0, 130, -number)
+        while left := processes_in(open_folder):
+            await asyncio.sleep(0.05)
+    assert left == []
 
 
 async def start_by_script(folder: Path, http: aiohttp.ClientSession) -> ServiceProcess:
