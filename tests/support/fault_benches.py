@@ -135,7 +135,7 @@ class Bench:
     async def lost(self) -> tuple[int, list[str]]:
         """Return how many acknowledged orders are not in the database, and what the audit finds."""
         acknowledged = dict(self.acknowledged)  # those of later are not in the rows that are read now
-        database = await Database.connect(self.server.dsn(self.database), size=2)
+        database = await Database.connect(self.server.superuser_dsn(self.database), size=2)
         try:
             async with database.connection() as conn:
                 rows = await conn.fetch("SELECT client_order_id, id::text FROM order_requests")
