@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime
 from decimal import Decimal
+from itertools import accumulate
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from support.market_fidelity import cost_bp
 
 from trader.domain.market.markets import MARKETS, SIMULATED_MARKETS, Quote
-from trader.gateways.market.books import BookModel, Grid, TrailingDay, stress
+from trader.gateways.market.books import BookModel, EmptySide, Grid, TrailingDay, empty_side, stress
 from trader.gateways.market.files import Minutes, Row
 
 AT = datetime(2025, 1, 6, tzinfo=UTC)
@@ -78,6 +79,35 @@ def test_stress_grows_with_the_move_and_is_bounded(last_15: int, more: int, usua
     wilder = stress(last_15 + more, last_15 + 2 * more, 2_000_000, usual_range)
     assert 0.5 <= calmer <= wilder <= 100
     assert stress(last_15, last_15 + more, 2_000_000, 0.0) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("moves", "side"),
+    [
+        ((0, 0, 0, 0, 0, -100), "bids"),
+        ((0, -20, -20, -20, -20, -20), "bids"),
+        ((0, 20, 20, 20, 20, 20), "asks"),
+        ((0, 0, 0, 0, 0, 99), None),
+        ((-19, -20, -20, -20, -20), None),
+        ((-100, 0, 0, 0, 0, 0, 0), None),
+        ((), None),
+    ],
+)
+def test_the_side_that_a_price_runs_towards_is_empty_until_it_stands_still(
+    moves: tuple[int, ...], side: str | None
+) -> None:
+    marks = list(accumulate(moves, initial=10_000))
+    assert empty_side(marks) == side
+
+
+@pytest.mark.parametrize("side", ["bids", "asks"])
+def test_an_empty_side_leaves_the_prices_and_the_other_side_as_they_are(side: EmptySide) -> None:
+    grid, calm = Grid(MARKETS["BTC"]), SIMULATED_MARKETS["BTC"].calm
+    whole, half = (BookModel(grid, calm).quote(AT, 2_000_000, 100, 1.0, empty) for empty in (None, side))
+    assert (half.bid, half.ask, half.mark) == (whole.bid, whole.ask, whole.mark)
+    assert getattr(half.book, side) == ()
+    other = "asks" if side == "bids" else "bids"
+    assert getattr(half.book, other) == getattr(whole.book, other) != ()
 
 
 def test_the_usual_minute_is_that_of_the_day_before() -> None:

@@ -11,7 +11,7 @@ from decimal import Decimal
 from functools import partial
 from itertools import accumulate, pairwise
 from math import ceil, exp, floor, log, sqrt
-from typing import Final
+from typing import Final, Literal
 
 from trader.domain.market.markets import Book, Calm, Level, Market, Quote
 from trader.gateways.market.files import Minutes, Row
@@ -97,6 +97,10 @@ _CALM_BUSYNESS: Final = 0.85
 _STRESS_POWER: Final = 1.3
 _STRESS_MIN: Final = 0.5
 _STRESS_MAX: Final = 100.0
+_RUN_S: Final = 5
+_RUN_BP: Final = 100
+"""A price that ran so far in so many seconds has nobody left on the side that it ran towards."""
+
 DAY_MINUTES: Final = 1440
 
 
@@ -110,6 +114,20 @@ def stress(last_15: int, last_60: int, mark: int, usual_range: float) -> float:
         return 1.0
     move = max(last_60, 2 * last_15) / mark / usual_range / _CALM_MOVE
     return min(max(_STRESS_MIN, float(move**_STRESS_POWER)), _STRESS_MAX)
+
+
+EmptySide = Literal["bids", "asks"]
+
+
+def empty_side(marks: Sequence[int]) -> EmptySide | None:
+    """Return the side of a book that is empty after these marks, one a second and the last of the present; or None.
+
+    After a fall there are no bids: nobody keeps orders in the way of a price that runs.
+    """
+    past, present = marks[-1 - _RUN_S :][0], marks[-1]
+    if abs(present - past) * 10_000 < _RUN_BP * past:
+        return None
+    return "bids" if present < past else "asks"
 
 
 class BookModel:
@@ -129,12 +147,13 @@ class BookModel:
     def symbol(self) -> str:
         return self._grid.market.symbol
 
-    def quote(self, at: datetime, mark: int, stress: float, busyness: float) -> Quote:
+    def quote(self, at: datetime, mark: int, stress: float, busyness: float, empty: EmptySide | None = None) -> Quote:
         """Return the quote around `mark` half ticks. `busyness` is the last minute's volume over the usual, rooted."""
         spread_ticks = max(1, round(self._calm.half_spread_bp * stress * mark / 10_000))
-        return self._grid.quote(at, mark, spread_ticks, partial(self._book, stress, min(max(busyness, 0.5), 1.5)))
+        make_book = partial(self._book, stress, min(max(busyness, 0.5), 1.5), empty)
+        return self._grid.quote(at, mark, spread_ticks, make_book)
 
-    def _book(self, stress: float, busyness: float, at: datetime, bid: int, ask: int) -> Book:
+    def _book(self, stress: float, busyness: float, empty: EmptySide | None, at: datetime, bid: int, ask: int) -> Book:
         market, tick = self._grid.market, float(self._grid.market.tick)
         bp_ticks = (bid + ask) / 20_000
         scale = self._calm.depth * busyness / _CALM_BUSYNESS / stress / ((bid + ask) / 2 * tick)
@@ -144,8 +163,8 @@ class BookModel:
         sizes = [further - nearer for nearer, further in pairwise((0.0, *within))]
         places = [round(offset * bp_ticks) for offset in offsets_bp]
         steps = [max(1, further - nearer) for nearer, further in pairwise(places)] + [1]
-        bids = levels(market, bid, [-step for step in steps], sizes)
-        asks = levels(market, ask, steps, sizes)
+        bids = () if empty == "bids" else levels(market, bid, [-step for step in steps], sizes)
+        asks = () if empty == "asks" else levels(market, ask, steps, sizes)
         return Book(market.symbol, at, bids, asks)
 
 
@@ -188,7 +207,7 @@ class CandlePath:
         last_15, last_60 = self._marks[max(0, now - 15) : now + 1], self._marks[max(0, now - 60) : now + 1]
         mark = self._marks[now]
         tension = stress(max(last_15) - min(last_15), max(last_60) - min(last_60), mark, self._usual_range)
-        return self._model.quote(at, mark, tension, self._busyness)
+        return self._model.quote(at, mark, tension, self._busyness, empty_side(last_15))
 
 
 def marks_of_candle(grid: Grid, row: Row) -> list[int]:

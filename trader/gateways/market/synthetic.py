@@ -13,7 +13,6 @@ from random import Random
 from trader.clock import EPOCH, Clock, SystemClock, ceil_time, epoch_second, floor_time, moment_of
 from trader.domain.market.markets import (
     INTERVALS,
-    PLAIN_FUNDING_RATE,
     SIMULATED_MARKETS,
     Candle,
     Interval,
@@ -23,7 +22,7 @@ from trader.domain.market.markets import (
     Tick,
 )
 from trader.errors import MarketUnavailable
-from trader.gateways.market.books import BookModel, Grid, stress
+from trader.gateways.market.books import BookModel, Grid, empty_side, stress
 from trader.gateways.market.path import HOUR_S, KNOT_S, KNOTS, Paths
 from trader.gateways.market.rows import chosen_rows
 from trader.gateways.market.source import Seed
@@ -108,7 +107,7 @@ class SyntheticSource:
         return aggregate(parts, interval)
 
     def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
-        return PLAIN_FUNDING_RATE
+        return self.markets[symbol].funding_rate
 
     def open_interest(self, symbol: str) -> Decimal | None:
         return None
@@ -173,7 +172,7 @@ class _MarketMaker:
         latest = marks[-16:]
         earlier, minute = divmod(second // 60 - 1, 60)
         tension = stress(max(latest) - min(latest), max(marks) - min(marks), marks[-1], self._usual_range(hour))
-        return self._model.quote(at, marks[-1], tension, self._busyness(earlier)[minute])
+        return self._model.quote(at, marks[-1], tension, self._busyness(earlier)[minute], empty_side(latest))
 
     def _day_range(self, hour: int) -> float:
         """Return the geometric mean of the ranges of the minutes of the 24 hours before, relative to the price."""
