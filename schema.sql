@@ -342,6 +342,7 @@ CREATE TABLE IF NOT EXISTS orders (
     close_reason       text CHECK (close_reason IN ('order', 'limit', 'stop', 'invalidation', 'target', 'time',
                                                     'liquidation', 'reset', 'operator')),
     closing            text CHECK (closing IN ('stop', 'invalidation', 'target', 'time')),
+    closing_at         timestamptz,
     stop               amount  CHECK (stop > 0),
     target             amount  CHECK (target > 0),
     invalidation       text,
@@ -360,6 +361,7 @@ CREATE TABLE IF NOT EXISTS orders (
     CHECK ((status = 'CLOSED') = (close_reason IS NOT NULL)),
     CHECK (parent_id IS NULL OR status = 'CLOSED'),
     CHECK (closing IS NULL OR status = 'OPEN'),
+    CONSTRAINT closing_at_of_a_trigger CHECK (closing_at IS NULL OR closing IS NOT NULL),
     CHECK (gross_pnl = CASE side WHEN 'LONG' THEN exit_notional - entry_notional
                                  ELSE entry_notional - exit_notional END),
     CHECK (net_pnl = gross_pnl - fees + funding)

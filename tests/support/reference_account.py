@@ -40,7 +40,9 @@ class ReferenceAccount:
         recovery: timedelta,
         every: int = 1,
         fills: str = "through",
+        latency: timedelta = timedelta(0),
     ) -> None:
+        self.latency = latency
         self.fills = fills
         self.capital = Fraction(capital)
         self.markets = markets
@@ -190,7 +192,7 @@ class ReferenceAccount:
         self._take(book, sign, parts, at)
         leverage = None if order.leverage is None else Fraction(order.leverage)
         terms = Terms(leverage, order.exit_plan, order.confidence)
-        fees = self._execute(order.symbol, sign, parts, at, self.taker, str(order.cause), terms)
+        fees = self._execute(order.symbol, sign, parts, at, self._taker(order.symbol), str(order.cause), terms)
         done = sum((q for _, q in parts), Fraction(0))
         unfilled = quantity - done
         rests = unfilled > 0 and limit is not None
@@ -312,7 +314,9 @@ class ReferenceAccount:
             rest.remaining -= quantity
             if not rest.remaining:
                 self.resting.remove(rest)
-            self._execute(rest.symbol, rest.sign, [(rest.limit, quantity)], at, self.maker, "limit", rest.terms)
+            own = self.markets[rest.symbol].maker_rate
+            rate = self.maker if own is None else Fraction(own)
+            self._execute(rest.symbol, rest.sign, [(rest.limit, quantity)], at, rate, "limit", rest.terms)
             if quantity > reducible and self.free() < 0:
                 self._restore(before)
                 self.resting = [other for other in self.resting if other.number != rest.number]
@@ -321,10 +325,10 @@ class ReferenceAccount:
         """Whether the mark (`touch`) or the best opposite price reached the limit, in a book newer than the order."""
         if rest.symbol not in moment.updated or moment.quotes[rest.symbol].at <= rest.created_at:
             return False
-        book = moment.quotes[rest.symbol].book
-        best = Fraction((book.asks[0] if rest.sign > 0 else book.bids[0]).price)
+        quote = moment.quotes[rest.symbol]
+        best = Fraction(quote.ask if rest.sign > 0 else quote.bid)
         if self.fills == "touch":
-            best = Fraction(moment.quotes[rest.symbol].mark)
+            best = Fraction(quote.mark)
         return rest.sign * (rest.limit - best) >= 0
 
     def _liquidate(
@@ -361,7 +365,7 @@ class ReferenceAccount:
         if not parts:
             return False
         self._take(book, sign, parts, at)
-        self._execute(symbol, sign, parts, at, self.taker, "liquidation")
+        self._execute(symbol, sign, parts, at, self._taker(symbol), "liquidation")
         self._charge_more(min(self.liquidation * sum(p * q for p, q in parts), max(Fraction(0), self.equity())))
         return True
 
@@ -373,25 +377,28 @@ class ReferenceAccount:
     def _exit(self, symbol: str, moment: Moment, at: datetime) -> None:
         watch, held, mark = self.watches[symbol], self.quantity(symbol), self.marks[symbol]
         reason = watch.closing or fired(watch.plan, held, mark, at)
-        if reason is None:
+        if reason is None or (watch.due is not None and moment.at < watch.due):
+            return
+        if watch.closing is None and self.latency:
+            watch.closing, watch.due = reason, at + self.latency
             return
         watch.closing = reason
         sign = -1 if held > 0 else 1
         book = moment.quotes[symbol].book
         parts = self._shown(book, sign, abs(held), None, at)
         self._take(book, sign, parts, at)
-        self._execute(symbol, sign, parts, at, self.taker, reason)
+        self._execute(symbol, sign, parts, at, self._taker(symbol), reason)
 
     def _fund(self, symbol: str, at: datetime, rate: Callable[[str, datetime], Decimal]) -> None:
         """For every full hour since, of those that are paid for: at the last mark seen until then."""
-        watch = self.watches[symbol]
+        watch, every = self.watches[symbol], self.markets[symbol].funding_interval_h or self.every
         boundary = watch.funded_until.replace(minute=0, second=0, microsecond=0) + timedelta(hours=1)
         while boundary <= at:
-            if boundary.hour % self.every == 0:
+            if boundary.hour % every == 0:
                 self._acts += 1
                 seen = [mark for then, mark in self.seen.get(symbol, []) if then <= boundary]
                 mark = seen[-1] if seen else self.marks[symbol]
-                paid = self.quantity(symbol) * mark * Fraction(rate(symbol, boundary)) * self.every
+                paid = self.quantity(symbol) * mark * Fraction(rate(symbol, boundary)) * every
                 self.ledger.append(Entry(self._acts, at, symbol, amount=-paid, kind="funding"))
                 watch.funded_until = boundary
             boundary += timedelta(hours=1)
@@ -431,6 +438,10 @@ class ReferenceAccount:
 
     def _take(self, book: Book, sign: int, parts: list[tuple[Fraction, Fraction]], at: datetime) -> None:
         self.taken = [*self.taken, *((book.symbol, sign, at, quantity) for _, quantity in parts)]
+
+    def _taker(self, symbol: str) -> Fraction:
+        own = self.markets[symbol].taker_rate
+        return self.taker if own is None else Fraction(own)
 
     def _execute(
         self,

@@ -36,13 +36,14 @@ class Rest:
 class Watch:
     """What is kept of a position beside its figures.
 
-    Its plan, the trigger that is closing it, the last boundary funded, and what its orders said: how sure they were
-    last, and whether one of them named a leverage.
+    Its plan, the trigger that is closing it and when its order meets a book, the last boundary funded, and what its
+    orders said: how sure they were last, and whether one of them named a leverage.
     """
 
     plan: ExitPlan
     funded_until: datetime
     closing: str | None = None
+    due: datetime | None = None
     confidence: Decimal | None = None
     leveraged: bool = False
 

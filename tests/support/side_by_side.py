@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from uuid import UUID
@@ -27,10 +27,19 @@ class SideBySide:
     """One account, kept twice. Each call raises `AssertionError` where the two, or the account's own rows, disagree."""
 
     def __init__(
-        self, capital: Decimal, rate: Rate, at: datetime, *, every: int = 1, fills: LimitFills = "through"
+        self,
+        capital: Decimal,
+        rate: Rate,
+        at: datetime,
+        *,
+        every: int = 1,
+        fills: LimitFills = "through",
+        latency: timedelta = timedelta(0),
     ) -> None:
         self.account = open_account(str(capital), at=at)
-        self.rules = replace(RULES, markets=dict(RULES.markets), funding_interval_h=every, limit_fills=fills)
+        self.rules = replace(
+            RULES, markets=dict(RULES.markets), funding_interval_h=every, limit_fills=fills, latency=latency
+        )
         self.model = ReferenceAccount(
             capital,
             self.rules.markets,
@@ -41,6 +50,7 @@ class SideBySide:
             recovery=RULES.book_recovery,
             every=self.rules.funding_interval_h,
             fills=fills,
+            latency=latency,
         )
         self.rate = rate
         self.numbers: dict[UUID, int] = {}

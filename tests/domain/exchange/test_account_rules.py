@@ -329,6 +329,18 @@ def test_an_interval_of_eight_hours_is_paid_at_its_end_for_all_of_it() -> None:
     assert desk.eth(2_100, timedelta(hours=7)) is None
 
 
+def test_a_market_may_have_fees_and_a_funding_interval_of_its_own() -> None:
+    own = replace(RULES.markets["ETH"], taker_rate=D("0.001"), maker_rate=D(0), funding_interval_h=8)
+    desk = PaperBench()
+    desk.rules = replace(RULES, markets={**RULES.markets, "ETH": own})
+    answer = desk.order(BUY, "2")
+    assert answer.total_fees == 2 * D("2000.01") * D("0.001")
+    assert desk.eth(2_000, timedelta(hours=6)) is None
+    posting = desk.eth(2_100, timedelta(minutes=30))
+    assert posting is not None
+    assert [payment.boundary.hour for payment in posting.funding] == [8]
+
+
 def test_shorts_receive_a_positive_rate() -> None:
     desk = PaperBench()
     desk.order(SELL, "2")

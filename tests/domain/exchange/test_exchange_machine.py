@@ -99,10 +99,13 @@ class Exchange(RuleBasedStateMachine):
         books=st.tuples(books_drawn, books_drawn, books_drawn),
         every=st.sampled_from((1, 1, 8)),
         fills=st.sampled_from(get_args(LimitFills)),
+        latency=st.sampled_from((0, 0, 200, 8_000)),
     )
-    def open(self, capital: int, books: Any, every: int, fills: LimitFills) -> None:
+    def open(self, capital: int, books: Any, every: int, fills: LimitFills, latency: int) -> None:
         self.prices = dict(PRICES)
-        self.both = SideBySide(Decimal(capital), rate_of_hour, START, every=every, fills=fills)
+        waits = timedelta(milliseconds=latency)
+        self.both = SideBySide(Decimal(capital), rate_of_hour, START, every=every, fills=fills, latency=waits)
+        self.both.change_rules(replace(MARKETS["SOL"], funding_interval_h=4))
         self.moment = moment_of(
             *(drawn_quote(s, PRICES[s], drawn, START) for s, drawn in zip(SYMBOLS, books, strict=True))
         )
@@ -193,9 +196,17 @@ class Exchange(RuleBasedStateMachine):
         coarser=st.sampled_from((1, 10, Decimal("0.1"))),
         stricter=st.sampled_from((1, 2, Decimal("0.5"))),
         tiers=st.sampled_from(((), (5_000,), (20_000, 100_000))),
+        own=st.sampled_from(((None, None), (Decimal("0.001"), Decimal(0)))),
     )
-    def change_rules(self, symbol: str, coarser: Decimal, stricter: Decimal, tiers: tuple[int, ...]) -> None:
-        """The venue changes the steps of a market, its minimum and the margin it wants, of more notional more."""
+    def change_rules(
+        self,
+        symbol: str,
+        coarser: Decimal,
+        stricter: Decimal,
+        tiers: tuple[int, ...],
+        own: tuple[Decimal | None, Decimal | None],
+    ) -> None:
+        """The venue changes the steps of a market, its minimum, margin and fees."""
         usual = MARKETS[symbol]
         rate = usual.maintenance_rate * stricter
         self.both.change_rules(
@@ -206,6 +217,9 @@ class Exchange(RuleBasedStateMachine):
                 min_notional=usual.min_notional * stricter,
                 maintenance_rate=rate,
                 tiers=tuple(MarginTier(Decimal(above), rate * (2 + n), (10, 3)[n]) for n, above in enumerate(tiers)),
+                taker_rate=own[0],
+                maker_rate=own[1],
+                funding_interval_h=self.both.rules.markets[symbol].funding_interval_h,
             )
         )
 

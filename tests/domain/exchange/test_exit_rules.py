@@ -37,6 +37,20 @@ def test_a_trigger_closes_the_whole_position_at_market(plan: ExitPlan, mark: int
     assert posting.fills[0].request_id is None
 
 
+def test_the_order_of_a_trigger_meets_the_first_book_after_the_latency() -> None:
+    desk = PaperBench()
+    desk.rules = replace(desk.rules, latency=seconds(1.5))
+    desk.order(BUY, "1", plan=ExitPlan(stop=D(1_900)))
+    fired = desk.eth(1_900)
+    assert fired is not None
+    assert (fired.fills, desk.position.closing) == ([], "stop")
+    assert desk.position.closing_at == desk.moment.at + seconds(1.5)
+    assert desk.eth(1_950) is None
+    posting = desk.eth(1_800)
+    assert posting is not None
+    assert [(fill.price, fill.cause) for fill in posting.fills] == [(D("1799.99"), Cause.STOP)]
+
+
 @pytest.mark.parametrize("mark", ["1900.01", "2099.99"])
 def test_nothing_fires_short_of_its_price(mark: str) -> None:
     desk = PaperBench()

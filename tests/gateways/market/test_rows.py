@@ -1,11 +1,13 @@
 """Markets of one's own: a row has every figure, or the start fails with what is missing."""
 
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
-from trader.domain.market.markets import MarginTier
+from trader.domain.exchange.ledger import Rules
+from trader.domain.market.markets import PLAIN_FUNDING_RATE, MarginTier
 from trader.errors import StartError
 from trader.gateways.market.rows import chosen_rows, preset_rows
 from trader.gateways.market.synthetic import SyntheticSource
@@ -42,6 +44,21 @@ def test_a_market_of_a_file_is_traded_beside_those_of_the_build(tmp_path: Path) 
     assert len(quotes["LINK"].book.asks) == 12
 
 
+def test_a_market_of_a_file_may_have_fees_and_funding_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "markets.toml"
+    own = "taker_fee_bps = 3.5\nmaker_fee_bps = 0\nfunding_interval_h = 8\nfunding_rate = 0.00002"
+    path.write_text(LINK + own, encoding="utf-8")
+    source = SyntheticSource(7, ("BTC", "LINK"), preset_rows("default", path))
+    rules = Rules(dict(source.markets), Decimal("0.0005"), Decimal("0.0002"))
+    fees = {symbol: [rules.fee_rate(symbol, maker=maker) for maker in (False, True)] for symbol in source.markets}
+    assert fees == {"BTC": [Decimal("0.0005"), Decimal("0.0002")], "LINK": [Decimal("0.00035"), Decimal(0)]}
+    assert {symbol: rules.funding_hours(symbol) for symbol in source.markets} == {"BTC": 1, "LINK": 8}
+    hour = datetime(2025, 1, 6, tzinfo=UTC)
+    assert (source.funding_rate("BTC", hour), source.funding_rate("LINK", hour)) == (
+        PLAIN_FUNDING_RATE, Decimal("0.00002"),
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
@@ -52,6 +69,7 @@ def test_a_market_of_a_file_is_traded_beside_those_of_the_build(tmp_path: Path) 
         ("[[20_000_000, 0.1, 5]]", "[[20_000_000, 0.04, 5]]", "tiers must ascend"),
         ('"LINK"', '"BTC"', "BTC is a market already"),
         ("level = 20", "level = ", "Invalid value"),
+        ("lot = 0.1", "lot = 0.1\ntaker_fee_bps = 0.1234567", "fees have at most 6 decimals"),
     ],
 )
 def test_a_row_that_lacks_a_figure_is_refused(tmp_path: Path, old: str, new: str, reason: str) -> None:

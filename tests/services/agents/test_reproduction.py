@@ -117,13 +117,16 @@ async def test_updates_while_the_order_waited_are_reproduced(database: Database)
             {"BTC": "93000", "ETH": "3310"},
             after_s=1.5,
         )
-        assert list(floor.exchange.account("ada").positions) == ["ETH"]
+        positions = floor.exchange.account("ada").positions
+        assert {symbol: position.closing for symbol, position in positions.items()} == {"BTC": "stop", "ETH": None}
         async with database.connection() as conn:
             causes = [row[0] for row in await conn.fetch("SELECT cause FROM fills ORDER BY sequence")]
             assert await conn.fetchval("SELECT count(*) FROM funding_payments") == 1
-        assert causes == [Cause.ORDER, Cause.STOP, Cause.ORDER]
+        assert causes == [Cause.ORDER, Cause.ORDER]
         reproduction = await again(floor, record)
         assert reproduction.is_same, reproduction
+        await floor.see()
+        assert list(floor.exchange.account("ada").positions) == ["ETH"]
 
 
 async def test_an_order_that_met_no_book_is_reproduced(database: Database) -> None:

@@ -148,6 +148,7 @@ async def test_positions_and_closed_trades_fit(books: Database) -> None:
         CLOSED | {"net_pnl": "8"},
         CLOSED | {"side": "'SHORT'"},
         CLOSED | {"closing": "'stop'"},
+        {"closing_at": "now()"},
         CLOSED | {"liquidation_fees": "2"},
     ],
     ids=lambda columns: " ".join(f"{name}={text}" for name, text in columns.items() if CLOSED.get(name) != text),

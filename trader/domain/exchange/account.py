@@ -32,7 +32,8 @@ class Position(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     `entry_notional` is the exact Σ quantity × price of what is open, so that averaging never rounds the books.
     `fees` and `funding` are those not yet shared out to closed parts, `realized` the gross pnl of its closed parts.
     `funded_until` is the last hour boundary for which funding was posted (at first: the opening).
-    `closing` is the trigger that fired, while the book has not yet taken the whole position.
+    `closing` is the trigger that fired, while the book has not yet taken the whole position. Its order meets no book
+    before `closing_at`; None: the next one.
     """
 
     id: UUID
@@ -51,6 +52,7 @@ class Position(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     confidence: Decimal | None = None
     invocation_id: UUID | None = None
     closing: str | None = None
+    closing_at: datetime | None = None
 
     @property
     def entry_price(self) -> Decimal:
@@ -83,7 +85,7 @@ class Position(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         names = ("entry_notional", "margin", "fees", "funding")
         parts = {name: share(getattr(self, name), quantity, self.quantity) for name in names}
         rests = {name: getattr(self, name) - part for name, part in parts.items()}
-        part = msgspec.structs.replace(self, quantity=quantity, realized=ZERO, closing=None, **parts)
+        part = msgspec.structs.replace(self, quantity=quantity, realized=ZERO, closing=None, closing_at=None, **parts)
         return part, msgspec.structs.replace(self, quantity=self.quantity - quantity, **rests)
 
 

@@ -196,15 +196,13 @@ class AccountUpdate:
             self._open(symbol, side, opening, cause, terms, maker=maker)
         self.drop_pointless(symbol)
 
-    def _fee_rate(self, cause: Cause, *, maker: bool) -> Decimal:
-        if cause is Cause.RESET:
-            return ZERO
-        return self.rules.maker_rate if maker else self.rules.taker_rate
+    def _fee_rate(self, symbol: str, cause: Cause, *, maker: bool) -> Decimal:
+        return ZERO if cause is Cause.RESET else self.rules.fee_rate(symbol, maker=maker)
 
     def _open(
         self, symbol: str, side: OrderSide, executions: Sequence[Execution], cause: Cause, terms: Terms, *, maker: bool
     ) -> None:
-        rate = self._fee_rate(cause, maker=maker)
+        rate = self._fee_rate(symbol, cause, maker=maker)
         quantity, notional = totals(executions)
         fees = fees_of(executions, rate)
         margin = divide(notional, terms.leverage or ONE)
@@ -251,7 +249,7 @@ class AccountUpdate:
         *,
         maker: bool,
     ) -> None:
-        rate = self._fee_rate(cause, maker=maker)
+        rate = self._fee_rate(position.symbol, cause, maker=maker)
         quantity, notional = totals(executions)
         part, rest = position.split(quantity)
         gross = notional - part.entry_notional

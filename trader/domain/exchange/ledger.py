@@ -40,7 +40,8 @@ class Rules(msgspec.Struct, frozen=True):
 
     `liquidation_rate` is charged for each fill of a liquidation beside the taker fee. `book_recovery` is the half-life
     with which depth that was taken comes back; zero where the books themselves show what is missing. Funding is paid
-    every `funding_interval_h` hours from 00:00 UTC on.
+    every `funding_interval_h` hours from 00:00 UTC on. The fees and the interval hold in the markets without their own.
+    `latency` passes from a trigger of an exit plan until its order meets a book.
     """
 
     markets: dict[str, Market]
@@ -50,6 +51,17 @@ class Rules(msgspec.Struct, frozen=True):
     book_recovery: timedelta = timedelta(seconds=5)
     funding_interval_h: int = 1
     limit_fills: LimitFills = "through"
+    latency: timedelta = timedelta(0)
+
+    def fee_rate(self, symbol: str, *, maker: bool) -> Decimal:
+        """Return the fee rate of a market for makers or takers."""
+        market = self.markets[symbol]
+        own, general = (market.maker_rate, self.maker_rate) if maker else (market.taker_rate, self.taker_rate)
+        return general if own is None else own
+
+    def funding_hours(self, symbol: str) -> int:
+        """Return the hours between two payments of funding in a market."""
+        return self.markets[symbol].funding_interval_h or self.funding_interval_h
 
 
 class ClosedTrade(msgspec.Struct, frozen=True, kw_only=True, gc=False):

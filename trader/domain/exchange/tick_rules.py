@@ -75,11 +75,10 @@ def fund_held(
 
     Sorted by symbol: the order in which an account holds its positions differs after a restart.
     """
-    every = update.rules.funding_interval_h
     for symbol in sorted(update.positions):
         if symbols is not None and symbol not in symbols:
             continue
-        position = update.positions[symbol]
+        position, every = update.positions[symbol], update.rules.funding_hours(symbol)
         for boundary in hours_crossed(position.funded_until, update.at, every):
             mark, rate = mark_at(symbol, boundary), rate_of_hour(symbol, boundary) * every
             amount = -position.side.direction * position.quantity * mark * rate
@@ -90,12 +89,12 @@ def is_affected(account: Account, moment: Moment, rules: Rules) -> bool:
     """Whether a tick changes the account at all. Fast, since it runs for every account on every tick."""
     updated, marks, quotes = moment.updated, moment.marks, moment.quotes
     at = max(moment.at, account.changed_at)  # as in an update: the time of an account never goes back with the clock
-    boundary = last_boundary(at, rules.funding_interval_h)
     touched = False
     for symbol, position in account.positions.items():
         if symbol not in updated:
             continue
         touched = True
+        boundary = last_boundary(at, rules.funding_hours(symbol))
         if position.funded_until < boundary or fired_trigger(position, marks[symbol], at) is not None:
             return True
     for order in account.resting:
@@ -176,18 +175,23 @@ def fired_trigger(position: Position, mark: Decimal, at: datetime) -> Cause | No
 
 
 def _exit_when_triggered(update: AccountUpdate, position: Position, moment: Moment) -> None:
-    """Close the whole position at market when its plan fires; what the book cannot take follows on later ticks."""
+    """Close the whole position at market when its plan fires; what the book cannot take follows on later ticks.
+
+    The order of the trigger meets the first book at or after the latency.
+    """
     symbol = position.symbol
     cause = fired_trigger(position, moment.marks[symbol], update.at)
-    if cause is None:
+    if cause is None or (position.closing_at is not None and moment.at < position.closing_at):
         return
-    side = CLOSING_SIDE[position.side]
-    executions = update.take(moment.quotes[symbol], side, position.quantity)
-    if executions:
-        update.execute(symbol, side, executions, cause)
+    if position.closing is not None or not update.rules.latency:
+        side = CLOSING_SIDE[position.side]
+        executions = update.take(moment.quotes[symbol], side, position.quantity)
+        if executions:
+            update.execute(symbol, side, executions, cause)
     rest = update.positions.get(symbol)
     if rest is not None and rest.closing is None:
-        update.positions[symbol] = msgspec.structs.replace(rest, closing=cause.value)
+        due = update.at + update.rules.latency if update.rules.latency else None
+        update.positions[symbol] = msgspec.structs.replace(rest, closing=cause.value, closing_at=due)
         update.next_sequence()
 
 
@@ -266,10 +270,9 @@ def is_unaffected(account: Account, ranges: PriceRanges, rules: Rules) -> bool:
     """
     if account.liquidating:
         return False
-    boundary = last_boundary(ranges.until, rules.funding_interval_h)
     worst, required = account.cash, ZERO
     for symbol, position in account.positions.items():
-        reached = ranges.by_symbol[symbol]
+        reached, boundary = ranges.by_symbol[symbol], last_boundary(ranges.until, rules.funding_hours(symbol))
         if position.funded_until < boundary or _may_trigger(position, reached, ranges.until):
             return False
         worst += position.unrealized(reached.lowest_mark if position.side is Side.LONG else reached.highest_mark)

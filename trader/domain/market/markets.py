@@ -40,7 +40,8 @@ class Market(msgspec.Struct, frozen=True):
     """The trading rules of one perpetual market. Prices are in quote currency, quantities in base units.
 
     `maintenance_rate` and `leverage_max` hold up to the first of `tiers`, which are ascending in notional and in rate
-    and descending in leverage.
+    and descending in leverage. Fees, as fractions of notional, and the hours between two payments of funding are those
+    of the exchange where they are None. `funding_rate` is that of an hour where the source has none of its own.
     """
 
     symbol: str
@@ -50,6 +51,10 @@ class Market(msgspec.Struct, frozen=True):
     leverage_max: int
     maintenance_rate: Decimal
     tiers: tuple[MarginTier, ...] = ()
+    taker_rate: Decimal | None = None
+    maker_rate: Decimal | None = None
+    funding_interval_h: int | None = None
+    funding_rate: Decimal = PLAIN_FUNDING_RATE
 
     def maintenance_lines(self) -> Iterator[tuple[Decimal, Decimal]]:
         """Yield (rate, deduction) of each tier. Maintenance is the largest notional × rate − deduction."""
@@ -93,8 +98,8 @@ class Calm(NamedTuple):
 class SimulatedMarket(NamedTuple):
     """Everything that a market needs to be simulated: a row that lacks a figure is refused when this is imported.
 
-    What is not in the row is the same in every market: fees, latency and the funding interval are settings, and the
-    correlation of two markets follows from the parts that the common factor has in their volatility.
+    The correlation of two markets follows from the parts that the common factor has in their volatility. Latency is the
+    same in every market, and so are fees and the funding interval where its rules have none of their own.
     """
 
     rules: Market
@@ -184,6 +189,7 @@ class Book(msgspec.Struct, frozen=True):
 class Quote:
     """The market at one moment: its mark price, best bid and ask, and its book, which is built when first asked for.
 
+    Where a side of the book is empty, its best price is that at which it would begin.
     A source makes thousands of quotes for each one that an order meets; the lazy book keeps them cheap.
     """
 

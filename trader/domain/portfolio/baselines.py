@@ -182,7 +182,7 @@ def buy_every_market(account: Account, moment: Moment, rules: Rules, rate_of_hou
     """Yield the changes of the account as it buys every market with an equal part of its capital, without leverage."""
     part = divide(account.run.initial_capital * INVESTED, Decimal(len(rules.markets)))
     for symbol, market in sorted(rules.markets.items()):
-        price_with_fee = moment.quotes[symbol].ask * (1 + rules.taker_rate)
+        price_with_fee = moment.quotes[symbol].ask * (1 + rules.fee_rate(symbol, maker=False))
         quantity = floor_to(divide(part, price_with_fee), market.lot)
         order = Order(account_id=account.id, symbol=symbol, side=OrderSide.BUY, quantity=quantity, leverage=ONE)
         posting = rules_of_exchange.place(account, order, moment, rules, rate_of_hour)

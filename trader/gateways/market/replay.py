@@ -16,7 +16,6 @@ from typing import Final
 from trader.clock import Clock, LockstepClock, ScaledClock, ceil_time, epoch_second, floor_time, iso, moment_of
 from trader.domain.market.markets import (
     INTERVALS,
-    PLAIN_FUNDING_RATE,
     SIMULATED_MARKETS,
     STALE_AFTER,
     Candle,
@@ -44,7 +43,7 @@ class ReplaySource:
     """Replays the candles of a folder or file at `speed` times real time; 0: as fast as the service processes them.
 
     Funding files are looked for in `funding_place`, else beside the candles; without them the hourly rate is
-    `plain_rate`.
+    `plain_rate`, or that of each market's row.
     """
 
     name = "replay"
@@ -60,17 +59,17 @@ class ReplaySource:
         start: datetime | None = None,
         end: datetime | None = None,
         funding_place: Path | None = None,
-        plain_rate: Decimal = PLAIN_FUNDING_RATE,
+        plain_rate: Decimal | None = None,
     ) -> None:
         self._place = place
         self._funding_place = funding_place or place
-        self.plain_rate = plain_rate
+        self._plain_rate = plain_rate
         self.seed = None if seed is None else Seed(seed)
         self._speed = speed
         self._wanted_start = start
         self._wanted_end = end
-        self._rows = chosen_rows(symbols, rows)
-        self.markets: Mapping[str, Market] = {symbol: row.rules for symbol, row in self._rows.items()}
+        self.rows = chosen_rows(symbols, rows)
+        self.markets: Mapping[str, Market] = {symbol: row.rules for symbol, row in self.rows.items()}
         self._place_in_time = self.name
         self.ends_at: datetime | None = None
         self._recordings: dict[str, Recording] = {}
@@ -87,7 +86,7 @@ class ReplaySource:
                 f"{self._place} has no candles of {', '.join(missing)}, only of {', '.join(files)}; "
                 "MARKETS says which to trade"
             )
-        for symbol, row in self._rows.items():
+        for symbol, row in self.rows.items():
             minutes = await asyncio.to_thread(read_market, files[symbol])
             lowest = min(minutes.low)
             if lowest < _TICKS_MIN * row.rules.tick:
@@ -122,10 +121,14 @@ class ReplaySource:
         warm_up = _WARM_UP if last - first >= _WARM_UP_FROM else timedelta(0)
         begin = self._wanted_start or first + warm_up
         end = min(last, self._wanted_end or last)
+        covered = f"{self._place} covers {iso(first)} to {iso(last)}"
         if not first <= begin < end:
             raise StartError(
-                f"{self._place} covers {iso(first)} to {iso(last)}; REPLAY_START and REPLAY_END leave nothing of that"
+                f"{covered}; REPLAY_START and REPLAY_END leave nothing of that: they are {iso(begin)} and "
+                f"{iso(self._wanted_end or last)}"
             )
+        if self._wanted_end is not None and self._wanted_end > last + INTERVALS["1m"]:
+            raise StartError(f"{covered}; REPLAY_END is {iso(self._wanted_end)}, which is beyond that")
         self._place_in_time = f"{self.name}:{iso(first)}"
         self._begin = epoch_second(begin)
         self._last_second = self._last_pushed(epoch_second(end))
@@ -211,7 +214,11 @@ class ReplaySource:
         return candles
 
     def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
-        return self._funding.get(symbol, {}).get(epoch_second(boundary) // 3600, self.plain_rate)
+        return self._funding.get(symbol, {}).get(epoch_second(boundary) // 3600, self.plain_rate(symbol))
+
+    def plain_rate(self, symbol: str) -> Decimal:
+        """Return the hourly funding rate of a market where no file has one."""
+        return self.markets[symbol].funding_rate if self._plain_rate is None else self._plain_rate
 
     def open_interest(self, symbol: str) -> Decimal | None:
         return None

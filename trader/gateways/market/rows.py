@@ -5,23 +5,36 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
-from trader.domain.market.markets import SIMULATED_MARKETS, Calm, Character, MarginTier, Market, SimulatedMarket
+from trader.domain.market.markets import (
+    PLAIN_FUNDING_RATE,
+    SIMULATED_MARKETS,
+    Calm,
+    Character,
+    MarginTier,
+    Market,
+    SimulatedMarket,
+)
 from trader.domain.market.presets import PRESET_MARKETS
 from trader.domain.money import from_number
 from trader.errors import StartError
+from trader.setting_forms import BPS_DECIMALS_MAX
 
 Positive = Annotated[float, Meta(gt=0, le=1e12)]
 Rate = Annotated[float, Meta(gt=0, lt=1)]
+BasisPoints = Annotated[float, Meta(ge=0, le=1000)]
 Leverage = Annotated[int, Meta(ge=1, le=1000)]
 
 
 class _Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A table `[[markets]]`: the fields of `Market`, `Character` and `Calm`, none of which has a default."""
+    """A table `[[markets]]`: the fields of `Market`, `Character` and `Calm`.
+
+    Only fees and funding may be left out: those of VENUE_PRESET and of the settings hold then.
+    """
 
     symbol: Annotated[str, Meta(pattern="^[A-Z0-9]{1,20}$")]
     tick: Positive
@@ -36,12 +49,19 @@ class _Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     minute_volume: Positive
     half_spread_bp: Annotated[float, Meta(gt=0, lt=2)]
     depth: Positive
+    taker_fee_bps: BasisPoints | None = None
+    maker_fee_bps: BasisPoints | None = None
+    funding_interval_h: Literal[1, 2, 3, 4, 6, 8, 12, 24] | None = None
+    funding_rate: Annotated[float, Meta(ge=-0.1, le=0.1)] | None = None
 
     def market(self) -> SimulatedMarket:
         """Return the row as the sources take it.
 
-        :raises ValueError: its margins contradict each other
+        :raises ValueError: its margins contradict each other, or a fee has too many digits
         """
+        fees = [None if fee is None else _decimal(fee) for fee in (self.taker_fee_bps, self.maker_fee_bps)]
+        if any(fee is not None and fee != round(fee, BPS_DECIMALS_MAX) for fee in fees):
+            raise ValueError(f"fees have at most {BPS_DECIMALS_MAX} decimals")
         steps = [(0.0, self.maintenance_rate, self.leverage_max), *self.tiers]
         if any(rate * leverage >= 1 for _, rate, leverage in steps):
             raise ValueError("maintenance_rate must be below 1 / leverage_max, in each of the tiers, too")
@@ -49,8 +69,22 @@ class _Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError("tiers must ascend in notional and rate and descend in leverage")
         tiers = tuple(MarginTier(from_number(above), from_number(rate), most) for above, rate, most in self.tiers)
         tick, lot, minimum, rate = map(_decimal, (self.tick, self.lot, self.min_notional, self.maintenance_rate))
+        taker, maker = (None if fee is None else fee / 10_000 for fee in fees)
+        funding = PLAIN_FUNDING_RATE if self.funding_rate is None else _decimal(self.funding_rate)
         return SimulatedMarket(
-            Market(self.symbol, tick, lot, minimum, self.leverage_max, rate, tiers),
+            Market(
+                self.symbol,
+                tick,
+                lot,
+                minimum,
+                self.leverage_max,
+                rate,
+                tiers,
+                taker,
+                maker,
+                self.funding_interval_h,
+                funding,
+            ),
             Character(self.level, self.beta, self.own_volatility, self.minute_volume),
             Calm(self.half_spread_bp, self.depth),
         )

@@ -137,12 +137,11 @@ class EventTimeRunner(ABC, Generic[A]):
     def _clear_minutes(self, followed: A, start: int) -> bool:
         """Extend `clear_until` by whole minutes from that of `start` on. Return False when that one is not clear."""
         minute, count = start // 60, 1
+        is_clear, symbols = False, _concerned(followed)
         # Beyond the next funding no stretch is clear.
-        hours = self.rules.funding_interval_h
+        hours = min(self.rules.funding_hours(symbol) for symbol in symbols)
         boundary = last_boundary(moment_of(start), hours) + timedelta(hours=hours)
         last = min(int(boundary.timestamp()) // 60 - 1, self.last // 60)
-        is_clear = False
-        symbols = _concerned(followed)
         while minute <= last:
             stop = min(minute + count - 1, last)
             if not self._is_clear(followed, self.market.ranges_of_minutes(symbols, minute, stop)):

@@ -35,6 +35,7 @@ def rules_of(settings: Settings, markets: Mapping[str, Market]) -> Rules:
         funding_interval_h=settings.funding_interval_h,
         book_recovery=timedelta(milliseconds=int(settings.book_recovery_s * 1000)),
         limit_fills=msgspec.convert(settings.limit_fills, LimitFills),
+        latency=timedelta(milliseconds=settings.latency_ms),
     )
 
 

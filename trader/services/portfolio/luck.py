@@ -164,7 +164,7 @@ class RandomTraders:
             return f"the candles of the period are not available now: {error}"
         costs = {
             symbol: Costs(
-                float(self._rules.taker_rate),
+                float(self._rules.fee_rate(symbol, maker=False)),
                 float(self._rules.markets[symbol].maintenance_rate),
                 float(self._rules.liquidation_rate),
                 float(self._rules.markets[symbol].leverage_max),

@@ -183,6 +183,14 @@ ALTER TABLE IF EXISTS commands
 """
 """Allows the command `remove`."""
 
+TRIGGER_LATENCY: Final = """
+ALTER TABLE IF EXISTS orders
+    ADD COLUMN IF NOT EXISTS closing_at timestamptz,
+    DROP CONSTRAINT IF EXISTS closing_at_of_a_trigger,
+    ADD CONSTRAINT closing_at_of_a_trigger CHECK (closing_at IS NULL OR closing IS NOT NULL);
+"""
+"""Records when the order of a trigger that fired meets a book."""
+
 MIGRATIONS: Final[Mapping[int, str]] = {
     2: TO_VERSION_2,
     3: CLOSED_BY_OPERATOR,
@@ -191,7 +199,14 @@ MIGRATIONS: Final[Mapping[int, str]] = {
     6: RESET_BY_OPERATOR,
     7: LUCK,
     8: MARKET_SEED,
-    9: TOOLS_OF_AGENTS + LEVERAGES + UPGRADE_BACKUP + MOST_COSTS + LUCK_OF_EQUITY + QUEUES + REMOVED_BY_OPERATOR,
+    9: TOOLS_OF_AGENTS
+    + LEVERAGES
+    + UPGRADE_BACKUP
+    + MOST_COSTS
+    + LUCK_OF_EQUITY
+    + QUEUES
+    + REMOVED_BY_OPERATOR
+    + TRIGGER_LATENCY,
 }
 """Each step by the version that it leads to."""
 

@@ -60,9 +60,10 @@ _TABLES: Final = (
             margin = excluded.margin, leveraged = excluded.leveraged, exit_notional = excluded.exit_notional,
             gross_pnl = excluded.gross_pnl, fees = excluded.fees, liquidation_fees = excluded.liquidation_fees,
             funding = excluded.funding, net_pnl = excluded.net_pnl, insurance = excluded.insurance,
-            close_reason = excluded.close_reason, closing = excluded.closing, stop = excluded.stop,
-            target = excluded.target, invalidation = excluded.invalidation,
-            invalidation_price = excluded.invalidation_price, time_exit = excluded.time_exit,
+            close_reason = excluded.close_reason, closing = excluded.closing,
+            closing_at = excluded.closing_at, stop = excluded.stop, target = excluded.target,
+            invalidation = excluded.invalidation, invalidation_price = excluded.invalidation_price,
+            time_exit = excluded.time_exit,
             confidence = excluded.confidence, funded_until = excluded.funded_until, closed_at = excluded.closed_at
         """,
     ),

@@ -75,9 +75,10 @@ def open_row(posting: Posting, position: Position) -> Row:
 
 
 def closed_row(posting: Posting, trade: ClosedTrade) -> Row:
-    part, closing = trade.part, asdict(trade)
-    del closing["part"]
-    return open_row(posting, part) | closing | {"status": "CLOSED", "net_pnl": trade.net_pnl, "closing": None}
+    closed = asdict(trade)
+    del closed["part"]
+    state = {"status": "CLOSED", "net_pnl": trade.net_pnl, "closing": None, "closing_at": None}
+    return open_row(posting, trade.part) | closed | state
 
 
 def limit_order_row(posting: Posting, change: RestingChange) -> Row:
