@@ -86,7 +86,7 @@ class Table:
 
     def frame(self) -> "pd.DataFrame":
         """Return the table as a DataFrame, its times in UTC. It needs pandas."""
-        pandas = _extra("pandas")
+        pandas = extra("pandas")
         frame: pd.DataFrame = pandas.DataFrame(self.arrays())
         for column, kind in self._kinds.items():
             if kind == "time":
@@ -97,7 +97,7 @@ class Table:
         """Write the table into a file of its name. Raises `OSError`, and `SettingsError` without pyarrow."""
         file = folder / f"{self.name}.{form}"
         if form == "parquet":
-            _extra("pyarrow.parquet").write_table(_extra("pyarrow").table(self.arrays()), file)
+            extra("pyarrow.parquet").write_table(extra("pyarrow").table(self.arrays()), file)
             return
         columns = [
             np.datetime_as_string(self[column], unit="ms", timezone="UTC") if kind == "time" else self._columns[column]
@@ -126,7 +126,7 @@ def empty() -> Results:
 def check_format(form: Format) -> None:
     """Check that files of this format can be written. Raises `SettingsError`."""
     if form == "parquet":
-        _extra("pyarrow.parquet")
+        extra("pyarrow.parquet")
 
 
 def load(path: str | Path) -> Results:
@@ -141,7 +141,7 @@ def load(path: str | Path) -> Results:
 def _read(folder: Path, name: str) -> Table:
     table, parquet, text = Table(name), folder / f"{name}.parquet", folder / f"{name}.csv"
     if parquet.exists():
-        read = _extra("pyarrow.parquet").read_table(parquet)
+        read = extra("pyarrow.parquet").read_table(parquet)
         names = read.column_names
         converted = (
             tuple(cell.replace(tzinfo=UTC) if isinstance(cell, datetime) else cell for cell in row)
@@ -179,10 +179,10 @@ _OF_TEXT: Final[Mapping[Kind, Callable[[str], Any]]] = {
 }
 
 
-def _extra(module: str) -> Any:
-    """Return a module of the extra `results`. Raises `SettingsError` when it is not installed."""
+def extra(module: str, of: str = "results") -> Any:
+    """Return a module of one of the package's extras. Raises `SettingsError` when it is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError:
         name = module.partition(".")[0]
-        raise SettingsError([f"{name} is not installed, which this needs: pip install 'trader[results]'"]) from None
+        raise SettingsError([f"{name} is not installed, which this needs: pip install 'trader[{of}]'"]) from None

@@ -6,9 +6,11 @@ from typing import Any
 
 import orjson
 import pytest
+from distributed import LocalCluster
 from support.candles import write_walk
 
 from trader.__main__ import main
+from trader.commands import backtest_cluster
 from trader.commands.backtest_sweep import folds_of, grid_of
 from trader.errors import SettingsError
 
@@ -53,7 +55,7 @@ def test_walk_forward_periods_never_overlap_what_they_were_chosen_on() -> None:
         assert attempt.start is not None
         assert choose.end < attempt.start
     assert [attempt.start for _, attempt in folds[1:]] == [attempt.end for _, attempt in folds[:-1]]
-    with pytest.raises(SettingsError, match="one fold needs 15 days"):
+    with pytest.raises(SettingsError, match="one fold needs 360 hours"):
         folds_of("14d/1d", START, END)
     with pytest.raises(SettingsError, match="it must be CHOOSE/TRY in hours or days"):
         folds_of("a week", START, END)
@@ -101,3 +103,57 @@ def test_a_sweep_goes_on_where_it_was_and_names_what_failed(
     assert second["bySeeds"][0] <= second["difference"] <= second["bySeeds"][1]
     assert main(["compare", *runs[:2]]) == 2
     assert "differ in more than their seed" in capsys.readouterr().err
+
+
+@pytest.mark.processes
+def test_a_cluster_that_loses_a_worker_walks_forward_to_the_same_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    write_walk(tmp_path / "data" / "BTCUSDT-1m-2025-03.csv", START, 1_800, price=90_000, seed=1)
+    killed = tmp_path / "killed"
+    killer = f"""
+import os, pathlib, signal
+if not pathlib.Path({str(killed)!r}).exists():
+    pathlib.Path({str(killed)!r}).touch()
+    os.kill(os.getppid(), signal.SIGKILL)
+"""
+    (tmp_path / "flip.py").write_text(FLIPPER + killer)
+
+    def sweep(out: str, *more: str) -> dict[str, Any]:
+        options = ("--data", "data", "--strategy", "flip.py:Flipper", "--param", "hours=2..4:2", "--out", out)
+        period = ("--from", "2025-03-01T23:00:00Z", "--walk-forward", "3h/2h", "--trials", f"{out}.jsonl")
+        assert main(["backtest", *options, *period, *more, "--json"]) == 0
+        value: dict[str, Any] = orjson.loads(capsys.readouterr().out)
+        return value
+
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:  # type: ignore[no-untyped-call]
+        distant = sweep("distant", "--cluster", cluster.scheduler_address)
+    assert killed.exists()
+    near = sweep("near")
+    assert distant == near
+    assert [run["role"] for run in near["runs"]] == ["fold1-choose", "fold1-choose", "fold1-try"]
+    chosen = max(near["runs"][:2], key=lambda run: run["returnPercent"])
+    assert near["runs"][2]["params"] == chosen["params"]
+    assert near["runs"][2]["from"] > chosen["to"]
+    for run in near["runs"]:
+        here, there = (
+            orjson.loads((tmp_path / out / "runs" / run["name"] / "result.json").read_bytes())
+            for out in ("near", "distant")
+        )
+        assert {**here, "accounts": [], "options": {}} == {**there, "accounts": [], "options": {}}
+        ledgers = [(tmp_path / out / "runs" / run["name"] / "ledger.jsonl").read_bytes() for out in ("near", "distant")]
+        assert ledgers[0] == ledgers[1]
+
+
+def test_a_cluster_that_is_not_there_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backtest_cluster, "CONNECT_TIMEOUT_S", 0.5)
+    write_walk(tmp_path / "BTCUSDT-1m-2025-03.csv", START, 1_800, price=90_000, seed=1)
+    options = ("--data", str(tmp_path), "--seeds", "2", "--out", str(tmp_path / "sweep"), "--cluster")
+    assert main(["backtest", *options, "tcp://127.0.0.1:1"]) == 1
+    assert "--cluster tcp://127.0.0.1:1: no scheduler with a worker answers there" in capsys.readouterr().err
+    assert main(["backtest", *options, "nonsense://there"]) == 1
+    assert not (tmp_path / "sweep").exists()

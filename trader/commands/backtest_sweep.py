@@ -1,4 +1,4 @@
-"""Sweeps: backtests over parameters, seeds and periods, each in a process of its own, on all cores at once.
+"""Sweeps: backtests over parameters, seeds and periods, each in a process of its own, side by side.
 
 Every run is a whole backtest in a folder of its own, so a sweep that was interrupted goes on with the runs it lacks,
 and a run that fails, or whose process dies, costs itself alone.
@@ -13,6 +13,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -22,19 +23,22 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from trader.clock import iso, moment_of
+from trader.commands.backtest_cluster import Cluster, Inputs, connected
 from trader.commands.backtest_options import environ_of, open_source, params_of
 from trader.commands.backtest_output import Progress
 from trader.commands.backtest_trials import data_digest, read_trials, trials_file
 from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, table
 from trader.domain.portfolio.deflation import expected_best
 from trader.errors import SettingsError, StartError
+from trader.gateways.market.files import find_files, find_funding_files
 
 PLAN, SWEEP, RUNS = "plan.json", "sweep.json", "runs"
 RUNS_MAX: Final = 10_000
 
 _RANGE: Final = re.compile(r"(-?[0-9.]+?)\.\.(-?[0-9.]+)(?::([0-9.]+))?")
 _SPAN: Final = re.compile(r"([1-9][0-9]{0,3})([hd])/([1-9][0-9]{0,3})([hd])")
-PURGED: Final = timedelta(hours=1)
+HOUR: Final = timedelta(hours=1)
+PURGED: Final = HOUR
 """Between the end of a period that parameters are chosen on and the one that they are tried on."""
 
 _PASSED_ON: Final = (
@@ -126,8 +130,8 @@ def folds_of(text: str, start: datetime, end: datetime) -> list[tuple[Period, Pe
         start += attempt
     if not folds or choose <= PURGED:
         raise SettingsError(
-            [f"--walk-forward {text}: one fold needs {choose + attempt}, of which the first part is above {PURGED}; "
-             f"the data have {iso(start)} to {iso(end)}, which is {end - start}"]
+            [f"--walk-forward {text}: one fold needs {(choose + attempt) / HOUR:g} hours, of which the first part is "
+             f"above {PURGED / HOUR:g}; the data have {iso(start)} to {iso(end)}, which is {(end - start) / HOUR:.1f}"]
         )  # fmt: skip
     return folds
 
@@ -135,36 +139,62 @@ def folds_of(text: str, start: datetime, end: datetime) -> list[tuple[Period, Pe
 async def sweep(options: argparse.Namespace) -> Result:
     """Carry out a sweep, or what is left of it. Raises `SettingsError` and `StartError`."""
     grid, seeds = grid_of(options.param), _seeds(options)
-    _, source = open_source(options, environ_of(options))
-    await source.open()
+    _, source = await open_source(options, environ_of(options))
     span = moment_of(source.span.start), moment_of(source.span.stop - 1)
     folds = folds_of(options.walk_forward, *span) if options.walk_forward else []
     count = len(grid) * len(seeds) * max(1, len(folds)) + len(folds) * len(seeds)
     if count > RUNS_MAX:
         raise SettingsError([f"these are {count} runs; a sweep has at most {RUNS_MAX}"])
-    _begin(options)
-    board = _Board(options, count if folds else len(grid) * len(seeds))
-    if not folds:
-        period = Period(options.start, options.end)
-        done = await board.carry_out([Run(params, seed, period, "run") for params in grid for seed in seeds])
-    else:
-        done = []
-        for number, (choose, attempt) in enumerate(folds, 1):
-            chosen_on = await board.carry_out(
-                [Run(params, seed, choose, f"fold{number}-choose") for params in grid for seed in seeds]
-            )
-            best = _ranked(chosen_on)
-            done += chosen_on
-            if best:
-                params = best[0][0]
-                done += await board.carry_out([Run(params, seed, attempt, f"fold{number}-try") for seed in seeds])
-    board.end()
+    async with AsyncExitStack() as stack:
+        cluster = None
+        if options.cluster is not None:
+            inputs = _inputs(options, list(source.markets))
+            cluster = await stack.enter_async_context(connected(options.cluster, inputs, trials_file(options)))
+        _begin(options)
+        board = _Board(options, count if folds else len(grid) * len(seeds), cluster)
+        done = await _carry_out(board, options, grid, seeds, folds)
+        board.end()
     digest = data_digest(options.data, list(source.markets))
     known = read_trials(trials_file(options), digest) if trials_file(options).exists() else []
     ratios = [trial.sharpe_per_hour for trial in known if trial.sharpe_per_hour is not None]
     value = _value(done, len(known), expected_best(ratios, len(known)), max(ratios, default=None))
     (options.out / SWEEP).write_bytes(msgspec.json.format(msgspec.json.encode(value)) + b"\n")
     return Result(value, _lines(value, options), EXIT_FAILED if value["failed"] else EXIT_DONE)
+
+
+async def _carry_out(
+    board: "_Board",
+    options: argparse.Namespace,
+    grid: Sequence[Mapping[str, str]],
+    seeds: Sequence[int],
+    folds: Sequence[tuple[Period, Period]],
+) -> list[Done]:
+    """Carry out the runs of a grid, or those of each fold and then those of the parameters that were best in it."""
+    if not folds:
+        period = Period(options.start, options.end)
+        return await board.carry_out([Run(params, seed, period, "run") for params in grid for seed in seeds])
+    done: list[Done] = []
+    for number, (choose, attempt) in enumerate(folds, 1):
+        chosen_on = await board.carry_out(
+            [Run(params, seed, choose, f"fold{number}-choose") for params in grid for seed in seeds]
+        )
+        done += chosen_on
+        for params, _ in _ranked(chosen_on)[:1]:
+            done += await board.carry_out([Run(params, seed, attempt, f"fold{number}-try") for seed in seeds])
+    return done
+
+
+def _inputs(options: argparse.Namespace, markets: Sequence[str]) -> list[Inputs]:
+    """Return what the runs of a sweep read: candles, funding rates, figures of markets, and the strategy."""
+    candles, data = find_files(options.data), options.data
+    inputs = [Inputs.of(data, [file for symbol in markets for file in candles[symbol]])]
+    funding = data if options.funding is None else Path(options.funding)
+    rates = [file for symbol, files in find_funding_files(funding).items() if symbol in markets for file in files]
+    if rates:
+        inputs.append(Inputs.of(funding, rates))
+    files = [options.markets_file] if options.markets_file is not None else []
+    files += [Path(options.strategy.rpartition(":")[0])] if options.strategy is not None else []
+    return inputs + [Inputs.of(file, [file]) for file in files]
 
 
 def _seeds(options: argparse.Namespace) -> list[int]:
@@ -189,10 +219,11 @@ def _begin(options: argparse.Namespace) -> None:
 
 
 class _Board:
-    """The runs of a sweep, as many at once as there are cores, with one progress bar."""
+    """The runs of a sweep with one progress bar: as many at once as there are cores, or all of them on a cluster."""
 
-    def __init__(self, options: argparse.Namespace, count: int) -> None:
+    def __init__(self, options: argparse.Namespace, count: int, cluster: Cluster | None) -> None:
         self._options = options
+        self._cluster = cluster
         self._slots = asyncio.Semaphore(options.workers or os.cpu_count() or 1)
         self._progress = Progress(0, count, "runs")
         self._done = 0
@@ -202,36 +233,48 @@ class _Board:
         return await asyncio.gather(*(self._carry_out(run) for run in runs))
 
     async def _carry_out(self, run: Run) -> Done:
-        folder = self._options.out / RUNS / run.name
+        folder = (self._options.out / RUNS / run.name).absolute()
         done = _read(run, folder)
         if done is None:
-            async with self._slots:
-                shutil.rmtree(folder, ignore_errors=True)
-                process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", "trader", *_arguments(self._options, run, folder),
-                    stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
-                )  # fmt: skip
-                try:
-                    _, said = await process.communicate()
-                except asyncio.CancelledError:
-                    process.terminate()
-                    await process.wait()
-                    raise
-            done = _read(run, folder) or Done(run, None, _reason(folder, said, process.returncode))
+            shutil.rmtree(folder, ignore_errors=True)
+            arguments = list(_arguments(self._options, run, folder))
+            ended: tuple[bytes, int | None]
+            if self._cluster is not None:
+                ended = await self._cluster.run(arguments, folder)
+            else:
+                ended = await self._start(arguments)
+            done = _read(run, folder) or Done(run, None, _reason(folder, *ended))
         self._done += 1
         self._progress.show(self._done)
         return done
+
+    async def _start(self, arguments: Sequence[str]) -> tuple[bytes, int | None]:
+        """Carry out `trader` with these arguments when a core is free. Return what it said, and its exit code."""
+        async with self._slots:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "trader", *arguments,
+                stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+            try:
+                _, said = await process.communicate()
+            except asyncio.CancelledError:
+                process.terminate()
+                await process.wait()
+                raise
+        return said, process.returncode
 
     def end(self) -> None:
         self._progress.end()
 
 
 def _arguments(options: argparse.Namespace, run: Run, folder: Path) -> Iterator[str]:
+    """Yield the arguments of a run, with absolute paths."""
     yield "backtest"
     for name in _PASSED_ON:
         value = getattr(options, name)
         for each in value if isinstance(value, list) else [] if value is None else [value]:
-            yield from (f"--{name.replace('_', '-')}", str(each))
+            is_path = name in {"data", "strategy"} or (name == "funding" and Path(each).is_dir())
+            yield from (f"--{name.replace('_', '-')}", str(Path(each).absolute()) if is_path else str(each))
     for name, value in run.params.items():
         yield from ("--param", f"{name}={value}")
     for flag, text in (("--from", run.period.start), ("--to", run.period.end)):

@@ -39,7 +39,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 def trials_file(options: argparse.Namespace) -> Path:
     """Return the ledger that the options name, else the one beside the folder of the run."""
-    return Path(options.trials) if options.trials is not None else Path(options.out).absolute().parent / TRIALS
+    return Path(options.trials).absolute() if options.trials is not None else options.out.absolute().parent / TRIALS
 
 
 def data_digest(place: Path, markets: Sequence[str]) -> str:
