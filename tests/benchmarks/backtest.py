@@ -2,6 +2,8 @@
 
     scripts/benchmark backtest [folder of kline files] [--nautilus PYTHON]
 
+The sweep is one of 20 seeds on two cores, over one run of it, both as their user waits for them.
+
 The scripted account enters at the crossings of two averages, which are known ahead, with a stop and a target, without
 baselines beside it; the reference does the same, once with averages known ahead and once with averages of every minute.
 The reference has no margin calls, funding, depth, latency or guard. With the interpreter of an environment that has
@@ -56,6 +58,7 @@ CANDLES_PER_S_MIN = 55_000
 SEASON_S_MAX = 30.0
 DURABLE_S_MAX = 60.0
 GROWTH_MAX = 2.1
+SWEEP_RUNS, SWEEP_WORKERS, SWEEP_MAX = 20, 2, 11.0
 MEGABYTES_MAX = 500
 
 
@@ -199,6 +202,22 @@ def durable(folder: Path) -> float:
         return time.monotonic() - began_s
 
 
+def sweep_over_run(folder: Path) -> float:
+    """Return how much longer a sweep takes than the mean of a run before and one after it."""
+    strategy = f"{Path(__file__).parents[2]}/docs/examples/sma_cross.py:SmaCross"
+    command = [*COMMAND, "backtest", "--data", str(folder.resolve()), "--strategy", strategy, "--no-database"]
+    with tempfile.TemporaryDirectory() as place:
+
+        def took_s(*more: str) -> float:
+            began_s = time.monotonic()
+            subprocess.run([*command, *more], cwd=place, check=True, stdout=subprocess.DEVNULL)
+            return time.monotonic() - began_s
+
+        before_s = took_s("--out", "before")
+        sweep_s = took_s("--out", "sweep", "--seeds", str(SWEEP_RUNS), "--workers", str(SWEEP_WORKERS))
+        return sweep_s / ((before_s + took_s("--out", "after")) / 2)
+
+
 def settings() -> Settings:
     return Settings.load({}, None, demo=True)
 
@@ -238,6 +257,7 @@ def main() -> int:
     figures.show("reading and preparing", prepared_s, "s")
     figures.show("four agents, without durable writes", whole_s, "s", at_most=SEASON_S_MAX)
     figures.show("the command, with durable writes and the report", durable(folder), "s", at_most=DURABLE_S_MAX)
+    figures.show(f"a sweep of {SWEEP_RUNS} runs over one run", sweep_over_run(folder), "", at_most=SWEEP_MAX)
     middle = run.starts_at + span / 2
     halves_s = shortest_s(folder, end=middle) + shortest_s(folder, start=middle)  # they are not equally busy
     growth = 2 * min(whole_s, season(folder)[1]) / halves_s

@@ -61,11 +61,15 @@ def test_two_runs_write_the_same_ledger_and_its_digest(
     shown = orjson.loads(re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', report)[0])
     returns = {entrant["modelId"]: entrant["returnPercent"] for entrant in shown["evidence"]["entrants"]}
     assert returns == pytest.approx({account["id"]: account["returnPercent"] for account in printed["accounts"]})
-    assert printed["funding"] == {"fromFiles": ["ETH"], "constant": ["BTC"], "hourlyRate": 0.0000125}
+    assert printed["funding"] == {"fromFiles": ["ETH"], "hourlyRates": {"BTC": 0.0000125}}
     rows = [orjson.loads(line) for line in ledger.splitlines()]
     assert {row["table"] for row in rows} >= {"runs", "orders", "fills", "funding_payments", "order_requests"}
     assert {row["row"]["initial_capital"] for row in rows if row["table"] == "runs"} == {"5000"}
     accounts = {account["id"]: account for account in printed["accounts"]}
+    largest = printed["capacity"]["BTC"]["largestExecution"]
+    fills = [row["row"] for row in rows if row["table"] == "fills" and row["row"]["symbol"] == "BTC"]
+    assert printed["capacity"]["BTC"]["calmDepth"] == 300_000
+    assert max(float(fill["quantity"]) * float(fill["price"]) for fill in fills) <= largest < 50_000
     assert len(accounts) == 4
     for account in accounts.values():
         assert account["decisions"] == 18 * 60 + 1
@@ -75,6 +79,25 @@ def test_two_runs_write_the_same_ledger_and_its_digest(
     assert "<h1>Backtest</h1>" in (tmp_path / "one" / "report.html").read_text()
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--to", "2025-03-09T00:00:00Z"), "--to is 2025-03-09T00:00:00.000Z, which is beyond that"),
+        (("--to", "2025-03-01T11:00:00Z"), "--to: expected a time after --from"),
+        (
+            ("--from", "2025-03-09T00:00:00Z"),
+            "--from and --to leave nothing of that: they are 2025-03-09T00:00:00.000Z",
+        ),
+    ],
+)
+def test_a_period_beyond_the_data_is_refused_in_the_words_of_the_options(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], words: str
+) -> None:
+    assert backtest(data, tmp_path / "run", *options) in (1, 2)
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 def test_chosen_variants_markets_funding_and_cadence(data: Path, tmp_path: Path) -> None:
     options = ("--variant", "Apex", "--market", "BTC", "--funding", "0.0001", "--cadence", "15m", "--latency", "0")
     assert backtest(data, tmp_path / "run", *options) == 0
@@ -82,7 +105,7 @@ def test_chosen_variants_markets_funding_and_cadence(data: Path, tmp_path: Path)
     assert result["markets"] == ["BTC"]
     assert result["accounts"][0]["deflated"] is None or result["accounts"][0]["deflated"]["trials"] == 1
     assert len((tmp_path / "trials.jsonl").read_bytes().splitlines()) == 1
-    assert result["funding"] == {"fromFiles": [], "constant": ["BTC"], "hourlyRate": 0.0001}
+    assert result["funding"] == {"fromFiles": [], "hourlyRates": {"BTC": 0.0001}}
     assert [(account["id"], account["decisions"]) for account in result["accounts"]] == [("apex-rules", 18 * 4 + 1)]
 
 

@@ -21,13 +21,15 @@ from trader.commands.backtest_models import Chosen, choose_models
 from trader.commands.backtest_options import add_arguments, environ_of, open_source
 from trader.commands.backtest_output import Output, Progress, Reserve
 from trader.commands.backtest_result import (
+    account_value,
     answers_value,
     baselines_value,
+    capacity_line,
+    capacity_value,
     evidence_value,
     labelled,
     masked_value,
     model_lines,
-    model_value,
     strategy_value,
 )
 from trader.commands.backtest_sweep import is_sweep, sweep
@@ -46,7 +48,6 @@ from trader.commands.command import (
 from trader.commands.reports import make_standings
 from trader.commands.serve import program_version
 from trader.domain.market.markets import INTERVALS, Interval
-from trader.domain.models import Model
 from trader.dotenv import DEFAULT_FILE, quoted
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres, database_name
 from trader.errors import SettingsError, StartError
@@ -94,6 +95,7 @@ def backtest(options: argparse.Namespace) -> int:
         problems.append("--guard: not with AI models, whose prompts state the limits of their variant")
     if options.mask and not options.no_database:
         problems.append("--mask: only with --no-database, since a service would show prompts that its books contradict")
+    problems += ["--cluster: only of a sweep"] if options.cluster and not is_sweep(options) else []
     problems += ["--param: only with --strategy"] if options.param and not options.strategy else []
     if options.models is None:
         asking = {"--budget-usd": options.budget_usd, "--cassette": options.cassette}
@@ -112,8 +114,7 @@ def backtest(options: argparse.Namespace) -> int:
 
 async def _backtest(options: argparse.Namespace) -> int:
     environ = environ_of(options)
-    settings, source = open_source(options, environ)
-    await source.open()
+    settings, source = await open_source(options, environ)
     try:
         async with AsyncExitStack() as files:
             async with AsyncExitStack() as stack:
@@ -151,6 +152,7 @@ async def _backtest(options: argparse.Namespace) -> int:
             evidence = await judge(run, source, settings, end.reached)
             value = _value(options, settings, source, run, chosen, end, digest, standings)
             value |= {"baselines": baselines_value(run), "evidence": evidence_value(evidence)}
+            value["capacity"] = capacity_value(source.rows, run)
             value["masked"] = masked_value(options.mask, value["accounts"])
             deflated = add_trials(options, run, value)
             for account in value["accounts"]:
@@ -320,7 +322,7 @@ def _value(
 ) -> dict[str, Any]:
     """Return the JSON object of the result."""
     by_files = sorted(source.funded_by_files)
-    plain = sorted(set(source.markets) - set(by_files))
+    plain = {symbol: source.plain_rate(symbol) for symbol in sorted(set(source.markets) - set(by_files))}
     models = {model.id: model for model, _ in chosen.models}
     return {
         "program": program_version(),
@@ -337,32 +339,15 @@ def _value(
         "makerFeeBps": settings.maker_fee_bps,
         "latencyMs": settings.latency_ms,
         "cadence": options.cadence or "1m",
-        "funding": {"fromFiles": by_files, "constant": plain, "hourlyRate": source.plain_rate if plain else None},
+        "funding": {"fromFiles": by_files, "hourlyRates": plain},
         "answers": None if chosen.cassette is None else answers_value(chosen, chosen.cassette),
         "ledgerSha256": digest,
         "strategy": strategy_value(options, chosen),
         "options": kept_options(options, list(source.markets)),
         "models": [msgspec.to_builtins(model) for model, _ in chosen.models],
         "accounts": [
-            _account_value(standing, models[standing.account.model_id], run.starts_at) for standing in standings
+            account_value(standing, models[standing.account.model_id], run.starts_at) for standing in standings
         ],
-    }
-
-
-def _account_value(standing: Standing, model: Model, starts_at: datetime) -> dict[str, Any]:
-    return {
-        "id": standing.account.model_id,
-        "variant": standing.account.variant,
-        **model_value(model, starts_at),
-        "equity": standing.account.equity,
-        "returnPercent": standing.return_percent,
-        "maxDrawdownPercent": standing.drawdown,
-        "trades": standing.account.trades,
-        "decisions": standing.account.invocations,
-        "gross": standing.account.gross,
-        "fees": standing.account.fees + standing.account.liquidation_fees,
-        "funding": standing.account.funding,
-        "modelCostUsd": standing.account.model_cost,
     }
 
 
@@ -387,8 +372,9 @@ def _lines(value: Mapping[str, Any], standings: Sequence[Standing], options: arg
         yield f"{baseline['name']}: {baseline['equity']:,.2f}, {baseline['returnPercent']:+.2f} %"
     funding = value["funding"]
     named = [f"{', '.join(funding['fromFiles'])} from files"] if funding["fromFiles"] else []
-    named += [f"{', '.join(funding['constant'])} {funding['hourlyRate']} an hour"] if funding["constant"] else []
+    named += [f"{symbol} {rate} an hour" for symbol, rate in funding["hourlyRates"].items()]
     yield f"{', '.join(value['markets'])}, {value['from']} to {value['to']}; funding: {'; '.join(named)}"
+    yield capacity_line(value["capacity"])
     yield from model_lines(value)
     for account in value["accounts"]:
         yield deflated_line(account["id"], account["deflated"])

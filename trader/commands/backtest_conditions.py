@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from trader.commands.backtest_options import environ_of, guard_of, open_source
+from trader.commands.backtest_options import environ_of, guard_of, open_source, settings_of
 from trader.commands.command import Result, table
 from trader.domain.models import Model
 from trader.errors import SettingsError, StartError
@@ -32,7 +32,7 @@ KEPT: Final = (
 )  # fmt: skip
 """The options that a result keeps, since they decide under which conditions it came about."""
 
-_OTHERS: Final = ("json", "run", "folder", "env_file", "out", "no_database", "tables", "trials", "workers")
+_OTHERS: Final = ("json", "run", "folder", "env_file", "out", "no_database", "tables", "trials", "workers", "cluster")
 """What may stand beside the conditions, or has a default."""
 
 
@@ -97,8 +97,7 @@ async def compare_conditions(options: argparse.Namespace) -> Result:
     rows = recorded.options.get("markets_file")  # results of earlier versions have none
     paths = {"data": Path(recorded.options["data"]), "markets_file": None if rows is None else Path(rows)}
     conditions = argparse.Namespace(**{**recorded.options, **paths})
-    settings, source = open_source(conditions, environ_of(conditions))
-    await source.open()
+    settings, source = await open_source(conditions, environ_of(conditions))
     market = await BacktestMarket.open(source, ())
     stages = [Stage("recorded", *await _execute(market, settings, recorded.models, decisions, recorded_guard))]
     _require_same(recorded, stages[0])
@@ -107,7 +106,7 @@ async def compare_conditions(options: argparse.Namespace) -> Result:
         for name in (name for cause in applied for name in CAUSES[cause] if name != "guard"):
             if getattr(options, name) is not None:
                 setattr(conditions, name, getattr(options, name))
-        changed, _ = open_source(conditions, environ_of(conditions))
+        changed = settings_of(environ_of(conditions))
         limits = guard if "guard" in applied else recorded_guard
         stages.append(Stage(causes[number], *await _execute(market, changed, recorded.models, decisions, limits)))
     value = _value(options, recorded, stages)

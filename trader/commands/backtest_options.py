@@ -12,10 +12,9 @@ from trader.commands.models_file import variant_argument
 from trader.domain.agents.guard import UNLIMITED
 from trader.domain.agents.mask import MaskPart
 from trader.domain.agents.view import VariantLimits
-from trader.domain.market.markets import PLAIN_FUNDING_RATE
 from trader.domain.models import ModelConfiguration
 from trader.dotenv import add_env_file_option
-from trader.errors import SettingsError
+from trader.errors import SettingsError, StartError
 from trader.gateways.market.files import find_files
 from trader.gateways.market.recorder import find_recording
 from trader.gateways.market.replay import ReplaySource
@@ -86,6 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a sweep: parameters are chosen on 7d and tried on the next 1d: 7d/1d",
     )
     add("--workers", type=count_argument, metavar="N", help="of a sweep: runs at once; default: the number of cores")
+    add("--cluster", metavar="ADDRESS", help="of a sweep: the runs go to the workers of this Dask scheduler")
     add("--trials", metavar="FILE", help="the ledger of trials; default: trials.jsonl beside --out")
     add("--out", type=Path, default=Path("backtest"), metavar="FOLDER", help="default: backtest")
     add(
@@ -132,13 +132,17 @@ def environ_of(options: argparse.Namespace) -> dict[str, str]:
     return fixed | environ
 
 
-def open_source(options: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Settings, ReplaySource]:
-    """Return the settings and the market source that the options select. Raise `SettingsError` or `StartError`."""
+def settings_of(environ: Mapping[str, str]) -> Settings:
+    """Return the settings that the options select. Raise `SettingsError`, with the names of the options."""
     try:
-        settings = Settings.load(environ, None, demo=True)
+        return Settings.load(environ, None, demo=True)
     except SettingsError as error:
-        named = {name: f"--{_flag(option)}" for option, name in _OPTIONS.items()}
-        raise SettingsError([_renamed(problem, named) for problem in error.problems]) from None
+        raise SettingsError([_in_options(problem) for problem in error.problems]) from None
+
+
+async def open_source(options: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Settings, ReplaySource]:
+    """Return the settings and the open market source that the options select. Raise `SettingsError` or `StartError`."""
+    settings = settings_of(environ)
     rate, folder = _funding(options.funding)
     source = ReplaySource(
         options.data,
@@ -148,8 +152,12 @@ def open_source(options: argparse.Namespace, environ: Mapping[str, str]) -> tupl
         start=settings.replay_start,
         end=settings.replay_end,
         funding_place=folder,
-        plain_rate=PLAIN_FUNDING_RATE if rate is None else rate,
+        plain_rate=rate,
     )
+    try:
+        await source.open()
+    except StartError as error:
+        raise StartError(_in_options(str(error))) from error
     return settings, source
 
 
@@ -157,9 +165,10 @@ def _flag(option: str) -> str:
     return {"start": "from", "end": "to"}.get(option, option.replace("_", "-"))
 
 
-def _renamed(problem: str, named: Mapping[str, str]) -> str:
-    for name, flag in named.items():
-        problem = problem.replace(name, flag)
+def _in_options(problem: str) -> str:
+    """Return an error with the names of options instead of those of settings."""
+    for option, name in _OPTIONS.items():
+        problem = problem.replace(name, f"--{_flag(option)}")
     return problem
 
 

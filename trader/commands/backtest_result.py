@@ -9,6 +9,7 @@ from typing import Any
 from trader.api.schemas.evidence import GetEvidenceOutput
 from trader.commands.backtest_models import MASKED, Chosen
 from trader.domain.exchange.account import equity
+from trader.domain.market.markets import SimulatedMarket
 from trader.domain.models import Model, contamination
 from trader.domain.portfolio.statistics import max_drawdown
 from trader.gateways.agents.cassette import Cassette
@@ -33,6 +34,24 @@ def model_value(model: Model, starts_at: datetime) -> dict[str, Any]:
         "model": model.router_model_name,
         "trainingCutoff": None if cutoff is None else cutoff.isoformat(),
         "contamination": contamination(cutoff, starts_at) if model.is_ai else None,
+    }
+
+
+def account_value(standing: Standing, model: Model, starts_at: datetime) -> dict[str, Any]:
+    """Return the figures of an account."""
+    return {
+        "id": standing.account.model_id,
+        "variant": standing.account.variant,
+        **model_value(model, starts_at),
+        "equity": standing.account.equity,
+        "returnPercent": standing.return_percent,
+        "maxDrawdownPercent": standing.drawdown,
+        "trades": standing.account.trades,
+        "decisions": standing.account.invocations,
+        "gross": standing.account.gross,
+        "fees": standing.account.fees + standing.account.liquidation_fees,
+        "funding": standing.account.funding,
+        "modelCostUsd": standing.account.model_cost,
     }
 
 
@@ -62,6 +81,22 @@ def baselines_value(run: Backtest) -> list[dict[str, Any]]:
             }
         )
     return values
+
+
+def capacity_value(rows: Mapping[str, SimulatedMarket], run: Backtest) -> dict[str, Any]:
+    """Return what a calm book shows of each market, and the largest execution, both in quote currency."""
+    largest = run.largest_executions()
+    return {symbol: {"calmDepth": row.calm.depth, "largestExecution": largest[symbol]} for symbol, row in rows.items()}
+
+
+def capacity_line(value: Mapping[str, Any]) -> str:
+    """Return the text line about the size at which the books begin to matter."""
+    sizes = (
+        f"{symbol} {each['calmDepth']:,.0f}, of which the largest execution took "
+        f"{100 * float(each['largestExecution']) / each['calmDepth']:.1f} %"
+        for symbol, each in value.items()
+    )
+    return f"Capacity, the depth of a calm book within 2 basis points: {'; '.join(sizes)}"
 
 
 def masked_value(hidden: Collection[str] | None, accounts: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:

@@ -1,7 +1,9 @@
 """Run of a backtest: its parts, made from settings and models, and the result of each model."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from decimal import Decimal
 from typing import Protocol
 
 import msgspec
@@ -75,16 +77,22 @@ class TableJournal:
 
 
 class Sums:
-    """The sums of an account's fills, and its closed trades."""
+    """The sums of an account's fills, its closed trades, and the notional of its largest execution in each market."""
 
     def __init__(self) -> None:
         self.fees = self.liquidation_fees = ZERO
         self.trades: list[ClosedTrade] = []
+        self.largest: dict[str, Decimal] = {}
 
     def add(self, posting: Posting) -> None:
         self.fees += sum((fill.fee for fill in posting.fills), ZERO)
         self.liquidation_fees += sum((fill.liquidation_fee for fill in posting.fills), ZERO)
         self.trades += posting.trades
+        executed: defaultdict[str, Decimal] = defaultdict(Decimal)
+        for fill in posting.fills:
+            executed[fill.symbol] += fill.quantity * fill.price
+        for symbol, notional in executed.items():
+            self.largest[symbol] = max(notional, self.largest.get(symbol, ZERO))
 
 
 class _Observed:
@@ -218,6 +226,14 @@ class Backtest:
     def trades(self, followed: ModelAccount) -> Sequence[ClosedTrade]:
         """Return the completed trades of an account, in order of closing."""
         return self._observed.sums[followed.account.id].trades
+
+    def largest_executions(self) -> Mapping[str, Decimal]:
+        """Return the largest notional that one account executed at once in each market."""
+        accounts = self._observed.sums.values()
+        return {
+            symbol: max((sums.largest.get(symbol, ZERO) for sums in accounts), default=ZERO)
+            for symbol in self.market.markets
+        }
 
     def outcomes(self) -> list[TradeOutcome]:
         """Return the completed trades of all accounts."""
