@@ -114,7 +114,7 @@ async def _replayed(arena: Arena, conn: Connection, account_id: str) -> Referenc
     )
     reference = ReferenceAccount(
         runs[0]["initial_capital"], dict(rules.markets), runs[0]["started_at"], taker=rules.taker_rate,
-        maker=rules.maker_rate, liquidation=rules.liquidation_rate, recovery=rules.book_recovery,
+        maker=rules.maker_rate, liquidation=rules.liquidation_rate, recovery=rules.book_recovery, latency=rules.latency,
     )  # fmt: skip
     numbers: dict[str, int] = {}
     ticks = iter([tick for tick in arena.source.script if tick.at > runs[0]["started_at"]])
