@@ -111,6 +111,28 @@ def test_the_examples_trade(data: Path, tmp_path: Path, model_url: str) -> None:
         assert result["strategy"]["params"] == dict(param.split("=", 1) for param in params)
 
 
+@pytest.mark.filterwarnings("default")  # of quantstats about pandas
+def test_the_notebook_draws_the_tear_sheet_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cells are executed one after the other, as a notebook does, without the packages of Jupyter."""
+    write_walk(tmp_path / "BTCUSDT-1m-2025-03.csv", datetime(2025, 3, 1, tzinfo=UTC), 6 * 1440, price=90_000, seed=1)
+    options = ("--strategy", f"{EXAMPLES / 'sma_cross.py'}:SmaCross", "--param", "window=20", "--cadence", "15m")
+    code, result = backtest(tmp_path, tmp_path / "run", *options)
+    assert code == 0
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    names: dict[str, Any] = {}
+    for cell in json.loads((EXAMPLES / "tear_sheet.ipynb").read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)  # the notebook of the documentation
+    (account,) = result["accounts"]
+    assert names["account"] == account["id"]
+    assert names["by_market"]["net_pnl"].sum() == pytest.approx(names["trades"]["net_pnl"].sum())
+    assert set(names["equity"].columns) > {account["id"]}
+    assert names["equity"][account["id"]].iloc[-1] == pytest.approx(account["equity"])
+    assert len(names["daily"]) == 5
+    assert "Sharpe" in (tmp_path / "tear_sheet.html").read_text(encoding="utf-8")
+
+
 def test_the_guard_judges_a_strategy_unless_it_is_off(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
