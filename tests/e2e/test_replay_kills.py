@@ -69,7 +69,8 @@ class Bench:
         for again in (source, recorded):
             async with database.connection() as conn:
                 await conn.execute("TRUNCATE accounts, order_requests, service_state, last_marks CASCADE")
-            await repeat(again, database, timed, BEGIN, until)
+            latency_ms = self.environ["SIM_LATENCY_MS"]
+            await repeat(again, database, timed, BEGIN, until, SIM_LATENCY_MS=latency_ms)
             expected = await rows(database)
             for table, each in expected.items():  # printed first: pytest shows it when they differ
                 print(table, *sorted(set(result[table]) ^ set(each))[:6], sep="\n  ")

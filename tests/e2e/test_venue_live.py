@@ -128,8 +128,8 @@ async def test_downtime_is_caught_up_from_the_venues_candles(
     async with trading(tmp_path, venue, dsn) as service:
         assert await held(service) == []
         (trade,) = (await service.call("trading.getTrades"))["trades"]
-        assert (trade["closeReason"], trade["closedAt"]) == ("stop", iso(dip + timedelta(seconds=40)))
-        assert 92490 < trade["exitPrice"] < 92500
+        assert (trade["closeReason"], trade["closedAt"]) == ("stop", iso(dip + timedelta(seconds=41)))
+        assert 92500 < trade["exitPrice"] < 92600, "a second after the low, on the way to the close"
         assert await service.stop() == 0
         assert service.traceback() == ""
     assert (await audit(database)).problems == []
@@ -181,6 +181,8 @@ async def test_the_recording_of_a_venue_replays_to_the_ledger_of_the_live_time(
     async with database.connection() as conn:
         await conn.execute("TRUNCATE accounts, order_requests, service_state, last_marks CASCADE")
     begin = recorded.clock(None).now()
-    await repeat(recorded, database, timed, begin, recorded.ends_at, VENUE_PRESET="lighter-standard")
+    await repeat(
+        recorded, database, timed, begin, recorded.ends_at, VENUE_PRESET="lighter-standard", SIM_LATENCY_MS="300"
+    )
     assert await rows(database) == expected
     assert len(expected["fills"]) > 5

@@ -200,6 +200,13 @@ async def settle(source: MarketSource, database: Database, recorder: Recorder | 
     return clock.now()
 
 
+class PlacedAtOnce(PaperExchange):
+    """A paper exchange for orders whose time of meeting a book is known; its triggers wait for the latency."""
+
+    async def _wait_for_book(self, symbol: str) -> None:
+        return None
+
+
 async def repeat(
     source: MarketSource,
     database: Database,
@@ -214,7 +221,7 @@ async def repeat(
     clock = ManualClock(begin)
     market = MarketFeed(source, clock, recorder=recorder)
     market.begin_recording()
-    exchange = make_exchange(database, market, clock, make_settings(**settings))
+    exchange = make_exchange(database, market, clock, make_settings(**settings), kind=PlacedAtOnce)
     await exchange.lead()
     left = list(reversed(timed))
 

@@ -27,12 +27,17 @@ from trader.store.exchange.ledger import write_postings
 
 
 def make_exchange(
-    database: Database, market: MarketFeed, clock: Clock, settings: Settings, events: EventBus | None = None
+    database: Database,
+    market: MarketFeed,
+    clock: Clock,
+    settings: Settings,
+    events: EventBus | None = None,
+    kind: type[PaperExchange] = PaperExchange,
 ) -> PaperExchange:
     """A paper exchange that shares its accounts and halts with no other part."""
     bus = events or EventBus()
     accounts, halts = Accounts(database, LedgerWriter(database), bus), Halts(database, clock, bus)
-    return PaperExchange(database, market, clock, settings, accounts, halts)
+    return kind(database, market, clock, settings, accounts, halts)
 
 
 def break_ledger_writer(patch: pytest.MonkeyPatch, account_id: str | None = None) -> None:

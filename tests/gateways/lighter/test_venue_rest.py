@@ -147,13 +147,14 @@ async def test_history_is_the_path_of_the_candles(venue: FakeVenue, source: Venu
     venue.candle_rows[ETH] = [row(START + MINUTE, 3300.0, 3310.0, 3299.0, 3305.0)]
     ticks = [tick async for tick in source.history(START - SECOND, START + 3 * MINUTE)]
     assert [tick.at for tick in ticks] == [
-        START + n * MINUTE + second * SECOND for n in range(3) for second in (0, 20, 40, 59)
+        START + n * MINUTE + second * SECOND for n in range(3) for second in (0, 20, 21, 40, 41, 59)
     ]
     # Open, the nearer extreme, the further one, close.
-    assert [tick.quotes["BTC"].mark for tick in ticks[:4]] == [94000, 93998, 94003, 94001]
-    assert [tick.quotes["ETH"].mark for tick in ticks[4:8]] == [3300, 3299, 3310, 3305]
-    assert [set(tick.quotes) for tick in ticks[::4]] == [{"BTC"}, {"BTC", "ETH"}, {"BTC"}]
-    quote = ticks[5].quotes["BTC"]
+    assert [ticks[place].quotes["BTC"].mark for place in (0, 1, 3, 5)] == [94000, 93998, 94003, 94001]
+    assert [ticks[6 + place].quotes["ETH"].mark for place in (0, 1, 3, 5)] == [3300, 3299, 3310, 3305]
+    assert 3299 < ticks[8].quotes["ETH"].mark < 3300, "a second after the low"
+    assert [set(tick.quotes) for tick in ticks[::6]] == [{"BTC"}, {"BTC", "ETH"}, {"BTC"}]
+    quote = ticks[7].quotes["BTC"]
     assert quote.bid < quote.mark < quote.ask
     assert quote.book.bids[0].quantity > 0
 
@@ -165,7 +166,7 @@ async def test_history_has_no_path_of_a_market_whose_depth_is_not_known(venue: F
     await source.open()
     assert list(source.markets) == ["BTC", "PEPE"]
     ticks = [tick async for tick in source.history(START - SECOND, START + 3 * MINUTE)]
-    assert [set(tick.quotes) for tick in ticks] == [{"BTC"}] * 12
+    assert [set(tick.quotes) for tick in ticks] == [{"BTC"}] * 18
     await source.close()
 
 
@@ -175,9 +176,9 @@ async def test_history_begins_with_a_close_and_ends_with_the_forming_candle(
     venue.candle_rows[BTC] = rows(3)
     ticks = [tick async for tick in source.history(START + 30 * SECOND, START + 2 * MINUTE + 30 * SECOND)]
     assert [tick.at - START for tick in ticks] == [
-        timedelta(seconds=seconds) for seconds in (59, 60, 80, 100, 119, 120, 130, 140, 149.5)
+        timedelta(seconds=seconds) for seconds in (59, 60, 80, 81, 100, 101, 119, 120, 130, 130.5, 140, 140.5, 149.5)
     ]
-    assert [tick.quotes["BTC"].mark for tick in ticks[5:]] == [94002, 94000, 94005, 94003]
+    assert [ticks[place].quotes["BTC"].mark for place in (7, 8, 10, 12)] == [94002, 94000, 94005, 94003]
 
 
 async def test_history_within_one_minute_is_empty_and_makes_no_request(venue: FakeVenue, source: VenueSource) -> None:
@@ -215,4 +216,4 @@ async def test_many_days_are_fetched_page_by_page(venue: FakeVenue, source: Venu
     told = source.history(START - MINUTE, START + 1500 * MINUTE)
     assert (await anext(aiter(told))).at == START
     assert sum(path == "/api/v1/candles" for path, _ in venue.asked) == 2
-    assert sum([1 async for _ in told]) == 1500 * 4 - 1
+    assert sum([1 async for _ in told]) == 1500 * 6 - 1

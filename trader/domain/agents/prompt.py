@@ -126,8 +126,12 @@ def named_indicators(prompt: str) -> list[str]:
 def view_text(view: View, names: Collection[str] = INDICATOR_NAMES) -> str:
     """Return the view as JSON, with the indicators of these names. An absent value is null."""
     markets = view.markets
+    plain = {  # candles and indicators, most of a market, are shown in columns
+        symbol: _plain(replace(market, candles={}, indicators={}, indicator_history={}))
+        for symbol, market in markets.items()
+    }
     shown: dict[str, Any] = {
-        "markets": {symbol: _part(market, MARKET_FIELDS) for symbol, market in markets.items()},
+        "markets": {symbol: _named(market, MARKET_FIELDS) for symbol, market in plain.items()},
         **{interval: _interval_part(markets, interval, view.at, names) for interval in _intervals(markets)},
         "stats": _shortened(_plain(view.stats)),
         "trades": _trade_table(view.trades),
@@ -137,7 +141,7 @@ def view_text(view: View, names: Collection[str] = INDICATOR_NAMES) -> str:
         **({} if view.restriction is None else {"restriction": view.restriction}),
         "refused": view.memory.refused,
         "session": _session(markets.values(), names),
-        "now": {symbol: _now(market) for symbol, market in markets.items()},
+        "now": {symbol: _now(market) for symbol, market in plain.items()},
         "account": _plain(view.account) | _shortened(_part(view.account, RATIOS)),
         "positions": _position_table(view.positions),
         "orders": [_plain(order) for order in view.orders],
@@ -242,11 +246,10 @@ def _decisions(view: View) -> list[str]:
     return [f"{minute_text(decision.at)} {decision.text}" for decision in reversed(newest_first)]
 
 
-def _now(market: ObservedMarket) -> dict[str, Any]:
+def _now(market: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a market that change every minute."""
-    shown = _plain(replace(market, candles={}, indicators={}, indicator_history={}))
-    absent = {name for name in WHERE_KNOWN if shown[name] is None}
-    return {name: value for name, value in shown.items() if name not in NOT_NOW | absent}
+    absent = {name for name in WHERE_KNOWN if market[name] is None}
+    return {name: value for name, value in market.items() if name not in NOT_NOW | absent}
 
 
 def _position_table(positions: Sequence[ObservedPosition]) -> list[list[Any]]:

@@ -54,7 +54,8 @@ _RULES_EVERY: Final = timedelta(hours=1)
 _INSTANT: Final = timedelta(milliseconds=1)
 _MINUTE: Final = timedelta(minutes=1)
 _HOUR: Final = timedelta(hours=1)
-_CORNERS_S: Final = (0, NEARER_S, FURTHER_S, CLOSE_S)
+_CORNERS_S: Final = (0, NEARER_S, NEARER_S + 1, FURTHER_S, FURTHER_S + 1, CLOSE_S)
+"""The seconds of a missed minute that have a tick. What an extreme triggers meets a book a second after it."""
 
 
 class VenueSource:
