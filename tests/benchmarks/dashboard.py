@@ -3,6 +3,7 @@
   scripts/benchmark dashboard    100 models, 30 days (made first, which takes minutes)
   scripts/benchmark dashboard --quick    100 models, 3 days
   scripts/benchmark dashboard --folder DIR    keeps the season there, and opens the one that is there already
+  scripts/benchmark dashboard --views MINUTES    what each view sends and moves meanwhile, instead (dashboard_views.py)
 
 `first chart` is from the navigation until the chart stands with its data, `longest task` the longest time for which the
 main thread was held, from the navigation until 15 seconds of live updates later, and `of its own` the longest of these
@@ -11,14 +12,15 @@ in processor time: on a machine that does other work the first has waiting in it
 
 import argparse
 import asyncio
-import json
+import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
+from benchmarks.dashboard_views import TRACED, longest_of_its_own, measure_views, trace
+from benchmarks.figures import Figures, temporary_folder
 from support.chromium import Tab, open_tab
 from support.process import ServiceProcess, serving
 
@@ -33,7 +35,6 @@ window.tasks = []
 new PerformanceObserver(found => tasks.push(...found.getEntries().map(one => one.duration)))
     .observe({ type: 'longtask', buffered: true })
 """
-TRACED: Final = {"includedCategories": ["toplevel"]}
 CHART: Final = "performance.getEntriesByName('curves')[0]?.startTime ?? null"
 BARE: Final = """(async () => {
     const began = performance.now()
@@ -49,22 +50,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="3 days instead of 30")
     parser.add_argument("--folder", type=Path, help="of the season; default: a temporary one")
+    parser.add_argument("--views", type=float, metavar="MINUTES", help="open every view for so long, of 3 days")
+    parser.add_argument("--jumps", action="store_true", help="with --views: write every jump to the standard error")
     options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = options.folder or Path(scratch) / "season"
-        return asyncio.run(measure(folder, Path(scratch), 3 if options.quick else 30))
-
-
-async def measure(folder: Path, scratch: Path, days: int) -> int:
-    if not folder.exists():
-        folder.mkdir(parents=True)
-        command = (
-            sys.executable, str(ROOT / "scripts" / "seed_accounts.py"), "--demo", "--language-models",
-            "--models", "100", "--history", str(days), "--how", "bulk",
-        )  # fmt: skip
-        process = await asyncio.create_subprocess_exec(*command, cwd=folder)
-        if await process.wait():
+    with temporary_folder() as scratch:
+        folder = options.folder or scratch / "season"
+        days = 3 if options.quick or options.views else 30
+        kinds = () if options.views else ("--language-models",)  # which do not trade without a key
+        if not folder.exists() and not seed(folder, days, *kinds):
             return 1
+        if options.views:
+            figures = Figures()
+            asyncio.run(measure_views(figures, folder, options.views, shows_jumps=options.jumps))
+            return figures.exit_code
+        return asyncio.run(measure(folder, scratch))
+
+
+def seed(folder: Path, days: int, *options: str) -> bool:
+    """Make the season. Return whether that worked."""
+    folder.mkdir(parents=True)
+    command = (
+        sys.executable, str(ROOT / "scripts" / "seed_accounts.py"), "--demo",
+        "--models", "100", "--history", str(days), "--how", "bulk", *options,
+    )  # fmt: skip
+    return subprocess.run(command, cwd=folder, check=False).returncode == 0
+
+
+async def measure(folder: Path, scratch: Path) -> int:
     async with serving(folder, "--demo=fresh") as service, open_tab(scratch / "profile", "about:blank#start") as tab:
         await tab.command("Page.addScriptToEvaluateOnNewDocument", source=OBSERVE)
         empty = [await load(tab, f"{service.url}/assets/none", "performance.now()") for _ in range(LOADS)]
@@ -101,30 +113,6 @@ async def load(tab: Tab, url: str, ready: str) -> float:
         while (evaluated := await tab.evaluate(f"location.href === 'about:blank' ? null : {ready}")) is None:
             await asyncio.sleep(0.05)
     return float(evaluated)
-
-
-async def trace(tab: Tab) -> list[dict[str, Any]]:
-    """End a trace and return its events."""
-    await tab.command("Tracing.end")
-    handle = (await tab.event("Tracing.tracingComplete"))["stream"]
-    result: dict[str, Any] = {"eof": False}
-    parts: list[str] = []
-    while not result["eof"]:
-        result = await tab.command("IO.read", handle=handle)
-        parts.append(result["data"])
-    events: list[dict[str, Any]] = json.loads("".join(parts))["traceEvents"]
-    return events
-
-
-def longest_of_its_own(events: Sequence[dict[str, Any]]) -> float:
-    """Return the processor time of the longest task on a main thread, in milliseconds."""
-    threads = {
-        (event["pid"], event["tid"])
-        for event in events
-        if event["name"] == "thread_name" and event["args"]["name"] == "CrRendererMain"
-    }
-    tasks = (event for event in events if event["ph"] == "X" and (event["pid"], event["tid"]) in threads)
-    return max((task.get("tdur", 0) for task in tasks), default=0) / 1000
 
 
 async def wire_bytes(service: ServiceProcess) -> int:

@@ -1,6 +1,7 @@
 """What the one stream costs a page: 100 rule models of a real service, each decided by once a minute.
 
-The page reads as a browser does (compressed, with patches, all streams), for whole minutes after its first states.
+All of them hold a position from the start, opened by hand. The page reads as a browser does (compressed, with patches,
+all streams), for whole minutes after its first states.
 """
 
 import asyncio
@@ -9,20 +10,25 @@ import subprocess
 import sys
 import zlib
 from collections import defaultdict
+from itertools import cycle
 from pathlib import Path
 from statistics import mean
 from typing import Final
 
 from benchmarks.figures import Figures, temporary_folder
-from support.process import serving
+from support.process import ServiceProcess, serving
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 MODELS: Final = 100
 HOUR_S: Final = 3600
 HOUR_MAX_MB: Final = 5.0
 POSITIONS_MAX_KB: Final = 10.0
+STATES: Final = ("positions", "trades", "conversations", "portfolio")
 NAME: Final = re.compile(rb"^event: (.+)$", re.MULTILINE)
-HEAD: Final = b"GET /api/events?patches=true HTTP/1.1\r\nHost: localhost\r\nAccept-Encoding: gzip\r\n\r\n"
+HEAD: Final = (
+    b"GET /api/events?patches=true&streams=positions,trades,conversations,portfolio,workflow HTTP/1.1\r\n"
+    b"Host: localhost\r\nAccept-Encoding: gzip\r\n\r\n"
+)
 
 
 async def measure_bytes(figures: Figures, minutes: int) -> None:
@@ -31,17 +37,28 @@ async def measure_bytes(figures: Figures, minutes: int) -> None:
         command = (sys.executable, ROOT / "scripts" / "seed_accounts.py", "--demo", "--models", str(MODELS))
         await asyncio.to_thread(subprocess.run, command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
         async with serving(folder, "--demo=fresh") as service:
+            held = await open_positions(service)
             first, later = await read(int(service.url.rpartition(":")[2]), minutes * 60)
-    raw, positions = later.pop("positions, raw"), later.pop("positions") + later.pop("positions:patch")
+    raw, positions = later.pop("positions, raw"), later.pop("positions:patch")
     events = sum(later.pop("events"))
     total = first + sum(positions) + events + sum(map(sum, later.values()))
     figures.show("first states of a page", first / 1e3, "kB")
     figures.show("bytes per position message, compressed", mean(positions) / 1e3, "kB")
-    figures.show("bytes per position message, raw", mean(raw) / 1e3, "kB", at_most=POSITIONS_MAX_KB)
+    figures.show(f"the same, raw, with {held} positions", mean(raw) / 1e3, "kB", at_most=POSITIONS_MAX_KB)
     figures.show("of them workflow events, per hour", events / 1e6 * HOUR_S / (minutes * 60), "MB")
     figures.show(
         f"bytes per page and hour, {MODELS} models", total / 1e6 * HOUR_S / (minutes * 60), "MB", at_most=HOUR_MAX_MB
     )
+
+
+async def open_positions(service: ServiceProcess) -> int:
+    """Open a position on the account of every model. Return how many there are then."""
+    prices = (await service.call("trading.getCryptoPrices"))["prices"]
+    models = (await service.call("models.getModels"))["models"]
+    for model, price in zip(models, cycle(prices), strict=False):
+        order = {"symbol": price["symbol"], "side": "buy", "quantity": 1000 / price["price"], "leverage": 2}
+        await service.call("simulator.placeOrder", accountId=model["id"], **order)
+    return len(await service.call("trading.getPositions"))
 
 
 async def read(port: int, seconds: float) -> tuple[int, dict[str, list[int]]]:
@@ -50,7 +67,7 @@ async def read(port: int, seconds: float) -> tuple[int, dict[str, list[int]]]:
     writer.write(HEAD)
     assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
     unpacker, first, result = zlib.decompressobj(wbits=31), 0, defaultdict[str, list[int]](list)
-    result.update({"positions": [], "positions:patch": [], "positions, raw": [], "events": []})
+    result.update({"positions:patch": [], "positions, raw": [], "events": []})
     try:
         async with asyncio.timeout(seconds):
             while True:
@@ -59,11 +76,11 @@ async def read(port: int, seconds: float) -> tuple[int, dict[str, list[int]]]:
                 names = NAME.findall(text)
                 await reader.readexactly(2)
                 name = names[0].decode() if len(names) == 1 else ""
-                if not first:
-                    first = size
-                elif name.removesuffix(":patch") in {"positions", "trades", "conversations", "portfolio", "ping"}:
+                if not first or name in STATES:  # a state comes whole once
+                    first += size
+                elif name == "ping" or name.removesuffix(":patch") in STATES:
                     result[name].append(size)
-                    if name.startswith("positions"):
+                    if name == "positions:patch":
                         result["positions, raw"].append(len(text))
                 else:
                     result["events"].append(size)

@@ -130,9 +130,10 @@ class Tab:
 
 
 @asynccontextmanager
-async def open_tab(folder: Path, address: str) -> AsyncIterator[Tab]:
+async def open_tab(folder: Path, address: str, *arguments: str) -> AsyncIterator[Tab]:
     """A browser with one page, loaded."""
-    async with browsing(folder, "--remote-debugging-port=0", "about:blank") as browser, aiohttp.ClientSession() as http:
+    flags = ("--remote-debugging-port=0", *arguments, "about:blank")
+    async with browsing(folder, *flags) as browser, aiohttp.ClientSession() as http:
         assert browser.stderr is not None
         async with asyncio.timeout(_START_S):
             while (match := _LISTENING.search(await browser.stderr.readline())) is None:

@@ -1,18 +1,19 @@
 """A TCP forwarder whose target can be changed, like the load balancer in front of several processes."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from urllib.parse import urlsplit
 
 
 class Switch:
-    """Forwards connections to the address last set; `to` drops the open ones."""
+    """Forwards connections to the address last set, and counts what callers are sent; `to` drops the open ones."""
 
     def __init__(self) -> None:
         self._target: tuple[str, int] | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self.url = ""
+        self.bytes_back = 0
 
     def to(self, url: str | None) -> None:
         """Forward to this address from now on; None refuses."""
@@ -28,7 +29,7 @@ class Switch:
                 far_reader, far_writer = await asyncio.open_connection(*self._target)
                 ends.add(far_writer)
                 self._writers |= ends
-                await asyncio.gather(_copy(reader, far_writer), _copy(far_reader, writer))
+                await asyncio.gather(_copy(reader, far_writer), _copy(far_reader, writer, self._count))
         except OSError:
             pass  # the target is away: its caller is dropped
         finally:
@@ -36,10 +37,16 @@ class Switch:
             for end in ends:
                 end.transport.abort()
 
+    def _count(self, size: int) -> None:
+        self.bytes_back += size
 
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+
+async def _copy(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, count: Callable[[int], None] = lambda _: None
+) -> None:
     with suppress(OSError):
         while data := await reader.read(65536):
+            count(len(data))
             writer.write(data)
             await writer.drain()
     writer.close()

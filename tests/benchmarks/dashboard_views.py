@@ -1,0 +1,110 @@
+"""What each view of the dashboard costs its reader with 100 rule models that trade: bytes, jumps, and tasks.
+
+Every view is open in a browser of its own behind a forwarder that counts what is sent to it, all at the same time, and
+nobody touches them.
+"""
+
+import asyncio
+import json
+import sys
+import tempfile
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.figures import Figures
+from support.chromium import Tab, open_tab
+from support.process import ServiceProcess, serving
+from support.switch import switching
+
+HOUR_S: Final = 3600.0
+HOUR_MAX_MB: Final = 5.0
+SHIFT_MAX: Final = 0.05
+OWN_TASK_MAX_MS: Final = 50.0
+SETTLED_S: Final = 20.0
+"""After which a view has read what it shows at first."""
+
+SIZE: Final[dict[str, Any]] = {"width": 1440, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+
+OBSERVE: Final = """
+window.jumps = []
+new PerformanceObserver(list => jumps.push(...list.getEntries().filter(entry => !entry.hadRecentInput).map(entry => [
+    entry.value, Math.round(entry.startTime), entry.sources.map(({ node, previousRect: from, currentRect: to }) => [
+        node?.outerHTML?.slice(0, 80) ?? node?.textContent?.slice(0, 80), from.x, from.y, to.x, to.y].join(' '))])))
+    .observe({ type: 'layout-shift', buffered: true })
+"""
+TRACED: Final = {"includedCategories": ["toplevel"]}
+
+
+async def measure_views(figures: Figures, folder: Path, minutes: float, *, shows_jumps: bool) -> None:
+    """Open every view on the service of `folder` for so many minutes, and show what each has cost."""
+    async with serving(folder, "--demo=fresh") as service:
+        views = await views_of(service)
+        with tempfile.TemporaryDirectory() as scratch:
+            async with asyncio.TaskGroup() as group:
+                watches = [
+                    group.create_task(watch(service.url, path, Path(scratch) / str(number), minutes * 60))
+                    for number, path in enumerate(views)
+                ]
+    for path, task in zip(views, watches, strict=True):
+        first, later, jumps, own_ms = task.result()
+        hour = (first + later * (HOUR_S - SETTLED_S) / (minutes * 60)) / 1e6
+        figures.show(f"{path}: first hour", hour, "MB", at_most=HOUR_MAX_MB)
+        figures.show(f"    of it until {SETTLED_S:.0f} s after the address", first / 1e6, "MB")
+        figures.show(
+            "    layout shift", sum(value for value, *_ in jumps), "", at_most=SHIFT_MAX, is_judged=minutes <= 10
+        )
+        figures.show("    longest task of its own", own_ms, "ms", at_most=OWN_TASK_MAX_MS)
+        if shows_jumps:
+            print(*(json.dumps(jump) for jump in jumps), sep="\n", file=sys.stderr)
+
+
+async def views_of(service: ServiceProcess) -> list[str]:
+    model = (await service.call("models.getModels"))["models"][0]
+    trade = (await service.call("trading.getTrades", modelId=model["id"], limit=1))["trades"][0]
+    names = ("", "models", "positions", "trades", "conversations", "system", "markets/BTC")
+    return [*names, f"models/{model['id']}", f"variants/{model['variant']}", f"trades/{trade['id']}"]
+
+
+async def watch(url: str, path: str, profile: Path, seconds: float) -> tuple[int, int, list[Any], float]:
+    """Keep a view open. Return the bytes until it has settled and after that, its jumps, and its longest task in ms."""
+    async with AsyncExitStack() as stack:
+        switch = await stack.enter_async_context(switching())
+        switch.to(url)
+        rule = f"--host-resolver-rules=MAP {url.removeprefix('http://')} {switch.url.removeprefix('http://')}"
+        tab = await stack.enter_async_context(open_tab(profile, "about:blank#start", rule))
+        await tab.command("Emulation.setDeviceMetricsOverride", **SIZE)
+        await tab.command("Page.addScriptToEvaluateOnNewDocument", source=OBSERVE)
+        await tab.command("Page.navigate", url=f"{url}/#/{path}")
+        await asyncio.sleep(SETTLED_S)
+        first = switch.bytes_back
+        await tab.command("Tracing.start", transferMode="ReturnAsStream", traceConfig=TRACED)
+        await asyncio.sleep(seconds)
+        later = switch.bytes_back - first
+        jumps = await tab.evaluate("jumps")
+        await tab.command("Page.stopLoading")
+        return first, later, jumps, longest_of_its_own(await trace(tab))
+
+
+async def trace(tab: Tab) -> list[dict[str, Any]]:
+    """End a trace and return its events."""
+    await tab.command("Tracing.end")
+    handle = (await tab.event("Tracing.tracingComplete"))["stream"]
+    result: dict[str, Any] = {"eof": False}
+    parts: list[str] = []
+    while not result["eof"]:
+        result = await tab.command("IO.read", handle=handle)
+        parts.append(result["data"])
+    events: list[dict[str, Any]] = json.loads("".join(parts))["traceEvents"]
+    return events
+
+
+def longest_of_its_own(events: list[dict[str, Any]]) -> float:
+    """Return the processor time of the longest task on a main thread, in milliseconds."""
+    threads = {
+        (event["pid"], event["tid"])
+        for event in events
+        if event["name"] == "thread_name" and event["args"]["name"] == "CrRendererMain"
+    }
+    tasks = (event for event in events if event["ph"] == "X" and (event["pid"], event["tid"]) in threads)
+    return max((task.get("tdur", 0) for task in tasks), default=0) / 1000
