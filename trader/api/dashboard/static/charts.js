@@ -1,5 +1,5 @@
 // Charts of the dashboard and of the reports, drawn by uPlot: lines over time with a crosshair, and histograms.
-import { isDark, onGround, onScheme } from './colors.js'
+import { inkOn, isDark, onGround, onScheme } from './colors.js'
 import { clock, day } from './format.js'
 
 const uPlot = globalThis.uPlot
@@ -9,7 +9,7 @@ const DIMMED = '66'
 
 const LIFT_PX = 24
 const ENDS_FROM_PX = 700
-const ENDS_PX = 130
+const ENDS_PX = 146
 const ENDS_MAX = 14
 const MARK_PX = 10
 
@@ -35,7 +35,7 @@ function timeMarks(marks) {
  *
  * `options`: `show` writes a value, `onCursor(index or null)` hears where the crosshair is, `sync` is the key that
  * charts with a common crosshair share, `height`, `fill` fills below the line. `lifts` dims the others while the pointer is
- * near a line, `zooms` lets a drag choose a range (a double click shows all again), `ends` writes name and value at the
+ * near a line, `zooms` lets a drag choose a range (a double click shows all again), `ends` writes badge, name and value at the
  * end of each line (false leaves the room for them), and a series with `marks`, [{at, value, kind, href}], has them drawn as links. `limits(low, high)` are those of the
  * axis when it is not to follow outliers, `span` is the least that it covers. Returns {update, move, destroy}.
  */
@@ -108,11 +108,11 @@ export function timeChart(host, times, series, values, options) {
 }
 
 const isAlike = (one, other) => one.name === other.name && one.color === other.color && one.isMain === other.isMain
-  && one.isDimmed === other.isDimmed && one.isHidden === other.isHidden && one.isBandTop === other.isBandTop && one.marks === other.marks
+  && one.isDimmed === other.isDimmed && one.isHidden === other.isHidden && one.isBandTop === other.isBandTop
 
 const dpr = () => globalThis.devicePixelRatio ?? 1
 
-/** Name and value at the right end of each line that is shown, moved apart where they would cover each other. */
+/** Badge, name and value at the right end of each line that is shown, moved apart where they would cover each other. */
 function drawEnds(chart, series, options) {
   const { ctx } = chart
   const least = 13 * dpr()
@@ -126,13 +126,35 @@ function drawEnds(chart, series, options) {
   ends.forEach((end, place) => { end.y = Math.max(Math.max(top, end.y), place ? ends[place - 1].y + least : 0) })
   ends.forEach((_, place) => { const at = ends.length - 1 - place; ends[at].y = Math.min(ends[at].y, (at + 1 < ends.length ? ends[at + 1].y : top + height + least) - least) })
   ctx.save()
-  ctx.font = `${11 * dpr()}px "Inter Variable", system-ui, sans-serif`
   ctx.textBaseline = 'middle'
   for (const { one, last, y } of ends) {
+    const x = left + width + 66 * dpr()
+    drawBadge(ctx, one, x, y)
     ctx.fillStyle = onGround(one.color)
-    ctx.fillText(`${one.name.length > 14 ? `${one.name.slice(0, 13)}…` : one.name} ${options.show(last)}`, left + width + 60 * dpr(), y)
+    ctx.font = `${11 * dpr()}px "Inter Variable", system-ui, sans-serif`
+    ctx.fillText(`${one.name.length > 14 ? `${one.name.slice(0, 13)}…` : one.name} ${options.show(last)}`, x + 10 * dpr(), y)
   }
   ctx.restore()
+}
+
+/** The letters of a name: the first of its first two words, else its first two. */
+export function lettersOf(name) {
+  const [first = '', second] = name.match(/[\p{L}\p{N}]+/gu)?.map(word => [...word]) ?? []
+  return (second ? first[0] + second[0] : [...first].slice(0, 2).join('')).toUpperCase()
+}
+
+/** The letters of a line on a disc of its colour: the logo of a model, since the page loads no picture from elsewhere. */
+function drawBadge(ctx, one, x, y) {
+  const color = onGround(one.color)
+  ctx.beginPath()
+  ctx.arc(x, y, 6 * dpr(), 0, 2 * Math.PI)
+  ctx.fillStyle = color
+  ctx.fill()
+  ctx.fillStyle = inkOn(color)
+  ctx.font = `600 ${7 * dpr()}px "Inter Variable", system-ui, sans-serif`
+  ctx.textAlign = 'center'
+  ctx.fillText(lettersOf(one.name), x, y + 0.5 * dpr())
+  ctx.textAlign = 'start'
 }
 
 /** The moments that a series marks: up is a gain, down a loss. */

@@ -39,6 +39,9 @@ function readable(color, dark) {
   return `#${parts.map(part => Math.round(part).toString(16).padStart(2, '0')).join('')}`
 }
 
+/** Black or white, whichever is easier to read on the colour. */
+export const inkOn = color => (luminance(channels(color)) > 0.18 ? '#000000' : '#ffffff')
+
 /** Call `change` whenever the colour scheme changes; returns how to stop. */
 export function onScheme(change) {
   const observer = new MutationObserver(change)
