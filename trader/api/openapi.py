@@ -21,7 +21,7 @@ from trader.api.json_schema import REFERENCE, Schema, components_of
 from trader.api.reference import page
 from trader.api.registry import REGISTRY, Procedure, Registry, load_procedures
 from trader.api.requests import BODY_SIZE_MAX, BodyTimeout, Handler
-from trader.api.routes import JSON, Route
+from trader.api.routes import JSON, Route, base_url
 from trader.api.schemas.common import ErrorBody
 from trader.settings import Settings
 
@@ -113,7 +113,7 @@ def make_document(registry: Registry, settings: Settings) -> dict[str, Any]:
             "description": _introduction(settings),
             "license": {"name": "MIT", "identifier": "MIT"},
         },
-        "servers": [{"url": _server(settings)}],
+        "servers": [{"url": base_url(settings) or "/"}],
         "tags": [{"name": name, "description": text} for name, text in _DOMAINS.items()],
         "paths": paths,
         "components": {
@@ -145,11 +145,6 @@ _HEADERS: Final = {
     "WWW-Authenticate": {"required": True, "schema": {"const": "Bearer"}},
     "Cache-Control": {"schema": {"type": "string"}},
 }
-
-
-def _server(settings: Settings) -> str:
-    """Return SERVER_URL, or the document's own server when the system chooses the port."""
-    return "/" if settings.server_url.endswith(":0") else settings.server_url
 
 
 def _operation(
@@ -299,7 +294,7 @@ def _introduction(settings: Settings) -> str:
         rows.append(f"| {int(status)} | `{code}` | {' '.join(meaning.split())} |")
     figures = {
         "errors": "\n".join(rows),
-        "server": _server(settings).rstrip("/"),
+        "server": base_url(settings),
         "body_bytes_max": f"{BODY_SIZE_MAX:,}",
         "batch_items_max": str(batch.ITEMS_MAX),
         "subscribers_max": str(broadcast.CAPACITY),
@@ -311,7 +306,7 @@ def _introduction(settings: Settings) -> str:
 def _skill(settings: Settings) -> str:
     """Return the page from which a language model learns to trade here."""
     text = resources.files("trader.api.reference").joinpath("skill.md").read_text(encoding="utf-8")
-    return text.replace("{server}", _server(settings).rstrip("/"))
+    return text.replace("{server}", base_url(settings))
 
 
 def routes(settings: Settings, registry: Registry | None = None) -> list[web.RouteDef]:

@@ -10,6 +10,7 @@ from aiohttp import HttpVersion11, hdrs, web
 from trader.api.requests import Handler
 from trader.api.schemas.common import ENCODER, Refusal
 from trader.logs import printable
+from trader.settings import Settings
 
 JSON: Final = "application/json"
 
@@ -65,6 +66,11 @@ def unmet_expectation(request: web.Request) -> str | None:
     """Return what a request expects beside `100-continue`. That of a caller of HTTP/1.0 is ignored."""
     expected = request.headers.get(hdrs.EXPECT, "100-continue")
     return None if expected.lower() == "100-continue" or request.version < HttpVersion11 else expected
+
+
+def base_url(settings: Settings) -> str:
+    """Return the public address without a slash at its end; nothing when the system chooses the port."""
+    return "" if settings.server_url.endswith(":0") else settings.server_url.rstrip("/")
 
 
 def json_answer(status: int, body: msgspec.Struct, headers: Mapping[str, str] | None = None) -> web.Response:

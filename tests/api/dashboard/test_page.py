@@ -2,13 +2,17 @@
 
 import gzip
 import hashlib
+import io
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from support.process import ServiceProcess, serving
 
-from trader.api.dashboard import assets
+from trader.api.dashboard import assets, page, preview
+from trader.settings import Settings
 
 pytestmark = pytest.mark.processes
 
@@ -48,6 +52,54 @@ async def test_the_page_is_small_compressed_and_kept(service: ServiceProcess) ->
         for names in re.findall(r"from '\./([^']+)'", assets.text_of(name)):
             assert names in assets.FILES, (name, names)
     assert service.traceback() == ""
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_link_to_the_page_has_a_picture_of_the_curves(service: ServiceProcess) -> None:
+    async with service.http.get(f"{service.url}/") as response:
+        properties = dict(re.findall(r'<meta property="og:([^"]+)" content="([^"]*)">', await response.text()))
+    models = (await service.call("analytics.getRunInfo"))["models"]
+    assert properties["title"] == f"{models} models trade perpetuals on paper"
+    assert properties["image"] == "/preview.png", "the system has chosen the port"
+    async with service.http.get(service.url + properties["image"]) as response:
+        assert (response.status, response.content_type) == (200, "image/png")
+        image = Image.open(io.BytesIO(await response.read()))
+        etag = response.headers["ETag"]
+    assert image.size == preview.SIZE == (int(properties["image:width"]), int(properties["image:height"]))
+    async with service.http.get(f"{service.url}/preview.png", headers={"If-None-Match": etag}) as response:
+        assert response.status == 304, "it is made once in ten minutes"
+    settings = Settings.load({"SERVER_URL": "https://arena.example.org"}, None, demo=True)
+    assert '<meta property="og:image" content="https://arena.example.org/preview.png">' in page.render(settings)
+
+
+def test_the_picture_has_each_curve_where_its_values_are() -> None:
+    curves = [
+        preview.Curve("up", "#00ff00", [0, 50, 100]),
+        preview.Curve("down", "#ff0000", [0, None, -100]),
+        preview.Curve("late", "#0000ff", [None, 20, 50]),
+    ]
+    at = datetime(2026, 3, 4, tzinfo=UTC)
+    image = Image.open(io.BytesIO(preview.draw(curves, "3 models trade on paper", at, at)))
+    left, top, right, bottom = preview.PLOT
+    middle, center = (top + bottom) // 2, (left + right) // 2
+    expected = {
+        (right - 2, top + 1): (0, 255, 0),
+        (right - 2, bottom - 1): (255, 0, 0),
+        ((left + center) // 2, middle - (bottom - top) // 8): (0, 255, 0),
+        (center, (middle + bottom) // 2): (255, 0, 0),
+        (right - 2, middle - (bottom - top) // 4): (0, 0, 255),
+    }
+    assert {place: image.getpixel(place) for place in expected} == expected
+    names = {image.getpixel((x, y)) for x in range(right + 20, preview.SIZE[0]) for y in range(top, top + 100)}
+    assert {(0, 255, 0), (255, 0, 0), (0, 0, 255)} <= names
+
+
+def test_a_name_that_the_font_may_lack_is_replaced_and_an_account_without_a_value_left_out() -> None:
+    record = '{"id":"%s","name":"%s","variant":"Apex","values":%s}'
+    rows = [("a", "Ünïted", "[null,100,150]"), ("b", "模型", "[50,25]"), ("c", "none", "[null,null]")]
+    curves = preview.curves_of([(record % row).encode() for row in rows], {"a": "#123456"})
+    assert [(curve.name, curve.returns) for curve in curves] == [("Ünïted", [None, 0, 50]), ("b", [0, -50])]
+    assert curves[0].color == "#123456"
 
 
 def test_vendored_files_are_those_of_the_list() -> None:

@@ -11,8 +11,8 @@ from aiohttp import web
 
 from trader import __version__
 from trader.api.context import Context
-from trader.api.dashboard import assets
-from trader.api.routes import JSON, Route
+from trader.api.dashboard import assets, preview
+from trader.api.routes import JSON, Route, base_url
 from trader.clock import floor_time, iso
 from trader.settings import Settings
 
@@ -44,7 +44,7 @@ def routes(context: Context) -> list[web.RouteDef]:
         content = page(len(context.agents.models), min(starts, default=None), now, ends_at)
         return content.respond(request, assets.PAGE_HEADERS)
 
-    return [*INDEX.get(answer), *assets.routes()]
+    return [*INDEX.get(answer), *preview.routes(context), *assets.routes()]
 
 
 def _page(
@@ -82,6 +82,11 @@ def render(
     }
     return assets.text_of("index.html").format(
         folder=assets.FOLDER,
+        address=escape(base_url(settings)),
+        preview=preview.PREVIEW.path,
+        width=preview.SIZE[0],
+        height=preview.SIZE[1],
+        title=preview.title_of(settings, model_count),
         preloads="\n".join(
             f'<link rel="modulepreload" href="{assets.FOLDER}/{name}">'
             for name in assets.FILES

@@ -1,0 +1,142 @@
+"""Picture of the equity curves at `/preview.png`, for previews of links to the page: drawn in a thread, and kept."""
+
+import asyncio
+import io
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Final, NamedTuple
+
+import msgspec
+from aiohttp import hdrs, web
+from PIL import Image, ImageDraw, ImageFont
+
+from trader.api.context import Context
+from trader.api.dashboard.assets import Content
+from trader.api.response_cache import Answer, ResponseCache
+from trader.api.routes import Route
+from trader.api.schemas.portfolio import EquityCurve
+from trader.clock import floor_time
+from trader.settings import Settings
+from trader.variants import color_of
+
+PREVIEW: Final = Route("/preview.png", head=True)
+
+SIZE: Final = (1200, 630)
+"""Pixels, in the proportions that previews of links have."""
+
+PLOT: Final = (48, 150, 820, 560)
+"""Left, top, right and bottom of the curves, in pixels of the picture."""
+
+_KEPT_FOR: Final = timedelta(minutes=10)
+_HEADERS: Final[Mapping[str, str]] = {hdrs.CACHE_CONTROL: f"private, max-age={_KEPT_FOR.seconds}"}
+"""Reading may be closed, and no shared cache shall open it."""
+
+_POINTS: Final = 200
+_NAMED: Final = 5
+_NAME_MAX: Final = 18
+_LAST_LATIN: Final = "\u024f"
+_LINE_PX: Final = 34
+_FINE: Final = 2
+"""Pixels of the drawing for each of the picture, in each direction: Pillow draws lines with hard edges."""
+
+_GROUND, _TEXT, _SOFT = "#0b0d10", "#e7eaef", "#98a1b0"
+
+
+_DECODER: Final = msgspec.json.Decoder(EquityCurve)
+
+
+class Curve(NamedTuple):
+    """A line of the picture: percent above its first value at each time, None where nothing was recorded."""
+
+    name: str
+    color: str
+    returns: Sequence[float | None]
+
+    @property
+    def last(self) -> float:
+        """The latest return, in percent."""
+        return next((value for value in reversed(self.returns) if value is not None), 0.0)
+
+
+def routes(context: Context) -> list[web.RouteDef]:
+    """Return the route of the picture. All callers of ten minutes share one."""
+    cache = ResponseCache(entries_max=1)
+
+    async def answer(request: web.Request) -> web.Response:
+        token = floor_time(context.clock.now(), _KEPT_FOR), context.agents.version
+        key = PREVIEW.path, b""
+        kept = cache.find(key, token) or await cache.make(key, token, partial(_make, context))
+        return Content.of(kept.body, "image/png", compress=False).respond(request, _HEADERS)
+
+    return PREVIEW.get(answer)
+
+
+def title_of(settings: Settings, model_count: int) -> str:
+    """Return what a link to the page says, and what stands above its picture."""
+    who = "1 model trades" if model_count == 1 else f"{model_count} models trade"
+    return f"{who} perpetuals {'live' if settings.trading_mode == 'live' else 'on paper'}"
+
+
+async def _make(context: Context) -> Answer:
+    """Draw the curves of all models since the first of them began."""
+    models, now = context.agents.models, context.clock.now()
+    accounts = context.exchange.accounts
+    start = min((accounts[model_id].run.started_at for model_id in models if model_id in accounts), default=now)
+    kept = await context.portfolio.equity_curves(start=start, end=now, points_max=_POINTS)
+    colors = {model_id: color_of(model) for model_id, model in models.items()}
+    heading = title_of(context.settings, len(models))
+    return Answer(200, await asyncio.to_thread(lambda: draw(curves_of(kept.records, colors), heading, start, now)))
+
+
+def curves_of(records: Sequence[bytes], colors: Mapping[str, str]) -> list[Curve]:
+    """Return the lines of models that have a value; one whose name the font may lack is called by its id."""
+    curves = []
+    for record in map(_DECODER.decode, records):
+        name = record.name if max(record.name) <= _LAST_LATIN else record.id
+        if returns := returns_of(record.values):
+            curves.append(Curve(name, colors.get(record.id, _SOFT), returns))
+    return curves
+
+
+def returns_of(values: Sequence[float | None]) -> list[float | None]:
+    """Return percent above the first value; nothing without one that is above zero."""
+    first = next((value for value in values if value is not None and value > 0), None)
+    return [] if first is None else [None if value is None else 100 * value / first - 100 for value in values]
+
+
+def draw(curves: Sequence[Curve], heading: str, start: datetime, end: datetime) -> bytes:
+    """Return a PNG of the curves, the best of them named, under a heading and the days that they cover."""
+    image = Image.new("RGB", (SIZE[0] * _FINE, SIZE[1] * _FINE), _GROUND)
+    canvas = ImageDraw.Draw(image)
+    low = min((value for curve in curves for value in curve.returns if value is not None), default=0.0)
+    high = max((value for curve in curves for value in curve.returns if value is not None), default=0.0)
+    low, high = min(low, -0.1), max(high, 0.1)
+    left, top, right, bottom = (edge * _FINE for edge in PLOT)
+
+    def y_of(value: float) -> float:
+        return bottom - (value - low) / (high - low) * (bottom - top)
+
+    write = partial(_write, canvas)
+    write((PLOT[0], 40), heading, 44, _TEXT)
+    write((PLOT[0], 98), "Return since the start, in percent", 24, _SOFT)
+    write((PLOT[0], 582), f"{start:%Y-%m-%d} to {end:%Y-%m-%d %H:%M} UTC", 22, _SOFT)
+    canvas.line([(left, y_of(0)), (right, y_of(0))], fill=_SOFT, width=_FINE)
+    ranked = sorted(curves, key=lambda curve: curve.last, reverse=True)
+    for place in reversed(range(len(ranked))):  # the best above the others
+        curve, width = ranked[place], (3 if place < _NAMED else 1) * _FINE
+        step = (right - left) / max(1, len(curve.returns) - 1)
+        points = [(left + at * step, y_of(value)) for at, value in enumerate(curve.returns) if value is not None]
+        canvas.line(points, fill=curve.color, width=width, joint="curve")
+    for place, curve in enumerate(ranked[:_NAMED]):
+        at = (PLOT[2] + 24, PLOT[1] + place * _LINE_PX)
+        name = curve.name if len(curve.name) <= _NAME_MAX else f"{curve.name[: _NAME_MAX - 1]}…"
+        write(at, f"{name}  {curve.last:+.1f} %", 24, curve.color)
+    picture = io.BytesIO()
+    image.resize(SIZE, Image.Resampling.BOX).save(picture, "PNG")
+    return picture.getvalue()
+
+
+def _write(canvas: ImageDraw.ImageDraw, at: tuple[int, int], text: str, size: int, color: str) -> None:
+    """Write a line of text whose top left corner is at a place of the picture."""
+    canvas.text((at[0] * _FINE, at[1] * _FINE), text, fill=color, font=ImageFont.load_default(size * _FINE))
