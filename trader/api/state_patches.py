@@ -5,8 +5,9 @@ that is an object is itself a patch where the client has an object or a list, el
 and are applied before the others: `-` lists members to delete, or indices in descending order; `+` lists pairs of an
 index and a new item, in ascending order. Items of a list are the same when they have the same `id`, else `modelId`.
 
-Many items of a state that is a list change in the same way. They are written as tables under `=`, so that the names
-are there once: pairs of the paths of what has changed, and rows of an index with the value at each path.
+Many items of a state that is a list, or of a list that is a member of it, change in the same way. They are written as
+tables under `=`, so that the names are there once: pairs of the paths of what has changed, and rows of an index with
+the value at each path.
 """
 
 from collections.abc import Iterator
@@ -21,13 +22,17 @@ def encode_patch(old: bytes, new: bytes) -> bytes:
     """Return the patch that makes the new state of the old one; both are the JSON text of an object or a list."""
     before, after = msgspec.json.decode(old), msgspec.json.decode(new)
     patch = _change(before, after)
-    if isinstance(after, list) and isinstance(patch, dict):
-        patch = _tabulated(patch)
+    if isinstance(after, dict) and isinstance(patch, dict):
+        patch = {key: _tabulated(change, after.get(key)) for key, change in patch.items()}
+    else:
+        patch = _tabulated(patch, after)
     return msgspec.json.encode({} if patch is _UNCHANGED else patch)
 
 
-def _tabulated(patch: dict[str, Any]) -> dict[str, Any]:
-    """Return the patch of a list with the items that have changed alike in tables."""
+def _tabulated(patch: Any, after: Any) -> Any:
+    """Return the patch of a list with the items that have changed alike in tables; any other as it is."""
+    if not (isinstance(patch, dict) and isinstance(after, list)):
+        return patch
     tables: dict[tuple[tuple[str, ...], ...], list[list[Any]]] = {}
     for index, change in patch.items():
         if index not in {"-", "+"}:

@@ -30,6 +30,7 @@ from trader.domain.exchange.account import Account, Marks, Position, liquidation
 from trader.domain.exchange.orders import Side
 from trader.domain.market.markets import Market, Quote
 from trader.domain.models import Model
+from trader.domain.money import ceil_to, floor_to
 
 Markets = Mapping[str, Market]
 
@@ -122,9 +123,16 @@ def position_of(
         current_price=None if mark is None else format_decimal(mark),
         notional=None if mark is None else format_decimal(position.quantity * mark),
         unrealized_pnl=None if mark is None else format_decimal(position.unrealized(mark)),
-        liquidation_price=optional_text(liquidation_price(account, position.symbol, marks, markets)),
+        liquidation_price=optional_text(_liquidation_price(account, position, marks, markets)),
         manual=True if model is not None and position.invocation_id is None else UNSET,
     )
+
+
+def _liquidation_price(account: Account, position: Position, marks: Marks, markets: Markets) -> Decimal | None:
+    """Return the tick at which the position is liquidated: what is computed has digits that no mark has."""
+    price = liquidation_price(account, position.symbol, marks, markets)
+    to_tick = ceil_to if position.side is Side.LONG else floor_to
+    return None if price is None else to_tick(price, markets[position.symbol].tick)
 
 
 def positions_of_account(account: Account, marks: Marks, markets: Markets, model: Model | None) -> list[PositionView]:
