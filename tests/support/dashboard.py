@@ -41,6 +41,26 @@ async def shows(tab: Tab, text: str) -> None:
     await until(lambda: tab.evaluate(f"document.body.innerText.includes({json.dumps(text)})"), text)
 
 
+async def shows_figures(
+    tab: Tab, table: str, answered: Callable[[], Awaitable[list[dict[str, Any]] | None]], name: str
+) -> None:
+    """Wait until the rows of a table show exactly this figure of the rows that are answered at the same time."""
+    titles = f"""(() => {{
+        const rows = document.querySelectorAll('section[aria-label="{table}"] tbody tr')
+        return [...rows].map(row => [...row.querySelectorAll('td span[title]:not(.key)')].map(one => one.title))
+    }})()"""
+
+    async def are_equal() -> bool:
+        rows, shown = await answered(), await tab.evaluate(titles)
+        if not rows or len(rows) != len(shown):
+            return False
+        numbers = [row[name] for row in rows]
+        texts = await tab.evaluate(f"({json.dumps(numbers)}).map(String)")
+        return all(text in seen for text, seen in zip(texts, shown, strict=True))
+
+    await until(are_equal, table)
+
+
 async def gone(tab: Tab, text: str) -> None:
     await until(lambda: tab.evaluate(f"!document.body.innerText.includes({json.dumps(text)})"), text)
 

@@ -28,12 +28,12 @@
     return longest
   }
 
-  /** The height in a column at which the colour is nearest to this one: the edges of lines are smoothed. */
-  function nearest({ at, height }, x, color) {
+  /** The height in a column, between two others, at which the colour is nearest to this one: the edges of lines are smoothed. */
+  function nearest({ at }, x, top, height, color) {
     const parts = text => [1, 3, 5].map(place => parseInt(text.slice(place, place + 2), 16))
     const wanted = parts(color)
     const distance = y => parts(at(x, y)).reduce((sum, part, place) => sum + Math.abs(part - wanted[place]), 0)
-    return Array.from({ length: height }, (_, y) => y).reduce((best, y) => (distance(y) < distance(best) ? y : best), 0) + 0.5
+    return Array.from({ length: Math.floor(height) }, (_, y) => top + y).reduce((best, y) => (distance(y) < distance(best) ? y : best)) + 0.5
   }
 
   /** Candles from left to right: neighbouring columns with a run that is longer than a price line is thick. */
@@ -85,7 +85,7 @@
   const plot = over.getBoundingClientRect()
   const curves = pictureOf(host)
   const [x, y] = [plot.left - curves.element.left, plot.top - curves.element.top]
-  const lines = [0.25, 0.75].map(share => series.map(({ color }) => nearest(curves, x + share * plot.width, onGround(color)) - y))
+  const lines = [0.25, 0.75].map(share => series.map(({ color }) => nearest(curves, x + share * plot.width, y, plot.height, onGround(color)) - y))
   const badges = series.map(({ color }) => {
     const ys = Array.from({ length: curves.height }, (_, at) => at).filter(at => curves.at(x + plot.width + 62, at) === onGround(color))
     return ys.length ? (ys[0] + ys.at(-1) + 1) / 2 - y : null

@@ -6,16 +6,18 @@ const PING_MS = 15_000
 const { folder, patches } = JSON.parse(readFileSync(0, 'utf8'))
 Object.assign(globalThis, {
   matchMedia: () => ({ matches: false, addEventListener() {} }),
+  addEventListener() {},
   document: { documentElement: { dataset: {} }, body: { dataset: {} } },
 })
 const { applyPatch, openStream } = await import(`${folder}/events.js`)
+const { connect } = await import(`${folder}/store.js`)
 const { troublesOf } = await import(`${folder}/system.js`)
 
 const sources = []
 globalThis.EventSource = class {
   static CLOSED = 2
   listeners = new Map()
-  constructor() { sources.push(this) }
+  constructor(address) { sources.push(this); this.address = address }
   addEventListener(name, listener) { this.listeners.set(name, listener) }
   ping() { this.listeners.get('ping')({ lastEventId: '' }) }
   close() {}
@@ -34,12 +36,21 @@ sources[1].onerror()
 mock.timers.tick(1)
 end()
 mock.timers.reset()
+const connections = sources.length
+
+const streamsOf = models => {
+  document.body.dataset.models = models
+  connect()
+  return new URL(sources.at(-1).address, 'http://localhost').searchParams.get('streams').split(',')
+}
 
 const textOf = (connection, health) => troublesOf({ connection, dataAt: null }, health, {}, undefined).map(({ kind, text }) => `${kind}: ${text}`)
 console.log(JSON.stringify({
   applied: patches.map(([state, patch]) => applyPatch(state, patch)),
   states,
-  connections: sources.length,
+  connections,
+  few: streamsOf('4'),
+  many: streamsOf('100'),
   lost: textOf('lost', {}),
   full: textOf('refused', { data: { status: 'healthy' } }),
   down: textOf('refused', { error: 'it does not answer' }),

@@ -54,6 +54,11 @@ def test_the_page_applies_the_patches_of_the_service(seen: dict[str, Any]) -> No
     assert seen["applied"] == [new for _, new in CHANGES]
 
 
+def test_of_many_models_the_steps_of_runs_are_not_listened_to_all_the_time(seen: dict[str, Any]) -> None:
+    assert set(seen["few"]) - set(seen["many"]) == {"workflow"}
+    assert set(seen["many"]) == {"positions", "trades", "conversations", "portfolio"}
+
+
 def test_a_stalled_server_is_named_within_twenty_seconds_and_a_full_stream_told_from_a_lost_one(
     seen: dict[str, Any],
 ) -> None:

@@ -35,25 +35,33 @@ export function useChosen(name, initial) {
   return [value, next => setChoice(name, next === initial ? null : next)]
 }
 
-const TRIES = 20
 const TRY_MS = 50
+const RESTORE_MS = 30_000
 
-/** Remember how far each page of the history was scrolled. Returns a function that goes there, or to the top of a new one. */
+/**
+ * Remember how far each page of the history was scrolled. Returns a function that goes there, or to the top of a new one, as
+ * soon as the page is long enough, unless its reader goes elsewhere meanwhile.
+ */
 export function keepScroll() {
   history.scrollRestoration = 'manual'
-  let timer = null
+  let saving = null
+  let restoring = null
+  const stop = () => { clearTimeout(restoring); restoring = null }
   addEventListener('scroll', () => {
-    clearTimeout(timer)
+    clearTimeout(saving)
     const scrolled = location.href // by the time it is written, the history may be at another page
-    timer = setTimeout(() => { if (location.href === scrolled) history.replaceState({ scroll: scrollY }, '') }, TRY_MS)
+    saving = setTimeout(() => { if (restoring === null && location.href === scrolled) history.replaceState({ scroll: scrollY }, '') }, TRY_MS)
   }, { passive: true })
+  for (const type of ['wheel', 'touchmove', 'pointerdown', 'keydown']) addEventListener(type, stop, { passive: true })
   return () => {
-    clearTimeout(timer)
+    clearTimeout(saving)
+    stop()
     const wanted = history.state?.scroll ?? 0
-    const go = left => {
+    const end = performance.now() + RESTORE_MS
+    const go = () => {
       scrollTo(0, wanted)
-      if (left && Math.abs(scrollY - wanted) > 1) setTimeout(go, TRY_MS, left - 1) // until what it shows is there again
+      restoring = Math.abs(scrollY - wanted) > 1 && performance.now() < end ? setTimeout(go, TRY_MS) : null
     }
-    go(TRIES)
+    go()
   }
 }

@@ -3,6 +3,8 @@ import { useEffect, useState } from './lib.js'
 
 const kept = new Map()
 const SHOWN_MS = 60_000
+const MANY_SHOWN_MS = 300_000
+const MANY = 20
 const FRESH_MS = 2_000
 
 export async function call(procedure, input = {}) {
@@ -65,8 +67,13 @@ function useKept(key, load, everyMs) {
   return entry
 }
 
+/** How many models there are: as last read, else as the page was served. Answers about many are long, and read again less often. */
+export const modelCount = () => knownAnswer('models.getModels')?.models.length ?? Number(document.body.dataset.models)
+export const hasMany = () => modelCount() > MANY
+export const shownMs = () => (hasMany() ? MANY_SHOWN_MS : SHOWN_MS)
+
 /** The answer of a procedure: {data, error}; `data` is null until the first answer and stays through later errors. */
-export const useAnswer = (procedure, input = {}, everyMs = SHOWN_MS) => useKept(
+export const useAnswer = (procedure, input = {}, everyMs = shownMs()) => useKept(
   `${procedure} ${JSON.stringify(input)}`, () => call(procedure, input), everyMs)
 
 /** The same of anything else that is read: `load` returns a promise of it. */

@@ -1,7 +1,7 @@
 // The dashboard: its frame, its pages by address, and the state of the connection.
 import { keepScroll, routeOf } from './address.js'
 import { readAnswerAhead, useAnswer } from './answers.js'
-import { MarketPage } from './candles.js'
+import { MarketPage, PRICES_MS } from './candles.js'
 import { Conversations } from './conversations.js'
 import { isDark } from './colors.js'
 import { readCurvesAhead } from './curves.js'
@@ -9,16 +9,14 @@ import { clock, isLocalTime, price, signedPercent, switchTimes, tone } from './f
 import { html, render, useEffect, useState } from './lib.js'
 import { useModels } from './models.js'
 import { ModelPage, ModelsPage, Overview, VariantPage } from './pages.js'
-import { Exposure, Positions } from './positions.js'
 import { connect, useLive } from './store.js'
 import { SystemPage, endOf, troublesOf, useHealth, useSystem } from './system.js'
 import { TradePage } from './trade.js'
-import { TradeTotals, Trades } from './trades.js'
+import { PositionsPage, TradeTotals, Trades } from './trades.js'
 
 const PAGES = [
   ['', 'Overview'], ['models', 'Models'], ['positions', 'Positions'], ['trades', 'Trades'], ['conversations', 'Conversations'], ['system', 'System'],
 ]
-const PRICES_MS = 10_000
 const { demo, mode, market, public: isPublic, version } = document.body.dataset
 
 const restoreScroll = keepScroll()
@@ -54,10 +52,10 @@ function App() {
 function Page({ route }) {
   if (route.page === 'models') return route.id ? html`<${ModelPage} route=${route} id=${route.id} />` : html`<${ModelsPage} route=${route} />`
   if (route.page === 'variants' && route.id) return html`<${VariantPage} route=${route} id=${route.id} />`
-  if (route.page === 'positions') return html`<${Exposure} /><${Positions} />`
+  if (route.page === 'positions') return html`<${PositionsPage} />`
   if (route.page === 'trades' && route.id) return html`<${TradePage} id=${route.id} />`
   if (route.page === 'markets' && route.id) return html`<${MarketPage} route=${route} id=${route.id} />`
-  if (route.page === 'trades') return html`<${TradeTotals} /><${Trades} />`
+  if (route.page === 'trades') return html`<${TradeTotals}><${Trades} /></${TradeTotals}>`
   if (route.page === 'conversations') return html`<${Conversations} limit=${100} />`
   if (route.page === 'system') return html`<${SystemPage} />`
   if (route.page === '') return html`<${Overview} route=${route} />`

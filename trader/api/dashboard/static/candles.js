@@ -6,15 +6,16 @@ import { openStream } from './events.js'
 import { clock, day, moment, percent, price, tone } from './format.js'
 import { html, useEffect, useMemo, useRef, useState } from './lib.js'
 import { useModels } from './models.js'
-import { Positions, positionsOf } from './positions.js'
 import { useLive } from './store.js'
-import { Trades } from './trades.js'
+import { Positions, Trades, positionsOf, useTrades } from './trades.js'
 
 export const SPANS_MS = { '1m': 60_000, '5m': 300_000, '15m': 900_000, '1h': 3_600_000, '4h': 14_400_000, '1d': 86_400_000 }
 const INTERVALS = Object.keys(SPANS_MS).map(interval => [interval, interval])
 const HEIGHT_PX = 380
 const WORDS_MAX = 16
 const LEVELS_MAX = 3
+export const PRICES_MS = 10_000
+const CANDLES_MS = 300_000 // the stream brings what happens meanwhile
 
 const inks = () => (isDark()
   ? { ground: '#111419', text: '#98a1b0', grid: '#1d222a', gain: '#3dcb92', loss: '#ff7387', volume: '#2b323d' }
@@ -163,16 +164,16 @@ export function MarketPage({ route, id: symbol }) {
   const latest = useRunning(symbol)
   const interval = route.query.get('interval') ?? '15m'
   const modelId = route.query.get('model') ?? ''
-  const prices = useAnswer('trading.getCryptoPrices', {}, 10_000)
-  const entry = useAnswer('trading.getCandles', { symbol, interval })
-  const trades = useAnswer('trading.getTrades', { symbol, limit: 500, modelId: modelId || undefined, variant: 'all' })
+  const prices = useAnswer('trading.getCryptoPrices', {}, PRICES_MS)
+  const entry = useAnswer('trading.getCandles', { symbol, interval }, CANDLES_MS)
+  const { trades } = useTrades({ symbol, limit: 500, modelId })
   const [older, setOlder] = useState({ key: '', pages: [] })
   const key = `${symbol} ${interval}`
   const pages = older.key === key ? older.pages : []
   const candles = useMemo(() => entry.data && joined([...pages, entry.data]), [entry.data, older, key])
   const positions = positionsOf(state, position => position.symbol === symbol && (!modelId || position.modelId === modelId))
   const shown = JSON.stringify(positions.map(({ id, exitPlan, entryPrice }) => [id, exitPlan, entryPrice]))
-  const markers = useMemo(() => marksOf([...(trades.data?.trades ?? []), ...positions], known, !modelId), [trades.data, shown, known, modelId])
+  const markers = useMemo(() => marksOf([...trades, ...positions], known, !modelId), [trades, shown, known, modelId])
   const levels = useMemo(() => (positions.length <= LEVELS_MAX ? positions.flatMap(position => levelsOf(position, modelId ? '' : position.modelName.slice(0, 12))) : []), [shown])
   const before = candles?.nextBefore
   const readOlder = async () => setOlder({ key, pages: [await call('trading.getCandles', { symbol, interval, before }), ...pages] })
@@ -191,10 +192,10 @@ export function MarketPage({ route, id: symbol }) {
       <${CandleChart} label=${`Candles of ${symbol}, ${interval}, with ${markers.length} entries and exits; they are listed below`} candles=${candles} markers=${markers}
         levels=${levels} running=${latest} onPick=${openTrade} />
       ${before && html`<p class="more"><button class="button" type="button" onClick=${readOlder}>Earlier candles</button></p>`}
-      ${positions.length > LEVELS_MAX && html`<p class="soft small">Stops, targets and liquidation prices are drawn for ${LEVELS_MAX} positions at most: choose a model.</p>`}
+      <p class="soft small">${positions.length > LEVELS_MAX ? `Stops, targets and liquidation prices are drawn for ${LEVELS_MAX} positions at most: choose a model.` : '\u00a0'}</p>
     </div></${Panel}>
     <${Positions} only=${position => position.symbol === symbol && (!modelId || position.modelId === modelId)} title=${`Positions in ${symbol}`} />
-    <${Trades} symbol=${symbol} modelId=${modelId || undefined} title=${`Trades in ${symbol}`} />`
+    ${state.positions && html`<${Trades} symbol=${symbol} modelId=${modelId || undefined} title=${`Trades in ${symbol}`} />`}`
 }
 
 const COLUMNS = ['times', 'open', 'high', 'low', 'close', 'volume']

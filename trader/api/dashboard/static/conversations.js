@@ -1,11 +1,11 @@
 // Conversations: what a model saw, said and called, what was refused and why, step by step as it happens.
 import { useChosen } from './address.js'
-import { call, useAnswer } from './answers.js'
+import { call, hasMany, useAnswer } from './answers.js'
 import { Choice, Failed, ModelName, Panel, Select, Time } from './components.js'
 import { number, price, quantity, span, whole } from './format.js'
 import { html, useEffect, useState } from './lib.js'
 import { useModels } from './models.js'
-import { useLive } from './store.js'
+import { merged, useLive, useRuns } from './store.js'
 
 const NAMES = { CREATE_POSITION: 'open', CLOSE_POSITION: 'close', UPDATE_EXIT_PLAN: 'exit plan', HOLDING: 'hold', FETCH_INDICATORS: 'indicators', FETCH_ORDER_BOOK: 'book', NOTE: 'note' }
 const ACTS = ['CREATE_POSITION', 'CLOSE_POSITION', 'UPDATE_EXIT_PLAN']
@@ -22,6 +22,8 @@ export function Conversations({ modelId, variant, title = 'Conversations', isFee
   const filter = isFeed ? { modelId: '', variant: '' } : { modelId: chosenModel, variant: chosenVariant }
   const [show, setShow] = useChosen('show', 'all')
   const [seen, setSeen] = useState(null)
+  const [isLooking, setLooking] = useState(false)
+  useRuns(isLooking)
   const chosen = { modelId: modelId ?? filter.modelId, variant: variant ?? filter.variant }
   const isChosen = Boolean(chosen.modelId || chosen.variant)
   const isOfThese = (id, variantOfIt) => (!chosen.modelId || id === chosen.modelId) && (!chosen.variant || variantOfIt === chosen.variant)
@@ -43,7 +45,8 @@ export function Conversations({ modelId, variant, title = 'Conversations', isFee
     <${Choice} label="Which" value=${show} onChange=${choose(setShow)} options=${SHOW} />`
   return html`<${Panel} title=${title} tools=${tools}>
     ${(!isFeed || isChosen) && html`<${Earlier} key=${JSON.stringify([chosen, limit])} chosen=${chosen} limit=${limit} onRead=${setRead} />`}
-    <details class="now"><summary>${running.length ? `Deciding: ${running.map(([, run]) => run.name).join(', ')}` : 'Nobody is deciding'}</summary>
+    <details class="now" onToggle=${event => setLooking(event.target.open)}><summary>${running.length ? `Deciding: ${running.map(([, run]) => run.name).join(', ')}`
+      : hasMany() && !isLooking ? 'Who is deciding' : 'Nobody is deciding'}</summary>
       <ol class="turns">${running.map(([id, run]) => html`<${Running} key=${run.id} id=${id} run=${run} known=${known} />`)}</ol></details>
     <p class="newer"><button class="button" type="button" disabled=${!newer.length} onClick=${see}>${newer.length ? `Show ${newer.length} newer` : 'Nothing newer'}</button></p>
     <div class=${isFeed ? 'feed' : ''}>
@@ -60,11 +63,6 @@ function Earlier({ chosen, limit, onRead }) {
   const entry = useAnswer('models.getInvocations', { limit, modelId: chosen.modelId || undefined, variant: chosen.variant || 'all' }, 0)
   useEffect(() => onRead({ data: entry.data }), [entry.data])
   return html`<${Failed} entry=${entry} what="The conversations" />`
-}
-
-function merged(newer, older) {
-  const ids = new Set(newer.map(turn => turn.id))
-  return [...newer, ...older.filter(turn => !ids.has(turn.id))].sort((one, other) => (one.timestamp < other.timestamp ? 1 : one.timestamp > other.timestamp ? -1 : 0))
 }
 
 const isHold = turn => turn.status === 'completed' && turn.toolCalls.length > 0 && turn.toolCalls.every(each => each.type === 'HOLDING')

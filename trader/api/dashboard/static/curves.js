@@ -1,17 +1,16 @@
 // Equity curves with drawdowns: per model or per variant, a window, a legend that isolates, and a crosshair.
 import { useChosen } from './address.js'
-import { call, readAhead, useReport } from './answers.js'
+import { call, hasMany, modelCount, readAhead, shownMs, useReport } from './answers.js'
 import { averageOf, drawdownsOf, quantileOf, returnsOf, timeChart } from './charts.js'
 import { Choice, Failed, Key, Panel, useChart } from './components.js'
 import { ZONE, day, clock, minuteOf, number, signedPercent, percent, timeOf } from './format.js'
 import { html, useEffect, useMemo, useState } from './lib.js'
-import { WINDOWS, distinctName, modelCount, startOf, useModels, windowOf } from './models.js'
+import { WINDOWS, distinctName, startOf, useModels, windowOf } from './models.js'
 import { useLive } from './store.js'
 
 const EQUITY_PX = 320
 const NARROW_EQUITY_PX = 240
 const DRAWDOWN_PX = 92
-const FEW = 20
 const FEW_LINES = 12
 const MANY = 14
 const ENDS = 5
@@ -24,7 +23,7 @@ export function Curves({ title = 'Equity', window, onWindow, only, main, trades,
   const known = useModels()
   const [from, setFrom] = useChosen('from', '')
   const [to, setTo] = useChosen('to', '')
-  const entry = useReport(keyOf(window, from, to), 60_000, () => readCurves(window, from, to))
+  const entry = useReport(keyOf(window, from, to), shownMs(), () => readCurves(window, from, to))
   const state = useLive()
   const [by, setBy] = useChosen('lines', 'models')
   const [unit, setUnit] = useChosen('unit', '%')
@@ -34,13 +33,14 @@ export function Curves({ title = 'Equity', window, onWindow, only, main, trades,
   const [at, setAt] = useState(null)
   const [lifted, setLifted] = useState(null)
 
+  const expected = known.models.length ? known.models.filter(model => !only || only(model)).length : modelCount()
   const isReady = Boolean(entry.data && (known.entry.data || known.entry.error)) // without the models a line has no color
   const lines = useMemo(() => (isReady ? linesOf(entry.data, to ? null : state.portfolio, known, by, only) : null), [entry.data, isReady, to, state.portfolio, known, by, only])
   const isMoney = unit !== '%' && by === 'models'
-  const isMany = (lines?.length ?? 0) > MANY && chosen.size === 0 && !main
+  const isMany = (lines?.length ?? expected) > MANY && chosen.size === 0 && !main
   const drawn = useMemo(() => lines && drawingOf(lines, chosen, isMoney, main, isMany && range === 'ends', trades), [lines, chosen, isMoney, main, isMany, range, trades])
   const show = value => (isMoney ? number(value, Math.abs(value) >= 1000 ? 0 : 2) : `${number(value, Math.abs(value) < 10 ? 1 : 0)} %`)
-  const limits = isMany && range !== 'ends' ? robust(drawn.equity[2]) : null
+  const limits = drawn && isMany && range !== 'ends' ? robust(drawn.equity[2]) : null
   useEffect(() => { showNow = show; limitsNow = limits })
   const height = matchMedia('(max-width: 760px)').matches ? NARROW_EQUITY_PX : EQUITY_PX
   const [equity, equityChart] = useChart(
@@ -87,7 +87,7 @@ export function Curves({ title = 'Equity', window, onWindow, only, main, trades,
       lines?.times.length ? ` · ${day(lines.times[place] * 1000)}, ${clock(lines.times[place] * 1000, false)} ${ZONE}` : ''}${
       lifted ? html` · <b><bdi>${lifted.name}</bdi></b>` : ''}${
       pair.length === 2 ? ` · ${pair[0].name} less ${pair[1].name}: ${signedPercent(pair[0].returns[place] - pair[1].returns[place])}` : ''}${
-      isMany && range === 'ends' ? ` · best and worst ${ENDS}, and the band of the middle half of ${lines.length}` : ''}</div>
+      lines && isMany && range === 'ends' ? ` · best and worst ${ENDS}, and the band of the middle half of ${lines.length}` : ''}</div>
     <div class="chart" ref=${equity} style=${{ minHeight: `${height}px` }} tabindex="0" role="group" onKeyDown=${keys}
       aria-label=${`${title} over time. The arrow keys move the crosshair, whose values are in the legend. A drag zooms, a double click shows all.${trades ? ' The dots lead to trades, which are listed below.' : ''}`}></div>
     ${outside.length > 0 && html`<p class="soft small">Beyond the axis: ${outside.map(line => `${line.name} ${signedPercent(line.returns.findLast(value => value != null))}`).join(', ')}.</p>`}
@@ -120,7 +120,7 @@ export function readCurvesAhead(query) {
  * finest detail of a week or a month, of many with less.
  */
 const readCurves = (window, from, to) => call('trading.getEquityCurves', {
-  startDate: from || startOf(window), endDate: to || undefined, points: modelCount() > FEW ? 200 : 750, baselines: true })
+  startDate: from || startOf(window), endDate: to || undefined, points: hasMany() ? 200 : 750, baselines: true })
 
 const Moment = ({ label, value, onChange }) => html`<label class="moment">${label}
   <input type="datetime-local" value=${minuteOf(value)} title=${ZONE} onChange=${event => onChange(timeOf(event.target.value))} /></label>`

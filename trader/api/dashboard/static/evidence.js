@@ -99,14 +99,14 @@ function behaviourOf(one) {
   ]
 }
 
-/** All entrants against their references, those that cannot be told from the best first. */
-export function EvidenceTable({ window, variant = 'all' }) {
+/** All entrants against their references, those that cannot be told from the best first; `children` follow when they are read. */
+export function EvidenceTable({ window, variant = 'all', children }) {
   const known = useModels()
   const entry = useAnswer('analytics.getEvidence', { window, variant })
   return html`<${Panel} title="Evidence">
     <${Failed} entry=${entry} what="The evidence" />
     ${entry.data && html`<${EvidenceBoard} answer=${entry.data} known=${known} />`}
-  </${Panel}>`
+  </${Panel}>${(entry.data || entry.error) && children}`
 }
 
 /** The entrants of an answer of getEvidence, on the dashboard or in a report, whose models have no pages to link to. */

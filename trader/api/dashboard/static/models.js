@@ -26,8 +26,7 @@ export function useModels() {
   }, [models.data, models.error, variants.data])
 }
 
-/** How many models there are, and since when they run: as last read, else as the page was served. */
-export const modelCount = () => knownAnswer('models.getModels')?.models.length ?? Number(document.body.dataset.models)
+/** Since when the models run: as last read, else as the page was served. */
 const runStart = () => Date.parse(knownAnswer('analytics.getRunInfo')?.runStartTime ?? document.body.dataset.run)
 
 /** The time of the service, which in a replay is that of its prices: as last read, else as the page was served. */

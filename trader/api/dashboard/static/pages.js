@@ -1,16 +1,14 @@
-// The pages of the dashboard: overview, one model, one variant.
+// The pages of the dashboard, overview, one model, one variant, all models, and the leaderboard on them.
 import { useAnswer } from './answers.js'
-import { Board, figureOf } from './board.js'
-import { Declared, Failed, Interval, Key, Manual, ModelName, Panel, Table, Tile, VariantName, scaleOf, useStages } from './components.js'
+import { Choice, Declared, Failed, Interval, Key, Manual, ModelName, Money, Panel, Table, Tile, VariantName, scaleOf, useStages } from './components.js'
 import { Conversations } from './conversations.js'
 import { Curves } from './curves.js'
 import { EvidenceTable, ModelBehaviour, ModelEvidence } from './evidence.js'
 import { moment, number, percent, signed, signedPercent, tone, whole } from './format.js'
 import { html, useMemo, useState } from './lib.js'
-import { useModels, useWindow } from './models.js'
-import { Positions, positionsOf } from './positions.js'
+import { WINDOWS, useModels, useWindow } from './models.js'
 import { useLive } from './store.js'
-import { TradeTotals, Trades } from './trades.js'
+import { Positions, TradeTotals, Trades, positionsOf, useTrades } from './trades.js'
 
 const BUDGET_STATES = { manage: 'budget spent: only reduces', pause: 'budget spent: paused' }
 
@@ -93,7 +91,7 @@ export function ModelPage({ route, id }) {
   const advanced = useAnswer('analytics.getModelStats', { mode: 'advanced', variant: model?.variant ?? 'all' })
   const only = useMemo(() => one => one.id === id || (one.baseline ? !one.variant || one.variant === model?.variant
     : known.isBaseline(one.id) && one.variant === model?.variant), [id, known])
-  const trades = useAnswer('trading.getTrades', { limit: 200, variant: 'all', modelId: id }) // as the table below asks
+  const { trades } = useTrades({ limit: 200, modelId: id }) // as the table below asks
   const figures = overall.data?.overall?.find(one => one.modelId === id)
   const more = advanced.data?.advanced?.find(one => one.modelId === id)
   if (known.entry.data && !model) return html`<p class="notice">There is no model ${id}. <a href="#/models">All models</a></p>`
@@ -115,7 +113,7 @@ export function ModelPage({ route, id }) {
       <${Tile} label="Invocations" value=${whole(model.invocationCount)} note=${model.lastInvokedAt ? `last ${moment(model.lastInvokedAt)}` : ''} />
     </div></section>
     <div class="split"><div class="stack">
-      <${Curves} window=${window} onWindow=${setWindow} only=${only} main=${id} trades=${trades.data?.trades} />
+      <${Curves} window=${window} onWindow=${setWindow} only=${only} main=${id} trades=${trades} />
       <${Positions} only=${one => one.modelId === id} hasNames=${false} />
       <${ModelEvidence} id=${id} window=${window} />
       <${ModelBehaviour} id=${id} />
@@ -133,7 +131,7 @@ export function VariantPage({ route, id }) {
   const figures = stats.data?.stats.find(one => one.variantId === id)
   const only = useMemo(() => one => one.variant === id || Boolean(one.baseline && !one.variant), [id])
   if (known.variants.length && !variant) return html`<p class="notice">There is no variant ${id}. <a href="#/models">All models and variants</a></p>`
-  if (!variant) return html`<p class="empty">Reading …</p>`
+  if (!variant) return html`<div class="empty">Reading …</div>`
   return html`
     <div class="title"><${Key} color=${variant.color} /><h1>${variant.label}</h1><span class="badge">temperature ${variant.temperature}</span></div>
     <p class="lede">${variant.description}</p>
@@ -168,8 +166,54 @@ export function ModelsPage({ route }) {
   ]
   const quiet = known.models.filter(one => !one.active)
   return html`
-    <${Board} window=${window} onWindow=${setWindow} /><${EvidenceTable} window=${window} />
-    <${Panel} title="Variants"><${Failed} entry=${stats} what="The variants" />
+    <${Board} window=${window} onWindow=${setWindow}><${EvidenceTable} window=${window}><${Panel} title="Variants"><${Failed} entry=${stats} what="The variants" />
       ${stats.data && html`<${Table} label="Variants" columns=${columns} rows=${stats.data.stats} empty="" />`}</${Panel}>
-    ${quiet.length > 0 && html`<${Panel} title="Inactive models"><div class="body legend">${quiet.map(one => html`<${ModelName} key=${one.id} id=${one.id} name=${one.name} color=${known.colorOf(one.id)} />`)}</div></${Panel}>`}`
+      ${quiet.length > 0 && html`<${Panel} title="Inactive models"><div class="body legend">${quiet.map(one => html`<${ModelName} key=${one.id} id=${one.id} name=${one.name} color=${known.colorOf(one.id)} />`)}</div></${Panel}>`}</${EvidenceTable}></${Board}>`
 }
+
+/** The leaderboard. `children` follow once it has been read: before it would push them down. */
+function Board({ window, onWindow, variant = 'all', isCompact = false, children }) {
+  const known = useModels()
+  const board = useAnswer('analytics.getLeaderboard', { window, variant, details: true })
+  const stats = useAnswer('analytics.getModelStats', { variant })
+  const costs = useMemo(() => new Map((stats.data?.overall ?? []).map(one => [one.modelId, one])), [stats.data])
+  const entries = board.data?.entries ?? []
+  const [least, most] = useMemo(() => scaleOf(entries.flatMap(one => [one.pnlPercent, one.ci95?.low, one.ci95?.high])), [board.data])
+  const columns = [
+    { key: 'rank', title: '#', by: one => one.rank, cell: one => one.rank ?? html`<span title="not ranked: it decided under 95 % of its cycles">–</span>` },
+    { key: 'model', title: 'Model', isText: true, by: one => one.modelName.toLowerCase(),
+      cell: one => html`<${ModelName} id=${one.modelId} name=${one.modelName} color=${one.color ?? known.colorOf(one.modelId, one.variant)} /><${Declared} by=${one.details.declared} />${one.details.replicates && html` <span title="replicates of one configuration: the row is their mean">× ${one.details.replicates.modelIds.length}</span>`}` },
+    !isCompact && { key: 'variant', title: 'Variant', isText: true, className: 'narrow-hide', by: one => one.variant, cell: one => html`<${VariantName} variant=${one.variant} />` },
+    { key: 'return', title: 'Return', by: one => one.pnlPercent,
+      cell: one => html`<span class=${tone(one.pnlPercent)} title=${one.pnlPercent}>${signedPercent(one.pnlPercent)}</span>` },
+    { key: 'interval', title: '95 % interval', isText: true, by: one => one.ci95?.low,
+      cell: one => html`<${Interval} low=${one.ci95?.low} high=${one.ci95?.high} value=${one.pnlPercent} least=${least} most=${most}
+        reason=${one.details.ci95Reason} color=${one.color ?? known.colorOf(one.modelId, one.variant)} />` },
+    { key: 'verdict', title: 'Against the next', isText: true, by: one => one.details.verdict?.below?.verdict, cell: one => html`<${Verdict} found=${one.details.verdict?.below} known=${known} />` },
+    { key: 'drawdown', title: 'Drawdown', by: one => one.maxDrawdown, cell: one => percent(one.maxDrawdown) },
+    { key: 'coverage', title: 'Coverage', className: 'narrow-hide', by: one => one.details.coverage, cell: one => percent(one.details.coverage) },
+    { key: 'trades', title: 'Trades', by: one => one.tradesCount, cell: one => whole(one.tradesCount) },
+    !isCompact && { key: 'cost', title: 'Model cost', className: 'narrow-hide', by: one => figureOf(costs.get(one.modelId)?.costUsd),
+      cell: one => number(figureOf(costs.get(one.modelId)?.costUsd)) },
+    { key: 'net', title: 'Net after cost', by: one => figureOf(costs.get(one.modelId)?.netAfterCost),
+      cell: one => html`<${Money} value=${figureOf(costs.get(one.modelId)?.netAfterCost)} />` },
+    !isCompact && { key: 'equity', title: 'Equity', by: one => one.endValue, cell: one => number(one.endValue) },
+  ].filter(Boolean)
+  const tools = onWindow && html`<${Choice} label="Window of the leaderboard" value=${window} onChange=${onWindow} options=${WINDOWS} />`
+  return html`<${Panel} title="Leaderboard" tools=${tools}>
+    <${Failed} entry=${board} what="The leaderboard" />
+    <p class="body lede">Ranked by the return of this window alone. How far a rank is more than luck is in the columns beside it and in Evidence, which ranks by the mean return of common hours and may name another first.</p>
+    ${board.data && html`<${Table} label="Leaderboard" columns=${columns} rows=${entries} first=${isCompact ? 20 : 100}
+      empty=${known.warning ?? 'No model has traded in this window yet.'} />`}
+  </${Panel}>${(board.data || board.error) && children}`
+}
+
+/** Whether a model is better than the one below it, in words; the title has the reason, and what could be shown. */
+function Verdict({ found, known }) {
+  if (!found) return html`<span class="soft">–</span>`
+  const name = known.byId.get(found.modelId)?.name ?? found.modelId
+  return html`<span class=${`badge ${found.verdict === 'better' ? 'gain' : ''}`} title=${`Against ${name}: ${found.reason ?? found.verdict}.`}>${found.verdict}</span>`
+}
+
+/** A figure of the statistics; those without a value are texts. */
+const figureOf = value => (typeof value === 'number' ? value : value === 'Infinity' ? Infinity : null)

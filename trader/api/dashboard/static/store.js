@@ -1,5 +1,5 @@
 // Live state: what the streams of the service last said, and when.
-import { invalidate } from './answers.js'
+import { hasMany, invalidate, shownMs } from './answers.js'
 import { openStream } from './events.js'
 import { useEffect, useState } from './lib.js'
 
@@ -34,23 +34,34 @@ export function useLive() {
 }
 
 let settling = null
-/** A completed trade changes boards and statistics; many together cost one reading. */
+let readAgainAt = -Infinity
+/** Completed trades change boards and statistics: they are read again soon, and only so often however many there are. */
 function readAgainSoon() {
-  settling ??= setTimeout(() => { settling = null; invalidate('analytics.', 'variants.getVariantStats', 'models.getModels', 'trading.getTrades') }, SETTLE_MS)
+  settling ??= setTimeout(() => {
+    settling = null
+    readAgainAt = performance.now()
+    invalidate('analytics.', 'variants.getVariantStats', 'models.getModels')
+  }, Math.max(SETTLE_MS, readAgainAt + shownMs() - performance.now()))
+}
+
+/** What the stream has brought and what was read before, each once, the newest first. */
+export function merged(newer, older) {
+  const ids = new Set(newer.map(each => each.id))
+  return [...newer, ...older.filter(each => !ids.has(each.id))].sort((one, other) => (one.timestamp < other.timestamp ? 1 : one.timestamp > other.timestamp ? -1 : 0))
 }
 
 const heard = {
   positions(data) { live.positions = data },
   trades(data) {
     if (live.trades) readAgainSoon() // the first message is what is read at the start anyway
-    live.trades = data
+    live.trades = [...data] // a patch changes the state in place
   },
   conversations(data) {
     live.conversations = data
     for (const turn of data) if (live.running.get(turn.modelId)?.id === turn.id) live.running.delete(turn.modelId)
   },
   portfolio(data) {
-    live.portfolio = { ...data } // a patch changes the state in place
+    live.portfolio = { ...data }
     live.dataAt = data.lastUpdatedAt
   },
   'workflow:started'(data) {
@@ -69,6 +80,19 @@ function stepsOf(data) {
   return run?.id === data.invocationId ? run.steps : undefined
 }
 
+/**
+ * Whether to hear of runs as they go on. A hundred models send more of that than of all else: of many it is heard only
+ * while `isLooking`.
+ */
+export function useRuns(isLooking) {
+  useEffect(() => {
+    if (!isLooking || !hasMany()) return undefined
+    const stop = openStream(Object.keys(heard), { message(name, data) { heard[name](data); changed() } }, { streams: ['workflow'] })
+    return () => { stop(); live.running.clear() }
+  }, [isLooking])
+}
+
+const STREAMS = ['positions', 'trades', 'conversations', 'portfolio']
 let end = null
 
 /** Listen to the streams. A page that the browser keeps for its back button must not keep a connection. */
@@ -88,5 +112,5 @@ function listen() {
       live.connection = state
       changed()
     },
-  })
+  }, { streams: hasMany() ? STREAMS : [...STREAMS, 'workflow'] })
 }

@@ -6,9 +6,10 @@ import { html } from './lib.js'
 import { useModels } from './models.js'
 import { useLive } from './store.js'
 
-const EVERY_MS = 10_000
-export const useHealth = () => useReport('/health', EVERY_MS)
-export const useSystem = () => useReport('/health/schedulers', EVERY_MS)
+const HEALTH_MS = 15_000 // a halt is read at once, when the stream says so
+const SYSTEM_MS = 30_000
+export const useHealth = () => useReport('/health', HEALTH_MS)
+export const useSystem = (everyMs = SYSTEM_MS) => useReport('/health/schedulers', everyMs)
 
 /** When the replay that the service plays ended; null while it goes on, and of other markets. */
 export function endOf(health) {
@@ -47,7 +48,7 @@ export function troublesOf(state, health, system, warning) {
 
 export function SystemPage() {
   const health = useHealth()
-  const system = useSystem()
+  const system = useSystem(HEALTH_MS)
   const state = useLive()
   const known = useModels()
   const report = system.data
@@ -72,6 +73,6 @@ export function SystemPage() {
   return html`
     <${Failed} entry=${system} what="The state of the service" />
     ${facts && html`<${Panel} title="Service"><dl class="facts body">${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl></${Panel}>`}
-    <${Panel} title="Schedulers">${report && html`<${Table} label="Schedulers" columns=${columns} rows=${schedulers} empty="" />`}</${Panel}>
+    ${report && html`<${Panel} title="Schedulers"><${Table} label="Schedulers" columns=${columns} rows=${schedulers} empty="" /></${Panel}>`}
     ${report?.modelsRunning.length > 0 && html`<${Panel} title="Deciding now"><dl class="facts body">${report.modelsRunning.map(one => html`<div key=${one.modelId}><dt>${known.byId.get(one.modelId)?.name ?? one.modelId}</dt><dd>${span(one.runningForSeconds * 1000)}</dd></div>`)}</dl></${Panel}>`}`
 }

@@ -1,26 +1,107 @@
-// Completed trades, with filters; older ones are read page by page.
+// Open positions, live, and completed trades: tables, sums and filters.
 import { useChosen } from './address.js'
 import { call, useAnswer } from './answers.js'
 import { Choice, Failed, Market, ModelName, Money, Panel, Select, Table, TradeTime, VariantName } from './components.js'
-import { number, percent, price, quantity, whole } from './format.js'
-import { html, useEffect, useState } from './lib.js'
+import { number, percent, price, quantity, signedPercent, tone, whole } from './format.js'
+import { html, useEffect, useMemo, useState } from './lib.js'
 import { useModels } from './models.js'
+import { merged, useLive } from './store.js'
 
 const PAGE = 200
 const FILTERS = ['model', 'variant', 'market', 'side', 'result', 'reason']
+
+/** Every open position, from the positions stream. */
+export function positionsOf(state, only) {
+  return (state.positions ?? []).flatMap(one => one.positions).filter(one => !only || only(one))
+}
+
+/** How far the price may move against the position until its stop, in percent of the price. */
+export function stopDistance(position) {
+  const { stop } = position.exitPlan
+  const mark = Number(position.currentPrice)
+  if (stop == null || position.currentPrice == null) return null
+  return (100 * (position.side === 'LONG' ? mark - stop : stop - mark)) / mark
+}
+
+const numeric = value => (value == null ? null : Number(value))
+const share = one => (one.unrealizedPnl == null ? null : (100 * one.unrealizedPnl) / (one.quantity * one.entryPrice))
+
+export function Positions({ only, title = 'Positions', hasNames = true, isCompact = false }) {
+  const state = useLive()
+  const known = useModels()
+  const rows = positionsOf(state, only)
+  const columns = [
+    hasNames && { key: 'model', title: 'Model', isText: true, by: one => one.modelName.toLowerCase(), cell: one => html`<${ModelName} id=${one.modelId}
+      name=${one.modelName} color=${known.colorOf(one.modelId, one.modelVariant)} isLinked=${known.byId.has(one.modelId)} />` },
+    hasNames && !isCompact && { key: 'variant', title: 'Variant', isText: true, className: 'narrow-hide', by: one => one.modelVariant, cell: one => html`<${VariantName} variant=${one.modelVariant} />` },
+    { key: 'symbol', title: 'Market', isText: true, by: one => one.symbol, cell: one => html`<${Market} trade=${one} />` },
+    { key: 'pnl', title: 'Unrealized', by: one => numeric(one.unrealizedPnl), cell: one => html`<${Money} value=${one.unrealizedPnl} />
+      <span class=${`sub ${tone(one.unrealizedPnl)}`}>${signedPercent(share(one))}</span>` },
+    { key: 'notional', title: 'Notional', by: one => numeric(one.notional), cell: one => html`${number(one.notional)}<span class="sub">${quantity(one.quantity)} ${one.symbol}</span>` },
+    { key: 'mark', title: 'Mark', by: one => numeric(one.currentPrice), cell: one => html`${price(one.currentPrice)}<span class="sub">entry ${price(one.entryPrice)}</span>` },
+    { key: 'stop', title: 'Stop', by: stopDistance, cell: one => html`${price(one.exitPlan.stop)}
+      <span class="sub">${stopDistance(one) == null ? 'no stop' : `${percent(stopDistance(one))} away`}</span>` },
+    !isCompact && { key: 'liquidation', title: 'Liquidation', by: one => numeric(one.liquidationPrice), cell: one => price(one.liquidationPrice) },
+    { key: 'target', title: 'Target', by: one => one.exitPlan.target, cell: one => price(one.exitPlan.target) },
+    { key: 'opened', title: 'Opened', by: one => one.openedAt, cell: one => html`<${TradeTime} at=${one.openedAt} id=${one.id} />` },
+  ].filter(Boolean)
+  return html`<${Panel} title=${title} tools=${html`<span class="soft small">${rows.length || ''}</span>`}>
+    ${state.positions === null ? html`<p class="empty">Waiting for the positions stream.</p>`
+    : html`<${Table} label=${title} columns=${columns} rows=${rows} first=${isCompact ? 20 : 100} empty="No open positions." />`}
+  </${Panel}>`
+}
+
+/** The page of all positions; at once when they are known, since what comes later above them would push them down. */
+export function PositionsPage() {
+  const state = useLive()
+  if (!state.positions || !state.portfolio) return html`<p class="empty">Waiting for the positions stream.</p>`
+  return html`<${Exposure} state=${state} /><${Positions} />`
+}
+
+/** What each model has at risk: the notional of its positions, their margin, and both against its equity. */
+function Exposure({ state }) {
+  const known = useModels()
+  const equity = new Map((state.portfolio?.snapshots ?? []).map(snapshot => [snapshot.modelId, snapshot.netPortfolio]))
+  const rows = (state.positions ?? []).filter(entry => entry.positions.length).map(entry => {
+    const of = side => entry.positions.reduce((sum, position) => sum + (position.side === side ? Number(position.notional) : 0), 0)
+    const [long, short] = [of('LONG'), of('SHORT')]
+    const margin = entry.positions.reduce((sum, position) => sum + position.quantity * position.entryPrice / (position.leverage ?? 1), 0)
+    return { ...entry, long, short, net: long - short, margin, share: equity.has(entry.modelId) ? (long + short) / equity.get(entry.modelId) : null }
+  })
+  const columns = [
+    { key: 'model', title: 'Model', isText: true, by: row => row.modelName.toLowerCase(), cell: row => html`<${ModelName} id=${row.modelId} name=${row.modelName}
+      color=${known.colorOf(row.modelId, row.modelVariant)} isLinked=${known.byId.has(row.modelId)} />` },
+    { key: 'long', title: 'Long', by: row => row.long, cell: row => number(row.long) },
+    { key: 'short', title: 'Short', by: row => row.short, cell: row => number(row.short) },
+    { key: 'net', title: 'Net exposure', by: row => row.net, cell: row => number(row.net) },
+    { key: 'share', title: 'Gross to equity', by: row => row.share, cell: row => (row.share == null ? '–' : `${number(row.share)}×`) },
+    { key: 'margin', title: 'Margin', by: row => row.margin, cell: row => number(row.margin) },
+    { key: 'cash', title: 'Available cash', by: row => row.availableCash, cell: row => number(row.availableCash) },
+  ]
+  return html`<${Panel} title="Exposure and margin"><${Table} label="Exposure" columns=${columns} rows=${rows} first=${20} empty="Nobody holds a position." /></${Panel}>`
+}
+
+/** Completed trades: as they were answered once, with those that the stream has brought since. Returns {entry, trades}. */
+export function useTrades({ limit, modelId, variant = 'all', symbol }) {
+  const entry = useAnswer('trading.getTrades', { limit, variant, modelId: modelId || undefined, symbol }, 0)
+  const { trades: latest } = useLive()
+  const trades = useMemo(() => {
+    const isOfThese = trade => (!modelId || trade.modelId === modelId) && (variant === 'all' || trade.modelVariant === variant) && (!symbol || trade.symbol === symbol)
+    return merged((latest ?? []).filter(isOfThese), entry.data?.trades ?? [])
+  }, [entry.data, latest, modelId, variant, symbol])
+  return { entry, trades }
+}
 
 export function Trades({ modelId, variant, symbol, title = 'Trades', hasFilters = true, limit = PAGE }) {
   const known = useModels()
   const chosen = FILTERS.map(name => useChosen(name, ''))
   const filter = Object.fromEntries(FILTERS.map((name, place) => [name, chosen[place][0]]))
   const input = { limit, variant: variant ?? (filter.variant || 'all'), modelId: modelId ?? (filter.model || undefined), symbol }
-  const entry = useAnswer('trading.getTrades', input)
+  const { entry, trades } = useTrades(input)
   const [older, setOlder] = useState({ rows: [], before: undefined })
   const key = JSON.stringify(input)
   useEffect(() => setOlder({ rows: [], before: undefined }), [key])
-  const first = entry.data?.trades ?? []
-  const known_ = new Set(first.map(one => one.id))
-  const all = [...first, ...older.rows.filter(one => !known_.has(one.id))]
+  const all = hasFilters ? merged(trades, older.rows) : trades.slice(0, limit)
   const rows = all.filter(one => (!filter.market || one.symbol === filter.market) && (!filter.side || one.side === filter.side)
     && (!filter.result || (one.netPnl > 0) === (filter.result === 'won')) && (!filter.reason || one.closeReason === filter.reason))
   const before = older.rows.length ? older.before : entry.data?.nextBefore
@@ -66,8 +147,8 @@ export function Trades({ modelId, variant, symbol, title = 'Trades', hasFilters 
 
 const PARTS = [['day', 'Day'], ['week', 'Week'], ['market', 'Market'], ['side', 'Side'], ['reason', 'Closed by']]
 
-/** Completed trades of the current runs, summed up by what they have in common. */
-export function TradeTotals({ modelId, variant = 'all' }) {
+/** Completed trades of the current runs, summed up by what they have in common; `children` follow when they are read. */
+export function TradeTotals({ modelId, variant = 'all', children }) {
   const [by, setBy] = useChosen('by', 'day')
   const entry = useAnswer('analytics.getTradeTotals', { by, modelId, variant })
   const rows = entry.data?.rows ?? []
@@ -84,5 +165,5 @@ export function TradeTotals({ modelId, variant = 'all' }) {
   return html`<${Panel} title="Trades summed up" tools=${html`<${Choice} label="By" value=${by} onChange=${setBy} options=${PARTS} />`}>
     <${Failed} entry=${entry} what="The sums" />
     ${entry.data && html`<${Table} label="Trades summed up" columns=${columns} rows=${days ? [...rows].reverse() : rows} first=${10} empty="No trade was completed in this run yet." />`}
-  </${Panel}>`
+  </${Panel}>${(entry.data || entry.error) && children}`
 }
