@@ -41,8 +41,6 @@ _FINE: Final = 2
 """Pixels of the drawing for each of the picture, in each direction: Pillow draws lines with hard edges."""
 
 _GROUND, _TEXT, _SOFT = "#0b0d10", "#e7eaef", "#98a1b0"
-
-
 _DECODER: Final = msgspec.json.Decoder(EquityCurve)
 
 

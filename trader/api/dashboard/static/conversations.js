@@ -1,6 +1,6 @@
 // Conversations: what a model saw, said and called, what was refused and why, step by step as it happens.
 import { useChosen } from './address.js'
-import { call, hasMany, useAnswer } from './answers.js'
+import { call, useAnswer } from './answers.js'
 import { Choice, Failed, ModelName, Panel, Select, Time } from './components.js'
 import { number, price, quantity, span, whole } from './format.js'
 import { html, useEffect, useState } from './lib.js'
@@ -23,7 +23,7 @@ export function Conversations({ modelId, variant, title = 'Conversations', isFee
   const [show, setShow] = useChosen('show', 'all')
   const [seen, setSeen] = useState(null)
   const [isLooking, setLooking] = useState(false)
-  useRuns(isLooking)
+  const isHeard = useRuns(isLooking)
   const chosen = { modelId: modelId ?? filter.modelId, variant: variant ?? filter.variant }
   const isChosen = Boolean(chosen.modelId || chosen.variant)
   const isOfThese = (id, variantOfIt) => (!chosen.modelId || id === chosen.modelId) && (!chosen.variant || variantOfIt === chosen.variant)
@@ -46,7 +46,7 @@ export function Conversations({ modelId, variant, title = 'Conversations', isFee
   return html`<${Panel} title=${title} tools=${tools}>
     ${(!isFeed || isChosen) && html`<${Earlier} key=${JSON.stringify([chosen, limit])} chosen=${chosen} limit=${limit} onRead=${setRead} />`}
     <details class="now" onToggle=${event => setLooking(event.target.open)}><summary>${running.length ? `Deciding: ${running.map(([, run]) => run.name).join(', ')}`
-      : hasMany() && !isLooking ? 'Who is deciding' : 'Nobody is deciding'}</summary>
+      : isHeard ? 'Nobody is deciding' : 'Who is deciding'}</summary>
       <ol class="turns">${running.map(([id, run]) => html`<${Running} key=${run.id} id=${id} run=${run} known=${known} />`)}</ol></details>
     <p class="newer"><button class="button" type="button" disabled=${!newer.length} onClick=${see}>${newer.length ? `Show ${newer.length} newer` : 'Nothing newer'}</button></p>
     <div class=${isFeed ? 'feed' : ''}>

@@ -1,4 +1,4 @@
-// The pages of the dashboard, overview, one model, one variant, all models, and the leaderboard on them.
+// The pages of the dashboard: overview, one model, one variant, all models, with the leaderboard.
 import { useAnswer } from './answers.js'
 import { Choice, Declared, Failed, Interval, Key, Manual, ModelName, Money, Panel, Table, Tile, VariantName, scaleOf, useStages } from './components.js'
 import { Conversations } from './conversations.js'

@@ -80,16 +80,19 @@ function stepsOf(data) {
   return run?.id === data.invocationId ? run.steps : undefined
 }
 
+let hearsRuns = true
+
 /**
- * Whether to hear of runs as they go on. A hundred models send more of that than of all else: of many it is heard only
- * while `isLooking`.
+ * Hear of runs as they go on, and return whether that is so. A hundred models send more of that than of all else: of many
+ * it is heard only while `isLooking`.
  */
 export function useRuns(isLooking) {
   useEffect(() => {
-    if (!isLooking || !hasMany()) return undefined
+    if (!isLooking || hearsRuns) return undefined
     const stop = openStream(Object.keys(heard), { message(name, data) { heard[name](data); changed() } }, { streams: ['workflow'] })
     return () => { stop(); live.running.clear() }
   }, [isLooking])
+  return isLooking || hearsRuns
 }
 
 const STREAMS = ['positions', 'trades', 'conversations', 'portfolio']
@@ -103,6 +106,7 @@ export function connect() {
 }
 
 function listen() {
+  hearsRuns = !hasMany()
   end = openStream(Object.keys(heard), {
     message(name, data) { heard[name](data) },
     heard() { live.heardAt = Date.now(); changed() },
@@ -112,5 +116,5 @@ function listen() {
       live.connection = state
       changed()
     },
-  }, { streams: hasMany() ? STREAMS : [...STREAMS, 'workflow'] })
+  }, { streams: hearsRuns ? [...STREAMS, 'workflow'] : STREAMS })
 }
