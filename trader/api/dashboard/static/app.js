@@ -1,7 +1,7 @@
 // The dashboard: its frame, its pages by address, and the state of the connection.
 import { keepScroll, routeOf } from './address.js'
 import { readAnswerAhead, useAnswer } from './answers.js'
-import { MarketPage, PRICES_MS } from './candles.js'
+import { MarketPage, PRICES_MS, TradePage } from './candles.js'
 import { Conversations } from './conversations.js'
 import { isDark } from './colors.js'
 import { readCurvesAhead } from './curves.js'
@@ -11,7 +11,6 @@ import { useModels } from './models.js'
 import { ModelPage, ModelsPage, Overview, VariantPage } from './pages.js'
 import { connect, useLive } from './store.js'
 import { SystemPage, endOf, troublesOf, useHealth, useSystem } from './system.js'
-import { TradePage } from './trade.js'
 import { PositionsPage, TradeTotals, Trades } from './trades.js'
 
 const PAGES = [

@@ -1,19 +1,23 @@
-// Candles: a chart of one market with what was traded on it, live, and the page of a market.
+// Candles: a chart of one market with what was traded on it, live, and the pages of a market and of a trade.
 import { call, useAnswer } from './answers.js'
 import { isDark, onGround, onScheme } from './colors.js'
-import { Choice, Failed, Panel, Select } from './components.js'
+import { Choice, Failed, Key, Money, Panel, Select, Side, Table, Tile, Time } from './components.js'
+import { Turn } from './conversations.js'
 import { openStream } from './events.js'
-import { clock, day, moment, percent, price, tone } from './format.js'
+import { clock, day, moment, number, percent, price, quantity, signed, signedPercent, span, tone } from './format.js'
 import { html, useEffect, useMemo, useRef, useState } from './lib.js'
-import { useModels } from './models.js'
+import { serviceNow, useModels } from './models.js'
 import { useLive } from './store.js'
 import { Positions, Trades, positionsOf, useTrades } from './trades.js'
 
-export const SPANS_MS = { '1m': 60_000, '5m': 300_000, '15m': 900_000, '1h': 3_600_000, '4h': 14_400_000, '1d': 86_400_000 }
+const SPANS_MS = { '1m': 60_000, '5m': 300_000, '15m': 900_000, '1h': 3_600_000, '4h': 14_400_000, '1d': 86_400_000 }
 const INTERVALS = Object.keys(SPANS_MS).map(interval => [interval, interval])
 const HEIGHT_PX = 380
 const WORDS_MAX = 16
 const LEVELS_MAX = 3
+const BARS = 120
+const AROUND = 0.4
+const AROUND_BARS = 20
 export const PRICES_MS = 10_000
 const CANDLES_MS = 300_000 // the stream brings what happens meanwhile
 
@@ -120,7 +124,7 @@ let running = []
 let end = null
 
 /** The running candles of all markets, from a stream that is open while a part of the page shows one. */
-export function useRunning(symbol) {
+function useRunning(symbol) {
   const [, render] = useState({})
   useEffect(() => {
     readers.add(render)
@@ -134,7 +138,7 @@ export function useRunning(symbol) {
 }
 
 /** The marks of trades or positions: where each was entered, and where it was left. */
-export function marksOf(trades, known, isNamed = true) {
+function marksOf(trades, known, isNamed = true) {
   return trades.flatMap(trade => {
     const color = known.colorOf(trade.modelId, trade.modelVariant)
     const name = isNamed ? trade.modelName.slice(0, 16) : ''
@@ -149,14 +153,14 @@ export function marksOf(trades, known, isNamed = true) {
 }
 
 /** The prices that a position is watched by. */
-export const levelsOf = (position, name = '') => [
+const levelsOf = (position, name = '') => [
   { price: position.entryPrice, title: `${name} entry`.trim() },
   { price: position.exitPlan.stop, title: `${name} stop`.trim(), kind: 'loss' },
   { price: position.exitPlan.target, title: `${name} target`.trim(), kind: 'gain' },
   { price: position.liquidationPrice, title: `${name} liquidation`.trim(), kind: 'loss' },
 ]
 
-export const openTrade = id => { location.hash = `#/trades/${id}` }
+const openTrade = id => { location.hash = `#/trades/${id}` }
 
 export function MarketPage({ route, id: symbol }) {
   const known = useModels()
@@ -203,3 +207,98 @@ const COLUMNS = ['times', 'open', 'high', 'low', 'close', 'volume']
 /** Pages of candles, the earliest first, as one answer. */
 const joined = pages => ({ ...pages[0], interval: pages.at(-1).interval,
   ...Object.fromEntries(COLUMNS.map(column => [column, pages.flatMap(page => page[column])])) })
+
+/** The candles around a trade: an interval by which it has some hundred of them, and where they begin and end. */
+function sliceOf(trade) {
+  const [begin, end] = [Date.parse(trade.openedAt), trade.closedAt ? Date.parse(trade.closedAt) : serviceNow()]
+  const interval = Object.keys(SPANS_MS).find(key => (end - begin) / SPANS_MS[key] <= BARS) ?? '1d'
+  const around = Math.max(AROUND * (end - begin), AROUND_BARS * SPANS_MS[interval])
+  const floor = at => new Date(Math.floor(at / SPANS_MS[interval]) * SPANS_MS[interval]).toISOString()
+  return { symbol: trade.symbol, interval, from: floor(begin - around), to: trade.closedAt ? floor(end + around) : undefined }
+}
+
+export function TradePage({ id }) {
+  const entry = useAnswer('trading.getTrade', { id }, 30_000)
+  const trade = entry.data?.trade
+  if (!trade) return entry.error ? html`<p class="notice">There is no such trade: ${entry.error}. <a href="#/trades">All trades</a></p>` : html`<p class="empty">Reading …</p>`
+  return html`<${Details} entry=${entry} trade=${trade} />`
+}
+
+function Details({ entry, trade }) {
+  const known = useModels()
+  const isOpen = trade.status === 'OPEN'
+  const latest = useRunning(trade.symbol)
+  const slice = useMemo(() => sliceOf(trade), [trade.id, trade.closedAt])
+  const candles = useAnswer('trading.getCandles', slice)
+  const markers = useMemo(() => marksOf([trade], known, false), [trade, known])
+  const levels = useMemo(() => levelsOf(trade), [trade])
+  const color = known.colorOf(trade.modelId, trade.modelVariant)
+  const held = (trade.closedAt ? Date.parse(trade.closedAt) : serviceNow()) - Date.parse(trade.openedAt)
+  const gain = isOpen ? null : (100 * trade.netPnl) / (trade.quantity * trade.entryPrice)
+  return html`
+    <div class="title"><${Key} color=${color} /><h1><a href=${`#/models/${encodeURIComponent(trade.modelId)}`}><bdi>${trade.modelName}</bdi></a>: <a href=${`#/markets/${trade.symbol}`}>${trade.symbol}</a></h1>
+      <${Side} side=${trade.side} />${trade.leverage && html`<span class="soft">${quantity(trade.leverage)}×</span>`}
+      <span class="badge">${isOpen ? 'open' : `closed by ${trade.closeReason}`}</span></div>
+    <${Failed} entry=${entry} what="The trade" />
+    <section class="panel" aria-label="Figures"><div class="body tiles">
+      ${!isOpen && html`<${Tile} label="Net" value=${signed(trade.netPnl)} kind=${tone(trade.netPnl)} note=${`${signedPercent(gain)} of the notional`} />
+        <${Tile} label="Price profit" value=${signed(trade.grossPnl)} note=${`− fees ${number(trade.fees)} ${signed(trade.funding)} funding`} />`}
+      ${isOpen && html`<${Tile} label="Fees so far" value=${number(trade.fees)} note=${`funding ${signed(trade.funding)}`} />`}
+      <${Tile} label="Quantity" value=${quantity(trade.quantity)} note=${`notional ${number(trade.quantity * trade.entryPrice)}, margin ${number(trade.margin)}`} />
+      <${Tile} label="Most it was up (MFE)" value=${percent(trade.excursion.favourablePercent)} note=${`at ${price(trade.side === 'LONG' ? trade.excursion.highest : trade.excursion.lowest)}`} />
+      <${Tile} label="Most it was down (MAE)" value=${percent(trade.excursion.adversePercent)} note=${`at ${price(trade.side === 'LONG' ? trade.excursion.lowest : trade.excursion.highest)}`} />
+      <${Tile} label="Held" value=${span(held)} note=${`since ${moment(trade.openedAt)}`} />
+    </div></section>
+    <${Panel} title="Price while it was open"><div class="body">
+      <${Failed} entry=${candles} what="The candles" />
+      ${candles.data?.times.length === 0 && html`<p class="empty">No candles of this time are kept.</p>`}
+      <${CandleChart} label=${`Candles of ${trade.symbol} around this trade, with its entry, exit, stop and target`} candles=${candles.data} markers=${markers} levels=${levels} running=${isOpen ? latest : undefined} />
+      <p class="soft small">${trade.excursion.interval ? `Up and down are of the candles of ${trade.excursion.interval} that lie wholly within the trade, and of its own fills.` : 'It was shorter than a candle: up and down are those of its own fills.'}</p>
+    </div></${Panel}>
+    <div class="pair"><${Plan} trade=${trade} /><${Fills} trade=${trade} /></div>
+    <${Said} trade=${trade} at=${trade.openedAt} isOpening=${true} title="Why it was opened" />
+    ${!isOpen && html`<${Said} trade=${trade} at=${trade.closedAt} title="Why it was closed" />`}`
+}
+
+/** The last exit plan against what happened; R is the profit in multiples of what the stop would have lost. */
+function Plan({ trade }) {
+  const { stop, target, invalidation, invalidationPrice, timeExit } = trade.exitPlan
+  const sign = trade.side === 'LONG' ? 1 : -1
+  const away = level => (level == null ? 'not set' : `${price(level)} (${signedPercent(100 * sign * (level / trade.entryPrice - 1))})`)
+  const risk = stop == null ? null : sign * (trade.entryPrice - stop)
+  const rows = [
+    ['Entry', price(trade.entryPrice)], ['Stop', away(stop)], ['Target', away(target)],
+    ['Invalidation', invalidationPrice == null ? invalidation ?? 'not set' : `${away(invalidationPrice)}${invalidation ? `: ${invalidation}` : ''}`],
+    ['Time limit', timeExit ? moment(timeExit) : 'not set'], ['Confidence', trade.confidence == null ? '–' : percent(trade.confidence, 0)],
+    ['Outcome', trade.exitPrice == null ? 'still open' : `${away(trade.exitPrice)} by ${trade.closeReason}`],
+    ['R', risk > 0 && trade.exitPrice != null ? number(sign * (trade.exitPrice - trade.entryPrice) / risk) : '–'],
+  ]
+  return html`<${Panel} title="Plan and outcome"><dl class="facts body">${rows.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl></${Panel}>`
+}
+
+function Fills({ trade }) {
+  const columns = [
+    { key: 'time', title: 'Time', isText: true, by: fill => fill.timestamp, cell: fill => html`<${Time} at=${fill.timestamp} />` },
+    { key: 'side', title: 'Side', isText: true, by: fill => fill.side, cell: fill => html`<${Side} side=${fill.side} />` },
+    { key: 'quantity', title: 'Quantity', by: fill => Number(fill.quantity), cell: fill => quantity(fill.quantity) },
+    { key: 'price', title: 'Price', by: fill => Number(fill.price), cell: fill => price(fill.price) },
+    { key: 'fee', title: 'Fee', by: fill => Number(fill.fee), cell: fill => html`<${Money} value=${-fill.fee} places=${4} />` },
+    { key: 'cause', title: 'By', isText: true, by: fill => fill.cause, cell: fill => `${fill.cause}${fill.maker ? ', maker' : ''}` },
+  ]
+  return html`<${Panel} title="Fills"><${Table} label="Fills" columns=${columns} rows=${trade.fills} empty="No fill of it is recorded." /></${Panel}>`
+}
+
+/** The conversation in which a trade was opened or closed: the last one that had begun by then. */
+function Said({ trade, at, title, isOpening = false }) {
+  const known = useModels()
+  const before = new Date(Date.parse(at) + 1).toISOString()
+  const entry = useAnswer('models.getInvocations', { modelId: trade.modelId, before, limit: 1 }, 0)
+  const turn = entry.data?.conversations[0]
+  const isOfIt = turn && (isOpening ? turn.id === trade.invocationId : trade.closeReason === 'order' && turn.id !== trade.invocationId)
+  if (!isOpening && !isOfIt) return null
+  return html`<${Panel} title=${title}>
+    <${Failed} entry=${entry} what="The conversation" />
+    ${entry.data && !isOfIt && html`<p class="empty">${trade.invocationId ? 'Its conversation is not kept.' : 'It was opened by hand.'}</p>`}
+    ${isOfIt && html`<ol class="turns"><${Turn} turn=${turn} known=${known} /></ol>`}
+  </${Panel}>`
+}
