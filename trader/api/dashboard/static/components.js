@@ -83,10 +83,10 @@ const STAGE_MS = 400
 
 /**
  * A table that sorts by its heads. `columns` are {key, title, cell(row), by(row) to sort by, isText, className};
- * `rows` keep their order until a head is pressed, and the address keeps that. A row of the page shows whatever comes to its place: none is moved, so
+ * `isEven` gives all the same width, whatever stands in them. `rows` keep their order until a head is pressed, and the address keeps that. A row of the page shows whatever comes to its place: none is moved, so
  * that the page does not jump under a reader.
  */
-export function Table({ label, columns, rows, empty, rowClass, first = STEP }) {
+export function Table({ label, columns, rows, empty, rowClass, first = STEP, isEven = false }) {
   const [order, setOrder] = useChosen(`sort-${slugOf(label)}`, '') // the key of a column, after a minus when descending
   const [limit, setLimit] = useState(first)
   if (!rows.length) return html`<p class="empty">${empty}</p>`
@@ -96,7 +96,7 @@ export function Table({ label, columns, rows, empty, rowClass, first = STEP }) {
   const press = key => setOrder(order === `-${key}` ? key : order === key ? '' : `-${key}`)
   const sortOf = key => ({ [key]: 'ascending', [`-${key}`]: 'descending' })[order]
   const kind = one => `${one.isText ? 'text ' : ''}${one.className ?? ''}`
-  return html`<div class="scroll" role="group" tabindex="0" aria-label=${`${label}, table`}><table>
+  return html`<div class="scroll" role="group" tabindex="0" aria-label=${`${label}, table`}><table class=${isEven ? 'even' : ''}>
     <thead><tr>${columns.map(one => html`<th key=${one.key} scope="col" class=${kind(one)} aria-sort=${sortOf(one.key)}>
       ${one.by ? html`<button type="button" onClick=${() => press(one.key)}>${one.title}</button>` : one.title}</th>`)}</tr></thead>
     <tbody>${sorted.slice(0, limit).map((row, place) => html`<tr key=${place} class=${rowClass?.(row) ?? ''}>

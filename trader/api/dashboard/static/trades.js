@@ -78,7 +78,7 @@ function Exposure({ state }) {
     { key: 'margin', title: 'Margin', by: row => row.margin, cell: row => number(row.margin) },
     { key: 'cash', title: 'Available cash', by: row => row.availableCash, cell: row => number(row.availableCash) },
   ]
-  return html`<${Panel} title="Exposure and margin"><${Table} label="Exposure" columns=${columns} rows=${rows} first=${20} empty="Nobody holds a position." /></${Panel}>`
+  return html`<${Panel} title="Exposure and margin"><${Table} label="Exposure" columns=${columns} rows=${rows} first=${20} isEven=${true} empty="Nobody holds a position." /></${Panel}>`
 }
 
 /** Completed trades: as they were answered once, with those that the stream has brought since. Returns {entry, trades}. */
