@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 _FEED_ERRORS: Final = (MarketDataError, MarketUnavailable, OSError, EOFError)
 _BACKOFF_FIRST: Final = timedelta(seconds=1)
-_BACKOFF_MAX: Final = timedelta(seconds=60)
+_BACKOFF_MAX: Final = timedelta(seconds=8)  # so that the service is healthy within ten seconds of its source
 _PATIENCE: Final = timedelta(seconds=5)
 _PRIMED_WITH: Final = timedelta(seconds=2)
 WAITERS_MAX: Final = 10_000
@@ -263,7 +263,7 @@ class MarketFeed:
     async def run(self, on_tick: OnTick, after: datetime) -> None:
         """Follow the source from `after` on, for ever: `on_tick` ends before any order meets the tick's book.
 
-        A source that fails is tried again, after 1 s at first and 60 s at most.
+        A source that fails is tried again, after 1 s at first and 8 s at most.
         """
         backoff = _BACKOFF_FIRST
         try:
