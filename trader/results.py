@@ -10,9 +10,10 @@ Numbers are doubles; the exact amounts are in the ledger, or in the database.
 
 import csv
 import importlib
+import math
 from array import array
-from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -42,10 +43,36 @@ COLUMNS: Final[Mapping[str, Mapping[str, Kind]]] = {
         "at": "time", "account": "text", "tool": "text", "symbol": "text", "status": "text", "rule": "text",
         "reason": "text",
     },
+    "models": {
+        "account": "text", "name": "text", "variant": "text", "provider": "text", "router_model": "text",
+        "owner": "text", "training_cutoff": "text", "created_at": "time",
+    },
+    "runs": {
+        "account": "text", "run": "text", "is_baseline": "flag", "number": "number", "capital": "number",
+        "started_at": "time", "cost_usd": "number",
+    },
+    "past_runs": {"account": "text", "started_at": "time", "capital": "number", "last": "number"},
+    "entrants": {
+        "account": "text", "number": "number", "fingerprint": "text", "began_at": "time", "ended_at": "time",
+        "equity": "number", "decided": "number", "due": "number", "manual_since": "time", "declared": "text",
+    },
+    "hours": {"account": "text", "hour": "time", "equity": "number", "at": "time", "leverage": "number"},
+    "positions": {
+        "account": "text", "symbol": "text", "is_long": "flag", "quantity": "number", "entry_notional": "number",
+        "exit_notional": "number", "gross": "number", "fees": "number", "net": "number", "reason": "text",
+        "stop": "number", "target": "number", "opened_at": "time", "closed_at": "time", "lowest": "number",
+        "highest": "number",
+    },
+    "plan_changes": {"account": "text", "symbol": "text", "at": "time"},
+    "closes": {"symbol": "text", "hour": "time", "close": "number"},
 }  # fmt: skip
-"""The columns of each table. `status` of a decision is ok, rejected (then with the rule and the reason) or failed."""
+"""The columns of each table: those of a result, and those from which the card of a season is computed.
+
+`status` of a decision is ok, rejected (then with the rule and the reason) or failed.
+"""
 
 _CODES: Final[Mapping[Kind, str]] = {"time": "q", "number": "d", "flag": "b"}
+_NO_TIME: Final = int(np.datetime64("NaT", "ms").astype(np.int64))
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -64,6 +91,12 @@ class Table:
         """Add a row, in the order of the columns."""
         for (append, convert), value in zip(self._add, values, strict=True):
             append(convert(value))
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows as Python values, times with their zone; None for what is absent."""
+        convert = [_OF_COLUMN[kind] for kind in self._kinds.values()]
+        for cells in zip(*self._columns.values(), strict=True):
+            yield tuple(each(cell) for each, cell in zip(convert, cells, strict=True))
 
     def __len__(self) -> int:
         return len(next(iter(self._columns.values())))
@@ -135,10 +168,11 @@ def load(path: str | Path) -> Results:
     :raises SettingsError: a table is missing or has other columns; Parquet without pyarrow
     """
     folder = Path(path)
-    return Results(*(_read(folder, name) for name in Results._fields))
+    return Results(*(load_table(folder, name) for name in Results._fields))
 
 
-def _read(folder: Path, name: str) -> Table:
+def load_table(folder: Path, name: str) -> Table:
+    """Return a table of a folder, as `load` does."""
     table, parquet, text = Table(name), folder / f"{name}.parquet", folder / f"{name}.csv"
     if parquet.exists():
         read = extra("pyarrow.parquet").read_table(parquet)
@@ -161,8 +195,8 @@ def _read(folder: Path, name: str) -> Table:
     return table
 
 
-def _milliseconds(moment: datetime) -> int:
-    return round((moment - _EPOCH).total_seconds() * 1000)
+def _milliseconds(moment: datetime | None) -> int:
+    return _NO_TIME if moment is None else round((moment - _EPOCH).total_seconds() * 1000)
 
 
 _TO_COLUMN: Final[Mapping[Kind, Callable[[Any], Any]]] = {
@@ -171,8 +205,14 @@ _TO_COLUMN: Final[Mapping[Kind, Callable[[Any], Any]]] = {
     "number": lambda value: float("nan") if value is None else float(value),
     "flag": bool,
 }
+_OF_COLUMN: Final[Mapping[Kind, Callable[[Any], Any]]] = {
+    "time": lambda value: None if value == _NO_TIME else _EPOCH + timedelta(milliseconds=value),
+    "text": lambda value: value or None,
+    "number": lambda value: None if math.isnan(value) else value,
+    "flag": bool,
+}
 _OF_TEXT: Final[Mapping[Kind, Callable[[str], Any]]] = {
-    "time": datetime.fromisoformat,
+    "time": lambda text: None if text == "NaT" else datetime.fromisoformat(text),
     "text": str,
     "number": float,
     "flag": lambda text: text == "1",

@@ -17,7 +17,7 @@ from trader.reports import drift as drift_report
 from trader.reports import recorded_books, season_page
 from trader.reports.season_page import Season, Standing
 from trader.services.portfolio.evidence import Evidence
-from trader.services.portfolio.luck import LuckRequest
+from trader.services.portfolio.luck import NoLuck
 from trader.services.portfolio.run_statistics import CurrentRuns
 from trader.store.live import drift as drift_store
 from trader.store.portfolio import season as store
@@ -34,7 +34,7 @@ async def report(options: argparse.Namespace, target: TargetDatabase) -> Result:
 
     Fails when the books do not explain the equity; the report says of which accounts.
     """
-    season = await _read_season(options.name or target.name, target)
+    season = await read_season(options.name or target.name, target)
     _write(options.output, season_page.page(season))
     lines = [f"{options.output}: {len(season.standings)} models, {len(season.trades)} trades"]
     if season.unvalued:
@@ -54,7 +54,11 @@ async def report(options: argparse.Namespace, target: TargetDatabase) -> Result:
     return Result(value, lines, EXIT_FAILED if season.unexplained else EXIT_DONE)
 
 
-async def _read_season(name: str, target: TargetDatabase) -> Season:
+async def read_season(name: str, target: TargetDatabase) -> Season:
+    """Return the content of the report on the current runs.
+
+    :raises StartError: there is nothing to report
+    """
     async with target.reading() as conn:
         accounts = await store.select_report_accounts(conn)
         hours = await store.select_report_hours(conn, [account.model_id for account in accounts])
@@ -65,13 +69,6 @@ async def _read_season(name: str, target: TargetDatabase) -> Season:
     clock = LockstepClock(max(account.at for account in accounts))  # the time of its market, which may be a replay's
     evidence = await Evidence(target.database, CurrentRuns(target.database), NoLuck(), clock).report("run")
     return Season(name, make_standings(accounts, hours), unvalued, trades, evidence)
-
-
-class NoLuck:
-    """Null object for the comparison with random traders, which needs the candles of the service's market."""
-
-    async def results(self, requests: Sequence[LuckRequest], _models: int) -> list[str]:
-        return ["a report has no candles to compare with luck"] * len(requests)
 
 
 def _write(file: Path, text: str) -> None:

@@ -1,16 +1,27 @@
 """The commands of seasons: what one can find out before it is run, its opening, its amendments, and its state."""
 
 import argparse
+import asyncio
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from trader.commands.command import EXIT_DONE, EXIT_WRONG_SETTINGS, Result, command, moment, print_result, table
+from trader.commands.command import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_WRONG_SETTINGS,
+    Result,
+    command,
+    moment,
+    print_result,
+    table,
+)
 from trader.commands.database import TargetDatabase, database_command
+from trader.commands.reports import read_season
 from trader.commands.toml_lines import located, read_toml, struct_issues
 from trader.domain.models import Line
 from trader.domain.portfolio.evidence import comparisons_among
@@ -22,14 +33,30 @@ from trader.domain.portfolio.seasons import (
     rule_issues,
     term_issues,
 )
-from trader.errors import InvalidInput, SettingsError
+from trader.errors import InvalidInput, SettingsError, StartError
+from trader.reports import season_page
+from trader.reports.season_bundle import (
+    CARD,
+    Bundle,
+    SeasonFacts,
+    digest_code,
+    read_bundle,
+    read_facts,
+    read_tables,
+    records_of,
+    write_bundle,
+)
+from trader.reports.season_card import Card, card_schema, differences, is_decided, make_card
+from trader.results import Format, Table, check_format
 from trader.services.portfolio import seasons as service
+from trader.services.portfolio.evidence import last_whole_hour
 from trader.settings import Settings
 from trader.store.agents.models import select_models
 from trader.store.database.pool import Connection
 from trader.store.portfolio.analytics import select_account_runs
-from trader.store.portfolio.seasons import select_seasons
+from trader.store.portfolio.seasons import select_latest_season, select_seasons
 
+DIFFERENCES_MAX: Final = 50
 DAYS_SHOWN: Final = (30, 60, 90, 180, 365, 730, 1095)
 QUESTIONS: Final[dict[Question, str]] = {
     "holdNothing": "better than holding nothing",
@@ -153,6 +180,91 @@ async def _change(
         lines = ["Nothing was changed:", *(f"  {problem}" for problem in error.problems)]
         return Result({"problems": error.problems}, lines, EXIT_WRONG_SETTINGS)
     return Result(_value(season), [f"{done} {season.title}.", *_lines(season)])
+
+
+def _close_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="a new folder")
+    parser.add_argument("--tables", choices=["csv", "parquet"], default="csv", help="form of the tables; default: csv")
+    parser.add_argument("--demo", action="store_true", help="the service runs with --demo")
+
+
+@database_command("season close", example="trader season close winter", arguments=_close_arguments, changes=True)
+async def close_season(options: argparse.Namespace, target: TargetDatabase) -> Result:
+    """Close the open season, and write its result into a new folder: card, schema, rows, and the report.
+
+    Without an open season nothing is closed: the result is that of the current runs until the last whole hour. Whoever
+    has the folder can compute the card again with `trader season check`.
+    """
+    check_format(options.tables)
+    settings = Settings.load(os.environ, options.env_file, demo=options.demo)
+    if options.folder.exists():
+        raise StartError(f"{options.folder} exists already; the result needs a new folder.")
+    report = await read_season(target.name, target)
+    until = last_whole_hour(max(account.at for account in report.accounts))
+    async with target.reading() as conn:
+        latest = await select_latest_season(conn)
+        season = None if latest is None or latest.closed_at is not None else latest
+        if season is not None:
+            report, until = report._replace(name=season.rules.name), min(until, season.rules.end)
+        facts = await read_facts(conn, settings, report.name, season, until)
+    tables = await read_tables(target.database, until)
+    decided = season is not None and is_decided(await make_card(Bundle(facts, tables, {})), season.rules.compare)
+    async with target.database.transaction() as conn:  # what cannot be written leaves the season open
+        if season is not None:
+            season = await service.close_season(conn, is_decided=decided)
+            facts.records = records_of(season)
+        try:
+            card = await _write_result(options.folder, facts, tables, options.tables, season_page.page(report))
+        except OSError as error:
+            raise StartError(f"{error.filename or options.folder} cannot be written: {error.strerror}.") from None
+    head = f"{season.title} is closed" if season is not None else "No season is open: the result is that of today"
+    lines = [f"{head}, {moment(until)}: {len(card.accounts)} models.", f"{options.folder}: {', '.join(card.digests)}"]
+    return Result({"folder": str(options.folder), "card": card}, lines)
+
+
+async def _write_result(
+    folder: Path, facts: SeasonFacts, tables: Mapping[str, Table], form: Format, report: str
+) -> Card:
+    write_bundle(folder, facts, tables, form)
+    (folder / "report.html").write_text(report, encoding="utf-8")
+    (folder / "card.schema.json").write_bytes(msgspec.json.format(msgspec.json.encode(card_schema())))
+    card = await make_card(read_bundle(folder))
+    (folder / CARD).write_bytes(msgspec.json.format(msgspec.json.encode(card)))
+    return card
+
+
+def _check_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the result of a season")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
+
+
+@command("season check", example="trader season check winter", arguments=_check_arguments)
+def check(options: argparse.Namespace) -> int:
+    """Compute the card of a season again from the other files of its folder, and report every field that differs.
+
+    It needs neither the service nor its database.
+    """
+    bundle = read_bundle(options.folder)
+    try:
+        written = msgspec.json.decode((options.folder / CARD).read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError) as error:
+        raise SettingsError([f"{options.folder / CARD} cannot be read: {error}"]) from None
+    wrong = list(differences(written.get("digests"), bundle.digests, "digests"))
+    if not wrong:  # rows that were changed need not fit together
+        computed = msgspec.json.decode(msgspec.json.encode(asyncio.run(make_card(bundle))))
+        wrong = list(differences(written, computed))
+    lines = [f"  {each.field}: {each.written!r}; computed {each.computed!r}" for each in wrong[:DIFFERENCES_MAX]]
+    if len(wrong) > DIFFERENCES_MAX:
+        lines.append(f"  and {len(wrong) - DIFFERENCES_MAX} more")
+    if (own := digest_code()) != bundle.facts.code:
+        lines.append(
+            f"The card was made by another program: trader {bundle.facts.code.version}; this is {own.version}."
+        )
+    lines.append(
+        f"NOT the card of these files: {len(wrong)} fields differ." if wrong else "The card is that of its files."
+    )
+    value = {"isSame": not wrong, "differences": [each._asdict() for each in wrong]}
+    return print_result(Result(value, lines, EXIT_FAILED if wrong else EXIT_DONE), as_json=options.json)
 
 
 @database_command("season show", example="trader season show")

@@ -37,6 +37,7 @@ def part(opened: float, closed: float | None, **fields: Any) -> PositionPart:
         exit_notional=None if is_open else 1010.0,
         gross=None if is_open else 10.0,
         fees=1.0,
+        net=None if is_open else 9.0,
         reason=None if is_open else "order",
         stop=None,
         target=None,

@@ -55,6 +55,7 @@ class PositionPart(NamedTuple):
     exit_notional: float | None
     gross: float | None
     fees: float
+    net: float | None
     reason: str | None
     stop: float | None
     target: float | None
@@ -96,7 +97,7 @@ class Conduct(NamedTuple):
         return [
             part
             if part.closed_at is None or part.closed_at <= self.end
-            else part._replace(closed_at=None, exit_notional=None, gross=None, reason=None)
+            else part._replace(closed_at=None, exit_notional=None, gross=None, net=None, reason=None)
             for part in self.parts
             if self.start <= part.opened_at < self.end
         ]

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
 from trader.clock import floor_time
-from trader.domain.portfolio.behaviour import VOLATILITY_HOURS, Behaviour, Conduct, describe
+from trader.domain.portfolio.behaviour import VOLATILITY_HOURS, Behaviour, Conduct, PlanChange, PositionPart, describe
 from trader.services.portfolio.run_statistics import EntrantPeriod, RunStatistics
 from trader.store.database.pool import Connection
 from trader.store.portfolio import behaviour as store
@@ -38,36 +38,50 @@ def replicates_of(period: EntrantPeriod, runs: Mapping[str, RunStatistics]) -> l
     return [period, *same]
 
 
-async def read_conducts(
-    conn: Connection, periods: Sequence[EntrantPeriod], until: datetime
-) -> tuple[list[Conduct], Closes]:
-    """Return what entrants did in their parts of the runs until a time, and the closes of the markets they traded."""
-    runs = [period.run.run for period in periods]
-    since = min(period.started_at for period in periods)
-    parts = await store.select_position_parts(conn, [run.run_id for run in runs])
-    changes = await store.select_plan_changes(conn, [run.model_id for run in runs], since)
-    symbols = sorted({part.symbol for each in parts.values() for part in each})
-    first = floor_time(since, _HOUR) - (VOLATILITY_HOURS + 1) * _HOUR
-    closes = await store.select_hourly_closes(conn, symbols, first, until)
+def make_behaviour(
+    period: EntrantPeriod,
+    runs: Mapping[str, RunStatistics],
+    parts: Mapping[str, Sequence[PositionPart]],
+    changes: Mapping[str, Sequence[PlanChange]],
+    closes: Closes,
+    until: datetime,
+) -> EntrantBehaviour:
+    """Return how the present entrant of a model traded until a time, compared with its replicates.
+
+    Positions and plans are given by model; of the closes those of the markets that they traded count.
+    """
+    periods = replicates_of(period, runs)
     conducts = [
         Conduct(
-            start=period.started_at,
-            end=min(until, period.ended_at or until),
-            start_equity=float(period.start_value),
-            parts=parts.get(run.run_id, ()),
-            plan_changes=changes.get(run.model_id, ()),
-            hours=period.points(until),
+            start=each.started_at,
+            end=min(until, each.ended_at or until),
+            start_equity=float(each.start_value),
+            parts=parts.get(each.run.run.model_id, ()),
+            plan_changes=changes.get(each.run.run.model_id, ()),
+            hours=each.points(until),
         )
-        for period, run in zip(periods, runs, strict=True)
+        for each in periods
     ]
-    return conducts, closes
+    traded = {part.symbol for conduct in conducts for part in conduct.parts}
+    behaviour = describe(conducts[0], {key: closes[key] for key in sorted(traded & closes.keys())}, conducts)
+    return EntrantBehaviour(period.started_at, until, [each.run.run.model_id for each in periods[1:]], behaviour)
 
 
 async def describe_entrant(
     conn: Connection, period: EntrantPeriod, runs: Mapping[str, RunStatistics], until: datetime
 ) -> EntrantBehaviour:
-    """Return how the present entrant of a model traded, compared with its replicates."""
-    periods = replicates_of(period, runs)
-    conducts, closes = await read_conducts(conn, periods, until)
-    behaviour = await asyncio.to_thread(describe, conducts[0], closes, conducts)
-    return EntrantBehaviour(period.started_at, until, [each.run.run.model_id for each in periods[1:]], behaviour)
+    """Return what `make_behaviour` says of the rows of the database."""
+    group = replicates_of(period, runs)
+    account_of = {each.run.run.run_id: each.run.run.model_id for each in group}
+    since = min(each.started_at for each in group)
+    by_run = await store.select_position_parts(conn, list(account_of))
+    parts = {account_of[run_id]: each for run_id, each in by_run.items()}
+    changes = await store.select_plan_changes(conn, list(account_of.values()), since)
+    symbols = sorted({part.symbol for each in parts.values() for part in each})
+    closes = await store.select_hourly_closes(conn, symbols, first_close(since), until)
+    return await asyncio.to_thread(make_behaviour, period, runs, parts, changes, closes, until)
+
+
+def first_close(since: datetime) -> datetime:
+    """Return the first hour whose close the volatility of a period needs."""
+    return floor_time(since, _HOUR) - (VOLATILITY_HOURS + 1) * _HOUR

@@ -143,6 +143,13 @@ class LuckTable:
             log.warning("The comparison of %s with luck is kept in memory only: %s", request.run.run.model_id, error)
 
 
+class NoLuck:
+    """Null object for the comparison with random traders, which needs the candles of the service's market."""
+
+    async def results(self, requests: Sequence[LuckRequest], _models: int) -> list[str]:
+        return ["a report has no candles to compare with luck"] * len(requests)
+
+
 class RandomTraders:
     """Compares entrants with random traders, on the candles of the market."""
 

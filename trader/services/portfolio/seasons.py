@@ -17,7 +17,7 @@ from trader.domain.portfolio.seasons import (
 from trader.errors import InvalidInput, Issue, SettingsError, StartError
 from trader.settings import Settings
 from trader.store.database.pool import Connection, Database
-from trader.store.exchange.accounts import select_identity, select_processed_until
+from trader.store.exchange.accounts import select_identity, select_processed_until, select_seed
 from trader.store.portfolio.seasons import (
     insert_season_record,
     lock_seasons,
@@ -91,6 +91,33 @@ async def amend_season(conn: Connection, rules: SeasonRules, reason: str) -> Sea
     number = len(season.records)
     return await _add(
         conn, SeasonRecord(step="amended", season=season.number, number=number, at=at, rules=rules, reason=reason)
+    )
+
+
+async def close_season(conn: Connection, *, is_decided: bool) -> Season:
+    """Close the open season, which publishes the seed of its market.
+
+    `is_decided` says whether every comparison is decided.
+
+    :raises StartError: no season is open, or this one does not end yet
+    """
+    at = await lock_seasons(conn)
+    season = await open_one(conn)
+    rules = season.rules
+    now = await market_now(conn, at)
+    if now < rules.end and not (rules.stopping == "decided" and is_decided):
+        early = ", or every comparison is decided" if rules.stopping == "decided" else ""
+        raise StartError(f"{season.title} is open until {iso(rules.end)}{early}; the market is at {iso(now)}.")
+    seed = None if season.seed is not None else await select_seed(conn)
+    return await _add(
+        conn,
+        SeasonRecord(
+            step="closed",
+            season=season.number,
+            number=len(season.records),
+            at=at,
+            seed=None if seed is None else str(seed),
+        ),
     )
 
 

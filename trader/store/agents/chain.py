@@ -183,3 +183,24 @@ UPDATE_ANCHOR_SENT = "UPDATE anchors SET sent_at = now() WHERE position = $1"
 async def update_anchor_sent(conn: Connection, position: int) -> None:
     """Record that the external sink confirmed an anchor."""
     await conn.execute(UPDATE_ANCHOR_SENT, position)
+
+
+class RecordHead(NamedTuple):
+    """The last link of the chain, and the SHA-256 of the digests of all answers in the order of the chain."""
+
+    position: int
+    digest: bytes
+    answers_digest: bytes
+
+
+SELECT_HEAD = """
+SELECT position, digest,
+       (SELECT sha256(coalesce(string_agg(answers_digest, ''::bytea ORDER BY position), ''::bytea)) FROM chain_links)
+FROM chain_links ORDER BY position DESC LIMIT 1
+"""
+
+
+async def select_head(conn: Connection) -> RecordHead | None:
+    """Return the head of the chain; None of an empty one."""
+    row = await conn.fetchrow(SELECT_HEAD, timeout=SCAN_TIMEOUT_S)
+    return None if row is None else RecordHead(*row)

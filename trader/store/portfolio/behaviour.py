@@ -10,8 +10,8 @@ from trader.store.database.pool import Connection
 # The extremes are those of the minutes within a trade while these are kept, then those of hours.
 SELECT_POSITION_PARTS = """
 SELECT o.run_id, o.symbol, o.side = 'LONG', o.quantity::float8, o.entry_notional::float8, o.exit_notional::float8,
-       o.gross_pnl::float8, o.fees::float8, o.close_reason, o.stop::float8, o.target::float8, o.opened_at, o.closed_at,
-       coalesce(m.lowest, h.lowest), coalesce(m.highest, h.highest)
+       o.gross_pnl::float8, o.fees::float8, o.net_pnl::float8, o.close_reason, o.stop::float8, o.target::float8,
+       o.opened_at, o.closed_at, coalesce(m.lowest, h.lowest), coalesce(m.highest, h.highest)
 FROM orders o
 CROSS JOIN LATERAL (
     SELECT min(low) AS lowest, max(high) AS highest FROM candles

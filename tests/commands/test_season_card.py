@@ -1,0 +1,264 @@
+"""The result card of a season: what it says, and that nothing in it or under it can be changed unseen."""
+
+import csv
+import json
+import shutil
+from collections.abc import Iterator
+from copy import deepcopy
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import numpy as np
+import pytest
+from msgspec.structs import replace
+from support.calls import Call
+from support.records import HOUR, MINUTE, START, add_invocation, add_model, add_trade, id_of, make_run, make_snapshot
+
+from trader.clock import iso
+from trader.domain.agents.entrants import Entrant
+from trader.domain.agents.invocations import ToolCall
+from trader.domain.exchange.ledger import unopened_account
+from trader.domain.market.markets import Candle
+from trader.domain.portfolio.baselines import BUY_AND_HOLD, BaselineState
+from trader.domain.portfolio.seasons import SeasonRecord, SeasonRules, seed_digest
+from trader.reports.season_card import differences
+from trader.results import Table, load_table
+from trader.store.agents.entrants import insert_entrant
+from trader.store.agents.invocations import insert_tool_call
+from trader.store.database.partitions import ensure_partitions
+from trader.store.database.pool import Connection, Database
+from trader.store.exchange.accounts import DatabaseIdentity, upsert_service_state
+from trader.store.market.candles import insert_minutes
+from trader.store.portfolio import baselines as baselines_store
+from trader.store.portfolio import snapshots as portfolio_store
+from trader.store.portfolio.seasons import insert_season_record
+
+HOURS = 200
+
+INSERT_FILL = """
+INSERT INTO fills (account_id, sequence, run_id, order_id, symbol, side, quantity, price, fee, liquidation_fee, maker,
+                   cause, created_at)
+VALUES ($1, $2, $3, $4, 'BTC', 'buy', 0.01, 100000, 1, 0, $5, 'order', $6)
+"""
+
+
+async def add_curve(conn: Connection, account_id: str, seed: int, drift: float) -> None:
+    returns = np.random.default_rng(seed).normal(drift, 0.004, HOURS)
+    rows = [
+        replace(make_snapshot(account_id, START + hour * HOUR + 59 * MINUTE, f"{value:.6f}"), leverage=1 + hour % 3)
+        for hour, value in enumerate(10_000 * np.exp(np.cumsum(returns)))
+    ]
+    await portfolio_store.insert_snapshots(conn, rows)
+
+
+async def add_entrant(conn: Connection, model_id: str, seed: int, drift: float) -> None:
+    """A model with an entrant, 12 trades and their fills, 200 hours, and a plan that it changed."""
+    await add_model(conn, model_id)
+    fingerprint = ("a" if model_id == "ada" else "b") * 64
+    await insert_entrant(
+        conn,
+        Entrant(
+            model_id=model_id, number=1, fingerprint=fingerprint, configuration="{}", answered_by=None, began_at=START
+        ),
+    )
+    for number in range(12):
+        trade_id = await add_trade(conn, model_id, START + (number + 1) * 10 * HOUR, label=number)
+        run_id = id_of("run", model_id, 1)
+        await conn.execute(INSERT_FILL, model_id, number, run_id, trade_id, number % 2 == 0, START + number * HOUR)
+    await add_curve(conn, model_id, seed, drift)
+    invocation = await add_invocation(conn, model_id, START + 9 * HOUR)
+    call = ToolCall(
+        id=id_of("call", model_id),
+        invocation_id=invocation,
+        number=1,
+        type="UPDATE_EXIT_PLAN",
+        status="ok",
+        metadata={"raw": None, "decisions": [{"symbol": "BTC"}], "results": [{}]},
+        created_at=START + 9.5 * HOUR,
+    )
+    await insert_tool_call(conn, call)
+
+
+@pytest.fixture
+async def season(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three models, two of them replicates, and a baseline over 200 hours."""
+    monkeypatch.setenv("MARKET_SOURCE", "synthetic")
+    account = unopened_account(BUY_AND_HOLD.id, Decimal(10_000), "USDT", START)
+    state = BaselineState(account=replace(account, run=make_run(BUY_AND_HOLD.id), sequence=0, changed_at=START))
+    async with database.connection() as conn:
+        await ensure_partitions(conn, START, START + HOURS * HOUR)
+        await upsert_service_state(conn, DatabaseIdentity("synthetic:7", "simulated"))
+        await add_entrant(conn, "ada", 1, 0.03)
+        await add_entrant(conn, "bob", 2, 0.0)
+        await add_entrant(conn, "cat", 3, 0.0)
+        await baselines_store.upsert_baselines(conn, [baselines_store.SavedBaseline(BUY_AND_HOLD, state, START)])
+        await add_curve(conn, BUY_AND_HOLD.id, 4, 0.0)
+        closes = [100_000.0 + hour % 7 for hour in range(-25, HOURS)]
+        candles = [Candle(START + n * HOUR, close, close, close, close, 0) for n, close in enumerate(closes, -25)]
+        await insert_minutes(conn, [("BTC", candle) for candle in candles])
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path of every value that is no object and no list, and of every empty one."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    if not inner or not value:
+        yield path
+    else:
+        for name, each in inner:
+            yield from leaves(each, (*path, name))
+
+
+def changed(value: Any) -> Any:
+    """Return another value of the same kind."""
+    match value:
+        case bool():
+            return not value
+        case int() | float():
+            return value * 1.0001 + 0.0001
+        case str():
+            return f"{value}x"
+        case dict():
+            return {"more": 1}
+        case list():
+            return [1]
+        case _:
+            return 1
+
+
+def change_row(folder: Path, name: str) -> None:
+    """Change one number, flag or letter of the first row of a table."""
+    file = folder / f"{name}.csv"
+    heads, first, *rows = csv.reader(file.read_text().splitlines())
+    table = load_table(folder, name)
+    numbers = [place for place, head in enumerate(heads) if table[head].dtype == np.float64 and first[place] != "nan"]
+    place = numbers[-1] if numbers else 0
+    first[place] = repr(float(first[place]) * 1.5 + 1) if numbers else f"{first[place]}x"
+    with file.open("w", newline="") as lines:
+        csv.writer(lines).writerows([heads, first, *rows])
+
+
+async def test_a_result_is_complete_and_every_change_of_it_is_found(season: None, call: Call, tmp_path: Path) -> None:
+    made = await call("season", "close", "result", "--json")
+    assert made.code == 0, made.err
+    folder = tmp_path / "result"
+    assert (await call("season", "check", "result")).out.splitlines() == ["The card is that of its files."]
+    card = json.loads((folder / "card.json").read_bytes())
+
+    jsonschema_rs.validate(json.loads((folder / "card.schema.json").read_bytes()), card)
+    assert card["season"]["records"] == []
+    assert card["trials"] == {
+        "models": 3, "contenders": 2, "runs": 3, "replicates": 2, "comparisons": 7, "alpha": 0.05,
+    }  # fmt: skip
+    (ada, *_) = card["accounts"]
+    assert (ada["fills"], ada["maker"], ada["traded"], ada["fees"], ada["funding"]) == (12, 50, 12_000, 12, 0)
+    entrant = next(each for each in card["evidence"]["entrants"] if each["modelId"] == "ada")
+    assert {each["reference"]: each["verdict"] for each in entrant["differences"]}["holdNothing"] == "better"
+    behaviour = {each["modelId"]: each["behaviour"] for each in card["behaviour"]}
+    assert (behaviour["ada"]["plansChanged"], behaviour["bob"]["alike"]) == (1, 100)
+    assert card["noiseFloor"]["smallestDifference"] > 0
+    assert card["noiseFloor"]["ownNoise"] > 0
+    assert card["decisions"] == {"UPDATE_EXIT_PLAN ok": 3}
+
+    for path in leaves(card):
+        other = deepcopy(card)
+        inner = other
+        for name in path[:-1]:
+            inner = inner[name]
+        inner[path[-1]] = changed(inner[path[-1]])
+        (difference,) = differences(other, card)
+        assert str(path[-1]) in difference.field
+        del inner[path[-1]]
+        assert list(differences(other, card)), f"{path} can be left out"
+        if path[0] in {"noiseFloor", "digests"}:
+            (folder / "card.json").write_text(json.dumps(other))
+            assert (await call("season", "check", "result")).code == 1
+
+
+@pytest.mark.parametrize("name", ["hours", "positions"])
+async def test_tables_are_the_same_in_both_forms(season: None, call: Call, name: str, tmp_path: Path) -> None:
+    assert (await call("season", "close", "text")).code == 0
+    assert (await call("season", "close", "columns", "--tables", "parquet")).code == 0
+    assert (await call("season", "check", "columns")).code == 0
+    text, columns = load_table(tmp_path / "text", name), load_table(tmp_path / "columns", name)
+    assert list(text.rows()) == list(columns.rows())
+
+
+async def test_a_changed_row_of_any_table_is_found(season: None, call: Call, tmp_path: Path) -> None:
+    assert (await call("season", "close", "result")).code == 0
+    files = sorted((tmp_path / "result").iterdir())
+    assert len(files) == 14
+    for file in files:
+        shutil.rmtree(tmp_path / "other", ignore_errors=True)
+        shutil.copytree(tmp_path / "result", tmp_path / "other")
+        if file.suffix == ".csv":
+            change_row(tmp_path / "other", file.stem)
+        else:
+            (tmp_path / "other" / file.name).write_bytes(file.read_bytes().replace(b"a", b"e", 1))
+        checked = await call("season", "check", "other")
+        assert checked.code in {1, 2}, file.name
+        assert "differ" in checked.out or "other" in checked.err, file.name
+
+
+async def test_absent_values_come_back_as_none(tmp_path: Path) -> None:
+    table = Table("positions")
+    row = ("ada", "BTC", True, 1.5, 10.0, None, None, 0.1, None, None, None, 2.0, START, None, None, None)
+    table.add(*row)
+    for form in ("csv", "parquet"):
+        table.write(tmp_path, form)
+        assert list(load_table(tmp_path, "positions").rows()) == [row]
+        (tmp_path / f"positions.{form}").unlink()
+
+
+async def test_what_cannot_be_closed_or_checked_is_refused_with_the_reason(
+    season: None, call: Call, tmp_path: Path
+) -> None:
+    (tmp_path / "taken").mkdir()
+    refused = await call("season", "close", "taken")
+    assert refused.code == 1
+    assert "taken exists already" in refused.err
+    refused = await call("season", "check", "taken")
+    assert refused.code == 2
+    assert "season.json cannot be read" in refused.err
+
+
+async def test_a_season_is_closed_once_it_has_ended_and_publishes_the_seed_of_its_market(
+    season: None, database: Database, call: Call, tmp_path: Path
+) -> None:
+    rules = SeasonRules(
+        name="Winter",
+        start=START,
+        end=START + 100 * HOUR,
+        markets=["BTC", "ETH", "SOL"],
+        capital=10_000,
+        taker_fee_bps=5,
+        maker_fee_bps=2,
+        latency_ms=200,
+        replicates=1,
+        compare=["holdNothing"],
+        alpha=0.05,
+        stopping="decided",
+        disqualify=[],
+    )
+    later = replace(rules, end=datetime(2200, 1, 1, tzinfo=UTC))
+    opened = SeasonRecord(step="opened", season=1, number=0, at=START, rules=later, seed_digest=seed_digest("7"))
+    async with database.connection() as conn:
+        await conn.execute("INSERT INTO market_seed (seed) VALUES ('7')")
+        await insert_season_record(conn, opened)
+    refused = await call("season", "close", "early")
+    assert refused.code == 1
+    assert "season 1 (Winter) is open until 2200-01-01T00:00:00.000Z, or every comparison is decided" in refused.err
+    assert not (tmp_path / "early").exists()
+    async with database.connection() as conn:
+        await insert_season_record(
+            conn, SeasonRecord(step="amended", season=1, number=1, at=START, rules=rules, reason="it is over")
+        )
+    assert (await call("season", "close", "result")).code == 0
+    card = json.loads((tmp_path / "result" / "card.json").read_bytes())
+    assert [record["step"] for record in card["season"]["records"]] == ["opened", "amended", "closed"]
+    assert card["season"]["records"][-1]["seed"] == "7"
+    assert card["period"]["until"] == iso(rules.end)
+    assert {each["hours"] for each in card["evidence"]["entrants"]} == {100}
+    assert (await call("season", "check", "result")).code == 0
