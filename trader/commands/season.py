@@ -1,4 +1,4 @@
-"""The commands of seasons: what one can find out before it is run, its opening, its amendments, and its state."""
+"""The commands of seasons: what one can find out before it is run, its opening and amendments, its state and result."""
 
 import argparse
 import asyncio
