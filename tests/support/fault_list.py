@@ -193,7 +193,7 @@ FAULTS: Final = (
     Fault("the leader of two is killed", "takeover", leader_killed_beside_standby, StandbyBench, 0, is_unhealthy=False),
     Fault("the process is suspended", "takeover", suspended_process),
     Fault("the replica is behind", "database", paused_replica, ReaderBench, lasts_s=75),
-    Fault("the venue is unreachable", "market", unreachable_venue, VenueBench, lasts_s=75),
+    Fault("the venue is unreachable", "market", unreachable_venue, VenueBench, lasts_s=95),
     Fault("the provider is out of credit", "provider", provider_without_credit, ProviderBench, 75, is_unhealthy=False),
     Fault("the sink is away", "database", unreachable_sink),
 )
