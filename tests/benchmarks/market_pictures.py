@@ -90,11 +90,10 @@ def draw_paths(minutes: Minutes) -> str:
     """Draw five paths of the same candle, of five seeds."""
     grid = Grid(MARKETS["BTC"])
     place = next(n for n in range(5_000, len(minutes)) if 60 < minutes.high[n] - minutes.low[n] < 70)
-    row = minutes[place]
     lines = [
         Line(
             f"seed {seed}",
-            [(s, grid.number(m)) for s, m in enumerate(MinutePaths(f"{seed}:BTC", grid, minutes).draw(row))],
+            [(s, grid.number(m)) for s, m in enumerate(MinutePaths(f"{seed}:BTC", grid, minutes).draw(place))],
         )
         for seed in range(5)
     ]
@@ -131,7 +130,7 @@ def crash_costs(symbol: str, minutes: Minutes) -> tuple[list[float], list[Line]]
 
     def costs(place: int) -> list[float]:
         """Return the cost of each amount, the median of every tenth second."""
-        marks, before = paths.draw(minutes[place]), paths.draw(minutes[place - 1])
+        marks, before = paths.draw(place), paths.draw(place - 1)
         path = CandlePath(model, marks, before=before, usual_range=day.usual_range(place), busyness=day.busyness(place))
         quotes = [path.quote(second, AT) for second in range(5, 60, 10)]
         return [median(cost_bp(q.book.asks, float(q.mark), amount) for q in quotes) for amount in AMOUNTS]

@@ -1,6 +1,6 @@
 """Judgements of the market model: whether drawn paths are fair to trade on, and what trading on drawn books costs."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import permutations, product
 from random import Random
@@ -11,7 +11,7 @@ import numpy
 
 from trader.domain.market.markets import MARKETS, SIMULATED_MARKETS, Level, Quote
 from trader.gateways.market.books import BookModel, CandlePath, Grid, TrailingDay
-from trader.gateways.market.files import Minutes, Row
+from trader.gateways.market.files import Minutes
 from trader.gateways.market.minute_paths import MinutePaths
 
 AT = datetime(2025, 1, 1, tzinfo=UTC)
@@ -22,9 +22,26 @@ Paths = numpy.ndarray[tuple[int, int], numpy.dtype[numpy.float64]]
 """Log prices in basis points: a row for each minute, a column for each of its seconds."""
 
 
-def log_paths(minutes: Minutes, grid: Grid, draw: Callable[[Grid, Row], Sequence[int]]) -> Paths:
-    marks = numpy.array([draw(grid, minutes[place]) for place in range(len(minutes))], dtype=numpy.float64)
-    return numpy.log(marks / grid.halves_per_unit) * 1e4
+def log_paths(grid: Grid, marks: Sequence[Sequence[int]]) -> Paths:
+    return numpy.log(numpy.array(marks, dtype=numpy.float64) / grid.halves_per_unit) * 1e4
+
+
+def paths_together(recorded: Mapping[str, Minutes], seed: int) -> dict[str, MinutePaths]:
+    """Return the paths of each market, beside those of the markets before it."""
+    paths: dict[str, MinutePaths] = {}
+    for symbol, minutes in recorded.items():
+        paths[symbol] = MinutePaths(f"{seed}:{symbol}", Grid(MARKETS[symbol]), minutes, list(paths.values()))
+    return paths
+
+
+def draw_together(recorded: Mapping[str, Minutes], seed: int) -> dict[str, list[list[int]]]:
+    """Draw the marks of markets whose recorded minutes are the same: a row for each minute."""
+    paths = paths_together(recorded, seed)
+    marks: dict[str, list[list[int]]] = {symbol: [] for symbol in recorded}
+    for place in range(min(map(len, recorded.values()))):
+        for symbol, rows in marks.items():
+            rows.append(paths[symbol].draw(place))
+    return marks
 
 
 def part_of(minutes: Minutes, begin: int, stop: int) -> Minutes:
@@ -168,10 +185,10 @@ def recorded_quotes(symbol: str, minutes: Minutes, seed: int) -> Iterator[tuple[
     """Yield, for each minute but the first, its range in basis points and its quote at a random second with asks."""
     grid, random = Grid(MARKETS[symbol]), Random(seed)
     paths, day = MinutePaths(f"{seed}:{symbol}", grid, minutes), TrailingDay(float(MARKETS[symbol].tick), minutes)
-    model, before = BookModel(grid, SIMULATED_MARKETS[symbol].calm), paths.draw(minutes[0])
+    model, before = BookModel(grid, SIMULATED_MARKETS[symbol].calm), paths.draw(0)
     for place in range(1, len(minutes)):
         row = minutes[place]
-        marks = paths.draw(row)
+        marks = paths.draw(place)
         path = CandlePath(model, marks, before=before, usual_range=day.usual_range(place), busyness=day.busyness(place))
         quote = path.quote(random.randrange(60), AT)
         if quote.book.asks:

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
 
 import pytest
@@ -13,7 +13,11 @@ from support.market_fidelity import (
     CALM_DEPTHS,
     CALM_SPREADS,
     Costs,
+    Paths,
+    correlation,
+    draw_together,
     is_inside,
+    judge_cross_rules,
     judge_rules,
     log_paths,
     part_of,
@@ -29,7 +33,6 @@ from trader.gateways.market.minute_paths import MinutePaths, corners
 
 SYMBOLS = ("BTC", "ETH", "SOL")
 GRIDS = {symbol: Grid(MARKETS[symbol]) for symbol in SYMBOLS}
-PATHS = {symbol: MinutePaths(f"7:{symbol}", GRIDS[symbol], Minutes()) for symbol in SYMBOLS}
 
 needs_real = pytest.mark.skipif(not FOLDER.is_dir(), reason=f"the recorded candles are not at {FOLDER}")
 
@@ -43,11 +46,27 @@ def candles(draw: st.DrawFn) -> Row:
     return Row(draw(st.integers(0, 40_000_000)), draw(edges), high, low, draw(edges), draw(st.floats(0, 1e9)))
 
 
+def recording(*rows: Row) -> Minutes:
+    minutes = Minutes()
+    for row in rows:
+        minutes.append(row)
+    return minutes
+
+
+def draw(row: Row, symbol: str = "BTC", *, seed: int = 7, leaders: Sequence[Row] = ()) -> list[int]:
+    """Draw the path of one candle, beside those of other markets in the same minute."""
+    leading = [
+        MinutePaths(f"{seed}:{number}", GRIDS["BTC"], recording(each._replace(minute=row.minute)))
+        for number, each in enumerate(leaders)
+    ]
+    return MinutePaths(f"{seed}:{symbol}", GRIDS[symbol], recording(row), leading).draw(0)
+
+
 @settings(max_examples=5 * settings().max_examples)
-@given(candles(), st.sampled_from(SYMBOLS))
-def test_a_path_meets_open_high_low_and_close_and_stays_within(row: Row, symbol: str) -> None:
+@given(candles(), st.sampled_from(SYMBOLS), st.lists(candles(), max_size=2))
+def test_a_path_meets_open_high_low_and_close_and_stays_within(row: Row, symbol: str, leaders: list[Row]) -> None:
     grid = GRIDS[symbol]
-    path = PATHS[symbol].draw(row)
+    path = draw(row, symbol, leaders=leaders)
     assert (min(path), max(path), path[0], path[-1]) == corners(grid, row)
     assert len(path) == 60
     half = MARKETS[symbol].tick / 2
@@ -67,12 +86,15 @@ def test_a_path_meets_open_high_low_and_close_and_stays_within(row: Row, symbol:
 ROW = Row(29_000_000, 95_000.0, 95_060.0, 94_990.0, 95_020.0, 5.0)
 
 
-def test_a_path_is_a_function_of_seed_market_and_minute() -> None:
-    grid = GRIDS["BTC"]
-    path = PATHS["BTC"].draw(ROW)
-    assert path == PATHS["BTC"].draw(ROW) == MinutePaths("7:BTC", grid, Minutes()).draw(ROW)
-    later = [PATHS["BTC"].draw(ROW._replace(minute=ROW.minute + number)) for number in range(1, 20)]
-    others = [MinutePaths(f"{seed}:BTC", grid, Minutes()).draw(ROW) for seed in range(20, 40)]
+LEADER = Row(29_000_000, 3_000.0, 3_004.0, 2_998.0, 3_003.0, 5.0)
+
+
+@pytest.mark.parametrize("leaders", [[], [LEADER], [LEADER, ROW]])
+def test_a_path_is_a_function_of_seed_market_minute_and_leaders(leaders: list[Row]) -> None:
+    path = draw(ROW, leaders=leaders)
+    assert path == draw(ROW, leaders=leaders)
+    later = [draw(ROW._replace(minute=ROW.minute + number), leaders=leaders) for number in range(1, 20)]
+    others = [draw(ROW, seed=seed, leaders=leaders) for seed in range(20, 40)]
     assert len({tuple(each) for each in [path, *later, *others]}) > 35
 
 
@@ -80,54 +102,84 @@ def test_another_process_draws_the_same_paths() -> None:
     code = (
         "from trader.domain.market.markets import MARKETS\n"
         "from trader.gateways.market.books import Grid\n"
-        "from trader.gateways.market.files import Minutes, Row, find_files, read_market\n"
+        "from trader.gateways.market.files import Minutes, Row\n"
         "from trader.gateways.market.minute_paths import MinutePaths\n"
-        f"print(MinutePaths('7:BTC', Grid(MARKETS['BTC']), Minutes()).draw({ROW!r}))"
+        "minutes = Minutes()\n"
+        f"minutes.append({ROW!r})\n"
+        "grid = Grid(MARKETS['BTC'])\n"
+        "leader = MinutePaths('7:0', grid, minutes)\n"
+        "print(MinutePaths('7:BTC', grid, minutes, [leader]).draw(0))"
     )
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert printed.strip() == str(PATHS["BTC"].draw(ROW))
+    assert printed.strip() == str(draw(ROW, leaders=[ROW]))
 
 
 def test_extremes_are_met_at_any_second_and_in_any_order() -> None:
-    rows = (
+    rows = [
         ROW._replace(minute=minute, open=94_990.0 + minute * 7 % 71, close=94_990.0 + minute * 11 % 71)
         for minute in range(3_000)
-    )
-    paths = [PATHS["BTC"].draw(row) for row in rows]
+    ]
+    drawn = MinutePaths("7:BTC", GRIDS["BTC"], recording(*rows))
+    paths = [drawn.draw(place) for place in range(len(rows))]
     lows, highs = ([path.index(extreme(path)) for path in paths] for extreme in (min, max))
     assert len(set(lows)) > 55 < len(set(highs))
     assert 0.3 < sum(low < high for low, high in zip(lows, highs, strict=True)) / len(paths) < 0.7
 
 
+def test_a_gap_of_its_leader_leaves_a_market_alone() -> None:
+    rows = [ROW._replace(minute=ROW.minute + number) for number in range(3)]
+    leader = MinutePaths("7:0", GRIDS["BTC"], recording(rows[0], rows[2]))
+    beside, alone = (MinutePaths("7:BTC", GRIDS["BTC"], recording(*rows), leaders) for leaders in ([leader], []))
+    assert [beside.draw(place) == alone.draw(place) for place in range(3)] == [False, True, False]
+
+
 # Fairness on recorded candles; `scripts/benchmark fidelity` judges the whole month on a finer grid
 
-DAYS = 4
+FIRST, DAYS = 30_000, 4
 
 
 @pytest.fixture(scope="module")
 def recorded() -> dict[str, Minutes]:
-    """The first days of each market."""
-    return {symbol: part_of(read_market(files), 0, DAYS * 1440) for symbol, files in find_files(FOLDER).items()}
+    """Days of each market from the half of the month that the constants of the paths were not fitted to."""
+    return {
+        symbol: part_of(read_market(files), FIRST, FIRST + DAYS * 1440) for symbol, files in find_files(FOLDER).items()
+    }
 
 
-def largest_t(recorded: dict[str, Minutes], draw: Callable[[Grid, Row], Sequence[int]]) -> float:
-    paths = [log_paths(minutes, GRIDS[symbol], draw) for symbol, minutes in recorded.items()]
+@pytest.fixture(scope="module")
+def drawn(recorded: dict[str, Minutes]) -> dict[str, Paths]:
+    return {symbol: log_paths(GRIDS[symbol], marks) for symbol, marks in draw_together(recorded, 0).items()}
+
+
+def largest_t(paths: Sequence[Paths]) -> float:
     return abs(worst(list(filter(is_inside, judge_rules(paths, 15)))).t)
 
 
 @needs_real
-def test_no_rule_within_a_minute_earns_on_drawn_paths(recorded: dict[str, Minutes]) -> None:
-    fitted = {symbol: MinutePaths(f"0:{symbol}", GRIDS[symbol], minutes) for symbol, minutes in recorded.items()}
+def test_no_rule_within_a_minute_earns_on_drawn_paths(drawn: dict[str, Paths]) -> None:
+    assert largest_t(list(drawn.values())) < 4.5
 
-    def draw(grid: Grid, row: Row) -> Sequence[int]:
-        return fitted[grid.market.symbol].draw(row)
 
-    assert largest_t(recorded, draw) < 4.5
+@needs_real
+def test_no_rule_across_markets_earns_on_drawn_paths(drawn: dict[str, Paths]) -> None:
+    rules = list(filter(is_inside, judge_cross_rules(drawn, 20)))
+    assert abs(worst(rules).t) < 4.5
+
+
+@needs_real
+def test_markets_move_together_within_seconds_as_much_as_within_a_minute(drawn: dict[str, Paths]) -> None:
+    for pair in (("BTC", "ETH"), ("BTC", "SOL"), ("ETH", "SOL")):
+        first, second = (drawn[symbol] for symbol in pair)
+        assert correlation(first, second, 1) > 0.85 * correlation(first, second, 59) > 0.4
 
 
 @needs_real
 def test_the_judgement_finds_a_path_of_fixed_form_out(recorded: dict[str, Minutes]) -> None:
-    assert largest_t(recorded, marks_of_candle) > 50
+    marks = {
+        symbol: [marks_of_candle(GRIDS[symbol], minutes[place]) for place in range(len(minutes))]
+        for symbol, minutes in recorded.items()
+    }
+    assert largest_t([log_paths(GRIDS[symbol], rows) for symbol, rows in marks.items()]) > 50
 
 
 @needs_real

@@ -1,249 +1,287 @@
-"""Random price paths within recorded minutes, drawn so that the past of a path does not predict its future.
+"""Random price paths within recorded minutes, drawn so that the past of the paths does not predict their future.
 
 A candle says where its minute opened, turned and closed, not when or in which order. A path of a fixed form gives that
 away: whoever knows the form can trade it. Here the path of a minute is one of a pool of random walks of sixty seconds,
-chosen by chance among those whose open and close lie about as high between low and high as the candle's, and its
-levels are mapped piecewise linearly onto the candle's four prices.
+whose levels are mapped piecewise linearly onto the candle's four prices.
 
-That alone is not fair: if candles closed near their extremes more often than walks do, the drawn price would, on
-average, go on as it began. So the pool holds families of walks of many kinds (few large moves or many small ones, calm
-or excited, early or late). Each family is fair by itself, and their weights are fitted to the recording, by
-expectation maximisation, until open and close of the mixture lie between low and high as often as those of the
-candles. Both sides are weighted by range, because what a rule earns in a minute is proportional to it: for a fair walk
-X with range R, the mean of R · (sign of a past move of X/R) · (a later move of X/R) is zero, and without the factor R
-it is not.
+A market alone takes a walk whose open and close lie about as high between low and high as the candle's. That alone is
+not fair: if candles closed near their extremes more often than walks do, the drawn price would, on average, go on as it
+began. So the kinds of walks have weights, by how often the candles of the last hour opened and closed at an extreme.
+
+A market beside others, its leaders, moves with them: its path is what they moved, times its betas of the day before,
+and a walk of its own that is stretched so that the sum ends at the candle's close. Of many such sums one is chosen, by
+how well it meets the candle's high and low and how usual its stretch is. What rules across the markets and within them
+would still earn by that is taken away by tilting the choice against them: `path_constants` has the figures.
 """
 
-from array import array
-from bisect import bisect_right
-from collections.abc import Sequence
-from functools import cache
-from itertools import accumulate
-from math import floor, fsum
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from functools import lru_cache, reduce
+from math import copysign, sqrt
 from random import Random
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trader.gateways.market.books import Grid
 from trader.gateways.market.files import Minutes, Row
-from trader.gateways.market.walks import KINDS, MOVES, SECONDS
+from trader.gateways.market.path_constants import EDGE_SHARES, LEAD_RULES, LEAD_TILTS, OWN_RULES, OWN_TILTS
+from trader.gateways.market.walks import SECONDS, Floats, cell, walk_pool
 
-_TOP: Final = 65_535
-"""The height of a walk's maximum; its minimum is 0. Heights are kept as 16-bit whole numbers."""
+LEADERS_MAX: Final = 2
+"""A market moves with so many others at most."""
 
-_EDGES: Final = (
-    1e-9, 0.03, 0.06, 0.1, 0.16, 0.24, 0.33, 0.44,
-    0.56, 0.67, 0.76, 0.84, 0.9, 0.94, 0.97, 1 - 1e-9,
-)  # fmt: skip
-"""Borders between classes of height; the first and the last class are the exact low and high."""
-_CLASSES: Final = len(_EDGES) + 1
-_CELLS: Final = _CLASSES * _CLASSES
-"""One for each pair of the class of the open and that of the close. Cell n mirrors cell `_CELLS` - 1 - n."""
+CANDIDATES: Final = 64
+_MISS: Final = 0.08
+"""The standard deviation of a candidate's high and low from the candle's, as a part of its range."""
+_STRETCH: Final = (-0.25, 0.65)
+"""Mean and standard deviation of the logarithm of the own walk's range, relative to the geometric mean of the range of
+what the leaders moved and of the market's usual range."""
+_UNFIT: Final = -1e9
+"""The score of a path that cannot be mapped onto the candle, since it does not leave its ends where the candle does."""
+_LED_MIN: Final = 0.03
+_NET_MIN: Final = 0.002
+"""Leaders' range and own net move are not less than these parts of the usual range."""
 
-_FAMILIES_PER_KIND: Final = 32
-_SIGNS: Final = np.array([[(row & column).bit_count() & 1 for column in range(64)] for row in range(64)])
-"""A Hadamard matrix: over its rows, the products of the signs in any two columns add up to zero. A family is one draw
-of moves with the signs of each row, so that over the family any two moves are uncorrelated."""
-_POOL_SEED: Final = "walks of sixty seconds"
-_FIT_ROUNDS: Final = 150
-_FIT_POWER: Final = 1.9
-"""Expectation maximisation converges about twice as fast with its factors raised to a power below 2."""
-_MINUTES_MIN: Final = 2_000
-"""A shorter recording says too little about its own distribution: its families weigh the same."""
+_EDGES_OVER: Final = 60
+_USUAL_OVER: Final = 30
+_FEW_BP: Final = 5.0
+_FEW_SHARE: Final = 0.2
+"""Beside the candles of the last hour, a range of so many basis points counts with this part of opens and closes at an
+extreme."""
+_USUAL_BP_MIN: Final = 0.2
 
-Second = tuple[float, float, float, int, int]
-"""Within one second: the net move, the rise and the (negative) fall, and whether each is reached at its end (1)."""
+_DAY: Final = 1440
+_BETA_PRIOR: Final = 20 * 5e-4**2
+"""Betas tend to a sum of one as if 20 more minutes with moves of 5 basis points said so."""
 
+_COUNTER: Final = 0.6
+"""The part of a move beside the leaders that they follow: the square of a usual correlation of two markets."""
 
-class _Pool:
-    """Walks of all kinds as heights between their minimum and maximum; each represents its mirror image too."""
+_NO_MOVE: Final = 1e-9
+"""Less than any move in half ticks."""
 
-    def __init__(self) -> None:
-        self.heights = array("H")
-        self.families = array("H")
-        """The family of each walk."""
-        self.weights = array("d")
-        """The range of each walk as a part of the ranges of its family."""
-        self.members = [array("L") for _ in range(_CELLS)]
-        """By cell: 2 × the number of each walk in it, + 1 where it is its mirror image."""
-        self.family_count = 0
-        for number, draw in enumerate(KINDS):
-            rng = Random(f"{_POOL_SEED}:{number}")
-            for _ in range(_FAMILIES_PER_KIND):
-                self._add_family(draw(rng), rng)
-
-    def _add_family(self, moves: Sequence[float], rng: Random) -> None:
-        seconds = np.array(_seconds(moves))
-        columns = rng.sample(range(1, len(_SIGNS)), k=MOVES)
-        heights, reaches = _heights(seconds[np.arange(MOVES), _SIGNS[:, columns]])
-        total = fsum(reaches)
-        if not total:
-            return  # a walk without a jump
-        first = len(self.families)
-        self.heights.frombytes(heights.astype(self.heights.typecode).tobytes())
-        self.families.extend([self.family_count] * len(reaches))
-        self.weights.extend(reach / total for reach in reaches)
-        for place, (opened, close) in enumerate(heights[:, [0, -1]].tolist(), start=first):
-            cell = _cell(opened, close, _TOP)
-            self.members[cell].append(2 * place)
-            self.members[_CELLS - 1 - cell].append(2 * place + 1)
-        self.family_count += 1
+_KNOTS: Final = (*range(0, SECONDS, 5), SECONDS - 1)
+Candle = tuple[int, int, int, int]
+"""Low, high, open and close in half ticks."""
 
 
-@cache
-def _pool() -> _Pool:
-    return _Pool()
+def _knots(rules: Sequence[Sequence[tuple[int, int, int]]]) -> NDArray[np.int64]:
+    """Return since, at and until of all rules as numbers of knots, a column each."""
+    return np.array([[_KNOTS.index(second) for second in rule] for group in rules for rule in group]).T
 
 
-def _seconds(moves: Sequence[float]) -> list[tuple[Second, Second]]:
-    """Sum up the moves of each second, as they are and mirrored."""
-    parts = len(moves) // MOVES
-    seconds = []
-    for number in range(MOVES):
-        levels = list(accumulate(moves[number * parts : (number + 1) * parts], initial=0.0))
-        net, rise, fall = levels[-1], max(levels), min(levels)
-        at_rise, at_fall = (_nearer_end(levels.index(extreme), parts, number) for extreme in (rise, fall))
-        seconds.append(((net, rise, fall, at_rise, at_fall), (-net, -fall, -rise, at_fall, at_rise)))
-    return seconds
+def _tilts(rules: Sequence[Sequence[tuple[int, int, int]]], tilts: Sequence[float]) -> Floats:
+    """Return the tilt of each rule: that of its group."""
+    return np.repeat(tilts, [len(group) for group in rules])
 
 
-def _nearer_end(place: int, parts: int, second: int) -> int:
-    """Return 1 for the end of the second and 0 for its beginning. Open and close never stand for an extreme nearby."""
-    if place in (0, parts) or 0 < second < MOVES - 1:
-        return int(2 * place >= parts)
-    return 1 if second == 0 else 0
+_LEAD: Final = _knots(LEAD_RULES)
+_OWN: Final = _knots(OWN_RULES)
+TILTS: Final = [
+    np.concatenate([*(_tilts(LEAD_RULES, each) for each in across), _tilts(OWN_RULES, within)])
+    for across, within in zip(LEAD_TILTS, OWN_TILTS, strict=True)
+]
 
 
-def _heights(seconds: NDArray[np.float64]) -> tuple[NDArray[np.float64], list[float]]:
-    """Return walks as heights, and their ranges. An extreme within a second is shown at the nearer end of it.
+class Candidates(NamedTuple):
+    """Paths that a minute might have taken beside its leaders', from 0 at the open on."""
 
-    `seconds` has a `Second` for each walk and second.
-    """
-    walks = np.arange(len(seconds))
-    levels = np.zeros((len(seconds), SECONDS))
-    np.cumsum(seconds[:, :, 0], axis=1, out=levels[:, 1:])
-    tops, bottoms = levels[:, :-1] + seconds[:, :, 1], levels[:, :-1] + seconds[:, :, 2]
-    at_high, at_low = tops.argmax(axis=1), bottoms.argmin(axis=1)
-    high, low = tops[walks, at_high], bottoms[walks, at_low]
-    reach = high - low
-    is_high_later = at_high >= at_low
-    at_high = at_high + seconds[walks, at_high, 3].astype(int)
-    at_low = at_low + seconds[walks, at_low, 4].astype(int)
-    # Where both are at one second, the later one moves on, or the earlier one back where it would become the close.
-    step = np.where(at_high != at_low, 0, np.where(at_high < MOVES - 1, 1, -1))
-    moves_high = is_high_later == (step > 0)
-    at_high, at_low = at_high + np.where(moves_high, step, 0), at_low + np.where(moves_high, 0, step)
-    levels[walks, at_low], levels[walks, at_high] = low, high
-    scale = np.divide(_TOP, reach, out=np.zeros_like(reach), where=reach > 0)
-    return np.rint((levels - low[:, None]) * scale[:, None]), reach.tolist()
-
-
-def _cell(opened: float, close: float, top: float) -> int:
-    return bisect_right(_EDGES, opened / top) * _CLASSES + bisect_right(_EDGES, close / top)
+    levels: Floats
+    """A row of sixty for each path."""
+    scores: Floats
+    """The logarithm of how well each path suits the candle, without its tilt."""
+    payoffs: Floats
+    """What each rule would earn on each path, as a part of the reach."""
+    reach: float
+    """The range of the minute, or that of a leader if it is larger, as a part of the open."""
 
 
 class MinutePaths:
     """Draws the paths of the minutes of one recorded market. `name` is the seed of all its draws."""
 
-    def __init__(self, name: str, grid: Grid, minutes: Minutes) -> None:
+    def __init__(self, name: str, grid: Grid, minutes: Minutes, leaders: Sequence["MinutePaths"] = ()) -> None:
         self._name = name
         self._grid = grid
-        self._pool = _pool()
-        self._family_weights: Sequence[float] = [1.0] * self._pool.family_count
-        if len(minutes) >= _MINUTES_MIN:
-            self._family_weights = _fit(self._pool, _recorded_shares(grid, minutes))
-        # All of them now: what a long recording comes across one after the other would look like a leak.
-        weights = np.array(self._family_weights)[np.array(self._pool.families)] * np.array(self._pool.weights)
-        self._walks = [self._weighted_walks(cell, weights) for cell in range(_CELLS)]
+        self._minutes = minutes
+        self._leaders = leaders[:LEADERS_MAX]
+        self._pool = walk_pool()
+        candles = [corners(grid, minutes[place]) for place in range(len(minutes))]
+        low, high, opened, close = np.array(candles, dtype=float).reshape(-1, 4).T
+        self._moves = (close - opened) / opened
+        ranges = (high - low) / opened
+        at_edge = ((opened == low) | (opened == high)) * 0.5 + ((close == low) | (close == high)) * 0.5
+        few = _FEW_BP / 1e4
+        shares = (_trailing(at_edge * ranges, _EDGES_OVER) + _FEW_SHARE * few) / (_trailing(ranges, _EDGES_OVER) + few)
+        self._kinds = np.searchsorted(EDGE_SHARES, shares, side="right")
+        counts = np.minimum(np.arange(len(minutes)), _USUAL_OVER)
+        usual = np.where(counts, _trailing(ranges, _USUAL_OVER) / np.maximum(counts, 1), ranges)
+        self._usual = np.maximum(usual, _USUAL_BP_MIN / 1e4)
+        self._betas = lru_cache(maxsize=16)(self._day_betas)
+        self._levels = lru_cache(maxsize=4)(self._draw)
 
-    def _weighted_walks(self, cell: int, weights: NDArray[np.float64]) -> tuple[Sequence[int], Sequence[float]]:
-        """Return the walks of a cell, or of the nearest non-empty one, and the cumulative sums of their weights."""
-        pool = self._pool
-        members = pool.members[cell]
-        if not members:
-            opened, close = divmod(cell, _CLASSES)
-            filled = (other for other in range(_CELLS) if pool.members[other])
-            nearest = min(filled, key=lambda o: abs(o // _CLASSES - opened) + abs(o % _CLASSES - close))
-            members = pool.members[nearest]
-        return members, array("d", np.cumsum(weights[np.array(members) >> 1]).tobytes())
+    def draw(self, place: int) -> list[int]:
+        """Return the sixty marks of a recorded minute in half ticks, within low and high and touching both."""
+        return self._levels(place)
 
-    def draw(self, row: Row) -> list[int]:
-        """Return sixty marks in half ticks, from open to close, within low and high and touching both."""
-        low, high, opened, close = corners(self._grid, row)
-        reach = high - low
-        if not reach:
+    def _draw(self, place: int) -> list[int]:
+        row = self._minutes[place]
+        candle = low, high, opened, close = corners(self._grid, row)
+        if low == high:
             return [low] * SECONDS
-        members, sums = self._walks[_cell(opened - low, close - low, reach)]
         random = Random(f"{self._name}:{row.minute}").random
-        choice = members[min(bisect_right(sums, random() * sums[-1]), len(members) - 1)]
-        begin = (choice >> 1) * SECONDS
-        walk: Sequence[int] = self._pool.heights[begin : begin + SECONDS]
-        if choice & 1:
-            walk = [_TOP - height for height in walk]
-        marks = _mapped(walk, sorted(((walk[0], opened), (walk[-1], close))), low, high, random())
+        levels = self._beside(place, random) if self._present(row.minute) else None
+        if levels is None:
+            levels = self._pool.choose(self.kinds(place), cell(opened - low, close - low, high - low), random())
+        # One random offset for all, not the nearest mark for each, leaves small moves their size on average.
+        marks = np.floor(_mapped(levels, levels.min(keepdims=True), levels.max(keepdims=True), candle) + random())
+        marks = np.minimum(np.maximum(marks, low), high)
         marks[0], marks[-1] = opened, close
-        return marks
+        return [int(mark) for mark in marks.tolist()]
+
+    def kinds(self, place: int) -> int:
+        """Return the class of a minute, whose weights of kinds its walks have: by the hour before it."""
+        return int(self._kinds[place])
+
+    # --- beside leaders -----------------------------------------------------------------------------------------------
+
+    def place(self, minute: int) -> int | None:
+        """Return the index of the minute among the recorded ones; None within a gap."""
+        place = bisect_left(self._minutes.minute, minute)
+        return place if place < len(self._minutes) and self._minutes.minute[place] == minute else None
+
+    def _present(self, minute: int) -> tuple[int, ...]:
+        """Return the leaders that have this minute, by number."""
+        return tuple(number for number, leader in enumerate(self._leaders) if leader.place(minute) is not None)
+
+    def _beside(self, place: int, random: Callable[[], float]) -> Floats | None:
+        """Return a path that moves with the leaders; None where no candidate can be mapped onto the candle."""
+        candidates = self.candidates(place, np.array([random() for _ in range(CANDIDATES)]))
+        tilts = TILTS[len(self._present(self._minutes.minute[place])) - 1]
+        # Sums of products and not products of matrices, whose last digits depend on the machine.
+        scores = candidates.scores + (candidates.payoffs * tilts).sum(axis=1)
+        sums = np.cumsum(np.exp(scores - scores.max()))
+        chosen = min(int(np.searchsorted(sums, random() * sums[-1])), CANDIDATES - 1)
+        return None if candidates.scores[chosen] == _UNFIT else candidates.levels[chosen]
+
+    def candidates(self, place: int, chances: Floats) -> Candidates:
+        """Return a path for each chance in [0, 1). A leader has this minute, and its candle has a range."""
+        minute = self._minutes.minute[place]
+        candle = low, high, opened, close = corners(self._grid, self._minutes[place])
+        present = self._present(minute)
+        moves = opened * np.array([self._leaders[number].relative(minute) for number in present])
+        led = (self._betas(minute // _DAY, present)[:, None] * moves).sum(axis=0)
+        usual = float(self._usual[place]) * opened
+        walks = self._pool.sample(self.kinds(place), chances)
+        net = close - opened - float(led[-1])
+        stretches = copysign(max(abs(net), _NET_MIN * usual), net) / walks[:, -1:]
+        levels = led + stretches * walks
+        bottoms, tops = levels.min(axis=1, keepdims=True), levels.max(axis=1, keepdims=True)
+        misses = np.hypot(tops[:, 0] - (high - opened), bottoms[:, 0] - (low - opened)) / (_MISS * (high - low))
+        size = sqrt(max(float(np.ptp(led)), _LED_MIN * usual) * usual)
+        mean, deviation = _STRETCH
+        unusual = (np.log(np.abs(stretches[:, 0]) / size) - mean) / deviation
+        each = np.concatenate([self._betas(minute // _DAY, (number,)) for number in present])
+        own = _mapped(levels[:, _KNOTS], bottoms, tops, candle) - opened
+        alone = each[:, None] * moves
+        reach = max(high - low, float(np.ptp(alone, axis=1).max()))
+        payoffs = _payoffs(own, alone[:, None, _KNOTS]) / reach
+        scores = np.where(_touches(levels, bottoms, tops, candle), -0.5 * (misses**2 + unusual**2), _UNFIT)
+        return Candidates(levels, scores, payoffs, reach / opened)
+
+    def relative(self, minute: int) -> Floats:
+        """Return by how much of its open the price of a recorded minute has risen at each of its seconds."""
+        place = bisect_left(self._minutes.minute, minute)
+        marks = np.array(self.draw(place), dtype=float)
+        moves: Floats = marks / marks[0] - 1
+        return moves
+
+    def _day_betas(self, day: int, present: tuple[int, ...]) -> Floats:
+        """Return the betas to these leaders, by least squares over the moves of the minutes of the day before."""
+        leaders = [self._leaders[number] for number in present]
+        begin, stop = (day - 1) * _DAY, day * _DAY
+        minutes = reduce(np.intersect1d, [each.minutes_between(begin, stop) for each in (self, *leaders)])
+        own, *others = (each.moves(minutes) for each in (self, *leaders))
+        count = len(leaders)
+        products = np.array([[(one * other).sum() for other in others] for one in others])
+        wanted = np.array([(one * own).sum() for one in others]) + _BETA_PRIOR / count
+        # Rounded, since the last digits of a solution depend on the machine.
+        betas: Floats = np.round(np.linalg.solve(products + _BETA_PRIOR * np.eye(count), wanted), 6)
+        return betas
+
+    def minutes_between(self, begin: int, stop: int) -> NDArray[np.int64]:
+        """Return the recorded minutes in [begin, stop)."""
+        minutes = self._minutes.minute
+        return np.array(minutes[bisect_left(minutes, begin) : bisect_left(minutes, stop)], dtype=np.int64)
+
+    def moves(self, minutes: NDArray[np.int64]) -> Floats:
+        """Return by how much of their opens recorded minutes closed higher."""
+        moves: Floats = self._moves[np.searchsorted(np.array(self._minutes.minute), minutes)]
+        return moves
 
 
-def _mapped(walk: Sequence[int], inner: Sequence[tuple[int, int]], low: int, high: int, offset: float) -> list[int]:
-    """Map heights piecewise linearly: 0 to `low`, the two inner ones to the marks beside them, the top to `high`.
+def _trailing(values: Floats, count: int) -> Floats:
+    """Return, for each value, the sum of so many before it, or of as many as there are."""
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    places = np.arange(len(values))
+    trailing: Floats = sums[places] - sums[np.maximum(places - count, 0)]
+    return trailing
 
-    One random `offset` for all, not the nearest mark for each, leaves small moves their size on average.
+
+def _payoffs(own: Floats, led: Floats) -> Floats:
+    """Return what each rule earns on each path.
+
+    `own` has a row for each path, `led` one for each leader: its beta times its move. The rules across markets come
+    four times for each leader: that the market catches up with it, follows it, is followed by it, and is caught up with
+    by it.
     """
-    (first, at_first), (second, at_second) = inner
-    if at_first > at_second:  # classes of height are wider than the difference of open and close
-        at_first, at_second = at_second, at_first
-    lower = (at_first - low) / first if first else 0.0
-    middle = (at_second - at_first) / (second - first) if second > first else 0.0
-    upper = (high - at_second) / (_TOP - second) if second < _TOP else 0.0
-    return [
-        floor(low + height * lower + offset)
-        if height <= first
-        else floor(at_first + (height - first) * middle + offset)
-        if height < second
-        else floor(high - (_TOP - height) * upper + offset)
-        for height in walk
+    since, at, until = _LEAD
+    now, led_now = own.take(at, axis=1), led.take(at, axis=2)
+    past, led_past = now - own.take(since, axis=1), led_now - led.take(since, axis=2)
+    later, led_later = own.take(until, axis=1) - now, led.take(until, axis=2) - led_now
+    across = [
+        np.sign(led_past - past) * later,
+        np.sign(led_past) * later,
+        np.sign(past) * led_later,
+        np.sign(_COUNTER * past - led_past) * led_later,
     ]
+    since, at, until = _OWN
+    now = own.take(at, axis=1)
+    within = np.sign(now - own.take(since, axis=1)) * (own.take(until, axis=1) - now)
+    return np.concatenate([*(each for by_leader in across for each in by_leader), within], axis=1)
 
 
-def corners(grid: Grid, row: Row) -> tuple[int, int, int, int]:
+def _touches(levels: Floats, bottoms: Floats, tops: Floats, candle: Candle) -> NDArray[np.bool_]:
+    """Return whether each path goes beyond its ends where the candle does."""
+    low, high, opened, close = candle
+    ends = levels[:, [0, -1]]
+    is_above = (tops[:, 0] > ends.max(axis=1)) | (high == max(opened, close))
+    is_below = (bottoms[:, 0] < ends.min(axis=1)) | (low == min(opened, close))
+    touches: NDArray[np.bool_] = is_above & is_below
+    return touches
+
+
+def _mapped(levels: Floats, bottoms: Floats, tops: Floats, candle: Candle) -> Floats:
+    """Map paths piecewise linearly: bottom to low, the two ends to open and close, top to high.
+
+    The last axis of `levels` is time, and its first and last are the ends; `bottoms` and `tops` may lie beyond them.
+    """
+    low, high, opened, close = candle
+    begin, end = levels[..., :1], levels[..., -1:]
+    first, second = np.minimum(begin, end), np.maximum(begin, end)
+    at_first, at_second = min(opened, close), max(opened, close)
+    lower = (at_first - low) / np.maximum(first - bottoms, _NO_MOVE)
+    middle = (at_second - at_first) / np.maximum(second - first, _NO_MOVE)
+    upper = (high - at_second) / np.maximum(tops - second, _NO_MOVE)
+    return np.where(
+        levels <= first,
+        low + (levels - bottoms) * lower,
+        np.where(levels < second, at_first + (levels - first) * middle, high - (tops - levels) * upper),
+    )
+
+
+def corners(grid: Grid, row: Row) -> Candle:
     """Return low, high, open and close of a candle in half ticks."""
     low, high = grid.within(row.low, row.high)
     return low, high, min(max(grid.nearest(row.open), low), high), min(max(grid.nearest(row.close), low), high)
-
-
-def _recorded_shares(grid: Grid, minutes: Minutes) -> list[float]:
-    """Return the part of the recorded range in each cell."""
-    shares = [0.0] * _CELLS
-    for place in range(len(minutes)):
-        row = minutes[place]
-        low, high, opened, close = corners(grid, row)
-        if reach := high - low:
-            shares[_cell(opened - low, close - low, reach)] += reach / row.open
-    total = fsum(shares)
-    return [share / total for share in shares] if total else shares
-
-
-def _fit(pool: _Pool, recorded: Sequence[float]) -> Sequence[float]:
-    """Return the weights of the families whose mixture has the recorded shares. A cell and its mirror image are one."""
-    families, parts = np.array(pool.families), np.array(pool.weights)
-    wanted, rows = [], []
-    for cell in range(_CELLS // 2 + 1):
-        half = 0.5 if cell == _CELLS // 2 else 1.0  # the cell in the middle is its own mirror image
-        walks = np.array(pool.members[cell], dtype=int) >> 1
-        share = half * (recorded[cell] + recorded[_CELLS - 1 - cell])
-        if share and len(walks):
-            wanted.append(share)
-            rows.append(np.bincount(families[walks], half * parts[walks], minlength=pool.family_count))
-    by_cell = np.array(rows)
-    by_family = np.ascontiguousarray(by_cell.T)
-    weights = np.full(pool.family_count, 1 / pool.family_count)
-    for _ in range(_FIT_ROUNDS):
-        # Sums of products and not products of matrices, whose last digits depend on the machine.
-        mixture = (by_cell * weights).sum(axis=1)
-        factors = (by_family * (wanted / mixture)).sum(axis=1)
-        weights *= [factor**_FIT_POWER for factor in factors.tolist()]
-        weights /= fsum(weights)
-    return weights.tolist()

@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +27,7 @@ from trader.domain.market.markets import (
 from trader.errors import MarketDataError, MarketUnavailable, StartError
 from trader.gateways.market.books import CLOSE_S, BookModel, CandlePath, Grid, TrailingDay
 from trader.gateways.market.files import Minutes, find_files, find_funding_files, read_funding, read_market
-from trader.gateways.market.minute_paths import MinutePaths
+from trader.gateways.market.minute_paths import LEADERS_MAX, MinutePaths
 from trader.gateways.market.rows import chosen_rows
 from trader.gateways.market.source import Seed
 
@@ -69,6 +69,8 @@ class ReplaySource:
         self._wanted_start = start
         self._wanted_end = end
         self.rows = chosen_rows(symbols, rows)
+        self._leading = [symbol for symbol in rows if symbol in symbols]
+        """The markets in the order of the rows: paths are drawn beside those of the first ones."""
         self.markets: Mapping[str, Market] = {symbol: row.rules for symbol, row in self.rows.items()}
         self._place_in_time = self.name
         self.ends_at: datetime | None = None
@@ -86,14 +88,17 @@ class ReplaySource:
                 f"{self._place} has no candles of {', '.join(missing)}, only of {', '.join(files)}; "
                 "MARKETS says which to trade"
             )
-        for symbol, row in self.rows.items():
+        recordings: dict[str, Recording] = {}
+        for symbol in self._leading:
+            row = self.rows[symbol]
             minutes = await asyncio.to_thread(read_market, files[symbol])
             lowest = min(minutes.low)
             if lowest < _TICKS_MIN * row.rules.tick:
                 raise MarketDataError(
                     f"{files[symbol][0]}: a price of {lowest} is too low for the tick {row.rules.tick} of {symbol}"
                 )
-            self._recordings[symbol] = Recording(row, minutes)
+            recordings[symbol] = Recording(row, minutes, list(recordings.values())[:LEADERS_MAX])
+        self._recordings = {symbol: recordings[symbol] for symbol in self.markets}
         for symbol, paths in find_funding_files(self._funding_place).items():
             if symbol in self.markets:
                 self._funding[symbol] = await asyncio.to_thread(read_funding, paths)
@@ -246,28 +251,33 @@ async def play(clock: Clock, ticks: AsyncIterator[Tick], ends_at: datetime) -> A
 
 
 class Recording:
-    """The candles of one market, found by minute. Its paths are drawn from `seed`, which is set before the first."""
+    """The candles of one market, found by minute. Its paths are drawn beside those of its leaders, from `seed`.
+
+    The seed is set before the first path is drawn.
+    """
 
     seed: int
 
-    def __init__(self, row: SimulatedMarket, minutes: Minutes) -> None:
+    def __init__(self, row: SimulatedMarket, minutes: Minutes, leaders: Sequence["Recording"]) -> None:
         self.minutes = minutes
         self.grid = Grid(row.rules)
         self._model = BookModel(self.grid, row.calm)
         self._trailing_day = TrailingDay(float(row.rules.tick), minutes)
-        self._marks = lru_cache(maxsize=2)(self._draw)
+        self._leaders = leaders
 
     @cached_property
-    def _paths(self) -> MinutePaths:
-        return MinutePaths(f"{self.seed}:{self.grid.market.symbol}", self.grid, self.minutes)
+    def paths(self) -> MinutePaths:
+        """The paths within the minutes. The first of all markets makes the pool of walks, which takes a second."""
+        leaders = [leader.paths for leader in self._leaders]
+        return MinutePaths(f"{self.seed}:{self.grid.market.symbol}", self.grid, self.minutes, leaders)
 
     def prepare_paths(self) -> None:
-        assert self._paths
+        assert self.paths
 
     def minute(self, minute: int) -> CandlePath | None:
         """Return the minute's path; None within a gap."""
         place = self.place(minute)
-        return None if place is None else self._path(place, self._marks(place))
+        return None if place is None else self._path(place, self.paths.draw(place))
 
     def opening(self, minute: int, mark: int) -> CandlePath | None:
         """Return the minute's path up to its first second, of which the mark is known; None within a gap."""
@@ -277,7 +287,7 @@ class Recording:
     def marks(self, minute: int) -> Sequence[int]:
         """Return the marks of the minute's seconds in half ticks; none within a gap."""
         place = self.place(minute)
-        return () if place is None else self._marks(place)
+        return () if place is None else self.paths.draw(place)
 
     def place(self, minute: int) -> int | None:
         """Return the index of the minute among the recorded ones; None within a gap."""
@@ -290,13 +300,10 @@ class Recording:
         return CandlePath(
             self._model,
             marks,
-            before=self._marks(place - 1) if follows else (),
+            before=self.paths.draw(place - 1) if follows else (),
             usual_range=self._trailing_day.usual_range(place),
             busyness=self._trailing_day.busyness(place) if follows else 1.0,
         )
-
-    def _draw(self, place: int) -> list[int]:
-        return self._paths.draw(self.minutes[place])
 
     def next_minute(self, minute: int) -> int | None:
         place = bisect_left(self.minutes.minute, minute)

@@ -2,15 +2,23 @@
 
 A kind draws the moves of a walk: their sizes may depend on each other, their signs are those of fair coins. The kinds
 differ in how many moves there are, and when the large ones come, and so in how often a walk opens or closes at its
-extremes or in the middle of its range.
+extremes or in the middle of its range. The pool holds families of all kinds, about 65,000 walks.
 """
 
+from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import accumulate
-from math import exp, sqrt
+from math import exp, fsum, sqrt
 from random import Random
 from statistics import NormalDist
 from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trader.gateways.market.path_constants import KIND_WEIGHTS
 
 SECONDS: Final = 60
 MOVES: Final = SECONDS - 1
@@ -147,3 +155,164 @@ KINDS: Final[tuple[Kind, ...]] = (
     _excited(0.35),
     _wandering(4),
 )
+
+TOP: Final = 65_535
+"""The height of a walk's maximum; its minimum is 0. Heights are kept as 16-bit whole numbers."""
+
+_EDGES: Final = (
+    1e-9, 0.03, 0.06, 0.1, 0.16, 0.24, 0.33, 0.44,
+    0.56, 0.67, 0.76, 0.84, 0.9, 0.94, 0.97, 1 - 1e-9,
+)  # fmt: skip
+"""Borders between classes of height; the first and the last class are the exact low and high."""
+_CLASSES: Final = len(_EDGES) + 1
+CELLS: Final = _CLASSES * _CLASSES
+"""One for each pair of the class of the open and that of the close. Cell n mirrors cell `CELLS` - 1 - n."""
+
+_FAMILIES_PER_KIND: Final = 32
+_SIGNS: Final = np.array([[(row & column).bit_count() & 1 for column in range(64)] for row in range(64)])
+"""A Hadamard matrix: over its rows, the products of the signs in any two columns add up to zero. A family is one draw
+of moves with the signs of each row, so that over the family any two moves are uncorrelated."""
+_POOL_SEED: Final = "walks of sixty seconds"
+_NET_MIN: Final = 1e-3
+"""A walk that ends nearer to its beginning, as a part of its family's mean range, cannot be stretched to a net move."""
+
+Floats = NDArray[np.float64]
+Second = tuple[float, float, float, int, int]
+"""Within one second: the net move, the rise and the (negative) fall, and whether each is reached at its end (1)."""
+
+
+class WalkPool:
+    """Walks of all kinds as heights between their minimum and maximum; each represents its mirror image too."""
+
+    def __init__(self) -> None:
+        self.members = [array("L") for _ in range(CELLS)]
+        """By cell: 2 × the number of each walk in it, + 1 where it is its mirror image."""
+        heights: list[Floats] = []
+        parts: list[float] = []
+        self.families = array("H")
+        """The family of each walk."""
+        self.kinds: list[int] = []
+        """The kind of each family."""
+        for kind, draw in enumerate(KINDS):
+            rng = Random(f"{_POOL_SEED}:{kind}")
+            for _ in range(_FAMILIES_PER_KIND):
+                family, reaches = _family(draw(rng), rng)
+                total = fsum(reaches)
+                if not total:
+                    continue  # a walk without a jump
+                self._sort(family, len(self.families))
+                self.families.extend([len(self.kinds)] * len(reaches))
+                self.kinds.append(kind)
+                heights.append(family)
+                parts.extend(reach / total for reach in reaches)
+        self.heights = np.concatenate(heights).astype(np.uint16)
+        """A row of sixty for each walk."""
+        self.parts = np.array(parts)
+        """The range of each walk as a part of the ranges of its family."""
+        self.scales = self.parts * len(_SIGNS) / TOP
+        """What makes heights of a walk parts of the mean range of its family."""
+        self._in_cells = [[self._in_cell(cell, weights) for cell in range(CELLS)] for weights in KIND_WEIGHTS]
+        self._free = [self._with_a_net_move(weights) for weights in KIND_WEIGHTS]
+
+    def _sort(self, heights: Floats, first: int) -> None:
+        for place, (opened, close) in enumerate(heights[:, [0, -1]].tolist(), start=first):
+            number = cell(opened, close, TOP)
+            self.members[number].append(2 * place)
+            self.members[CELLS - 1 - number].append(2 * place + 1)
+
+    def _family_weights(self, weights: Sequence[float]) -> Floats:
+        """Return, for each walk, the weight of its family: those of a kind share the weight of the kind."""
+        by_walk: Floats = (np.array(weights) / np.bincount(self.kinds))[self.kinds][self.families]
+        return by_walk
+
+    def _in_cell(self, number: int, weights: Sequence[float]) -> tuple[Sequence[int], Sequence[float]]:
+        """Return the walks of a cell, or of the nearest non-empty one, and the cumulative sums of their weights."""
+        members = self.members[number]
+        if not members:
+            opened, close = divmod(number, _CLASSES)
+            filled = (other for other in range(CELLS) if self.members[other])
+            nearest = min(filled, key=lambda o: abs(o // _CLASSES - opened) + abs(o % _CLASSES - close))
+            members = self.members[nearest]
+        walks = np.array(members) >> 1
+        return members, array("d", np.cumsum((self._family_weights(weights) * self.parts)[walks]).tobytes())
+
+    def _with_a_net_move(self, weights: Sequence[float]) -> tuple[NDArray[np.int64], Floats]:
+        """Return the walks that end away from where they began, and the cumulative sums of their families' weights."""
+        net = (self.heights[:, -1].astype(float) - self.heights[:, 0]) * self.scales
+        walks = np.flatnonzero(np.abs(net) > _NET_MIN)
+        return walks, np.cumsum(self._family_weights(weights)[walks])
+
+    def choose(self, kinds: int, number: int, chance: float) -> Floats:
+        """Return the heights of a walk of a cell by a chance in [0, 1), in proportion to weight × range."""
+        members, sums = self._in_cells[kinds][number]
+        choice = members[min(bisect_right(sums, chance * sums[-1]), len(members) - 1)]
+        walk: Floats = self.heights[choice >> 1].astype(float)
+        return TOP - walk if choice & 1 else walk
+
+    def sample(self, kinds: int, chances: Floats) -> Floats:
+        """Return one walk for each chance, by the weights of their families, from 0 on and of mean range 1."""
+        walks, sums = self._free[kinds]
+        chosen = walks[np.minimum(np.searchsorted(sums, chances * sums[-1], side="right"), len(walks) - 1)]
+        heights = self.heights[chosen].astype(float)
+        walks_from_0: Floats = (heights - heights[:, :1]) * self.scales[chosen, None]
+        return walks_from_0
+
+
+@cache
+def walk_pool() -> WalkPool:
+    return WalkPool()
+
+
+def _family(moves: Sequence[float], rng: Random) -> tuple[Floats, list[float]]:
+    """Return the heights of a family's walks, and their ranges."""
+    seconds = np.array(_seconds(moves))
+    columns = rng.sample(range(1, len(_SIGNS)), k=MOVES)
+    return _heights(seconds[np.arange(MOVES), _SIGNS[:, columns]])
+
+
+def _seconds(moves: Sequence[float]) -> list[tuple[Second, Second]]:
+    """Sum up the moves of each second, as they are and mirrored."""
+    parts = len(moves) // MOVES
+    seconds = []
+    for number in range(MOVES):
+        levels = list(accumulate(moves[number * parts : (number + 1) * parts], initial=0.0))
+        net, rise, fall = levels[-1], max(levels), min(levels)
+        at_rise, at_fall = (_nearer_end(levels.index(extreme), parts, number) for extreme in (rise, fall))
+        seconds.append(((net, rise, fall, at_rise, at_fall), (-net, -fall, -rise, at_fall, at_rise)))
+    return seconds
+
+
+def _nearer_end(place: int, parts: int, second: int) -> int:
+    """Return 1 for the end of the second and 0 for its beginning. Open and close never stand for an extreme nearby."""
+    if place in (0, parts) or 0 < second < MOVES - 1:
+        return int(2 * place >= parts)
+    return 1 if second == 0 else 0
+
+
+def _heights(seconds: Floats) -> tuple[Floats, list[float]]:
+    """Return walks as heights, and their ranges. An extreme within a second is shown at the nearer end of it.
+
+    `seconds` has a `Second` for each walk and second.
+    """
+    walks = np.arange(len(seconds))
+    levels = np.zeros((len(seconds), SECONDS))
+    np.cumsum(seconds[:, :, 0], axis=1, out=levels[:, 1:])
+    tops, bottoms = levels[:, :-1] + seconds[:, :, 1], levels[:, :-1] + seconds[:, :, 2]
+    at_high, at_low = tops.argmax(axis=1), bottoms.argmin(axis=1)
+    high, low = tops[walks, at_high], bottoms[walks, at_low]
+    reach = high - low
+    is_high_later = at_high >= at_low
+    at_high = at_high + seconds[walks, at_high, 3].astype(int)
+    at_low = at_low + seconds[walks, at_low, 4].astype(int)
+    # Where both are at one second, the later one moves on, or the earlier one back where it would become the close.
+    step = np.where(at_high != at_low, 0, np.where(at_high < MOVES - 1, 1, -1))
+    moves_high = is_high_later == (step > 0)
+    at_high, at_low = at_high + np.where(moves_high, step, 0), at_low + np.where(moves_high, 0, step)
+    levels[walks, at_low], levels[walks, at_high] = low, high
+    scale = np.divide(TOP, reach, out=np.zeros_like(reach), where=reach > 0)
+    return np.rint((levels - low[:, None]) * scale[:, None]), reach.tolist()
+
+
+def cell(opened: float, close: float, top: float) -> int:
+    """Return the cell of an open and a close between 0 and `top`."""
+    return bisect_right(_EDGES, opened / top) * _CLASSES + bisect_right(_EDGES, close / top)
