@@ -29,8 +29,6 @@ SEED = -1
 FIT_ROUNDS = 300
 FIT_POWER = 1.5
 """Expectation maximisation converges faster with its factors raised to a power above 1."""
-KEPT = 16
-"""Candidates of a minute, of many more, that are kept by their scores."""
 TILT_ROUNDS = 8
 RIDGE = 0.02
 GROUP = 32
@@ -87,12 +85,10 @@ def payoffs(paths: MinutePaths, grid: Grid, minutes: Minutes, leaders: int) -> t
         low, high, *_ = corners(grid, minutes[place])
         if low == high:
             continue
-        candidates = paths.candidates(place, random.random(CANDIDATES))
-        sums = np.cumsum(np.exp(candidates.scores - candidates.scores.max()))
-        places = np.searchsorted(sums, (random.random() + np.arange(KEPT)) / KEPT * sums[-1])
-        earned = np.add.reduceat(candidates.payoffs, groups, axis=1)
-        kept.append(earned[np.minimum(places, CANDIDATES - 1)].astype(np.float32))
-        reaches.append(candidates.reach)
+        candidates = paths.candidates(place, random.random(CANDIDATES + 1))
+        if candidates is not None:
+            kept.append(np.add.reduceat(candidates.payoffs, groups, axis=1).astype(np.float32))
+            reaches.append(candidates.reach)
     return np.array(kept), np.array(reaches)
 
 

@@ -135,20 +135,26 @@ def test_a_gap_of_its_leader_leaves_a_market_alone() -> None:
 
 # Fairness on recorded candles; `scripts/benchmark fidelity` judges the whole month on a finer grid
 
-FIRST, DAYS = 30_000, 4
+DAYS = 4
+LATER = 30_000
+"""A minute of the half that the constants of the paths were not fitted to."""
 
 
-@pytest.fixture(scope="module")
-def recorded() -> dict[str, Minutes]:
-    """Days of each market from the half of the month that the constants of the paths were not fitted to."""
+def days(first: int) -> dict[str, Minutes]:
+    """Return days of each market from a minute on."""
     return {
-        symbol: part_of(read_market(files), FIRST, FIRST + DAYS * 1440) for symbol, files in find_files(FOLDER).items()
+        symbol: part_of(read_market(files), first, first + DAYS * 1440) for symbol, files in find_files(FOLDER).items()
     }
 
 
 @pytest.fixture(scope="module")
-def drawn(recorded: dict[str, Minutes]) -> dict[str, Paths]:
-    return {symbol: log_paths(GRIDS[symbol], marks) for symbol, marks in draw_together(recorded, 0).items()}
+def recorded() -> dict[str, Minutes]:
+    return days(0)
+
+
+@pytest.fixture(scope="module")
+def drawn() -> dict[str, Paths]:
+    return {symbol: log_paths(GRIDS[symbol], marks) for symbol, marks in draw_together(days(LATER), 0).items()}
 
 
 def largest_t(paths: Sequence[Paths]) -> float:

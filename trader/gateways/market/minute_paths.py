@@ -33,6 +33,10 @@ LEADERS_MAX: Final = 2
 """A market moves with so many others at most."""
 
 CANDIDATES: Final = 64
+"""Own walks that are tried for a path beside leaders."""
+KEPT: Final = 16
+"""Of these, so many are kept by how well they suit the candle, the best more than once, for the tilted choice."""
+_PLACES: Final = np.arange(KEPT)
 _MISS: Final = 0.08
 """The standard deviation of a candidate's high and low from the candle's, as a part of its range."""
 _STRETCH: Final = (-0.25, 0.65)
@@ -62,7 +66,7 @@ _COUNTER: Final = 0.6
 _NO_MOVE: Final = 1e-9
 """Less than any move in half ticks."""
 
-_KNOTS: Final = (*range(0, SECONDS, 5), SECONDS - 1)
+_KNOTS: Final = [*range(0, SECONDS, 5), SECONDS - 1]
 Candle = tuple[int, int, int, int]
 """Low, high, open and close in half ticks."""
 
@@ -90,8 +94,6 @@ class Candidates(NamedTuple):
 
     levels: Floats
     """A row of sixty for each path."""
-    scores: Floats
-    """The logarithm of how well each path suits the candle, without its tilt."""
     payoffs: Floats
     """What each rule would earn on each path, as a part of the reach."""
     reach: float
@@ -103,12 +105,11 @@ class MinutePaths:
 
     def __init__(self, name: str, grid: Grid, minutes: Minutes, leaders: Sequence["MinutePaths"] = ()) -> None:
         self._name = name
-        self._grid = grid
         self._minutes = minutes
         self._leaders = leaders[:LEADERS_MAX]
         self._pool = walk_pool()
-        candles = [corners(grid, minutes[place]) for place in range(len(minutes))]
-        low, high, opened, close = np.array(candles, dtype=float).reshape(-1, 4).T
+        self._candles = [corners(grid, minutes[place]) for place in range(len(minutes))]
+        low, high, opened, close = np.array(self._candles, dtype=float).reshape(-1, 4).T
         self._moves = (close - opened) / opened
         ranges = (high - low) / opened
         at_edge = ((opened == low) | (opened == high)) * 0.5 + ((close == low) | (close == high)) * 0.5
@@ -126,12 +127,12 @@ class MinutePaths:
         return self._levels(place)
 
     def _draw(self, place: int) -> list[int]:
-        row = self._minutes[place]
-        candle = low, high, opened, close = corners(self._grid, row)
+        minute = self._minutes.minute[place]
+        candle = low, high, opened, close = self._candles[place]
         if low == high:
             return [low] * SECONDS
-        random = Random(f"{self._name}:{row.minute}").random
-        levels = self._beside(place, random) if self._present(row.minute) else None
+        random = Random(f"{self._name}:{minute}").random
+        levels = self._beside(place, random) if self._present(minute) else None
         if levels is None:
             levels = self._pool.choose(self.kinds(place), cell(opened - low, close - low, high - low), random())
         # One random offset for all, not the nearest mark for each, leaves small moves their size on average.
@@ -157,18 +158,23 @@ class MinutePaths:
 
     def _beside(self, place: int, random: Callable[[], float]) -> Floats | None:
         """Return a path that moves with the leaders; None where no candidate can be mapped onto the candle."""
-        candidates = self.candidates(place, np.array([random() for _ in range(CANDIDATES)]))
+        candidates = self.candidates(place, np.array([random() for _ in range(CANDIDATES + 1)]))
+        if candidates is None:
+            return None
         tilts = TILTS[len(self._present(self._minutes.minute[place])) - 1]
         # Sums of products and not products of matrices, whose last digits depend on the machine.
-        scores = candidates.scores + (candidates.payoffs * tilts).sum(axis=1)
+        scores = (candidates.payoffs * tilts).sum(axis=1)
         sums = np.cumsum(np.exp(scores - scores.max()))
-        chosen = min(int(np.searchsorted(sums, random() * sums[-1])), CANDIDATES - 1)
-        return None if candidates.scores[chosen] == _UNFIT else candidates.levels[chosen]
+        chosen: Floats = candidates.levels[min(int(np.searchsorted(sums, random() * sums[-1])), KEPT - 1)]
+        return chosen
 
-    def candidates(self, place: int, chances: Floats) -> Candidates:
-        """Return a path for each chance in [0, 1). A leader has this minute, and its candle has a range."""
+    def candidates(self, place: int, chances: Floats) -> Candidates | None:
+        """Return paths by `CANDIDATES` + 1 chances in [0, 1). A leader has this minute, and its candle has a range.
+
+        None where no path can be mapped onto the candle.
+        """
         minute = self._minutes.minute[place]
-        candle = low, high, opened, close = corners(self._grid, self._minutes[place])
+        candle = low, high, opened, close = self._candles[place]
         present = self._present(minute)
         moves = opened * np.array([self._leaders[number].relative(minute) for number in present])
         led = (self._betas(minute // _DAY, present)[:, None] * moves).sum(axis=0)
@@ -182,13 +188,18 @@ class MinutePaths:
         size = sqrt(max(float(np.ptp(led)), _LED_MIN * usual) * usual)
         mean, deviation = _STRETCH
         unusual = (np.log(np.abs(stretches[:, 0]) / size) - mean) / deviation
+        scores = np.where(_touches(levels, bottoms, tops, candle), -0.5 * (misses**2 + unusual**2), _UNFIT)
+        best = scores.max()
+        if best == _UNFIT:
+            return None
+        sums = np.cumsum(np.exp(scores - best))
+        kept = np.minimum(np.searchsorted(sums, (chances[0] + _PLACES) / KEPT * sums[-1]), CANDIDATES - 1)
+        levels = levels[kept]
         each = np.concatenate([self._betas(minute // _DAY, (number,)) for number in present])
-        own = _mapped(levels[:, _KNOTS], bottoms, tops, candle) - opened
         alone = each[:, None] * moves
         reach = max(high - low, float(np.ptp(alone, axis=1).max()))
-        payoffs = _payoffs(own, alone[:, None, _KNOTS]) / reach
-        scores = np.where(_touches(levels, bottoms, tops, candle), -0.5 * (misses**2 + unusual**2), _UNFIT)
-        return Candidates(levels, scores, payoffs, reach / opened)
+        own = _mapped(levels[:, _KNOTS], bottoms[kept], tops[kept], candle) - opened
+        return Candidates(levels, _payoffs(own, alone[:, None, _KNOTS]) / reach, reach / opened)
 
     def relative(self, minute: int) -> Floats:
         """Return by how much of its open the price of a recorded minute has risen at each of its seconds."""
