@@ -52,8 +52,8 @@ def shares_of_cells(paths: Mapping[str, MinutePaths], recorded: Mapping[str, Min
 def fit_kinds(shares: Floats) -> Floats:
     """Return the weights of the kinds whose mixture has these shares. A cell and its mirror image are one.
 
-    What is fitted are weights of 32 successive families each, which lie across two kinds, so that neighbours are
-    weighted alike: fitted to single kinds the mixture is a little more likely, but rules earn more on it.
+    What is fitted are weights of 32 successive families each. Some kinds have fewer, so these lie across two kinds, and
+    neighbours are weighted alike.
     """
     pool = walk_pool()
     families = np.array(pool.families)

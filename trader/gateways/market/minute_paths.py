@@ -179,7 +179,7 @@ class MinutePaths:
         moves = opened * np.array([self._leaders[number].relative(minute) for number in present])
         led = (self._betas(minute // _DAY, present)[:, None] * moves).sum(axis=0)
         usual = float(self._usual[place]) * opened
-        walks = self._pool.sample(self.kinds(place), chances)
+        walks = self._pool.sample(self.kinds(place), chances[1:])
         net = close - opened - float(led[-1])
         stretches = copysign(max(abs(net), _NET_MIN * usual), net) / walks[:, -1:]
         levels = led + stretches * walks
