@@ -145,17 +145,30 @@ CREATE INDEX IF NOT EXISTS invocations_failed_by_model ON invocations (model_id,
     WHERE status IN ('failed', 'timeout') OR (status = 'completed' AND failed_tool_calls > 0);
 CREATE INDEX IF NOT EXISTS invocations_running ON invocations (model_id) WHERE status = 'running';
 
--- The chain of decisions, append-only: a link for each invocation, written in the transaction that finishes it. `digest` is
--- the SHA-256 of the digest before it (of the first: 32 zero bytes) and of `record_digest`, which is the SHA-256 of the
--- invocation's canonical record. What an agent was shown and what its provider answered are kept for a limited time; their
--- digests stay here.
+-- The chain of the record, append-only: a link for each invocation, written in the transaction that finishes it, and one for
+-- each record of results, which has its text here. `digest` is the SHA-256 of the digest before it (of the first: 32 zero
+-- bytes) and of `record_digest`, which is the SHA-256 of the canonical record. What an agent was shown and what its provider
+-- answered are kept for a limited time; their digests stay here.
 CREATE TABLE IF NOT EXISTS chain_links (
     position       bigint PRIMARY KEY CHECK (position >= 1),
-    invocation_id  uuid NOT NULL UNIQUE,
+    invocation_id  uuid UNIQUE,
     view_digest    bytea CHECK (length(view_digest) = 32),
     answers_digest bytea CHECK (length(answers_digest) = 32),
     record_digest  bytea NOT NULL CHECK (length(record_digest) = 32),
-    digest         bytea NOT NULL CHECK (length(digest) = 32)
+    digest         bytea NOT NULL CHECK (length(digest) = 32),
+    kind           text NOT NULL DEFAULT 'invocation',
+    record         text,
+    CONSTRAINT invocation_or_record CHECK ((invocation_id IS NULL) = (record IS NOT NULL))
+);
+CREATE UNIQUE INDEX IF NOT EXISTS chain_links_begin ON chain_links (kind) WHERE kind = 'begin';
+
+-- How far the results of each account are in the chain: the ledger's sequence, the number of its last run, and the hour of
+-- its equity. Whoever appends results locks this table first, so that nothing is appended twice.
+CREATE TABLE IF NOT EXISTS chain_marks (
+    account_id text PRIMARY KEY,
+    sequence   bigint NOT NULL CHECK (sequence >= 0),
+    run_number integer NOT NULL CHECK (run_number >= 0),
+    hour       timestamptz
 );
 
 -- Appends one link after the other, whoever commits: the lock ("chain" in ASCII) is held until the end of the transaction,

@@ -23,6 +23,7 @@ from trader.leadership import Leadership, Relay, TradingControls
 from trader.schedulers import Schedulers, jobs
 from trader.services.agents.anchors import Anchors
 from trader.services.agents.recorder import StoredStates
+from trader.services.agents.results import record_results
 from trader.services.agents.schedule import Agents
 from trader.services.agents.webhooks import Webhooks
 from trader.services.events import EventBus, log_trades
@@ -112,7 +113,7 @@ async def make_service(settings: Settings, external: ExternalSystems, alarms: Al
     baselines = Baselines(database, exchange, market, clock, settings)
     webhooks = _make_webhooks(context, database)
     stack.push_async_callback(webhooks.close)
-    schedulers = _make_schedulers(context, events, baselines, webhooks)
+    schedulers = _make_schedulers(database, context, events, baselines, webhooks)
     hubs = streams.Hubs(state_loaders(context), events, clock)
     lock = None if leader is not None else _make_lock(external)
     relay = Relay(RelayWriter(database, events, lambda: leader_view(context), ENCODER.encode), followed)
@@ -206,7 +207,9 @@ def _make_webhooks(context: Context, database: Database) -> Webhooks:
     )
 
 
-def _make_schedulers(context: Context, events: EventBus, baselines: Baselines, webhooks: Webhooks) -> Schedulers:
+def _make_schedulers(
+    database: Database, context: Context, events: EventBus, baselines: Baselines, webhooks: Webhooks
+) -> Schedulers:
     async def start_batch(now: datetime) -> None:
         await context.agents.start_batch(now)
         await webhooks.begin_cycle(context.agents.models.values(), now)
@@ -217,5 +220,7 @@ def _make_schedulers(context: Context, events: EventBus, baselines: Baselines, w
         await baselines.record(now)
         runs = (account.run.started_at for account in context.exchange.accounts.values())
         await context.candles.record(now, min(runs, default=now))
+        if (term := context.exchange.term) is not None:
+            await record_results(database, term, now)
 
     return Schedulers(jobs(events, start_batch, take_snapshots), context.clock)

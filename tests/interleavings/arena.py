@@ -31,6 +31,7 @@ from trader.errors import Unavailable, ViewDecided
 from trader.gateways.agents.providers import Providers
 from trader.leadership import Leadership, Relay, TradingControls
 from trader.schedulers import Schedulers
+from trader.services.agents.results import record_results
 from trader.services.agents.schedule import Agents
 from trader.services.events import Event, EventBus
 from trader.services.exchange.accounts import Accounts
@@ -205,6 +206,8 @@ class Process:
         now = self.arena.clock.now()
         await self.portfolio.take_snapshots(now)
         await self.baselines.record(now)
+        if (term := self.exchange.term) is not None:
+            await record_results(self.arena.database, term, now)
 
     async def lose_lock(self) -> None:
         """Lose the role, as when the lock's connection breaks."""

@@ -11,6 +11,7 @@ from support.reference_account import ReferenceAccount
 from trader.domain.exchange.tick_rules import Moment
 from trader.domain.market.markets import PLAIN_FUNDING_RATE, Tick
 from trader.services.agents.chain import verify
+from trader.services.agents.results import record_results
 from trader.services.events import PostingRefused
 from trader.services.exchange.audit import audit
 from trader.store.database.pool import Connection
@@ -62,7 +63,12 @@ async def problems_of(arena: Arena, leader: Process) -> list[str]:
         problems.append(f"the memory of the leader {leader.name} is not its rows")
     for process in arena.processes.values():
         problems += [f"alarm: {event.text}" for event in process.events if isinstance(event, PostingRefused)]
-    problems += [f"chain: {finding}" for finding in (await verify(arena.database, [])).findings]
+    if (term := leader.exchange.term) is not None:
+        await run_as(leader.name, record_results(arena.database, term, arena.clock.now()))
+    verified = await verify(arena.database, [])
+    problems += [f"chain: {finding}" for finding in verified.findings]
+    if verified.waiting and leader.exchange.term is not None:
+        problems.append(f"chain: the ledger of {verified.waiting} accounts is in no record")
     return problems
 
 

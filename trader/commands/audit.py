@@ -1,4 +1,4 @@
-"""The commands audit, verify and reproduce: checks of the books, of the chain of decisions, and of one invocation."""
+"""The commands audit, verify and reproduce: checks of the books, of the chain, and of one invocation."""
 
 import argparse
 import sys
@@ -56,12 +56,13 @@ def _anchors_argument(parser: argparse.ArgumentParser) -> None:
 
 @database_command("verify", example="trader verify --anchors anchors.jsonl", arguments=_anchors_argument)
 async def verify(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """Check whether decisions were changed, inserted, removed or cut off since they were recorded."""
+    """Check whether decisions or results were changed, inserted, removed or cut off since they were recorded."""
     outside = [] if options.anchors is None else _read_anchors(options.anchors)
     checked = await chain.verify(target.database, outside)
     lines = [
         f"{checked.links} invocations of the chain were checked, {checked.payloads} of them with their payloads, "
-        f"against {checked.anchors} anchors, {len(outside)} of them from outside."
+        f"against {checked.anchors} anchors, {len(outside)} of them from outside.",
+        *_describe_results(checked),
     ]
     if checked.before_chain:
         lines.append(
@@ -77,6 +78,19 @@ async def verify(options: argparse.Namespace, target: TargetDatabase) -> Result:
     lines.append("NOT intact." if findings else "Intact.")
     value = {"isIntact": not findings, "verification": checked}
     return Result(value, lines, EXIT_FAILED if findings else EXIT_DONE)
+
+
+def _describe_results(checked: chain.Verification) -> Iterator[str]:
+    yield f"{checked.records} records of results were compared with the tables, row by row: {checked.rows} rows."
+    if not checked.has_results:
+        yield "The chain of results begins when a service of this version leads on this database."
+    if checked.accounts_before:
+        yield (
+            f"The ledger and hours of {checked.accounts_before} accounts from before an upgrade are in no record: "
+            "nothing can be said about them."
+        )
+    if checked.waiting:
+        yield f"The ledger of {checked.waiting} accounts goes on since the last record; the next minute records it."
 
 
 def _read_anchors(file: Path) -> list[Anchor]:

@@ -20,6 +20,9 @@ from trader.services.agents import anchors as service
 from trader.services.agents.anchors import Anchors
 from trader.setting_forms import Secret
 
+FIRST = 3
+"""The position of a model's first invocation: after the records of its entrant, and of what answered for it."""
+
 
 @asynccontextmanager
 async def _webhook(*statuses: int) -> AsyncIterator[tuple[str, list[dict[str, object]]]]:
@@ -59,12 +62,12 @@ async def test_the_head_is_anchored_once_an_hour_and_only_when_it_moved(floor: F
     await anchors.update()
     await floor.cycle()
     await anchors.update()
-    assert await _sent(floor) == [(1, False)]
+    assert await _sent(floor) == [(FIRST, False)]
     async with floor.database.connection() as conn:
         await conn.execute("UPDATE anchors SET anchored_at = anchored_at - interval '61 minutes'")
     await anchors.update()
     await anchors.update()
-    assert await _sent(floor) == [(1, False), (2, False)]
+    assert await _sent(floor) == [(FIRST, False), (FIRST + 1, False)]
 
 
 async def test_a_webhook_gets_every_head_in_order_over_failures(floor: Floor, caplog: pytest.LogCaptureFixture) -> None:
@@ -77,8 +80,8 @@ async def test_a_webhook_gets_every_head_in_order_over_failures(floor: Floor, ca
             await floor.cycle()
             await anchors.update()
         await sink.close()
-    assert [body["position"] for body in got] == [1, 1, 1, 2, 3]
-    assert await _sent(floor) == [(1, True), (2, True), (3, True)]
+    assert [body["position"] for body in got] == [FIRST, FIRST, FIRST, FIRST + 1, FIRST + 2]
+    assert await _sent(floor) == [(FIRST, True), (FIRST + 1, True), (FIRST + 2, True)]
     assert "HTTP 500" in caplog.text
     assert "secret" not in caplog.text
     assert [len(str(body["digest"])) for body in got] == [64] * 5
@@ -91,12 +94,14 @@ async def test_a_sink_that_hangs_delays_no_anchor_and_no_model(floor: Floor, mon
     async with _webhook(0, 0, 0, 0, 0, 0) as (url, _):
         sink = make_sink(Secret(url))
         assert sink is not None
+        await floor.cycle()
         running = asyncio.create_task(Anchors(floor.database, sink, _leader, interval_s=0, poll_s=0.01).run())
         for count in range(1, 4):
-            await floor.cycle()
             async with asyncio.timeout(10):
                 while len(await _sent(floor)) < count:
                     await asyncio.sleep(0.01)
+            if count < 3:
+                await floor.cycle()
         running.cancel()
         await asyncio.wait([running])
         await sink.close()
@@ -127,7 +132,7 @@ async def test_a_file_that_cannot_be_written_is_tried_again(floor: Floor, tmp_pa
     began_s = time.monotonic()
     await Anchors(floor.database, sink, _leader).update()
     assert time.monotonic() - began_s < anchor_sinks.ATTEMPT_S
-    assert await _sent(floor) == [(1, False)]
+    assert await _sent(floor) == [(FIRST, False)]
 
 
 async def test_verify_compares_a_file_of_anchors(
@@ -142,7 +147,7 @@ async def test_verify_compares_a_file_of_anchors(
     for _ in range(3):
         await floor.cycle()
         await anchors.update()
-    assert [json.loads(line)["position"] for line in file.read_text().splitlines()] == [1, 2, 3]
+    assert [json.loads(line)["position"] for line in file.read_text().splitlines()] == [FIRST, FIRST + 1, FIRST + 2]
     arguments = ["verify", "--anchors", str(file)]
 
     async def check() -> tuple[int, str]:
@@ -156,10 +161,10 @@ async def test_verify_compares_a_file_of_anchors(
     )
     assert printed.endswith("\nIntact.\n")
     async with floor.database.connection() as conn:
-        await conn.execute("DELETE FROM chain_links WHERE position = 3")
+        await conn.execute("DELETE FROM chain_links WHERE position = $1", FIRST + 2)
     code, printed = await check()
     assert code == 1
-    assert "  cut off at position 3: " in printed
+    assert f"  cut off at position {FIRST + 2}: " in printed
     assert "inserted: invocation" in printed
     file.write_text('{"position": 1}\n')
     assert await asyncio.to_thread(_main, ["verify", "--anchors", str(file)]) == 1

@@ -1,4 +1,4 @@
-"""The chain of decisions: whatever is done to the record of finished invocations is found, and where."""
+"""The chain: whatever is done to the record of finished invocations is found, and where."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,7 +16,13 @@ from trader.store.agents import chain as store
 from trader.store.agents.invocations import select_steps, select_tool_calls
 from trader.store.database.pool import Connection, Database
 
-LINKS = 8
+INVOCATIONS = 8
+RECORDS = 4
+"""Two entrants begin, and each has a first answer, in the first cycle: from position 7 on all links are invocations."""
+
+LINKS = INVOCATIONS + RECORDS
+
+NOBODY = UUID(int=0)
 
 Attack = Callable[[Connection], Awaitable[object]]
 
@@ -36,10 +42,10 @@ async def chain(database: Database) -> AsyncIterator[Database]:
 
 
 async def _anchors(database: Database) -> list[Anchor]:
-    """The heads of the chain as somebody outside kept them: after links 3 and 6, and the last."""
+    """The heads of the chain as somebody outside kept them: after links 7 and 10, and the last."""
     async with database.connection() as conn:
         links = await store.select_links(conn, 0, 100)
-    return [Anchor(link.position, link.digest, START, "outside") for link in links if link.position in (3, 6, LINKS)]
+    return [Anchor(link.position, link.digest, START, "outside") for link in links if link.position in (7, 10, LINKS)]
 
 
 async def _found(database: Database, outside: list[Anchor] | None = None) -> list[tuple[str, int | None]]:
@@ -66,6 +72,7 @@ async def _rebuild(conn: Connection, first: int) -> None:
     entrants = await store.select_entrants(conn)
     before = links[first - 2].digest if first > 1 else bytes(32)
     for link in links[first - 1 :]:
+        assert link.invocation_id is not None
         ids = [link.invocation_id]
         done = (await store.select_linked_invocations(conn, ids))[link.invocation_id]
         steps, calls = await select_steps(conn, ids), await select_tool_calls(conn, ids)
@@ -80,8 +87,8 @@ async def _rebuild(conn: Connection, first: int) -> None:
 
 async def test_every_finished_invocation_is_in_the_chain_once(chain: Database) -> None:
     report = await verify(chain, await _anchors(chain))
-    assert (report.links, report.anchors, report.before_chain, list(report.findings)) == (LINKS, 3, 0, [])
-    assert report.payloads == LINKS
+    assert (report.links, report.anchors, report.before_chain, list(report.findings)) == (INVOCATIONS, 3, 0, [])
+    assert (report.payloads, report.records) == (INVOCATIONS, RECORDS)
 
 
 async def test_an_interrupted_invocation_is_linked_at_the_next_start(database: Database) -> None:
@@ -127,8 +134,8 @@ EDITS: dict[str, str] = {
 async def test_an_edit_is_found_where_it_was_made(chain: Database, statement: str) -> None:
     async with chain.connection() as conn:
         links = await store.select_links(conn, 0, 100)
-        done = await store.select_linked_invocations(conn, [link.invocation_id for link in links])
-        place = next(n for n in range(3, LINKS) if done[links[n - 1].invocation_id].status == "completed")
+        done = await store.select_linked_invocations(conn, [link.invocation_id for link in links if link.invocation_id])
+        place = next(n for n in range(7, LINKS) if done[links[n - 1].invocation_id or NOBODY].status == "completed")
         await conn.execute(statement, links[place - 1].invocation_id)
     assert set(await _found(chain)) == {("changed", place)}
 
@@ -142,25 +149,28 @@ async def test_an_edited_configuration_is_found(chain: Database) -> None:
             "UPDATE entrants SET configuration = rtrim(configuration), fingerprint = repeat('0', 64) "
             "WHERE model_id = 'ada'"
         )
-    assert await _found(chain) == [("changed", None)]
+    texts = [finding.text for finding in (await verify(chain, [])).findings]
+    assert len(texts) == 2
+    assert "does not have its fingerprint" in texts[0]
+    assert "entrants ada, 1: fingerprint is 0000" in texts[1]
 
 
 async def test_an_edited_payload_is_found(chain: Database) -> None:
     async with chain.connection() as conn:
-        ids = [await _id_at(conn, 3), await _id_at(conn, 1)]
+        ids = [await _id_at(conn, 7), await _id_at(conn, 6)]
         await conn.execute(
             "UPDATE invocation_payloads a SET payload = b.payload "
             "FROM invocation_payloads b WHERE a.invocation_id = $1 AND b.invocation_id = $2",
             *ids,
         )
-    assert set(await _found(chain)) == {("changed", 3)}
+    assert set(await _found(chain)) == {("changed", 7)}
 
 
 async def test_retention_is_no_finding(chain: Database) -> None:
     async with chain.connection() as conn:
         await conn.execute("DELETE FROM invocation_payloads")
     report = await verify(chain, [])
-    assert (report.links, report.payloads, list(report.findings)) == (LINKS, 0, [])
+    assert (report.links, report.payloads, list(report.findings)) == (INVOCATIONS, 0, [])
 
 
 async def test_an_inserted_invocation_is_found(chain: Database) -> None:
@@ -169,24 +179,24 @@ async def test_an_inserted_invocation_is_found(chain: Database) -> None:
             "INSERT INTO invocations (id, model_id, status, started_at, finished_at, entrant) "
             "SELECT $1, model_id, 'completed', started_at, finished_at, entrant FROM invocations WHERE id = $2",
             uuid4(),
-            await _id_at(conn, 5),
+            await _id_at(conn, 9),
         )
     assert await _found(chain) == [("inserted", None)]
 
 
 async def test_a_removed_invocation_is_found_where_it_was(chain: Database) -> None:
     async with chain.connection() as conn:
-        await _delete_invocation(conn, 4)
-    assert await _found(chain) == [("removed", 4)]
+        await _delete_invocation(conn, 8)
+    assert await _found(chain) == [("removed", 8)]
 
 
 async def test_a_removed_link_that_was_closed_up_is_found_where_it_was(chain: Database) -> None:
     async with chain.connection() as conn:
-        await _delete_invocation(conn, 4)
-        for position in range(5, LINKS + 1):
+        await _delete_invocation(conn, 8)
+        for position in range(9, LINKS + 1):
             await conn.execute("UPDATE chain_links SET position = position - 1 WHERE position = $1", position)
-    assert await _found(chain) == [("changed", 4)]
-    assert set(await _found(chain, await _anchors_of_full_chain(chain))) == {("changed", 4), ("cut off", LINKS)}
+    assert await _found(chain) == [("changed", 8)]
+    assert set(await _found(chain, await _anchors_of_full_chain(chain))) == {("changed", 8), ("cut off", LINKS)}
 
 
 async def _anchors_of_full_chain(database: Database) -> list[Anchor]:
@@ -197,18 +207,18 @@ async def _anchors_of_full_chain(database: Database) -> list[Anchor]:
 
 async def test_swapped_links_are_found_at_the_first_of_them(chain: Database) -> None:
     async with chain.connection() as conn:
-        for old, new in ((4, 99), (5, 4), (99, 5)):
+        for old, new in ((8, 99), (9, 8), (99, 9)):
             await conn.execute("UPDATE chain_links SET position = $2 WHERE position = $1", old, new)
-    assert await _found(chain) == [("changed", 4), ("changed", 5), ("changed", 6)]
+    assert await _found(chain) == [("changed", 8), ("changed", 9), ("changed", 10)]
 
 
 async def test_a_chain_that_was_made_anew_is_found_by_anchors_alone(chain: Database) -> None:
     anchors = await _anchors(chain)
     async with chain.connection() as conn:
-        await conn.execute("UPDATE invocations SET response = 'I knew it' WHERE id = $1", await _id_at(conn, 5))
-        await _rebuild(conn, 5)
+        await conn.execute("UPDATE invocations SET response = 'I knew it' WHERE id = $1", await _id_at(conn, 9))
+        await _rebuild(conn, 9)
     assert await _found(chain) == [], "by itself it is as good as the true one"
-    assert await _found(chain, anchors) == [("rebuilt", 4)], "somewhere from 4 to 6, between two anchors"
+    assert await _found(chain, anchors) == [("rebuilt", 8)], "somewhere from 8 to 10, between two anchors"
 
 
 async def test_the_anchors_of_the_database_are_compared_too(chain: Database) -> None:
@@ -216,8 +226,8 @@ async def test_the_anchors_of_the_database_are_compared_too(chain: Database) -> 
         await store.insert_anchor(conn, 3600)
         await store.insert_anchor(conn, 3600)
         assert [anchor.position for anchor in await store.select_anchors(conn)] == [LINKS]
-        await conn.execute("UPDATE invocations SET response = 'I knew it' WHERE id = $1", await _id_at(conn, 2))
-        await _rebuild(conn, 2)
+        await conn.execute("UPDATE invocations SET response = 'I knew it' WHERE id = $1", await _id_at(conn, 8))
+        await _rebuild(conn, 8)
     assert await _found(chain) == [("rebuilt", 1)]
 
 

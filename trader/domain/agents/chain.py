@@ -1,14 +1,14 @@
-"""The chain of decisions: a digest for every finished invocation that also covers all digests before it.
+"""The chain: a digest for every finished invocation and every record of results that also covers all digests before it.
 
-Whoever knows a digest of the chain knows whether anything before it was changed since: the record of an invocation, or
-which invocations there are, and in what order.
+Whoever knows a digest of the chain knows whether anything before it was changed since: a record, or which records there
+are, and in what order.
 """
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -18,13 +18,12 @@ from trader.clock import iso
 from trader.domain.agents.conversation import Message
 from trader.domain.agents.entrants import Entrant, canonical_json, fingerprint
 from trader.domain.agents.invocations import Invocation, Step, ToolCall, client_order_id
+from trader.domain.agents.results import ChainFinding, FindingKind
 from trader.domain.agents.view import View
 from trader.domain.money import format_decimal
 
 GENESIS: Final = bytes(32)
 """The digest before that of the first link."""
-
-FindingKind = Literal["changed", "removed", "inserted", "rebuilt", "cut off"]
 
 
 class PayloadDigests(NamedTuple):
@@ -38,14 +37,16 @@ NO_PAYLOAD: Final = PayloadDigests(None, None)
 
 
 class ChainLink(NamedTuple):
-    """A link of the chain, in the order of the table's columns."""
+    """A link of the chain, in the order of the table's columns. A link of no invocation has its record as text."""
 
     position: int
-    invocation_id: UUID
+    invocation_id: UUID | None
     view_digest: bytes | None
     answers_digest: bytes | None
     record_digest: bytes
     digest: bytes
+    kind: str = "invocation"
+    record: str | None = None
 
 
 class Anchor(NamedTuple):
@@ -66,14 +67,6 @@ class ChainRecord(NamedTuple):
     calls: Sequence[ToolCall]
 
 
-class ChainFinding(NamedTuple):
-    """A contradiction between chain and rows. `position` is the first place in the chain that it concerns."""
-
-    kind: FindingKind
-    position: int | None
-    text: str
-
-
 def shown_digest(shown: Sequence[Message] | View) -> bytes:
     """Return the digest of what an agent was shown: the messages of an AI model or the view of a rule agent."""
     return encoded_digest(msgspec.json.encode(shown))
@@ -91,7 +84,12 @@ def encoded_digest(encoded: bytes) -> bytes:
 
 def record_digest(record: ChainRecord, digests: PayloadDigests) -> bytes:
     """Return the SHA-256 of the canonical record of a finished invocation."""
-    return hashlib.sha256(orjson.dumps(record_json(record, digests), option=orjson.OPT_SORT_KEYS)).digest()
+    return hashlib.sha256(record_text(record, digests)).digest()
+
+
+def record_text(record: ChainRecord, digests: PayloadDigests) -> bytes:
+    """Return the canonical record of a finished invocation, as it is digested."""
+    return orjson.dumps(record_json(record, digests), option=orjson.OPT_SORT_KEYS)
 
 
 def link_digest(before: bytes, record: bytes) -> bytes:
@@ -205,9 +203,12 @@ class ChainChecker:
             self._find("removed", expected, f"the links at {places} are gone")
         elif link.digest != link_digest(self._before, link.record_digest):
             text = "the link does not follow from the one before: one was inserted, removed, moved or changed here"
-            self._find("changed", link.position, f"{text} ({link.invocation_id})")
+            self._find("changed", link.position, f"{text} ({link.invocation_id or link.kind})")
         digests = PayloadDigests(link.view_digest, link.answers_digest)
-        if record is None:
+        if link.record is not None:
+            if hashlib.sha256(link.record.encode()).digest() != link.record_digest:
+                self._find("changed", link.position, f"the record {link.kind} is not as it was recorded")
+        elif record is None:
             self._find("removed", link.position, f"invocation {link.invocation_id} is gone")
         elif record_digest(record, digests) != link.record_digest:
             text = f"invocation {link.invocation_id} of {record.invocation.model_id} is not as it was recorded"

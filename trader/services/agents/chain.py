@@ -1,8 +1,8 @@
-"""Verification of the chain of decisions: its links against each other, against the rows, and against anchors."""
+"""Verification of the chain: its links against each other, against the rows, and against anchors."""
 
 import zlib
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -11,7 +11,6 @@ from trader.domain.agents.chain import (
     NO_PAYLOAD,
     Anchor,
     ChainChecker,
-    ChainFinding,
     ChainLink,
     ChainRecord,
     answers_digest,
@@ -22,10 +21,12 @@ from trader.domain.agents.chain import (
     shown_digest,
 )
 from trader.domain.agents.entrants import Entrant
+from trader.domain.agents.results import ChainFinding, ResultsChecker, spans_of
 from trader.services.agents.payloads import unpacked
 from trader.store.agents import chain as store
 from trader.store.agents.invocations import select_payloads, select_steps, select_tool_calls
 from trader.store.database.pool import Connection, Database
+from trader.store.portfolio import results as results_store
 
 BATCH: Final = 500
 FINDINGS_MAX: Final = 100
@@ -33,13 +34,22 @@ FINDINGS_MAX: Final = 100
 
 
 class Verification(NamedTuple):
-    """The outcome: how much was checked, and every finding, in the order of the chain."""
+    """The outcome: how much was checked, and every finding.
+
+    `links` are those of invocations, `records` the others, with `rows` of results. `has_results`: the chain of results
+    has begun, after the first results of `accounts_before`. `waiting` accounts have results that are in no record yet.
+    """
 
     links: int
     payloads: int
     anchors: int
     before_chain: int
     findings: Sequence[ChainFinding]
+    records: int = 0
+    rows: int = 0
+    has_results: bool = False
+    accounts_before: int = 0
+    waiting: int = 0
 
 
 async def append_interrupted(conn: Connection, invocation_id: UUID) -> None:
@@ -53,20 +63,30 @@ async def verify(database: Database, outside: Sequence[Anchor]) -> Verification:
     async with database.reading() as conn:
         anchors = [*await store.select_anchors(conn), *outside]
         entrants = await store.select_entrants(conn)
-        checker = ChainChecker(anchors)
+        checker, results = ChainChecker(anchors), ResultsChecker()
         checker.findings += filter(None, map(check_entrant, entrants.values()))
-        payloads = links = 0
+        payloads = links = records = 0
         async for batch in _batches(conn):
-            records = await _read_records(conn, [link.invocation_id for link in batch], entrants)
-            kept = await select_payloads(conn, [record.invocation for record in records.values()])
+            ids = [link.invocation_id for link in batch if link.invocation_id is not None]
+            invocations = await _read_records(conn, ids, entrants)
+            kept = await select_payloads(conn, [record.invocation for record in invocations.values()])
             for link in batch:
-                checker.follow(link, records.get(link.invocation_id))
+                if link.invocation_id is None:
+                    checker.follow(link, None)
+                    checker.findings += await _result_findings(conn, link, results)
+                    continue
+                checker.follow(link, invocations.get(link.invocation_id))
                 if link.invocation_id in kept and link.view_digest is not None:
                     checker.findings += _payload_findings(link, kept[link.invocation_id])
-            checker.findings += await _order_findings(conn, batch, records)
-            links += len(batch)
+            checker.findings += await _order_findings(conn, batch, invocations)
+            links += len(ids)
+            records += len(batch) - len(ids)
             payloads += len(kept)
         checker.finish()
+        checker.findings += results.finish(await results_store.select_states(conn))
+        if results.has_begun:
+            checker.findings += [_count_finding(count) for count in await store.select_wrong_counts(conn)]
+        waiting = await results_store.select_pending_count(conn)
         unlinked = await store.select_unlinked(conn, FINDINGS_MAX)
         finished = await store.select_finished_count(conn)
     checker.findings += [
@@ -78,7 +98,41 @@ async def verify(database: Database, outside: Sequence[Anchor]) -> Verification:
         )
         for invocation in unlinked
     ]
-    return Verification(links, payloads, len(anchors), max(0, finished - links - len(unlinked)), checker.findings)
+    return Verification(
+        links,
+        payloads,
+        len(anchors),
+        max(0, finished - links - len(unlinked)),
+        checker.findings,
+        records,
+        results.rows,
+        results.has_begun,
+        results.accounts_before,
+        waiting,
+    )
+
+
+async def _result_findings(conn: Connection, link: ChainLink, results: ResultsChecker) -> list[ChainFinding]:
+    """Return the contradictions between a record of results and the rows of the tables."""
+    try:
+        content = msgspec.json.decode(link.record or "", type=dict[str, Any])
+        spans = spans_of(content)
+        if content["kind"] != link.kind:
+            return [
+                ChainFinding("changed", link.position, f"the link of the record {content['kind']} says {link.kind}")
+            ]
+        present = await results_store.select_span_rows(conn, spans) if spans else {}
+        return list(results.follow(link.position, content, present))
+    except (msgspec.MsgspecError, KeyError, TypeError) as error:
+        return [ChainFinding("changed", link.position, f"the record {link.kind} cannot be read: {error!r}")]
+
+
+def _count_finding(count: store.WrongCount) -> ChainFinding:
+    text = (
+        f"invocation_counts {count.model_id}, {count.run_number}, {count.entrant}: {count.figure} is {count.stored}, "
+        f"and {count.counted} by the invocations"
+    )
+    return ChainFinding("changed", None, text)
 
 
 async def _batches(conn: Connection) -> AsyncIterator[list[ChainLink]]:
@@ -130,7 +184,7 @@ async def _order_findings(
     present = await store.select_request_ids(conn, [name for names in wanted.values() for name in names])
     findings = []
     for link in batch:
-        if (record := records.get(link.invocation_id)) is None:
+        if link.invocation_id is None or (record := records.get(link.invocation_id)) is None:
             continue
         names = wanted[link.invocation_id]
         there, recorded = {str(present[name]) for name in names if name in present}, set(order_ids(record.calls))

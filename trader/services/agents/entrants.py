@@ -71,7 +71,7 @@ class Entrants:
         if entrant.answered_by == answered_by or entrant.configuration is None:
             return entrant
         known = replace(entrant, answered_by=answered_by, fingerprint=fingerprint(entrant.configuration, answered_by))
-        async with self._database.connection() as conn:
+        async with self._database.transaction() as conn:
             if entrant.answered_by is None:
                 await update_entrant_answered(conn, known)
             else:
@@ -86,7 +86,7 @@ class Entrants:
         :raises Unavailable: the database did not confirm it
         """
         entrants = [self._present.get(model.id) or await self.enter(model, at) for model in models]
-        async with self._database.connection() as conn:
+        async with self._database.transaction() as conn:
             await upsert_missed_cycles(conn, entrants)
 
     def _configuration(self, model: Model) -> str:

@@ -1,7 +1,8 @@
-"""SQL of the chain of decisions: its links and their anchors."""
+"""SQL of the chain: its links and their anchors."""
 
 from collections.abc import Sequence
 from datetime import datetime
+from decimal import Decimal
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -57,7 +58,7 @@ async def select_chain_models(conn: Connection, after: int, until: int) -> list[
 
 
 SELECT_LINKS = """
-SELECT position, invocation_id, view_digest, answers_digest, record_digest, digest
+SELECT position, invocation_id, view_digest, answers_digest, record_digest, digest, kind, record
 FROM chain_links
 WHERE position > $1
 ORDER BY position
@@ -126,6 +127,52 @@ async def select_finished_count(conn: Connection) -> int:
     """Return how many invocations have ended."""
     count: int = await conn.fetchval(SELECT_FINISHED_COUNT, timeout=SCAN_TIMEOUT_S)
     return count
+
+
+class WrongCount(NamedTuple):
+    """A figure of `invocation_counts` that the invocations contradict."""
+
+    model_id: str
+    run_number: int
+    entrant: int
+    figure: str
+    stored: Decimal | None
+    counted: Decimal | None
+
+
+SELECT_WRONG_COUNTS = """
+WITH counted AS (
+    SELECT i.model_id, r.number AS run_number, coalesce(i.entrant, 0) AS entrant, count(*) AS finished,
+           count(*) FILTER (WHERE i.status IN ('failed', 'timeout')) AS failed,
+           count(*) FILTER (WHERE i.status = 'completed' AND i.failed_tool_calls > 0) AS tool_failed,
+           sum(i.input_tokens) AS input_tokens, sum(i.output_tokens) AS output_tokens, sum(i.cost_usd) AS cost_usd
+    FROM invocations i
+    CROSS JOIN LATERAL (
+        SELECT coalesce(max(number), 0) AS number FROM runs
+        WHERE account_id = i.model_id AND started_at <= i.started_at
+    ) r
+    WHERE i.status <> 'running'
+    GROUP BY i.model_id, r.number, coalesce(i.entrant, 0)
+)
+SELECT model_id, run_number, entrant, d.figure, d.stored, d.counted
+FROM invocation_counts c
+FULL JOIN counted n USING (model_id, run_number, entrant)
+CROSS JOIN LATERAL (VALUES
+    ('finished', c.finished::numeric, n.finished::numeric),
+    ('failed', c.failed, n.failed),
+    ('tool_failed', c.tool_failed, n.tool_failed),
+    ('input_tokens', c.input_tokens, n.input_tokens),
+    ('output_tokens', c.output_tokens, n.output_tokens),
+    ('cost_usd', c.cost_usd, n.cost_usd)
+) d (figure, stored, counted)
+WHERE coalesce(d.stored, 0) <> coalesce(d.counted, 0)
+ORDER BY model_id, run_number, entrant, d.figure
+"""
+
+
+async def select_wrong_counts(conn: Connection) -> list[WrongCount]:
+    """Return the counters of entrants that differ from their invocations."""
+    return [WrongCount(*row) for row in await conn.fetch(SELECT_WRONG_COUNTS, timeout=SCAN_TIMEOUT_S)]
 
 
 SELECT_REQUEST_IDS = """

@@ -191,6 +191,28 @@ ALTER TABLE IF EXISTS orders
 """
 """Records when the order of a trigger that fired meets a book."""
 
+CHAINED_RESULTS: Final = """
+ALTER TABLE IF EXISTS chain_links
+    ALTER COLUMN invocation_id DROP NOT NULL,
+    ADD COLUMN IF NOT EXISTS kind text NOT NULL DEFAULT 'invocation',
+    ADD COLUMN IF NOT EXISTS record text,
+    DROP CONSTRAINT IF EXISTS invocation_or_record,
+    ADD CONSTRAINT invocation_or_record CHECK ((invocation_id IS NULL) = (record IS NOT NULL));
+CREATE TABLE IF NOT EXISTS chain_marks (
+    account_id text PRIMARY KEY,
+    sequence   bigint NOT NULL CHECK (sequence >= 0),
+    run_number integer NOT NULL CHECK (run_number >= 0),
+    hour       timestamptz
+);
+INSERT INTO chain_marks (account_id, sequence, run_number, hour)
+SELECT coalesce(a.id, h.account_id), coalesce(a.sequence, 0),
+       coalesce((SELECT max(number) FROM runs r WHERE r.account_id = a.id), 0), h.hour
+FROM accounts a
+FULL JOIN (SELECT account_id, max(hour) AS hour FROM portfolio_hourly GROUP BY account_id) h ON h.account_id = a.id
+ON CONFLICT DO NOTHING;
+"""
+"""Lets the chain hold records of results. Those of before are marked: nobody can say whether they were changed."""
+
 MIGRATIONS: Final[Mapping[int, str]] = {
     2: TO_VERSION_2,
     3: CLOSED_BY_OPERATOR,
@@ -206,7 +228,8 @@ MIGRATIONS: Final[Mapping[int, str]] = {
     + LUCK_OF_EQUITY
     + QUEUES
     + REMOVED_BY_OPERATOR
-    + TRIGGER_LATENCY,
+    + TRIGGER_LATENCY
+    + CHAINED_RESULTS,
 }
 """Each step by the version that it leads to."""
 

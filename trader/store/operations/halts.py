@@ -2,26 +2,35 @@
 
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from uuid import UUID
 
 import msgspec
 
 from trader.domain.exchange.halts import Halt, HaltCause, OperatorCommand, Outcome, Verb
+from trader.store.database.chain import insert_rows_record
 from trader.store.database.leadership import LEADER_LOCK
 from trader.store.database.pool import Connection
 
 # -- halts -----------------------------------------------------------------------------------------------------------
 
-INSERT_HALT = """
+HALT_COLUMNS: Final = "id, account_id, cause, reason, halted_by, halted_at, lifted_by, lifted_at"
+"""The columns of a halt that are recorded in the chain: all."""
+
+INSERT_HALT = f"""
 INSERT INTO halts (account_id, cause, reason, halted_by) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING
-"""
+RETURNING {HALT_COLUMNS}
+"""  # noqa: S608 - a constant of this module
 
 
 async def insert_halt(conn: Connection, halt: Halt) -> bool:
-    """Put a halt in force. False when the account is already halted for the same cause."""
-    done: str = await conn.execute(INSERT_HALT, halt.account_id, halt.cause, halt.reason, halt.by)
-    return done.endswith(" 1")
+    """Put a halt in force. False when the account is already halted for the same cause.
+
+    The connection is in a transaction: the halt is recorded in the chain.
+    """
+    rows = await conn.fetch(INSERT_HALT, halt.account_id, halt.cause, halt.reason, halt.by)
+    await insert_rows_record(conn, "halts", rows)
+    return bool(rows)
 
 
 SELECT_HALTS = """
@@ -43,19 +52,24 @@ async def select_halts(conn: Connection) -> list[Halt]:
     ]
 
 
-UPDATE_HALTS_LIFTED = """
+UPDATE_HALTS_LIFTED = f"""
 WITH lifted AS (
     UPDATE halts SET lifted_at = now(), lifted_by = $2
     WHERE lifted_at IS NULL AND account_id IS NOT DISTINCT FROM $1
-    RETURNING id, cause
+    RETURNING {HALT_COLUMNS}
 )
-SELECT cause FROM lifted ORDER BY id
-"""
+SELECT * FROM lifted ORDER BY id
+"""  # noqa: S608 - a constant of this module
 
 
 async def update_halts_lifted(conn: Connection, account_id: str | None, by: str) -> list[HaltCause]:
-    """Lift the halts of one account, or (None) those of all accounts together, and return their causes."""
-    return [HaltCause(row["cause"]) for row in await conn.fetch(UPDATE_HALTS_LIFTED, account_id, by)]
+    """Lift the halts of one account, or (None) those of all accounts together, and return their causes.
+
+    The connection is in a transaction: the end of the halts is recorded in the chain.
+    """
+    rows = await conn.fetch(UPDATE_HALTS_LIFTED, account_id, by)
+    await insert_rows_record(conn, "halts", rows)
+    return [HaltCause(row["cause"]) for row in rows]
 
 
 SELECT_NOW = "SELECT now()"

@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 from trader.domain.portfolio.seasons import Season, SeasonRecord
+from trader.store.database.chain import insert_rows_record
 from trader.store.database.pool import Connection
 
 _DECODER: Final = msgspec.json.Decoder(SeasonRecord)
@@ -21,14 +22,19 @@ async def lock_seasons(conn: Connection) -> datetime:
     return now
 
 
-INSERT_SEASON_RECORD = """
+SEASON_COLUMNS: Final = "season, number, record, encode(digest, 'hex') AS digest"
+"""The columns of a record of a season that are recorded in the chain: all."""
+
+INSERT_SEASON_RECORD = f"""
 INSERT INTO season_records (season, number, record, digest) VALUES ($1, $2, $3, sha256(convert_to($3, 'UTF8')))
-"""
+RETURNING {SEASON_COLUMNS}
+"""  # noqa: S608 - a constant of this module
 
 
 async def insert_season_record(conn: Connection, record: SeasonRecord) -> None:
-    """Add a record to its season."""
-    await conn.execute(INSERT_SEASON_RECORD, record.season, record.number, record.canonical)
+    """Add a record to its season, and to the chain, in the caller's transaction."""
+    rows = await conn.fetch(INSERT_SEASON_RECORD, record.season, record.number, record.canonical)
+    await insert_rows_record(conn, "season_records", rows)
 
 
 SELECT_SEASONS = "SELECT season, record, digest FROM season_records ORDER BY season, number"

@@ -1,0 +1,201 @@
+"""Results in the chain: each row that decides a ranking is recorded once, and later changes of it are named."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from decimal import Decimal
+
+import pytest
+from support.floor import Floor, calling, hold, open_floor, opening
+from support.records import make_snapshot
+
+from trader.domain.exchange.halts import Halt, HaltCause
+from trader.domain.exchange.ledger import unopened_account
+from trader.domain.models import VariantId
+from trader.domain.portfolio.baselines import BaselineState, rule_agent
+from trader.domain.portfolio.seasons import SeasonRecord
+from trader.services.agents.chain import verify
+from trader.services.agents.entrants import Entrants
+from trader.services.agents.results import record_results
+from trader.services.portfolio.snapshots import Portfolio
+from trader.store.agents.models import select_models
+from trader.store.database.pool import Connection, Database
+from trader.store.database.schema import CHAINED_RESULTS
+from trader.store.operations.halts import insert_halt, update_halts_lifted
+from trader.store.portfolio.baselines import SavedBaseline, upsert_baselines
+from trader.store.portfolio.seasons import insert_season_record
+from trader.store.portfolio.snapshots import insert_snapshots
+
+BASELINE = rule_agent(VariantId.APEX)
+
+
+async def _hour(floor: Floor) -> None:
+    """Let an hour pass: positions pay funding, and the equity of accounts and of the baseline is written."""
+    await floor.see(after_s=3600)
+    now = floor.clock.now()
+    await Portfolio(floor.database, floor.exchange, floor.clock, floor.settings).take_snapshots(now)
+    async with floor.database.connection() as conn:
+        await insert_snapshots(conn, [make_snapshot(BASELINE.id, now, "10010")])
+
+
+async def _record(floor: Floor) -> None:
+    assert floor.exchange.term is not None
+    await record_results(floor.database, floor.exchange.term, floor.clock.now())
+
+
+@pytest.fixture
+async def season(database: Database) -> AsyncIterator[Floor]:
+    """Two models and a baseline: a position that pays funding, a reset, a halt, a missed cycle, hours of equity."""
+    async with open_floor(database) as floor:
+        await floor.add("ada", "bob")
+        floor.provider.scripts = {"ada": [calling(opening()), hold()], "bob": [hold()]}
+        await floor.cycle()
+        now = floor.clock.now()
+        async with database.transaction() as conn:
+            await insert_halt(conn, Halt(account_id="bob", cause=HaltCause.OPERATOR, reason="lunch", by="eve", at=now))
+            await update_halts_lifted(conn, "bob", "eve")
+            state = BaselineState(account=unopened_account(BASELINE.id, Decimal(10_000), "USDT", now))
+            await upsert_baselines(conn, [SavedBaseline(BASELINE, state, now)])
+            await insert_season_record(conn, SeasonRecord(step="amended", season=1, number=0, at=now, reason="rain"))
+            models = await select_models(conn)
+        await Entrants(database, floor.settings).count_missed(models, now)
+        for _ in range(2):
+            await _hour(floor)
+            await _record(floor)
+        await floor.exchange.reset_account("bob")
+        await _hour(floor)
+        await floor.see(after_s=4200)
+        await _record(floor)
+        yield floor
+
+
+async def _found(database: Database) -> list[str]:
+    return [finding.text for finding in (await verify(database, [])).findings]
+
+
+async def test_results_are_recorded_once_and_verified(season: Floor) -> None:
+    report = await verify(season.database, [])
+    assert (list(report.findings), report.has_results, report.waiting) == ([], True, 0)
+    await _record(season)
+    again = await verify(season.database, [])
+    assert (again.records, again.rows) == (report.records, report.rows), "nothing is new, so nothing is recorded"
+    async with season.database.connection() as conn:
+        for table, count in (("fills", 1), ("funding_payments", 4), ("portfolio_hourly", 9), ("runs", 3)):
+            rows = await conn.fetchval(f"SELECT count(*) FROM {table}")
+            recorded = await conn.fetchval(
+                "SELECT count(DISTINCT r->>'account_id' || coalesce(r->>'sequence', r->>'hour', r->>'number')) "
+                "FROM chain_links, jsonb_array_elements(record::jsonb #> ARRAY['rows', $1::text]) r",
+                table,
+            )
+            assert (rows >= count, rows - recorded) == (True, 0), table
+
+
+EDITS: dict[str, tuple[str, str]] = {
+    "hourly equity raised": (
+        "UPDATE portfolio_hourly SET last = last * 1.2 WHERE account_id = 'ada'",
+        "portfolio_hourly ada, 2",
+    ),
+    "a baseline lowered": (
+        f"UPDATE portfolio_hourly SET last = last * 0.8 WHERE account_id = '{BASELINE.id}'",
+        f"portfolio_hourly {BASELINE.id}, 2",
+    ),
+    "an hour removed": ("DELETE FROM portfolio_hourly WHERE account_id = 'bob'", "is gone"),
+    "a baseline's capital": ("UPDATE baselines SET initial_capital = 12000", "initial_capital is 12000"),
+    "when an entrant began": (
+        "UPDATE entrants SET began_at = began_at + interval '1 day' WHERE model_id = 'ada'",
+        "entrants ada, 1: began_at is",
+    ),
+    "cycles missed": ("UPDATE invocation_counts SET missed = 0 WHERE model_id = 'ada'", "missed is 0, and was"),
+    "more cycles missed": ("UPDATE invocation_counts SET missed = 9 WHERE model_id = 'bob'", "missed is 9, and was"),
+    "cycles decided": (
+        "UPDATE invocation_counts SET finished = finished + 5 WHERE model_id = 'ada'",
+        "invocation_counts ada, 1, 1: finished is 6, and 1 by the invocations",
+    ),
+    "cycles failed": ("UPDATE invocation_counts SET failed = 1 WHERE model_id = 'ada'", "failed is 1, and 0"),
+    "a fill's price": ("UPDATE fills SET price = price * 0.9", "price is 84600.09, and was recorded as 94000.1"),
+    "a fill's fee": ("UPDATE fills SET fee = 0", "fee is 0, and was recorded as"),
+    "funding": ("UPDATE funding_payments SET amount = 100", "amount is 100, and was recorded as"),
+    "funding removed": ("DELETE FROM funding_payments", "is gone"),
+    "a run's capital": (
+        "UPDATE runs SET initial_capital = 9000 WHERE account_id = 'ada'",
+        "runs ada, 1: initial_capital",
+    ),
+    "a run's start": (
+        "UPDATE runs SET started_at = started_at - interval '1 day' WHERE account_id = 'ada'",
+        "runs ada, 1: started_at",
+    ),
+    "a reset": (
+        "UPDATE runs SET ended_at = ended_at - interval '1 minute' WHERE account_id = 'bob'",
+        "runs bob, 1: ended_at",
+    ),
+    "a halt": ("UPDATE halts SET reason = 'rest'", "reason is rest, and was recorded as lunch"),
+    "a halt removed": ("DELETE FROM halts", "halts 1 is gone"),
+    "a halt lifted": ("UPDATE halts SET lifted_by = 'mallory'", "lifted_by is mallory"),
+    "an amendment": (
+        "UPDATE season_records SET record = '{}', digest = sha256('{}')",
+        "season_records 1, 0: record is {}",
+    ),
+    "an amendment removed": ("DELETE FROM season_records", "season_records 1, 0 is gone"),
+    "a record": (
+        "UPDATE chain_links SET record = replace(record, 'lunch', 'rest') WHERE kind = 'halts'",
+        "the record halts is not as it was recorded",
+    ),
+    "a mark of the batches": ("UPDATE chain_marks SET sequence = 0; DELETE FROM fills", "is gone"),
+}
+
+
+class _Uncommitted:
+    """A database as a transaction sees it that is not committed."""
+
+    def __init__(self, conn: Connection) -> None:
+        self._conn = conn
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[Connection]:
+        yield self._conn
+
+
+async def test_every_edit_is_named(season: Floor) -> None:
+    """One service for all edits: each is undone before the next, by the transaction that it was made in."""
+    unnamed = {}
+    for name, (statement, expected) in EDITS.items():
+        async with season.database.connection() as conn:
+            transaction = conn.transaction()
+            await transaction.start()
+            await conn.execute("SET LOCAL session_replication_role = replica")  # as a superuser, past every trigger
+            await conn.execute(statement)
+            texts = [finding.text for finding in (await verify(_Uncommitted(conn), [])).findings]  # type: ignore[arg-type]
+            await transaction.rollback()
+        if not any(expected in text for text in texts):
+            unnamed[name] = texts
+    assert unnamed == {}
+    assert await _found(season.database) == []
+
+
+async def test_after_an_upgrade_the_chain_of_results_begins_there_and_says_so(season: Floor) -> None:
+    async with season.database.connection() as conn:
+        await conn.execute("TRUNCATE chain_links, chain_marks")
+        await conn.execute(CHAINED_RESULTS)
+    assert not (await verify(season.database, [])).has_results
+    await _record(season)
+    await _hour(season)
+    await season.see(after_s=4200)
+    await _record(season)
+    report = await verify(season.database, [])
+    assert (report.has_results, [finding for finding in report.findings if "invocation" not in finding.text]) == (
+        True,
+        [],
+    )
+    async with season.database.connection() as conn:
+        before = await conn.fetchval("SELECT record::jsonb -> 'before' FROM chain_links WHERE kind = 'begin'")
+        assert {mark["account_id"]: mark["sequence"] > 0 for mark in before} == {
+            "ada": True,
+            "bob": True,
+            BASELINE.id: False,
+        }
+        await conn.execute("UPDATE runs SET initial_capital = 9000 WHERE account_id = 'ada'")
+        await conn.execute("UPDATE fills SET price = price * 0.9")
+        await conn.execute("UPDATE portfolio_hourly SET last = last * 1.2 WHERE account_id = 'ada'")
+    texts = await _found(season.database)
+    assert any("runs ada, 1: initial_capital" in text for text in texts)
+    assert sum("portfolio_hourly ada" in text for text in texts) == 1, "the hour after the upgrade, not those before"
+    assert not any("fills" in text for text in texts), "nobody can say anything about what was there before"
