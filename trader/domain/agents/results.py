@@ -43,6 +43,13 @@ STATE_TABLES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Tables whose rows may go on: the latest record of a row is what it must be."""
 
+SETTABLE: Final[Mapping[str, frozenset[str]]] = {
+    "runs": frozenset({"ended_at"}),
+    "entrants": frozenset({"answered_by", "fingerprint"}),
+    "halts": frozenset({"lifted_at", "lifted_by"}),
+}
+"""What a row may be given later that it did not have: null before, but for the fingerprint, which has the name too."""
+
 
 class ChainFinding(NamedTuple):
     """A contradiction between chain and rows. `position` is the first place in the chain that it concerns."""
@@ -131,7 +138,7 @@ class ResultsChecker:
             yield from _differences(table, {name: (row, position) for name, row in before.items()}, after)
         for table in STATE_TABLES.keys() & recorded.keys():
             for row in recorded[table]:
-                self._states[table][_key(row, STATE_TABLES[table])] = row, position
+                yield from self._follow_state(position, table, row)
 
     def finish(self, present: Rows) -> Iterator[ChainFinding]:
         """Yield where the tables of states differ from what was last recorded of their rows."""
@@ -154,6 +161,18 @@ class ResultsChecker:
             yield ChainFinding("changed", position, text)
         self._ends[span.account_id] = span.sequence_until, span.hour_until or span.hour_after
 
+    def _follow_state(self, position: int, table: str, row: Row) -> Iterator[ChainFinding]:
+        """Take a row of a table of states; whoever changes it before it is recorded again changes what was recorded."""
+        key = _key(row, STATE_TABLES[table])
+        was, before = self._states[table].get(key, (row, position))
+        self._states[table][key] = row, position
+        for column, value in row.items():
+            if was[column] == value or _may_become(table, column, was, row):
+                continue
+            name = f"{table} {', '.join(map(str, key))}"
+            text = f"{name}: {column} was recorded as {was[column]} at position {before}, and as {value} here"
+            yield ChainFinding("changed", position, text)
+
     def _is_waiting(self, table: str, row: Row, after: Mapping[tuple[Any, ...], Row]) -> bool:
         """Whether what a row says is newer than the last record of its account, and will be in the next one.
 
@@ -170,6 +189,15 @@ class ResultsChecker:
         if table == "baselines":
             return was is None or row["started_at"] > was["started_at"]
         return table == "invocation_counts" and was is None and row["missed"] == 0
+
+
+def _may_become(table: str, column: str, was: Row, row: Row) -> bool:
+    """Whether a column of a row may have another value than in its record before."""
+    if table == "baselines":
+        return bool(row["run_id"] != was["run_id"] and row["started_at"] > was["started_at"])
+    if table == "invocation_counts":
+        return bool(row[column] == was[column] + 1)
+    return column in SETTABLE.get(table, ()) and (was[column] is None or was.get("answered_by", "") is None)
 
 
 def _key(row: Row, columns: Sequence[str]) -> tuple[Any, ...]:
