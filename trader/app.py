@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from trader.api import connections, edge, health, metrics, openapi, rpc, streams
+from trader.api import connections, edge, health, metrics, openapi, record, rpc, streams
 from trader.api.context import (
     ACCESS,
     ACCOUNTS,
@@ -230,6 +230,7 @@ def build_app(settings: Settings, service: Service) -> web.Application:
     app.add_routes(openapi.routes(settings))
     app.add_routes(streams.routes())
     app.add_routes(health.routes())
+    app.add_routes(record.routes())
     app.cleanup_ctx.extend([streams.run, health.watch])
     if settings.metrics == "on":
         app.add_routes(metrics.routes())

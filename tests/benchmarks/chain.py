@@ -1,11 +1,12 @@
-"""Price of the chain of decisions on the write path of invocations, and the speed of its verification.
+"""Price of the chain on the write path of invocations, the speed of its verification, and what results cost a minute.
 
     scripts/benchmark chain [--rounds 60] [--invocations 24]
 
 Each invocation is written as the service writes it, to a durable embedded PostgreSQL: opened, two steps with a call
 each, its end, and its payload; as many at once as the service runs. The reference is the same without the link: short
 rounds with and without it alternate, in a changing order, and their processor time is judged, which
-other processes disturb least.
+other processes disturb least. Then the results of 100 accounts are recorded as the leader does it once a minute, while no
+account is locked: a minute with an hour of each and one that has nothing new.
 """
 
 import argparse
@@ -34,6 +35,7 @@ from trader.services.agents.chain import verify
 from trader.services.agents.entrants import Entrants
 from trader.services.agents.payloads import PayloadPacker
 from trader.services.agents.recorder import InvocationRecorder
+from trader.services.agents.results import record_results
 from trader.services.events import EventBus
 from trader.store.agents.invocations import update_invocation
 from trader.store.agents.models import upsert_model
@@ -112,6 +114,51 @@ def without_chain() -> AbstractContextManager[object]:
     )  # fmt: skip
 
 
+RESULT_ACCOUNTS = 100
+RESULT_ROWS = 24
+"""Funding payments of each account, and hours of its equity."""
+
+INSERT_RESULTS = f"""
+WITH made AS (
+    INSERT INTO accounts (id, sequence, created_at, changed_at)
+    SELECT 'account-' || n, {RESULT_ROWS}, $1, $1 FROM generate_series(1, {RESULT_ACCOUNTS}) n RETURNING id
+), begun AS (
+    INSERT INTO runs (id, account_id, number, initial_capital, quote_currency, started_at)
+    SELECT gen_random_uuid(), id, 1, 10000, 'USDT', $1 FROM made RETURNING id, account_id
+), held AS (
+    INSERT INTO orders (id, account_id, run_id, symbol, side, status, quantity, entry_notional, margin, leveraged, fees,
+                        funding, opened_at, funded_until)
+    SELECT gen_random_uuid(), account_id, id, 'BTC', 'LONG', 'OPEN', 0.1, 9400, 9400, false, 1, 0, $1, $1 FROM begun
+    RETURNING id, account_id, run_id
+), paid AS (
+    INSERT INTO funding_payments (account_id, sequence, run_id, order_id, symbol, boundary, quantity, mark, rate, amount,
+                                  created_at)
+    SELECT account_id, n, run_id, id, 'BTC', $1 + n * interval '1 hour', 0.1, 94000, 0.0000125, -0.1175,
+           $1 + n * interval '1 hour'
+    FROM held, generate_series(1, {RESULT_ROWS}) n
+)
+INSERT INTO portfolio_hourly (account_id, hour, run_id, total, count, last, last_at, leverage)
+SELECT account_id, $1 + n * interval '1 hour', run_id, 600000, 60, 10000.25, $1 + n * interval '1 hour', 0.94
+FROM held, generate_series(0, {RESULT_ROWS} - 1) n
+"""  # noqa: S608 - constants of this module
+
+
+async def _show_results(database: Database, figures: Figures) -> None:
+    """Show what it costs to record results, and to find that there are none."""
+    async with database.transaction() as conn:
+        await conn.execute(
+            "INSERT INTO service_state (market_identity, trading_mode) VALUES ('benchmark', 'simulated')"
+        )
+        await conn.execute(INSERT_RESULTS, START.replace(minute=0, second=0, microsecond=0))
+    now = START + timedelta(hours=RESULT_ROWS + 2)
+    spent = await _spent(database, lambda: record_results(database, 0, now))
+    rows = 2 * RESULT_ACCOUNTS * RESULT_ROWS
+    figures.show("results recorded", rows / spent.real, "/s")
+    figures.show("the hour of 100 accounts, processor time", 1000 * spent.processor * 2 * RESULT_ACCOUNTS / rows, "ms")
+    spent = await _spent(database, lambda: record_results(database, 0, now))
+    figures.show("a minute without results, 100 accounts", 1000 * spent.real, "ms")
+
+
 class Spent(NamedTuple):
     """Seconds of a round: by the clock, and of the processor, this process and the server's together."""
 
@@ -167,11 +214,12 @@ async def measure(folder: Path, rounds: int, count: int) -> int:
         )
         figures.show("processor time of an invocation", each_ms, "ms", reference=("no chain", plain_ms))
         figures.show("price of the chain", 100 * (each_ms / plain_ms - 1), "%", at_most=PRICE_PERCENT_MAX)
+        await _show_results(database, figures)
         began_s = time.perf_counter()
         report = await verify(database, [])
         kinds = {finding.kind for finding in report.findings}
         assert kinds <= {"inserted"}, "only the reference's invocations are not in the chain"
-        figures.show("verification", report.links / (time.perf_counter() - began_s), "/s")
+        figures.show("verification", (report.links + report.rows) / (time.perf_counter() - began_s), "/s")
     return figures.exit_code
 
 

@@ -15,7 +15,7 @@ import msgspec
 from aiohttp import hdrs, web
 
 from trader import __version__, errors
-from trader.api import batch, broadcast, health, metrics, rpc, streams, typescript
+from trader.api import batch, broadcast, health, metrics, record, rpc, streams, typescript
 from trader.api.dashboard.assets import PAGE_HEADERS, Content
 from trader.api.json_schema import REFERENCE, Schema, components_of
 from trader.api.reference import page
@@ -63,6 +63,7 @@ _DOMAINS: Final = {
     "analytics": "Statistics, leaderboard and failures of the models.",
     "variants": "The strategy variants, and how their models do.",
     "streams": "Live state as Server-Sent Events.",
+    "record": "What was recorded, for those who verify it.",
     "health": "For those who watch the service.",
 }
 
@@ -91,7 +92,7 @@ _OF_KEYS: Final = (
 def make_document(registry: Registry, settings: Settings) -> dict[str, Any]:
     """Return the OpenAPI document of these procedures, with the streams and health."""
     procedures = registry.procedures.values()
-    routes = [streams.ONE_STREAM, *streams.ROUTES.values(), health.HEALTH, health.REPORT]
+    routes = [streams.ONE_STREAM, *streams.ROUTES.values(), health.HEALTH, health.REPORT, record.RECORD]
     if settings.metrics == "on":
         routes.append(metrics.METRICS)
     types = [ErrorBody, *(kind for route in routes for kind in _types_of(route))]

@@ -26,12 +26,14 @@ WORDS: Final = {True: "same", False: "DIFFERENT", None: "unknown"}
 async def audit(_: argparse.Namespace, target: TargetDatabase) -> Result:
     """Recompute every account from its fills, funding and insurance, and compare with the stored rows.
 
-    In live trading, fills are also compared with the venue's trades that they were booked from.
+    Fills are compared with what the tools answered to the agents, and the hourly equity of accounts and baselines with
+    the ledger and the candles of the market. In live trading fills are compared with the venue's trades that they were
+    booked from, and equity is not: a trade may be learned of later.
     """
     report = await books.audit(target.database, _show_progress)
     counts = f"{report.runs} runs, {report.orders} orders, {report.entries} ledger entries"
     lines = [
-        f"{counts}{f', {report.trades} trades of the venue' if report.trades else ''}",
+        f"{counts}{f', {report.trades} trades of the venue' if report.trades else ''}, {report.hours} hours of equity",
         *_first(report.problems),
         "clean" if report.is_clean else f"NOT clean: {len(report.problems)} problems",
     ]

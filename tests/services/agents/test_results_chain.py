@@ -5,21 +5,25 @@ from contextlib import asynccontextmanager
 from decimal import Decimal
 
 import pytest
+from msgspec.structs import replace
 from support.floor import Floor, calling, hold, open_floor, opening
 from support.records import make_snapshot
 
 from trader.domain.exchange.halts import Halt, HaltCause
 from trader.domain.exchange.ledger import unopened_account
+from trader.domain.market.markets import Candle
 from trader.domain.models import VariantId
 from trader.domain.portfolio.baselines import BaselineState, rule_agent
 from trader.domain.portfolio.seasons import SeasonRecord
 from trader.services.agents.chain import verify
 from trader.services.agents.entrants import Entrants
 from trader.services.agents.results import record_results
+from trader.services.exchange.audit import audit
 from trader.services.portfolio.snapshots import Portfolio
 from trader.store.agents.models import select_models
 from trader.store.database.pool import Connection, Database
 from trader.store.database.schema import CHAINED_RESULTS
+from trader.store.market.candles import insert_minutes
 from trader.store.operations.halts import insert_halt, update_halts_lifted
 from trader.store.portfolio.baselines import SavedBaseline, upsert_baselines
 from trader.store.portfolio.seasons import insert_season_record
@@ -34,7 +38,9 @@ async def _hour(floor: Floor) -> None:
     now = floor.clock.now()
     await Portfolio(floor.database, floor.exchange, floor.clock, floor.settings).take_snapshots(now)
     async with floor.database.connection() as conn:
-        await insert_snapshots(conn, [make_snapshot(BASELINE.id, now, "10010")])
+        await insert_minutes(conn, [("BTC", Candle(now.replace(second=0), 94_000, 94_100, 93_900, 94_000, None))])
+        run_id = await conn.fetchval("SELECT run_id FROM baselines")
+        await insert_snapshots(conn, [replace(make_snapshot(BASELINE.id, now, "10010"), run_id=run_id)])
 
 
 async def _record(floor: Floor) -> None:
@@ -169,6 +175,52 @@ async def test_every_edit_is_named(season: Floor) -> None:
             unnamed[name] = texts
     assert unnamed == {}
     assert await _found(season.database) == []
+
+
+AUDITED: dict[str, tuple[str, str]] = {
+    "a fill's price": ("UPDATE fills SET price = price * 0.99", "average price was told as 94000.1, and is 93060.099"),
+    "a fill's fee": ("UPDATE fills SET fee = fee / 2", "fees was told as"),
+    "a fill's quantity": ("UPDATE fills SET quantity = quantity / 2", "filled quantity was told as 0.1, and is 0.05"),
+    "an answer that was told": (
+        "UPDATE tool_calls SET metadata = jsonb_set(metadata, '{results,0,fees}', '\"1\"') "
+        "WHERE type = 'CREATE_POSITION'",
+        "fees was told as 1, and is",
+    ),
+    "equity of a position raised": (
+        "UPDATE portfolio_hourly SET last = last * 1.2 WHERE account_id = 'ada'",
+        "account ada, run 1: equity at",
+    ),
+    "equity without a position": (
+        "UPDATE portfolio_hourly SET last = last + 0.01 WHERE account_id = 'bob'",
+        "account bob, run 2: equity at 2025",
+    ),
+    "a baseline lowered": (
+        f"UPDATE portfolio_hourly SET last = last * 0.8 WHERE account_id = '{BASELINE.id}'",
+        "-19.92 % from 10000; the market and its leverage allow",
+    ),
+    "an hour of a baseline": (
+        f"UPDATE portfolio_hourly SET last = last * 1.2 WHERE account_id = '{BASELINE.id}' "
+        "AND hour = (SELECT max(hour) FROM portfolio_hourly)",
+        "+20.00 % from 10010",
+    ),
+}
+
+
+async def test_the_audit_compares_fills_with_answers_and_equity_with_books_and_marks(season: Floor) -> None:
+    report = await audit(season.database)
+    assert (report.problems, report.hours) == ([], 9)
+    unnamed = {}
+    for name, (statement, expected) in AUDITED.items():
+        async with season.database.connection() as conn:
+            transaction = conn.transaction()
+            await transaction.start()
+            await conn.execute("SET LOCAL session_replication_role = replica")
+            await conn.execute(statement)
+            problems = (await audit(_Uncommitted(conn))).problems  # type: ignore[arg-type]
+            await transaction.rollback()
+        if not any(expected in problem for problem in problems):
+            unnamed[name] = problems
+    assert unnamed == {}
 
 
 async def test_after_an_upgrade_the_chain_of_results_begins_there_and_says_so(season: Floor) -> None:

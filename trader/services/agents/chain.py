@@ -13,11 +13,13 @@ from trader.domain.agents.chain import (
     ChainChecker,
     ChainLink,
     ChainRecord,
+    PayloadDigests,
     answers_digest,
     check_entrant,
     order_ids,
     placed_under,
     record_digest,
+    record_text,
     shown_digest,
 )
 from trader.domain.agents.entrants import Entrant
@@ -29,6 +31,9 @@ from trader.store.database.pool import Connection, Database
 from trader.store.portfolio import results as results_store
 
 BATCH: Final = 500
+PAGE_BYTES: Final = 1_000_000
+"""Characters of records in one page, but for the last of them."""
+
 FINDINGS_MAX: Final = 100
 """Invocations outside the chain that are listed."""
 
@@ -56,6 +61,30 @@ async def append_interrupted(conn: Connection, invocation_id: UUID) -> None:
     """Append an interrupted invocation to the chain from its rows. The digest of its view is not known."""
     records = await _read_records(conn, [invocation_id], await store.select_entrants(conn))
     await store.insert_link(conn, invocation_id, NO_PAYLOAD, record_digest(records[invocation_id], NO_PAYLOAD))
+
+
+async def read_record(
+    database: Database, after: int, limit: int
+) -> tuple[list[tuple[ChainLink, str | None]], ChainLink | None]:
+    """Return the links after a position with the text of their records, and the last link of the chain.
+
+    At most `limit` links, fewer when their records have over `PAGE_BYTES`; of an invocation that is gone there is none.
+    """
+    async with database.reading() as conn:
+        head = await store.select_head(conn)
+        batch = await store.select_links(conn, after, limit)
+        ids = [link.invocation_id for link in batch if link.invocation_id is not None]
+        invocations = await _read_records(conn, ids, await store.select_entrants(conn)) if ids else {}
+    links, size = [], 0
+    for link in batch:
+        text = link.record
+        if link.invocation_id is not None and (record := invocations.get(link.invocation_id)) is not None:
+            text = record_text(record, PayloadDigests(link.view_digest, link.answers_digest)).decode()
+        links.append((link, text))
+        size += len(text or "")
+        if size > PAGE_BYTES:
+            break
+    return links, head
 
 
 async def verify(database: Database, outside: Sequence[Anchor]) -> Verification:

@@ -71,6 +71,20 @@ async def select_links(conn: Connection, after: int, limit: int) -> list[ChainLi
     return [ChainLink(*row) for row in await conn.fetch(SELECT_LINKS, after, limit)]
 
 
+SELECT_HEAD = """
+SELECT position, invocation_id, view_digest, answers_digest, record_digest, digest, kind, record
+FROM chain_links
+ORDER BY position DESC
+LIMIT 1
+"""
+
+
+async def select_head(conn: Connection) -> ChainLink | None:
+    """Return the last link; None before the first."""
+    row = await conn.fetchrow(SELECT_HEAD)
+    return None if row is None else ChainLink(*row)
+
+
 SELECT_LINKED_INVOCATIONS = """
 SELECT id, model_id, status, failure_reason, response, step_count, input_tokens, output_tokens, cost_usd, started_at,
        finished_at, entrant

@@ -1,13 +1,18 @@
 """SQL of the audit: differences between `orders` and the ledger, and the rows of each run."""
 
 from decimal import Decimal
+from typing import Final, NamedTuple
 from uuid import UUID
 
 import msgspec
 
 from trader.domain.exchange.audit import Entry, Mismatch, OrderFigures, VenueMismatch, VenueTrade
 from trader.domain.exchange.orders import Cause, Fill, FundingPayment, InsurancePayment, OrderSide
+from trader.domain.portfolio.equity_audit import HourlyCandles, RecordedEquity
 from trader.store.database.pool import Connection
+
+SCAN_TIMEOUT_S: Final = 600.0
+"""Time limit of statements that read a whole table."""
 
 
 class LedgerDifference(msgspec.Struct, frozen=True):
@@ -70,12 +75,89 @@ async def select_differences(conn: Connection) -> list[LedgerDifference]:
     ]
 
 
-SELECT_RUNS = "SELECT id, account_id, number FROM runs ORDER BY account_id, number"
+class AuditedRun(NamedTuple):
+    """A run, or with number 0 the present one of a baseline, which has no ledger."""
+
+    id: UUID
+    account_id: str
+    number: int
+    initial_capital: Decimal
 
 
-async def select_runs(conn: Connection) -> list[tuple[UUID, str, int]]:
-    """Return (id, account, number) of every run."""
-    return [(r["id"], r["account_id"], r["number"]) for r in await conn.fetch(SELECT_RUNS)]
+SELECT_RUNS = "SELECT id, account_id, number, initial_capital FROM runs ORDER BY account_id, number"
+
+
+async def select_runs(conn: Connection) -> list[AuditedRun]:
+    """Return every run."""
+    return [AuditedRun(*row) for row in await conn.fetch(SELECT_RUNS)]
+
+
+SELECT_BASELINE_RUNS = "SELECT run_id, id, 0, initial_capital FROM baselines ORDER BY id"
+
+
+async def select_baseline_runs(conn: Connection) -> list[AuditedRun]:
+    """Return the present run of every baseline."""
+    return [AuditedRun(*row) for row in await conn.fetch(SELECT_BASELINE_RUNS)]
+
+
+SELECT_EQUITY = """
+SELECT last_at, last, leverage FROM portfolio_hourly WHERE account_id = $1 AND run_id = $2 ORDER BY hour
+"""
+
+
+async def select_equity(conn: Connection, run: AuditedRun) -> list[RecordedEquity]:
+    """Return the recorded equity of a run, the last of each hour, ascending."""
+    return [RecordedEquity(*row) for row in await conn.fetch(SELECT_EQUITY, run.account_id, run.id)]
+
+
+SELECT_HOURS = "SELECT symbol, open_time, low, high FROM candles WHERE minutes = 60 ORDER BY symbol, open_time"
+
+
+async def select_hours(conn: Connection) -> HourlyCandles:
+    """Return the prices of every hour."""
+    return HourlyCandles(map(tuple, await conn.fetch(SELECT_HOURS)))
+
+
+# What a call was told is in the chain, unlike the answer in `order_requests`. An order that rests was told what filled
+# at once. The average price was rounded.
+SELECT_MISTOLD = """
+SELECT told.id AS order_id, d.figure, d.by_row, d.by_ledger
+FROM (
+    SELECT (r.result ->> 'orderId')::uuid AS id, r.result
+    FROM tool_calls c
+    CROSS JOIN LATERAL jsonb_array_elements(
+        CASE jsonb_typeof(c.metadata -> 'results') WHEN 'array' THEN c.metadata -> 'results' END
+    ) AS r (result)
+    WHERE c.type IN ('CREATE_POSITION', 'CLOSE_POSITION') AND r.result ->> 'status' IN ('filled', 'partial', 'resting')
+) told
+LEFT JOIN order_requests q ON q.id = told.id
+LEFT JOIN LATERAL (
+    SELECT sum(quantity) AS quantity, sum(quantity * price) AS notional, sum(fee + liquidation_fee) AS fees
+    FROM (
+        SELECT * FROM fills WHERE request_id = told.id ORDER BY sequence
+        LIMIT CASE told.result ->> 'status' WHEN 'resting' THEN jsonb_array_length(q.answer -> 'fills') END
+    ) first
+) f ON true
+CROSS JOIN LATERAL (VALUES
+    ('filled quantity', (told.result ->> 'filledQuantity')::numeric, coalesce(f.quantity, 0), 0),
+    ('fees', (told.result ->> 'fees')::numeric, coalesce(f.fees, 0), 0),
+    ('average price', (told.result ->> 'averagePrice')::numeric, f.notional / f.quantity, 1e-12)
+) d (figure, by_row, by_ledger, tolerance)
+WHERE abs(coalesce(d.by_row, 0) - coalesce(d.by_ledger, 0)) > d.tolerance
+ORDER BY order_id, figure, by_row, by_ledger
+"""
+
+
+class MistoldOrder(Mismatch, frozen=True):
+    """A figure of an order that its agent was told otherwise."""
+
+    def __str__(self) -> str:
+        return f"order {self.order_id}: {self.figure} was told as {self.by_row}, and is {self.by_ledger} by the ledger"
+
+
+async def select_mistold(conn: Connection) -> list[MistoldOrder]:
+    """Return the orders whose fills differ from what the tool answered to the agent."""
+    return [MistoldOrder(**record) for record in await conn.fetch(SELECT_MISTOLD, timeout=SCAN_TIMEOUT_S)]
 
 
 SELECT_FIGURES = """

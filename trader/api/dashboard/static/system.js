@@ -9,6 +9,7 @@ import { useLive } from './store.js'
 const HEALTH_MS = 15_000 // a halt is read at once, when the stream says so
 const SYSTEM_MS = 30_000
 export const useHealth = () => useReport('/health', HEALTH_MS)
+const useRecord = () => useReport(`/api/record?after=${Number.MAX_SAFE_INTEGER}`, 2 * SYSTEM_MS) // the head alone
 export const useSystem = (everyMs = SYSTEM_MS) => useReport('/health/schedulers', everyMs)
 
 /** When the replay that the service plays ended; null while it goes on, and of other markets. */
@@ -49,6 +50,7 @@ export function troublesOf(state, health, system, warning) {
 export function SystemPage() {
   const health = useHealth()
   const system = useSystem(HEALTH_MS)
+  const head = useRecord().data?.head
   const state = useLive()
   const known = useModels()
   const report = system.data
@@ -74,5 +76,6 @@ export function SystemPage() {
     <${Failed} entry=${system} what="The state of the service" />
     ${facts && html`<${Panel} title="Service"><dl class="facts body">${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl></${Panel}>`}
     ${report && html`<${Panel} title="Schedulers"><${Table} label="Schedulers" columns=${columns} rows=${schedulers} empty="" /></${Panel}>`}
+    ${head && html`<${Panel} title="Record"><dl class="facts body"><div><dt>Links</dt><dd><a href="/api/record">${whole(head.position)}</a></dd></div><div><dt>Head</dt><dd><code>${head.digest}</code></dd></div></dl></${Panel}>`}
     ${report?.modelsRunning.length > 0 && html`<${Panel} title="Deciding now"><dl class="facts body">${report.modelsRunning.map(one => html`<div key=${one.modelId}><dt>${known.byId.get(one.modelId)?.name ?? one.modelId}</dt><dd>${span(one.runningForSeconds * 1000)}</dd></div>`)}</dl></${Panel}>`}`
 }
