@@ -4,9 +4,9 @@
 
 Each invocation is written as the service writes it, to a durable embedded PostgreSQL: opened, two steps with a call
 each, its end, and its payload; as many at once as the service runs. The reference is the same without the link: short
-rounds with and without it alternate, in a changing order, and their processor time is judged, which
-other processes disturb least. Then the results of 100 accounts are recorded as the leader does it once a minute, while no
-account is locked: a minute with an hour of each and one that has nothing new.
+rounds with and without it alternate, in a changing order, and their processor time is judged, which other processes
+disturb least. Then the results of 100 accounts are recorded as the leader does it once a minute, while no account is
+locked: those of an hour, and none.
 """
 
 import argparse
@@ -118,6 +118,7 @@ RESULT_ACCOUNTS = 100
 RESULT_ROWS = 24
 """Funding payments of each account, and hours of its equity."""
 
+INSERT_STATE = "INSERT INTO service_state (market_identity, trading_mode) VALUES ('benchmark', 'simulated')"
 INSERT_RESULTS = f"""
 WITH made AS (
     INSERT INTO accounts (id, sequence, created_at, changed_at)
@@ -131,8 +132,8 @@ WITH made AS (
     SELECT gen_random_uuid(), account_id, id, 'BTC', 'LONG', 'OPEN', 0.1, 9400, 9400, false, 1, 0, $1, $1 FROM begun
     RETURNING id, account_id, run_id
 ), paid AS (
-    INSERT INTO funding_payments (account_id, sequence, run_id, order_id, symbol, boundary, quantity, mark, rate, amount,
-                                  created_at)
+    INSERT INTO funding_payments (account_id, sequence, run_id, order_id, symbol, boundary, quantity, mark, rate,
+                                  amount, created_at)
     SELECT account_id, n, run_id, id, 'BTC', $1 + n * interval '1 hour', 0.1, 94000, 0.0000125, -0.1175,
            $1 + n * interval '1 hour'
     FROM held, generate_series(1, {RESULT_ROWS}) n
@@ -140,7 +141,7 @@ WITH made AS (
 INSERT INTO portfolio_hourly (account_id, hour, run_id, total, count, last, last_at, leverage)
 SELECT account_id, $1 + n * interval '1 hour', run_id, 600000, 60, 10000.25, $1 + n * interval '1 hour', 0.94
 FROM held, generate_series(0, {RESULT_ROWS} - 1) n
-"""  # noqa: S608 - constants of this module
+"""
 
 
 async def _show_results(database: Database, figures: Figures) -> None:
