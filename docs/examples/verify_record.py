@@ -9,11 +9,13 @@ import json
 import sys
 import urllib.request
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 
-def pages(address):
-    after = 0
+def pages(address: str) -> Iterator[list[dict[str, Any]]]:
+    after: int | None = 0
     while after is not None:
         with urllib.request.urlopen(f"{address}/api/record?after={after}") as answer:
             page = json.load(answer)
@@ -21,8 +23,8 @@ def pages(address):
         after = page["next"]
 
 
-def verify(address, anchors):
-    position, digest, kinds = 0, bytes(32), Counter()
+def verify(address: str, anchors: dict[int, str]) -> Iterator[str]:
+    position, digest, kinds = 0, bytes(32), Counter[str]()
     for link in (link for links in pages(address) for link in links):
         position += 1
         if link["position"] != position:

@@ -280,7 +280,7 @@ def _read_operation(route: Route, path: str, schema_of: Mapping[Any, Schema]) ->
         operation["description"] = route.description
     if route.parameters:
         operation["parameters"] = [
-            {"name": name, "in": "query", "description": text, "schema": {"type": "string"}}
+            {"name": name, "in": "query", "description": text, "schema": route.forms.get(name, {"type": "string"})}
             for name, text in route.parameters.items()
         ]
     if route.event_data is not None:

@@ -56,6 +56,7 @@ RECORD: Final = Route(
     "`docs/record.md` says what a record has and how to verify it.",
     tag="record",
     parameters={"after": "the position after which the links are, 0 without it"},
+    forms={"after": {"type": "integer", "minimum": 0, "maximum": 10**16 - 1}},
     responses={
         200: Documented("The next links; those of the end have no `next`.", RecordPage),
         400: Documented("`after` is no position.", Refusal),

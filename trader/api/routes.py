@@ -29,7 +29,7 @@ class Route:
     """A path for GET requests, with its documentation.
 
     `event_data` is the type of what a stream sends as the data of an event; `parameters` are those of the query, with
-    their descriptions.
+    their descriptions, and `forms` the JSON Schemas of those that are no text.
     """
 
     path: str
@@ -41,6 +41,7 @@ class Route:
     event_data: Any = None
     alias: str | None = None
     head: bool = False
+    forms: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def paths(self) -> tuple[str, ...]:

@@ -311,6 +311,7 @@ async def test_axe_finds_nothing_serious_in_light_and_dark(tmp_path: Path, dsn: 
                     if width < 600:
                         assert await tab.evaluate(SMALL_TARGETS) == [], path
                     assert await tab.evaluate(CUT_OFF) == [], (path, scheme)
+            await until(lambda: tab.evaluate("/[0-9a-f]{64}/.test(document.body.innerText)"), "the head of the record")
             assert tab.problems == []
 
 

@@ -63,7 +63,7 @@ def test_every_procedure_stream_and_report_is_there(document: Document) -> None:
     streams = ("positions", "trades", "conversations", "portfolio", "candles", "workflow")
     wanted |= {f"/api/events/{name}" for name in streams}
     wanted |= {"/health", "/health/schedulers", "/api/health", "/api/health/schedulers"}
-    wanted |= {"/metrics", "/api/events"}
+    wanted |= {"/metrics", "/api/events", "/api/record"}
     assert document["paths"].keys() == wanted
     assert len(REGISTRY.procedures) >= 18
     ids = [operation["operationId"] for _, operation in operations(document)]

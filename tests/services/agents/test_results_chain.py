@@ -38,7 +38,7 @@ async def _hour(floor: Floor) -> None:
     now = floor.clock.now()
     await Portfolio(floor.database, floor.exchange, floor.clock, floor.settings).take_snapshots(now)
     async with floor.database.connection() as conn:
-        await insert_minutes(conn, [("BTC", Candle(now.replace(second=0), 94_000, 94_100, 93_900, 94_000, None))])
+        await insert_minutes(conn, [("BTC", Candle(now.replace(second=0), 94_000, 94_100, 93_900, 94_000, 1))])
         run_id = await conn.fetchval("SELECT run_id FROM baselines")
         await insert_snapshots(conn, [replace(make_snapshot(BASELINE.id, now, "10010"), run_id=run_id)])
 

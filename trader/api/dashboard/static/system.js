@@ -76,6 +76,6 @@ export function SystemPage() {
     <${Failed} entry=${system} what="The state of the service" />
     ${facts && html`<${Panel} title="Service"><dl class="facts body">${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl></${Panel}>`}
     ${report && html`<${Panel} title="Schedulers"><${Table} label="Schedulers" columns=${columns} rows=${schedulers} empty="" /></${Panel}>`}
-    ${head && html`<${Panel} title="Record"><dl class="facts body"><div><dt>Links</dt><dd><a href="/api/record">${whole(head.position)}</a></dd></div><div><dt>Head</dt><dd><code>${head.digest}</code></dd></div></dl></${Panel}>`}
+    ${head && html`<${Panel} title="Record"><dl class="facts body"><div><dt>Links</dt><dd>${whole(head.position)}</dd></div><div><dt>Head</dt><dd><code>${head.digest}</code></dd></div></dl></${Panel}>`}
     ${report?.modelsRunning.length > 0 && html`<${Panel} title="Deciding now"><dl class="facts body">${report.modelsRunning.map(one => html`<div key=${one.modelId}><dt>${known.byId.get(one.modelId)?.name ?? one.modelId}</dt><dd>${span(one.runningForSeconds * 1000)}</dd></div>`)}</dl></${Panel}>`}`
 }
