@@ -11,6 +11,7 @@ from support.records import make_snapshot
 
 from trader.domain.exchange.halts import Halt, HaltCause
 from trader.domain.exchange.ledger import unopened_account
+from trader.domain.exchange.orders import Order, OrderSide, OrderStatus, OrderType
 from trader.domain.market.markets import Candle
 from trader.domain.models import VariantId
 from trader.domain.portfolio.baselines import BaselineState, rule_agent
@@ -221,6 +222,23 @@ async def test_the_audit_compares_fills_with_answers_and_equity_with_books_and_m
         if not any(expected in problem for problem in problems):
             unnamed[name] = problems
     assert unnamed == {}
+
+
+async def test_an_account_that_an_operator_removed_is_no_finding(season: Floor) -> None:
+    limit = Order(
+        account_id="zoe", symbol="BTC", side=OrderSide.BUY, type=OrderType.LIMIT, quantity=Decimal("0.01"),
+        limit_price=Decimal(80_000), leverage=Decimal(1),
+    )  # fmt: skip
+    for _ in range(2):
+        assert (await season.exchange.place_order(limit)).status is OrderStatus.RESTING
+        await _hour(season)
+        await season.see(after_s=4200)
+        await _record(season)
+        assert await season.exchange.remove_account("zoe")
+        assert await _found(season.database) == []
+    async with season.database.connection() as conn:
+        await conn.execute("DELETE FROM portfolio_hourly WHERE account_id = 'ada'")
+    assert any("portfolio_hourly ada" in text for text in await _found(season.database))
 
 
 async def test_after_an_upgrade_the_chain_of_results_begins_there_and_says_so(season: Floor) -> None:

@@ -8,6 +8,7 @@ which part of the ledger and of the hours of each account it has (`spans`).
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
+from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
 from uuid import UUID
 
@@ -24,6 +25,7 @@ FindingKind = Literal["changed", "removed", "inserted", "rebuilt", "cut off"]
 
 BEGIN: Final = "begin"
 RESULTS: Final = "results"
+REMOVED: Final = "removed"
 
 SPAN_TABLES: Final[Mapping[str, tuple[str, ...]]] = {
     "fills": ("account_id", "sequence"),
@@ -111,7 +113,9 @@ def spans_of(content: Mapping[str, Any]) -> list[Span]:
 class ResultsChecker:
     """Follows the records of results from the first to the last, and compares them with the rows of the tables."""
 
-    def __init__(self) -> None:
+    def __init__(self, removed: Mapping[str, int] = MappingProxyType({})) -> None:
+        """Take the positions at which accounts were removed that had never traded: their rows of before are gone."""
+        self._removed = removed
         self.has_begun = False
         self.rows = 0
         """Rows in the records so far."""
@@ -128,13 +132,17 @@ class ResultsChecker:
         for mark in content.get("before", ()):
             self._ends[mark["account_id"]] = mark["sequence"], mark["hour"]
             self.accounts_before += 1
+        if content["kind"] == REMOVED:
+            self._ends.pop(content["account_id"], None)
+            runs = self._states["runs"]
+            self._states["runs"] = {key: state for key, state in runs.items() if key[0] != content["account_id"]}
         for span in spans_of(content):
             yield from self._follow_span(position, span)
         recorded: Rows = content.get("rows", {})
         self.rows += sum(map(len, recorded.values()))
         for table, key in SPAN_TABLES.items():
-            before = {_key(row, key): row for row in recorded.get(table, ())}
-            after = {_key(row, key): row for row in present.get(table, ())}
+            before = {_key(row, key): row for row in recorded.get(table, ()) if not self._is_gone(row, position)}
+            after = {_key(row, key): row for row in present.get(table, ()) if not self._is_gone(row, position)}
             yield from _differences(table, {name: (row, position) for name, row in before.items()}, after)
         for table in STATE_TABLES.keys() & recorded.keys():
             for row in recorded[table]:
@@ -153,6 +161,9 @@ class ResultsChecker:
                 {name: state for name, state in recorded.items() if name not in waiting},
                 {name: row for name, row in after.items() if name not in waiting},
             )
+
+    def _is_gone(self, row: Row, position: int) -> bool:
+        return position < self._removed.get(row["account_id"], 0)
 
     def _follow_span(self, position: int, span: Span) -> Iterator[ChainFinding]:
         expected = self._ends.get(span.account_id, (0, None))

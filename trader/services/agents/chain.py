@@ -92,7 +92,7 @@ async def verify(database: Database, outside: Sequence[Anchor]) -> Verification:
     async with database.reading() as conn:
         anchors = [*await store.select_anchors(conn), *outside]
         entrants = await store.select_entrants(conn)
-        checker, results = ChainChecker(anchors), ResultsChecker()
+        checker, results = ChainChecker(anchors), ResultsChecker(await results_store.select_removed(conn))
         checker.findings += filter(None, map(check_entrant, entrants.values()))
         payloads = links = records = 0
         async for batch in _batches(conn):

@@ -10,8 +10,10 @@ from uuid import UUID
 import asyncpg
 import msgspec
 
+from trader.domain.agents.results import REMOVED
 from trader.domain.exchange.account import TAKEN_KEPT, Account, Position, RestingOrder, Run, Take, Taken
 from trader.domain.exchange.orders import AnswerFill, ExitPlan, OrderAnswer, OrderSide
+from trader.store.database.chain import insert_record
 from trader.store.database.pool import Connection
 
 INSERT_ACCOUNT = """
@@ -46,6 +48,8 @@ WITH account AS (
     DELETE FROM portfolio_snapshots WHERE account_id IN (SELECT id FROM account)
 ), its_hours AS (
     DELETE FROM portfolio_hourly WHERE account_id IN (SELECT id FROM account)
+), its_mark AS (
+    DELETE FROM chain_marks WHERE account_id IN (SELECT id FROM account)
 ), its_baseline AS (
     DELETE FROM equity_marks WHERE account_id IN (SELECT id FROM account) RETURNING last
 ), total_baseline AS (
@@ -65,10 +69,16 @@ class Deletion(NamedTuple):
 
 
 async def delete_account(conn: Connection, account_id: str, term: int) -> Deletion:
-    """Delete an account that has never traded and belongs to no model, with its rows, in this term."""
+    """Delete an account that has never traded and belongs to no model, with its rows, in this term.
+
+    The connection is in a transaction: the removal is recorded in the chain.
+    """
     record = await conn.fetchrow(DELETE_ACCOUNT, account_id, term)
     assert record is not None
-    return Deletion(*record)
+    deletion = Deletion(*record)
+    if deletion.is_leading and not deletion.is_kept:
+        await insert_record(conn, REMOVED, {"account_id": account_id})
+    return deletion
 
 
 SELECT_COUNT_WITHOUT_MODEL = "SELECT count(*) FROM accounts WHERE id NOT IN (SELECT id FROM models)"

@@ -192,6 +192,17 @@ def _moment(text: str | None) -> datetime | None:
     return None if text is None else datetime.fromisoformat(text)
 
 
+SELECT_REMOVED = """
+SELECT record::jsonb ->> 'account_id', max(position) FROM chain_links WHERE kind = 'removed' GROUP BY 1 ORDER BY 1
+"""
+
+
+async def select_removed(conn: Connection) -> dict[str, int]:
+    """Return the accounts that were removed, with the last position in the chain at which they were."""
+    rows = await conn.fetch(SELECT_REMOVED, timeout=SCAN_TIMEOUT_S)
+    return dict(map(tuple, rows))
+
+
 SELECT_RUN_STATES = """
 SELECT account_id, number, id, initial_capital, quote_currency, started_at, ended_at FROM runs
 ORDER BY account_id, number
