@@ -71,7 +71,7 @@ async def read_record(
     At most `limit` links, fewer when their records have over `PAGE_BYTES`; of an invocation that is gone there is none.
     """
     async with database.reading() as conn:
-        head = await store.select_head(conn)
+        head = await store.select_last_link(conn)
         batch = await store.select_links(conn, after, limit)
         ids = [link.invocation_id for link in batch if link.invocation_id is not None]
         invocations = await _read_records(conn, ids, await store.select_entrants(conn)) if ids else {}

@@ -71,7 +71,7 @@ async def select_links(conn: Connection, after: int, limit: int) -> list[ChainLi
     return [ChainLink(*row) for row in await conn.fetch(SELECT_LINKS, after, limit)]
 
 
-SELECT_HEAD = """
+SELECT_LAST_LINK = """
 SELECT position, invocation_id, view_digest, answers_digest, record_digest, digest, kind, record
 FROM chain_links
 ORDER BY position DESC
@@ -79,9 +79,9 @@ LIMIT 1
 """
 
 
-async def select_head(conn: Connection) -> ChainLink | None:
+async def select_last_link(conn: Connection) -> ChainLink | None:
     """Return the last link; None before the first."""
-    row = await conn.fetchrow(SELECT_HEAD)
+    row = await conn.fetchrow(SELECT_LAST_LINK)
     return None if row is None else ChainLink(*row)
 
 
