@@ -28,7 +28,7 @@ replicates = 1
 compare = ["holdNothing", "bestOther"]
 alpha = 0.05
 stopping = "end"
-disqualify = ["manualOrder"]
+disqualify = ["reset"]
 entrants = ["ada", "bob"]
 """
 SEED = "271828"

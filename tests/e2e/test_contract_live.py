@@ -41,6 +41,7 @@ READ_CALLS: Sequence[tuple[str, dict[str, Any]]] = (
     ("analytics.getModelStats", {}),
     ("analytics.getModelStats", {"mode": "advanced", "variant": "all"}),
     ("analytics.getTradeTotals", {"by": "day"}),
+    ("analytics.getSeason", {}),
     ("analytics.getTradeTotals", {"by": "market", "variant": "Apex", "modelId": "apex-rules"}),
     ("analytics.getBehaviour", {"modelId": "apex-rules"}),
     ("analytics.getLeaderboard", {}),

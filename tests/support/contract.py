@@ -34,6 +34,25 @@ REPLICATES = {
     "noisePercent": (number, None),
 }
 DECLARED = {"model": text, "version?": text, "promptDigest?": text}
+SEASON = {
+    "number": count,
+    "state": ("announced", "running", "ended", "closed"),
+    "digest": text,
+    "openedAt": iso,
+    "rules": {
+        **dict.fromkeys(("name", "stopping"), text),
+        **dict.fromkeys(("start", "end", "lastEntry"), iso),
+        **{name: [text] for name in ("markets", "entrants", "compare", "disqualify")},
+        **dict.fromkeys(("capital", "takerFeeBps", "makerFeeBps", "alpha", "coverageMinPercent"), number),
+        **dict.fromkeys(("latencyMs", "replicates", "ageMinHours"), count),
+    },
+    "amendments": [
+        {"at": iso, "reason": text, "digest": text, "changes": [{"rule": text, "before": anything, "after": anything}]}
+    ],
+    "closedAt?": iso,
+    "seedDigest?": text,
+    "seed?": text,
+}
 CONTAMINATION = ("after cut-off", "before cut-off", "unknown")
 
 EXIT_PLAN = {
@@ -442,10 +461,12 @@ OUTPUTS: Mapping[str, Shape] = {
                         "highestPercent": (number, None),
                         "noise": (REPLICATES, None),
                     },
+                    "offBoard?": text,
                 },
             }
         ],
         "window": ("24h", "7d", "30d"),
+        "season?": SEASON,
     },
     "analytics.getEvidence": {
         "window": ("24h", "7d", "30d", "run"),
@@ -493,13 +514,30 @@ OUTPUTS: Mapping[str, Shape] = {
                 ),
                 "luckReason": (text, None),
                 "rank": (dict.fromkeys(("first", "last", "among"), count), None),
-                "account": {"runs": count, "startedAt": iso, "returnPercent": number},
+                "account": {
+                    "runs": count,
+                    "startedAt": iso,
+                    "returnPercent": number,
+                    "entrants": [
+                        {
+                            "runNumber": count,
+                            "entrant": count,
+                            "fingerprint": text,
+                            "beganAt": iso,
+                            "endedAt": (iso, None),
+                        }
+                    ],
+                },
+                "ageHours": count,
                 "owner": (text, None),
                 "declared?": DECLARED,
                 "replicates?": REPLICATES,
+                "offBoard?": text,
             }
         ],
+        "season?": SEASON,
     },
+    "analytics.getSeason": {"season?": SEASON},
     "analytics.getFailures": {
         "nextBefore?": text,
         "failures": [

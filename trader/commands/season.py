@@ -53,7 +53,7 @@ from trader.services.portfolio.evidence import last_whole_hour
 from trader.settings import Settings
 from trader.store.agents.models import select_models
 from trader.store.database.pool import Connection
-from trader.store.portfolio.analytics import select_account_runs
+from trader.store.portfolio.analytics import select_current_runs
 from trader.store.portfolio.seasons import select_latest_season, select_seasons
 
 DIFFERENCES_MAX: Final = 50
@@ -294,7 +294,7 @@ def _read_rules(options: argparse.Namespace) -> tuple[str, SeasonRules]:
 
 async def _check(conn: Connection, file: Path, text: str, rules: SeasonRules) -> None:
     models = await select_models(conn)
-    capitals = {run.account_id: run.initial_capital for run in await select_account_runs(conn)}  # the last of each
+    capitals = {model_id: run.initial_capital for model_id, run in (await select_current_runs(conn)).items()}
     if issues := list(entrant_issues(rules, models, capitals)):
         raise located(file, text, issues)
 

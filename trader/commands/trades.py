@@ -18,6 +18,7 @@ from trader.errors import StartError
 from trader.results import check_format, empty
 from trader.services.portfolio.leaderboard import RankedEntrant, SortKey, make_board, make_entries
 from trader.services.portfolio.run_statistics import CurrentRuns, count_contenders
+from trader.services.portfolio.seasons import read_standing
 from trader.store.agents.models import select_models
 from trader.store.database.pool import Page
 from trader.store.exchange.accounts import select_accounts, select_last_marks, select_lived_until
@@ -122,18 +123,20 @@ async def board(options: argparse.Namespace, target: TargetDatabase) -> Result:
         accounts = await select_accounts(conn)
         marks = await select_last_marks(conn)
         now = await select_lived_until(conn)
+        standing = await read_standing(conn, datetime.min.replace(tzinfo=UTC) if now is None else minute_end(now))
     variant = chosen_variant(options.variant)
     entrants = [
-        RankedEntrant(model, runs[model.id], value.net_portfolio)
+        RankedEntrant(model, runs[model.id], value.net_portfolio, standing.absence_of(runs[model.id]))
         for model in models
-        if variant in (None, model.variant) and model.id in runs and now is not None
+        if variant in (None, model.variant) and standing.has(model) and model.id in runs and now is not None
         if (value := value_account(accounts[model.id], marks, now)) is not None
     ]
     window, at = options.window, None if now is None else minute_end(now)
     entries = []
     if at is not None:
-        single, contenders = make_entries(entrants, window, at), count_contenders(runs.values())
-        entries = make_board(single, window, options.sort_by, at, contenders)
+        contenders = count_contenders(runs[model.id] for model in models if standing.has(model) and model.id in runs)
+        single = make_entries(entrants, window, at, standing.rules)
+        entries = make_board(single, window, options.sort_by, at, contenders, standing.board)
     heads = ("rank", "model", "variant", "return %", "95 % interval", "pnl", "drawdown %", "value", "trades")
     listed = [LeaderboardRow.of(entry, LeaderboardDetails.of(entry, options.sort_by)) for entry in entries]
     rows = [
@@ -151,4 +154,5 @@ async def board(options: argparse.Namespace, target: TargetDatabase) -> Result:
         for row in listed
     ]
     result = {"window": options.window, "asOf": now, "entries": listed}
-    return Result(result, [f"{options.window} up to {moment(now)}", *table(heads, rows, text_columns=3)])
+    lines = [f"{options.window} up to {moment(now)}", *([] if standing.season is None else [standing.season.summary])]
+    return Result(result, [*lines, *table(heads, rows, text_columns=3)])

@@ -148,7 +148,7 @@ async def read_tables(database: Database, until: datetime) -> dict[str, Table]:
             for row in listed:
                 tables[name].add(*row)
         for past in await select_account_runs(conn):
-            tables["past_runs"].add(*past)
+            tables["past_runs"].add(*past[:4])
         async for name, values in _rows_beside(conn, runs, until):
             tables[name].add(*values)
     return tables

@@ -17,9 +17,10 @@ from trader.domain.portfolio.statistics import max_drawdown, percent
 from trader.reports.season_bundle import Bundle, SeasonFacts, SeasonRows, rows_of
 from trader.results import Table
 from trader.services.portfolio.behaviour import make_behaviour, present_period
-from trader.services.portfolio.evidence import AccountPast, EvidenceReport, make_report
+from trader.services.portfolio.evidence import EvidenceReport, make_report
 from trader.services.portfolio.luck import NoLuck
 from trader.services.portfolio.run_statistics import RunStatistics, count_contenders
+from trader.services.portfolio.seasons import AccountPast
 
 FORMAT: Final = 1
 

@@ -8,8 +8,13 @@ from operator import itemgetter
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support.records import HOUR, START, id_of, make_model
+from support.seasons import add_season
 
+from trader.domain.portfolio.seasons import SeasonRecord
+from trader.store.database.pool import Database
+from trader.store.portfolio.seasons import insert_season_record
 from trader.variants import color_of
 
 Call = Callable[..., Awaitable[Any]]
@@ -212,7 +217,11 @@ async def test_evidence(call: Call) -> None:
         "ruleAgent": ("baseline/apex-rules", "not distinguishable yet", "this baseline has no whole hours yet"),
         "holdNothing": (None, "not distinguishable yet", "2 completed trades; a statement about a model needs 10"),
         "buyAndHold": ("baseline/buy-and-hold", "not distinguishable yet", "this baseline has no whole hours yet"),
-        "bestOther": (None, "not distinguishable yet", "there are no two entrants of a week's age with enough trades"),
+        "bestOther": (
+            None,
+            "not distinguishable yet",
+            "there are no two entrants old enough for a rank, with enough trades",
+        ),
     }
     assert [row["modelId"] for row in (await call("analytics.getEvidence", variant="Sovereign"))["entrants"]] == ["so"]
     assert [row["modelId"] for row in (await call("analytics.getEvidence", modelId="ax"))["entrants"]] == ["ax"]
@@ -306,6 +315,29 @@ async def test_run_info(call: Call) -> None:
             for model_id, count, coverage in (("ax", 2, 50), ("so", 0, None))
         ],
     }
+
+
+@pytest.mark.usefixtures("season")
+async def test_a_season_is_named_with_every_board(call: Call, database: Database) -> None:
+    assert await call("analytics.getSeason") == {}
+    async with database.connection() as conn:
+        rules = await add_season(conn, start=START, end=START + 31 * 24 * HOUR, entrants=["ax"])
+        amended = replace(rules, alpha=0.01, end=rules.end + HOUR)
+        record = SeasonRecord(step="amended", season=1, number=1, at=START, rules=amended, reason="agreed by all")
+        await insert_season_record(conn, record)
+    season = (await call("analytics.getSeason"))["season"]
+    assert (season["state"], season["rules"]["alpha"]) == ("running", Decimal("0.01"))
+    (amendment,) = season["amendments"]
+    assert amendment["changes"][0] == {
+        "rule": "end",
+        "before": "2026-04-04T00:00:00.000Z",
+        "after": "2026-04-04T01:00:00.000Z",
+    }
+    board = await call("analytics.getLeaderboard", details=True)
+    evidence = await call("analytics.getEvidence")
+    assert board["season"] == evidence["season"] == season
+    assert [row["modelId"] for row in (*board["entries"], *evidence["entrants"])] == ["ax", "ax"], "so is no entrant"
+    assert board["entries"][0]["details"]["offBoard"] == "it decided 50.0 % of its due cycles; a rank needs 95 %"
 
 
 @pytest.mark.usefixtures("season")

@@ -115,7 +115,7 @@ def test_the_window_has_an_interval_and_the_verdict_is_of_all_hours() -> None:
     assert comparisons["buyAndHold"].verdict.statement.reason == "this baseline has no whole hours yet"
     assert (
         comparisons["bestOther"].verdict.statement.reason
-        == "there are no two entrants of a week's age with enough trades"
+        == "there are no two entrants old enough for a rank, with enough trades"
     )
     assert board.best == "one"
 

@@ -9,12 +9,12 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 from support.records import HOUR, START, make_model
+from support.seasons import DAY, RULES
 
 from trader.domain.models import ModelConfiguration
 from trader.domain.portfolio.seasons import (
     Season,
     SeasonRecord,
-    SeasonRules,
     ServiceTerms,
     amendment_issues,
     entrant_issues,
@@ -23,22 +23,6 @@ from trader.domain.portfolio.seasons import (
     term_issues,
 )
 
-DAY = timedelta(days=1)
-RULES = SeasonRules(
-    name="Winter",
-    start=START + DAY,
-    end=START + 31 * DAY,
-    markets=["BTC", "ETH"],
-    capital=10_000,
-    taker_fee_bps=5,
-    maker_fee_bps=2,
-    latency_ms=200,
-    replicates=1,
-    compare=["holdNothing", "bestOther"],
-    alpha=0.05,
-    stopping="end",
-    disqualify=["manualOrder"],
-)
 TERMS = ServiceTerms(("BTC", "ETH"), Decimal(5), Decimal(2), 200)
 
 
@@ -57,6 +41,7 @@ OPENED = SeasonRecord(step="opened", season=1, number=0, at=START, rules=RULES, 
         ({"start": RULES.start + timedelta(minutes=1)}, ("start",), "is not a whole hour"),
         ({"entry_until": RULES.end}, ("entry_until",), "is not within the season"),
         ({"entry_until": START}, ("entry_until",), "is not within the season"),
+        ({"end": RULES.start + HOUR, "age_min_hours": 1}, ("entry_until",), "is not within the season"),
         ({"age_min_hours": 721}, ("age_min_hours",), "721 hours; the season has 720"),
         ({"compare": ["bestOther", "bestOther"]}, ("compare", 1), "'bestOther' is given twice"),
     ],

@@ -7,8 +7,8 @@ from decimal import Decimal
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from support.evidence_bench import HOURS, Bench
 from support.extent import is_nightly
-from support.manual_clock import ManualClock
 from support.null_seasons import PROCESSES, NullSeason, looks, share_interval
 from support.records import (
     HOUR,
@@ -22,81 +22,21 @@ from support.records import (
     make_run,
     make_snapshot,
 )
-from support.scripted import make_settings
 from support.tasks import ended
 
 from trader.domain.agents.entrants import Entrant
 from trader.domain.agents.invocations import ToolCall
-from trader.domain.exchange.ledger import unopened_account
 from trader.domain.market.markets import Candle
 from trader.domain.models import VariantId
-from trader.domain.portfolio.baselines import BUY_AND_HOLD, Baseline, BaselineState, rule_agent
-from trader.domain.portfolio.intervals import Returns
+from trader.domain.portfolio.baselines import BUY_AND_HOLD, rule_agent
 from trader.domain.portfolio.luck import Luck
-from trader.gateways.market.synthetic import SyntheticSource
-from trader.services.market.feed import MarketFeed
-from trader.services.portfolio.evidence import EntrantEvidence, Evidence
-from trader.services.portfolio.luck import COMPUTING, LuckRequest, LuckTable, own_trades
-from trader.services.portfolio.run_statistics import CurrentRuns
+from trader.services.portfolio.luck import COMPUTING, LuckRequest, own_trades
 from trader.store.agents.entrants import insert_entrant
 from trader.store.agents.invocations import insert_tool_call
-from trader.store.database.partitions import ensure_partitions
 from trader.store.database.pool import Database
 from trader.store.exchange.trades import OpenPosition
 from trader.store.market.candles import insert_minutes
-from trader.store.portfolio import baselines as baselines_store
 from trader.store.portfolio import snapshots as portfolio_store
-
-HOURS = 200
-
-
-class Bench:
-    def __init__(self, database: Database) -> None:
-        self.database = database
-        self.clock = ManualClock(START)
-        self.settings = make_settings()
-        self.runs = CurrentRuns(database)
-        self.restart()
-
-    def restart(self) -> None:
-        """Make the comparison with luck as a new process would."""
-        market = MarketFeed(SyntheticSource(3, ("BTC", "ETH", "SOL")), self.clock)
-        self.luck = LuckTable(self.database, market, self.settings)
-        self.evidence = Evidence(self.database, self.runs, self.luck, self.clock)
-
-    async def curve(self, account_id: str, returns: Returns, leverage: float = 1.0) -> None:
-        values = 10_000 * np.exp(np.cumsum(returns))
-        rows = [
-            replace(
-                make_snapshot(account_id, START + hour * HOUR + 59 * MINUTE, Decimal(str(round(float(value), 8)))),
-                leverage=leverage,
-            )
-            for hour, value in enumerate(values)
-        ]
-        async with self.database.connection() as conn:
-            await ensure_partitions(conn, START, rows[-1].created_at)
-            await portfolio_store.insert_snapshots(conn, rows)
-
-    async def baseline(self, baseline: Baseline, returns: Returns) -> None:
-        account = unopened_account(baseline.id, Decimal(10_000), "USDT", START)
-        state = BaselineState(
-            account=type(account)(id=baseline.id, run=make_run(baseline.id), sequence=0, changed_at=START)
-        )
-        async with self.database.connection() as conn:
-            await baselines_store.upsert_baselines(conn, [baselines_store.SavedBaseline(baseline, state, START)])
-        await self.curve(baseline.id, returns)
-
-    async def model(self, model_id: str, seed: int, drift: float, trades: int = 12) -> None:
-        async with self.database.connection() as conn:
-            await add_model(conn, model_id)
-            for number in range(trades):
-                await add_trade(conn, model_id, START + (number + 1) * 10 * HOUR, label=number)
-        await self.curve(model_id, np.random.default_rng(seed).normal(drift, 0.004, HOURS))
-
-    async def report(self, **asked: object) -> dict[str, EntrantEvidence]:
-        window = asked.pop("window", "run")
-        report = await self.evidence.report(window, **asked)  # type: ignore[arg-type]
-        return {f"{entrant.model.id}#{entrant.record.number}": entrant for entrant in report.entrants}
 
 
 @pytest.fixture
@@ -270,8 +210,10 @@ async def test_replicates_are_compared_as_one_and_not_with_each_other(bench: Ben
             )
             await insert_entrant(conn, entrant)
     report = await bench.report()
-    first, two, plain = report["good#1"], report["good-2#1"], report["plain#0"]
-    assert first.comparisons == two.comparisons
+    assert list(report) == ["good#1", "plain#0"], "replicates are one row"
+    first, plain = report["good#1"], report["plain#0"]
+    two = (await bench.report(model_id="good-2"))["good-2#1"]
+    assert two._replace(model=first.model, account=first.account) == first, "with the figures of all of them"
     references = {each.reference: each for each in first.comparisons}
     assert references["bestOther"].reference_key is None, "of 12 and 2 trades: 7 in the mean, so it is not judged yet"
     assert references["holdNothing"].window.reason == "7 completed trades; a statement about a model needs 10"
@@ -284,7 +226,7 @@ async def test_replicates_are_compared_as_one_and_not_with_each_other(bench: Ben
         for number in range(12):
             await add_trade(conn, "good-2", START + (number + 1) * 9 * HOUR, label=100 + number)
     report = await bench.report()
-    references = {each.reference: each for each in report["good-2#1"].comparisons}
+    references = {each.reference: each for each in report["good#1"].comparisons}
     assert references["bestOther"].reference_key == "plain#0", "and not its own replicate"
     assert references["holdNothing"].verdict.word == "better"
     assert {each.reference: each.reference_key for each in report["plain#0"].comparisons}["bestOther"] == "good#1"
@@ -326,7 +268,7 @@ async def _is_wrong(bench: Bench, seed: int, models: int, days: int, process: st
 async def test_a_reset_hides_nothing_of_the_account(bench: Bench) -> None:
     async with bench.database.connection() as conn:
         await add_run(conn, "plain", make_run("plain", 2, at=START + 150 * HOUR))
-        await conn.execute("UPDATE portfolio_hourly SET last = 4400 WHERE account_id = 'plain' AND hour >= $1", START)
+        await add_trade(conn, "plain", START + 149 * HOUR, gross="-5608", fees="100", notional="10000", label="loss")
         again = replace(make_snapshot("plain", START + 200 * HOUR + MINUTE, "12000"), run_id=make_run("plain", 2).id)
         await portfolio_store.insert_snapshots(conn, [again])
     account = (await bench.report())["plain#0"].account

@@ -27,6 +27,7 @@ from trader.api.schemas.model_stats import (
     OverallStats,
 )
 from trader.api.schemas.paging import cut_page, page_of
+from trader.api.schemas.seasons import GetSeasonOutput, shown_season
 
 
 @procedure("analytics.getModelStats")
@@ -50,7 +51,14 @@ async def get_leaderboard(context: Context, request: GetLeaderboardInput) -> Get
         LeaderboardRow.of(entry, LeaderboardDetails.of(entry, request.sort_by) if request.details else UNSET)
         for entry in entries
     ]
-    return GetLeaderboardOutput(entries=rows, window=request.window)
+    season = shown_season(await context.analytics.latest_season())
+    return GetLeaderboardOutput(entries=rows, window=request.window, season=season)
+
+
+@procedure("analytics.getSeason")
+async def get_season(context: Context, _: Empty) -> GetSeasonOutput:
+    """Return the latest season: its rules, their digest, and every amendment. An addition to the specification."""
+    return GetSeasonOutput.of(await context.analytics.latest_season())
 
 
 @procedure("analytics.getEvidence", token=evidence_token)

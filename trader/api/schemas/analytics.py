@@ -21,6 +21,7 @@ from trader.api.schemas.common import (
 from trader.api.schemas.models import DeclaredView
 from trader.api.schemas.paging import IsoTime
 from trader.api.schemas.positions import ModelId
+from trader.api.schemas.seasons import SeasonView
 from trader.domain.agents.invocations import Invocation, Step, ToolCall, ToolCallType
 from trader.domain.models import Contamination, Model, contamination
 from trader.domain.portfolio.evidence import Word
@@ -145,7 +146,8 @@ class LeaderboardDetails(Wire, kw_only=True):
     the order of maxDrawdown. `runNumber` above 1 says that the account was reset; p values are multiplied by its
     square. `coverage` is how many of the cycles that were due the entrant decided, in percent. `contamination` says
     whether the entry begins after the end of what the model was trained on (`trainingCutoff` of the models file).
-    `declared` is what an external agent says of itself.
+    `declared` is what an external agent says of itself. `offBoard` says why the season gives it no rank; absent without
+    such a reason.
     """
 
     ci95_reason: str | None
@@ -160,6 +162,7 @@ class LeaderboardDetails(Wire, kw_only=True):
     owner: str | None
     declared: DeclaredView | UnsetType = UNSET
     replicates: ReplicatesRow | UnsetType = UNSET
+    off_board: str | UnsetType = UNSET
 
     @classmethod
     def of(cls, entry: LeaderboardEntry, sort_by: SortKey) -> "LeaderboardDetails":
@@ -178,16 +181,18 @@ class LeaderboardDetails(Wire, kw_only=True):
             owner=entry.model.configuration.owner,
             declared=DeclaredView.of_entrant(entry.record),
             replicates=UNSET if entry.replicates is None else ReplicatesRow.of(entry.replicates),
+            off_board=or_unset(entry.off_board),
         )
 
 
 class LeaderboardRow(Wire, kw_only=True):
     """A model's present entrant within the window, live at its end.
 
-    An entrant that decided less than 95 % of the cycles that were due is listed without a `rank`, after those that have
-    one. Models that are replicates of one configuration are one row with their means, the sum of their trades, and the
-    first of them as `modelId`. `ci95` is the 95 % interval of the return in the whole hours of the window, for one
-    look. It needs 24 hours and 10 completed trades in the window; before that it is null.
+    An entrant that decided less than 95 % of the cycles that were due, or has no place on the board of the season that
+    has begun, is listed without a `rank`, after those that have one. Models that are replicates of one configuration
+    are one row with their means, the sum of their trades, and the first of them as `modelId`. `ci95` is the 95 %
+    interval of the return in the whole hours of the window, for one look. It needs 24 hours and 10 completed trades in
+    the window; before that it is null.
     """
 
     rank: int | None
@@ -218,8 +223,11 @@ class LeaderboardRow(Wire, kw_only=True):
 
 
 class GetLeaderboardOutput(Wire, kw_only=True):
+    """While a season runs, and until it is closed, its entrants in its hours by its rules (`season`)."""
+
     entries: list[LeaderboardRow]
     window: RunWindow
+    season: SeasonView | UnsetType = UNSET
 
 
 class GetFailuresInput(Input, kw_only=True):

@@ -1,15 +1,18 @@
 """Evidence on the wire: the result of each entrant compared with its references."""
 
 from trader.api.schemas.analytics import IntervalPercent, Percent, Replicates, day
-from trader.api.schemas.common import UNSET, Input, Timestamp, UnsetType, VariantFilter, VariantId, Wire, iso
+from trader.api.schemas.common import UNSET, Input, Timestamp, UnsetType, VariantFilter, VariantId, Wire, iso, or_unset
 from trader.api.schemas.models import DeclaredView
 from trader.api.schemas.positions import ModelId
+from trader.api.schemas.seasons import SeasonView
 from trader.domain.models import Contamination, contamination
 from trader.domain.portfolio.board import Comparison, Reference
 from trader.domain.portfolio.evidence import Word
 from trader.domain.portfolio.histories import RunWindow
 from trader.domain.portfolio.luck import Luck
 from trader.services.portfolio.evidence import EntrantEvidence, EvidenceReport
+from trader.services.portfolio.seasons import AccountPast
+from trader.store.portfolio.analytics import PastEntrant
 
 
 class GetEvidenceInput(Input, kw_only=True):
@@ -103,12 +106,34 @@ class Rank(Wire, kw_only=True):
     among: int
 
 
+class PastEntrantRow(Wire, kw_only=True):
+    """An entrant in a run of its account; `endedAt` is null of the present one."""
+
+    run_number: int
+    entrant: int
+    fingerprint: str
+    began_at: Timestamp
+    ended_at: Timestamp | None
+
+    @classmethod
+    def of(cls, past: PastEntrant) -> "PastEntrantRow":
+        return cls.from_attributes(past, entrant=past.number)
+
+
 class AccountOverRuns(Wire, kw_only=True):
-    """An account over all its runs: its return in percent, whatever was reset or configured anew in between."""
+    """An account over all its runs: its return in percent, whatever was reset or configured anew in between.
+
+    In a season, all of it is of the hours of the season. `entrants` are all that it has had, the present one last.
+    """
 
     runs: int
     started_at: Timestamp
     return_percent: Percent
+    entrants: list[PastEntrantRow]
+
+    @classmethod
+    def of(cls, past: AccountPast) -> "AccountOverRuns":
+        return cls.from_attributes(past, entrants=[PastEntrantRow.of(each) for each in past.entrants])
 
 
 class EntrantRow(Wire, kw_only=True):
@@ -118,8 +143,9 @@ class EntrantRow(Wire, kw_only=True):
     window; `reason` says why there is no interval. Gains without a loss among few trades say little: no interval sees
     a loss that has not come. `coverage` is how many of the cycles that were due it decided, in percent; below 95 it is
     not `ranked`. `amongBest` says whether it cannot be told from the best entrant, and `rank` which places are possible
-    for it; null until it is a week old with 10 trades. `account` is all that the account has done,
-    and `entrant` − 1 how many configurations it has had before. `luck` is computed
+    for it; null without a place on the board, for the reason `offBoard`. `ageHours` are all its whole hours, and
+    `account` is all that the account has done. Replicates are one row, of the first of them, with the figures of all
+    together; `account` and `luck` are its own. `luck` is computed
     after it was first asked for; `luckReason` says why it is null. `replicates` is there when several models are one
     configuration. `contamination` says whether all of it is after the end of what the model was trained on
     (`trainingCutoff`, from the models file). `declared` is what an external agent said of itself.
@@ -146,12 +172,14 @@ class EntrantRow(Wire, kw_only=True):
     among_best: bool
     rank: Rank | None
     account: AccountOverRuns
+    age_hours: int
     owner: str | None
     declared: DeclaredView | UnsetType = UNSET
     differences: list[Difference]
     luck: LuckRow | None
     luck_reason: str | None
     replicates: Replicates | UnsetType = UNSET
+    off_board: str | UnsetType = UNSET
 
     @classmethod
     def of(cls, entrant: EntrantEvidence, contenders: int) -> "EntrantRow":
@@ -176,11 +204,9 @@ class EntrantRow(Wire, kw_only=True):
             reason=entrant.statement.reason,
             among_best=entrant.is_among_best,
             rank=None if entrant.rank is None else Rank.from_attributes(entrant.rank),
-            account=AccountOverRuns(
-                runs=entrant.account.runs,
-                started_at=iso(entrant.account.started_at),
-                return_percent=entrant.account.return_percent,
-            ),
+            account=AccountOverRuns.of(entrant.account),
+            age_hours=entrant.age_hours,
+            off_board=or_unset(entrant.off_board),
             owner=entrant.model.configuration.owner,
             declared=DeclaredView.of_entrant(entrant.record),
             differences=[Difference.of(each) for each in entrant.comparisons],
@@ -193,13 +219,15 @@ class EntrantRow(Wire, kw_only=True):
 class GetEvidenceOutput(Wire, kw_only=True):
     """Those that cannot be told from the best come first. `until` is the end of the last whole hour.
 
-    `best` is the model with the highest mean hourly return; null without one that has 168 hours and 10 trades.
+    `best` is the model with the highest mean hourly return; null without one that has 168 hours and 10 trades. While a
+    season runs, and until it is closed, all of it is of the hours of the season and by its rules (`season`).
     """
 
     window: RunWindow
     until: Timestamp
     best: str | None
     entrants: list[EntrantRow]
+    season: SeasonView | UnsetType = UNSET
 
     @classmethod
     def of(cls, window: RunWindow, report: EvidenceReport) -> "GetEvidenceOutput":
@@ -208,4 +236,5 @@ class GetEvidenceOutput(Wire, kw_only=True):
             until=iso(report.until),
             best=report.best,
             entrants=[EntrantRow.of(each, report.contenders) for each in report.entrants],
+            season=UNSET if report.season is None else SeasonView.of(report.season, report.state),
         )

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import combinations
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -31,8 +31,29 @@ Reference = Literal["ruleAgent", "holdNothing", "buyAndHold", "bestOther"]
 AGE_MIN: Final = 168
 """Hours that an entrant needs to have a rank or to be the best: of a few days the luckiest is always ahead."""
 
+
+class BoardRules(NamedTuple):
+    """What a board compares, the part of cases in which any of it may err, and the age in hours that a rank needs.
+
+    `has_common_hours`: all that have a rank are compared over the hours that all of them have.
+    """
+
+    compared: Sequence[Reference] = get_args(Reference)
+    level: float = LEVEL
+    age_min: int = AGE_MIN
+    has_common_hours: bool = False
+
+    def family(self, contenders: int) -> int:
+        """Return how many comparisons there can be of so many entrants."""
+        has_pairs = "bestOther" in self.compared
+        return comparisons_among(contenders, len(self.compared) - has_pairs, has_pairs=has_pairs)
+
+
+NO_SEASON: Final = BoardRules()
+"""The rules of boards that belong to no season."""
+
 _NOT_BEGUN: Final = "this baseline has no whole hours yet"
-_NO_OTHER: Final = "there are no two entrants of a week's age with enough trades"
+_NO_OTHER: Final = "there are no two entrants old enough for a rank, with enough trades"
 
 
 class JudgedEntrant(NamedTuple):
@@ -48,6 +69,7 @@ class JudgedEntrant(NamedTuple):
     trades: int
     attempt: int = 1
     is_eligible: bool = True
+    age_min: int = AGE_MIN
 
     @property
     def is_ruined(self) -> bool:
@@ -57,7 +79,7 @@ class JudgedEntrant(NamedTuple):
     @property
     def is_ranked(self) -> bool:
         """Whether it is old enough for a rank; who has lost everything always is."""
-        is_old = self.series is not None and len(self.series.values) >= AGE_MIN and self.trades >= TRADES_MIN
+        is_old = self.series is not None and len(self.series.values) >= self.age_min and self.trades >= TRADES_MIN
         return self.is_eligible and (is_old or self.is_ruined)
 
     @property
@@ -123,11 +145,15 @@ def judge_board(
     baselines: Mapping[str, ReturnSeries | None],
     since: datetime | None,
     contenders: int | None = None,
+    rules: BoardRules = NO_SEASON,
 ) -> Board:
     """Compare entrants with their references. `baselines` are by id; the window begins at `since` (None: all hours).
 
     `contenders` is the number of entrants of all boards (None: these).
     """
+    entrants = [each._replace(age_min=rules.age_min) for each in entrants]
+    if rules.has_common_hours:
+        entrants = _over_common_hours(entrants)
     pairs = [
         pair
         for each in entrants
@@ -136,6 +162,7 @@ def judge_board(
             _Matched("holdNothing", each, None, each.series and holding_nothing(each.series)),
             _with_baseline("buyAndHold", each, baselines, BUY_AND_HOLD.id),
         )
+        if pair.reference in rules.compared
     ]
     rated = sorted(
         ((mean, each) for each in entrants if (mean := each.mean) is not None),
@@ -145,12 +172,12 @@ def judge_board(
     behind = [
         _Matched("bestOther", each, best.key, best.series, None, best.attempt)
         for each in entrants
-        if best and each is not best
+        if best and each is not best and "bestOther" in rules.compared
     ]
     every = [*pairs, *behind]
     statements = _state(every, None)
-    family = comparisons_among(len(entrants) if contenders is None else contenders)
-    verdicts, ranks = judge_family(statements, family), rank_intervals(entrants, family)
+    family = rules.family(len(entrants) if contenders is None else contenders)
+    verdicts, ranks = judge_family(statements, family, rules.level), rank_intervals(entrants, family, rules)
     windows = statements if since is None else _state(every, since)
     comparisons_of: dict[str, list[Comparison]] = {entrant.key: [] for entrant in entrants}
     worse = set()
@@ -161,25 +188,45 @@ def judge_board(
         if best is not None and pair.reference == "bestOther" and pair.entrant is second:
             own = Comparison("bestOther", second.key, window.reversed(), verdict.reversed())
             comparisons_of[best.key].append(own)
-    if best is None:
+    if best is None and "bestOther" in rules.compared:
         nothing = Statement(0, None, _NO_OTHER)
         for comparisons in comparisons_of.values():
             comparisons.append(Comparison("bestOther", None, nothing, Verdict(nothing, 1.0)))
+    if best is None:
         return Board(comparisons_of, rated[0][1].key if rated else None, frozenset(), ranks)
     return Board(comparisons_of, best.key, frozenset(comparisons_of) - worse, ranks)
 
 
-def rank_intervals(entrants: Sequence[JudgedEntrant], family: int) -> dict[str, RankInterval]:
-    """Return the rank interval of each ranked entrant, from verdicts on every pair over the hours that both have."""
+def _over_common_hours(entrants: Sequence[JudgedEntrant]) -> list[JudgedEntrant]:
+    """Return the entrants, the ranked ones in the hours that all of them have; who lost everything stays so."""
+    ranked = [each.series for each in entrants if each.is_ranked and not each.is_ruined and each.series]
+    if not ranked:
+        return list(entrants)
+    start, end = max(series.start for series in ranked), min(series.end for series in ranked)
+    return [
+        each._replace(series=each.series.within(start, max(start, end)))
+        if each.is_ranked and not each.is_ruined and each.series
+        else each
+        for each in entrants
+    ]
+
+
+def rank_intervals(
+    entrants: Sequence[JudgedEntrant], family: int, rules: BoardRules = NO_SEASON
+) -> dict[str, RankInterval]:
+    """Return the rank interval of each ranked entrant, from verdicts on every pair over the hours that both have.
+
+    Where pairs are not compared, everybody may have every place.
+    """
     ranked = [each for each in entrants if each.is_ranked]
-    pairs = list(combinations(ranked, 2))
-    compared = compare_all((Pair(first.series, other.series) for first, other in pairs), LEVEL / max(1, family))
+    pairs = list(combinations(ranked, 2)) if "bestOther" in rules.compared else []
+    compared = compare_all((Pair(first.series, other.series) for first, other in pairs), rules.level / max(1, family))
     statements = [
         statement._replace(attempts=first.attempt + other.attempt - 1)
         for statement, (first, other) in zip(compared, pairs, strict=True)
     ]
     better, worse = Counter[str](), Counter[str]()
-    for verdict, (first, other) in zip(judge_family(statements, family), pairs, strict=True):
+    for verdict, (first, other) in zip(judge_family(statements, family, rules.level), pairs, strict=True):
         if verdict.word != "not distinguishable yet":
             above, below = (first, other) if verdict.word == "better" else (other, first)
             better[below.key] += 1

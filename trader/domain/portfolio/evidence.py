@@ -88,9 +88,9 @@ class Statement(NamedTuple):
             return 1.0
         return min(1.0, self.attempts**2 * max(self.estimate.p_value(), self.bet_level))
 
-    def word(self, corrected_p: float) -> Word:
-        """Return the verdict at a p value that is corrected for its family."""
-        if corrected_p > LEVEL:
+    def word(self, corrected_p: float, level: float = LEVEL) -> Word:
+        """Return the verdict at a p value that is corrected for its family, which may err in this part of cases."""
+        if corrected_p > level:
             return "not distinguishable yet"
         if self.estimate is None:
             return self.certain or "not distinguishable yet"
@@ -215,16 +215,17 @@ def _stated(estimate: Estimate, sample: _Sample, level: float) -> Statement:
 class Verdict(NamedTuple):
     """A statement and its p value, corrected for all comparisons of its family.
 
-    `family` is how many comparisons there are in it.
+    `family` is how many comparisons there are in it, and `level` the part of cases in which any of them may err.
     """
 
     statement: Statement
     p_value: float
     family: int = 1
+    level: float = LEVEL
 
     @property
     def word(self) -> Word:
-        return self.statement.word(self.p_value)
+        return self.statement.word(self.p_value, self.level)
 
     @property
     def visible_percent(self) -> float | None:
@@ -232,18 +233,18 @@ class Verdict(NamedTuple):
         statement = self.statement
         if statement.estimate is None:
             return None
-        visible = smallest_visible(statement.estimate, statement.bound, self._level)
+        visible = smallest_visible(statement.estimate, statement.bound, self._share)
         return None if visible is None else percent(statement.hours * visible)
 
     @property
     def days_needed(self) -> int | None:
         """After how many days four of five seasons would call a true difference as large as the one that was seen."""
         statement = self.statement
-        return None if statement.estimate is None else days_needed(statement.estimate, statement.bound, self._level)
+        return None if statement.estimate is None else days_needed(statement.estimate, statement.bound, self._share)
 
     @property
-    def _level(self) -> float:
-        return LEVEL / (self.family * self.statement.attempts**2)
+    def _share(self) -> float:
+        return self.level / (self.family * self.statement.attempts**2)
 
     @property
     def why(self) -> str | None:
@@ -266,20 +267,22 @@ class Verdict(NamedTuple):
         return self._replace(statement=self.statement.reversed())
 
 
-def comparisons_among(entrants: int) -> int:
+def comparisons_among(entrants: int, references: int = REFERENCES, *, has_pairs: bool = True) -> int:
     """Return how many comparisons the boards of so many entrants can show: every pair, and each with its references.
 
     All boards together are one family: those of every variant and window show parts of it, and who is the best or a
     neighbour changes from day to day.
     """
-    return entrants * (entrants - 1) // 2 + REFERENCES * entrants
+    return (entrants * (entrants - 1) // 2 if has_pairs else 0) + references * entrants
 
 
-def judge_family(statements: Sequence[Statement], comparisons: int | None = None) -> list[Verdict]:
+def judge_family(
+    statements: Sequence[Statement], comparisons: int | None = None, level: float = LEVEL
+) -> list[Verdict]:
     """Return the verdicts of statements of a family of so many comparisons (None: these), corrected by Holm.
 
-    All of the family together err in 5 % of cases at most.
+    All of the family together err in this part of cases at most.
     """
     family = len(statements) if comparisons is None else comparisons
     corrected = holm([statement.p_value for statement in statements], family)
-    return [Verdict(each, p_value, family) for each, p_value in zip(statements, corrected, strict=True)]
+    return [Verdict(each, p_value, family, level) for each, p_value in zip(statements, corrected, strict=True)]

@@ -18,16 +18,17 @@ import msgspec
 from msgspec import Meta
 
 from trader.clock import iso
-from trader.domain.agents.entrants import canonical_json
+from trader.domain.agents.entrants import EntrantRecord, canonical_json
 from trader.domain.models import Line, Model, ModelId
 from trader.domain.money import format_decimal, from_number
-from trader.domain.portfolio.board import AGE_MIN, Reference
+from trader.domain.portfolio.board import AGE_MIN, BoardRules, Reference
+from trader.domain.portfolio.returns import ReturnSeries
 from trader.errors import Issue
 
 Step = Literal["opened", "amended", "closed"]
 SeasonState = Literal["announced", "running", "ended", "closed"]
 Stopping = Literal["end", "decided"]
-Disqualification = Literal["manualOrder", "reset", "change"]
+Disqualification = Literal["reset", "change"]
 
 _HOUR: Final = timedelta(hours=1)
 
@@ -44,11 +45,11 @@ class SeasonRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     It lasts from `start` to `end`, whole hours. `markets`, the fees in basis points and `latency_ms` are those of the
     service, and `capital` is that of each account, in the quote currency. `entrants` are ids of models, or the ids that
-    replicates have in common; none: all models. Who begins after `entry_until` (None: the start) is listed, and not
-    ranked. Each configuration has so many `replicates`. All of `compare` over all entrants are one family, which errs
-    with probability `alpha` at most. `stopping`: `end`, or `decided`: it may be closed as soon as every comparison is
-    decided. `disqualify` says what takes an account off the board, and `coverage_min_percent` how many of its due
-    cycles an entrant has to decide. `age_min_hours` is what the best one needs.
+    replicates have in common; none: all models. Who begins after `entry_until` (None: the first hour) is listed, and
+    not ranked. Each configuration has so many `replicates`. All of `compare` over all entrants are one family, which
+    errs with probability `alpha` at most. `stopping`: `end`, or `decided`: it may be closed as soon as every comparison
+    is decided. `disqualify` says what takes an account off the board, as an order by hand always does. For a rank an
+    entrant needs `age_min_hours`, and to have decided `coverage_min_percent` of its due cycles.
     """
 
     name: Line
@@ -76,7 +77,12 @@ class SeasonRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     @property
     def last_entry(self) -> datetime:
         """When an entrant has to have begun to be ranked."""
-        return self.entry_until or self.start
+        return self.entry_until or self.start + _HOUR
+
+    @property
+    def board(self) -> BoardRules:
+        """What its board compares, and how."""
+        return BoardRules(self.compare, self.alpha, self.age_min_hours, has_common_hours=True)
 
     def has(self, model: Model) -> bool:
         """Return whether a model may be an entrant."""
@@ -161,6 +167,13 @@ class Season(NamedTuple):
         return f"season {self.number} ({self.rules.name})"
 
     @property
+    def summary(self) -> str:
+        """What every board says of it in a line."""
+        rules, count = self.rules, len(self.amendments)
+        amended = f"{count} amendment{'' if count == 1 else 's'}" if count else "no amendment"
+        return f"{self.title} from {iso(rules.start)} to {iso(rules.end)}, SHA-256 {self.digest.hex()}, {amended}"
+
+    @property
     def rules(self) -> SeasonRules:
         """The rules in force."""
         return [record.rules for record in self.records if record.rules is not None][-1]
@@ -185,6 +198,11 @@ class Season(NamedTuple):
         return self.records[-1].at if self.records[-1].step == "closed" else None
 
     @property
+    def seed_digest(self) -> str | None:
+        """The digest of the seed of its market, when that was secret at its opening."""
+        return self.records[0].seed_digest
+
+    @property
     def seed(self) -> str | None:
         """The seed of its market, when it is not secret."""
         return next((record.seed for record in self.records if record.seed is not None), None)
@@ -198,6 +216,11 @@ class Season(NamedTuple):
         return "running" if now < self.rules.end else "ended"
 
 
+def begun(season: Season | None, now: datetime) -> Season | None:
+    """Return the season when it has begun, and is not closed yet."""
+    return None if season is None or season.state(now) in {"announced", "closed"} else season
+
+
 def seed_digest(seed: str) -> str:
     """Return the digest by which a secret seed is known until it is published."""
     return hashlib.sha256(seed.encode()).hexdigest()
@@ -207,6 +230,35 @@ def changes(before: SeasonRules, after: SeasonRules) -> list[Change]:
     """Return the rules that differ."""
     pairs = ((name, getattr(before, name), getattr(after, name)) for name in SeasonRules.__struct_fields__)
     return [Change(*pair) for pair in pairs if pair[1] != pair[2]]
+
+
+def season_part(series: ReturnSeries | None, rules: SeasonRules | None) -> ReturnSeries | None:
+    """Return the part of a series that is in the season; all of it without one."""
+    return series if series is None or rules is None else series.within(rules.start, rules.end)
+
+
+class Participation(NamedTuple):
+    """How an account has taken part in the season: its runs and entrants in it, and when a hand traded it."""
+
+    runs: int
+    entrants: int
+    manual_since: datetime | None = None
+
+
+def absence(rules: SeasonRules, record: EntrantRecord, began_at: datetime, account: Participation) -> str | None:
+    """Return why the present entrant of an account has no place on the board; None when it may have one."""
+    if account.manual_since is not None:
+        return f"the account was traded by hand at {iso(account.manual_since)}"
+    if "reset" in rules.disqualify and account.runs > 1:
+        return f"disqualified: the account is in its run {account.runs} of the season"
+    if "change" in rules.disqualify and account.entrants > 1:
+        return f"disqualified: the account has had {account.entrants} configurations in the season"
+    if began_at > rules.last_entry:
+        return f"it began at {iso(began_at)}; entry was until {iso(rules.last_entry)}"
+    covered = record.coverage_percent
+    if covered is not None and covered < rules.coverage_min_percent:
+        return f"it decided {covered:.1f} % of its due cycles; a rank needs {rules.coverage_min_percent:g} %"
+    return None
 
 
 # What is wrong with rules

@@ -17,6 +17,7 @@ from trader.domain.money import ZERO, divide
 from trader.domain.portfolio import statistics
 from trader.domain.portfolio.histories import RunWindow, minute_end, value_account
 from trader.domain.portfolio.intervals import Interval
+from trader.domain.portfolio.seasons import Season, SeasonState
 from trader.services.agents.payloads import answers_of
 from trader.services.exchange.protocol import Exchange
 from trader.services.portfolio.figures import Figures
@@ -28,11 +29,13 @@ from trader.services.portfolio.run_statistics import (
     count_contenders,
     make_figures,
 )
+from trader.services.portfolio.seasons import read_standing
 from trader.store.agents import invocations as agents_store
 from trader.store.agents.models import select_models
 from trader.store.database.pool import Database, Page
 from trader.store.portfolio import analytics as store
 from trader.store.portfolio.analytics import CurrentRun, InvocationTotals
+from trader.store.portfolio.seasons import select_latest_season
 
 RUN_ANSWERS_BYTES_MAX: Final = 256 * 1024
 ANSWERS_BYTES_MAX: Final = 8 * 1024 * 1024
@@ -193,15 +196,24 @@ class Analytics:
         self, window: RunWindow, sort_by: SortKey, variant: VariantId | None = None
     ) -> list[LeaderboardEntry]:
         """Return the present entrants (or those of a variant) that have a value, best first."""
-        models, runs = await self._models(variant), await self._runs.refresh()
+        runs, now = await self._runs.refresh(), minute_end(self._clock.now())
+        async with self._database.reading() as conn:
+            models = {model.id: model for model in await select_models(conn)}  # after the runs: each has its model
+            standing = await read_standing(conn, now)
         entrants = [
-            RankedEntrant(model, self._run(runs, model), equity)
+            RankedEntrant(model, run := self._run(runs, model), equity, standing.absence_of(run))
             for model in models.values()
-            if (equity := self._equity(model)) is not None
+            if variant in {None, model.variant} and standing.has(model) and (equity := self._equity(model)) is not None
         ]
-        now = minute_end(self._clock.now())
-        entries, contenders = make_entries(entrants, window, now), count_contenders(runs.values())
-        return await asyncio.to_thread(make_board, entries, window, sort_by, now, contenders)
+        entries = make_entries(entrants, window, now, standing.rules)
+        contenders = count_contenders(run for key, run in runs.items() if standing.has(models[key]))
+        return await asyncio.to_thread(make_board, entries, window, sort_by, now, contenders, standing.board)
+
+    async def latest_season(self) -> tuple[Season, SeasonState] | None:
+        """Return the latest season and its state; None before the first."""
+        async with self._database.connection() as conn:
+            season = await select_latest_season(conn)
+        return None if season is None else (season, season.state(self._clock.now()))
 
     async def failures(self, page: Page, variant: VariantId | None = None, *, with_answers: bool = True) -> Failures:
         """Return the latest invocations that failed or in which a tool call failed, the newest first."""

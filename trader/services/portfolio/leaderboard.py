@@ -14,12 +14,12 @@ from trader.domain.agents.entrants import EntrantRecord
 from trader.domain.models import Model
 from trader.domain.money import ZERO, divide
 from trader.domain.portfolio import statistics
+from trader.domain.portfolio.board import NO_SEASON, BoardRules
 from trader.domain.portfolio.evidence import (
     Pair,
     Statement,
     Verdict,
     compare_all,
-    comparisons_among,
     judge_family,
     missing_trades,
     state_returns,
@@ -27,6 +27,7 @@ from trader.domain.portfolio.evidence import (
 from trader.domain.portfolio.histories import RESOLUTIONS, RunWindow, floor_to_bucket, window_start
 from trader.domain.portfolio.replicates import ReplicateNoise, mean_series, split_variance
 from trader.domain.portfolio.returns import ReturnSeries
+from trader.domain.portfolio.seasons import SeasonRules, season_part
 from trader.services.portfolio.run_statistics import RunStatistics, contender
 
 SortKey = Literal["pnlPercent", "pnlAbsolute", "maxDrawdown"]
@@ -35,11 +36,12 @@ _HOUR = RESOLUTIONS["1h"]
 
 
 class RankedEntrant(NamedTuple):
-    """A model in its current run, with the live equity of its account."""
+    """A model in its current run, with the live equity of its account. `off_board` is why a season gives it no rank."""
 
     model: Model
     run: RunStatistics
     equity: Decimal
+    off_board: str | None = None
 
 
 class NeighbourVerdict(NamedTuple):
@@ -65,11 +67,12 @@ class LeaderboardEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A model's present entrant within the window. Values are equity; the drawdown is in percent, and positive.
 
     An entry of replicates has their means, the sum of their trades, and the first of their models. `rank` is None when
-    the entrant decided too few of its cycles. `since` is where the entry begins; `series` are all hours of the entrant,
-    and `trades` all its trades, of replicates the mean. `attempt` is the number of its run, of replicates the highest.
-    `evidence` is of the whole hours of the window, `trades_stated` their trades. `tie`: a neighbour in the order has
-    the same figure. `above` and `below` are the verdicts on this model against those neighbours, over all hours of
-    both; None where there is no neighbour, and in an order that is not one of returns.
+    the entrant decided too few of its cycles, or has no place on the board of a season (`off_board` says why). `since`
+    is where the entry begins; `series` are all hours of the entrant, and `trades` all its trades, of replicates the
+    mean. `attempt` is the number of its run, of replicates the highest. `evidence` is of the whole hours of the window,
+    `trades_stated` their trades. `tie`: a neighbour in the order has the same figure. `above` and `below` are the
+    verdicts on this model against those neighbours, over all hours of both; None where there is no neighbour, and in an
+    order that is not one of returns.
     """
 
     model: Model
@@ -91,20 +94,32 @@ class LeaderboardEntry(msgspec.Struct, frozen=True, kw_only=True):
     tie: bool = False
     above: NeighbourVerdict | None = None
     below: NeighbourVerdict | None = None
+    off_board: str | None = None
+
+    @property
+    def is_ranked(self) -> bool:
+        return self.record.is_ranked and self.off_board is None
 
 
-def make_entries(entrants: Iterable[RankedEntrant], window: RunWindow, now: datetime) -> list[LeaderboardEntry]:
+def make_entries(
+    entrants: Iterable[RankedEntrant], window: RunWindow, now: datetime, rules: SeasonRules | None = None
+) -> list[LeaderboardEntry]:
     """Return an entry of each entrant, in no order and without evidence: all that is read of the runs.
 
-    A model whose account was traded by hand in its run has none.
+    A model whose account was traded by hand in its run has none. In a season only its hours count.
     """
     hour = floor_to_bucket(now, _HOUR)
     alone = [entrant for entrant in entrants if entrant.run.run.entrant.manual_since is None]
-    return [_entry(entrant, window_start(window, now), hour, window) for entrant in alone]
+    return [_entry(entrant, window_start(window, now), hour, window, rules) for entrant in alone]
 
 
 def make_board(
-    single: Sequence[LeaderboardEntry], window: RunWindow, sort_by: SortKey, now: datetime, contenders: int
+    single: Sequence[LeaderboardEntry],
+    window: RunWindow,
+    sort_by: SortKey,
+    now: datetime,
+    contenders: int,
+    rules: BoardRules = NO_SEASON,
 ) -> list[LeaderboardEntry]:
     """Return the entries best first: highest pnl, smallest drawdown; those without a rank after those with one.
 
@@ -119,19 +134,24 @@ def make_board(
     entries = [
         msgspec.structs.replace(entry, evidence=statement) for entry, statement in zip(entries, statements, strict=True)
     ]
-    entries.sort(key=lambda entry: (not entry.record.is_ranked, *_sort_key(entry, sort_by)))
+    entries.sort(key=lambda entry: (not entry.is_ranked, *_sort_key(entry, sort_by)))
     ranked = [
-        msgspec.structs.replace(entry, rank=place if entry.record.is_ranked else None)
+        msgspec.structs.replace(entry, rank=place if entry.is_ranked else None)
         for place, entry in enumerate(entries, start=1)
     ]
     marked = _with_ties(ranked, sort_by)
-    return marked if sort_by == "maxDrawdown" else _with_verdicts(marked, max(contenders, len(marked)))
+    if sort_by == "maxDrawdown" or "bestOther" not in rules.compared:
+        return marked
+    return _with_verdicts(marked, max(contenders, len(marked)), rules)
 
 
-def _entry(entrant: RankedEntrant, since: datetime, hour: datetime, window: RunWindow) -> LeaderboardEntry:
-    model, run, equity = entrant
-    since = max(since, run.entrant_since)
-    start, series = run.start_value(since), _entrant_returns(run, hour)
+def _entry(
+    entrant: RankedEntrant, since: datetime, hour: datetime, window: RunWindow, rules: SeasonRules | None
+) -> LeaderboardEntry:
+    model, run, equity, off_board = entrant
+    began_at = run.entrant_since if rules is None else max(run.entrant_since, rules.start)
+    since = max(since, began_at)
+    start, series = run.start_value(since), season_part(_entrant_returns(run, hour), rules)
     trades = run.trades_after(since)
     return LeaderboardEntry(
         model=model,
@@ -145,8 +165,9 @@ def _entry(entrant: RankedEntrant, since: datetime, hour: datetime, window: RunW
         trades_stated=run.trades_after(max(window_start(window, hour), since)),
         since=since,
         series=series,
-        trades=run.trades_after(run.entrant_since),
+        trades=run.trades_after(began_at),
         attempt=run.run.number,
+        off_board=off_board,
     )
 
 
@@ -202,6 +223,7 @@ def _merged(group: list[LeaderboardEntry]) -> LeaderboardEntry:
         replicates=ReplicatesEntry(
             [entry.model for entry in group], min(returns, default=None), max(returns, default=None), noise
         ),
+        off_board=next((f"{entry.model.id}: {entry.off_board}" for entry in group if entry.off_board), None),
     )
 
 
@@ -232,7 +254,7 @@ def _with_ties(entries: Sequence[LeaderboardEntry], sort_by: SortKey) -> list[Le
     ]
 
 
-def _with_verdicts(entries: Sequence[LeaderboardEntry], contenders: int) -> list[LeaderboardEntry]:
+def _with_verdicts(entries: Sequence[LeaderboardEntry], contenders: int, rules: BoardRules) -> list[LeaderboardEntry]:
     """Return the ordered entries with a verdict on each pair of neighbours."""
     missing: Mapping[str, str | None] = {entry.model.id: missing_trades(entry.trades) for entry in entries}
     compared = compare_all(
@@ -244,7 +266,8 @@ def _with_verdicts(entries: Sequence[LeaderboardEntry], contenders: int) -> list
             statement._replace(attempts=first.attempt + other.attempt - 1)
             for statement, (first, other) in zip(compared, pairwise(entries), strict=True)
         ],
-        comparisons_among(contenders),
+        rules.family(contenders),
+        rules.level,
     )
     ranked = list(entries)
     for place, verdict in enumerate(upper):

@@ -234,14 +234,14 @@ class EntrantPeriod:
     def trades_count(self) -> int:
         return self.count_after(self.started_at)[0]
 
-    def count_after(self, since: datetime) -> tuple[int, int]:
+    def count_after(self, since: datetime, until: datetime | None = None) -> tuple[int, int]:
         """Return how many trades were completed in it from a moment on, and how many of them gained nothing."""
-        first, after = self._bounds(since)
+        first, after = self._bounds(since, until)
         return after - first, self.run.losing[after] - self.run.losing[first]
 
-    def _bounds(self, since: datetime) -> tuple[int, int]:
+    def _bounds(self, since: datetime, until: datetime | None = None) -> tuple[int, int]:
         """Return the places of its trades from a moment on among those of the run: the first, and the one after."""
-        trades, end = self.run.trades, self.ended_at
+        trades, end = self.run.trades, min(filter(None, (self.ended_at, until)), default=None)
         first = bisect_left(trades, max(since, self.started_at), key=_CLOSED_AT)
         return first, len(trades) if end is None else bisect_left(trades, end, first, key=_CLOSED_AT)
 

@@ -1,23 +1,34 @@
 """Seasons: opening and amending them, each a record that is made before anything is decided under it."""
 
+import math
 import re
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from itertools import groupby
 from typing import NamedTuple
 
 from trader.clock import iso
+from trader.domain.agents.entrants import EntrantRecord
+from trader.domain.models import Model
+from trader.domain.portfolio.board import NO_SEASON, BoardRules
 from trader.domain.portfolio.seasons import (
+    Participation,
     Season,
     SeasonRecord,
     SeasonRules,
     ServiceTerms,
+    absence,
     amendment_issues,
+    begun,
     seed_digest,
     term_issues,
 )
 from trader.errors import InvalidInput, Issue, SettingsError, StartError
+from trader.services.portfolio.run_statistics import RunStatistics
 from trader.settings import Settings
 from trader.store.database.pool import Connection, Database
 from trader.store.exchange.accounts import select_identity, select_processed_until, select_seed
+from trader.store.portfolio.analytics import AccountRun, PastEntrant, select_account_runs, select_past_entrants
 from trader.store.portfolio.seasons import (
     insert_season_record,
     lock_seasons,
@@ -165,3 +176,78 @@ async def _add(conn: Connection, record: SeasonRecord) -> Season:
     season = await select_latest_season(conn)
     assert season is not None, "a record was inserted"
     return season
+
+
+# The past of accounts
+
+
+class AccountPast(NamedTuple):
+    """What an account has made over all its runs, in percent, whatever was reset or configured anew in between.
+
+    In a season these are the runs and the entrants of the season. `entrants` are in order, the present one last.
+    """
+
+    runs: int
+    started_at: datetime
+    return_percent: float
+    entrants: Sequence[PastEntrant] = ()
+    manual_since: datetime | None = None
+
+    @classmethod
+    def of(cls, runs: Sequence[AccountRun], entrants: Sequence[PastEntrant] = ()) -> "AccountPast":
+        growth = math.prod(float(run.last / run.first) for run in runs if run.first > 0)
+        manual = min((run.manual_since for run in runs if run.manual_since), default=None)
+        return cls(len(runs), runs[0].started_at, 100 * growth - 100, entrants, manual)
+
+    def absence(self, rules: SeasonRules, record: EntrantRecord, began_at: datetime) -> str | None:
+        """Return why the account's present entrant has no place on the board of a season; None when it may have one."""
+        part = Participation(self.runs, len({each.number for each in self.entrants}), self.manual_since)
+        return absence(rules, record, began_at, part)
+
+
+async def read_accounts(
+    conn: Connection, since: datetime | None = None, until: datetime | None = None
+) -> dict[str, AccountPast]:
+    """Return the past of every model's account in the hours from `since` to `until` (None: all)."""
+    entrants: dict[str, list[PastEntrant]] = {}
+    for entrant in await select_past_entrants(conn, since, until):
+        entrants.setdefault(entrant.model_id, []).append(entrant)
+    runs = await select_account_runs(conn, since, until)
+    return {
+        account_id: AccountPast.of(list(rows), entrants.get(account_id, ()))
+        for account_id, rows in groupby(runs, key=lambda run: run.account_id)
+    }
+
+
+class Standing(NamedTuple):
+    """The season that has begun, if one has, and the past of each account in it."""
+
+    season: Season | None
+    accounts: Mapping[str, AccountPast]
+
+    @property
+    def rules(self) -> SeasonRules | None:
+        return None if self.season is None else self.season.rules
+
+    @property
+    def board(self) -> BoardRules:
+        return NO_SEASON if self.season is None else self.season.rules.board
+
+    def has(self, model: Model) -> bool:
+        """Return whether a model is on the boards."""
+        return self.season is None or self.season.rules.has(model)
+
+    def absence_of(self, run: RunStatistics) -> str | None:
+        """Return why the present entrant of a run has no place on the board; None when it may have one."""
+        past = self.accounts.get(run.run.model_id)
+        if past is None or self.rules is None:
+            return None
+        return past.absence(self.rules, run.run.entrant, run.entrant_since)
+
+
+async def read_standing(conn: Connection, now: datetime) -> Standing:
+    """Return the season at a moment of the market; it may have ended, and is not closed yet."""
+    season = begun(await select_latest_season(conn), now)
+    if season is None:
+        return Standing(None, {})
+    return Standing(season, await read_accounts(conn, season.rules.start, season.rules.end))

@@ -212,27 +212,84 @@ async def select_model_failures(conn: Connection, model_ids: Sequence[str], page
 
 
 class AccountRun(NamedTuple):
-    """A run of a model's account, and its last recorded equity."""
+    """A run of a model's account within a span of hours, and what the account was worth at its beginning and its end.
+
+    `manual_since` is when a hand first traded it in the run.
+    """
 
     account_id: str
     started_at: datetime
-    initial_capital: Decimal
+    first: Decimal
     last: Decimal
+    manual_since: datetime | None = None
 
 
+# The last hour of a run that was reset is overwritten by that of the next run, but its positions are closed by then: it
+# was worth what its books say.
 SELECT_ACCOUNT_RUNS = """
-SELECT r.account_id, r.started_at, r.initial_capital, coalesce(h.last, r.initial_capital)
+SELECT r.account_id, greatest(r.started_at, $1), coalesce(b.last, r.initial_capital),
+       coalesce(e.cash, h.last, r.initial_capital),
+       (
+           SELECT min(q.created_at) FROM order_requests q
+           WHERE q.run_id = r.id AND q.answer @> '{"manual": true}' AND q.answer->>'status' <> 'rejected'
+       )
 FROM models m
 JOIN runs r ON r.account_id = m.id
 LEFT JOIN LATERAL (
+    SELECT last FROM portfolio_hourly WHERE account_id = r.account_id AND run_id = r.id AND hour < $1
+    ORDER BY hour DESC LIMIT 1
+) b ON true
+LEFT JOIN LATERAL (
     SELECT last FROM portfolio_hourly
-    WHERE account_id = r.account_id AND run_id = r.id AND hour <= coalesce(r.ended_at, 'infinity')
+    WHERE account_id = r.account_id AND run_id = r.id AND hour < coalesce($2::timestamptz, 'infinity')
     ORDER BY hour DESC LIMIT 1
 ) h ON true
+LEFT JOIN LATERAL (
+    SELECT r.initial_capital + coalesce(sum(gross_pnl - fees + funding + insurance), 0) AS cash
+    FROM orders WHERE run_id = r.id
+) e ON r.ended_at < coalesce($2::timestamptz, 'infinity')
+WHERE r.started_at < coalesce($2::timestamptz, 'infinity')
+  AND coalesce(r.ended_at, 'infinity') > coalesce($1, '-infinity')
 ORDER BY r.account_id, r.number
 """
 
 
-async def select_account_runs(conn: Connection) -> list[AccountRun]:
-    """Return every run of the models' accounts, those that have ended too."""
-    return [AccountRun(*row) for row in await conn.fetch(SELECT_ACCOUNT_RUNS)]
+async def select_account_runs(
+    conn: Connection, since: datetime | None = None, until: datetime | None = None
+) -> list[AccountRun]:
+    """Return every run of the models' accounts in the hours from `since` to `until` (None: all), ended ones too."""
+    return [AccountRun(*row) for row in await conn.fetch(SELECT_ACCOUNT_RUNS, since, until)]
+
+
+class PastEntrant(NamedTuple):
+    """An entrant in a run of its model's account; `ended_at` is None of the present one."""
+
+    model_id: str
+    run_number: int
+    number: int
+    fingerprint: str
+    began_at: datetime
+    ended_at: datetime | None
+
+
+SELECT_PAST_ENTRANTS = """
+SELECT r.account_id, r.number, e.number, e.fingerprint, greatest(r.started_at, e.began_at, $1),
+       least(r.ended_at, e.ended_at)
+FROM models m
+JOIN runs r ON r.account_id = m.id
+JOIN LATERAL (
+    SELECT number, fingerprint, began_at, lead(began_at) OVER (ORDER BY number) AS ended_at
+    FROM entrants WHERE model_id = m.id
+) e ON e.fingerprint IS NOT NULL
+    AND e.began_at < least(r.ended_at, $2, 'infinity')
+    AND coalesce(e.ended_at, 'infinity') > greatest(r.started_at, $1)
+WHERE r.started_at < coalesce($2, 'infinity') AND coalesce(r.ended_at, 'infinity') > coalesce($1, '-infinity')
+ORDER BY r.account_id, r.number, e.number
+"""
+
+
+async def select_past_entrants(
+    conn: Connection, since: datetime | None = None, until: datetime | None = None
+) -> list[PastEntrant]:
+    """Return the entrants of the models in each of their runs in the hours from `since` to `until` (None: all)."""
+    return [PastEntrant(*row) for row in await conn.fetch(SELECT_PAST_ENTRANTS, since, until)]

@@ -164,5 +164,8 @@ export function useChart(make, inputs, delay = 0) {
   return [host, chart]
 }
 
+/** The season of a board, with its amendments. */
+export const SeasonLine = ({ season: one }) => one && html`<p class="body lede"><b title=${`SHA-256 ${one.digest}`}>${one.rules.name}</b>, ${one.digest.slice(0, 12)}: ${one.rules.start} to ${one.rules.end}. ${one.amendments.map(each => `Amended ${each.at}: ${each.reason}. `)}</p>`
+
 export const Failed = ({ entry, what }) => entry.error && html`
   <p class="notice bad">${what} cannot be read: ${entry.error}.${entry.data ? ' What is shown is from before.' : ''}</p>`

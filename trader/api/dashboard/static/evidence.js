@@ -1,6 +1,6 @@
 // Evidence: what the result of a model is worth against its references, with intervals and in words.
 import { useAnswer } from './answers.js'
-import { Declared, Failed, Interval, ModelName, Panel, Table, scaleOf } from './components.js'
+import { Declared, Failed, Interval, ModelName, Panel, SeasonLine, Table, scaleOf } from './components.js'
 import { number, percent, signed, signedPercent, tone, whole } from './format.js'
 import { html } from './lib.js'
 import { useModels } from './models.js'
@@ -120,7 +120,7 @@ export function EvidenceBoard({ answer, known, isLinked = true }) {
   const columns = [
     { key: 'model', title: 'Entrant', isText: true, by: one => one.modelName.toLowerCase(), cell: one => html`<${ModelName} id=${one.modelId}
       name=${one.modelName} color=${known.colorOf(one.modelId, one.variant)} isLinked=${isLinked} /><${Declared} by=${one.declared} />${one.endedAt && html` <span class="badge" title=${`ended at ${one.endedAt}`}>earlier, ${one.entrant}</span>`}` },
-    { key: 'rank', title: 'Rank', by: one => one.rank?.first, cell: one => html`<span title=${rankOf(one.rank)}>${one.rank ? (one.rank.first === one.rank.last ? one.rank.first : `${one.rank.first}–${one.rank.last}`) : '–'}</span>` },
+    { key: 'rank', title: 'Rank', by: one => one.rank?.first, cell: one => html`<span title=${rankOf(one)}>${one.rank ? (one.rank.first === one.rank.last ? one.rank.first : `${one.rank.first}–${one.rank.last}`) : '–'}</span>` },
     { key: 'account', title: 'Account', className: 'narrow-hide', by: one => one.account?.returnPercent, cell: one => html`<span class=${tone(one.account?.returnPercent)} title=${accountOf(one)}>${signedPercent(one.account?.returnPercent, 1)}</span>` },
     { key: 'best', title: 'Best?', isText: true, by: one => Number(one.amongBest), cell: one => html`<span class=${one.amongBest ? '' : 'soft'}>${one.amongBest ? 'possible' : 'no'}</span>` },
     { key: 'interval', title: 'Return, 95 % interval', isText: true, by: one => one.returnPercent, cell: one => html`<${Interval} low=${one.interval?.low} high=${one.interval?.high}
@@ -132,18 +132,18 @@ export function EvidenceBoard({ answer, known, isLinked = true }) {
     entrants.some(one => one.replicates) && { key: 'spread', title: 'Spread', by: one => one.replicates?.spreadPercent, cell: one => html`<span title="standard deviation of the returns of the replicates">${percent(one.replicates?.spreadPercent, 1)}</span>` },
     { key: 'period', title: 'Trained on?', isText: true, by: one => one.contamination, cell: one => html`<span class=${`badge ${CONTAMINATION[one.contamination][0]}`} title=${CONTAMINATION[one.contamination][2]}>${CONTAMINATION[one.contamination][1]}</span>` },
   ].filter(Boolean)
-  return html`<p class="body lede">${summaryOf(answer, known)}</p>
+  return html`<${SeasonLine} season=${answer.season} /><p class="body lede">${summaryOf(answer, known)}</p>
     <${Table} label="Evidence of all" columns=${columns} rows=${entrants} first=${20} empty="No entrant has traded yet." />`
 }
 
 /** The places that an entrant may have, in words. */
-const rankOf = rank => (rank
+const rankOf = ({ rank, offBoard }) => (rank
   ? `of ${whole(rank.among)} ranked, ${whole(rank.first - 1)} are better and ${whole(rank.among - rank.last)} worse; the others cannot be told from it`
-  : 'not ranked: it is under a week old, has under 10 trades, decided under 95 % of its cycles, or is an earlier configuration')
+  : `not ranked: ${offBoard}`)
 
 /** What an account has done over all its runs, in words. */
 const accountOf = one =>
-  `the account since ${one.account.startedAt.slice(0, 10)}: ${whole(one.account.runs)} ${one.account.runs === 1 ? 'run' : 'runs'}, configuration ${whole(one.entrant)}${one.owner ? `, owner ${one.owner}` : ''}`
+  `the account since ${one.account.startedAt.slice(0, 10)}: ${whole(one.account.runs)} ${one.account.runs === 1 ? 'run' : 'runs'}, configuration ${whole(one.entrant)}, ${whole(one.ageHours)} hours old${one.owner ? `, owner ${one.owner}` : ''}`
 
 /** How an entrant compares with random traders, in words. */
 const luckOf = luck => `its equity after ${whole(luck.hours)} hours against ${whole(luck.traders)} random traders with its ${whole(luck.tradesCount)} positions: ${pOf(luck.pValue)} for all looks and models`
@@ -158,9 +158,9 @@ function Against({ found }) {
     <span class="sub">${found.verdict === 'not distinguishable yet' ? 'not yet' : found.verdict}</span>`
 }
 
-function summaryOf({ best, entrants }, known) {
+function summaryOf({ best, entrants, season }, known) {
   const first = entrants.find(one => one.modelId === best && one.endedAt === null)
-  const caution = 'The verdicts of all boards together are wrong in at most 5 % of cases, however often one looks, while no price moves more than 20 % in an hour. They say nothing about larger moves, nor about hours to come.'
+  const caution = `The verdicts of all boards together are wrong in at most ${number(100 * (season?.rules.alpha ?? 0.05), 0)} % of cases, however often one looks, while no price moves more than 20 % in an hour. They say nothing about larger moves, nor about hours to come.`
   if (!first) return `No entrant has enough hours and trades to be called the best. ${caution}`
   const others = entrants.filter(one => one.amongBest && one !== first).length
   const seen = first.differences.find(one => one.reference === 'bestOther')?.smallestDifference

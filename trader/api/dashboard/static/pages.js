@@ -1,6 +1,6 @@
 // The pages of the dashboard: overview, one model, one variant, all models, with the leaderboard.
 import { useAnswer } from './answers.js'
-import { Choice, Declared, Failed, Interval, Key, Manual, ModelName, Money, Panel, Table, Tile, VariantName, scaleOf, useStages } from './components.js'
+import { Choice, Declared, Failed, Interval, Key, Manual, ModelName, Money, Panel, SeasonLine, Table, Tile, VariantName, scaleOf, useStages } from './components.js'
 import { Conversations } from './conversations.js'
 import { Curves } from './curves.js'
 import { EvidenceTable, ModelBehaviour, ModelEvidence } from './evidence.js'
@@ -180,7 +180,7 @@ function Board({ window, onWindow, variant = 'all', isCompact = false, children 
   const entries = board.data?.entries ?? []
   const [least, most] = useMemo(() => scaleOf(entries.flatMap(one => [one.pnlPercent, one.ci95?.low, one.ci95?.high])), [board.data])
   const columns = [
-    { key: 'rank', title: '#', by: one => one.rank, cell: one => one.rank ?? html`<span title="not ranked: it decided under 95 % of its cycles">–</span>` },
+    { key: 'rank', title: '#', by: one => one.rank, cell: one => one.rank ?? html`<span title=${`not ranked: ${one.details.offBoard ?? 'it decided under 95 % of its cycles'}`}>–</span>` },
     { key: 'model', title: 'Model', isText: true, by: one => one.modelName.toLowerCase(),
       cell: one => html`<${ModelName} id=${one.modelId} name=${one.modelName} color=${one.color ?? known.colorOf(one.modelId, one.variant)} /><${Declared} by=${one.details.declared} />${one.details.replicates && html` <span title="replicates of one configuration: the row is their mean">× ${one.details.replicates.modelIds.length}</span>`}` },
     !isCompact && { key: 'variant', title: 'Variant', isText: true, className: 'narrow-hide', by: one => one.variant, cell: one => html`<${VariantName} variant=${one.variant} />` },
@@ -202,6 +202,7 @@ function Board({ window, onWindow, variant = 'all', isCompact = false, children 
   const tools = onWindow && html`<${Choice} label="Window of the leaderboard" value=${window} onChange=${onWindow} options=${WINDOWS} />`
   return html`<${Panel} title="Leaderboard" tools=${tools}>
     <${Failed} entry=${board} what="The leaderboard" />
+    <${SeasonLine} season=${board.data?.season} />
     <p class="body lede">Ranked by the return of this window alone. How far a rank is more than luck is in the columns beside it and in Evidence, which ranks by the mean return of common hours and may name another first.</p>
     ${board.data && html`<${Table} label="Leaderboard" columns=${columns} rows=${entries} first=${isCompact ? 20 : 100}
       empty=${known.warning ?? 'No model has traded in this window yet.'} />`}

@@ -1,0 +1,141 @@
+"""The board of a season over stored rows: what a season makes impossible, and by whose rules its verdicts are."""
+
+import numpy as np
+import pytest
+from support.evidence_bench import HOURS, Bench
+from support.records import HOUR, MINUTE, START, add_model, add_run, add_trade, make_run
+from support.seasons import add_season
+
+from trader.domain.portfolio.board import RankInterval
+from trader.store.database.pool import Database
+
+END = START + 300 * HOUR
+
+
+@pytest.fixture
+async def bench(database: Database) -> Bench:
+    """A week and more of a season that began with the rows, in which `good` earns and `plain` does not."""
+    made = Bench(database)
+    await made.model("good", 1, 0.02)
+    await made.model("plain", 2, 0.0)
+    async with database.connection() as conn:
+        await add_season(conn, start=START, end=END)
+    await made.clock.advance(HOURS * HOUR + 10 * MINUTE)
+    return made
+
+
+async def test_a_lucky_beginner_has_no_rank_and_is_never_the_best(bench: Bench) -> None:
+    begun = START + 170 * HOUR
+    async with bench.database.connection() as conn:
+        await add_model(conn, "young")
+        await conn.execute("UPDATE runs SET started_at = $1 WHERE account_id = 'young'", begun)
+        for number in range(12):
+            await add_trade(conn, "young", begun + (number + 1) * HOUR, label=number)
+    gain = np.full(30, np.log(1.197) / 30) + np.random.default_rng(3).normal(0, 0.001, 30)
+    await bench.curve("young", gain, since=begun)
+    await bench.model("sunk", 5, np.log(0.41) / HOURS)
+    report = await bench.report()
+    young = report["young#0"]
+    assert (young.rank, young.is_among_best, young.age_hours) == (None, True, 30)
+    assert young.off_board is not None
+    assert young.off_board.startswith("it began at 2026-03-11T02:00:00.000Z; entry was until")
+    assert (await bench.evidence.report("run")).best == "good"
+    assert report["good#0"].rank == RankInterval(1, 1, 3)
+    sunk = report["sunk#0"]
+    assert {each.reference: each.verdict.word for each in sunk.comparisons}["bestOther"] == "worse"
+    assert not sunk.is_among_best
+    assert sunk.account.return_percent == pytest.approx(-59, abs=4)
+
+
+async def test_a_new_prompt_carries_what_the_account_has_lost_before(bench: Bench) -> None:
+    changed = START + 150 * HOUR
+    await bench.configure("plain", "a")
+    await bench.configure("plain", "b", 2, changed)
+    lost = np.concatenate([np.full(150, np.log(0.44) / 150), np.full(50, 0.0074 / 50)])
+    async with bench.database.connection() as conn:
+        await conn.execute("DELETE FROM portfolio_hourly WHERE account_id = 'plain'")
+        await conn.execute("DELETE FROM portfolio_snapshots WHERE account_id = 'plain'")
+    await bench.curve("plain", lost)
+    row = (await bench.report())["plain#2"]
+    assert row.return_percent == pytest.approx(0.74, abs=0.1)
+    assert row.account.return_percent == pytest.approx(100 * (0.44 * np.exp(0.0074) - 1), abs=0.01)
+    assert row.rank is None
+    assert (row.age_hours, row.account.runs) == (50, 1)
+    assert [(each.number, each.fingerprint, each.ended_at) for each in row.account.entrants] == [
+        (1, "a" * 64, changed),
+        (2, "b" * 64, None),
+    ]
+
+
+async def test_a_reset_takes_no_loss_off_the_board(bench: Bench) -> None:
+    reset = START + 150 * HOUR + 30 * MINUTE
+    async with bench.database.connection() as conn:
+        await add_trade(conn, "plain", reset, gross="-5608", fees="100", notional="10000", label="loss")
+        await add_run(conn, "plain", make_run("plain", 2, at=reset))
+        await conn.execute("DELETE FROM portfolio_hourly WHERE account_id = 'plain' AND hour >= $1", reset)
+        await conn.execute("DELETE FROM portfolio_snapshots WHERE account_id = 'plain' AND created_at >= $1", reset)
+    await bench.curve("plain", np.full(49, 0.5 / 49), since=START + 151 * HOUR, number=2)
+    row = (await bench.report())["plain#0"]
+    assert row.rank is None
+    assert row.account.runs == 2
+    assert row.account.return_percent == pytest.approx(100 * (0.44 * np.exp(0.5) - 1), abs=0.1), "to the last minute"
+    assert (await bench.evidence.report("run")).best == "good"
+
+
+async def test_five_accounts_of_one_fingerprint_have_one_rank_and_a_hand_takes_an_account_off(bench: Bench) -> None:
+    twins = [f"twin-{number}" for number in range(5)]
+    for number, name in enumerate(twins):
+        await bench.model(name, 10 + number, 0.001)
+        await bench.configure(name, "c")
+    report = await bench.report()
+    assert set(report) == {"good#0", "plain#0", "twin-0#1"}
+    row = report["twin-0#1"]
+    assert row.rank is not None
+    assert row.rank.among == 3
+    assert row.replicates is not None
+    assert row.replicates.model_ids == twins
+    (nothing,) = (each for each in row.comparisons if each.reference == "holdNothing")
+    assert row.statement.estimate == nothing.window.estimate, "its own return is that of what is compared"
+    async with bench.database.connection() as conn:
+        await conn.execute(
+            """INSERT INTO order_requests (id, account_id, run_id, client_order_id, created_at, answer)
+               SELECT gen_random_uuid(), 'good', id, 'x', $1, '{"manual": true, "status": "filled"}'
+               FROM runs WHERE account_id = 'good'""",
+            START + HOUR,
+        )
+        await add_run(conn, "good", make_run("good", 2, at=START + 199 * HOUR))
+    good = (await bench.report())["good#0"]
+    assert good.off_board == "the account was traded by hand at 2026-03-04T01:00:00.000Z"
+
+
+async def test_verdicts_are_those_of_the_season_and_its_family(bench: Bench) -> None:
+    report = await bench.report()
+    verdicts = [each.verdict for entrant in report.values() for each in entrant.comparisons]
+    assert {(each.family, each.level) for each in verdicts} == {(3, 0.05)}, "one pair, and nothing held"
+    assert {each.reference for each in report["plain#0"].comparisons} == {"holdNothing", "bestOther"}
+    assert {each.verdict.statement.hours for each in report["plain#0"].comparisons} == {HOURS}
+
+
+async def test_before_and_after_a_season_boards_are_as_without(database: Database) -> None:
+    bench = Bench(database)
+    await bench.model("good", 1, 0.02)
+    await bench.clock.advance(HOURS * HOUR + 10 * MINUTE)
+    async with database.connection() as conn:
+        await add_season(conn, start=START + 250 * HOUR, end=END)
+    announced = await bench.evidence.report("run")
+    assert announced.season is None
+    assert len(announced.entrants[0].comparisons) == 4
+
+
+async def test_a_season_ends_though_the_service_goes_on(database: Database) -> None:
+    bench = Bench(database)
+    await bench.model("good", 1, 0.02, trades=18)
+    async with database.connection() as conn:
+        rules = await add_season(conn, start=START + 10 * HOUR, end=START + 110 * HOUR, entry_until=START + 20 * HOUR)
+    await bench.clock.advance(HOURS * HOUR + 10 * MINUTE)
+    report = await bench.evidence.report("run")
+    assert report.until == rules.end
+    (row,) = report.entrants
+    assert (row.age_hours, row.trades) == (100, 10), "of 18 trades, one every ten hours"
+    growth = np.random.default_rng(1).normal(0.02, 0.004, HOURS)[10:110].sum()
+    assert row.account.return_percent == pytest.approx(100 * np.expm1(growth))

@@ -1,0 +1,89 @@
+"""Evidence over stored rows: models with trades and hourly equity, their baselines, and the clock of the service."""
+
+from datetime import datetime
+from decimal import Decimal
+
+import numpy as np
+from msgspec.structs import replace
+from support.manual_clock import ManualClock
+from support.records import HOUR, MINUTE, START, add_model, add_trade, make_run, make_snapshot
+from support.scripted import make_settings
+
+from trader.domain.agents.entrants import Entrant
+from trader.domain.exchange.ledger import unopened_account
+from trader.domain.portfolio.baselines import Baseline, BaselineState
+from trader.domain.portfolio.intervals import Returns
+from trader.gateways.market.synthetic import SyntheticSource
+from trader.services.market.feed import MarketFeed
+from trader.services.portfolio.evidence import EntrantEvidence, Evidence
+from trader.services.portfolio.luck import LuckTable
+from trader.services.portfolio.run_statistics import CurrentRuns
+from trader.store.agents.entrants import insert_entrant
+from trader.store.database.partitions import ensure_partitions
+from trader.store.database.pool import Database
+from trader.store.portfolio import baselines as baselines_store
+from trader.store.portfolio import snapshots as portfolio_store
+
+HOURS = 200
+
+
+class Bench:
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.clock = ManualClock(START)
+        self.settings = make_settings()
+        self.runs = CurrentRuns(database)
+        self.restart()
+
+    def restart(self) -> None:
+        """Make the comparison with luck as a new process would."""
+        market = MarketFeed(SyntheticSource(3, ("BTC", "ETH", "SOL")), self.clock)
+        self.luck = LuckTable(self.database, market, self.settings)
+        self.evidence = Evidence(self.database, self.runs, self.luck, self.clock)
+
+    async def curve(
+        self, account_id: str, returns: Returns, leverage: float = 1.0, since: datetime = START, number: int = 1
+    ) -> None:
+        values = 10_000 * np.exp(np.cumsum(returns))
+        rows = [
+            replace(
+                make_snapshot(
+                    account_id, since + hour * HOUR + 59 * MINUTE, Decimal(str(round(float(value), 8))), number=number
+                ),
+                leverage=leverage,
+            )
+            for hour, value in enumerate(values)
+        ]
+        async with self.database.connection() as conn:
+            await ensure_partitions(conn, START, rows[-1].created_at)
+            await portfolio_store.insert_snapshots(conn, rows)
+
+    async def baseline(self, baseline: Baseline, returns: Returns) -> None:
+        account = unopened_account(baseline.id, Decimal(10_000), "USDT", START)
+        state = BaselineState(
+            account=type(account)(id=baseline.id, run=make_run(baseline.id), sequence=0, changed_at=START)
+        )
+        async with self.database.connection() as conn:
+            await baselines_store.upsert_baselines(conn, [baselines_store.SavedBaseline(baseline, state, START)])
+        await self.curve(baseline.id, returns)
+
+    async def model(self, model_id: str, seed: int, drift: float, trades: int = 12) -> None:
+        async with self.database.connection() as conn:
+            await add_model(conn, model_id)
+            for number in range(trades):
+                await add_trade(conn, model_id, START + (number + 1) * 10 * HOUR, label=number)
+        await self.curve(model_id, np.random.default_rng(seed).normal(drift, 0.004, HOURS))
+
+    async def configure(self, model_id: str, fingerprint: str, number: int = 1, at: datetime = START) -> None:
+        """Begin an entrant of a model."""
+        entrant = Entrant(
+            model_id=model_id, number=number, fingerprint=fingerprint * 64, configuration="{}", answered_by=None,
+            began_at=at,
+        )  # fmt: skip
+        async with self.database.transaction() as conn:
+            await insert_entrant(conn, entrant)
+
+    async def report(self, **asked: object) -> dict[str, EntrantEvidence]:
+        window = asked.pop("window", "run")
+        report = await self.evidence.report(window, **asked)  # type: ignore[arg-type]
+        return {f"{entrant.model.id}#{entrant.record.number}": entrant for entrant in report.entrants}
