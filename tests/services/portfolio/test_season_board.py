@@ -1,15 +1,50 @@
 """The board of a season over stored rows: what a season makes impossible, and by whose rules its verdicts are."""
 
+from datetime import datetime
+from typing import Any
+
 import numpy as np
 import pytest
 from support.evidence_bench import HOURS, Bench
-from support.records import HOUR, MINUTE, START, add_model, add_run, add_trade, make_run
+from support.records import HOUR, MINUTE, START, FakeExchange, add_model, add_run, add_trade, make_run
 from support.seasons import add_season
 
 from trader.domain.portfolio.board import RankInterval
-from trader.store.database.pool import Database
+from trader.services.exchange.paper import PaperExchange
+from trader.services.portfolio.analytics import Analytics
+from trader.services.portfolio.leaderboard import LeaderboardEntry
+from trader.services.portfolio.run_statistics import CurrentRuns
+from trader.store.database.pool import Connection, Database
 
 END = START + 300 * HOUR
+
+
+async def _trade_by_hand(conn: Connection, account_id: str, at: datetime) -> None:
+    await conn.execute(
+        """INSERT INTO order_requests (id, account_id, run_id, client_order_id, created_at, answer)
+           SELECT gen_random_uuid(), $1, id, 'x', $2, '{"manual": true, "status": "filled"}'
+           FROM runs WHERE account_id = $1""",
+        account_id,
+        at,
+    )
+
+
+async def _shown(bench: Bench) -> list[tuple[Any, ...]]:
+    """What the two boards say of each entrant."""
+    evidence, board = await bench.evidence.report("run"), await _leaderboard(bench)
+    return [
+        *(
+            (each.model.id, each.record, each.return_percent, each.trades, each.rank, each.off_board, each.account)
+            for each in evidence.entrants
+        ),
+        *((verdict.reference, verdict.verdict) for each in evidence.entrants for verdict in each.comparisons),
+        *((each.model.id, each.end_value, each.max_drawdown, each.trades, each.rank, each.off_board) for each in board),
+    ]
+
+
+async def _leaderboard(bench: Bench) -> list[LeaderboardEntry]:
+    exchange: PaperExchange = FakeExchange()  # type: ignore[assignment]
+    return await Analytics(bench.database, exchange, bench.clock, bench.runs).leaderboard("run", "pnlPercent")
 
 
 @pytest.fixture
@@ -97,15 +132,14 @@ async def test_five_accounts_of_one_fingerprint_have_one_rank_and_a_hand_takes_a
     (nothing,) = (each for each in row.comparisons if each.reference == "holdNothing")
     assert row.statement.estimate == nothing.window.estimate, "its own return is that of what is compared"
     async with bench.database.connection() as conn:
-        await conn.execute(
-            """INSERT INTO order_requests (id, account_id, run_id, client_order_id, created_at, answer)
-               SELECT gen_random_uuid(), 'good', id, 'x', $1, '{"manual": true, "status": "filled"}'
-               FROM runs WHERE account_id = 'good'""",
-            START + HOUR,
-        )
-        await add_run(conn, "good", make_run("good", 2, at=START + 199 * HOUR))
+        await _trade_by_hand(conn, "good", START + HOUR)
+    why = "the account was traded by hand at 2026-03-04T01:00:00.000Z"
     good = (await bench.report())["good#0"]
-    assert good.off_board == "the account was traded by hand at 2026-03-04T01:00:00.000Z"
+    assert (good.off_board, good.rank) == (why, None), "listed with the reason in the run that a hand traded"
+    assert {each.model.id: each.off_board for each in await _leaderboard(bench)}["good"] == why
+    async with bench.database.connection() as conn:
+        await add_run(conn, "good", make_run("good", 2, at=START + 199 * HOUR))
+    assert (await bench.report())["good#0"].off_board == why, "and after a reset"
 
 
 async def test_verdicts_are_those_of_the_season_and_its_family(bench: Bench) -> None:
@@ -139,3 +173,29 @@ async def test_a_season_ends_though_the_service_goes_on(database: Database) -> N
     assert (row.age_hours, row.trades) == (100, 10), "of 18 trades, one every ten hours"
     growth = np.random.default_rng(1).normal(0.02, 0.004, HOURS)[10:110].sum()
     assert row.account.return_percent == pytest.approx(100 * np.expm1(growth))
+
+
+async def test_what_is_done_after_the_end_changes_no_board(database: Database) -> None:
+    """A reset, a new prompt and an order by hand, each with hours after it, before the season is closed."""
+    bench = Bench(database)
+    for seed, name in enumerate(("good", "plain", "tried"), start=1):
+        await bench.model(name, seed, 0.01 / seed, trades=19)
+        await bench.configure(name, "abc"[seed - 1])
+    async with database.connection() as conn:
+        await add_season(conn, start=START, end=START + 180 * HOUR, disqualify=["reset", "change"])
+    await bench.clock.advance(HOURS * HOUR + 10 * MINUTE)
+    shown = await _shown(bench)
+    assert [row[0] for row in shown if len(row) == 6] == ["good", "plain", "tried"]
+    after = START + 185 * HOUR
+    async with database.connection() as conn:
+        await add_trade(conn, "good", after, gross="-9000", fees="0", notional="10000", label="loss")
+        await add_run(conn, "good", make_run("good", 2, at=after))
+        await _trade_by_hand(conn, "tried", after)
+        await add_model(conn, "late")
+        await conn.execute("UPDATE runs SET started_at = $1 WHERE account_id = 'late'", after)
+    await bench.configure("plain", "d", 2, after)
+    await bench.curve("good", np.full(14, 0.1), since=after + HOUR, number=2)
+    for runs in (bench.runs, CurrentRuns(database)):  # what is known already, and what a new process reads
+        bench.runs = runs
+        bench.restart()
+        assert await _shown(bench) == shown

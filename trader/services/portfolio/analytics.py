@@ -1,7 +1,7 @@
 """Analytics: statistics, leaderboard and failures of models and variants in their current runs."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 from typing import Final, NamedTuple
@@ -196,18 +196,31 @@ class Analytics:
         self, window: RunWindow, sort_by: SortKey, variant: VariantId | None = None
     ) -> list[LeaderboardEntry]:
         """Return the present entrants (or those of a variant) that have a value, best first."""
-        runs, now = await self._runs.refresh(), minute_end(self._clock.now())
+        now = minute_end(self._clock.now())
         async with self._database.reading() as conn:
-            models = {model.id: model for model in await select_models(conn)}  # after the runs: each has its model
             standing = await read_standing(conn, now)
+        now, runs = standing.ended_at or now, await self._runs.as_of(standing.ended_at).refresh()
+        models = await self._models()  # after the runs: each has its model
         entrants = [
-            RankedEntrant(model, run := self._run(runs, model), equity, standing.absence_of(run))
+            RankedEntrant(model, run, equity, standing.absence_of(run))
             for model in models.values()
-            if variant in {None, model.variant} and standing.has(model) and (equity := self._equity(model)) is not None
+            if variant in {None, model.variant} and standing.has(model)
+            for run, equity in self._standing_of(runs, model, standing.ended_at)
         ]
         entries = make_entries(entrants, window, now, standing.rules)
         contenders = count_contenders(run for key, run in runs.items() if standing.has(models[key]))
         return await asyncio.to_thread(make_board, entries, window, sort_by, now, contenders, standing.board)
+
+    def _standing_of(
+        self, runs: Mapping[str, RunStatistics], model: Model, ended_at: datetime | None
+    ) -> Iterator[tuple[RunStatistics, Decimal]]:
+        """Yield the run of a model and its equity, now or at the end of a season, when it has both."""
+        if ended_at is None:
+            equity = self._equity(model)
+            if equity is not None:
+                yield self._run(runs, model), equity
+        elif model.id in runs:
+            yield runs[model.id], runs[model.id].worth_at(ended_at)
 
     async def latest_season(self) -> tuple[Season, SeasonState] | None:
         """Return the latest season and its state; None before the first."""

@@ -146,18 +146,18 @@ class Evidence:
 
         All boards are corrected together as one family: that of all entrants, even when a part of them is shown.
         """
-        runs = await self._runs.refresh()
         until = last_whole_hour(self._clock.now())
-        async with self._database.reading() as conn:  # after the runs, so that each has its model
-            models = {model.id: model for model in await select_models(conn)}
+        async with self._database.reading() as conn:
             standing = await read_standing(conn, until)
             accounts = standing.accounts or await read_accounts(conn)
-        if standing.rules is not None:
-            until = min(until, standing.rules.end)
+        current, until = self._runs.as_of(standing.ended_at), standing.ended_at or until
+        runs = await current.refresh()
+        async with self._database.connection() as conn:  # after the runs, so that each has its model
+            models = {model.id: model for model in await select_models(conn)}
         runs = {key: run for key, run in runs.items() if standing.has(models[key])}
         family = {key: run for key, run in runs.items() if variant in {None, models[key].variant}}
         since = None if window == "run" else until - WINDOWS[window]
-        baselines, contenders = self._runs.baselines, count_contenders(runs.values())
+        baselines, contenders = current.baselines, count_contenders(runs.values())
         return await make_report(
             models, family, baselines, self._luck, until, since, model_id, contenders, standing.season, accounts
         )
@@ -191,17 +191,17 @@ async def make_report(
 ) -> EvidenceReport:
     """Return the evidence of all runs, corrected together, or of one model among them; the window begins at `since`.
 
-    Runs in which an account was traded by hand are not judged.
+    Runs in which an account was traded by hand are not judged; in a season they are listed with that reason.
 
     `contenders` is the number of entrants of all boards (None: those of these runs). In a `season` only its hours
     count. `accounts` have the past of each account (None: its present run).
     """
     contenders = count_contenders(runs.values()) if contenders is None else contenders
-    alone = {key: run for key, run in runs.items() if run.run.entrant.manual_since is None}
     rules = None if season is None else season.rules
+    listed = {key: run for key, run in runs.items() if rules is not None or run.run.entrant.manual_since is None}
     periods = [
         _judged(models[key], period, until, rules, accounts.get(key) or AccountPast.of([run.as_account_run()]))
-        for key, run in alone.items()
+        for key, run in listed.items()
         for period in run.periods
         if rules is None or period.ended_at is None or period.ended_at > rules.start
     ]

@@ -106,11 +106,12 @@ def make_entries(
 ) -> list[LeaderboardEntry]:
     """Return an entry of each entrant, in no order and without evidence: all that is read of the runs.
 
-    A model whose account was traded by hand in its run has none. In a season only its hours count.
+    A model whose account was traded by hand in its run has none, but in a season, where it is listed with that reason.
+    In a season only its hours count.
     """
     hour = floor_to_bucket(now, _HOUR)
-    alone = [entrant for entrant in entrants if entrant.run.run.entrant.manual_since is None]
-    return [_entry(entrant, window_start(window, now), hour, window, rules) for entrant in alone]
+    listed = [each for each in entrants if rules is not None or each.run.run.entrant.manual_since is None]
+    return [_entry(entrant, window_start(window, now), hour, window, rules) for entrant in listed]
 
 
 def make_board(
@@ -150,22 +151,22 @@ def _entry(
 ) -> LeaderboardEntry:
     model, run, equity, off_board = entrant
     began_at = run.entrant_since if rules is None else max(run.entrant_since, rules.start)
-    since = max(since, began_at)
+    since, end = max(since, began_at), None if rules is None else rules.end
     start, series = run.start_value(since), season_part(_entrant_returns(run, hour), rules)
-    trades = run.trades_after(since)
+    trades = run.trades_after(since, end)
     return LeaderboardEntry(
         model=model,
         record=run.run.entrant,
         pnl_percent=statistics.return_percent(float(start), float(equity)),
         pnl_absolute=equity - start,
-        max_drawdown=run.window_drawdown(since, start, equity),
+        max_drawdown=run.window_drawdown(since, start, equity, end),
         start_value=start,
         end_value=equity,
         trades_count=trades,
-        trades_stated=run.trades_after(max(window_start(window, hour), since)),
+        trades_stated=run.trades_after(max(window_start(window, hour), since), end),
         since=since,
         series=series,
-        trades=run.trades_after(began_at),
+        trades=run.trades_after(began_at, end),
         attempt=run.run.number,
         off_board=off_board,
     )

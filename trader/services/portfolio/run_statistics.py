@@ -167,16 +167,20 @@ class RunStatistics:
         last = self.hours[-1].last if self.hours else run.initial_capital
         return AccountRun(run.model_id, run.started_at, run.initial_capital, last)
 
-    def window_drawdown(self, since: datetime, start: Decimal, equity: Decimal) -> float:
-        """Return the max drawdown in percent from a window's start, when it was worth `start`, to the equity of now."""
-        hours = self.values[self.hours_before(since) :]
+    def window_drawdown(self, since: datetime, start: Decimal, equity: Decimal, until: datetime | None = None) -> float:
+        """Return the max drawdown in percent from a window's start, when it was worth `start`, to its end (None: now).
+
+        `equity` is what it was worth then.
+        """
+        hours = self.values[self.hours_before(since) : None if until is None else self.hours_before(until)]
         fall = statistics.max_drawdown(np.concatenate([[float(start)], hours, [float(equity)]]))
         assert fall is not None, "there are values"
         return fall.percent
 
-    def trades_after(self, since: datetime) -> int:
-        """Return how many trades closed in a window."""
-        return len(self.trades) - bisect_left(self.trades, since, key=_CLOSED_AT)
+    def trades_after(self, since: datetime, until: datetime | None = None) -> int:
+        """Return how many trades closed in a window, which lasts until now without an end."""
+        after = len(self.trades) if until is None else bisect_left(self.trades, until, key=_CLOSED_AT)
+        return max(0, after - bisect_left(self.trades, since, key=_CLOSED_AT))
 
     def hours_before(self, since: datetime) -> int:
         """Return how many hours had their last value up to a moment."""
@@ -272,19 +276,34 @@ def count_contenders(runs: Iterable[RunStatistics]) -> int:
 
 
 class CurrentRuns:
-    """The statistics of all current runs, by model, and of the baselines, which have hours and no trades."""
+    """The statistics of all current runs, by model, and of the baselines, which have hours and no trades.
 
-    def __init__(self, database: Database) -> None:
+    With a moment `at` the runs and their entrants are those of then, whatever was reset or configured anew since.
+    """
+
+    def __init__(self, database: Database, at: datetime | None = None) -> None:
         self._database = database
+        self.at = at
+        self._past: CurrentRuns | None = None
         self._runs: dict[str, RunStatistics] = {}
         self.baselines: dict[str, RunStatistics] = {}
         """As of the last call of `refresh`."""
         self._lock = asyncio.Lock()
 
+    def as_of(self, at: datetime | None) -> "CurrentRuns":
+        """Return the runs at a moment, which are kept until another is asked for; these themselves without one."""
+        if self._past is not None and self._past.at != at:
+            self._past = None
+        if at == self.at:
+            return self
+        if self._past is None:
+            self._past = CurrentRuns(self._database, at)
+        return self._past
+
     async def refresh(self) -> dict[str, RunStatistics]:
         """Read the new rows of all current runs, and drop runs that have ended."""
         async with self._lock, self._database.reading() as conn:
-            current = await analytics_store.select_current_runs(conn)
+            current = await analytics_store.select_current_runs(conn, self.at)
             runs = self._runs = {model_id: self._known_or_new(run) for model_id, run in current.items()}
             self.baselines = {
                 row.baseline.id: self._known_or_new(
@@ -293,7 +312,7 @@ class CurrentRuns:
                 for row in await select_baselines(conn)
             }
             entrants: dict[str, list[RunEntrant]] = {}
-            for entrant in await analytics_store.select_run_entrants(conn):
+            for entrant in await analytics_store.select_run_entrants(conn, self.at):
                 entrants.setdefault(entrant.model_id, []).append(entrant)
             positions: dict[str, list[OpenPosition]] = {}
             for position in await trades_store.select_open_positions(conn):

@@ -26,6 +26,7 @@ from trader.domain.portfolio.seasons import (
 from trader.errors import InvalidInput, Issue, SettingsError, StartError
 from trader.services.portfolio.run_statistics import RunStatistics
 from trader.settings import Settings
+from trader.store.agents.chain import insert_anchor
 from trader.store.database.pool import Connection, Database
 from trader.store.exchange.accounts import select_identity, select_processed_until, select_seed
 from trader.store.portfolio.analytics import AccountRun, PastEntrant, select_account_runs, select_past_entrants
@@ -96,7 +97,7 @@ async def amend_season(conn: Connection, rules: SeasonRules, reason: str) -> Sea
     :raises InvalidInput: nothing is changed, or the past would be
     """
     at = await lock_seasons(conn)
-    season = await open_one(conn)
+    season = await _require_open(conn)
     if issues := list(amendment_issues(season.rules, rules, await market_now(conn, at))):
         raise InvalidInput(*issues)
     number = len(season.records)
@@ -113,7 +114,7 @@ async def close_season(conn: Connection, *, is_decided: bool) -> Season:
     :raises StartError: no season is open, or this one does not end yet
     """
     at = await lock_seasons(conn)
-    season = await open_one(conn)
+    season = await _require_open(conn)
     rules = season.rules
     now = await market_now(conn, at)
     if now < rules.end and not (rules.stopping == "decided" and is_decided):
@@ -132,7 +133,7 @@ async def close_season(conn: Connection, *, is_decided: bool) -> Season:
     )
 
 
-async def open_one(conn: Connection) -> Season:
+async def _require_open(conn: Connection) -> Season:
     """Return the season that is open.
 
     :raises StartError: none is
@@ -172,7 +173,9 @@ async def market_now(conn: Connection, real: datetime) -> datetime:
 
 
 async def _add(conn: Connection, record: SeasonRecord) -> Season:
+    """Add a record to the chain, and anchor it in the same transaction, so before anything is decided under it."""
     await insert_season_record(conn, record)
+    await insert_anchor(conn)
     season = await select_latest_season(conn)
     assert season is not None, "a record was inserted"
     return season
@@ -220,10 +223,14 @@ async def read_accounts(
 
 
 class Standing(NamedTuple):
-    """The season that has begun, if one has, and the past of each account in it."""
+    """The season that has begun, if one has, and the past of each account in it.
+
+    `ended_at` is the end of one that is over: until it is closed, the boards are those of then.
+    """
 
     season: Season | None
     accounts: Mapping[str, AccountPast]
+    ended_at: datetime | None = None
 
     @property
     def rules(self) -> SeasonRules | None:
@@ -250,4 +257,5 @@ async def read_standing(conn: Connection, now: datetime) -> Standing:
     season = begun(await select_latest_season(conn), now)
     if season is None:
         return Standing(None, {})
-    return Standing(season, await read_accounts(conn, season.rules.start, season.rules.end))
+    start, end = season.rules.start, season.rules.end
+    return Standing(season, await read_accounts(conn, start, end), end if now >= end else None)

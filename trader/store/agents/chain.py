@@ -208,15 +208,15 @@ async def select_request_ids(conn: Connection, calls: Sequence[tuple[str, str]])
 INSERT_ANCHOR = """
 INSERT INTO anchors (position, digest)
 SELECT position, digest FROM chain_links
-WHERE NOT EXISTS (SELECT FROM anchors WHERE anchored_at > now() - make_interval(secs => $1))
+WHERE $1 = 0 OR NOT EXISTS (SELECT FROM anchors WHERE anchored_at > now() - make_interval(secs => $1))
 ORDER BY position DESC
 LIMIT 1
 ON CONFLICT DO NOTHING
 """
 
 
-async def insert_anchor(conn: Connection, interval_s: float) -> None:
-    """Record the head of the chain, unless one was recorded within the interval or the head is unchanged."""
+async def insert_anchor(conn: Connection, interval_s: float = 0.0) -> None:
+    """Record the head of the chain, unless one was recorded within the interval (0: any time) or it is unchanged."""
     await conn.execute(INSERT_ANCHOR, interval_s)
 
 

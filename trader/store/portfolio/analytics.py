@@ -44,6 +44,7 @@ class CurrentRun(NamedTuple):
     number: int = 1
 
 
+# Without a moment ($1) all of it is as it is now. Counts of invocations are those of the whole run: they have no hours.
 SELECT_CURRENT_RUNS = """
 SELECT m.id, r.id, r.initial_capital, r.started_at, c.finished, c.failed, c.tool_failed, c.input_tokens,
        c.output_tokens, c.cost_usd, c.unmetered_attempts, c.unpriced_steps, coalesce(e.number, 0), e.fingerprint,
@@ -51,10 +52,12 @@ SELECT m.id, r.id, r.initial_capital, r.started_at, c.finished, c.failed, c.tool
        (
            SELECT min(q.created_at) FROM order_requests q
            WHERE q.run_id = r.id AND q.answer @> '{"manual": true}' AND q.answer->>'status' <> 'rejected'
+             AND q.created_at < coalesce($1::timestamptz, 'infinity')
        ),
        CASE WHEN m.provider = 'external' THEN declared_in(e.configuration) END, r.number
 FROM models m
-JOIN runs r ON r.account_id = m.id AND r.ended_at IS NULL
+JOIN runs r ON r.account_id = m.id AND (r.ended_at IS NULL OR r.ended_at >= $1)
+    AND r.started_at < coalesce($1::timestamptz, 'infinity')
 CROSS JOIN LATERAL (
     SELECT coalesce(sum(finished), 0)::bigint AS finished, coalesce(sum(failed), 0)::bigint AS failed,
            coalesce(sum(tool_failed), 0)::bigint AS tool_failed,
@@ -66,7 +69,8 @@ CROSS JOIN LATERAL (
 ) c
 LEFT JOIN LATERAL (
     SELECT number, fingerprint, began_at, configuration
-    FROM entrants WHERE model_id = m.id ORDER BY number DESC LIMIT 1
+    FROM entrants WHERE model_id = m.id AND began_at < coalesce($1::timestamptz, 'infinity')
+    ORDER BY number DESC LIMIT 1
 ) e ON true
 LEFT JOIN invocation_counts o
     ON o.model_id = m.id AND o.run_number = r.number AND o.entrant = coalesce(e.number, 0)
@@ -74,9 +78,9 @@ ORDER BY m.id
 """
 
 
-async def select_current_runs(conn: Connection) -> dict[str, CurrentRun]:
-    """Return the current run of every model whose account was opened."""
-    rows = await conn.fetch(SELECT_CURRENT_RUNS)
+async def select_current_runs(conn: Connection, at: datetime | None = None) -> dict[str, CurrentRun]:
+    """Return the run of every model whose account was open at a moment (None: now)."""
+    rows = await conn.fetch(SELECT_CURRENT_RUNS, at)
     return {
         model_id: CurrentRun(
             model_id, run_id, capital, at, InvocationTotals(*rest[:8]), EntrantRecord(*rest[8:15]), rest[15]
@@ -107,13 +111,15 @@ SELECT m.id, e.ended_at, s.net_portfolio, coalesce(c.finished, 0), coalesce(c.fa
        (
            SELECT min(q.created_at) FROM order_requests q
            WHERE q.run_id = r.id AND q.answer @> '{"manual": true}' AND q.answer->>'status' <> 'rejected'
+             AND q.created_at < coalesce($1::timestamptz, 'infinity')
        ),
        CASE WHEN m.provider = 'external' THEN declared_in(e.configuration) END
 FROM models m
-JOIN runs r ON r.account_id = m.id AND r.ended_at IS NULL
+JOIN runs r ON r.account_id = m.id AND (r.ended_at IS NULL OR r.ended_at >= $1)
+    AND r.started_at < coalesce($1::timestamptz, 'infinity')
 LEFT JOIN LATERAL (
     SELECT number, fingerprint, began_at, configuration, lead(began_at) OVER (ORDER BY number) AS ended_at
-    FROM entrants WHERE model_id = m.id
+    FROM entrants WHERE model_id = m.id AND began_at < coalesce($1::timestamptz, 'infinity')
 ) e ON e.ended_at IS NULL OR e.ended_at > r.started_at
 LEFT JOIN invocation_counts c
     ON c.model_id = m.id AND c.run_number = r.number AND c.entrant = coalesce(e.number, 0)
@@ -128,9 +134,12 @@ ORDER BY m.id, e.number
 """
 
 
-async def select_run_entrants(conn: Connection) -> list[RunEntrant]:
-    """Return the entrants of every model's current run, each model's in order; of one never invoked an unknown one."""
-    rows = await conn.fetch(SELECT_RUN_ENTRANTS)
+async def select_run_entrants(conn: Connection, at: datetime | None = None) -> list[RunEntrant]:
+    """Return the entrants until a moment (None: now) of every model's run of then, each model's in order.
+
+    Of a model that was never invoked it is an unknown one.
+    """
+    rows = await conn.fetch(SELECT_RUN_ENTRANTS, at)
     return [
         RunEntrant(row[0], EntrantRecord(*row[11:18]), row[1], row[2], InvocationTotals(*row[3:11])) for row in rows
     ]
@@ -232,6 +241,7 @@ SELECT r.account_id, greatest(r.started_at, $1), coalesce(b.last, r.initial_capi
        (
            SELECT min(q.created_at) FROM order_requests q
            WHERE q.run_id = r.id AND q.answer @> '{"manual": true}' AND q.answer->>'status' <> 'rejected'
+             AND q.created_at < coalesce($2::timestamptz, 'infinity')
        )
 FROM models m
 JOIN runs r ON r.account_id = m.id
@@ -274,7 +284,9 @@ class PastEntrant(NamedTuple):
 
 SELECT_PAST_ENTRANTS = """
 SELECT r.account_id, r.number, e.number, e.fingerprint, greatest(r.started_at, e.began_at, $1),
-       least(r.ended_at, e.ended_at)
+       CASE
+           WHEN least(r.ended_at, e.ended_at) < coalesce($2::timestamptz, 'infinity') THEN least(r.ended_at, e.ended_at)
+       END
 FROM models m
 JOIN runs r ON r.account_id = m.id
 JOIN LATERAL (
