@@ -12,6 +12,7 @@ from trader.domain.portfolio.seasons import seed_digest
 from trader.errors import SettingsError
 from trader.services.portfolio.seasons import require_terms
 from trader.settings import Settings
+from trader.store.agents.chain import select_anchors
 from trader.store.database.pool import Database
 from trader.store.exchange.accounts import DatabaseIdentity, upsert_service_state
 
@@ -32,6 +33,10 @@ disqualify = ["reset"]
 entrants = ["ada", "bob"]
 """
 SEED = "271828"
+EDIT_RULES = """
+UPDATE season_records SET record = edited, digest = sha256(convert_to(edited, 'UTF8'))
+FROM (SELECT replace(record, '0.05', '0.5') AS edited FROM season_records WHERE number = 0) r WHERE number = 0
+"""
 
 
 @pytest.fixture
@@ -48,11 +53,18 @@ async def season_file(database: Database, tmp_path: Path, monkeypatch: pytest.Mo
     return file
 
 
-async def test_a_season_is_opened_once_and_shown_with_every_amendment(call: Call, season_file: Path) -> None:
+async def test_a_season_is_opened_once_and_shown_with_every_amendment(
+    call: Call, season_file: Path, database: Database
+) -> None:
     opened = await call("season", "open", str(season_file), "--json")
     assert opened.code == 0, opened.err
     assert opened.value["season"] == 1
     assert opened.value["seedDigest"] == seed_digest(SEED)
+    async with database.connection() as conn:
+        (anchor,) = await select_anchors(conn)
+        (link,) = await conn.fetch("SELECT position, digest, kind, record FROM chain_links")
+    assert (anchor.position, anchor.digest, link["kind"]) == (link["position"], link["digest"], "season_records")
+    assert opened.value["digest"] in link["record"], "in the chain, and anchored, before anything is decided"
     again = await call("season", "open", str(season_file))
     assert again.code == 1
     assert "season 1 (Winter) is open until it is closed" in again.err
@@ -62,6 +74,8 @@ async def test_a_season_is_opened_once_and_shown_with_every_amendment(call: Call
     season_file.write_text(SEASON.replace("alpha = 0.05", "alpha = 0.01"))
     amended = await call("season", "amend", str(season_file), "--reason", "agreed by all")
     assert amended.code == 0, amended.err
+    async with database.connection() as conn:
+        assert len(await select_anchors(conn)) == 2
     shown = await call("season", "show", "--json")
     (season,) = shown.value["seasons"]
     assert season["digest"] == opened.value["digest"], "what it was opened with stays"
@@ -72,6 +86,13 @@ async def test_a_season_is_opened_once_and_shown_with_every_amendment(call: Call
         [{"rule": "alpha", "before": 0.05, "after": 0.01}],
     )
     assert "alpha: 0.05 → 0.01" in (await call("season", "show")).out
+    assert (await call("verify")).code == 0
+    async with database.connection() as conn, conn.transaction():
+        await conn.execute("SET LOCAL session_replication_role = replica")
+        await conn.execute(EDIT_RULES)
+    verified = await call("verify")
+    assert verified.code == 1
+    assert "season_records 1, 0: record is" in verified.out
 
 
 @pytest.mark.parametrize(
@@ -115,33 +136,40 @@ async def test_a_service_with_other_settings_than_the_season_does_not_start(
 
 
 def test_a_plan_is_printed_for_people_and_programs(capsys: pytest.CaptureFixture[str]) -> None:
-    words = [
-        "season",
-        "plan",
-        "--models",
-        "2",
-        "--sharpe",
-        "12",
-        "--days",
-        "90",
-        "--seasons",
-        "10",
-        "--replicates",
-        "2",
-    ]
+    asked = "season plan --models 2 --sharpe 12 --days 90 --seasons 10 --replicates 2"
+    words = asked.split()
     assert main(words) == 0
-    assert "2 entrants, 7 comparisons" in capsys.readouterr().out
+    assert "2 entrants, 7 comparisons at α 0.05" in capsys.readouterr().out
     assert main([*words, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert answer["days"] == [30, 60, 90]
-    assert [power["question"] for power in answer["powers"]] == ["holdNothing", "otherModel"]
+    assert answer["days"] == [7, 14, 30, 60, 90]
+    assert [power["question"] for power in answer["powers"]] == ["holdNothing", "baseline", "otherModel"]
+
+
+def test_a_plan_follows_the_rules_of_a_season_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "season.toml"
+    words = ["season", "plan", str(file), "--json", "--seasons", "10", "--sharpe", "12"]
+    file.write_text(SEASON.replace("alpha = 0.05", "alpha = 0.2").replace("replicates = 1", "replicates = 3"))
+    assert main(words) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["comparisons"], answer["alpha"], answer["days"]) == (3, 0.2, [7, 14, 30, 31])
+    assert {(power["question"], power["replicates"]) for power in answer["powers"]} == {
+        ("holdNothing", 3),
+        ("otherModel", 3),
+    }
+    file.write_text(SEASON.replace('entrants = ["ada", "bob"]\n', ""))
+    assert main(words) == 2
+    assert "--models is needed: the file names no entrants" in capsys.readouterr().err
+    file.write_text(SEASON.replace("end = 2201-01-01", "end = 2200-01-01"))
+    assert main(words) == 2
+    assert "line 3: end: 2200-01-01T00:00:00.000Z is not after the start" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("option", "value", "why"),
     [
         ("--models", "0", "--models: 0 is not from 1 to 1000"),
-        ("--days", "5000", "--days: 5000 is not from 30 to 1095"),
+        ("--days", "5000", "--days: 5000 is not from 1 to 1095"),
         ("--noise", "-1", "--noise: -1 is not from 0 to 100"),
     ],
 )

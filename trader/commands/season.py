@@ -1,4 +1,4 @@
-"""The commands of seasons: what one can find out before it is run, its opening and amendments, its state and result."""
+"""The commands of seasons: their opening and amendments, their state and their result."""
 
 import argparse
 import asyncio
@@ -18,20 +18,16 @@ from trader.commands.command import (
     command,
     moment,
     print_result,
-    table,
 )
 from trader.commands.database import TargetDatabase, database_command
 from trader.commands.reports import read_season
-from trader.commands.toml_lines import located, read_toml, struct_issues
+from trader.commands.season_plan import read_rules
+from trader.commands.toml_lines import located
 from trader.domain.models import Line
-from trader.domain.portfolio.evidence import comparisons_among
-from trader.domain.portfolio.plan import Question, SeasonOutline, plan_season
 from trader.domain.portfolio.seasons import (
     Season,
     SeasonRules,
     entrant_issues,
-    rule_issues,
-    term_issues,
 )
 from trader.errors import InvalidInput, SettingsError, StartError
 from trader.reports import season_page
@@ -57,72 +53,6 @@ from trader.store.portfolio.analytics import select_current_runs
 from trader.store.portfolio.seasons import select_latest_season, select_seasons
 
 DIFFERENCES_MAX: Final = 50
-DAYS_SHOWN: Final = (30, 60, 90, 180, 365, 730, 1095)
-QUESTIONS: Final[dict[Question, str]] = {
-    "holdNothing": "better than holding nothing",
-    "otherModel": "better than a model without an edge",
-}
-_BOUNDS: Final = {
-    "models": (1, 1000), "sharpe": (0.1, 50), "days": (30, 1095), "volatility": (0.01, 10), "noise": (0, 100),
-    "leverage": (1, 100), "seasons": (10, 1000),
-}  # fmt: skip
-
-
-def _plan_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--models", type=int, required=True, metavar="N", help="entrants, replicates as one")
-    parser.add_argument("--sharpe", type=float, required=True, metavar="S", help="annual Sharpe ratio of the edge")
-    parser.add_argument("--days", type=int, default=365, metavar="N", help="longest season; default: 365")
-    parser.add_argument("--replicates", type=_counts, default=(1, 3, 5), metavar="N,N", help="default: 1,3,5")
-    parser.add_argument("--volatility", type=float, default=0.5, metavar="%", help="of an hour; default: 0.5")
-    parser.add_argument("--noise", type=float, default=30, metavar="%", help="variance that is own noise; default: 30")
-    parser.add_argument("--leverage", type=float, default=1, metavar="X", help="largest of an account; default: 1")
-    parser.add_argument("--seasons", type=int, default=100, metavar="N", help="simulated ones; default: 100")
-    parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    parts = text.split(",")
-    if not all(part.isdecimal() and 1 <= int(part) <= 100 for part in parts):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers from 1 to 100, such as 1,3,5")
-    return tuple(map(int, parts))
-
-
-@command("season plan", example="trader season plan --models 8 --sharpe 3", arguments=_plan_arguments)
-def plan(options: argparse.Namespace) -> int:
-    """Say what a season can find out: how soon the boards would call a true edge of this Sharpe ratio.
-
-    Seasons are simulated with the verdicts of the boards: daily looks, both sequences, all comparisons of so many
-    entrants corrected together. Every figure is the share of seasons that have called the edge until then.
-    """
-    problems = [
-        f"--{name}: {value:g} is not from {low} to {high}"
-        for name, (low, high) in _BOUNDS.items()
-        if not low <= (value := getattr(options, name)) <= high
-    ]
-    if problems:
-        raise SettingsError(problems)
-    outline = SeasonOutline(
-        options.models, options.sharpe, options.volatility / 100, options.noise / 100, options.leverage, options.days
-    )
-    days = [each for each in DAYS_SHOWN if each < options.days] + [options.days]
-    powers = list(plan_season(outline, options.replicates, days, options.seasons))
-    rows = [
-        (
-            QUESTIONS[power.question],
-            str(power.replicates),
-            *(f"{100 * share:.0f} %" for share in power.called),
-            "more" if power.days_needed is None else str(power.days_needed),
-        )
-        for power in powers
-    ]
-    heads = ("question", "replicates", *(f"{each} days" for each in days), "days for 80 %")
-    family = comparisons_among(options.models)
-    lines = [
-        f"{options.models} entrants, {family} comparisons, Sharpe ratio {options.sharpe:g}: seasons that call it",
-        *table(heads, rows),
-    ]
-    value = {"comparisons": family, "days": days, "powers": [power._asdict() for power in powers]}
-    return print_result(Result(value, lines, EXIT_DONE), as_json=options.json)
 
 
 def _file_arguments(parser: argparse.ArgumentParser) -> None:
@@ -169,7 +99,8 @@ async def _change(
     change: Callable[[Connection, SeasonRules], Awaitable[Season]],
 ) -> Result:
     try:
-        text, rules = _read_rules(options)
+        settings = Settings.load(os.environ, options.env_file, demo=options.demo)
+        text, rules = read_rules(options.file, service.terms_of(settings))
         async with target.database.transaction() as conn:
             await _check(conn, options.file, text, rules)
             try:
@@ -274,22 +205,6 @@ async def show_seasons(options: argparse.Namespace, target: TargetDatabase) -> R
         seasons = await select_seasons(conn)
     lines = [line for season in seasons for line in (season.title, *_lines(season))]
     return Result({"seasons": list(map(_value, seasons))}, lines or ["There is no season."])
-
-
-def _read_rules(options: argparse.Namespace) -> tuple[str, SeasonRules]:
-    """Return the text of the file and its rules, which by themselves and with the settings are right.
-
-    :raises SettingsError: with every mistake, its line, and what is allowed there
-    """
-    text, document = read_toml(options.file)
-    issues = list(struct_issues(SeasonRules, document))
-    if not issues:
-        settings = Settings.load(os.environ, options.env_file, demo=options.demo)
-        rules = msgspec.convert(document, SeasonRules)
-        issues = [*rule_issues(rules), *term_issues(rules, service.terms_of(settings))]
-        if not issues:
-            return text, rules
-    raise located(options.file, text, issues)
 
 
 async def _check(conn: Connection, file: Path, text: str, rules: SeasonRules) -> None:

@@ -1,4 +1,4 @@
-"""Season plan: what a season can find out, simulated with the verdicts that its boards would use.
+"""Season plan: what a season can find out, simulated with the verdicts that its boards would use, by its rules.
 
 An account's hourly returns are independent and normal, of a given volatility and a mean that makes a given Sharpe
 ratio. Part of their variance is an account's own noise, which differs between replicates; the rest is the market's and
@@ -12,25 +12,23 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 
 from trader.domain.portfolio.bets import HOURLY_MOVE_MAX, log_wealth
-from trader.domain.portfolio.evidence import comparisons_among
-from trader.domain.portfolio.intervals import (
-    HOURS_PER_DAY,
-    LEVEL,
-    SEQUENCE_HOURS_MIN,
-    Returns,
-    estimate,
-)
+from trader.domain.portfolio.board import NO_SEASON, BoardRules
+from trader.domain.portfolio.intervals import HOURS_PER_DAY, SEQUENCE_HOURS_MIN, Returns, estimate
 
 HOURS_PER_YEAR: Final = 365 * HOURS_PER_DAY
 
-Question = Literal["holdNothing", "otherModel"]
-"""Whether a model is better than holding nothing, or than a model of the same volatility that has no edge."""
+Question = Literal["holdNothing", "baseline", "otherModel"]
+"""Whether a model is better than holding nothing, than a baseline, or than another model.
+
+Both have its volatility and no edge. Of a baseline there is one, of another model as many replicates as of the first.
+"""
 
 
 class SeasonOutline(NamedTuple):
     """What is planned. `volatility` is that of an hour, `own_noise` the part of its variance that replicates differ in.
 
-    `leverage` is the largest that an account will have, from which it follows what it can lose in an hour.
+    `leverage` is the largest that an account will have, from which it follows what it can lose in an hour. `rules` say
+    what is compared, at which level, and from which age on two models are.
     """
 
     models: int
@@ -39,6 +37,23 @@ class SeasonOutline(NamedTuple):
     own_noise: float = 0.3
     leverage: float = 1.0
     days: int = 365
+    rules: BoardRules = NO_SEASON
+
+    @property
+    def family(self) -> int:
+        """How many comparisons are corrected together."""
+        return self.rules.family(self.models)
+
+    @property
+    def questions(self) -> Sequence[Question]:
+        """What its boards compare."""
+        compared = {*self.rules.compared}
+        asked: dict[Question, bool] = {
+            "holdNothing": "holdNothing" in compared,
+            "baseline": bool(compared & {"ruleAgent", "buyAndHold"}),
+            "otherModel": "bestOther" in compared and self.models > 1,
+        }
+        return [question for question, is_asked in asked.items() if is_asked]
 
 
 class Power(NamedTuple):
@@ -57,8 +72,7 @@ def plan_season(
     outline: SeasonOutline, replicates: Sequence[int], days: Sequence[int], seasons: int, seed: int = 0
 ) -> Iterator[Power]:
     """Yield for each question and number of replicates what so many simulated seasons called until each day."""
-    questions: Sequence[Question] = ("holdNothing", "otherModel")
-    for question in questions:
+    for question in outline.questions:
         for count in replicates:
             rng = np.random.default_rng(seed)
             called_on = sorted(_called_on(outline, question, count, rng) for _ in range(seasons))
@@ -74,17 +88,19 @@ def _called_on(outline: SeasonOutline, question: Question, replicates: int, rng:
     bound = min(1.0, HOURLY_MOVE_MAX * max(1.0, outline.leverage))
     returns = mean + _noise(outline, replicates, hours, rng)
     bounds = np.full(hours, bound)
-    if question == "otherModel":
-        returns, bounds = returns - _noise(outline, replicates, hours, rng), 2 * bounds
-    level = LEVEL / comparisons_among(outline.models)
+    if question != "holdNothing":
+        others = replicates if question == "otherModel" else 1
+        returns, bounds = returns - _noise(outline, others, hours, rng), 2 * bounds
+    level = outline.rules.level / outline.family
     wealth = np.maximum.accumulate(log_wealth(returns, bounds))
     first = np.flatnonzero(wealth >= -math.log(level))
     if not len(first):
         return math.inf
-    begin = max(SEQUENCE_HOURS_MIN, int(first[0]) + 1)
+    age_min = outline.rules.age_min if question == "otherModel" else 0
+    begin = max(SEQUENCE_HOURS_MIN, age_min, int(first[0]) + 1)
     for until in range(math.ceil(begin / HOURS_PER_DAY) * HOURS_PER_DAY, hours + 1, HOURS_PER_DAY):
-        found = estimate(returns[:until])
-        if found.mean > 0 and found.p_value() <= level:
+        seen = estimate(returns[:until])
+        if seen.mean > 0 and seen.p_value() <= level:
             return until / HOURS_PER_DAY
     return math.inf
 
