@@ -1,4 +1,4 @@
-"""The content of a database, by which two are compared."""
+"""The content of a database, by which two are compared, and what it waits for."""
 
 from hashlib import sha256
 
@@ -8,6 +8,9 @@ TABLES = """
 SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relkind = 'r' AND n.nspname = 'public' ORDER BY c.relname
 """
+
+SELECT_IS_WAITING = "SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $1 AND NOT granted)"
+"""Whether a server process waits for a lock."""
 
 
 async def digests(dsn: str) -> dict[str, tuple[int, str]]:

@@ -1,5 +1,6 @@
 """Rows of models and invocations: round trips, closed invocations stay closed, filters and order of lists."""
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -7,7 +8,9 @@ from uuid import UUID, uuid5
 
 import msgspec
 import pytest
+from support.tables import SELECT_IS_WAITING
 
+from trader.domain.agents.chain import NO_PAYLOAD
 from trader.domain.agents.invocations import Invocation, Step, ToolCall
 from trader.domain.agents.observation import LastFill
 from trader.domain.exchange.orders import Cause, Side
@@ -20,6 +23,7 @@ from trader.store.agents.agent_view import (
     select_lowest_equity,
     select_own_statistics,
 )
+from trader.store.agents.chain import insert_link
 from trader.store.agents.invocations import (
     insert_invocation,
     insert_payload,
@@ -126,6 +130,26 @@ async def test_interrupted_invocations_are_closed(database: Database) -> None:
         (first,) = await select_chosen_invocations(conn, "ada", None, Page(10))
         assert (first.status, first.failure_reason, first.finished_at) == ("failed", "interrupted", AT)
         assert await update_interrupted(conn, "interrupted", AT) == []
+
+
+async def test_closing_the_interrupted_never_deadlocks_with_a_closing_invocation(database: Database) -> None:
+    """One that closes an invocation of the same model has appended it, and counts it then."""
+    async with database.connection() as conn:
+        await add_models(conn)
+        for minute in (0, 1):
+            await insert_invocation(conn, running(ADA, minute))
+        await update_invocation(conn, ended(running(ADA, 0)))
+    async with database.connection() as waiting:
+        pid = await waiting.fetchval("SELECT pg_backend_pid()")
+        async with database.connection() as watching, database.transaction() as closing:
+            await insert_link(closing, running(ADA, 0).id, NO_PAYLOAD, bytes(32))
+            interrupted = asyncio.create_task(update_interrupted(waiting, "interrupted", AT))
+            async with asyncio.timeout(5):
+                while not await watching.fetchval(SELECT_IS_WAITING, pid):
+                    await asyncio.sleep(0.01)
+            await insert_invocation(closing, running(ADA, 2))
+            await update_invocation(closing, ended(running(ADA, 2)))
+        assert await interrupted == [(running(ADA, 1).id, "ada")]
 
 
 async def test_steps_and_calls_are_kept_once_and_in_order(database: Database) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import asyncpg
 import pytest
 from support.records import START, add_model, make_snapshot
+from support.tables import SELECT_IS_WAITING
 
 from trader.domain.models import VariantId
 from trader.errors import Unavailable
@@ -27,7 +28,6 @@ SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
 WHERE i.inhparent = to_regclass($1) ORDER BY c.relname
 """
 DETACH = "ALTER TABLE portfolio_snapshots DETACH PARTITION portfolio_snapshots_20260302 CONCURRENTLY"
-SELECT_IS_WAITING = "SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $1 AND NOT granted)"
 
 
 async def _children(conn: Connection, table: str = "portfolio_snapshots") -> list[str]:

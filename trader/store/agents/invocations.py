@@ -11,6 +11,7 @@ import msgspec
 from trader.domain.agents.invocations import Invocation, Step, ToolCall
 from trader.domain.exchange.orders import Cause, Fill, OrderAnswer, OrderSide
 from trader.domain.models import VariantId
+from trader.store.database.chain import LOCK_CHAIN
 from trader.store.database.pool import Connection, Page
 
 INSERT_INVOCATION = """
@@ -107,7 +108,7 @@ async def select_costs_since(conn: Connection, since: datetime) -> dict[str, Day
     return {row["model_id"]: DayCost(*list(row.values())[1:]) for row in rows}
 
 
-UPDATE_INTERRUPTED = """
+UPDATE_INTERRUPTED = f"""
 WITH closed AS (
     UPDATE invocations
     SET status = 'failed', failure_reason = $1, finished_at = greatest(started_at, $2),
@@ -116,8 +117,12 @@ WITH closed AS (
     WHERE status = 'running' AND NOT EXISTS (SELECT FROM open_views v WHERE v.invocation_id = invocations.id)
     RETURNING id, model_id, started_at
 )
-SELECT id, model_id FROM closed ORDER BY started_at, id
-"""
+SELECT id, model_id
+FROM closed, ({LOCK_CHAIN} FROM (SELECT count(*) FROM closed) AS every) AS chain
+ORDER BY started_at, id
+"""  # noqa: S608 - a constant of this package
+"""Locks the chain after the rows and before the counters, whose triggers run when the statement ends, as one that
+closes an invocation does: a leader whose term is over may still close one of the same model."""
 
 
 async def update_interrupted(conn: Connection, reason: str, at: datetime) -> list[tuple[UUID, str]]:
