@@ -9,7 +9,7 @@ from support.process import run_command, serving
 pytestmark = pytest.mark.processes
 
 
-async def test_commands_show_what_the_service_has_and_reset_through_it(open_folder: Path) -> None:
+async def test_commands_show_what_the_service_has_and_act_through_it(open_folder: Path) -> None:
     async with serving(open_folder, SIM_LATENCY_MS="0") as service:
         for side in ("buy", "sell"):
             order = {"accountId": "me", "symbol": "BTC", "side": side, "quantity": 0.02}
@@ -31,6 +31,16 @@ async def test_commands_show_what_the_service_has_and_reset_through_it(open_fold
         assert (code, reset["outcome"]["left"]) == (0, []), reset
         account = (await service.call("simulator.getAccount", accountId="me"))["account"]
         assert (account["equity"], account["positions"]) == (10000, [])
+        resting = {"symbol": "BTC", "side": "buy", "quantity": 0.02, "type": "limit", "limitPrice": 1000}
+        resting |= {"accountId": "typo", "clientOrderId": "first"}
+        assert (await service.call("simulator.placeOrder", **resting))["order"]["status"] == "resting"
+        code, removed = await run_command(open_folder, "accounts", "remove", "typo", "--yes")
+        assert (code, removed["outcome"]["left"]) == (0, []), removed
+        assert (await run_command(open_folder, "accounts", "show", "typo"))[0] == 1
+        anew = await service.call("simulator.placeOrder", **{**resting, "limitPrice": 2000})
+        assert anew["order"]["status"] == "resting", "the client order id of before is free"
+        code, refused = await run_command(open_folder, "accounts", "remove", "me", "--yes")
+        assert (code, "has traded" in str(refused)) == (1, True), refused
         assert await service.stop() == 0
     code, status = await run_command(open_folder, "status")
     assert (code, status["database"]["service"]) == (1, "not running")

@@ -53,6 +53,10 @@ async def order(s: Schedule) -> None:
     await s.arena.process("A").place("op")
 
 
+async def first_order(s: Schedule) -> None:
+    await s.arena.process("A").place("op", account_id="d")
+
+
 async def limit_order(s: Schedule) -> None:
     await s.arena.process("A").place("op", type=OrderType.LIMIT, limit_price=D(93500))
 
@@ -176,6 +180,7 @@ async def count_missed(s: Schedule) -> None:
 
 OPERATIONS: Final = {
     "order": Operation(order),
+    "first order": Operation(first_order),
     "limit order": Operation(limit_order),
     "cancel": Operation(cancel),
     "reset": Operation(reset),
@@ -217,6 +222,10 @@ async def cancelled_limit(s: Schedule) -> None:
 
 async def reset_account(s: Schedule) -> None:
     await run_as("A", reset(s))
+
+
+async def remove_account(s: Schedule) -> None:
+    await run_as("A", s.arena.process("A").exchange.remove_account("d"))
 
 
 async def quiet_tick(s: Schedule) -> None:
@@ -280,6 +289,7 @@ ACTORS: Final[dict[str, Step]] = {
     "order elsewhere": order_elsewhere,
     "cancel": cancelled_limit,
     "reset": reset_account,
+    "remove": remove_account,
     "tick": quiet_tick,
     "touched stop": touched_stop,
     "lost statement": lost_statement,
@@ -297,10 +307,12 @@ ONLY_FOR: Final = {
     "same order": {"order", "limit order", "recover"},
     "retry": {"order", "limit order", "recover"},
     "late commit": {"recover"},
+    "remove": {"first order"},
 }
 """Actors that mean something for these operations only."""
 
 ONLY_BY: Final = {
+    "first order": {"remove"},
     "invocation at a tick": {"cancellation", "late statement", "lost lock", "second leader", "stop", "reset"},
     "external decision": {
         "lost acknowledgement",
