@@ -9,7 +9,6 @@ import time
 from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any, Final
 
 from aiohttp import web
@@ -32,7 +31,6 @@ from trader.api.dashboard import page
 from trader.api.mcp import McpServer
 from trader.api.rpc import DISPATCHER
 from trader.api.streams import HUBS
-from trader.clock import JumpWatch, SystemClock
 from trader.composition import Service, make_service
 from trader.domain.operations.alarms import Alarm, AlarmCause
 from trader.embedded.server import EmbeddedPostgres
@@ -43,7 +41,7 @@ from trader.gateways.operations.supervisor import ALIVE, READY, STOPPING, Superv
 from trader.history import write_demo_history
 from trader.schedulers import describe_error
 from trader.services.operations.access import Access
-from trader.services.operations.alarms import Alarms, send_heartbeats
+from trader.services.operations.alarms import Alarms, ClockWatch, send_heartbeats
 from trader.settings import Settings
 
 log = logging.getLogger("trader")
@@ -53,9 +51,6 @@ _REQUESTS_END_S: Final = 1.0
 
 _READY_S: Final = 30.0
 """How long the start waits for the statistics before the service listens."""
-
-
-_CLOCK_EVERY_S: Final = 5.0
 
 
 async def serve(settings: Settings, supervisor: Supervisor) -> None:
@@ -119,16 +114,6 @@ async def _wait_for_stop(stopping: asyncio.Event, supervisor: Supervisor, alarms
     alarms.add(Alarm(AlarmCause("stop"), "stops as asked by a signal"))  # sent while the rest of the service ends
 
 
-async def _watch_clock() -> None:
-    """Log when the machine's clock is set: whatever is dated by it shifts."""
-    watch = JumpWatch(SystemClock().now, time.monotonic)
-    while True:
-        await asyncio.sleep(_CLOCK_EVERY_S)
-        if (jump := watch.jump()) is not None:
-            way = "back" if jump < timedelta(0) else "forward"
-            log.warning("the machine's clock was set %s by %.1f s, or slept", way, abs(jump.total_seconds()))
-
-
 async def _keep_alive(supervisor: Supervisor, every_s: float) -> None:
     """Prove to the supervisor that the event loop turns."""
     while True:
@@ -140,6 +125,7 @@ def _open_alarms(settings: Settings, stack: AsyncExitStack) -> Alarms:
     """Return the alarms of this process, with the dead-man ping running beside them."""
     sender = f"trader {socket.gethostname()}:{settings.port}"
     alarms = Alarms(make_sinks(settings.notify_urls, sender), disk_least=settings.disk_alarm_mb * 1_000_000)
+    alarms.sources.append(ClockWatch().problems)
     stack.push_async_callback(alarms.close)
     if settings.heartbeat_url is not None:
         heartbeat = Heartbeat(settings.heartbeat_url)
@@ -170,7 +156,6 @@ def _endless_tasks(service: Service, server: EmbeddedPostgres | None) -> list[as
         asyncio.create_task(service.leadership.keep_role(), name="role"),
         asyncio.create_task(service.controls.operations.run(), name="operators"),
         asyncio.create_task(service.anchors.run(), name="anchors of the chain"),
-        asyncio.create_task(_watch_clock(), name="clock"),
     ]
     if server is not None:
         tasks.append(asyncio.create_task(_fail_with(server), name="embedded PostgreSQL"))

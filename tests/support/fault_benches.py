@@ -1,6 +1,7 @@
 """Services under a fault: each has a database, a sink of notices, a client that trades, and what the fault is about."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from itertools import count
@@ -31,6 +32,8 @@ ORDER_EVERY_S: Final = 0.5
 PRICES_EVERY_S: Final = 0.5
 START_TOLD_S: Final = 60.0
 DISK_BYTES: Final = 200 << 20
+
+FAKE_CLOCKS: Final = sorted(Path("/usr/lib").glob("**/faketime/libfaketimeMT.so.1"))
 
 PASSWORD: Final = "p&#%@:/ 1"
 """Of characters that have a meaning in addresses and in settings."""
@@ -149,6 +152,10 @@ class Bench:
 class SmallDiskBench(Bench):
     """Its database server has a small file system of its own, which only root may mount."""
 
+    @staticmethod
+    def lacks() -> str | None:
+        return None if os.getuid() == 0 else "the right to mount a small file system"
+
     async def open_database(self) -> None:
         place = self.folder / "postgres"
         place.mkdir()
@@ -236,6 +243,45 @@ class VenueBench(Bench):
             for symbol, mid in (("BTC", 94_000), ("ETH", 3_300)):
                 await self.venue.move(symbol, f"{mid + number % 5}.0")
             await asyncio.sleep(PRICES_EVERY_S)
+
+
+class ClockBench(VenueBench):
+    """The clock of the service's machine can be set while it runs; those of the database and the venue stay right."""
+
+    @staticmethod
+    def lacks() -> str | None:
+        return None if FAKE_CLOCKS else "libfaketime (the package faketime of Debian)"
+
+    async def open_database(self) -> None:
+        self.set_clock(0)
+        self.environ |= {
+            "LD_PRELOAD": str(FAKE_CLOCKS[0]),
+            "FAKETIME_TIMESTAMP_FILE": str(self._setting),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            "FAKETIME_DISABLE_SHM": "1",
+        }
+        await super().open_database()
+
+    @property
+    def _setting(self) -> Path:
+        return self.folder / "clock"
+
+    def set_clock(self, ahead_s: int) -> None:
+        """Set the clock of the service ahead of the real one, or behind it."""
+        new = self._setting.with_suffix(".new")
+        new.write_text(f"{ahead_s:+d}")
+        new.replace(self._setting)
+
+    async def lost(self) -> tuple[int, list[str]]:
+        """Also find what was traded in the future of the market."""
+        lost, problems = await super().lost()
+        conn = await asyncpg.connect(self.server.superuser_dsn(self.database))
+        try:
+            early = await conn.fetchval("SELECT count(*) FROM fills WHERE created_at > now() + interval '1 second'")
+        finally:
+            await conn.close()
+        return lost, [*problems, *([f"{early} fills are dated in the future"] if early else [])]
 
 
 class ProviderBench(Bench):

@@ -12,6 +12,7 @@ import asyncpg
 from support.fault_benches import (
     PASSWORD,
     Bench,
+    ClockBench,
     EmbeddedBench,
     PasswordBench,
     ProviderBench,
@@ -34,7 +35,8 @@ class Fault(NamedTuple):
     bench: type[Bench] = Bench
     lasts_s: float = 20.0
     quick_cause: str | None = None
-    needs_root: bool = False
+    lacks: Callable[[], str | None] = lambda: None
+    """Return what this machine lacks for the fault, or None."""
     is_unhealthy: bool = True
     """Whether `/health` says it. A standby takes over within a moment."""
 
@@ -179,9 +181,23 @@ async def provider_without_credit(bench: ProviderBench) -> AsyncIterator[None]:
     bench.provider.status = 200
 
 
+@asynccontextmanager
+async def clock_forward(bench: ClockBench) -> AsyncIterator[None]:
+    bench.set_clock(3600)
+    yield
+    bench.set_clock(0)
+
+
+@asynccontextmanager
+async def clock_back(bench: ClockBench) -> AsyncIterator[None]:
+    bench.set_clock(-3600)
+    yield
+    bench.set_clock(0)
+
+
 FAULTS: Final = (
     Fault("the database is locked", "database", locked_tables, lasts_s=40),
-    Fault("the disk is full", "database", full_disk, SmallDiskBench, needs_root=True),
+    Fault("the disk is full", "database", full_disk, SmallDiskBench, lacks=SmallDiskBench.lacks),
     Fault("the database is read-only", "database", read_only, quick_cause="read-only"),
     Fault("no connection is left", "database", no_connections_left),
     Fault("the database is killed", "database", killed_database, quick_cause="not reachable"),
@@ -195,5 +211,7 @@ FAULTS: Final = (
     Fault("the replica is behind", "database", paused_replica, ReaderBench, lasts_s=75),
     Fault("the venue is unreachable", "market", unreachable_venue, VenueBench, lasts_s=95),
     Fault("the provider is out of credit", "provider", provider_without_credit, ProviderBench, 75, is_unhealthy=False),
+    Fault("the clock is set forward", "clock", clock_forward, ClockBench, lacks=ClockBench.lacks),
+    Fault("the clock is set back", "clock", clock_back, ClockBench, lacks=ClockBench.lacks),
     Fault("the sink is away", "database", unreachable_sink),
 )

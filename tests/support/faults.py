@@ -8,7 +8,6 @@ acknowledged orders were lost.
 
 import argparse
 import asyncio
-import os
 import shutil
 import sys
 import tempfile
@@ -102,8 +101,8 @@ async def run(folder: Path, faults: Sequence[Fault]) -> bool:
     heads = ("fault", "unhealthy", "told", "healthy", "resolved", "lost", "notices")
     print("{:32} {:>10} {:>8} {:>8} {:>9} {:>5}  {}".format(*heads), flush=True)
     for number, fault in enumerate(faults):
-        if fault.needs_root and os.getuid() != 0:
-            print(f"{fault.name}: skipped, it needs the right to mount a small file system", flush=True)
+        if (lack := fault.lacks()) is not None:
+            print(f"{fault.name}: skipped, it needs {lack}", flush=True)
             continue
         place = folder / str(number)
         place.mkdir()

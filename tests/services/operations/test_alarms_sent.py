@@ -5,7 +5,7 @@ import html
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from uuid import uuid4
@@ -22,7 +22,14 @@ from trader.domain.operations.alarms import EVERY_S, EXPLAIN_WAIT_S, SETTLE_S, A
 from trader.gateways.operations.notifications import Heartbeat, HttpSink
 from trader.services.events import Event, HaltsChanged, LeadershipChanged, PostingRefused, TradesChanged, VenueDiffers
 from trader.services.operations import alarms as service
-from trader.services.operations.alarms import GIVE_UP_S, QUEUE_MAX, Alarms, send_heartbeats
+from trader.services.operations.alarms import (
+    CLOCK_STEADY_S,
+    GIVE_UP_S,
+    QUEUE_MAX,
+    Alarms,
+    ClockWatch,
+    send_heartbeats,
+)
 from trader.setting_forms import Secret
 
 AT = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -294,6 +301,28 @@ async def test_conditions_are_told_when_they_begin_and_when_they_are_over() -> N
         alarms.watch([])
         ended = (await heard(here, "/works", 5))[3:]
         assert {(body["state"], body["cause"]) for body in ended} == {("resolved", "scheduler"), ("resolved", "model")}
+
+
+async def test_a_clock_that_is_set_is_told_and_over_a_minute_after_it_was_set_last() -> None:
+    now_s = ahead_s = 0.0
+    async with sinks() as here, alarms_to(f"{here.url}/works", timer=lambda: now_s) as alarms:
+        clock = ClockWatch(lambda: AT + timedelta(seconds=now_s + ahead_s), lambda: now_s)
+        alarms.sources.append(clock.problems)
+        for step_s, set_s in ((5.0, 0.5), (5.0, 3600.0), (30.0, -3600.0), (CLOCK_STEADY_S - 5.0, 0.0)):
+            now_s, ahead_s = now_s + step_s, ahead_s + set_s
+            alarms.watch([])
+        assert [str(condition.alarm.cause) for condition in alarms.firing()] == ["clock"]
+        await settled(alarms)
+        for step_s in (5.0, SETTLE_S):
+            now_s += step_s
+            alarms.watch([])
+        assert alarms.firing() == []
+        await settled(alarms)
+        told = [(body["state"], body["message"]) for body in await heard(here, "/works", 2)]
+    assert told == [
+        ("firing", "the machine's clock was set forward by 3600.0 s, or the machine slept"),
+        ("resolved", "the machine's clock was set back by 3600.0 s, or the machine slept"),
+    ]
 
 
 async def test_the_dead_man_is_pinged_while_the_service_is_healthy_only() -> None:

@@ -33,6 +33,7 @@ Kind = Literal[
     "market",
     "database",
     "disk",
+    "clock",
     "books",
     "access",
     "test",
@@ -40,10 +41,10 @@ Kind = Literal[
 
 EXPLAINED_BY: Final[Mapping[Kind, frozenset[Kind]]] = {
     "takeover": frozenset({"database"}),
-    "scheduler": frozenset({"database", "market"}),
-    "market": frozenset({"database"}),
-    "model": frozenset({"database", "market"}),
-    "reconciliation": frozenset({"database", "market"}),
+    "scheduler": frozenset({"clock", "database", "market"}),
+    "market": frozenset({"clock", "database"}),
+    "model": frozenset({"clock", "database", "market"}),
+    "reconciliation": frozenset({"clock", "database", "market"}),
 }
 """The kinds that are consequences of others, whatever their subjects."""
 

@@ -6,17 +6,18 @@ service nor another sink.
 
 import asyncio
 import logging
+import math
 import shutil
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple, get_args
 
-from trader.clock import SystemClock
+from trader.clock import JumpWatch, SystemClock
 from trader.domain.exchange.orders import Cause
 from trader.domain.operations import alarms as rules
 from trader.domain.operations.alarms import Alarm, AlarmCause, AlarmState, Condition, Kind, Notice
@@ -45,6 +46,9 @@ GIVE_UP_S: Final = 600.0
 
 LAST_WORDS_S: Final = 2.0
 """How long shutdown waits for the sinks."""
+
+CLOCK_STEADY_S: Final = 45.0
+"""How long the machine's clock must be steady before a jump of it is away; it is resolved when that has settled."""
 
 _REAL_TIME: Final = SystemClock()
 
@@ -216,6 +220,28 @@ class Alarms:
     async def close(self) -> None:
         """Give the sinks a moment to send the queued notices, then stop."""
         await asyncio.gather(*(outlet.close(LAST_WORDS_S) for outlet in self.outlets))
+
+
+class ClockWatch:
+    """Tells when the machine's clock is set, which shifts whatever is dated by it."""
+
+    def __init__(
+        self, now: Callable[[], datetime] = _REAL_TIME.now, timer: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._jumps = JumpWatch(now, timer)
+        self._timer = timer
+        self._jumped_s = -math.inf
+        self._text = ""
+
+    def problems(self) -> Iterable[Alarm]:
+        """Yield the last jump until the clock has been steady for `CLOCK_STEADY_S`."""
+        if (jump := self._jumps.jump()) is not None:
+            way = "back" if jump < timedelta(0) else "forward"
+            self._text = f"the machine's clock was set {way} by {abs(jump.total_seconds()):.1f} s, or the machine slept"
+            self._jumped_s = self._timer()
+            log.warning(self._text)
+        if self._timer() - self._jumped_s < CLOCK_STEADY_S:
+            yield Alarm(AlarmCause("clock"), self._text)
 
 
 async def send_heartbeats(heartbeat: Heartbeat, every_s: float, is_healthy: Callable[[], bool]) -> None:
