@@ -45,13 +45,19 @@ COLUMNS: Final[Mapping[str, Mapping[str, Kind]]] = {
     },
     "models": {
         "account": "text", "name": "text", "variant": "text", "provider": "text", "router_model": "text",
-        "owner": "text", "training_cutoff": "text", "created_at": "time",
+        "owner": "text", "replicate_of": "text", "training_cutoff": "text", "created_at": "time",
     },
     "runs": {
         "account": "text", "run": "text", "is_baseline": "flag", "number": "number", "capital": "number",
         "started_at": "time", "cost_usd": "number",
     },
-    "past_runs": {"account": "text", "started_at": "time", "capital": "number", "last": "number"},
+    "past_runs": {
+        "account": "text", "started_at": "time", "first": "number", "last": "number", "manual_since": "time",
+    },
+    "past_entrants": {
+        "account": "text", "run_number": "number", "number": "number", "fingerprint": "text", "began_at": "time",
+        "ended_at": "time",
+    },
     "entrants": {
         "account": "text", "number": "number", "fingerprint": "text", "began_at": "time", "ended_at": "time",
         "equity": "number", "decided": "number", "due": "number", "manual_since": "time", "declared": "text",

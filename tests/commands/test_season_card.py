@@ -11,21 +11,26 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
+import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
 from support.calls import Call
 from support.records import HOUR, MINUTE, START, add_invocation, add_model, add_trade, id_of, make_run, make_snapshot
 
-from trader.clock import iso
+from trader.api.schemas.evidence import GetEvidenceOutput
+from trader.clock import LockstepClock, iso
 from trader.domain.agents.entrants import Entrant
 from trader.domain.agents.invocations import ToolCall
 from trader.domain.exchange.ledger import unopened_account
 from trader.domain.market.markets import Candle
 from trader.domain.portfolio.baselines import BUY_AND_HOLD, BaselineState
-from trader.domain.portfolio.seasons import SeasonRecord, SeasonRules, seed_digest
+from trader.domain.portfolio.seasons import SeasonRecord, SeasonRules, Stopping, seed_digest
 from trader.reports.season_card import differences
 from trader.results import Table, load_table
+from trader.services.portfolio.evidence import Evidence
+from trader.services.portfolio.luck import NoLuck
+from trader.services.portfolio.run_statistics import CurrentRuns
 from trader.store.agents.entrants import insert_entrant
 from trader.store.agents.invocations import insert_tool_call
 from trader.store.database.partitions import ensure_partitions
@@ -43,6 +48,31 @@ INSERT INTO fills (account_id, sequence, run_id, order_id, symbol, side, quantit
                    cause, created_at)
 VALUES ($1, $2, $3, $4, 'BTC', 'buy', 0.01, 100000, 1, 0, $5, 'order', $6)
 """
+
+
+NEVER = datetime(2200, 1, 1, tzinfo=UTC)
+RULES = SeasonRules(
+    name="Winter",
+    start=START + 10 * HOUR,
+    end=START + 190 * HOUR,
+    markets=["BTC", "ETH", "SOL"],
+    capital=10_000,
+    taker_fee_bps=5,
+    maker_fee_bps=2,
+    latency_ms=200,
+    replicates=1,
+    compare=["holdNothing"],
+    alpha=0.05,
+    stopping="decided",
+    disqualify=[],
+)
+
+
+async def open_season(database: Database, rules: SeasonRules) -> None:
+    opened = SeasonRecord(step="opened", season=1, number=0, at=START, rules=rules, seed_digest=seed_digest("7"))
+    async with database.connection() as conn:
+        await conn.execute("INSERT INTO market_seed (seed) VALUES ('7')")
+        await insert_season_record(conn, opened)
 
 
 async def add_curve(conn: Connection, account_id: str, seed: int, drift: float) -> None:
@@ -189,7 +219,7 @@ async def test_tables_are_the_same_in_both_forms(season: None, call: Call, name:
 async def test_a_changed_row_of_any_table_is_found(season: None, call: Call, tmp_path: Path) -> None:
     assert (await call("season", "close", "result")).code == 0
     files = sorted((tmp_path / "result").iterdir())
-    assert len(files) == 14
+    assert len(files) == 15
     for file in files:
         shutil.rmtree(tmp_path / "other", ignore_errors=True)
         shutil.copytree(tmp_path / "result", tmp_path / "other")
@@ -227,38 +257,53 @@ async def test_what_cannot_be_closed_or_checked_is_refused_with_the_reason(
 async def test_a_season_is_closed_once_it_has_ended_and_publishes_the_seed_of_its_market(
     season: None, database: Database, call: Call, tmp_path: Path
 ) -> None:
-    rules = SeasonRules(
-        name="Winter",
-        start=START,
-        end=START + 100 * HOUR,
-        markets=["BTC", "ETH", "SOL"],
-        capital=10_000,
-        taker_fee_bps=5,
-        maker_fee_bps=2,
-        latency_ms=200,
-        replicates=1,
-        compare=["holdNothing"],
-        alpha=0.05,
-        stopping="decided",
-        disqualify=[],
-    )
-    later = replace(rules, end=datetime(2200, 1, 1, tzinfo=UTC))
-    opened = SeasonRecord(step="opened", season=1, number=0, at=START, rules=later, seed_digest=seed_digest("7"))
-    async with database.connection() as conn:
-        await conn.execute("INSERT INTO market_seed (seed) VALUES ('7')")
-        await insert_season_record(conn, opened)
+    later = replace(RULES, end=NEVER)
+    await open_season(database, later)
     refused = await call("season", "close", "early")
     assert refused.code == 1
     assert "season 1 (Winter) is open until 2200-01-01T00:00:00.000Z, or every comparison is decided" in refused.err
     assert not (tmp_path / "early").exists()
     async with database.connection() as conn:
         await insert_season_record(
-            conn, SeasonRecord(step="amended", season=1, number=1, at=START, rules=rules, reason="it is over")
+            conn, SeasonRecord(step="amended", season=1, number=1, at=START, rules=RULES, reason="it is over")
         )
     assert (await call("season", "close", "result")).code == 0
     card = json.loads((tmp_path / "result" / "card.json").read_bytes())
     assert [record["step"] for record in card["season"]["records"]] == ["opened", "amended", "closed"]
     assert card["season"]["records"][-1]["seed"] == "7"
-    assert card["period"]["until"] == iso(rules.end)
-    assert {each["hours"] for each in card["evidence"]["entrants"]} == {100}
+    assert (card["evidence"]["season"]["seed"], card["evidence"]["season"]["state"]) == ("7", "closed")
+    assert card["period"]["until"] == iso(RULES.end)
+    assert {each["hours"] for each in card["evidence"]["entrants"]} == {180}
     assert (await call("season", "check", "result")).code == 0
+
+
+@pytest.mark.parametrize(
+    ("entrants", "stopping", "code"),
+    [(["ada"], "decided", 0), (["ada", "bob"], "decided", 1), (["ada"], "end", 1)],
+    ids=["all are decided", "one is not", "nothing but the end ends it"],
+)
+async def test_a_season_may_be_closed_before_its_end_once_every_comparison_is_decided(
+    season: None, database: Database, call: Call, entrants: list[str], stopping: Stopping, code: int
+) -> None:
+    await open_season(database, replace(RULES, end=NEVER, entrants=entrants, stopping=stopping))
+    assert (await call("season", "close", "result")).code == code
+
+
+async def test_the_card_of_a_season_says_what_its_board_says(
+    season: None, database: Database, call: Call, tmp_path: Path
+) -> None:
+    rules = replace(RULES, entrants=["ada", "bob"], compare=["holdNothing", "bestOther"], alpha=0.2, replicates=1)
+    await open_season(database, rules)
+    clock = LockstepClock(START + HOURS * HOUR)
+    report = await Evidence(database, CurrentRuns(database), NoLuck(), clock).report("run")
+    board = msgspec.to_builtins(GetEvidenceOutput.of("run", report))
+    assert (await call("season", "close", "result")).code == 0
+    assert (await call("season", "check", "result")).code == 0
+    card = json.loads((tmp_path / "result" / "card.json").read_bytes())
+    assert (card["trials"]["alpha"], card["trials"]["comparisons"]) == (0.2, 3)
+    assert [each["modelId"] for each in board["entrants"]] == ["ada", "bob"]
+    assert {each["reference"] for each in board["entrants"][0]["differences"]} == {"holdNothing", "bestOther"}
+    assert board["entrants"][0]["rank"] == {"first": 1, "last": 1, "among": 2}
+    assert {each.field for each in differences(card["evidence"], board)} == {
+        "season.state", "season.closedAt", "season.seed",
+    }  # fmt: skip

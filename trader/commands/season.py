@@ -138,8 +138,8 @@ async def close_season(options: argparse.Namespace, target: TargetDatabase) -> R
         if season is not None:
             report, until = report._replace(name=season.rules.name), min(until, season.rules.end)
         facts = await read_facts(conn, settings, report.name, season, until)
-    tables = await read_tables(target.database, until)
-    decided = season is not None and is_decided(await make_card(Bundle(facts, tables, {})), season.rules.compare)
+    tables = await read_tables(target.database, season, until)
+    decided = season is not None and is_decided(await make_card(Bundle(facts, tables, {})))
     async with target.database.transaction() as conn:  # what cannot be written leaves the season open
         if season is not None:
             season = await service.close_season(conn, is_decided=decided)

@@ -15,14 +15,15 @@ import msgspec
 
 import trader
 from trader.api.schemas.common import Timestamp, Wire, iso
-from trader.domain.agents.entrants import EntrantRecord
+from trader.domain.agents.entrants import EntrantRecord, canonical_json
 from trader.domain.models import Model, ModelConfiguration, VariantId
 from trader.domain.portfolio.behaviour import PlanChange, PositionPart
-from trader.domain.portfolio.seasons import Season
+from trader.domain.portfolio.seasons import Season, SeasonRecord
 from trader.errors import SettingsError, StartError
 from trader.results import Format, Table, load_table
 from trader.services.portfolio.behaviour import first_close
 from trader.services.portfolio.run_statistics import CurrentRuns, RunStatistics
+from trader.services.portfolio.seasons import AccountPast
 from trader.settings import Settings
 from trader.store.agents.chain import select_head
 from trader.store.agents.models import select_models
@@ -34,8 +35,10 @@ from trader.store.portfolio.analytics import (
     AccountRun,
     CurrentRun,
     InvocationTotals,
+    PastEntrant,
     RunEntrant,
     select_account_runs,
+    select_past_entrants,
 )
 from trader.store.portfolio.export import select_exported
 from trader.store.portfolio.snapshots import HourlyValue
@@ -43,7 +46,8 @@ from trader.store.portfolio.snapshots import HourlyValue
 FACTS: Final = "season.json"
 CARD: Final = "card.json"
 TABLES: Final = (
-    "models", "runs", "past_runs", "entrants", "hours", "positions", "plan_changes", "closes", "fills", "decisions",
+    "models", "runs", "past_runs", "past_entrants", "entrants", "hours", "positions", "plan_changes",
+    "closes", "fills", "decisions",
 )  # fmt: skip
 
 
@@ -83,6 +87,14 @@ class SeasonFacts(Wire, kw_only=True):
     @property
     def end(self) -> datetime:
         return datetime.fromisoformat(self.until)
+
+    @property
+    def season(self) -> Season | None:
+        """The season as its records say; None without one."""
+        if not self.records:
+            return None
+        digests = [hashlib.sha256(canonical_json(record)).digest() for record in self.records]
+        return Season([msgspec.convert(record, SeasonRecord) for record in self.records], digests)
 
 
 class Bundle(NamedTuple):
@@ -138,8 +150,11 @@ def digest_code() -> CodeDigest:
     return CodeDigest(version=trader.__version__, digest=digest.hexdigest())
 
 
-async def read_tables(database: Database, until: datetime) -> dict[str, Table]:
-    """Return the rows of the current runs before a time, of the baselines beside them, and of all fills of models."""
+async def read_tables(database: Database, season: Season | None, until: datetime) -> dict[str, Table]:
+    """Return the rows of the current runs before a time, of the baselines beside them, and of all fills of models.
+
+    What an account did before its run is that of the season.
+    """
     current = CurrentRuns(database)
     runs = await current.refresh()
     tables = {name: Table(name) for name in TABLES}
@@ -147,8 +162,11 @@ async def read_tables(database: Database, until: datetime) -> dict[str, Table]:
         for name, listed in _rows_of(current, runs, await select_models(conn), until):
             for row in listed:
                 tables[name].add(*row)
-        for past in await select_account_runs(conn):
-            tables["past_runs"].add(*past[:4])
+        period = (None, None) if season is None else (season.rules.start, season.rules.end)
+        for past in await select_account_runs(conn, *period):
+            tables["past_runs"].add(*past)
+        for entrant in await select_past_entrants(conn, *period):
+            tables["past_entrants"].add(*entrant)
         async for name, values in _rows_beside(conn, runs, until):
             tables[name].add(*values)
     return tables
@@ -162,7 +180,7 @@ def _rows_of(
             extra = each.configuration
             cutoff = None if extra.training_cutoff is None else extra.training_cutoff.isoformat()
             names = (each.id, each.name, each.variant, each.provider, each.router_model_name)
-            yield "models", [(*names, extra.owner, cutoff, each.created_at)]
+            yield "models", [(*names, extra.owner, extra.replicate_of, cutoff, each.created_at)]
     for is_baseline, group in ((False, runs), (True, current.baselines)):
         for account_id, run in group.items():
             row = run.run
@@ -224,6 +242,7 @@ def read_bundle(folder: Path) -> Bundle:
         facts = msgspec.json.decode((folder / FACTS).read_bytes(), type=SeasonFacts)
         files = sorted(each for each in folder.iterdir() if each.name != CARD)
         digests = {each.name: hashlib.sha256(each.read_bytes()).hexdigest() for each in files}
+        facts.season  # noqa: B018 - records that are none of a season are refused
         return Bundle(facts, {name: load_table(folder, name) for name in TABLES}, digests)
     except OSError as error:
         raise SettingsError([f"{error.filename or folder} cannot be read: {error.strerror}"]) from None
@@ -235,20 +254,20 @@ def read_bundle(folder: Path) -> Bundle:
 
 
 class SeasonRows(NamedTuple):
-    """The models, runs and baselines of a bundle, the runs of each account, and what they traded on."""
+    """The entrants of a bundle with their runs, the baselines, the past of each account, and what they traded on."""
 
     models: Mapping[str, Model]
     runs: Mapping[str, RunStatistics]
     baselines: Mapping[str, RunStatistics]
-    accounts: Mapping[str, Sequence[AccountRun]]
+    accounts: Mapping[str, AccountPast]
     parts: Mapping[str, Sequence[PositionPart]]
     changes: Mapping[str, Sequence[PlanChange]]
     closes: Mapping[str, Mapping[datetime, float]]
 
 
 def rows_of(bundle: Bundle) -> SeasonRows:
-    """Return the rows of a bundle as the statistics of a service have them."""
-    tables, until = bundle.tables, bundle.facts.end
+    """Return the rows of a bundle as the statistics of a service have them; of a season, those of its entrants."""
+    tables, until, season = bundle.tables, bundle.facts.end, bundle.facts.season
     parts = {key: [PositionPart(*row) for row in rows] for key, rows in _grouped(tables["positions"]).items()}
     hours, entrants = _grouped(tables["hours"]), _grouped(tables["entrants"])
     runs: dict[str, RunStatistics] = {}
@@ -272,16 +291,25 @@ def rows_of(bundle: Bundle) -> SeasonRows:
         closes.setdefault(symbol, {})[hour] = close
     return SeasonRows(
         models=models,
-        runs=runs,
+        runs={key: run for key, run in runs.items() if season is None or season.rules.has(models[key])},
         baselines=baselines,
-        accounts={
-            key: [AccountRun(key, at, Decimal(str(capital)), Decimal(str(last))) for at, capital, last in rows]
-            for key, rows in _grouped(tables["past_runs"]).items()
-        },
+        accounts=_accounts(tables),
         parts=parts,
         changes={key: [PlanChange(*row) for row in rows] for key, rows in _grouped(tables["plan_changes"]).items()},
         closes=closes,
     )
+
+
+def _accounts(tables: Mapping[str, Table]) -> dict[str, AccountPast]:
+    entrants = {
+        key: [PastEntrant(key, int(run_number), int(number), *row) for run_number, number, *row in rows]
+        for key, rows in _grouped(tables["past_entrants"]).items()
+    }
+    runs = {
+        key: [AccountRun(key, at, Decimal(str(first)), Decimal(str(last)), manual) for at, first, last, manual in rows]
+        for key, rows in _grouped(tables["past_runs"]).items()
+    }
+    return {key: AccountPast.of(rows, entrants.get(key, ())) for key, rows in runs.items()}
 
 
 def _grouped(table: Table) -> dict[str, list[tuple[Any, ...]]]:
@@ -340,6 +368,7 @@ def _model(
     provider: str,
     router_model: str,
     owner: str | None,
+    replicate_of: str | None,
     cutoff: str | None,
     created_at: datetime | None,
 ) -> Model:
@@ -351,6 +380,8 @@ def _model(
         router_model_name=router_model,
         created_at=created_at or datetime.min.replace(tzinfo=UTC),
         configuration=ModelConfiguration(
-            owner=owner, training_cutoff=None if cutoff is None else date.fromisoformat(cutoff)
+            owner=owner,
+            replicate_of=replicate_of,
+            training_cutoff=None if cutoff is None else date.fromisoformat(cutoff),
         ),
     )

@@ -1,7 +1,7 @@
 """Result card of a season: every figure of it, computed from the rows and facts of a bundle and from nothing else."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from statistics import median
 from typing import Any, Final, NamedTuple
 
@@ -11,8 +11,7 @@ from trader.api.schemas.analytics import Percent
 from trader.api.schemas.behaviour import BehaviourView
 from trader.api.schemas.common import Timestamp, Wire, iso
 from trader.api.schemas.evidence import GetEvidenceOutput
-from trader.domain.portfolio.evidence import comparisons_among
-from trader.domain.portfolio.intervals import LEVEL
+from trader.domain.portfolio.board import NO_SEASON, BoardRules
 from trader.domain.portfolio.statistics import max_drawdown, percent
 from trader.reports.season_bundle import Bundle, SeasonFacts, SeasonRows, rows_of
 from trader.results import Table
@@ -20,7 +19,6 @@ from trader.services.portfolio.behaviour import make_behaviour, present_period
 from trader.services.portfolio.evidence import EvidenceReport, make_report
 from trader.services.portfolio.luck import NoLuck
 from trader.services.portfolio.run_statistics import RunStatistics, count_contenders
-from trader.services.portfolio.seasons import AccountPast
 
 FORMAT: Final = 1
 
@@ -40,8 +38,8 @@ class Trials(Wire, kw_only=True):
     """How often luck had a chance.
 
     `contenders` are all entrants of the runs, earlier ones too, replicates as one; `runs` all runs of their accounts,
-    `replicates` the accounts that share a configuration with another. `comparisons` are those of the family, which
-    errs with probability `alpha` at most.
+    in a season those of it, `replicates` the accounts that share a configuration with another. `comparisons` are those
+    of the family, which errs with probability `alpha` at most.
     """
 
     models: int
@@ -97,8 +95,8 @@ class BehaviourCard(Wire, kw_only=True):
 class Card(Wire, kw_only=True):
     """The result of a season. `season` is what the rows do not say: rules, market, frictions, code and record.
 
-    `evidence` is what `analytics.getEvidence` answers at the end, without luck. `decisions` counts the calls by tool
-    and status; `digests` are the SHA-256 of the other files of the bundle.
+    `evidence` is what `analytics.getEvidence` answers at the end, by the rules of the season, without luck. `decisions`
+    counts the calls by tool and status; `digests` are the SHA-256 of the other files of the bundle.
     """
 
     format: int
@@ -120,11 +118,9 @@ def card_schema() -> dict[str, Any]:
 
 async def make_card(bundle: Bundle) -> Card:
     """Return the card of a bundle."""
-    rows, until = rows_of(bundle), bundle.facts.end
-    report = await make_report(rows.models, rows.runs, rows.baselines, NoLuck(), until)
-    past = {key: AccountPast.of(runs) for key, runs in rows.accounts.items()}
-    report = report._replace(
-        entrants=[each._replace(account=past.get(each.model.id, each.account)) for each in report.entrants]
+    rows, until, season = rows_of(bundle), bundle.facts.end, bundle.facts.season
+    report = await make_report(
+        rows.models, rows.runs, rows.baselines, NoLuck(), until, season=season, accounts=rows.accounts
     )
     return Card(
         format=FORMAT,
@@ -134,7 +130,7 @@ async def make_card(bundle: Bundle) -> Card:
             until=iso(until),
             markets_traded=sorted({part.symbol for parts in rows.parts.values() for part in parts}),
         ),
-        trials=_trials(rows),
+        trials=_trials(rows, NO_SEASON if season is None else season.rules.board),
         noise_floor=_noise_floor(report),
         accounts=[_account(key, run, rows, bundle.tables["fills"]) for key, run in sorted(rows.runs.items())],
         evidence=GetEvidenceOutput.of("run", report),
@@ -153,24 +149,24 @@ async def make_card(bundle: Bundle) -> Card:
     )
 
 
-def is_decided(card: Card, compared: Collection[str]) -> bool:
-    """Return whether every comparison of these references has a verdict for or against."""
+def is_decided(card: Card) -> bool:
+    """Return whether every comparison of the present entrants has a verdict for or against."""
     verdicts = [
-        each.verdict for entrant in card.evidence.entrants for each in entrant.differences if each.reference in compared
+        each.verdict for entrant in card.evidence.entrants if entrant.ended_at is None for each in entrant.differences
     ]
     return bool(verdicts) and "not distinguishable yet" not in verdicts
 
 
-def _trials(rows: SeasonRows) -> Trials:
+def _trials(rows: SeasonRows, rules: BoardRules) -> Trials:
     contenders = count_contenders(rows.runs.values())
     present = [period.contender for run in rows.runs.values() if (period := present_period(run)) is not None]
     return Trials(
         models=len(rows.runs),
         contenders=contenders,
-        runs=sum(len(runs) for runs in rows.accounts.values()),
+        runs=sum(rows.accounts[key].runs for key in rows.runs if key in rows.accounts),
         replicates=sum(present.count(each) > 1 for each in present),
-        comparisons=comparisons_among(contenders),
-        alpha=LEVEL,
+        comparisons=rules.family(contenders),
+        alpha=rules.level,
     )
 
 

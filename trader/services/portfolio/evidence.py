@@ -74,8 +74,8 @@ class EvidenceReport(NamedTuple):
 
     @property
     def state(self) -> SeasonState:
-        """The state of its season: it runs, or has ended."""
-        return "ended" if self.season is not None and self.until >= self.season.rules.end else "running"
+        """The state of its season at that time."""
+        return "running" if self.season is None else self.season.state(self.until)
 
 
 class _Judged(NamedTuple):
