@@ -3,7 +3,7 @@
 import csv
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -26,8 +26,10 @@ from trader.domain.exchange.ledger import unopened_account
 from trader.domain.market.markets import Candle
 from trader.domain.portfolio.baselines import BUY_AND_HOLD, BaselineState
 from trader.domain.portfolio.seasons import SeasonRecord, SeasonRules, Stopping, seed_digest
-from trader.reports.season_card import differences
+from trader.reports.season_bundle import read_bundle
+from trader.reports.season_card import differences, make_card
 from trader.results import Table, load_table
+from trader.services.agents.results import record_results
 from trader.services.portfolio.evidence import Evidence
 from trader.services.portfolio.luck import NoLuck
 from trader.services.portfolio.run_statistics import CurrentRuns
@@ -50,6 +52,7 @@ VALUES ($1, $2, $3, $4, 'BTC', 'buy', 0.01, 100000, 1, 0, $5, 'order', $6)
 """
 
 
+WHOLE = "The card is that of its files, and no row contradicts the record."
 NEVER = datetime(2200, 1, 1, tzinfo=UTC)
 RULES = SeasonRules(
     name="Winter",
@@ -97,7 +100,7 @@ async def add_entrant(conn: Connection, model_id: str, seed: int, drift: float) 
     for number in range(12):
         trade_id = await add_trade(conn, model_id, START + (number + 1) * 10 * HOUR, label=number)
         run_id = id_of("run", model_id, 1)
-        await conn.execute(INSERT_FILL, model_id, number, run_id, trade_id, number % 2 == 0, START + number * HOUR)
+        await conn.execute(INSERT_FILL, model_id, number + 1, run_id, trade_id, number % 2 == 0, START + number * HOUR)
     await add_curve(conn, model_id, seed, drift)
     invocation = await add_invocation(conn, model_id, START + 9 * HOUR)
     call = ToolCall(
@@ -174,7 +177,10 @@ async def test_a_result_is_complete_and_every_change_of_it_is_found(season: None
     made = await call("season", "close", "result", "--json")
     assert made.code == 0, made.err
     folder = tmp_path / "result"
-    assert (await call("season", "check", "result")).out.splitlines() == ["The card is that of its files."]
+    assert (await call("season", "check", "result")).out.splitlines() == [
+        "Rows in no record: 36 of fills, 796 of hours, 4 of runs.",
+        WHOLE,
+    ]
     card = json.loads((folder / "card.json").read_bytes())
 
     jsonschema_rs.validate(json.loads((folder / "card.schema.json").read_bytes()), card)
@@ -207,6 +213,94 @@ async def test_a_result_is_complete_and_every_change_of_it_is_found(season: None
             assert (await call("season", "check", "result")).code == 1
 
 
+Rows = list[list[Any]]
+
+
+def equity_raised(rows: Rows) -> None:
+    rows[50][2] *= 1.2
+
+
+def last_hour_added(rows: Rows) -> None:
+    rows.insert(HOURS, ["ada", START + HOURS * HOUR, 99_999.0, START + HOURS * HOUR, 1.0])
+
+
+def price_changed(rows: Rows) -> None:
+    rows[0][5] -= 1
+
+
+def fill_left_out(rows: Rows) -> None:
+    del rows[3]
+
+
+def fill_doubled(rows: Rows) -> None:
+    rows.insert(3, rows[3])
+
+
+def capital_lowered(rows: Rows) -> None:
+    rows[0][4] /= 2
+
+
+def entry_moved(rows: Rows) -> None:
+    rows[0][3] += 5 * HOUR
+
+
+FORGERIES: list[tuple[str, Callable[[Rows], None], int]] = [
+    ("hours", equity_raised, 1),
+    ("hours", last_hour_added, 0),
+    ("fills", price_changed, 2),
+    ("fills", fill_left_out, 1),
+    ("fills", fill_doubled, 1),
+    ("runs", capital_lowered, 1),
+    ("entrants", entry_moved, 1),
+]
+
+
+async def write_card(folder: Path) -> dict[str, Any]:
+    """Write the card of whatever is in the folder, as who forges a result would."""
+    card = msgspec.to_builtins(await make_card(read_bundle(folder)))
+    (folder / "card.json").write_bytes(msgspec.json.encode(card))
+    return dict(card)
+
+
+async def test_a_result_that_was_forged_with_its_card_contradicts_the_record(
+    season: None, database: Database, call: Call, tmp_path: Path
+) -> None:
+    async with database.connection() as conn:
+        await conn.execute("UPDATE accounts SET sequence = 12")
+        term = await conn.fetchval("SELECT term FROM service_state")
+    await record_results(database, term, START + (HOURS + 1) * HOUR)
+    assert (await call("season", "close", "result")).code == 0
+    head = read_bundle(tmp_path / "result").facts.record
+    assert head is not None
+    anchor = {"position": head.position, "digest": head.digest, "anchoredAt": iso(START)}
+    (tmp_path / "anchors").write_text(json.dumps(anchor))
+    checked = await call("season", "check", "result", "--anchors", "anchors")
+    assert (checked.code, checked.out) == (0, f"{WHOLE}\n")
+    card = json.loads((tmp_path / "result" / "card.json").read_bytes())
+    assert card["unrecorded"] == {"fills": 0, "hours": 0, "runs": 0, "entrants": 0}
+
+    for name, change, count in FORGERIES:
+        folder = shutil.copytree(tmp_path / "result", tmp_path / change.__name__)
+        rows = [list(row) for row in load_table(folder, name).rows()]
+        change(rows)
+        table = Table(name)
+        for row in rows:
+            table.add(*row)
+        table.write(folder, "csv")
+        forged = await write_card(folder)
+        assert forged["unrecorded"][name] == (0 if count else 1), "what is newer than the record is counted"
+        checked = await call("season", "check", change.__name__, "--json")
+        fields = [each["field"] for each in json.loads(checked.out)["differences"]]
+        assert (len(fields), {field.partition(" ")[0] for field in fields}) == (count, {name} if count else set())
+
+    folder = shutil.copytree(tmp_path / "result", tmp_path / "rebuilt")
+    lines = (folder / "record.jsonl").read_text()
+    (folder / "record.jsonl").write_text(lines.replace('"price":"100000"', '"price":"100001"'))
+    await write_card(folder)
+    assert "season.record" in (await call("season", "check", "rebuilt")).out
+    assert "anchor at position" in (await call("season", "check", "rebuilt", "--anchors", "anchors")).out
+
+
 @pytest.mark.parametrize("name", ["hours", "positions"])
 async def test_tables_are_the_same_in_both_forms(season: None, call: Call, name: str, tmp_path: Path) -> None:
     assert (await call("season", "close", "text")).code == 0
@@ -219,7 +313,7 @@ async def test_tables_are_the_same_in_both_forms(season: None, call: Call, name:
 async def test_a_changed_row_of_any_table_is_found(season: None, call: Call, tmp_path: Path) -> None:
     assert (await call("season", "close", "result")).code == 0
     files = sorted((tmp_path / "result").iterdir())
-    assert len(files) == 15
+    assert len(files) == 16
     for file in files:
         shutil.rmtree(tmp_path / "other", ignore_errors=True)
         shutil.copytree(tmp_path / "result", tmp_path / "other")

@@ -52,14 +52,14 @@ def _first(problems: list[str]) -> list[str]:
     return [*(f"  {problem}" for problem in problems[:LINES_MAX]), *more]
 
 
-def _anchors_argument(parser: argparse.ArgumentParser) -> None:
+def anchors_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--anchors", type=Path, metavar="FILE", help="anchors that were kept outside, as lines of JSON")
 
 
-@database_command("verify", example="trader verify --anchors anchors.jsonl", arguments=_anchors_argument)
+@database_command("verify", example="trader verify --anchors anchors.jsonl", arguments=anchors_argument)
 async def verify(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """Check whether decisions or results were changed, inserted, removed or cut off since they were recorded."""
-    outside = [] if options.anchors is None else _read_anchors(options.anchors)
+    outside = [] if options.anchors is None else read_anchors(options.anchors)
     checked = await chain.verify(target.database, outside)
     lines = [
         f"{checked.links} invocations of the chain were checked, {checked.payloads} of them with their payloads, "
@@ -95,7 +95,7 @@ def _describe_results(checked: chain.Verification) -> Iterator[str]:
         yield f"The ledger of {checked.waiting} accounts goes on since the last record; the next minute records it."
 
 
-def _read_anchors(file: Path) -> list[Anchor]:
+def read_anchors(file: Path) -> list[Anchor]:
     """Return the anchors of a file.
 
     :raises StartError: it cannot be read, or a line is no anchor

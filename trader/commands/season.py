@@ -3,13 +3,14 @@
 import argparse
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from trader.commands.audit import anchors_argument, read_anchors
 from trader.commands.command import (
     EXIT_DONE,
     EXIT_FAILED,
@@ -34,7 +35,6 @@ from trader.reports import season_page
 from trader.reports.season_bundle import (
     CARD,
     Bundle,
-    SeasonFacts,
     digest_code,
     read_bundle,
     read_facts,
@@ -43,7 +43,8 @@ from trader.reports.season_bundle import (
     write_bundle,
 )
 from trader.reports.season_card import Card, card_schema, differences, is_decided, make_card
-from trader.results import Format, Table, check_format
+from trader.reports.season_record import compare_record, read_record
+from trader.results import Format, check_format
 from trader.services.portfolio import seasons as service
 from trader.services.portfolio.evidence import last_whole_hour
 from trader.settings import Settings
@@ -138,14 +139,15 @@ async def close_season(options: argparse.Namespace, target: TargetDatabase) -> R
         if season is not None:
             report, until = report._replace(name=season.rules.name), min(until, season.rules.end)
         facts = await read_facts(conn, settings, report.name, season, until)
-    tables = await read_tables(target.database, season, until)
-    decided = season is not None and is_decided(await make_card(Bundle(facts, tables, {})))
+        record = await read_record(conn)
+    bundle = Bundle(facts, await read_tables(target.database, season, until), record)
+    decided = season is not None and is_decided(await make_card(bundle))
     async with target.database.transaction() as conn:  # what cannot be written leaves the season open
         if season is not None:
             season = await service.close_season(conn, is_decided=decided)
             facts.records = records_of(season)
         try:
-            card = await _write_result(options.folder, facts, tables, options.tables, season_page.page(report))
+            card = await _write_result(options.folder, bundle, options.tables, season_page.page(report))
         except OSError as error:
             raise StartError(f"{error.filename or options.folder} cannot be written: {error.strerror}.") from None
     head = f"{season.title} is closed" if season is not None else "No season is open: the result is that of today"
@@ -153,10 +155,8 @@ async def close_season(options: argparse.Namespace, target: TargetDatabase) -> R
     return Result({"folder": str(options.folder), "card": card}, lines)
 
 
-async def _write_result(
-    folder: Path, facts: SeasonFacts, tables: Mapping[str, Table], form: Format, report: str
-) -> Card:
-    write_bundle(folder, facts, tables, form)
+async def _write_result(folder: Path, bundle: Bundle, form: Format, report: str) -> Card:
+    write_bundle(folder, bundle, form)
     (folder / "report.html").write_text(report, encoding="utf-8")
     (folder / "card.schema.json").write_bytes(msgspec.json.format(msgspec.json.encode(card_schema())))
     card = await make_card(read_bundle(folder))
@@ -166,6 +166,7 @@ async def _write_result(
 
 def _check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the result of a season")
+    anchors_argument(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
 
 
@@ -173,18 +174,23 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
 def check(options: argparse.Namespace) -> int:
     """Compute the card of a season again from the other files of its folder, and report every field that differs.
 
-    It needs neither the service nor its database.
+    Fills, equity, runs, entrants and rules are compared with the record in the folder, and that with anchors. It needs
+    neither the service nor its database.
     """
     bundle = read_bundle(options.folder)
+    anchors = [] if options.anchors is None else read_anchors(options.anchors)
     try:
         written = msgspec.json.decode((options.folder / CARD).read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.MsgspecError) as error:
         raise SettingsError([f"{options.folder / CARD} cannot be read: {error}"]) from None
+    unrecorded: list[str] = []
     wrong = list(differences(written.get("digests"), bundle.digests, "digests"))
     if not wrong:  # rows that were changed need not fit together
         computed = msgspec.json.decode(msgspec.json.encode(asyncio.run(make_card(bundle))))
-        wrong = list(differences(written, computed))
-    lines = [f"  {each.field}: {each.written!r}; computed {each.computed!r}" for each in wrong[:DIFFERENCES_MAX]]
+        wrong = [*differences(written, computed), *compare_record(bundle, anchors).differences]
+        unrecorded = [f"{count} of {name}" for name, count in computed["unrecorded"].items() if count]
+    lines = [f"Rows in no record: {', '.join(unrecorded)}."] if unrecorded else []
+    lines += [f"  {each.field}: {each.written!r}; computed {each.computed!r}" for each in wrong[:DIFFERENCES_MAX]]
     if len(wrong) > DIFFERENCES_MAX:
         lines.append(f"  and {len(wrong) - DIFFERENCES_MAX} more")
     if (own := digest_code()) != bundle.facts.code:
@@ -192,7 +198,9 @@ def check(options: argparse.Namespace) -> int:
             f"The card was made by another program: trader {bundle.facts.code.version}; this is {own.version}."
         )
     lines.append(
-        f"NOT the card of these files: {len(wrong)} fields differ." if wrong else "The card is that of its files."
+        f"NOT the card of these files and their record: {len(wrong)} fields or rows differ."
+        if wrong
+        else "The card is that of its files, and no row contradicts the record."
     )
     value = {"isSame": not wrong, "differences": [each._asdict() for each in wrong]}
     return print_result(Result(value, lines, EXIT_FAILED if wrong else EXIT_DONE), as_json=options.json)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -45,6 +46,7 @@ from trader.store.portfolio.snapshots import HourlyValue
 
 FACTS: Final = "season.json"
 CARD: Final = "card.json"
+RECORD: Final = "record.jsonl"
 TABLES: Final = (
     "models", "runs", "past_runs", "past_entrants", "entrants", "hours", "positions", "plan_changes",
     "closes", "fills", "decisions",
@@ -98,11 +100,15 @@ class SeasonFacts(Wire, kw_only=True):
 
 
 class Bundle(NamedTuple):
-    """The facts and tables of a folder, and the digest of each of its files but the card, by name."""
+    """The facts, the tables and the record of a folder, and the digest of each of its files but the card, by name.
+
+    `record` has a line for each link of the chain (`trader.reports.season_record`).
+    """
 
     facts: SeasonFacts
     tables: Mapping[str, Table]
-    digests: Mapping[str, str]
+    record: Sequence[str]
+    digests: Mapping[str, str] = MappingProxyType({})
 
 
 # From the database
@@ -153,9 +159,10 @@ def digest_code() -> CodeDigest:
 async def read_tables(database: Database, season: Season | None, until: datetime) -> dict[str, Table]:
     """Return the rows of the current runs before a time, of the baselines beside them, and of all fills of models.
 
-    What an account did before its run is that of the season.
+    Once a season has ended the runs are those of its end. What an account did before its run is that of the season.
     """
-    current = CurrentRuns(database)
+    has_ended = season is not None and until >= season.rules.end
+    current = CurrentRuns(database, until if has_ended else None)
     runs = await current.refresh()
     tables = {name: Table(name) for name in TABLES}
     async with database.reading() as conn:
@@ -225,11 +232,12 @@ async def _rows_beside(
 # As files
 
 
-def write_bundle(folder: Path, facts: SeasonFacts, tables: Mapping[str, Table], form: Format) -> None:
-    """Write facts and tables into a new folder. Raises `OSError`, and `SettingsError` without pyarrow."""
+def write_bundle(folder: Path, bundle: Bundle, form: Format) -> None:
+    """Write facts, tables and record into a new folder. Raises `OSError`, and `SettingsError` without pyarrow."""
     folder.mkdir(parents=True)
-    (folder / FACTS).write_bytes(msgspec.json.format(msgspec.json.encode(facts)))
-    for table in tables.values():
+    (folder / FACTS).write_bytes(msgspec.json.format(msgspec.json.encode(bundle.facts)))
+    (folder / RECORD).write_bytes("".join(f"{line}\n" for line in bundle.record).encode())
+    for table in bundle.tables.values():
         table.write(folder, form)
 
 
@@ -243,7 +251,8 @@ def read_bundle(folder: Path) -> Bundle:
         files = sorted(each for each in folder.iterdir() if each.name != CARD)
         digests = {each.name: hashlib.sha256(each.read_bytes()).hexdigest() for each in files}
         facts.season  # noqa: B018 - records that are none of a season are refused
-        return Bundle(facts, {name: load_table(folder, name) for name in TABLES}, digests)
+        record = (folder / RECORD).read_bytes().decode().split("\n")[:-1]
+        return Bundle(facts, {name: load_table(folder, name) for name in TABLES}, record, digests)
     except OSError as error:
         raise SettingsError([f"{error.filename or folder} cannot be read: {error.strerror}"]) from None
     except (msgspec.MsgspecError, ValueError) as error:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping
 from statistics import median
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
@@ -14,6 +14,7 @@ from trader.api.schemas.evidence import GetEvidenceOutput
 from trader.domain.portfolio.board import NO_SEASON, BoardRules
 from trader.domain.portfolio.statistics import max_drawdown, percent
 from trader.reports.season_bundle import Bundle, SeasonFacts, SeasonRows, rows_of
+from trader.reports.season_record import Difference, compare_record
 from trader.results import Table
 from trader.services.portfolio.behaviour import make_behaviour, present_period
 from trader.services.portfolio.evidence import EvidenceReport, make_report
@@ -96,7 +97,8 @@ class Card(Wire, kw_only=True):
     """The result of a season. `season` is what the rows do not say: rules, market, frictions, code and record.
 
     `evidence` is what `analytics.getEvidence` answers at the end, by the rules of the season, without luck. `decisions`
-    counts the calls by tool and status; `digests` are the SHA-256 of the other files of the bundle.
+    counts the calls by tool and status. `unrecorded` counts the rows of each table that are in no record, since they
+    are from before the first or newer than the last. `digests` are the SHA-256 of the other files of the bundle.
     """
 
     format: int
@@ -108,6 +110,7 @@ class Card(Wire, kw_only=True):
     evidence: GetEvidenceOutput
     behaviour: list[BehaviourCard]
     decisions: dict[str, int]
+    unrecorded: dict[str, int]
     digests: dict[str, str]
 
 
@@ -145,6 +148,7 @@ async def make_card(bundle: Bundle) -> Card:
             if (period := present_period(run)) is not None
         ],
         decisions=_decisions(bundle.tables["decisions"]),
+        unrecorded=dict(compare_record(bundle).unrecorded),
         digests=dict(bundle.digests),
     )
 
@@ -212,14 +216,6 @@ def _account(model_id: str, run: RunStatistics, rows: SeasonRows, fills: Table) 
 def _decisions(decisions: Table) -> dict[str, int]:
     names = [f"{tool} {status}" for tool, status in zip(decisions["tool"], decisions["status"], strict=True)]
     return {name: names.count(name) for name in sorted(set(names))}
-
-
-class Difference(NamedTuple):
-    """A field of a card that is not what its bundle says; None is absent, or null."""
-
-    field: str
-    written: Any
-    computed: Any
 
 
 def differences(written: Any, computed: Any, field: str = "") -> Iterator[Difference]:
