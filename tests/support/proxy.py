@@ -18,6 +18,7 @@ class FaultyProxy:
         options = parse_qs(parts.query)
         self._socket = options["host"][0] + "/.s.PGSQL.5432" if "host" in options else None
         self._address = (parts.hostname or "127.0.0.1", parts.port or 5432)
+        self._user = parts.username or "postgres"
         self._database = parts.path.strip("/")
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
@@ -31,7 +32,7 @@ class FaultyProxy:
         """Listen; the connection string that goes through the proxy."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         port = self._server.sockets[0].getsockname()[1]
-        return f"postgresql://trader@127.0.0.1:{port}/{self._database}"
+        return f"postgresql://{self._user}@127.0.0.1:{port}/{self._database}"
 
     async def close(self) -> None:
         assert self._server is not None

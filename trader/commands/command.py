@@ -217,20 +217,24 @@ def _camel(name: str) -> str:
 def run_to_end(work: Coroutine[Any, Any, Result]) -> Result:
     """Run a command; SIGTERM interrupts it as Ctrl+C does, so that its temporary files are removed.
 
-    An exception out of a signal handler would be lost where Python runs hooks of its own, such as those after a fork:
-    asyncio cancels the command instead, and raises only at a second signal.
-
     :raises KeyboardInterrupt: it was interrupted
     """
-    if threading.current_thread() is threading.main_thread():  # of tests, several commands run in one process
-        signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    return asyncio.run(_cancellable(work))
+    try:
+        return asyncio.run(_cancellable(work))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
 
 
 async def _cancellable(work: Coroutine[Any, Any, Result]) -> Result:
-    """Return the result of a command, unless it was cancelled: an await that has just ended may lose that."""
+    """Return the result of a command, unless it was cancelled: an await that has just ended may lose that.
+
+    Not by way of SIGINT, which a shell has programs in the background ignore, nor by an exception out of a signal
+    handler, which is lost where Python runs hooks of its own, such as those after a fork.
+    """
     task = asyncio.current_task()
     assert task is not None
+    if threading.current_thread() is threading.main_thread():  # of tests, several commands run in one process
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     try:
         return await work
     finally:

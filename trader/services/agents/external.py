@@ -169,9 +169,13 @@ class ExternalAgents:
                 missed.append(model)
         if missed:
             await self._entrants.count_missed(missed, now)
+        await self._save_ended()
+
+    async def _save_ended(self) -> None:
+        """Save the decisions whose end the database did not confirm."""
         for record in [*self._unsaved]:
             await record.save()
-            self._unsaved.remove(record)
+            self._unsaved = [each for each in self._unsaved if each is not record]
 
     # --- what agents do -----------------------------------------------------------------------------------------------
 
@@ -289,7 +293,9 @@ class ExternalAgents:
 
     def _record_of(self, model: Model, started_at: datetime) -> ExternalRecorder:
         settle = self._exchange.settle
-        return ExternalRecorder(self._database, self._events, self._packer, self._entrants, model, started_at, settle)
+        record = ExternalRecorder(self._database, self._events, self._packer, self._entrants, model, started_at, settle)
+        record.term = self._exchange.term
+        return record
 
     def _go_on(self, record: ExternalRecorder) -> ExternalDecision:
         limits = limits_of(record.model, self._settings.attempt_timeout_s)
@@ -331,6 +337,7 @@ class ExternalAgents:
             if decision.record.call_count < CALLS_MAX:
                 return decision
             raise ViewDecided(f"a decision has at most {CALLS_MAX} calls; hold, and get a new view")
+        await self._save_ended()
         try:
             async with self._database.connection() as conn:
                 invocation = await select_invocation(conn, UUID(view_id))

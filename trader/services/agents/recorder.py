@@ -32,6 +32,7 @@ from trader.services.market.feed import MarketFeed
 from trader.store.agents.external import OpenView, insert_open_view, update_pending_order, update_view_inputs
 from trader.store.agents.invocations import UnrecordedOrder, insert_invocation, insert_payload
 from trader.store.agents.models import select_strategy_state, upsert_strategy_state
+from trader.store.database.leadership import hold_term
 from trader.store.database.partitions import ensure_partitions
 from trader.store.database.pool import Connection, Database
 from trader.store.exchange.accounts import select_answer_of_client
@@ -61,6 +62,9 @@ class InvocationRecorder(InvocationRecord):
 
     `settle` waits until every order of an account that is under way is certain in the books.
     """
+
+    _is_handed_on = False
+    """Whether the next leader goes on with the invocation, and does not end it."""
 
     def __init__(
         self,
@@ -113,7 +117,7 @@ class InvocationRecorder(InvocationRecord):
         if self._pending is not None and self.is_closed:
             await self._settle(self.model.id)  # the order's outcome is read from the books
         is_only_end = self.is_closed and self._pending is None
-        is_only_end = is_only_end and self._written == (len(self.steps), len(self.calls))
+        is_only_end = is_only_end and self._written == (len(self.steps), len(self.calls)) and not self._is_handed_on
         with suppress(AlreadyClosed):  # the last time it was written, but not confirmed; or another process did
             # A statement alone is a transaction of its own: it holds the lock of the chain for less than a round trip.
             async with self._database.writing() if is_only_end else self._database.transaction() as conn:
@@ -211,7 +215,12 @@ def recovered_call(invocation_id: UUID, order: UnrecordedOrder) -> ToolCall:
 
 
 class ExternalRecorder(InvocationRecorder):
-    """The record of a decision that a restart goes on with."""
+    """The record of a decision that the next leader goes on with: each leader writes in its own term only."""
+
+    _is_handed_on = True
+
+    term: int | None
+    """The term in which this process leads."""
 
     messages: list[Message]
     """What the agent is shown."""
@@ -229,6 +238,7 @@ class ExternalRecorder(InvocationRecorder):
     async def _insert(self) -> bool:
         shown = msgspec.json.encode(self.messages).decode()
         async with self._database.transaction() as conn:
+            await self._require_term(conn)
             is_new = await insert_invocation(conn, self.invocation)
             if is_new:
                 await insert_open_view(conn, self.id, self.deadline, shown)
@@ -258,7 +268,8 @@ class ExternalRecorder(InvocationRecorder):
         await super().before_order(pending)
         request = pending.request
         sent = {"number": pending.number, "name": request.name, "arguments": request.arguments}
-        async with self._database.connection() as conn:
+        async with self._database.transaction() as conn:
+            await self._require_term(conn)
             await update_pending_order(conn, self.id, {**sent, "at": pending.at.isoformat()})
 
     async def save(self) -> None:
@@ -266,6 +277,11 @@ class ExternalRecorder(InvocationRecorder):
         self._inputs_written = len(self._inputs)
 
     async def write(self, conn: Connection) -> None:
+        await self._require_term(conn)
         await super().write(conn)
         if not self.is_closed and (new := self._inputs[self._inputs_written :]):
             await update_view_inputs(conn, self.id, [msgspec.json.encode(each).decode() for each in new])
+
+    async def _require_term(self, conn: Connection) -> None:
+        if not await hold_term(conn, self.term):
+            raise Unavailable("another process leads now, and goes on with this decision")

@@ -119,6 +119,14 @@ async def update_term(conn: Connection) -> int:
     return term
 
 
+HOLD_TERM = "SELECT FROM service_state WHERE term = $1 FOR SHARE"
+
+
+async def hold_term(conn: Connection, term: int | None) -> bool:
+    """Return whether this is the present term. If it is, none begins until the transaction ends."""
+    return bool(await conn.fetch(HOLD_TERM, term))
+
+
 UPDATE_HEARTBEAT = "UPDATE service_state SET schedulers = $2, heartbeat_at = now() WHERE term = $1"
 
 
