@@ -29,6 +29,7 @@ from trader.services.portfolio.run_statistics import CurrentRuns, EntrantPeriod,
 from trader.services.portfolio.seasons import AccountPast, read_accounts, read_standing
 from trader.store.agents.models import select_models
 from trader.store.database.pool import Database
+from trader.store.portfolio.analytics import PastEntrant
 
 _MISSED: Final = f"it decided less than {COVERAGE_MIN_PERCENT:g} % of its due cycles"
 _HOUR: Final = RESOLUTIONS["1h"]
@@ -200,7 +201,7 @@ async def make_report(
     rules = None if season is None else season.rules
     listed = {key: run for key, run in runs.items() if rules is not None or run.run.entrant.manual_since is None}
     periods = [
-        _judged(models[key], period, until, rules, accounts.get(key) or AccountPast.of([run.as_account_run()]))
+        _judged(models[key], period, until, rules, accounts.get(key) or _past_of(run))
         for key, run in listed.items()
         for period in run.periods
         if rules is None or period.ended_at is None or period.ended_at > rules.start
@@ -212,6 +213,22 @@ async def make_report(
     shown = [entrant._replace(luck=each) for (_, entrant), each in zip(judged, tried, strict=True)]
     shown.sort(key=lambda entrant: (not entrant.is_among_best, entrant.model.id, -entrant.record.number))
     return EvidenceReport(until, None if best is None else best.rpartition("#")[0], shown, contenders, season)
+
+
+def _past_of(run: RunStatistics) -> AccountPast:
+    """Return the past of an account that has had this run alone."""
+    entrants = [
+        PastEntrant(
+            run.run.model_id,
+            run.run.number,
+            period.entrant.record.number,
+            period.entrant.record.fingerprint or "",
+            period.started_at,
+            period.ended_at,
+        )
+        for period in run.periods
+    ]
+    return AccountPast.of([run.as_account_run()], entrants)
 
 
 def _judged(
