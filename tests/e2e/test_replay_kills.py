@@ -62,14 +62,15 @@ class Bench:
         assert (await audit(database)).problems == []
         source = ReplaySource(self.folder / "candles", list(SIZES))
         await source.open()
-        until = await settle(source, database, Recorder(self.folder / "recording", source))
+        latency_ms = self.environ["SIM_LATENCY_MS"]
+        recorder = Recorder(self.folder / "recording", source)
+        until = await settle(source, database, recorder, SIM_LATENCY_MS=latency_ms)
         result, timed = await rows(database), await acts_of_rows(database, storm.acts)
         recorded = RecordedSource(self.folder / "recording", list(SIZES))
         await recorded.open()
         for again in (source, recorded):
             async with database.connection() as conn:
                 await conn.execute("TRUNCATE accounts, order_requests, service_state, last_marks CASCADE")
-            latency_ms = self.environ["SIM_LATENCY_MS"]
             await repeat(again, database, timed, BEGIN, until, SIM_LATENCY_MS=latency_ms)
             expected = await rows(database)
             for table, each in expected.items():  # printed first: pytest shows it when they differ

@@ -185,7 +185,9 @@ async def acts_of_rows(database: Database, acts: list[Act]) -> list[Timed]:
     return sorted(timed_acts, key=lambda timed: (timed.at, timed.act.number))
 
 
-async def settle(source: MarketSource, database: Database, recorder: Recorder | None = None) -> datetime:
+async def settle(
+    source: MarketSource, database: Database, recorder: Recorder | None = None, **settings: str
+) -> datetime:
     """Take every account through the same ticks: a stop ends within one. Return until when."""
     async with database.connection() as conn:
         lived_until = await select_lived_until(conn)
@@ -193,7 +195,7 @@ async def settle(source: MarketSource, database: Database, recorder: Recorder | 
     clock = ManualClock(lived_until + timedelta(seconds=5))
     market = MarketFeed(source, clock, recorder=recorder)
     market.begin_recording()
-    exchange = make_exchange(database, market, clock, make_settings())
+    exchange = make_exchange(database, market, clock, make_settings(**settings))
     await exchange.lead()
     await exchange.resign()
     market.end_recording()
