@@ -121,7 +121,9 @@ async def shows_a_trade_and_its_market(tab: Tab, service: ServiceProcess) -> Non
     labels = "document.querySelector('.candles').getAttribute('aria-label')"
     await until(lambda: tab.evaluate(f"Number({labels}.match(/with (\\d+)/)[1]) >= {2 * len(trades)}"), "its marks")
     ink = """(() => [...document.querySelectorAll('.candles canvas')].some(canvas => {
-        const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height)
+        const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext('2d', { willReadFrequently: true })
+        copy.drawImage(canvas, 0, 0)
+        const { data } = copy.getImageData(0, 0, canvas.width, canvas.height)
         return new Set(new Uint32Array(data.buffer)).size > 5
     }))()"""
     await until(lambda: tab.evaluate(ink), "candles are drawn")

@@ -2,7 +2,7 @@
 import { useEffect, useState } from './lib.js'
 
 const kept = new Map()
-const SHOWN_MS = 60_000
+export const SHOWN_MS = 60_000
 const MANY_SHOWN_MS = 300_000
 const MANY = 20
 const FRESH_MS = 2_000

@@ -1,6 +1,6 @@
 // Candles: a chart of one market with what was traded on it, live, and the pages of a market and of a trade.
 import { call, useAnswer } from './answers.js'
-import { isDark, onGround, onScheme } from './colors.js'
+import { inks, onGround, onScheme } from './colors.js'
 import { Choice, Failed, Key, Money, Panel, Select, Side, Table, Tile, Time } from './components.js'
 import { Turn } from './conversations.js'
 import { openStream } from './events.js'
@@ -21,11 +21,7 @@ const AROUND_BARS = 20
 export const PRICES_MS = 10_000
 const CANDLES_MS = 300_000 // the stream brings what happens meanwhile
 
-const inks = () => (isDark()
-  ? { ground: '#111419', text: '#98a1b0', grid: '#1d222a', gain: '#3dcb92', loss: '#ff7387', volume: '#2b323d' }
-  : { ground: '#ffffff', text: '#596170', grid: '#eceff3', gain: '#07794f', loss: '#c4243c', volume: '#d5dae1' })
-
-/** Draw in `host` with lightweight-charts. Returns {setCandles, extend, setMarkers, setLevels, destroy}. */
+/** Draw in `host` with lightweight-charts. */
 function draw(library, host, label, pick) {
   const places = value => price(value).split('.')[1]?.length ?? 0
   const chart = library.createChart(host, {

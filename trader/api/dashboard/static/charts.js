@@ -1,5 +1,5 @@
 // Charts of the dashboard and of the reports, drawn by uPlot: lines over time with a crosshair, and histograms.
-import { inkOn, isDark, onGround, onScheme } from './colors.js'
+import { inkOn, inks, onGround, onScheme } from './colors.js'
 import { clock, day } from './format.js'
 
 const uPlot = globalThis.uPlot
@@ -12,8 +12,6 @@ const ENDS_FROM_PX = 700
 const ENDS_PX = 146
 const ENDS_MAX = 14
 const MARK_PX = 10
-
-const inks = () => (isDark() ? { grid: '#1d222a', text: '#98a1b0', gain: '#3dcb92', loss: '#ff7387' } : { grid: '#eceff3', text: '#596170', gain: '#07794f', loss: '#c4243c' })
 
 function axes(show, width, height) {
   const { grid, text } = inks()

@@ -49,3 +49,7 @@ export function onScheme(change) {
   observer.observe(document.documentElement, { attributes: true, attributeFilter: ['data-theme'] })
   return () => { system.removeEventListener('change', change); observer.disconnect() }
 }
+
+export const inks = () => (isDark()
+  ? { ground: '#111419', text: '#98a1b0', grid: '#1d222a', gain: '#3dcb92', loss: '#ff7387', volume: '#2b323d' }
+  : { ground: '#ffffff', text: '#596170', grid: '#eceff3', gain: '#07794f', loss: '#c4243c', volume: '#d5dae1' })

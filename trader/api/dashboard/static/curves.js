@@ -116,8 +116,8 @@ export function readCurvesAhead(query) {
 }
 
 /**
- * Read the curves of a window, or of a range of one's own, whose open end is that of the window: of few models with the
- * finest detail of a week or a month, of many with less.
+ * Read the curves of a window, or of a range of one's own, whose open end is that of the window: of many models with
+ * less detail.
  */
 const readCurves = (window, from, to) => call('trading.getEquityCurves', {
   startDate: from || startOf(window), endDate: to || undefined, points: hasMany() ? 200 : 750, baselines: true })

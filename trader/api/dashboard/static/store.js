@@ -1,5 +1,5 @@
 // Live state: what the streams of the service last said, and when.
-import { hasMany, invalidate, shownMs } from './answers.js'
+import { hasMany, invalidate, SHOWN_MS } from './answers.js'
 import { openStream } from './events.js'
 import { useEffect, useState } from './lib.js'
 
@@ -35,13 +35,13 @@ export function useLive() {
 
 let settling = null
 let readAgainAt = -Infinity
-/** Completed trades change boards and statistics: they are read again soon, and only so often however many there are. */
+/** Completed trades change boards and statistics: they are read again soon, but only so often. */
 function readAgainSoon() {
   settling ??= setTimeout(() => {
     settling = null
     readAgainAt = performance.now()
     invalidate('analytics.', 'variants.getVariantStats', 'models.getModels')
-  }, Math.max(SETTLE_MS, readAgainAt + shownMs() - performance.now()))
+  }, Math.max(SETTLE_MS, readAgainAt + SHOWN_MS - performance.now()))
 }
 
 /** What the stream has brought and what was read before, each once, the newest first. */
@@ -53,7 +53,7 @@ export function merged(newer, older) {
 const heard = {
   positions(data) { live.positions = data },
   trades(data) {
-    if (live.trades) readAgainSoon() // the first message is what is read at the start anyway
+    if (live.trades && !hasMany()) readAgainSoon() // the first are read anyway; of many some trade always closes
     live.trades = [...data] // a patch changes the state in place
   },
   conversations(data) {

@@ -47,7 +47,7 @@ export function Positions({ only, title = 'Positions', hasNames = true, isCompac
   ].filter(Boolean)
   return html`<${Panel} title=${title} tools=${html`<span class="soft small">${rows.length || ''}</span>`}>
     ${state.positions === null ? html`<p class="empty">Waiting for the positions stream.</p>`
-    : html`<${Table} label=${title} columns=${columns} rows=${rows} first=${isCompact ? 20 : 100} empty="No open positions." />`}
+    : html`<${Table} label=${title} columns=${columns} rows=${rows} first=${isCompact ? 20 : 50} empty="No open positions." />`}
   </${Panel}>`
 }
 
@@ -139,7 +139,7 @@ export function Trades({ modelId, variant, symbol, title = 'Trades', hasFilters 
   ].filter(Boolean)
   return html`<${Panel} title=${title} tools=${tools}>
     <${Failed} entry=${entry} what="The trades" />
-    ${entry.data && html`<${Table} label=${title} columns=${columns} rows=${rows}
+    ${entry.data && html`<${Table} label=${title} columns=${columns} rows=${rows} first=${50}
       empty=${all.length ? 'No trade fits these filters.' : 'No trade was completed yet.'} />`}
     ${hasFilters && before && html`<p class="more"><button class="button" type="button" onClick=${readOlder}>Read older trades</button></p>`}
   </${Panel}>`
