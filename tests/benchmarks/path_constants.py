@@ -10,6 +10,7 @@ import argparse
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from random import Random
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from support.market_fidelity import paths_together
 from trader.domain.market.markets import MARKETS
 from trader.gateways.market.books import Grid
 from trader.gateways.market.files import Minutes, find_files, read_market
-from trader.gateways.market.minute_paths import CANDIDATES, MinutePaths, corners
+from trader.gateways.market.minute_paths import MinutePaths, corners
 from trader.gateways.market.path_constants import EDGE_SHARES, LEAD_RULES, OWN_RULES
 from trader.gateways.market.walks import CELLS, KINDS, cell, walk_pool
 
@@ -80,12 +81,12 @@ def fit_kinds(shares: Floats) -> Floats:
 def payoffs(paths: MinutePaths, grid: Grid, minutes: Minutes, leaders: int) -> tuple[Floats, Floats]:
     """Return what the groups of rules earn on candidates of each minute, and the reaches of the minutes."""
     groups = np.cumsum([0, *map(len, [*LEAD_RULES] * 4 * leaders + [*OWN_RULES])])[:-1]
-    random, kept, reaches = np.random.default_rng(0), [], []
+    random, kept, reaches = Random(0).random, [], []
     for place in range(len(minutes) // 2):
         low, high, *_ = corners(grid, minutes[place])
         if low == high:
             continue
-        candidates = paths.candidates(place, random.random(CANDIDATES + 1))
+        candidates = paths.candidates(place, random)
         if candidates is not None:
             kept.append(np.add.reduceat(candidates.payoffs, groups, axis=1).astype(np.float32))
             reaches.append(candidates.reach)

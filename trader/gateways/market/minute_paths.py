@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from trader.gateways.market.books import Grid
 from trader.gateways.market.files import Minutes, Row
 from trader.gateways.market.path_constants import EDGE_SHARES, LEAD_RULES, LEAD_TILTS, OWN_RULES, OWN_TILTS
-from trader.gateways.market.walks import SECONDS, Floats, cell, walk_pool
+from trader.gateways.market.walks import SECONDS, TOP, Floats, cell, walk_pool
 
 LEADERS_MAX: Final = 2
 """A market moves with so many others at most."""
@@ -67,6 +67,7 @@ _NO_MOVE: Final = 1e-9
 """Less than any move in half ticks."""
 
 _KNOTS: Final = [*range(0, SECONDS, 5), SECONDS - 1]
+_AT_KNOTS: Final = np.array(_KNOTS)
 Candle = tuple[int, int, int, int]
 """Low, high, open and close in half ticks."""
 
@@ -81,8 +82,9 @@ def _tilts(rules: Sequence[Sequence[tuple[int, int, int]]], tilts: Sequence[floa
     return np.repeat(tilts, [len(group) for group in rules])
 
 
-_LEAD: Final = _knots(LEAD_RULES)
-_OWN: Final = _knots(OWN_RULES)
+_RULES: Final = _knots(OWN_RULES)
+_ACROSS: Final = sum(map(len, LEAD_RULES))
+"""So many of the rules, the first ones, hold across markets, too."""
 TILTS: Final = [
     np.concatenate([*(_tilts(LEAD_RULES, each) for each in across), _tilts(OWN_RULES, within)])
     for across, within in zip(LEAD_TILTS, OWN_TILTS, strict=True)
@@ -90,14 +92,16 @@ TILTS: Final = [
 
 
 class Candidates(NamedTuple):
-    """Paths that a minute might have taken beside its leaders', from 0 at the open on."""
+    """Paths that a minute might have taken beside its leaders'."""
 
     levels: Floats
-    """A row of sixty for each path."""
+    """A row of sixty for each path, in half ticks."""
     payoffs: Floats
     """What each rule would earn on each path, as a part of the reach."""
     reach: float
     """The range of the minute, or that of a leader if it is larger, as a part of the open."""
+    leaders: int
+    """How many leaders have the minute."""
 
 
 class MinutePaths:
@@ -119,7 +123,7 @@ class MinutePaths:
         counts = np.minimum(np.arange(len(minutes)), _USUAL_OVER)
         usual = np.where(counts, _trailing(ranges, _USUAL_OVER) / np.maximum(counts, 1), ranges)
         self._usual = np.maximum(usual, _USUAL_BP_MIN / 1e4)
-        self._betas = lru_cache(maxsize=16)(self._day_betas)
+        self._betas = lru_cache(maxsize=16)(self._leading_betas)
         self._levels = lru_cache(maxsize=4)(self._draw)
 
     def draw(self, place: int) -> list[int]:
@@ -127,19 +131,19 @@ class MinutePaths:
         return self._levels(place)
 
     def _draw(self, place: int) -> list[int]:
-        minute = self._minutes.minute[place]
         candle = low, high, opened, close = self._candles[place]
         if low == high:
             return [low] * SECONDS
-        random = Random(f"{self._name}:{minute}").random
-        levels = self._beside(place, random) if self._present(minute) else None
+        random = Random(f"{self._name}:{self._minutes.minute[place]}").random
+        levels = self._beside(place, random)
         if levels is None:
-            levels = self._pool.choose(self.kinds(place), cell(opened - low, close - low, high - low), random())
+            walk = self._pool.choose(self.kinds(place), cell(opened - low, close - low, high - low), random())
+            levels = _mapped(walk, 0.0, TOP, (walk[0], walk[-1]), candle)
         # One random offset for all, not the nearest mark for each, leaves small moves their size on average.
-        marks = np.floor(_mapped(levels, levels.min(keepdims=True), levels.max(keepdims=True), candle) + random())
-        marks = np.minimum(np.maximum(marks, low), high)
-        marks[0], marks[-1] = opened, close
-        return [int(mark) for mark in marks.tolist()]
+        marks = np.floor(levels + random())
+        path: list[int] = np.minimum(np.maximum(marks, low), high).astype(np.int64).tolist()
+        path[0], path[-1] = opened, close
+        return path
 
     def kinds(self, place: int) -> int:
         """Return the class of a minute, whose weights of kinds its walks have: by the hour before it."""
@@ -147,66 +151,69 @@ class MinutePaths:
 
     # --- beside leaders -----------------------------------------------------------------------------------------------
 
-    def place(self, minute: int) -> int | None:
-        """Return the index of the minute among the recorded ones; None within a gap."""
-        place = bisect_left(self._minutes.minute, minute)
-        return place if place < len(self._minutes) and self._minutes.minute[place] == minute else None
-
-    def _present(self, minute: int) -> tuple[int, ...]:
-        """Return the leaders that have this minute, by number."""
-        return tuple(number for number, leader in enumerate(self._leaders) if leader.place(minute) is not None)
-
     def _beside(self, place: int, random: Callable[[], float]) -> Floats | None:
-        """Return a path that moves with the leaders; None where no candidate can be mapped onto the candle."""
-        candidates = self.candidates(place, np.array([random() for _ in range(CANDIDATES + 1)]))
+        """Return a path that moves with the leaders; None where `candidates` returns none."""
+        candidates = self.candidates(place, random)
         if candidates is None:
             return None
-        tilts = TILTS[len(self._present(self._minutes.minute[place])) - 1]
         # Sums of products and not products of matrices, whose last digits depend on the machine.
-        scores = (candidates.payoffs * tilts).sum(axis=1)
+        scores = (candidates.payoffs * TILTS[candidates.leaders - 1]).sum(axis=1)
         sums = np.cumsum(np.exp(scores - scores.max()))
         chosen: Floats = candidates.levels[min(int(np.searchsorted(sums, random() * sums[-1])), KEPT - 1)]
         return chosen
 
-    def candidates(self, place: int, chances: Floats) -> Candidates | None:
-        """Return paths by `CANDIDATES` + 1 chances in [0, 1). A leader has this minute, and its candle has a range.
+    def candidates(self, place: int, random: Callable[[], float]) -> Candidates | None:
+        """Return paths of a minute with a range. `random` draws numbers in [0, 1).
 
-        None where no path can be mapped onto the candle.
+        None where no leader has the minute, or no path can be mapped onto the candle.
         """
         minute = self._minutes.minute[place]
         candle = low, high, opened, close = self._candles[place]
-        present = self._present(minute)
-        moves = opened * np.array([self._leaders[number].relative(minute) for number in present])
-        led = (self._betas(minute // _DAY, present)[:, None] * moves).sum(axis=0)
+        leading = {number: leader.moved(minute) for number, leader in enumerate(self._leaders)}
+        present = {number: moved for number, moved in leading.items() if moved is not None}
+        if not present:
+            return None
+        together, each = self._betas(minute // _DAY, tuple(present))
+        moves = opened * np.array([*present.values()])
+        led, alone = (together * moves).sum(axis=0), each * moves
         usual = float(self._usual[place]) * opened
-        walks = self._pool.sample(self.kinds(place), chances[1:])
         net = close - opened - float(led[-1])
-        stretches = copysign(max(abs(net), _NET_MIN * usual), net) / walks[:, -1:]
-        levels = led + stretches * walks
-        bottoms, tops = levels.min(axis=1, keepdims=True), levels.max(axis=1, keepdims=True)
-        misses = np.hypot(tops[:, 0] - (high - opened), bottoms[:, 0] - (low - opened)) / (_MISS * (high - low))
-        size = sqrt(max(float(np.ptp(led)), _LED_MIN * usual) * usual)
+        net = copysign(max(abs(net), _NET_MIN * usual), net)
+        kept_at, *chances = [random() for _ in range(CANDIDATES + 1)]
+        walks, scales = self._pool.sample(self.kinds(place), np.array(chances))
+        stretches = net / walks[:, -1]
+        levels = led + stretches[:, None] * walks
+        end = float(led[-1]) + net
+        levels[:, -1] = end  # to the last digit, so that no path goes beyond its end by rounding
+        bottoms, tops = levels.min(axis=1), levels.max(axis=1)
+        size = sqrt(max(float(led.max() - led.min()), _LED_MIN * usual) * usual)
         mean, deviation = _STRETCH
-        unusual = (np.log(np.abs(stretches[:, 0]) / size) - mean) / deviation
-        scores = np.where(_touches(levels, bottoms, tops, candle), -0.5 * (misses**2 + unusual**2), _UNFIT)
+        unusual = (np.log(np.abs(stretches) / scales / size) - mean) / deviation
+        misses = ((tops - (high - opened)) ** 2 + (bottoms - (low - opened)) ** 2) / (_MISS * (high - low)) ** 2
+        scores = np.where(_touches(bottoms, tops, (0.0, end), candle), -0.5 * (misses + unusual**2), _UNFIT)
         best = scores.max()
         if best == _UNFIT:
             return None
         sums = np.cumsum(np.exp(scores - best))
-        kept = np.minimum(np.searchsorted(sums, (chances[0] + _PLACES) / KEPT * sums[-1]), CANDIDATES - 1)
-        levels = levels[kept]
-        each = np.concatenate([self._betas(minute // _DAY, (number,)) for number in present])
-        alone = each[:, None] * moves
-        reach = max(high - low, float(np.ptp(alone, axis=1).max()))
-        own = _mapped(levels[:, _KNOTS], bottoms[kept], tops[kept], candle) - opened
-        return Candidates(levels, _payoffs(own, alone[:, None, _KNOTS]) / reach, reach / opened)
+        kept = np.minimum(np.searchsorted(sums, (kept_at + _PLACES) / KEPT * sums[-1]), CANDIDATES - 1)
+        levels = _mapped(levels.take(kept, axis=0), bottoms[kept, None], tops[kept, None], (0.0, end), candle)
+        own = levels.take(_AT_KNOTS, axis=1) - opened
+        reach = max(high - low, float((alone.max(axis=1) - alone.min(axis=1)).max()))
+        return Candidates(levels, _payoffs(own, alone.take(_AT_KNOTS, axis=1)) / reach, reach / opened, len(present))
 
-    def relative(self, minute: int) -> Floats:
-        """Return by how much of its open the price of a recorded minute has risen at each of its seconds."""
+    def moved(self, minute: int) -> Floats | None:
+        """Return by how much of its open the price has risen at each second of a minute; None within a gap."""
         place = bisect_left(self._minutes.minute, minute)
+        if place == len(self._minutes) or self._minutes.minute[place] != minute:
+            return None
         marks = np.array(self.draw(place), dtype=float)
         moves: Floats = marks / marks[0] - 1
         return moves
+
+    def _leading_betas(self, day: int, present: tuple[int, ...]) -> tuple[Floats, Floats]:
+        """Return the betas to these leaders together, and those to each of them alone, as columns."""
+        alone = np.concatenate([self._day_betas(day, (number,)) for number in present])
+        return self._day_betas(day, present)[:, None], alone[:, None]
 
     def _day_betas(self, day: int, present: tuple[int, ...]) -> Floats:
         """Return the betas to these leaders, by least squares over the moves of the minutes of the day before."""
@@ -247,43 +254,45 @@ def _payoffs(own: Floats, led: Floats) -> Floats:
     four times for each leader: that the market catches up with it, follows it, is followed by it, and is caught up with
     by it.
     """
-    since, at, until = _LEAD
-    now, led_now = own.take(at, axis=1), led.take(at, axis=2)
-    past, led_past = now - own.take(since, axis=1), led_now - led.take(since, axis=2)
-    later, led_later = own.take(until, axis=1) - now, led.take(until, axis=2) - led_now
+    all_past, all_later = _looks(own, _RULES)
+    past, later = all_past[:, :_ACROSS], all_later[:, :_ACROSS]
+    led_past, led_later = _looks(led[:, None], _RULES[:, :_ACROSS])
     across = [
         np.sign(led_past - past) * later,
         np.sign(led_past) * later,
         np.sign(past) * led_later,
         np.sign(_COUNTER * past - led_past) * led_later,
     ]
-    since, at, until = _OWN
-    now = own.take(at, axis=1)
-    within = np.sign(now - own.take(since, axis=1)) * (own.take(until, axis=1) - now)
-    return np.concatenate([*(each for by_leader in across for each in by_leader), within], axis=1)
+    return np.concatenate(
+        [*(each for by_leader in across for each in by_leader), np.sign(all_past) * all_later], axis=1
+    )
 
 
-def _touches(levels: Floats, bottoms: Floats, tops: Floats, candle: Candle) -> NDArray[np.bool_]:
+def _looks(paths: Floats, rules: NDArray[np.int64]) -> tuple[Floats, Floats]:
+    """Return the move that each rule looks at, and the one that it earns or loses by. Time is the last axis."""
+    levels = paths.take(rules, axis=-1)
+    moves = levels[..., 1:, :] - levels[..., :-1, :]
+    return moves[..., 0, :], moves[..., 1, :]
+
+
+def _touches(bottoms: Floats, tops: Floats, ends: tuple[float, float], candle: Candle) -> NDArray[np.bool_]:
     """Return whether each path goes beyond its ends where the candle does."""
     low, high, opened, close = candle
-    ends = levels[:, [0, -1]]
-    is_above = (tops[:, 0] > ends.max(axis=1)) | (high == max(opened, close))
-    is_below = (bottoms[:, 0] < ends.min(axis=1)) | (low == min(opened, close))
+    is_above = (tops > max(ends)) | (high == max(opened, close))
+    is_below = (bottoms < min(ends)) | (low == min(opened, close))
     touches: NDArray[np.bool_] = is_above & is_below
     return touches
 
 
-def _mapped(levels: Floats, bottoms: Floats, tops: Floats, candle: Candle) -> Floats:
-    """Map paths piecewise linearly: bottom to low, the two ends to open and close, top to high.
-
-    The last axis of `levels` is time, and its first and last are the ends; `bottoms` and `tops` may lie beyond them.
-    """
+def _mapped(
+    levels: Floats, bottoms: Floats | float, tops: Floats | float, ends: tuple[float, float], candle: Candle
+) -> Floats:
+    """Map paths with these two ends piecewise linearly: bottom to low, the ends to open and close, top to high."""
     low, high, opened, close = candle
-    begin, end = levels[..., :1], levels[..., -1:]
-    first, second = np.minimum(begin, end), np.maximum(begin, end)
+    first, second = min(ends), max(ends)
     at_first, at_second = min(opened, close), max(opened, close)
     lower = (at_first - low) / np.maximum(first - bottoms, _NO_MOVE)
-    middle = (at_second - at_first) / np.maximum(second - first, _NO_MOVE)
+    middle = (at_second - at_first) / max(second - first, _NO_MOVE)
     upper = (high - at_second) / np.maximum(tops - second, _NO_MOVE)
     return np.where(
         levels <= first,

@@ -249,13 +249,15 @@ class WalkPool:
         walk: Floats = self.heights[choice >> 1].astype(float)
         return TOP - walk if choice & 1 else walk
 
-    def sample(self, kinds: int, chances: Floats) -> Floats:
-        """Return one walk for each chance, by the weights of their families, from 0 on and of mean range 1."""
+    def sample(self, kinds: int, chances: Floats) -> tuple[Floats, Floats]:
+        """Return one walk for each chance, by the weights of their families, from 0 on, in heights, and its scale.
+
+        Times its scale a walk is in parts of the mean range of its family.
+        """
         walks, sums = self._free[kinds]
         chosen = walks[np.minimum(np.searchsorted(sums, chances * sums[-1], side="right"), len(walks) - 1)]
-        heights = self.heights[chosen].astype(float)
-        walks_from_0: Floats = (heights - heights[:, :1]) * self.scales[chosen, None]
-        return walks_from_0
+        heights = self.heights.take(chosen, axis=0).astype(float)
+        return heights - heights[:, :1], self.scales[chosen]
 
 
 @cache
