@@ -396,6 +396,5 @@ def read_database_url(environ: Mapping[str, str], dotenv: Path | None) -> str | 
 
 def merged_texts(environ: Mapping[str, str], file: Mapping[str, str]) -> dict[str, str]:
     """Return the texts that are set; a blank text in the environment does not hide the one in the file."""
-    pairs = [*file.items(), *environ.items()]
-    texts = {name: text.strip() for name, text in pairs if text.strip()}
+    texts = {name: text.strip() for name, text in (*file.items(), *environ.items()) if text.strip()}
     return {EARLIER_NAMES[name]: texts[name] for name in EARLIER_NAMES.keys() & texts.keys()} | texts
