@@ -21,9 +21,8 @@ RETRY_S = 1.0
 """How long after a failed load the state is loaded again, if an event asked for it."""
 
 SPACING_S = 0.1
-"""Loads for everyone are at least this far apart, of some streams further, and events between them share the next one.
-A load for newcomers alone is this far from any before. So clients that reconnect all the time do not delay what
-everyone gets."""
+"""Loads for everyone are at least this far apart, and events between them share the next one; a load for newcomers
+alone is this far from any before. So clients that reconnect all the time do not delay what everyone gets."""
 
 Load = Callable[[], Awaitable[bytes]]
 
@@ -93,9 +92,9 @@ class StateBroadcaster(Broadcaster):
                 self._changed = False
             state = await self._loaded()
             await self._hand_out(state, newcomers, everyone)
-            self._newcomers_due_s = loop.time() + min(self._spacing_s, SPACING_S)
+            self._newcomers_due_s = loop.time() + self._spacing_s
             if everyone:
-                self._everyone_due_s = loop.time() + self._spacing_s
+                self._everyone_due_s = self._newcomers_due_s
                 if isinstance(state, TraderError):
                     self._everyone_due_s = self._newcomers_due_s = loop.time() + RETRY_S
                     self.changed()

@@ -112,11 +112,10 @@ STREAMS: Final = (
     EventStream(
         "conversations",
         "Runs of the models",
-        "The latest 50, the newest first. Sent when a run was recorded, every two seconds at most.",
+        "The latest 50, the newest first. Sent when a run was recorded.",
         list[InvocationView],
         _load_conversations,
         (ConversationsChanged,),
-        spacing_s=2.0,  # the runs of many models end together, and push one another out of the list
     ),
     EventStream(
         "portfolio",

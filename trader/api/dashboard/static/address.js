@@ -36,20 +36,21 @@ export function useChosen(name, initial) {
 }
 
 const TRY_MS = 50
+const STAYS_MS = 1_000
 const RESTORE_MS = 30_000
 
 /**
- * Remember how far each page of the history was scrolled. Returns a function that goes there, or to the top of a new one, as
- * soon as the page is long enough, unless its reader goes elsewhere meanwhile.
+ * Remember how far each page of the history was scrolled. Returns a function that goes there, or to the top of a new one,
+ * until the page stays so, unless its reader goes elsewhere: its parts come one after the other.
  */
 export function keepScroll() {
   history.scrollRestoration = 'manual'
   let saving = null
   let restoring = null
   const stop = () => { clearTimeout(restoring); restoring = null }
-  addEventListener('scroll', () => {
+  addEventListener('scroll', () => { // written later, when the history may be at another page
     clearTimeout(saving)
-    const scrolled = location.href // by the time it is written, the history may be at another page
+    const scrolled = location.href
     saving = setTimeout(() => { if (restoring === null && location.href === scrolled) history.replaceState({ scroll: scrollY }, '') }, TRY_MS)
   }, { passive: true })
   for (const type of ['wheel', 'touchmove', 'pointerdown', 'keydown']) addEventListener(type, stop, { passive: true })
@@ -57,10 +58,13 @@ export function keepScroll() {
     clearTimeout(saving)
     stop()
     const wanted = history.state?.scroll ?? 0
-    const end = performance.now() + RESTORE_MS
+    const began = performance.now()
+    let since = began
     const go = () => {
+      const now = performance.now()
+      if (Math.abs(scrollY - wanted) > 1) since = now
       scrollTo(0, wanted)
-      restoring = Math.abs(scrollY - wanted) > 1 && performance.now() < end ? setTimeout(go, TRY_MS) : null
+      restoring = now < Math.min(began + RESTORE_MS, since + STAYS_MS) ? setTimeout(go, TRY_MS) : null
     }
     go()
   }
