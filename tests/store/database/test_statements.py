@@ -36,7 +36,8 @@ async def test_statement_fits_the_schema(database: Database, name: str) -> None:
 UNORDERED = {
     "agents.entrants.INSERT_ENTRANT", "agents.entrants.UPDATE_ENTRANT_ANSWERED", "operations.halts.INSERT_HALT",
     "portfolio.seasons.INSERT_SEASON_RECORD",
-    "agents.invocations.SELECT_PAYLOADS", "database.leadership.HOLD_TERM", "live.drift.SELECT_UNCOMPARED", "live.venue_orders.SELECT_FUNDED_HOURS",
+    "agents.invocations.SELECT_PAYLOADS", "live.drift.SELECT_UNCOMPARED", "live.venue_orders.SELECT_FUNDED_HOURS",
+    "database.leadership.HOLD_TERM",
     "live.venue_orders.SELECT_VENUE_INDEXES", "live.venue_orders.SELECT_VENUE_TRADES",
     "market.candles.SELECT_LAST_MINUTES",
 }  # fmt: skip
