@@ -145,8 +145,9 @@ class ExternalAgents:
             self._go_on(record)
 
     def close(self) -> None:
-        """Forget the open decisions: the next leader goes on with them."""
+        """Forget the open decisions, and ends that were not saved in this term: the next leader goes on with them."""
         self._open.clear()
+        self._unsaved.clear()
         self._cycles.clear()
 
     async def begin_cycle(self, models: Iterable[Model], now: datetime) -> None:
@@ -311,11 +312,10 @@ class ExternalAgents:
         opened = self._open.get(model.id)
         if opened is not None:
             await opened.record.settle_pending()
-        call = None if opened is None else opened.earlier(decision.client_order_id)
-        if call is not None:
-            if call.metadata["decisions"] != [decision_json(decision)]:
-                raise _other_contents(decision)
-            return {"result": call.status, **call.metadata["results"][0], **self._account(model)}
+            if (call := opened.earlier(decision.client_order_id)) is not None:
+                if call.metadata["decisions"] != [decision_json(decision)]:
+                    raise _other_contents(decision)
+                return {"result": call.status, **call.metadata["results"][0], **self._account(model)}
         answer = await first_answer(self._database, model.id, decision.client_order_id)
         if answer is None:
             return None
@@ -353,8 +353,7 @@ class ExternalAgents:
         name = PLACE_ORDER if isinstance(decision, PlaceOrder) else TOOL_NAMES[type(decision)]
         number = opened.record.next_call()
         request = ToolRequest(id=str(number), name=name, arguments=msgspec.json.encode(decision).decode())
-        model = opened.record.model
-        answer = ModelAnswer(text=None, calls=(request,), message={}, model=model.router_model_name)
+        answer = ModelAnswer(text=None, calls=(request,), message={}, model=opened.record.model.router_model_name)
         opened.calls.record_step(EXTERNAL, answer)
         result = await opened.calls.execute(number, request, decision)
         if isinstance(decision, Holding):
@@ -369,27 +368,23 @@ class ExternalAgents:
         await self._end(decision, "deadline" if decision.has_decided else None, at=decision.deadline)
 
     async def _end(
-        self,
-        decision: ExternalDecision,
-        ended_by: EndedBy | None,
-        at: datetime | None = None,
-        failure: str | None = None,
+        self, opened: ExternalDecision, ended_by: EndedBy | None, at: datetime | None = None, failure: str | None = None
     ) -> None:
-        del self._open[decision.record.model.id]
+        del self._open[opened.record.model.id]
         if failure is not None:
-            await decision.calls.finish("failed", failure)
+            await opened.calls.finish("failed", failure)
         elif ended_by is None:
-            await decision.calls.finish("timeout", "the agent did not decide before the deadline of its view", at=at)
+            await opened.calls.finish("timeout", "the agent did not decide before the deadline of its view", at=at)
         else:
-            await decision.calls.finish("completed", None, ended_by=ended_by, at=at)
-        if decision.record.is_unsaved:
-            self._unsaved.append(decision.record)
+            await opened.calls.finish("completed", None, ended_by=ended_by, at=at)
+        if opened.record.is_unsaved:
+            self._unsaved.append(opened.record)
             return
         try:
             async with self._database.connection() as conn:
                 await delete_decided_views(conn)
         except Unavailable as error:  # the end of the next decision deletes them
-            _log.warning("%s: its view is not deleted yet: %s", decision.record.model.id, error)
+            _log.warning("%s: its view is not deleted yet: %s", opened.record.model.id, error)
 
     async def _require_season(self, model: Model) -> None:
         async with self._database.connection() as conn:
