@@ -10,7 +10,6 @@ import argparse
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from random import Random
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,7 @@ from support.market_fidelity import paths_together
 from trader.domain.market.markets import MARKETS
 from trader.gateways.market.books import Grid
 from trader.gateways.market.files import Minutes, find_files, read_market
-from trader.gateways.market.minute_paths import MinutePaths, corners
+from trader.gateways.market.minute_paths import CANDIDATES, MinutePaths, corners
 from trader.gateways.market.path_constants import EDGE_SHARES, LEAD_RULES, OWN_RULES
 from trader.gateways.market.walks import CELLS, KINDS, cell, walk_pool
 
@@ -33,6 +32,8 @@ FIT_POWER = 1.5
 TILT_ROUNDS = 8
 RIDGE = 0.02
 GROUP = 32
+BLOCK = 16
+"""So many minutes are drawn at once."""
 
 
 def shares_of_cells(paths: Mapping[str, MinutePaths], recorded: Mapping[str, Minutes]) -> Floats:
@@ -45,7 +46,7 @@ def shares_of_cells(paths: Mapping[str, MinutePaths], recorded: Mapping[str, Min
             low, high, opened, close = corners(grid, row)
             if high > low:
                 number = cell(opened - low, close - low, high - low)
-                shares[paths[symbol].kinds(place), number] += (high - low) / row.open
+                shares[paths[symbol].kinds[place], number] += (high - low) / row.open
     parts: Floats = shares / shares.sum(axis=1, keepdims=True)
     return parts
 
@@ -81,16 +82,15 @@ def fit_kinds(shares: Floats) -> Floats:
 def payoffs(paths: MinutePaths, grid: Grid, minutes: Minutes, leaders: int) -> tuple[Floats, Floats]:
     """Return what the groups of rules earn on candidates of each minute, and the reaches of the minutes."""
     groups = np.cumsum([0, *map(len, [*LEAD_RULES] * 4 * leaders + [*OWN_RULES])])[:-1]
-    random, kept, reaches = Random(0).random, [], []
-    for place in range(len(minutes) // 2):
-        low, high, *_ = corners(grid, minutes[place])
-        if low == high:
-            continue
-        candidates = paths.candidates(place, random)
-        if candidates is not None:
-            kept.append(np.add.reduceat(candidates.payoffs, groups, axis=1).astype(np.float32))
-            reaches.append(candidates.reach)
-    return np.array(kept), np.array(reaches)
+    random, kept, reaches = np.random.default_rng(0), [], []
+    moving = [place for place in range(len(minutes) // 2) if len({*corners(grid, minutes[place])[:2]}) > 1]
+    for begin in range(0, len(moving), BLOCK):
+        places = np.array(moving[begin : begin + BLOCK])
+        numbers = random.random((len(places), CANDIDATES + 1))
+        candidates = paths.candidates(places, tuple(range(leaders)), numbers)
+        kept.append(np.add.reduceat(candidates.payoffs, groups, axis=-1)[candidates.fit].astype(np.float32))
+        reaches.append(candidates.reaches[candidates.fit])
+    return np.concatenate(kept), np.concatenate(reaches)
 
 
 def fit_tilts(earned: Floats, reaches: Floats) -> Floats:

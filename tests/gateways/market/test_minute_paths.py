@@ -2,8 +2,10 @@
 
 import subprocess
 import sys
+from bisect import bisect_left
 from collections.abc import Sequence
 from decimal import Decimal
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -129,8 +131,30 @@ def test_extremes_are_met_at_any_second_and_in_any_order() -> None:
 def test_a_gap_of_its_leader_leaves_a_market_alone() -> None:
     rows = [ROW._replace(minute=ROW.minute + number) for number in range(3)]
     leader = MinutePaths("7:0", GRIDS["BTC"], recording(rows[0], rows[2]))
-    beside, alone = (MinutePaths("7:BTC", GRIDS["BTC"], recording(*rows), leaders) for leaders in ([leader], []))
+    absent = MinutePaths("7:0", GRIDS["BTC"], recording(ROW._replace(minute=ROW.minute + 3)))
+    beside, alone = (MinutePaths("7:BTC", GRIDS["BTC"], recording(*rows), [each]) for each in (leader, absent))
     assert [beside.draw(place) == alone.draw(place) for place in range(3)] == [False, True, False]
+
+
+def test_minutes_drawn_together_take_the_paths_that_each_takes_alone_whatever_comes_after_it() -> None:
+    random = Random(0)
+    rows = []
+    for number in range(100):
+        opened, close, high, low = (95_000.0 + random.choice((0, 1, 30)) * random.random() for _ in range(4))
+        edges = (opened, close, high, low)
+        rows.append(Row(ROW.minute + number, opened, max(edges), min(edges), close, 1.0))
+    recordings = [recording(*rows[:40], *rows[47:]), recording(*rows[::3]), recording(*rows)]
+
+    def paths(stop: int) -> MinutePaths:
+        markets: list[MinutePaths] = []
+        for number, each in enumerate(recordings):
+            known = part_of(each, 0, bisect_left(each.minute, ROW.minute + stop))
+            markets.append(MinutePaths(f"7:{number}", GRIDS["BTC"], known, markets))
+        return markets[-1]
+
+    in_a_row = paths(len(rows))
+    together = [in_a_row.draw(place) for place in range(len(rows))]
+    assert together == [paths(place + 1).draw(place) for place in range(len(rows))]
 
 
 # Fairness on recorded candles; `scripts/benchmark fidelity` judges the whole month on a finer grid

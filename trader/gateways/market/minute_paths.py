@@ -14,10 +14,8 @@ how well it meets the candle's high and low and how usual its stretch is. What r
 would still earn by that is taken away by tilting the choice against them: `path_constants` has the figures.
 """
 
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache, reduce
-from math import copysign, sqrt
 from random import Random
 from typing import Final, NamedTuple
 
@@ -56,6 +54,9 @@ _FEW_SHARE: Final = 0.2
 extreme."""
 _USUAL_BP_MIN: Final = 0.2
 
+_AHEAD: Final = 16
+"""So many minutes are drawn at once."""
+
 _DAY: Final = 1440
 _BETA_PRIOR: Final = 20 * 5e-4**2
 """Betas tend to a sum of one as if 20 more minutes with moves of 5 basis points said so."""
@@ -70,9 +71,12 @@ _KNOTS: Final = [*range(0, SECONDS, 5), SECONDS - 1]
 _AT_KNOTS: Final = np.array(_KNOTS)
 Candle = tuple[int, int, int, int]
 """Low, high, open and close in half ticks."""
+Places = NDArray[np.int64]
+Marks = NDArray[np.int64]
+"""In half ticks, sixty for a minute."""
 
 
-def _knots(rules: Sequence[Sequence[tuple[int, int, int]]]) -> NDArray[np.int64]:
+def _knots(rules: Sequence[Sequence[tuple[int, int, int]]]) -> Places:
     """Return since, at and until of all rules as numbers of knots, a column each."""
     return np.array([[_KNOTS.index(second) for second in rule] for group in rules for rule in group]).T
 
@@ -92,128 +96,149 @@ TILTS: Final = [
 
 
 class Candidates(NamedTuple):
-    """Paths that a minute might have taken beside its leaders'."""
+    """Paths that minutes might have taken beside their leaders'. The minutes are the first axis."""
 
     levels: Floats
-    """A row of sixty for each path, in half ticks."""
+    """Sixty for each path, in half ticks."""
     payoffs: Floats
     """What each rule would earn on each path, as a part of the reach."""
-    reach: float
-    """The range of the minute, or that of a leader if it is larger, as a part of the open."""
-    leaders: int
-    """How many leaders have the minute."""
+    reaches: Floats
+    """The range of each minute, or that of a leader if it is larger, as a part of the open."""
+    fit: NDArray[np.bool_]
+    """Whether any path of the minute can be mapped onto the candle."""
 
 
 class MinutePaths:
-    """Draws the paths of the minutes of one recorded market. `name` is the seed of all its draws."""
+    """Draws the paths of the minutes of one recorded market. `name` is the seed of all its draws.
+
+    Minutes are drawn one by one or many at once, which is faster, with the same paths.
+    """
 
     def __init__(self, name: str, grid: Grid, minutes: Minutes, leaders: Sequence["MinutePaths"] = ()) -> None:
         self._name = name
-        self._minutes = minutes
+        self._minutes: Places = np.array(minutes.minute)
         self._leaders = leaders[:LEADERS_MAX]
         self._pool = walk_pool()
-        self._candles = [corners(grid, minutes[place]) for place in range(len(minutes))]
-        low, high, opened, close = np.array(self._candles, dtype=float).reshape(-1, 4).T
+        self._candles = np.array([corners(grid, minutes[place]) for place in range(len(minutes))], dtype=float)
+        low, high, opened, close = self._candles.reshape(-1, 4).T
         self._moves = (close - opened) / opened
         ranges = (high - low) / opened
         at_edge = ((opened == low) | (opened == high)) * 0.5 + ((close == low) | (close == high)) * 0.5
         few = _FEW_BP / 1e4
         shares = (_trailing(at_edge * ranges, _EDGES_OVER) + _FEW_SHARE * few) / (_trailing(ranges, _EDGES_OVER) + few)
-        self._kinds = np.searchsorted(EDGE_SHARES, shares, side="right")
+        self.kinds = np.searchsorted(EDGE_SHARES, shares, side="right")
+        """The class of each minute, whose weights of kinds its walks have: by the hour before it."""
         counts = np.minimum(np.arange(len(minutes)), _USUAL_OVER)
         usual = np.where(counts, _trailing(ranges, _USUAL_OVER) / np.maximum(counts, 1), ranges)
         self._usual = np.maximum(usual, _USUAL_BP_MIN / 1e4)
         self._betas = lru_cache(maxsize=16)(self._leading_betas)
-        self._levels = lru_cache(maxsize=4)(self._draw)
+        self._drawn: dict[int, Marks] = {}
 
     def draw(self, place: int) -> list[int]:
         """Return the sixty marks of a recorded minute in half ticks, within low and high and touching both."""
-        return self._levels(place)
-
-    def _draw(self, place: int) -> list[int]:
-        candle = low, high, opened, close = self._candles[place]
-        if low == high:
-            return [low] * SECONDS
-        random = Random(f"{self._name}:{self._minutes.minute[place]}").random
-        levels = self._beside(place, random)
-        if levels is None:
-            walk = self._pool.choose(self.kinds(place), cell(opened - low, close - low, high - low), random())
-            levels = _mapped(walk, 0.0, TOP, (walk[0], walk[-1]), candle)
-        # One random offset for all, not the nearest mark for each, leaves small moves their size on average.
-        marks = np.floor(levels + random())
-        path: list[int] = np.minimum(np.maximum(marks, low), high).astype(np.int64).tolist()
-        path[0], path[-1] = opened, close
+        path: list[int] = self._marks(place).tolist()
         return path
 
-    def kinds(self, place: int) -> int:
-        """Return the class of a minute, whose weights of kinds its walks have: by the hour before it."""
-        return int(self._kinds[place])
+    def _marks(self, place: int) -> Marks:
+        if place not in self._drawn:
+            # Who reads on gets the next minutes at once: numpy takes as long to be called as to draw one.
+            count = _AHEAD if place - 1 in self._drawn else 1
+            places = np.arange(place, min(place + count, len(self._minutes)))
+            self._drawn.update(zip(places.tolist(), self._draw(places), strict=True))
+            while len(self._drawn) > 2 * _AHEAD:
+                del self._drawn[next(iter(self._drawn))]
+        return self._drawn[place]
+
+    def _draw(self, places: Places) -> Marks:
+        """Return the marks of minutes, a row for each."""
+        candles, numbers = self._candles[places], self._numbers(places)
+        low, high, opened, close = candles.T[:, :, None]
+        levels = np.repeat(low, SECONDS, axis=1)
+        is_alone = (low < high)[:, 0]
+        for leaders, rows in self._led(places):
+            candidates = self.candidates(places[rows], leaders, numbers[rows, :-2])
+            # Sums of products and not products of matrices, whose last digits depend on the machine.
+            scores = (candidates.payoffs * TILTS[len(leaders) - 1]).sum(axis=-1)
+            chosen = _picks(scores, numbers[rows, -2:-1])[:, 0]
+            levels[rows] = candidates.levels[np.arange(len(rows)), chosen]
+            is_alone[rows] = ~candidates.fit
+        for row in np.flatnonzero(is_alone):
+            levels[row] = self._alone(places[row], float(numbers[row, -2]))
+        # One random offset for all, not the nearest mark for each, leaves small moves their size on average.
+        marks: Marks = np.clip(np.floor(levels + numbers[:, -1:]), low, high).astype(np.int64)
+        marks[:, :1], marks[:, -1:] = opened, close
+        return marks
+
+    def _numbers(self, places: Places) -> Floats:
+        """Return random numbers in [0, 1), a row for each minute: for its candidates, its choice and its rounding."""
+        count = 3 + CANDIDATES if self._leaders else 2
+        randoms = [Random(f"{self._name}:{minute}").random for minute in self._minutes[places].tolist()]
+        return np.array([[random() for _ in range(count)] for random in randoms])
+
+    def _alone(self, place: int, chance: float) -> Floats:
+        """Return the levels of a minute with a range that is drawn beside no other market."""
+        low, high, opened, close = candle = self._candles[place]
+        walk = self._pool.choose(self.kinds[place], cell(opened - low, close - low, high - low), chance)
+        return _mapped(walk, 0.0, TOP, (walk[0], walk[-1]), candle)
 
     # --- beside leaders -----------------------------------------------------------------------------------------------
 
-    def _beside(self, place: int, random: Callable[[], float]) -> Floats | None:
-        """Return a path that moves with the leaders; None where `candidates` returns none."""
-        candidates = self.candidates(place, random)
-        if candidates is None:
-            return None
-        # Sums of products and not products of matrices, whose last digits depend on the machine.
-        scores = (candidates.payoffs * TILTS[candidates.leaders - 1]).sum(axis=1)
-        sums = np.cumsum(np.exp(scores - scores.max()))
-        chosen: Floats = candidates.levels[min(int(np.searchsorted(sums, random() * sums[-1])), KEPT - 1)]
-        return chosen
+    def _led(self, places: Places) -> Iterator[tuple[tuple[int, ...], Places]]:
+        """Return which leaders have a minute, by their numbers, and the rows of such minutes that have a range."""
+        low, high, *_ = self._candles[places].T
+        rows_of: dict[tuple[int, ...], list[int]] = {}
+        present = np.array([leader.has(self._minutes[places]) for leader in self._leaders]).reshape(-1, len(places))
+        for row in np.flatnonzero(low < high).tolist():
+            rows_of.setdefault(tuple(np.flatnonzero(present[:, row]).tolist()), []).append(row)
+        return ((leaders, np.array(rows)) for leaders, rows in rows_of.items() if leaders)
 
-    def candidates(self, place: int, random: Callable[[], float]) -> Candidates | None:
-        """Return paths of a minute with a range. `random` draws numbers in [0, 1).
-
-        None where no leader has the minute, or no path can be mapped onto the candle.
-        """
-        minute = self._minutes.minute[place]
-        candle = low, high, opened, close = self._candles[place]
-        leading = {number: leader.moved(minute) for number, leader in enumerate(self._leaders)}
-        present = {number: moved for number, moved in leading.items() if moved is not None}
-        if not present:
-            return None
-        together, each = self._betas(minute // _DAY, tuple(present))
-        moves = opened * np.array([*present.values()])
+    def candidates(self, places: Places, leaders: tuple[int, ...], numbers: Floats) -> Candidates:
+        """Return paths of minutes with a range that these leaders have; `numbers` in [0, 1) choose them."""
+        minutes = self._minutes[places]
+        low, high, opened, close = candle = self._candles[places].T[:, :, None]
+        moves = opened * np.array([self._leaders[number].moved(minutes) for number in leaders])
+        betas = np.array([self._betas(day, leaders) for day in (minutes // _DAY).tolist()])
+        together, each = betas.T.reshape(2, len(leaders), -1, 1)
         led, alone = (together * moves).sum(axis=0), each * moves
-        usual = float(self._usual[place]) * opened
-        net = close - opened - float(led[-1])
-        net = copysign(max(abs(net), _NET_MIN * usual), net)
-        kept_at, *chances = [random() for _ in range(CANDIDATES + 1)]
-        walks, scales = self._pool.sample(self.kinds(place), np.array(chances))
-        stretches = net / walks[:, -1]
-        levels = led + stretches[:, None] * walks
-        end = float(led[-1]) + net
-        levels[:, -1] = end  # to the last digit, so that no path goes beyond its end by rounding
-        bottoms, tops = levels.min(axis=1), levels.max(axis=1)
-        size = sqrt(max(float(led.max() - led.min()), _LED_MIN * usual) * usual)
+        usual = self._usual[places, None] * opened
+        net = close - opened - led[:, -1:]
+        net = np.copysign(np.maximum(np.abs(net), _NET_MIN * usual), net)
+        end = led[:, -1:] + net
+        walks, scales = self._pool.sample(self.kinds[places], numbers[:, 1:])
+        stretches = net / walks[..., -1]
+        levels = led[:, None] + stretches[..., None] * walks
+        levels[..., -1] = end  # to the last digit, so that no path goes beyond its end by rounding
+        bottoms, tops = levels.min(axis=-1), levels.max(axis=-1)
+        size = np.sqrt(np.maximum(np.ptp(led, axis=1, keepdims=True), _LED_MIN * usual) * usual)
         mean, deviation = _STRETCH
         unusual = (np.log(np.abs(stretches) / scales / size) - mean) / deviation
         misses = ((tops - (high - opened)) ** 2 + (bottoms - (low - opened)) ** 2) / (_MISS * (high - low)) ** 2
-        scores = np.where(_touches(bottoms, tops, (0.0, end), candle), -0.5 * (misses + unusual**2), _UNFIT)
-        best = scores.max()
-        if best == _UNFIT:
-            return None
-        sums = np.cumsum(np.exp(scores - best))
-        kept = np.minimum(np.searchsorted(sums, (kept_at + _PLACES) / KEPT * sums[-1]), CANDIDATES - 1)
-        levels = _mapped(levels.take(kept, axis=0), bottoms[kept, None], tops[kept, None], (0.0, end), candle)
-        own = levels.take(_AT_KNOTS, axis=1) - opened
-        reach = max(high - low, float((alone.max(axis=1) - alone.min(axis=1)).max()))
-        return Candidates(levels, _payoffs(own, alone.take(_AT_KNOTS, axis=1)) / reach, reach / opened, len(present))
+        scores = np.where(_touches(bottoms, tops, end, candle), -0.5 * (misses + unusual**2), _UNFIT)
+        kept = _picks(scores, (numbers[:, :1] + _PLACES) / KEPT)
+        rows = np.arange(len(places))[:, None]
+        at_bottom, at_top = bottoms[rows, kept, None], tops[rows, kept, None]
+        levels = _mapped(levels[rows, kept], at_bottom, at_top, (0.0, end[..., None]), candle[..., None])
+        own = levels[..., _AT_KNOTS] - opened[..., None]
+        reach = np.maximum(high - low, np.ptp(alone, axis=2, keepdims=True).max(axis=0))
+        payoffs = _payoffs(own, alone[..., _AT_KNOTS]) / reach[..., None]
+        return Candidates(levels, payoffs, (reach / opened)[:, 0], scores.max(axis=1) > _UNFIT)
 
-    def moved(self, minute: int) -> Floats | None:
-        """Return by how much of its open the price has risen at each second of a minute; None within a gap."""
-        place = bisect_left(self._minutes.minute, minute)
-        if place == len(self._minutes) or self._minutes.minute[place] != minute:
-            return None
-        marks = np.array(self.draw(place), dtype=float)
-        moves: Floats = marks / marks[0] - 1
+    def has(self, minutes: Places) -> NDArray[np.bool_]:
+        """Return whether each minute is recorded."""
+        places = np.searchsorted(self._minutes, minutes)
+        recorded: NDArray[np.bool_] = self._minutes.take(places, mode="clip") == minutes
+        return recorded
+
+    def moved(self, minutes: Places) -> Floats:
+        """Return by how much of its open the price has risen at each second of recorded minutes."""
+        marks = np.array([self._marks(place) for place in np.searchsorted(self._minutes, minutes).tolist()])
+        moves: Floats = marks / marks[:, :1] - 1
         return moves
 
-    def _leading_betas(self, day: int, present: tuple[int, ...]) -> tuple[Floats, Floats]:
-        """Return the betas to these leaders together, and those to each of them alone, as columns."""
+    def _leading_betas(self, day: int, present: tuple[int, ...]) -> Floats:
+        """Return, for each of these leaders, the beta to it beside the others, and that to it alone, as columns."""
         alone = np.concatenate([self._day_betas(day, (number,)) for number in present])
-        return self._day_betas(day, present)[:, None], alone[:, None]
+        return np.column_stack([self._day_betas(day, present), alone])
 
     def _day_betas(self, day: int, present: tuple[int, ...]) -> Floats:
         """Return the betas to these leaders, by least squares over the moves of the minutes of the day before."""
@@ -228,14 +253,15 @@ class MinutePaths:
         betas: Floats = np.round(np.linalg.solve(products + _BETA_PRIOR * np.eye(count), wanted), 6)
         return betas
 
-    def minutes_between(self, begin: int, stop: int) -> NDArray[np.int64]:
+    def minutes_between(self, begin: int, stop: int) -> Places:
         """Return the recorded minutes in [begin, stop)."""
-        minutes = self._minutes.minute
-        return np.array(minutes[bisect_left(minutes, begin) : bisect_left(minutes, stop)], dtype=np.int64)
+        first, last = np.searchsorted(self._minutes, (begin, stop))
+        minutes: Places = self._minutes[first:last]
+        return minutes
 
-    def moves(self, minutes: NDArray[np.int64]) -> Floats:
+    def moves(self, minutes: Places) -> Floats:
         """Return by how much of their opens recorded minutes closed higher."""
-        moves: Floats = self._moves[np.searchsorted(np.array(self._minutes.minute), minutes)]
+        moves: Floats = self._moves[np.searchsorted(self._minutes, minutes)]
         return moves
 
 
@@ -247,16 +273,24 @@ def _trailing(values: Floats, count: int) -> Floats:
     return trailing
 
 
+def _picks(scores: Floats, chances: Floats) -> Places:
+    """Return, in each row, the places of choices by chances in [0, 1), in proportion to the exponentials of scores."""
+    sums = np.cumsum(np.exp(scores - scores.max(axis=1, keepdims=True)), axis=1)
+    places = (sums[:, None] < (chances * sums[:, -1:])[..., None]).sum(axis=-1)
+    picks: Places = np.minimum(places, scores.shape[1] - 1)
+    return picks
+
+
 def _payoffs(own: Floats, led: Floats) -> Floats:
     """Return what each rule earns on each path.
 
-    `own` has a row for each path, `led` one for each leader: its beta times its move. The rules across markets come
-    four times for each leader: that the market catches up with it, follows it, is followed by it, and is caught up with
-    by it.
+    `own` has minutes, paths and knots; `led` has leaders, minutes and knots: its beta times its move. The rules across
+    markets come four times for each leader: that the market catches up with it, follows it, is followed by it, and is
+    caught up with by it.
     """
     all_past, all_later = _looks(own, _RULES)
-    past, later = all_past[:, :_ACROSS], all_later[:, :_ACROSS]
-    led_past, led_later = _looks(led[:, None], _RULES[:, :_ACROSS])
+    past, later = all_past[..., :_ACROSS], all_later[..., :_ACROSS]
+    led_past, led_later = _looks(led[:, :, None], _RULES[:, :_ACROSS])
     across = [
         np.sign(led_past - past) * later,
         np.sign(led_past) * later,
@@ -264,41 +298,38 @@ def _payoffs(own: Floats, led: Floats) -> Floats:
         np.sign(_COUNTER * past - led_past) * led_later,
     ]
     return np.concatenate(
-        [*(each for by_leader in across for each in by_leader), np.sign(all_past) * all_later], axis=1
+        [*(each for by_leader in across for each in by_leader), np.sign(all_past) * all_later], axis=-1
     )
 
 
-def _looks(paths: Floats, rules: NDArray[np.int64]) -> tuple[Floats, Floats]:
+def _looks(paths: Floats, rules: Places) -> tuple[Floats, Floats]:
     """Return the move that each rule looks at, and the one that it earns or loses by. Time is the last axis."""
-    levels = paths.take(rules, axis=-1)
-    moves = levels[..., 1:, :] - levels[..., :-1, :]
-    return moves[..., 0, :], moves[..., 1, :]
+    since, at, until = (paths.take(knots, axis=-1) for knots in rules)
+    return at - since, until - at
 
 
-def _touches(bottoms: Floats, tops: Floats, ends: tuple[float, float], candle: Candle) -> NDArray[np.bool_]:
-    """Return whether each path goes beyond its ends where the candle does."""
+def _touches(bottoms: Floats, tops: Floats, end: Floats, candle: Floats) -> NDArray[np.bool_]:
+    """Return whether each path from 0 to its end goes beyond both where the candle does."""
     low, high, opened, close = candle
-    is_above = (tops > max(ends)) | (high == max(opened, close))
-    is_below = (bottoms < min(ends)) | (low == min(opened, close))
+    is_above = (tops > np.maximum(end, 0)) | (high == np.maximum(opened, close))
+    is_below = (bottoms < np.minimum(end, 0)) | (low == np.minimum(opened, close))
     touches: NDArray[np.bool_] = is_above & is_below
     return touches
 
 
 def _mapped(
-    levels: Floats, bottoms: Floats | float, tops: Floats | float, ends: tuple[float, float], candle: Candle
+    levels: Floats, bottoms: Floats | float, tops: Floats | float, ends: tuple[Floats | float, Floats], candle: Floats
 ) -> Floats:
     """Map paths with these two ends piecewise linearly: bottom to low, the ends to open and close, top to high."""
     low, high, opened, close = candle
-    first, second = min(ends), max(ends)
-    at_first, at_second = min(opened, close), max(opened, close)
+    first, second = np.minimum(*ends), np.maximum(*ends)
+    at_first, at_second = np.minimum(opened, close), np.maximum(opened, close)
     lower = (at_first - low) / np.maximum(first - bottoms, _NO_MOVE)
-    middle = (at_second - at_first) / max(second - first, _NO_MOVE)
+    middle = (at_second - at_first) / np.maximum(second - first, _NO_MOVE)
     upper = (high - at_second) / np.maximum(tops - second, _NO_MOVE)
-    return np.where(
-        levels <= first,
-        low + (levels - bottoms) * lower,
-        np.where(levels < second, at_first + (levels - first) * middle, high - (tops - levels) * upper),
-    )
+    between = np.where(levels < second, at_first + (levels - first) * middle, high - (tops - levels) * upper)
+    mapped: Floats = np.where(levels <= first, low + (levels - bottoms) * lower, between)
+    return mapped
 
 
 def corners(grid: Grid, row: Row) -> Candle:

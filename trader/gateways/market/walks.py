@@ -212,7 +212,10 @@ class WalkPool:
         self.scales = self.parts * len(_SIGNS) / TOP
         """What makes heights of a walk parts of the mean range of its family."""
         self._in_cells = [[self._in_cell(cell, weights) for cell in range(CELLS)] for weights in KIND_WEIGHTS]
-        self._free = [self._with_a_net_move(weights) for weights in KIND_WEIGHTS]
+        self._from_0 = self.heights.astype(np.int32) - self.heights[:, :1]
+        self._free = np.flatnonzero(np.abs(self._from_0[:, -1] * self.scales) > _NET_MIN)
+        """The walks that end away from where they began."""
+        self._free_sums = [np.cumsum(self._family_weights(weights)[self._free]) for weights in KIND_WEIGHTS]
 
     def _sort(self, heights: Floats, first: int) -> None:
         for place, (opened, close) in enumerate(heights[:, [0, -1]].tolist(), start=first):
@@ -236,12 +239,6 @@ class WalkPool:
         walks = np.array(members) >> 1
         return members, array("d", np.cumsum((self._family_weights(weights) * self.parts)[walks]).tobytes())
 
-    def _with_a_net_move(self, weights: Sequence[float]) -> tuple[NDArray[np.int64], Floats]:
-        """Return the walks that end away from where they began, and the cumulative sums of their families' weights."""
-        net = (self.heights[:, -1].astype(float) - self.heights[:, 0]) * self.scales
-        walks = np.flatnonzero(np.abs(net) > _NET_MIN)
-        return walks, np.cumsum(self._family_weights(weights)[walks])
-
     def choose(self, kinds: int, number: int, chance: float) -> Floats:
         """Return the heights of a walk of a cell by a chance in [0, 1), in proportion to weight × range."""
         members, sums = self._in_cells[kinds][number]
@@ -249,15 +246,20 @@ class WalkPool:
         walk: Floats = self.heights[choice >> 1].astype(float)
         return TOP - walk if choice & 1 else walk
 
-    def sample(self, kinds: int, chances: Floats) -> tuple[Floats, Floats]:
-        """Return one walk for each chance, by the weights of their families, from 0 on, in heights, and its scale.
+    def sample(self, kinds: NDArray[np.int64], chances: Floats) -> tuple[Floats, Floats]:
+        """Return a walk for each chance, by the weights of their families, from 0 on, in heights, and its scale.
 
-        Times its scale a walk is in parts of the mean range of its family.
+        `kinds` has the class of weights of each row of chances. Times its scale a walk is in parts of the mean range of
+        its family.
         """
-        walks, sums = self._free[kinds]
-        chosen = walks[np.minimum(np.searchsorted(sums, chances * sums[-1], side="right"), len(walks) - 1)]
-        heights = self.heights.take(chosen, axis=0).astype(float)
-        return heights - heights[:, :1], self.scales[chosen]
+        chosen = np.array(
+            [
+                np.searchsorted(sums, row * sums[-1], side="right")
+                for sums, row in zip((self._free_sums[number] for number in kinds), chances, strict=True)
+            ]
+        )
+        walks = self._free.take(chosen, mode="clip")
+        return self._from_0.take(walks, axis=0).astype(float), self.scales[walks]
 
 
 @cache
