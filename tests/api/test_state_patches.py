@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trader.api.state_patches import encode_patch
+from trader.api.state_patches import encode_patch, revalue
 
 figures = st.none() | st.integers(-3, 3) | st.sampled_from(["0.1", "0.2"])
 positions = st.fixed_dictionaries(
@@ -35,6 +35,8 @@ def applied(state: Any, patch: Any) -> Any:
     """What `applyPatch` of `events.js` does."""
     if not isinstance(patch, dict):
         return patch
+    if marks := patch.pop("@", None):
+        revalue(state, marks)
     for key in patch.pop("-", []):
         del state[key]
     for index, item in patch.pop("+", []):
@@ -79,3 +81,22 @@ def test_items_that_change_alike_share_the_names_of_what_has_changed() -> None:
     [[paths, rows]] = patch["="]
     assert paths == [["cash"], ["positions", "0", "pnl"]]
     assert sorted(rows) == [[0, 5, 5], [2, 6, 6], [3, 7, 7]]
+
+
+def test_of_positions_that_only_moved_with_their_marks_a_patch_has_the_marks() -> None:
+    def state(mark: str, notional: str, gain: str, total: float, cash: float, *more: dict[str, Any]) -> bytes:
+        held = {"id": "p", "symbol": "BTC", "side": "SHORT", "quantity": "0.25", "currentPrice": mark}
+        positions = [{**held, "notional": notional, "unrealizedPnl": gain}, *more]
+        entry = {"modelId": "a", "positions": positions, "totalUnrealizedPnl": total, "availableCash": cash}
+        return msgspec.json.encode([entry])
+
+    old = state("100.1", "25.025", "-0.025", -0.025, 900.5)
+    new = state("99.9", "24.975", "0.025", 0.025, 900.55)
+    assert msgspec.json.decode(encode_patch(old, new)) == {"@": {"BTC": "99.9"}}
+    assert msgspec.json.decode(encode_patch(old, old)) == {}
+    added = {"id": "q", "symbol": "ETH", "currentPrice": "5"}
+    opened = state("99.9", "24.975", "0.025", 0.025, 850, added)
+    assert msgspec.json.decode(encode_patch(old, opened)) == {
+        "@": {"BTC": "99.9"},
+        "0": {"positions": {"+": [[1, added]]}, "availableCash": 850},
+    }

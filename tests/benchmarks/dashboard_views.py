@@ -1,7 +1,8 @@
 """What each view of the dashboard costs its reader with 100 rule models that trade: bytes, jumps, and tasks.
 
-Every view is open in a browser of its own behind a forwarder that counts what is sent to it, two at a time, and nobody
-touches them. More at once on two cores fall behind, and are sent whole states instead of what has changed.
+Every view is open in a browser of its own behind a forwarder that counts what is sent to it, and nobody touches them.
+They are opened two at a time, since more on two cores would fall behind and be sent whole states instead of what has
+changed; then all are watched together.
 """
 
 import asyncio
@@ -10,9 +11,11 @@ import sys
 import tempfile
 from contextlib import AsyncExitStack
 from pathlib import Path
+from statistics import mean
 from typing import Any, Final
 
 from benchmarks.figures import Figures
+from benchmarks.stream_bytes import POSITIONS_MAX_KB, read
 from support.chromium import Tab, open_tab
 from support.process import ServiceProcess, serving
 from support.switch import switching
@@ -24,6 +27,8 @@ OWN_TASK_MAX_MS: Final = 50.0
 AT_ONCE: Final = 2
 SETTLED_S: Final = 20.0
 """After which a view has read what it shows at first."""
+READ_S: Final = 120.0
+"""For how long the messages of positions are read beside the views."""
 
 SIZE: Final[dict[str, Any]] = {"width": 1440, "height": 900, "deviceScaleFactor": 1, "mobile": False}
 
@@ -47,6 +52,10 @@ async def measure_views(figures: Figures, folder: Path, minutes: float, *, shows
                     group.create_task(watch(service.url, path, Path(scratch) / str(number), minutes * 60, places))
                     for number, path in enumerate(views)
                 ]
+                reading = group.create_task(read(int(service.url.rpartition(":")[2]), READ_S))
+        held = len(await service.call("trading.getPositions"))
+    raw = reading.result()[1]["positions, raw"]
+    figures.show(f"position message, raw, {held} positions", mean(raw) / 1e3, "kB", at_most=POSITIONS_MAX_KB)
     for path, task in zip(views, watches, strict=True):
         first, later, jumps, own_ms = task.result()
         hour = (first + later * (HOUR_S - SETTLED_S) / (minutes * 60)) / 1e6
@@ -70,19 +79,20 @@ async def views_of(service: ServiceProcess) -> list[str]:
 async def watch(
     url: str, path: str, profile: Path, seconds: float, places: asyncio.Semaphore
 ) -> tuple[int, int, list[Any], float]:
-    """Keep a view open when there is a place.
+    """Open a view when there is a place, which it leaves when it has settled, and keep it open.
 
     Return the bytes until it has settled and after that, its jumps, and its longest task in ms.
     """
-    async with places, AsyncExitStack() as stack:
+    async with AsyncExitStack() as stack:
         switch = await stack.enter_async_context(switching())
         switch.to(url)
         rule = f"--host-resolver-rules=MAP {url.removeprefix('http://')} {switch.url.removeprefix('http://')}"
-        tab = await stack.enter_async_context(open_tab(profile, "about:blank#start", rule))
-        await tab.command("Emulation.setDeviceMetricsOverride", **SIZE)
-        await tab.command("Page.addScriptToEvaluateOnNewDocument", source=OBSERVE)
-        await tab.command("Page.navigate", url=f"{url}/#/{path}")
-        await asyncio.sleep(SETTLED_S)
+        async with places:
+            tab = await stack.enter_async_context(open_tab(profile, "about:blank#start", rule))
+            await tab.command("Emulation.setDeviceMetricsOverride", **SIZE)
+            await tab.command("Page.addScriptToEvaluateOnNewDocument", source=OBSERVE)
+            await tab.command("Page.navigate", url=f"{url}/#/{path}")
+            await asyncio.sleep(SETTLED_S)
         first = switch.bytes_back
         await tab.command("Tracing.start", transferMode="ReturnAsStream", traceConfig=TRACED)
         await asyncio.sleep(seconds)

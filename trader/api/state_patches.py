@@ -8,25 +8,83 @@ index and a new item, in ascending order. Items of a list are the same when they
 Many items of a state that is a list, or of a list that is a member of it, change in the same way. They are written as
 tables under `=`, so that the names are there once: pairs of the paths of what has changed, and rows of an index with
 the value at each path.
+
+Of positions most changes follow from a few marks: under `@` are those that have changed, by symbol. The client values
+what it has at them, as `revalue` does, before it applies the rest of the patch, which holds what does not follow.
 """
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal, localcontext
+from typing import Any, Final
 
 import msgspec
 
+from trader.domain.money import ZERO, format_decimal
+
 _UNCHANGED: Any = object()
+
+EXACT: Final = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)
+"""Decimal arithmetic without rounding, as that of a client with whole numbers of any size."""
+
+PLAIN_MAX: Final = 10**15
+"""Numbers from 1 to here are written without an exponent in Python and in JavaScript."""
 
 
 def encode_patch(old: bytes, new: bytes) -> bytes:
     """Return the patch that makes the new state of the old one; both are the JSON text of an object or a list."""
     before, after = msgspec.json.decode(old), msgspec.json.decode(new)
+    marks = _changed_marks(before, after)
+    if marks:
+        revalue(before, marks)
     patch = _change(before, after)
     if isinstance(after, dict) and isinstance(patch, dict):
         patch = {key: _tabulated(change, after.get(key)) for key, change in patch.items()}
     else:
         patch = _tabulated(patch, after)
-    return msgspec.json.encode({} if patch is _UNCHANGED else patch)
+    patch = {} if patch is _UNCHANGED else patch
+    return msgspec.json.encode({"@": marks, **patch} if marks and isinstance(patch, dict) else patch)
+
+
+def _changed_marks(before: Any, after: Any) -> dict[str, str]:
+    """Return the new marks by symbol, as text, of the positions in two states; empty of other states."""
+    marks_before, marks = (dict(_marks(state)) for state in (before, after))
+    return {symbol: mark for symbol, mark in marks.items() if marks_before.get(symbol, mark) != mark}
+
+
+def _marks(state: Any) -> Iterator[tuple[str, str]]:
+    for entry in state if isinstance(state, list) else ():
+        for position in entry.get("positions", ()) if isinstance(entry, dict) else ():
+            if position.get("currentPrice") is not None:
+                yield position["symbol"], position["currentPrice"]
+
+
+def revalue(entries: list[dict[str, Any]], marks: Mapping[str, str]) -> None:
+    """Value the positions of a state at new marks, and add what they have gained to the sums of their models, exactly.
+
+    An availableCash that may be written with an exponent is left as it is.
+    """
+    with localcontext(EXACT):
+        for entry in entries:
+            positions = entry.get("positions", ())
+            gain = sum((_revalue(position, marks) for position in positions), ZERO)
+            if entry.get("totalUnrealizedPnl") is not None:
+                total = sum((Decimal(position["unrealizedPnl"] or 0) for position in positions), ZERO)
+                entry["totalUnrealizedPnl"] = float(total)
+            if gain and 1 <= (entry.get("availableCash") or 0) < PLAIN_MAX:
+                entry["availableCash"] = float(Decimal(repr(entry["availableCash"])) + gain)
+
+
+def _revalue(position: dict[str, Any], marks: Mapping[str, str]) -> Decimal:
+    """Value a position at its mark, and return what it has gained."""
+    mark, last = marks.get(position["symbol"]), position["currentPrice"]
+    if mark is None or last is None:
+        return ZERO
+    quantity = Decimal(position["quantity"])
+    gain = quantity * (Decimal(mark) - Decimal(last)) * (1 if position["side"] == "LONG" else -1)
+    position["currentPrice"] = mark
+    position["notional"] = format_decimal(quantity * Decimal(mark))
+    position["unrealizedPnl"] = format_decimal(Decimal(position["unrealizedPnl"]) + gain)
+    return gain
 
 
 def _tabulated(patch: Any, after: Any) -> Any:

@@ -21,7 +21,7 @@ _FONT_FACE: Final = re.compile(r"@font-face \{[^}]*\}")
 
 def document(title: str, body: str, data: Mapping[str, Any] | None = None) -> str:
     """Return an HTML document in the style of the dashboard, with the charts of `data` if there are any."""
-    styles = ("vendor/uplot.css", "base.css", "parts.css", "report.css") if data else ("base.css", "report.css")
+    styles = ("base.css", "parts.css", "report.css") if data else ("base.css", "report.css")
     style = _FONT_FACE.sub("", "".join(text_of(name) for name in styles))  # the font is not worth 64 kB here
     # Nobody whose text is in the body can know its digest in advance, so no script in such a text has the nonce.
     nonce = sha256(body.encode()).hexdigest()

@@ -1,8 +1,11 @@
 """The modules of the page without a browser: patches, a connection that falls silent, and what is said of it."""
 
 import json
+import random
 import shutil
 import subprocess
+from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import pytest
 
 from trader.api.dashboard import assets
 from trader.api.state_patches import encode_patch
+from trader.domain.money import format_decimal
 
 SCRIPT = Path(__file__).with_name("modules.mjs")
 PING_S, SILENT_S, REFUSED_S = 15, 19, 6
@@ -24,7 +28,39 @@ def entries(*cash: int, more: int = 0) -> list[dict[str, Any]]:
     ]
 
 
+def held(rng: random.Random, marks: list[Decimal], cash: Decimal) -> list[dict[str, Any]]:
+    """A state of positions in these marks as the service sends it; quantities are those of the seed."""
+    entries = []
+    for number in range(20):
+        positions, total = [], Decimal(0)
+        for symbol, mark in enumerate(marks):
+            side, quantity = rng.choice([1, -1]), Decimal(rng.randint(1, 10**6)).scaleb(-rng.randint(0, 6))
+            gain = side * (quantity * mark - Decimal(rng.randint(1, 10**9)) / 7)
+            total += gain
+            positions.append({
+                "id": str(symbol), "symbol": str(symbol), "side": "LONG" if side > 0 else "SHORT",
+                "quantity": format_decimal(quantity), "currentPrice": format_decimal(mark),
+                "notional": format_decimal(quantity * mark), "unrealizedPnl": format_decimal(gain),
+            })  # fmt: skip
+        entries.append({
+            "modelId": str(number), "positions": positions, "totalUnrealizedPnl": float(total),
+            "availableCash": float(max(Decimal(0), cash + total)),
+        })  # fmt: skip
+    return entries
+
+
+def revaluations() -> Iterator[tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
+    """Pairs of states that differ in their marks, and in what follows from them."""
+    rng = random.Random(7)
+    for seed in range(10):
+        cash = Decimal(rng.randint(0, 10**12)) / 3
+        marks = [[Decimal(rng.randint(1, 10**9)).scaleb(-place) for place in (0, 2, 8)] for _ in range(2)]
+        old, new = (held(random.Random(seed), each, cash) for each in marks)
+        yield old, new
+
+
 CHANGES = [
+    *revaluations(),
     (entries(1, 2, 3), entries(4, 5, 6)),
     (entries(1, 2, 3), entries(1, 2, 4)),
     (entries(1, 2, 3, 4), entries(5, 6, 7, 8, more=1)),

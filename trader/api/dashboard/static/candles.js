@@ -16,6 +16,7 @@ const HEIGHT_PX = 380
 const WORDS_MAX = 16
 const LEVELS_MAX = 3
 const BARS = 120
+const TRADES = 500
 const AROUND = 0.4
 const AROUND_BARS = 20
 export const PRICES_MS = 10_000
@@ -166,7 +167,7 @@ export function MarketPage({ route, id: symbol }) {
   const modelId = route.query.get('model') ?? ''
   const prices = useAnswer('trading.getCryptoPrices', {}, PRICES_MS)
   const entry = useAnswer('trading.getCandles', { symbol, interval }, CANDLES_MS)
-  const { trades } = useTrades({ symbol, limit: 500, modelId })
+  const { trades } = useTrades({ symbol, limit: TRADES, modelId }) // as the table below asks
   const [older, setOlder] = useState({ key: '', pages: [] })
   const key = `${symbol} ${interval}`
   const pages = older.key === key ? older.pages : []
@@ -195,7 +196,7 @@ export function MarketPage({ route, id: symbol }) {
       <p class="soft small">${positions.length > LEVELS_MAX ? `Stops, targets and liquidation prices are drawn for ${LEVELS_MAX} positions at most: choose a model.` : '\u00a0'}</p>
     </div></${Panel}>
     <${Positions} only=${position => position.symbol === symbol && (!modelId || position.modelId === modelId)} title=${`Positions in ${symbol}`} />
-    ${state.positions && html`<${Trades} symbol=${symbol} modelId=${modelId || undefined} title=${`Trades in ${symbol}`} />`}`
+    ${state.positions && html`<${Trades} symbol=${symbol} limit=${TRADES} modelId=${modelId || undefined} title=${`Trades in ${symbol}`} />`}`
 }
 
 const COLUMNS = ['times', 'open', 'high', 'low', 'close', 'volume']

@@ -2,8 +2,8 @@
 const FALLBACK = '#6b7686'
 
 function channels(color) {
-  const found = /^#([0-9a-f]{2})([0-9a-f]{2})([0-9a-f]{2})$/i.exec(color ?? '')
-  return (found ?? /^#(..)(..)(..)$/.exec(FALLBACK)).slice(1).map(part => parseInt(part, 16))
+  const digits = /^#[0-9a-f]{6}$/i.test(color) ? color : FALLBACK
+  return [1, 3, 5].map(place => parseInt(digits.slice(place, place + 2), 16))
 }
 
 function luminance(parts) {

@@ -24,6 +24,10 @@ export function ModelName({ id, name, color, isLinked = true }) {
     : html`<span class="name" title=${whole}>${content}</span>`
 }
 
+/** The column of a table whose rows belong to models. */
+export const modelColumn = known => ({ key: 'model', title: 'Model', isText: true, by: row => row.modelName.toLowerCase(), cell: row => html`<${ModelName} id=${row.modelId}
+  name=${row.modelName} color=${known.colorOf(row.modelId, row.modelVariant)} isLinked=${known.byId.has(row.modelId)} />` })
+
 export const VariantName = ({ variant }) => (variant
   ? html`<a class="soft" href=${`#/variants/${variant}`}>${variant}</a>` : html`<span class="soft">manual</span>`)
 
@@ -86,7 +90,7 @@ const STAGE_MS = 400
  * `isEven` gives all the same width, whatever stands in them. `rows` keep their order until a head is pressed, and the address keeps that. A row of the page shows whatever comes to its place: none is moved, so
  * that the page does not jump under a reader.
  */
-export function Table({ label, columns, rows, empty, rowClass, first = STEP, isEven = false }) {
+export function Table({ label, columns, rows, empty, first = STEP, isEven = false }) {
   const [order, setOrder] = useChosen(`sort-${slugOf(label)}`, '') // the key of a column, after a minus when descending
   const [limit, setLimit] = useState(first)
   if (!rows.length) return html`<p class="empty">${empty}</p>`
@@ -99,7 +103,7 @@ export function Table({ label, columns, rows, empty, rowClass, first = STEP, isE
   return html`<div class="scroll" role="group" tabindex="0" aria-label=${`${label}, table`}><table class=${isEven ? 'even' : ''}>
     <thead><tr>${columns.map(one => html`<th key=${one.key} scope="col" class=${kind(one)} aria-sort=${sortOf(one.key)}>
       ${one.by ? html`<button type="button" onClick=${() => press(one.key)}>${one.title}</button>` : one.title}</th>`)}</tr></thead>
-    <tbody>${sorted.slice(0, limit).map((row, place) => html`<tr key=${place} class=${rowClass?.(row) ?? ''}>
+    <tbody>${sorted.slice(0, limit).map((row, place) => html`<tr key=${place}>
       ${columns.map(one => html`<td key=${one.key} class=${kind(one)} data-label=${one.title}>${one.cell(row)}</td>`)}</tr>`)}</tbody>
   </table></div>
   <p class="more">${rows.length > limit && html`<button class="button" type="button" onClick=${() => setLimit(limit + STEP)}>

@@ -11,7 +11,8 @@ const AGAIN_MS = 2_000
 /** Apply a patch of the service to a state. Return the new state; the old one is used up. */
 export function applyPatch(state, patch) {
   if (!isObject(patch)) return patch
-  const { '-': gone = [], '+': added = [], '=': tables = [], ...changes } = patch
+  const { '@': marks, '-': gone = [], '+': added = [], '=': tables = [], ...changes } = patch
+  if (marks) state.forEach(entry => revalue(entry, marks))
   for (const key of gone) Array.isArray(state) ? state.splice(key, 1) : delete state[key]
   for (const [index, item] of added) state.splice(index, 0, item)
   for (const [paths, rows] of tables) for (const [index, ...values] of rows) changes[index] = patchOf(paths, values)
@@ -20,6 +21,40 @@ export function applyPatch(state, patch) {
     state[key] = isPatch ? applyPatch(state[key], change) : change
   }
   return state
+}
+
+// Decimals as whole numbers with so many digits behind the point, which no product of an amount and a price exceeds.
+const PLACES = 60
+const ONE = 10n ** BigInt(PLACES)
+
+function decimal(text) {
+  const [whole, part = ''] = `${text}`.split('.')
+  return BigInt(whole + part.padEnd(PLACES, '0'))
+}
+
+function textOf(value) {
+  const text = `${value < 0 ? -value : value}`.padStart(PLACES + 1, '0')
+  return (value < 0 ? '-' : '') + `${text.slice(0, -PLACES)}.${text.slice(-PLACES)}`.replace(/\.?0*$/, '')
+}
+
+/** Value the positions of a model at new marks, exactly. */
+function revalue(entry, marks) {
+  let [gained, total] = [0n, 0n]
+  for (const position of entry.positions) {
+    const mark = marks[position.symbol]
+    if (mark && position.currentPrice) {
+      const amount = decimal(position.quantity)
+      const gain = amount * (decimal(mark) - decimal(position.currentPrice)) / (position.side === 'LONG' ? ONE : -ONE)
+      position.currentPrice = mark
+      position.notional = textOf(amount * decimal(mark) / ONE)
+      position.unrealizedPnl = textOf(decimal(position.unrealizedPnl) + gain)
+      gained += gain
+    }
+    total += decimal(position.unrealizedPnl ?? 0)
+  }
+  const { totalUnrealizedPnl, availableCash: cash } = entry
+  if (totalUnrealizedPnl != null) entry.totalUnrealizedPnl = Number(textOf(total))
+  if (gained && cash >= 1 && cash < 1e15) entry.availableCash = Number(textOf(decimal(cash) + gained))
 }
 
 /** The patch that has each value at its path. */

@@ -1,7 +1,7 @@
 // Open positions, live, and completed trades: tables, sums and filters.
 import { useChosen } from './address.js'
 import { call, useAnswer } from './answers.js'
-import { Choice, Failed, Market, ModelName, Money, Panel, Select, Table, TradeTime, VariantName } from './components.js'
+import { Choice, Failed, Market, Money, Panel, Select, Table, TradeTime, VariantName, modelColumn } from './components.js'
 import { number, percent, price, quantity, signedPercent, tone, whole } from './format.js'
 import { html, useEffect, useMemo, useState } from './lib.js'
 import { useModels } from './models.js'
@@ -31,8 +31,7 @@ export function Positions({ only, title = 'Positions', hasNames = true, isCompac
   const known = useModels()
   const rows = positionsOf(state, only)
   const columns = [
-    hasNames && { key: 'model', title: 'Model', isText: true, by: one => one.modelName.toLowerCase(), cell: one => html`<${ModelName} id=${one.modelId}
-      name=${one.modelName} color=${known.colorOf(one.modelId, one.modelVariant)} isLinked=${known.byId.has(one.modelId)} />` },
+    hasNames && modelColumn(known),
     hasNames && !isCompact && { key: 'variant', title: 'Variant', isText: true, className: 'narrow-hide', by: one => one.modelVariant, cell: one => html`<${VariantName} variant=${one.modelVariant} />` },
     { key: 'symbol', title: 'Market', isText: true, by: one => one.symbol, cell: one => html`<${Market} trade=${one} />` },
     { key: 'pnl', title: 'Unrealized', by: one => numeric(one.unrealizedPnl), cell: one => html`<${Money} value=${one.unrealizedPnl} />
@@ -69,8 +68,7 @@ function Exposure({ state }) {
     return { ...entry, long, short, net: long - short, margin, share: equity.has(entry.modelId) ? (long + short) / equity.get(entry.modelId) : null }
   })
   const columns = [
-    { key: 'model', title: 'Model', isText: true, by: row => row.modelName.toLowerCase(), cell: row => html`<${ModelName} id=${row.modelId} name=${row.modelName}
-      color=${known.colorOf(row.modelId, row.modelVariant)} isLinked=${known.byId.has(row.modelId)} />` },
+    modelColumn(known),
     { key: 'long', title: 'Long', by: row => row.long, cell: row => number(row.long) },
     { key: 'short', title: 'Short', by: row => row.short, cell: row => number(row.short) },
     { key: 'net', title: 'Net exposure', by: row => row.net, cell: row => number(row.net) },
@@ -123,8 +121,7 @@ export function Trades({ modelId, variant, symbol, title = 'Trades', hasFilters 
   </div>`
   const columns = [
     { key: 'closed', title: 'Closed', isText: true, by: one => one.closedAt, cell: one => html`<${TradeTime} at=${one.closedAt} id=${one.id} />` },
-    !modelId && { key: 'model', title: 'Model', isText: true, by: one => one.modelName.toLowerCase(), cell: one => html`<${ModelName} id=${one.modelId}
-      name=${one.modelName} color=${known.colorOf(one.modelId, one.modelVariant)} isLinked=${known.byId.has(one.modelId)} />` },
+    !modelId && modelColumn(known),
     !modelId && !variant && hasFilters && { key: 'variant', title: 'Variant', isText: true, className: 'narrow-hide', by: one => one.modelVariant, cell: one => html`<${VariantName} variant=${one.modelVariant} />` },
     { key: 'symbol', title: 'Market', isText: true, by: one => one.symbol, cell: one => html`<${Market} trade=${one} />` },
     { key: 'reason', title: 'Closed by', isText: true, by: one => one.closeReason, cell: one => one.closeReason },
