@@ -96,17 +96,18 @@ async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer every request, turn errors into responses, and record latency and status."""
     started_s, requests, connection = time.perf_counter(), request.app[REQUESTS], connection_of(request)
     request[REQUEST_ID] = request_id = requests.new_id()
+    request[CALLER], request[CHANGES], request[GIVEN_UP] = ANYBODY, False, False
     if connection is not None:
         connection.begin(request.content)
     status = 500
     try:
         response = await _respond(request, handler)
         status = response.status
-        if GIVEN_UP in request and not response.prepared:
+        if request[GIVEN_UP] and not response.prepared:
             await _answer_and_close(request, response)
         return response
     finally:
-        requests.finished(_name_of(request), status, started_s, request_id, changes=CHANGES in request)
+        requests.finished(_name_of(request), status, started_s, request_id, changes=request[CHANGES])
         if connection is not None:
             connection.end()
 
@@ -171,7 +172,7 @@ async def _admit(request: web.Request, access: Access) -> None:
     try:
         if hdrs.AUTHORIZATION in request.headers:
             request[CALLER] = await access.identify(request.headers[hdrs.AUTHORIZATION], address_of(request))
-        caller = request.get(CALLER, ANYBODY)
+        caller = request[CALLER]
         access.admit(caller)
         is_call = request.method == hdrs.METH_POST and request.path.startswith(rpc.PREFIX)
         is_open = request.path in _OPEN_PATHS or request.method == hdrs.METH_OPTIONS

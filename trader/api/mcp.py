@@ -23,7 +23,6 @@ from trader.api.registry import REGISTRY, Procedure, load_procedures
 from trader.api.requests import CALLER, REQUEST_ID, read_body
 from trader.api.routes import JSON, answer_expectation
 from trader.api.rpc import Dispatcher, Target
-from trader.services.operations.access import ANYBODY
 
 PATH: Final = "/mcp"
 DOMAIN: Final = "agent."
@@ -144,7 +143,7 @@ class McpServer:
                 INVALID_PARAMS, f"there is no tool {str(name)[:100]!r}; there are {', '.join(self._targets)}"
             )
         body = msgspec.json.encode({} if arguments is None else arguments)
-        answer = await self._dispatcher.call(target, body, request.get(CALLER, ANYBODY), request[REQUEST_ID])
+        answer = await self._dispatcher.call(target, body, request[CALLER], request[REQUEST_ID])
         if answer.status == HTTPStatus.UNAUTHORIZED:
             return web.Response(status=answer.status, body=answer.body, content_type=JSON, headers=answer.headers)
         told = msgspec.json.decode(answer.body)

@@ -28,10 +28,10 @@ NAME: Final = web.RequestKey("name", str)
 """The name in the log and in metrics of a request that no path of the application takes."""
 
 CHANGES: Final = web.RequestKey("changes", bool)
-"""Set when a request changes something."""
+"""Whether a request changes something."""
 
 CALLER: Final = web.RequestKey("caller", Caller)
-"""Who sends a request, as far as its bearer secret says."""
+"""Who sends a request: anybody, until its bearer secret says more."""
 
 BODY_SIZE_MAX: Final = 64 * 2**10
 """Bytes of a request body, after decompression. No procedure needs more, and parsing them takes milliseconds."""
@@ -40,7 +40,7 @@ WAITING_BYTES_MAX: Final = 16 * 2**20
 """Bytes of all bodies together that have arrived in part."""
 
 GIVEN_UP: Final = web.RequestKey("given_up", bool)
-"""Set when nothing may wait for the rest of the body: the connection closes after the response."""
+"""Whether nothing may wait for the rest of the body: the connection closes after the response."""
 
 _BROKEN: Final = (ContentEncodingError, web.RequestPayloadError, ConnectionError)
 """Errors of reading a body; the last one means that the caller has disconnected."""

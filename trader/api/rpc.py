@@ -62,7 +62,7 @@ from trader.errors import (
     ViewExpired,
     ViewUnknown,
 )
-from trader.services.operations.access import ANYBODY, Access, Caller, require_agent, require_operator, require_reader
+from trader.services.operations.access import Access, Caller, require_agent, require_operator, require_reader
 
 PREFIX: Final = "/api/rpc/"
 
@@ -168,17 +168,16 @@ class Dispatcher:
         """Handle a call of a procedure, or a batch on its path."""
         if batch.HEADER in request.headers or request.rel_url.raw_path not in self._targets:  # `%2E` is no dot here
             return await self._handle_other(request)
-        if target.procedure.changes:
-            request[CHANGES] = True
+        request[CHANGES] = target.procedure.changes
         if (access := request.app.get(ACCESS)) is not None:
-            self._check_reading(target.procedure, access, request.get(CALLER, ANYBODY))
+            self._check_reading(target.procedure, access, request[CALLER])
         body = arrived_body(request)
         if body is None:
             body = await read_body(request, self._body_wait_s)
         token_of = target.procedure.token
         answer = None if token_of is None else self.cache.find((target, body), token_of(self._context))
         if answer is None:
-            answer = await self.kept_or_called(target, body, request.get(CALLER, ANYBODY), request[REQUEST_ID])
+            answer = await self.kept_or_called(target, body, request[CALLER], request[REQUEST_ID])
         return _response(answer) if len(answer.body) < BYTES_MIN else await self._long_response(request, target, answer)
 
     async def _handle_other(self, request: web.Request) -> web.StreamResponse:
@@ -189,7 +188,7 @@ class Dispatcher:
         request[NAME] = "batch"
         body = await read_body(request, self._body_wait_s)
         items = await self._parsed(body, batch.parse, body)
-        caller, request_id = request.get(CALLER, ANYBODY), request[REQUEST_ID]
+        caller, request_id = request[CALLER], request[REQUEST_ID]
 
         async def call(index: int, item: batch.Item) -> batch.Reply:
             answer = await self._call_item(request, item, caller, f"{request_id}.{index}")

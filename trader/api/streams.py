@@ -45,7 +45,6 @@ from trader.services.events import (
     TradesChanged,
     WorkflowProgress,
 )
-from trader.services.operations.access import ANYBODY
 
 log = logging.getLogger(__name__)
 
@@ -264,7 +263,7 @@ async def _stream(choose: Choose, timing: Timing, request: web.Request) -> web.S
     subscriber = Subscriber(
         MessageForm(wanted.numbered, accepts_gzip(request), wanted.patched),
         address=address_of(request),
-        is_known=request.get(CALLER, ANYBODY).credential is not None,
+        is_known=request[CALLER].credential is not None,
     )
     names, request_id = ", ".join(wanted.streams), request[REQUEST_ID]
     try:
