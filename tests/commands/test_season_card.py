@@ -16,7 +16,18 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 from support.calls import Call
-from support.records import HOUR, MINUTE, START, add_invocation, add_model, add_trade, id_of, make_run, make_snapshot
+from support.records import (
+    HOUR,
+    MINUTE,
+    START,
+    add_invocation,
+    add_model,
+    add_run,
+    add_trade,
+    id_of,
+    make_run,
+    make_snapshot,
+)
 
 from trader.api.schemas.evidence import GetEvidenceOutput
 from trader.clock import LockstepClock, iso
@@ -26,6 +37,7 @@ from trader.domain.exchange.ledger import unopened_account
 from trader.domain.market.markets import Candle
 from trader.domain.portfolio.baselines import BUY_AND_HOLD, BaselineState
 from trader.domain.portfolio.seasons import SeasonRecord, SeasonRules, Stopping, seed_digest
+from trader.errors import StartError
 from trader.reports.season_bundle import read_bundle
 from trader.reports.season_card import differences, make_card
 from trader.results import Table, load_table
@@ -33,6 +45,7 @@ from trader.services.agents.results import record_results
 from trader.services.portfolio.evidence import Evidence
 from trader.services.portfolio.luck import NoLuck
 from trader.services.portfolio.run_statistics import CurrentRuns
+from trader.services.portfolio.seasons import close_season
 from trader.store.agents.entrants import insert_entrant
 from trader.store.agents.invocations import insert_tool_call
 from trader.store.database.partitions import ensure_partitions
@@ -41,7 +54,7 @@ from trader.store.exchange.accounts import DatabaseIdentity, upsert_service_stat
 from trader.store.market.candles import insert_minutes
 from trader.store.portfolio import baselines as baselines_store
 from trader.store.portfolio import snapshots as portfolio_store
-from trader.store.portfolio.seasons import insert_season_record
+from trader.store.portfolio.seasons import insert_season_record, select_latest_season
 
 HOURS = 200
 
@@ -371,6 +384,24 @@ async def test_a_season_is_closed_once_it_has_ended_and_publishes_the_seed_of_it
     assert (await call("season", "check", "result")).code == 0
 
 
+async def test_a_season_that_was_amended_while_its_result_was_read_stays_open(season: None, database: Database) -> None:
+    await open_season(database, RULES)
+    async with database.connection() as conn:
+        read = await select_latest_season(conn)
+        assert read is not None
+        amended = SeasonRecord(
+            step="amended", season=1, number=1, at=START, rules=replace(RULES, alpha=0.1), reason="late"
+        )
+        await insert_season_record(conn, amended)
+    with pytest.raises(StartError, match=r"season 1 \(Winter\) was changed while its result was read; close it again"):
+        async with database.transaction() as conn:
+            await close_season(conn, read, is_decided=True)
+    async with database.connection() as conn:
+        still = await select_latest_season(conn)
+    assert still is not None
+    assert still.closed_at is None
+
+
 @pytest.mark.parametrize(
     ("entrants", "stopping", "code"),
     [(["ada"], "decided", 0), (["ada", "bob"], "decided", 1), (["ada"], "end", 1)],
@@ -383,7 +414,7 @@ async def test_a_season_may_be_closed_before_its_end_once_every_comparison_is_de
     assert (await call("season", "close", "result")).code == code
 
 
-async def test_the_card_of_a_season_says_what_its_board_says(
+async def test_the_card_of_a_season_says_what_its_board_says_also_after_a_reset_since_its_end(
     season: None, database: Database, call: Call, tmp_path: Path
 ) -> None:
     rules = replace(RULES, entrants=["ada", "bob"], compare=["holdNothing", "bestOther"], alpha=0.2, replicates=1)
@@ -391,6 +422,10 @@ async def test_the_card_of_a_season_says_what_its_board_says(
     clock = LockstepClock(START + HOURS * HOUR)
     report = await Evidence(database, CurrentRuns(database), NoLuck(), clock).report("run")
     board = msgspec.to_builtins(GetEvidenceOutput.of("run", report))
+    async with database.connection() as conn:
+        await add_run(conn, "ada", make_run("ada", 2, at=RULES.end + HOUR))
+        losses = [make_snapshot("ada", RULES.end + hour * HOUR, str(5000 - hour), number=2) for hour in (2, 3)]
+        await portfolio_store.insert_snapshots(conn, losses)
     assert (await call("season", "close", "result")).code == 0
     assert (await call("season", "check", "result")).code == 0
     card = json.loads((tmp_path / "result" / "card.json").read_bytes())

@@ -144,7 +144,7 @@ async def close_season(options: argparse.Namespace, target: TargetDatabase) -> R
     decided = season is not None and is_decided(await make_card(bundle))
     async with target.database.transaction() as conn:  # what cannot be written leaves the season open
         if season is not None:
-            season = await service.close_season(conn, is_decided=decided)
+            season = await service.close_season(conn, season, is_decided=decided)
             facts.records = records_of(season)
         try:
             card = await _write_result(options.folder, bundle, options.tables, season_page.page(report))

@@ -106,15 +106,17 @@ async def amend_season(conn: Connection, rules: SeasonRules, reason: str) -> Sea
     )
 
 
-async def close_season(conn: Connection, *, is_decided: bool) -> Season:
+async def close_season(conn: Connection, read: Season, *, is_decided: bool) -> Season:
     """Close the open season, which publishes the seed of its market.
 
-    `is_decided` says whether every comparison is decided.
+    `read` is the season that the result was made of; `is_decided` says whether every comparison of it is decided.
 
-    :raises StartError: no season is open, or this one does not end yet
+    :raises StartError: no season is open, this one does not end yet, or it has other records by now
     """
     at = await lock_seasons(conn)
     season = await _require_open(conn)
+    if season != read:
+        raise StartError(f"{season.title} was changed while its result was read; close it again.")
     rules = season.rules
     now = await market_now(conn, at)
     if now < rules.end and not (rules.stopping == "decided" and is_decided):
