@@ -37,16 +37,17 @@ def test_a_trigger_closes_the_whole_position_at_market(plan: ExitPlan, mark: int
     assert posting.fills[0].request_id is None
 
 
-def test_the_order_of_a_trigger_meets_the_first_book_after_the_latency() -> None:
+@pytest.mark.parametrize(("latency", "every"), [(1.5, 1), (0.25, 0.2)], ids=["of seconds", "below a second"])
+def test_the_order_of_a_trigger_meets_the_first_book_after_the_latency(latency: float, every: float) -> None:
     desk = PaperBench()
-    desk.rules = replace(desk.rules, latency=seconds(1.5))
+    desk.rules = replace(desk.rules, latency=seconds(latency))
     desk.order(BUY, "1", plan=ExitPlan(stop=D(1_900)))
     fired = desk.eth(1_900)
     assert fired is not None
     assert (fired.fills, desk.position.closing) == ([], "stop")
-    assert desk.position.closing_at == desk.moment.at + seconds(1.5)
-    assert desk.eth(1_950) is None
-    posting = desk.eth(1_800)
+    assert desk.position.closing_at == desk.moment.at + seconds(latency)
+    assert desk.eth(1_950, after=seconds(every)) is None
+    posting = desk.eth(1_800, after=seconds(every))
     assert posting is not None
     assert [(fill.price, fill.cause) for fill in posting.fills] == [(D("1799.99"), Cause.STOP)]
 

@@ -43,6 +43,22 @@ async def test_a_market_order_fills_from_the_book_and_is_in_the_rows(venue: Venu
     assert any(isinstance(event, PositionsChanged) for event in venue.events)
 
 
+async def test_latency_below_a_second_decides_whose_book_an_order_meets(database: Database) -> None:
+    clock = ManualClock(START)
+    async with running(database, ScriptedSource(), clock, SIM_LATENCY_MS="250") as venue:
+        await venue.see(QUIET)
+        orders = []
+        for arrival_ms in (750, 751):  # after the second of the last book
+            await clock.advance(START + timedelta(milliseconds=1000 + arrival_ms) - clock.now())
+            orders.append(asyncio.create_task(venue.buy("0.1", account_id=str(arrival_ms))))
+            while venue.market.orders_waiting < len(orders):
+                await asyncio.sleep(0)
+        for order, mid in zip(orders, ("95000", "96000"), strict=True):
+            assert not order.done()
+            await venue.see({"BTC": mid}, after_s=1 - clock.now().microsecond / 1_000_000)
+            assert [fill.price for fill in (await order).fills] == [Decimal(f"{mid}.1")]
+
+
 async def test_partial_closes_split_the_row_and_the_rest_stays_open(venue: Venue) -> None:
     await venue.buy("0.3", leverage=Decimal(7))
     await venue.see({"BTC": "95000"})
