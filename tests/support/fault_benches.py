@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import AsyncIterator
+from configparser import ConfigParser
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -14,7 +15,7 @@ import asyncpg
 import msgspec
 import orjson
 from support.fake_venue import FakeVenue, fake_venue
-from support.process import COMMAND, ServiceProcess
+from support.process import COMMAND, ROOT, ServiceProcess
 from support.proxy import FaultyProxy
 from support.records import make_model
 from support.replication import Replica
@@ -33,6 +34,7 @@ PRICES_EVERY_S: Final = 0.5
 START_TOLD_S: Final = 60.0
 DISK_BYTES: Final = 200 << 20
 
+UNIT: Final = ROOT / "scripts" / "packaging" / "trader.service"
 FAKE_CLOCKS: Final = sorted(Path("/usr/lib").glob("**/faketime/libfaketimeMT.so.1"))
 
 PASSWORD: Final = "p&#%@:/ 1"
@@ -46,12 +48,18 @@ class Bench:
     arguments: tuple[str, ...] = ()
     """Of the service; without any it runs the demo."""
 
+    postgres = Path("postgres")
+    """Where the database server has its folder."""
+
+    healthy_within_s = 150.0
+    """How long after the end of a fault it may take until the service is healthy."""
+
     def __init__(self, folder: Path, http: aiohttp.ClientSession, stack: AsyncExitStack, here: Sinks) -> None:
         self.folder = folder
         self.http = http
         self.stack = stack
         self.sinks = here
-        self.server = EmbeddedPostgres(folder / "postgres", durable=True)
+        self.server = EmbeddedPostgres(folder / self.postgres, durable=True)
         self.database = "trader"
         self.proxy: FaultyProxy
         self.service: ServiceProcess
@@ -157,8 +165,8 @@ class SmallDiskBench(Bench):
         return None if os.getuid() == 0 else "the right to mount a small file system"
 
     async def open_database(self) -> None:
-        place = self.folder / "postgres"
-        place.mkdir()
+        place = self.folder / self.postgres
+        place.mkdir(parents=True)
         options = ["-t", "tmpfs", "-o", f"size={DISK_BYTES},mode=755", "tmpfs", str(place)]
         await _run("mount", *options)
         self.stack.push_async_callback(_run, "umount", str(place))
@@ -182,15 +190,37 @@ class PasswordBench(Bench):
 
 
 class EmbeddedBench(Bench):
-    """The service runs the embedded server itself."""
+    """The service runs the embedded server itself, and is started again by the rules of the systemd unit."""
+
+    postgres = EMBEDDED_FOLDER
+    healthy_within_s = 10.0
 
     async def open_database(self) -> None:
-        self.server = EmbeddedPostgres(self.folder / EMBEDDED_FOLDER)
+        """The service does it."""
 
     async def start_service(self) -> None:
         await super().start_service()
         await self.stack.enter_async_context(self.server.attach())
         (self.database,) = await self.server.databases()
+        self.stack.push_async_callback(self._end, asyncio.create_task(self._supervise()))
+
+    async def _supervise(self) -> None:
+        unit = ConfigParser(interpolation=None)
+        unit.read(UNIT)
+        rules = unit["Service"]
+        assert rules["Restart"] == "on-failure"
+        while await self.service.process.wait() not in (0, int(rules["RestartPreventExitStatus"])):
+            await asyncio.sleep(float(rules["RestartSec"]))
+            self.service = await ServiceProcess.spawn(self.folder, self.http, command=self.command, **self.environ)
+
+    async def _end(self, supervising: asyncio.Task[None]) -> None:
+        supervising.cancel()
+        await asyncio.wait([supervising])
+        await self.service.stop()  # with its server, which outlives a kill by a moment
+
+
+class EmbeddedSmallDiskBench(SmallDiskBench, EmbeddedBench):
+    """Its embedded server has a small file system of its own."""
 
 
 class StandbyBench(Bench):

@@ -14,6 +14,7 @@ from support.fault_benches import (
     Bench,
     ClockBench,
     EmbeddedBench,
+    EmbeddedSmallDiskBench,
     PasswordBench,
     ProviderBench,
     ReaderBench,
@@ -21,6 +22,8 @@ from support.fault_benches import (
     StandbyBench,
     VenueBench,
 )
+
+END_CONNECTIONS: Final = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = 'trader'"
 
 
 class Fault(NamedTuple):
@@ -62,17 +65,19 @@ async def read_only(bench: Bench) -> AsyncIterator[None]:
 @asynccontextmanager
 async def no_connections_left(bench: Bench) -> AsyncIterator[None]:
     async with AsyncExitStack() as stack:
-        bench.proxy.cut()
-        with suppress(asyncpg.PostgresError):
-            while True:
-                conn = await asyncpg.connect(bench.server.superuser_dsn())
-                stack.push_async_callback(conn.close)
+        first = await asyncpg.connect(bench.server.superuser_dsn())
+        stack.push_async_callback(first.close)
+        while await first.fetchval(END_CONNECTIONS):  # the service tries for each that is free
+            with suppress(asyncpg.PostgresError):
+                while True:
+                    conn = await asyncpg.connect(bench.server.superuser_dsn())
+                    stack.push_async_callback(conn.close)
         yield
 
 
 @asynccontextmanager
 async def full_disk(bench: Bench) -> AsyncIterator[None]:
-    filler = bench.folder / "postgres" / "filler"
+    filler = bench.folder / bench.postgres / "filler"
     with filler.open("wb") as file, suppress(OSError):
         while True:
             file.write(b"x" * 65536)
@@ -120,6 +125,20 @@ async def killed_leader(bench: Bench) -> AsyncIterator[None]:
     await bench.service.kill()
     yield
     await bench.start_service()
+
+
+@asynccontextmanager
+async def killed_service(bench: EmbeddedBench) -> AsyncIterator[None]:
+    """A supervisor starts it again."""
+    await bench.service.kill()
+    yield
+
+
+@asynccontextmanager
+async def killed_server(bench: EmbeddedBench) -> AsyncIterator[None]:
+    """The service ends with its embedded server, and a supervisor starts it again."""
+    os.kill(_postmaster(bench), signal.SIGKILL)
+    yield
 
 
 @asynccontextmanager
@@ -202,16 +221,23 @@ FAULTS: Final = (
     Fault("no connection is left", "database", no_connections_left),
     Fault("the database is killed", "database", killed_database, quick_cause="not reachable"),
     Fault("the database is stopped", "database", stopped_database),
-    Fault("the embedded database is stopped", "database", stopped_database, EmbeddedBench),
     Fault("the database is unreachable", "database", unreachable_database),
     Fault("the password is refused", "database", refused_password, PasswordBench),
     Fault("the leader is killed", "start", killed_leader, lasts_s=0),
     Fault("the leader of two is killed", "takeover", leader_killed_beside_standby, StandbyBench, 0, is_unhealthy=False),
-    Fault("the process is suspended", "takeover", suspended_process),
+    Fault("the process is suspended", "database", suspended_process),
     Fault("the replica is behind", "database", paused_replica, ReaderBench, lasts_s=75),
     Fault("the venue is unreachable", "market", unreachable_venue, VenueBench, lasts_s=95),
     Fault("the provider is out of credit", "provider", provider_without_credit, ProviderBench, 75, is_unhealthy=False),
     Fault("the clock is set forward", "clock", clock_forward, ClockBench, lacks=ClockBench.lacks),
     Fault("the clock is set back", "clock", clock_back, ClockBench, lacks=ClockBench.lacks),
     Fault("the sink is away", "database", unreachable_sink),
+    Fault("embedded: the database is locked", "database", locked_tables, EmbeddedBench, lasts_s=40),
+    Fault("embedded: the disk is full", "database", full_disk, EmbeddedSmallDiskBench, lacks=SmallDiskBench.lacks),
+    Fault("embedded: the database is read-only", "database", read_only, EmbeddedBench),
+    Fault("embedded: no connection is left", "database", no_connections_left, EmbeddedBench),
+    Fault("embedded: the database is killed", "start", killed_server, EmbeddedBench, lasts_s=0),
+    Fault("embedded: the database is stopped", "database", stopped_database, EmbeddedBench),
+    Fault("embedded: the service is killed", "start", killed_service, EmbeddedBench, lasts_s=0),
+    Fault("embedded: the process is suspended", "database", suspended_process, EmbeddedBench),
 )

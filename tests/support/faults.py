@@ -42,7 +42,8 @@ class Told(NamedTuple):
     @property
     def is_clean(self) -> bool:
         is_noticed = (self.unhealthy_s if self.fault.is_unhealthy else self.told_s) is not None
-        return self.lost == 0 and not self.problems and is_noticed and self.healthy_s is not None
+        is_over = self.healthy_s is not None and self.healthy_s <= self.fault.bench.healthy_within_s
+        return self.lost == 0 and not self.problems and is_noticed and is_over
 
 
 async def measure(bench: Bench, fault: Fault, *, waits_for_notices: bool) -> Told:

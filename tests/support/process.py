@@ -32,7 +32,7 @@ class ServiceProcess:
         self._reader = asyncio.create_task(self._read())
 
     @classmethod
-    async def start(
+    async def spawn(
         cls,
         folder: Path,
         http: aiohttp.ClientSession,
@@ -40,7 +40,7 @@ class ServiceProcess:
         command: Sequence[str] = COMMAND,
         **environ: str,
     ) -> Self:
-        """Start, and return when it listens. It runs in `folder`, with nothing of the caller's environment but PATH."""
+        """Start it in `folder`, with nothing of the caller's environment but PATH. It has no `url` until it listens."""
         passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -50,14 +50,21 @@ class ServiceProcess:
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
         )
-        service = cls(process, http)
-        ended = asyncio.create_task(process.wait())
+        return cls(process, http)
+
+    @classmethod
+    async def start(cls, *place: Any, **how: Any) -> Self:
+        """Start it as `spawn` does, and return when it listens."""
+        service = await cls.spawn(*place, **how)
+        ended = asyncio.create_task(service.process.wait())
         listening = asyncio.create_task(service.listening.wait())
         try:
             await asyncio.wait([ended, listening], timeout=_READY_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
         finally:
             ended.cancel()
             listening.cancel()
+            if not service.url and service.process.returncode is None:
+                await service.kill()
         assert service.url, b"".join(service.log).decode()
         return service
 
