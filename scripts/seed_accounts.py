@@ -43,8 +43,6 @@ if importlib.util.find_spec("trader") is None:  # called by a Python without the
 # ruff: noqa: E402 - nothing of the service can be imported before its environment is there
 
 import argparse
-import asyncio
-import signal
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -53,6 +51,7 @@ from datetime import datetime, timedelta
 from seed_season import write_season
 
 from trader.clock import SystemClock, floor_time, iso
+from trader.commands.command import run_to_end
 from trader.commands.models import Opening, create_models
 from trader.commands.models_file import Entry, day_cost_of, entry_of, read_models, variant_argument
 from trader.domain.models import VariantId
@@ -107,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_WRONG
     configure_logs("warning" if settings.log_level == "info" else settings.log_level, settings.log_format)
     try:
-        asyncio.run(_seed(settings, entries, options))
+        run_to_end(_seed(settings, entries, options))
     except TraderError as error:
         print(f"seed_accounts: {error}", file=sys.stderr)
         return EXIT_NO_START
@@ -329,6 +328,4 @@ async def _embedded_dsn(settings: Settings, stack: AsyncExitStack) -> str:
 
 
 if __name__ == "__main__":
-    # SIGTERM ends it as Ctrl+C does, which asyncio turns into a cancellation, with all of its processes.
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     sys.exit(main())

@@ -16,13 +16,15 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
 import msgspec
 
 from trader.domain.money import format_decimal
 from trader.errors import ArgumentsError
 from trader.logs import printable
+
+T = TypeVar("T")
 
 MODULES: Final[Mapping[str, str]] = {
     "serve": "serve",
@@ -214,8 +216,8 @@ def _camel(name: str) -> str:
     return first + "".join(map(str.capitalize, rest))
 
 
-def run_to_end(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run a command; SIGTERM interrupts it as Ctrl+C does, so that its temporary files are removed.
+def run_to_end(work: Coroutine[Any, Any, T]) -> T:
+    """Run a command; SIGTERM interrupts it as Ctrl+C does, so that it ends its processes and removes temporary files.
 
     :raises KeyboardInterrupt: it was interrupted
     """
@@ -225,7 +227,7 @@ def run_to_end(work: Coroutine[Any, Any, Result]) -> Result:
         raise KeyboardInterrupt from None
 
 
-async def _cancellable(work: Coroutine[Any, Any, Result]) -> Result:
+async def _cancellable(work: Coroutine[Any, Any, T]) -> T:
     """Return the result of a command, unless it was cancelled: an await that has just ended may lose that.
 
     Not by way of SIGINT, which a shell has programs in the background ignore, nor by an exception out of a signal
