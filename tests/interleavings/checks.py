@@ -8,6 +8,7 @@ from interleavings.arena import STOP, Arena, Process, same
 from support.gaps import run_as
 from support.reference_account import ReferenceAccount
 
+from trader.domain.exchange.account import Account
 from trader.domain.exchange.tick_rules import Moment
 from trader.domain.market.markets import PLAIN_FUNDING_RATE, Tick
 from trader.services.agents.chain import verify
@@ -55,9 +56,9 @@ async def problems_of(arena: Arena, leader: Process) -> list[str]:
     async with arena.database.connection() as conn:
         rows = await select_accounts(conn)
         problems += [problem async for problem in _broken_promises(arena, conn)]
-        for account_id in rows:
+        for account in rows.values():
             problems += [
-                f"reference, {account_id}: {difference}" for difference in await _differences(arena, conn, account_id)
+                f"reference, {account.id}: {difference}" for difference in await _differences(arena, conn, account)
             ]
     if not same(leader.accounts.by_id, rows):
         problems.append(f"the memory of the leader {leader.name} is not its rows")
@@ -97,9 +98,9 @@ async def _broken_promises(arena: Arena, conn: Connection):  # type: ignore[no-u
         yield f"the record of {row['id']} does not say what became of its order {row['client_order_id']}"
 
 
-async def _differences(arena: Arena, conn: Connection, account_id: str) -> list[str]:
+async def _differences(arena: Arena, conn: Connection, account: Account) -> list[str]:
     """Compare an account with the reference, which meets the same orders and every tick in order of time."""
-    reference, account = await _replayed(arena, conn, account_id), (await select_accounts(conn, account_id))[account_id]
+    reference = await _replayed(arena, conn, account.id)
     problems = []
     if account.cash != reference.cash():
         problems.append(f"cash {account.cash}, not {Decimal(float(reference.cash())):.8f}")

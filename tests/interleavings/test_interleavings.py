@@ -16,7 +16,7 @@ from interleavings.arena import Arena
 from interleavings.checks import problems_before, problems_of
 from interleavings.schedules import ACTORS, OPERATIONS, PAIRS, Schedule
 from support.extent import runs_all
-from support.gaps import GapDatabase, Gaps, asked_for, run_as
+from support.gaps import GapDatabase, Gaps, asked_for, gaps_for, run_as
 
 from trader.errors import TraderError
 
@@ -69,7 +69,7 @@ class Outcome:
     def __init__(self, name: str) -> None:
         self.name = name
         self.gap = ""
-        self.gaps = 0
+        self.gaps: list[str] = []
         self.problems: list[str] = []
 
     def __str__(self) -> str:
@@ -96,7 +96,8 @@ async def run(database: GapDatabase, operation: str, actor: str, at: int) -> Out
                 await gaps.act()  # where the operation had no such gap: after its end
                 assert gaps.acted is not None
                 acted = (await asyncio.gather(gaps.acted, return_exceptions=True))[0]
-            outcome.gaps, outcome.gap = len(gaps.passed), gaps.passed[at] if at < len(gaps.passed) else "after its end"
+            outcome.gaps = gaps.passed
+            outcome.gap = gaps.passed[at] if at < len(gaps.passed) else "after its end"
             gaps.fault = None
             for who, error in (("the operation", ended), ("the actor", acted)):
                 if isinstance(error, Exception) and not isinstance(error, TraderError):
@@ -131,7 +132,7 @@ async def test_an_actor_in_a_gap_of_an_operation(
     else:
         last = await run(database, operation, actor, AFTER_ITS_END)
         assert last.gaps, "the operation has no gap: nothing was watched"
-        outcomes = [last, *[await run(database, operation, actor, at) for at in range(last.gaps)]]
+        outcomes = [last, *[await run(database, operation, actor, at) for at in gaps_for(actor, last.gaps)]]
     record_property("schedules", len(outcomes))
     failed = [outcome for outcome in outcomes if outcome.problems]
     assert not failed, f"{len(failed)} of {len(outcomes)} schedules:\n" + "\n".join(map(str, failed[:8]))

@@ -13,7 +13,7 @@ from contextvars import Context, ContextVar, copy_context
 from functools import partial
 from pathlib import Path
 from types import coroutine
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, cast, get_args
 
 import asyncpg
 
@@ -25,7 +25,28 @@ IDLE_TURNS: Final = 12
 STUCK_S: Final = 0.25
 """Somebody who makes no step for so many turns of the loop, or, in a statement, for so long, waits for the first."""
 
+IN_TRANSACTION: Final = " in a transaction"
+"""The end of the labels of statements that are lost with their transaction."""
+
 Fault = Literal["lost statement", "lost acknowledgement", "late statement"]
+
+
+def gaps_for(actor: str, gaps: list[str]) -> list[int]:
+    """Return the numbers of the gaps in which an actor does what it does in no other: for most actors all of them.
+
+    A fault strikes the next statement, so of the gaps before that the last one stands for all. Within a transaction a
+    lost acknowledgement and a late statement lose the transaction, as a lost statement does.
+    """
+    return [number for number, gap in enumerate(gaps) if actor not in get_args(Fault) or _can_strike(actor, gap)]
+
+
+def _can_strike(fault: str, gap: str) -> bool:
+    if not gap.startswith("before ") or gap == "before BEGIN":
+        return False
+    if fault == "lost statement":
+        return True
+    return not gap.endswith(IN_TRANSACTION) and (fault == "lost acknowledgement" or gap != "before COMMIT")
+
 
 _process: ContextVar[str | None] = ContextVar("process", default=None)
 _in_driver: ContextVar[bool] = ContextVar("in_driver", default=False)
@@ -118,15 +139,8 @@ class Gaps:
         finally:
             self._standing = None
 
-    async def statement(self, label: str, execute: Callable[[], Awaitable[Any]]) -> Any:
-        """Execute a statement between two gaps."""
-        await self.reach(f"before {label}")
-        result = await self.run(execute)
-        await self.reach(f"after {label}")
-        return result
-
     async def run(self, execute: Callable[[], Awaitable[Any]]) -> Any:
-        """Execute a statement; what its driver awaits is no gap."""
+        """Execute a statement, or return a connection: what the driver awaits is no gap."""
         token = _in_driver.set(True)
         self._in_flight += 1
         try:
@@ -211,13 +225,15 @@ class GapDatabase(Database):
             conn = await borrowed.__aenter__()
         finally:
             _in_driver.reset(token)
+        gap_conn = GapConnection(conn, self)
         try:
-            yield cast("Connection", GapConnection(conn, self))
+            yield cast("Connection", gap_conn)
         except BaseException as error:
             if not await borrowed.__aexit__(type(error), error, error.__traceback__):
                 raise
         else:
-            await borrowed.__aexit__(None, None, None)
+            give_back = partial(borrowed.__aexit__, None, None, None)
+            await (self.gaps.run(give_back) if gap_conn.has_just_ended else give_back())
 
     async def execute_late(self, method: str, query: str, *args: object) -> None:
         """Execute a statement for which nobody waits any more."""
@@ -226,13 +242,23 @@ class GapDatabase(Database):
 
 
 class GapConnection:
-    """A borrowed connection with a gap before and after each statement."""
+    """A borrowed connection with a gap before and after each statement, unless one of them is like the one before it.
+
+    There is none after BEGIN, which shows nothing and holds nothing; none when the connection is returned after a
+    COMMIT, since the service does nothing between the two; and in a transaction of one snapshot none after a further
+    statement, which shows the same whatever others commit.
+    """
 
     def __init__(self, conn: Connection, database: GapDatabase) -> None:
         self._conn = conn
         self._database = database
         self._gaps = database.gaps
         self._is_in_transaction = False
+        self._has_snapshot: bool | None = None
+        """Whether the snapshot of the present transaction is taken; None where each statement takes its own."""
+
+        self.has_just_ended = False
+        """Whether the last thing done was to end a transaction."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._conn, name)
@@ -255,8 +281,8 @@ class GapConnection:
         await self._gaps.reach("before BEGIN")
         await self._gaps.run(transaction.start)
         self._is_in_transaction = True
+        self._has_snapshot = False if options.get("readonly") else None
         try:
-            await self._gaps.reach("after BEGIN")
             yield
             await self._gaps.reach("before COMMIT")
         except BaseException:
@@ -265,9 +291,12 @@ class GapConnection:
             raise
         else:
             await self._gaps.run(partial(self._with_fault, "COMMIT", transaction.commit))
-            await self._gaps.reach("after COMMIT")
+            if self._has_snapshot is None:
+                await self._gaps.reach("after COMMIT")
+            self.has_just_ended = True
         finally:
             self._is_in_transaction = False
+            self._has_snapshot = None
 
     async def _statement(self, method: str, query: str, *args: object, **options: Any) -> Any:
         frame = inspect.currentframe()
@@ -278,8 +307,16 @@ class GapConnection:
             self._gaps.late.append(partial(self._database.execute_late, method, query, *args))
             raise TimeoutError
 
+        self.has_just_ended = False
         execute = partial(getattr(self._conn, method), query, *args, **options)
-        return await self._gaps.statement(label, partial(self._with_fault, label, execute, late))
+        place = f"{label}{IN_TRANSACTION}" if self._is_in_transaction else label
+        await self._gaps.reach(f"before {place}")
+        result = await self._gaps.run(partial(self._with_fault, label, execute, late))
+        if not self._has_snapshot:
+            await self._gaps.reach(f"after {place}")
+        if self._has_snapshot is False:
+            self._has_snapshot = True
+        return result
 
     async def _with_fault(
         self, label: str, execute: Callable[[], Awaitable[Any]], late: Callable[[], Awaitable[Any]] | None = None
