@@ -313,7 +313,15 @@ ONLY_FOR: Final = {
 
 ONLY_BY: Final = {
     "first order": {"remove"},
-    "invocation at a tick": {"cancellation", "late statement", "lost lock", "second leader", "stop", "reset"},
+    "invocation at a tick": {
+        "cancellation",
+        "lost statement",
+        "late statement",
+        "lost lock",
+        "second leader",
+        "stop",
+        "reset",
+    },
     "external decision": {
         "lost acknowledgement",
         "lost statement",

@@ -35,7 +35,7 @@ def gaps_for(actor: str, gaps: list[str]) -> list[int]:
     """Return the numbers of the gaps in which an actor does what it does in no other: for most actors all of them.
 
     A fault strikes the next statement, so of the gaps before that the last one stands for all. Within a transaction a
-    lost acknowledgement and a late statement lose the transaction, as a lost statement does.
+    lost acknowledgement and a late statement lose the transaction, as the actor of a lost statement does.
     """
     return [number for number, gap in enumerate(gaps) if actor not in get_args(Fault) or _can_strike(actor, gap)]
 
