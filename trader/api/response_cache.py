@@ -35,19 +35,19 @@ class Answer:
     status: int
     body: bytes
     headers: Mapping[str, str] = field(default_factory=dict)
-    _compression: asyncio.Task[bytes] | None = field(default=None, compare=False, repr=False)
+    _compressed: bytes = field(default=b"", compare=False, repr=False)
+    _compressing: asyncio.Lock = field(default_factory=asyncio.Lock, compare=False, repr=False)
 
     async def compressed(self) -> bytes:
-        """Return the body as gzip, which is made once."""
-        if self._compression is None:
-            self._compression = asyncio.ensure_future(compressed(self.body))
-        return await asyncio.shield(self._compression)
+        """Return the body as gzip, which is made once; that of a short one without letting other tasks run first."""
+        async with self._compressing:
+            self._compressed = self._compressed or await compressed(self.body)
+        return self._compressed
 
     @property
     def size(self) -> int:
         """Bytes of the body, with its compressed form if there is one."""
-        is_made = self._compression is not None and self._compression.done() and not self._compression.cancelled()
-        return len(self.body) + (len(self._compression.result()) if self._compression is not None and is_made else 0)
+        return len(self.body) + len(self._compressed)
 
 
 Key = tuple[Hashable, bytes]

@@ -262,6 +262,7 @@ async def test_an_agent_that_declares_another_model_is_another_entrant(desk: Des
     floor = desk.floor
 
     async def entrant_of(name: str, its_key: str) -> Any:
+        await floor.clock.advance(timedelta(milliseconds=1))
         view = await desk.call("agent.getView", its_key)
         await desk.call("agent.hold", its_key, viewId=view["viewId"], reason="waits")
         async with floor.database.connection() as conn:
@@ -296,6 +297,32 @@ async def test_an_agent_that_declares_another_model_is_another_entrant(desk: Des
     assert tuple(await entrant_of("twin", twin)) == (2, declared["fingerprint"])
     for wrong in ({"model": ""}, {"model": "x", "promptDigest": "ab"}, {"model": "two\nlines"}):
         assert await desk.call("agent.declare", twin, 400, **wrong) == "VALIDATION_ERROR"
+
+
+async def test_one_decision_of_a_moment_is_all_that_its_id_allows(desk: Desk, key: str) -> None:
+    """Where time stands still, another view would have the id of the decision before and leave no record."""
+    view = await desk.call("agent.getView", key)
+    await desk.call("agent.hold", key, viewId=view["viewId"], reason="waits")
+    assert await desk.call("agent.getView", key, 429) == "TOO_MANY_REQUESTS"
+    await desk.floor.clock.advance(timedelta(milliseconds=1))
+    assert (await desk.call("agent.getView", key))["viewId"] != view["viewId"]
+
+
+async def test_what_an_agent_declares_holds_beside_readers_that_began_before(desk: Desk, key: str) -> None:
+    """Readers of the models that are slow do not bring back what was declared before."""
+    await desk.call("agent.declare", key, model="lab/one")
+    async with desk.floor.database.transaction() as conn:
+        await conn.execute("LOCK TABLE invocation_counts IN ACCESS EXCLUSIVE MODE")
+        reading = asyncio.create_task(desk.call("models.getModels"))
+        waits = "SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'invocation_counts'::regclass AND NOT granted)"
+        while not await conn.fetchval(waits):
+            await asyncio.sleep(0.01)
+        assert (await desk.call("agent.declare", key, model="lab/two"))["model"] == "lab/two"
+    await reading
+    view = await desk.call("agent.getView", key)
+    await desk.call("agent.hold", key, viewId=view["viewId"], reason="waits")
+    entrants = (await desk.call("analytics.getRunInfo"))["entrants"]
+    assert [each["declared"]["model"] for each in entrants if each["modelId"] == "scout"] == ["lab/two"]
 
 
 async def test_a_key_with_operate_halts_and_flattens_its_account(desk: Desk, command: Command, key: str) -> None:

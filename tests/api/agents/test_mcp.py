@@ -1,6 +1,7 @@
 """The Model Context Protocol: the official client drives every tool in both revisions, and the wire refuses misuse."""
 
 import asyncio
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -59,6 +60,7 @@ async def test_the_official_client_drives_every_tool(desk: Desk, key: str, mode:
         ):
             result = await client.call_tool(*refused)
             assert (result.is_error, result.structured_content["code"]) == (True, code)
+        await desk.floor.clock.advance(timedelta(milliseconds=1))
         again = await call("getView")
         result = await client.call_tool("placeOrder", order_of(again, "three", leverage=11))
         assert (result.is_error, result.structured_content["rule"]) == (True, "leverage")

@@ -6,6 +6,7 @@ from decimal import Decimal
 
 import numpy as np
 import pytest
+from msgspec import UNSET, to_builtins
 from msgspec.structs import replace
 from support.evidence_bench import HOURS, Bench
 from support.extent import is_nightly
@@ -19,20 +20,24 @@ from support.records import (
     add_run,
     add_trade,
     id_of,
+    make_model,
     make_run,
     make_snapshot,
 )
 from support.tasks import ended
 
+from trader.api.schemas.evidence import EntrantRow
 from trader.domain.agents.entrants import Entrant
 from trader.domain.agents.invocations import ToolCall
 from trader.domain.market.markets import Candle
-from trader.domain.models import VariantId
+from trader.domain.models import EXTERNAL, Declared, ModelConfiguration, VariantId
 from trader.domain.portfolio.baselines import BUY_AND_HOLD, rule_agent
 from trader.domain.portfolio.luck import Luck
+from trader.services.agents.entrants import first_entrant
 from trader.services.portfolio.luck import COMPUTING, LuckRequest, own_trades
 from trader.store.agents.entrants import insert_entrant
 from trader.store.agents.invocations import insert_tool_call
+from trader.store.agents.models import upsert_model
 from trader.store.database.pool import Database
 from trader.store.exchange.trades import OpenPosition
 from trader.store.market.candles import insert_minutes
@@ -129,6 +134,19 @@ async def test_a_change_of_configuration_begins_an_entrant_with_hours_of_its_own
     assert (first.statement.hours, first.trades, first.ended_at) == (100, 10, changed_at)
     assert (second.statement.hours, second.trades, second.ended_at) == (99, 2, None)
     assert second.statement.reason == "2 completed trades; a statement about a model needs 10"
+
+
+async def test_each_entrant_is_shown_with_what_the_agent_declared_in_its_time(bench: Bench) -> None:
+    model = replace(make_model("good"), provider=EXTERNAL, router_model_name="lab/one")
+    async with bench.database.transaction() as conn:
+        for number in (1, 2):
+            said = replace(model, configuration=ModelConfiguration(declared=Declared(version=str(number))))
+            await upsert_model(conn, said)
+            entrant = first_entrant(said, bench.settings, "lab/one", START + number * HOUR)
+            await insert_entrant(conn, replace(entrant, number=number))
+    shown = {name: EntrantRow.of(each, 2).declared for name, each in (await bench.report()).items()}
+    said_by = {name: to_builtins(declared) for name, declared in shown.items() if declared is not UNSET}
+    assert said_by == {f"good#{number}": {"model": "lab/one", "version": str(number)} for number in (1, 2)}
 
 
 async def test_the_family_is_the_board_whatever_is_shown(bench: Bench) -> None:

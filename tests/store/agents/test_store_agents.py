@@ -18,10 +18,8 @@ from trader.domain.models import Model, VariantId
 from trader.store.agents.agent_view import (
     HourlyEquity,
     select_equity_curve,
-    select_last_actions,
-    select_latest_trades,
     select_lowest_equity,
-    select_own_statistics,
+    select_run_past,
 )
 from trader.store.agents.chain import insert_link
 from trader.store.agents.invocations import (
@@ -238,16 +236,15 @@ async def add_trade(conn: Connection, run_id: UUID, symbol: str, side: str, pnl:
 
 async def test_own_trades_and_statistics_are_those_of_the_run(traded: Database) -> None:
     async with traded.connection() as conn:
-        trades = await select_latest_trades(conn, "ada", RUN, 2)
+        _, trades, stats, _ = await select_run_past(conn, "ada", RUN, 2, [])
         assert [(trade.symbol, trade.net_pnl) for trade in trades] == [("SOL", Decimal(0)), ("ETH", Decimal(-10))]
         assert (trades[1].entry_price, trades[1].exit_price) == (Decimal(50), Decimal(55))
-        stats = await select_own_statistics(conn, RUN)
         assert (stats.trade_count, stats.net_pnl) == (3, Decimal(20))
         assert (stats.average_win, stats.average_loss) == (Decimal(30), Decimal(10))
         assert stats.win_rate_percent == pytest.approx(100 / 3)
         assert stats.expectancy is not None
         assert float(stats.expectancy) == pytest.approx(20 / 3)
-        empty = await select_own_statistics(conn, SPACE)
+        empty = (await select_run_past(conn, "ada", SPACE, 2, [])).stats
         assert (empty.trade_count, empty.win_rate_percent, empty.average_win, empty.net_pnl) == (
             0,
             None,
@@ -258,13 +255,13 @@ async def test_own_trades_and_statistics_are_those_of_the_run(traded: Database) 
 
 async def test_last_actions(traded: Database) -> None:
     async with traded.connection() as conn:
-        actions = await select_last_actions(conn, "ada", RUN, ["BTC", "ETH", "SOL", "XRP"])
+        actions = (await select_run_past(conn, "ada", RUN, 2, ["BTC", "ETH", "SOL", "XRP"])).actions
         assert actions == {
             "BTC": LastFill(Side.SHORT, False, AT + timedelta(minutes=4)),
             "ETH": LastFill(Side.SHORT, True, AT + timedelta(minutes=2, seconds=30)),
             "SOL": LastFill(Side.LONG, True, AT + timedelta(minutes=3, seconds=30)),
         }
-        shuffled = await select_last_actions(conn, "ada", RUN, ["XRP", "SOL", "BTC", "ETH"])
+        shuffled = (await select_run_past(conn, "ada", RUN, 2, ["XRP", "SOL", "BTC", "ETH"])).actions
         assert list(shuffled) == list(actions) == ["BTC", "ETH", "SOL"]
 
 
@@ -272,7 +269,7 @@ async def test_last_actions(traded: Database) -> None:
 async def test_a_close_is_the_last_action_whoever_made_it(traded: Database, cause: Cause) -> None:
     async with traded.connection() as conn:
         await conn.execute("UPDATE fills SET cause = $1 WHERE symbol = 'ETH' AND side = 'buy'", cause)
-        actions = await select_last_actions(conn, "ada", RUN, ["ETH"])
+        actions = (await select_run_past(conn, "ada", RUN, 2, ["ETH"])).actions
         assert actions == {"ETH": LastFill(Side.SHORT, True, AT + timedelta(minutes=2, seconds=30))}
 
 
@@ -289,6 +286,7 @@ async def test_equity_of_the_run(traded: Database) -> None:
                 "INSERT INTO portfolio_snapshots VALUES ('ada', $1, $2, $2, 0, $3)",
                 run_id, Decimal(worth), AT + timedelta(minutes=minute),
             )  # fmt: skip
+        assert (await select_run_past(conn, "ada", RUN, 2, [])).curve == await select_equity_curve(conn, "ada", RUN)
         assert await select_equity_curve(conn, "ada", RUN) == [
             HourlyEquity(AT + timedelta(hours=1), Decimal(1000)),
             HourlyEquity(AT + timedelta(hours=2), Decimal(1010)),

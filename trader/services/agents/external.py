@@ -165,8 +165,7 @@ class ExternalAgents:
         missed = []
         for model in due:
             before, self._cycles[model.id] = self._cycles.get(model.id), now
-            opened_at = self._opened[model.id][0] if model.id in self._opened else None
-            if before is not None and (opened_at is None or opened_at < before):
+            if before is not None and (model.id not in self._opened or self._opened[model.id][0] < before):
                 missed.append(model)
         if missed:
             await self._entrants.count_missed(missed, now)
@@ -207,10 +206,8 @@ class ExternalAgents:
         """
         self._require_lead()
         async with self._locks[model.id], self._clock.busy():
-            if isinstance(decision, PlaceOrder):
-                earlier = await self._answered_before(model, decision)
-                if earlier is not None:
-                    return earlier
+            if isinstance(decision, PlaceOrder) and (earlier := await self._answered_before(model, decision)):
+                return earlier
             opened = await self._current(model, view_id)
             if isinstance(decision, PlaceOrder) and not decision.reduce_only:
                 await self._require_season(model)
@@ -286,15 +283,16 @@ class ExternalAgents:
         messages = opening_messages(model.configuration.prompt or variant.prompt, limits, view)
         record = self._record_of(model, now)
         record.show(messages, now + timedelta(seconds=limits.decision_age_max_s))
-        await record.open()
+        if not await record.open():  # its id is made of the time
+            raise TooManyRequests("a decision of this millisecond has ended", 1)
         self._opened[model.id] = now, count + 1
         decision = self._go_on(record)
         decision.calls.publish("workflow:started", {})
         return decision
 
     def _record_of(self, model: Model, started_at: datetime) -> ExternalRecorder:
-        settle = self._exchange.settle
-        record = ExternalRecorder(self._database, self._events, self._packer, self._entrants, model, started_at, settle)
+        shared = self._database, self._events, self._packer, self._entrants
+        record = ExternalRecorder(*shared, model, started_at, self._exchange.settle)
         record.term = self._exchange.term
         return record
 

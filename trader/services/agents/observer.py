@@ -35,13 +35,9 @@ from trader.services.exchange.protocol import Exchange
 from trader.services.market.feed import MarketFeed
 from trader.settings import Settings
 from trader.store.agents.agent_view import (
-    select_equity_curve,
-    select_last_actions,
-    select_latest_trades,
     select_lowest_equity,
-    select_note,
-    select_own_statistics,
-    select_past_cycles,
+    select_memory,
+    select_run_past,
 )
 from trader.store.database.pool import Database
 
@@ -214,26 +210,25 @@ class Observer:
         if history is not None and (history.run_id, history.sequence, history.hour) == key:
             return history
         run_id, midnight = account.run.id, hour.replace(hour=0)
-        async with self._database.reading() as conn:
-            curve = await select_equity_curve(conn, account_id, run_id)
-            stats = await select_own_statistics(conn, run_id)
-            series = [EquityPoint(mark.hour, float(mark.equity)) for mark in curve]
-            capital = float(account.run.initial_capital)
-            drawdown = max_drawdown([capital, *(point.value for point in series)]) if series else None
-            history = RunHistory(
-                run_id=run_id,
-                sequence=account.sequence,
-                hour=hour,
-                trades=await select_latest_trades(conn, account_id, run_id, TRADES_SHOWN),
-                stats=msgspec.structs.replace(
-                    stats,
-                    sharpe_ratio=sharpe_ratio(daily_closes(series, capital)),
-                    max_drawdown_percent=None if drawdown is None else drawdown.percent,
-                ),
-                actions=await select_last_actions(conn, account_id, run_id, list(self._exchange.markets)),
-                peak=max((mark.equity for mark in curve), default=None),
-                day_opening=next((mark.equity for mark in reversed(curve) if mark.hour < midnight), None),
-            )
+        async with self._database.connection() as conn:
+            past = await select_run_past(conn, account_id, run_id, TRADES_SHOWN, list(self._exchange.markets))
+        series = [EquityPoint(mark.hour, float(mark.equity)) for mark in past.curve]
+        capital = float(account.run.initial_capital)
+        drawdown = max_drawdown([capital, *(point.value for point in series)]) if series else None
+        history = RunHistory(
+            run_id=run_id,
+            sequence=account.sequence,
+            hour=hour,
+            trades=past.trades,
+            stats=msgspec.structs.replace(
+                past.stats,
+                sharpe_ratio=sharpe_ratio(daily_closes(series, capital)),
+                max_drawdown_percent=None if drawdown is None else drawdown.percent,
+            ),
+            actions=past.actions,
+            peak=max((mark.equity for mark in past.curve), default=None),
+            day_opening=next((mark.equity for mark in reversed(past.curve) if mark.hour < midnight), None),
+        )
         self._histories[account_id] = history
         return history
 
@@ -241,8 +236,7 @@ class Observer:
         """Return what a model knows of its own past in its account's run."""
         since = self._exchange.account(account_id).run.started_at
         async with self._database.connection() as conn:
-            note = await select_note(conn, account_id, since)
-            return remember(note, await select_past_cycles(conn, account_id, since))
+            return remember(*await select_memory(conn, account_id, since))
 
     async def _market_view(
         self,

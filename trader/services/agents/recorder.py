@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 import msgspec
@@ -29,13 +29,15 @@ from trader.services.agents.payloads import PayloadPacker
 from trader.services.agents.record import AlreadyClosed, InvocationRecord, PendingOrder
 from trader.services.events import ConversationsChanged, EventBus
 from trader.services.market.feed import MarketFeed
-from trader.store.agents.external import OpenView, insert_open_view, update_pending_order, update_view_inputs
+from trader.store.agents.external import OpenView, insert_decision, update_pending_order, update_view_inputs
 from trader.store.agents.invocations import UnrecordedOrder, insert_invocation, insert_payload
 from trader.store.agents.models import select_strategy_state, upsert_strategy_state
 from trader.store.database.leadership import hold_term
 from trader.store.database.partitions import ensure_partitions
 from trader.store.database.pool import Connection, Database
 from trader.store.exchange.accounts import select_answer_of_client
+
+LED_BY_ANOTHER: Final = "another process leads now, and goes on with this decision"
 
 _log = logging.getLogger("trader.agents")
 
@@ -237,11 +239,10 @@ class ExternalRecorder(InvocationRecorder):
 
     async def _insert(self) -> bool:
         shown = msgspec.json.encode(self.messages).decode()
-        async with self._database.transaction() as conn:
-            await self._require_term(conn)
-            is_new = await insert_invocation(conn, self.invocation)
-            if is_new:
-                await insert_open_view(conn, self.id, self.deadline, shown)
+        async with self._database.writing() as conn:
+            is_leading, is_new = await insert_decision(conn, self.term, self.invocation, self.deadline, shown)
+        if not is_leading:
+            raise Unavailable(LED_BY_ANOTHER)
         return is_new
 
     def resume(self, entrant: Entrant, steps: list[Step], calls: list[ToolCall], view: OpenView) -> None:
@@ -284,4 +285,4 @@ class ExternalRecorder(InvocationRecorder):
 
     async def _require_term(self, conn: Connection) -> None:
         if not await hold_term(conn, self.term):
-            raise Unavailable("another process leads now, and goes on with this decision")
+            raise Unavailable(LED_BY_ANOTHER)

@@ -109,6 +109,7 @@ class Agents:
         self._with_cut_prompts: set[str] = set()
         self._failures = FailureCounts()
         self._models: dict[str, Model] = {}
+        self._reading = asyncio.Lock()
         self.version = 0
         """Increases when the models change."""
 
@@ -181,17 +182,15 @@ class Agents:
                 await upsert_model(conn, rule_model(variant, now))
 
     async def reload_models(self) -> None:
-        """Read the models, of which commands may have added some."""
-        async with self._database.connection() as conn:
-            models = await select_models(conn)
-        self._know(models)
-
-    def _know(self, models: Sequence[Model]) -> None:
-        known = {model.id: model for model in models}
-        self._providers.learn(models)
-        if known != self._models:
-            self._models = known
-            self.version += 1
+        """Read the models, of which commands may have added some. One reading at a time: none undoes a later one."""
+        async with self._reading:
+            async with self._database.connection() as conn:
+                models = await select_models(conn)
+            known = {model.id: model for model in models}
+            self._providers.learn(models)
+            if known != self._models:
+                self._models = known
+                self.version += 1
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -224,8 +223,8 @@ class Agents:
                 invocations = await select_chosen_invocations(conn, model_id, variant, page)
             calls = await select_tool_calls(conn, [invocation.id for invocation in invocations])
             payloads = await select_payloads(conn, invocations) if with_answers else {}
-            if any(invocation.model_id not in self._models for invocation in invocations):
-                self._know(await select_models(conn))
+        if any(invocation.model_id not in self._models for invocation in invocations):
+            await self.reload_models()
         answers = await asyncio.to_thread(short_answers, invocations, payloads) if payloads else {}
         return [
             FinishedInvocation(
@@ -243,11 +242,10 @@ class Agents:
 
     async def model_summaries(self) -> list[ModelSummary]:
         """Return every model with its activity, oldest first."""
-        async with self._database.reading() as conn:
-            models = await select_models(conn)
+        await self.reload_models()
+        async with self._database.connection() as conn:
             activity = await select_model_activity(conn)
-        self._know(models)
-        return [ModelSummary(model, *activity.get(model.id, ())) for model in models]
+        return [ModelSummary(model, *activity.get(model.id, ())) for model in self._models.values()]
 
     def warning(self) -> str | None:
         """Return why models do not run, or not as configured, as one text; None without a problem."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from decimal import Decimal
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from trader.domain.agents.memory import CYCLES_REMEMBERED, DECISION_TYPES, LINE_MAX, PastCall, PastCycle
@@ -13,116 +13,6 @@ from trader.domain.agents.view import ObservedStats, ObservedTrade
 from trader.domain.exchange.orders import OrderSide, Side
 from trader.domain.money import divide
 from trader.store.database.pool import Connection
-
-SELECT_LATEST_TRADES = """
-SELECT symbol, side, quantity, entry_notional, exit_notional, net_pnl, fees, funding, close_reason, confidence,
-       opened_at, closed_at
-FROM orders
-WHERE account_id = $1 AND run_id = $2 AND status = 'CLOSED'
-ORDER BY closed_at DESC, id
-LIMIT $3
-"""
-
-
-async def select_latest_trades(
-    conn: Connection, account_id: str, run_id: UUID, limit: int
-) -> tuple[ObservedTrade, ...]:
-    """Return the last completed trades of a run, newest first."""
-    return tuple(
-        ObservedTrade(
-            symbol=row["symbol"],
-            side=Side(row["side"]),
-            quantity=row["quantity"],
-            entry_price=divide(row["entry_notional"], row["quantity"]),
-            exit_price=divide(row["exit_notional"], row["quantity"]),
-            net_pnl=row["net_pnl"],
-            fees=row["fees"],
-            funding=row["funding"],
-            close_reason=row["close_reason"],
-            confidence=row["confidence"],
-            opened_at=row["opened_at"],
-            closed_at=row["closed_at"],
-        )
-        for row in await conn.fetch(SELECT_LATEST_TRADES, account_id, run_id, limit)
-    )
-
-
-SELECT_OWN_STATISTICS = """
-SELECT count(*) AS trades,
-       count(*) FILTER (WHERE net_pnl > 0) AS wins,
-       count(*) FILTER (WHERE net_pnl < 0) AS losses,
-       coalesce(sum(net_pnl) FILTER (WHERE net_pnl > 0), 0) AS won,
-       coalesce(-sum(net_pnl) FILTER (WHERE net_pnl < 0), 0) AS lost
-FROM orders
-WHERE run_id = $1 AND status = 'CLOSED'
-"""
-
-
-async def select_own_statistics(conn: Connection, run_id: UUID) -> ObservedStats:
-    """Return the trade statistics of a run, without the ratios that need the equity curve."""
-    row = await conn.fetchrow(SELECT_OWN_STATISTICS, run_id)
-    assert row is not None  # an aggregate without GROUP BY has one row
-    return observe_record(**row)
-
-
-SELECT_LAST_ACTIONS = """
-SELECT f.symbol, f.side AS fill_side, o.side, f.created_at
-FROM unnest($3::text[]) AS market (symbol)
-CROSS JOIN LATERAL (
-    SELECT symbol, side, order_id, created_at
-    FROM fills
-    WHERE account_id = $1 AND run_id = $2 AND symbol = market.symbol
-    ORDER BY sequence DESC
-    LIMIT 1
-) f
-JOIN orders o ON o.id = f.order_id
-ORDER BY f.symbol
-"""
-
-
-async def select_last_actions(
-    conn: Connection, account_id: str, run_id: UUID, symbols: Sequence[str]
-) -> dict[str, LastFill]:
-    """Return the last fill in each market, exits by the exchange included; one not traded in this run is absent."""
-    rows = await conn.fetch(SELECT_LAST_ACTIONS, account_id, run_id, symbols)
-    fills: dict[str, LastFill] = {}
-    for row in rows:
-        side = Side(row["side"])
-        fills[row["symbol"]] = LastFill(side, OrderSide(row["fill_side"]).opens is not side, row["created_at"])
-    return fills
-
-
-SELECT_PAST_CYCLES = """
-SELECT i.started_at, left(i.response, $4) AS response, c.type, c.status, c.metadata -> 'decisions' -> 0 AS decision,
-       c.metadata -> 'results' -> 0 AS result
-FROM (
-    SELECT id, started_at, response
-    FROM invocations
-    WHERE model_id = $1 AND started_at >= $2 AND status <> 'running' AND step_count > 0
-    ORDER BY started_at DESC
-    LIMIT $3
-) i
-LEFT JOIN tool_calls c ON c.invocation_id = i.id AND (c.status <> 'ok' OR c.type = ANY ($5))
-ORDER BY i.started_at DESC, c.number
-"""
-
-
-async def select_past_cycles(conn: Connection, model_id: str, since: datetime) -> list[PastCycle]:
-    """Return a model's last finished invocations since a moment that were answered, newest first."""
-    rows = await conn.fetch(SELECT_PAST_CYCLES, model_id, since, CYCLES_REMEMBERED, LINE_MAX, sorted(DECISION_TYPES))
-    cycles: list[PastCycle] = []
-    for (at, response), calls in groupby(rows, key=lambda row: (row["started_at"], row["response"])):
-        cycles.append(PastCycle(at, response, [PastCall(*list(row.values())[2:]) for row in calls if row["type"]]))
-    return cycles
-
-
-SELECT_NOTE = "SELECT text FROM notes WHERE model_id = $1 AND written_at >= $2"
-
-
-async def select_note(conn: Connection, model_id: str, since: datetime) -> str | None:
-    """Return the note that a model has written to itself since a moment."""
-    text: str | None = await conn.fetchval(SELECT_NOTE, model_id, since)
-    return text
 
 
 class HourlyEquity(NamedTuple):
@@ -144,6 +34,105 @@ async def select_equity_curve(conn: Connection, account_id: str, run_id: UUID) -
     """Return the last equity of every recorded hour of a run, ascending."""
     rows = await conn.fetch(SELECT_EQUITY_CURVE, account_id, run_id)
     return [HourlyEquity(row["hour"], row["last"]) for row in rows]
+
+
+class RunPast(NamedTuple):
+    """The past of a run: its last equity of each hour, its last trades, newest first, all its trades in figures, and
+    the last fill in each market, exits by the exchange included; a market not traded in the run is absent."""
+
+    curve: list[HourlyEquity]
+    trades: tuple[ObservedTrade, ...]
+    stats: ObservedStats
+    actions: dict[str, LastFill]
+
+
+# One statement and not four: it is made for every view and each takes a round trip. Records have no domains: casts.
+SELECT_RUN_PAST = """
+SELECT ARRAY(
+           SELECT (hour, last::numeric) FROM portfolio_hourly WHERE account_id = $1 AND run_id = $2 ORDER BY hour
+       ) AS curve,
+       ARRAY(
+           SELECT (symbol, side, quantity::numeric, entry_notional::numeric, exit_notional::numeric, net_pnl::numeric,
+                   fees::numeric, funding::numeric, close_reason, confidence::numeric, opened_at, closed_at)
+           FROM orders
+           WHERE account_id = $1 AND run_id = $2 AND status = 'CLOSED'
+           ORDER BY closed_at DESC, id
+           LIMIT $3
+       ) AS trades,
+       ARRAY(
+           SELECT (f.symbol, f.side, o.side, f.created_at)
+           FROM unnest($4::text[]) AS market (symbol)
+           CROSS JOIN LATERAL (
+               SELECT symbol, side, order_id, created_at
+               FROM fills
+               WHERE account_id = $1 AND run_id = $2 AND symbol = market.symbol
+               ORDER BY sequence DESC
+               LIMIT 1
+           ) f
+           JOIN orders o ON o.id = f.order_id
+           ORDER BY f.symbol
+       ) AS fills,
+       count(*) AS count,
+       count(*) FILTER (WHERE net_pnl > 0) AS wins,
+       count(*) FILTER (WHERE net_pnl < 0) AS losses,
+       coalesce(sum(net_pnl) FILTER (WHERE net_pnl > 0), 0) AS won,
+       coalesce(-sum(net_pnl) FILTER (WHERE net_pnl < 0), 0) AS lost
+FROM orders
+WHERE run_id = $2 AND status = 'CLOSED'
+"""
+
+
+async def select_run_past(
+    conn: Connection, account_id: str, run_id: UUID, trades_max: int, symbols: Sequence[str]
+) -> RunPast:
+    """Return the past of a run; its statistics lack the ratios that need the equity curve."""
+    row = await conn.fetchrow(SELECT_RUN_PAST, account_id, run_id, trades_max, symbols)
+    assert row is not None  # an aggregate without GROUP BY has one row
+    return RunPast(
+        [HourlyEquity(*mark) for mark in row["curve"]],
+        tuple(_trade(*trade) for trade in row["trades"]),
+        observe_record(trades=row["count"], wins=row["wins"], losses=row["losses"], won=row["won"], lost=row["lost"]),
+        {
+            symbol: LastFill(Side(side), OrderSide(fill_side).opens is not Side(side), at)
+            for symbol, fill_side, side, at in row["fills"]
+        },
+    )
+
+
+def _trade(
+    symbol: str, side: str, quantity: Decimal, entry_notional: Decimal, exit_notional: Decimal, *rest: Any
+) -> ObservedTrade:
+    prices = divide(entry_notional, quantity), divide(exit_notional, quantity)
+    fields = symbol, Side(side), quantity, *prices, *rest
+    return ObservedTrade(**dict(zip(ObservedTrade.__struct_fields__, fields, strict=True)))
+
+
+# The note in every row, so that both are read in one round trip.
+SELECT_MEMORY = """
+SELECT n.text AS note, i.started_at, left(i.response, $4) AS response, c.type, c.status,
+       c.metadata -> 'decisions' -> 0 AS decision, c.metadata -> 'results' -> 0 AS result
+FROM (SELECT max(text) AS text FROM notes WHERE model_id = $1 AND written_at >= $2) n
+LEFT JOIN (
+    SELECT id, started_at, response
+    FROM invocations
+    WHERE model_id = $1 AND started_at >= $2 AND status <> 'running' AND step_count > 0
+    ORDER BY started_at DESC
+    LIMIT $3
+) i ON true
+LEFT JOIN tool_calls c ON c.invocation_id = i.id AND (c.status <> 'ok' OR c.type = ANY ($5))
+ORDER BY i.started_at DESC, c.number
+"""
+
+
+async def select_memory(conn: Connection, model_id: str, since: datetime) -> tuple[str | None, list[PastCycle]]:
+    """Return the note that a model has written to itself since a moment, and its finished invocations that were
+    answered, newest first."""
+    rows = await conn.fetch(SELECT_MEMORY, model_id, since, CYCLES_REMEMBERED, LINE_MAX, sorted(DECISION_TYPES))
+    cycles: list[PastCycle] = []
+    for (at, response), calls in groupby(rows, key=lambda row: (row["started_at"], row["response"])):
+        if at is not None:
+            cycles.append(PastCycle(at, response, [PastCall(*list(row.values())[3:]) for row in calls if row["type"]]))
+    return rows[0]["note"], cycles
 
 
 SELECT_LOWEST_EQUITY = """

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from trader.domain.agents.invocations import Invocation
+from trader.store.database.leadership import HOLD_TERM
 from trader.store.database.pool import Connection
 
 
@@ -28,12 +29,36 @@ class Webhook(NamedTuple):
     secret: str
 
 
-INSERT_OPEN_VIEW = "INSERT INTO open_views (invocation_id, deadline, shown) VALUES ($1, $2, $3)"
+INSERT_DECISION = f"""
+WITH held AS ({HOLD_TERM}), opened AS (
+    INSERT INTO invocations (id, model_id, status, started_at, entrant)
+    SELECT $2, $3, 'running', $4, $5 FROM held
+    ON CONFLICT (id) DO NOTHING
+    RETURNING id
+), shown AS (
+    INSERT INTO open_views (invocation_id, deadline, shown) SELECT id, $6, $7 FROM opened
+)
+SELECT EXISTS (SELECT FROM held), EXISTS (SELECT FROM opened)
+"""  # noqa: S608 - a constant of this package
 
 
-async def insert_open_view(conn: Connection, invocation_id: UUID, deadline: datetime, shown: str) -> None:
-    """Insert the view of an invocation."""
-    await conn.execute(INSERT_OPEN_VIEW, invocation_id, deadline, shown)
+async def insert_decision(
+    conn: Connection, term: int | None, invocation: Invocation, deadline: datetime, shown: str
+) -> tuple[bool, bool]:
+    """Insert an invocation with its view. Return whether the term is the present one, without which nothing is
+    inserted, and whether the invocation is new."""
+    row = await conn.fetchrow(
+        INSERT_DECISION,
+        term,
+        invocation.id,
+        invocation.model_id,
+        invocation.started_at,
+        invocation.entrant,
+        deadline,
+        shown,
+    )
+    assert row is not None, "it has no source of rows"
+    return row[0], row[1]
 
 
 UPDATE_PENDING_ORDER = "UPDATE open_views SET pending = $2 WHERE invocation_id = $1"

@@ -1,7 +1,7 @@
 """SQL of models: their definitions, and how active they are."""
 
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -95,18 +95,20 @@ async def update_provider_definition(conn: Connection, provider: str, definition
     await conn.execute(UPDATE_PROVIDER_DEFINITION, provider, msgspec.to_builtins(definition))
 
 
-SELECT_MODEL_ACTIVITY = """
+ORDERS_BY_HAND: Final = """
+order_requests q WHERE q.run_id = r.id AND q.answer @> '{"manual": true}' AND q.answer->>'status' <> 'rejected'
+"""
+"""What follows FROM to read the orders by hand that traded in the run `r`. Further conditions may follow."""
+
+SELECT_MODEL_ACTIVITY = f"""
 SELECT m.id,
        coalesce((SELECT sum(finished) FROM invocation_counts WHERE model_id = m.id), 0)::bigint AS invocation_count,
        (SELECT max(started_at) FROM invocations WHERE model_id = m.id) AS last_invoked_at,
-       (
-           SELECT min(q.created_at) FROM order_requests q JOIN runs r ON r.id = q.run_id
-           WHERE r.account_id = m.id AND r.ended_at IS NULL AND q.answer @> '{"manual": true}'
-             AND q.answer->>'status' <> 'rejected'
-       ) AS manual_since
+       (SELECT min(q.created_at) FROM {ORDERS_BY_HAND}) AS manual_since
 FROM models m
+LEFT JOIN runs r ON r.account_id = m.id AND r.ended_at IS NULL
 ORDER BY m.id
-"""
+"""  # noqa: S608 - a constant of this module
 
 
 class ModelActivity(NamedTuple):

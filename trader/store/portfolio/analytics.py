@@ -9,6 +9,7 @@ from uuid import UUID
 from trader.domain.agents.entrants import NO_RECORD, EntrantRecord
 from trader.domain.agents.invocations import Invocation
 from trader.domain.models import VariantId
+from trader.store.agents.models import ORDERS_BY_HAND
 from trader.store.database.pool import Connection, Page
 
 
@@ -45,15 +46,11 @@ class CurrentRun(NamedTuple):
 
 
 # Without a moment ($1) all of it is as it is now. Counts of invocations are those of the whole run: they have no hours.
-SELECT_CURRENT_RUNS = """
+SELECT_CURRENT_RUNS = f"""
 SELECT m.id, r.id, r.initial_capital, r.started_at, c.finished, c.failed, c.tool_failed, c.input_tokens,
        c.output_tokens, c.cost_usd, c.unmetered_attempts, c.unpriced_steps, coalesce(e.number, 0), e.fingerprint,
        e.began_at, coalesce(o.finished - o.failed, 0), coalesce(o.finished + o.missed, 0),
-       (
-           SELECT min(q.created_at) FROM order_requests q
-           WHERE q.run_id = r.id AND q.answer @> '{"manual": true}' AND q.answer->>'status' <> 'rejected'
-             AND q.created_at < coalesce($1::timestamptz, 'infinity')
-       ),
+       (SELECT min(q.created_at) FROM {ORDERS_BY_HAND} AND q.created_at < coalesce($1::timestamptz, 'infinity')),
        CASE WHEN m.provider = 'external' THEN declared_in(e.configuration) END, r.number
 FROM models m
 JOIN runs r ON r.account_id = m.id AND (r.ended_at IS NULL OR r.ended_at >= $1)
@@ -75,7 +72,7 @@ LEFT JOIN LATERAL (
 LEFT JOIN invocation_counts o
     ON o.model_id = m.id AND o.run_number = r.number AND o.entrant = coalesce(e.number, 0)
 ORDER BY m.id
-"""
+"""  # noqa: S608 - a constant of this package
 
 
 async def select_current_runs(conn: Connection, at: datetime | None = None) -> dict[str, CurrentRun]:
@@ -103,16 +100,12 @@ class RunEntrant(NamedTuple):
     totals: InvocationTotals
 
 
-SELECT_RUN_ENTRANTS = """
+SELECT_RUN_ENTRANTS = f"""
 SELECT m.id, e.ended_at, s.net_portfolio, coalesce(c.finished, 0), coalesce(c.failed, 0), coalesce(c.tool_failed, 0),
        coalesce(c.input_tokens, 0), coalesce(c.output_tokens, 0), c.cost_usd, coalesce(c.unmetered_attempts, 0),
        coalesce(c.unpriced_steps, 0), coalesce(e.number, 0), e.fingerprint, e.began_at,
        coalesce(c.finished - c.failed, 0), coalesce(c.finished + c.missed, 0),
-       (
-           SELECT min(q.created_at) FROM order_requests q
-           WHERE q.run_id = r.id AND q.answer @> '{"manual": true}' AND q.answer->>'status' <> 'rejected'
-             AND q.created_at < coalesce($1::timestamptz, 'infinity')
-       ),
+       (SELECT min(q.created_at) FROM {ORDERS_BY_HAND} AND q.created_at < coalesce($1::timestamptz, 'infinity')),
        CASE WHEN m.provider = 'external' THEN declared_in(e.configuration) END
 FROM models m
 JOIN runs r ON r.account_id = m.id AND (r.ended_at IS NULL OR r.ended_at >= $1)
@@ -131,7 +124,7 @@ LEFT JOIN LATERAL (
     LIMIT 1
 ) s ON e.began_at > r.started_at
 ORDER BY m.id, e.number
-"""
+"""  # noqa: S608 - a constant of this package
 
 
 async def select_run_entrants(conn: Connection, at: datetime | None = None) -> list[RunEntrant]:
@@ -235,14 +228,10 @@ class AccountRun(NamedTuple):
 
 # The last hour of a run that was reset is overwritten by that of the next run, but its positions are closed by then: it
 # was worth what its books say.
-SELECT_ACCOUNT_RUNS = """
+SELECT_ACCOUNT_RUNS = f"""
 SELECT r.account_id, greatest(r.started_at, $1), coalesce(b.last, r.initial_capital),
        coalesce(e.cash, h.last, r.initial_capital),
-       (
-           SELECT min(q.created_at) FROM order_requests q
-           WHERE q.run_id = r.id AND q.answer @> '{"manual": true}' AND q.answer->>'status' <> 'rejected'
-             AND q.created_at < coalesce($2::timestamptz, 'infinity')
-       )
+       (SELECT min(q.created_at) FROM {ORDERS_BY_HAND} AND q.created_at < coalesce($2::timestamptz, 'infinity'))
 FROM models m
 JOIN runs r ON r.account_id = m.id
 LEFT JOIN LATERAL (
@@ -261,7 +250,7 @@ LEFT JOIN LATERAL (
 WHERE r.started_at < coalesce($2::timestamptz, 'infinity')
   AND coalesce(r.ended_at, 'infinity') > coalesce($1, '-infinity')
 ORDER BY r.account_id, r.number
-"""
+"""  # noqa: S608 - a constant of this package
 
 
 async def select_account_runs(
