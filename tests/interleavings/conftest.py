@@ -1,6 +1,18 @@
-"""Report of the interleavings: how many schedules were tried."""
+"""The database of the interleavings, and their report: how many schedules were tried."""
+
+from collections.abc import AsyncIterator
 
 import pytest
+from support.gaps import GapDatabase
+
+
+@pytest.fixture
+async def database(dsn: str) -> AsyncIterator[GapDatabase]:
+    """A pool with gaps on a fresh database; each schedule empties it."""
+    database = await GapDatabase.connect(dsn, size=12)
+    assert isinstance(database, GapDatabase)
+    yield database
+    await database.close()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

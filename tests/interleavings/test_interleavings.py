@@ -7,7 +7,7 @@ them runs again with SCHEDULE="operation / actor / gap" and `-k again`.
 import asyncio
 import logging
 import traceback
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from random import Random
 from typing import Final
 
@@ -28,27 +28,6 @@ USUAL_GAPS: Final = 40
 
 SHOWN: Final = 12
 END_S: Final = 20.0
-
-EMPTY: Final = """
-DO $$ DECLARE name text; BEGIN
-    SET LOCAL session_replication_role = replica;  -- foreign keys are checked by triggers, and rows of a record kept
-    FOR name IN SELECT quote_ident(c.relname) FROM pg_class c
-                WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition
-                  AND c.relname <> 'schema_version'
-    LOOP
-        EXECUTE 'DELETE FROM ' || name;
-    END LOOP;
-END $$
-"""
-"""Not TRUNCATE: every connection would plan every statement again."""
-
-
-@pytest.fixture
-async def database(dsn: str) -> AsyncIterator[GapDatabase]:
-    database = await GapDatabase.connect(dsn, size=12)
-    assert isinstance(database, GapDatabase)
-    yield database
-    await database.close()
 
 
 class Bugs(logging.Handler):
@@ -81,8 +60,7 @@ async def run(database: GapDatabase, operation: str, actor: str, at: int) -> Out
     outcome, bugs = Outcome(f"{operation} / {actor} / {at}"), Bugs()
     logging.getLogger("trader").addHandler(bugs)
     gaps = database.gaps = Gaps()
-    async with database.connection() as conn:
-        await conn.execute(EMPTY)
+    await database.empty()
     arena = Arena(database)
     schedule = Schedule(arena, gaps)
     chosen = OPERATIONS[operation]

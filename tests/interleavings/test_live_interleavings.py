@@ -101,15 +101,10 @@ ACTORS: Final[dict[str, Step]] = {
 }
 
 
-async def run(dsn: str, operation: str, actor: str, at: int) -> list[str]:
-    """Run one schedule and check what came of it. Return the gaps of the operation."""
-    database = await GapDatabase.connect(dsn, size=8)
-    assert isinstance(database, GapDatabase)
+async def run(database: GapDatabase, operation: str, actor: str, at: int) -> list[str]:
+    """Run one schedule from an empty database and check what came of it. Return the gaps of the operation."""
     gaps = database.gaps = Gaps()
-    async with database.connection() as conn:
-        await conn.execute(
-            "TRUNCATE models, service_state, accounts, venue_accounts, venue_orders, commands, halts CASCADE"
-        )
+    await database.empty()
     async with prepared(database) as bench, asyncio.timeout(END_S):
         await add_model(database, "apex")
         await bench.start()
@@ -139,7 +134,6 @@ async def run(dsn: str, operation: str, actor: str, at: int) -> list[str]:
         assert quantities.count(D("0.1")) <= 2, "the resting one, and the one that was placed"
         assert any(kind == CREATE for kind, _ in bench.venue.sent)
         await bench.stop()
-    await database.close()
     return gaps.passed
 
 
@@ -150,14 +144,14 @@ async def _step(step: Step, schedule: LiveSchedule) -> object:
 @pytest.mark.parametrize("actor", ACTORS)
 @pytest.mark.parametrize("operation", OPERATIONS)
 async def test_an_actor_in_a_gap_of_a_live_order(
-    dsn: str, operation: str, actor: str, record_property: Callable[[str, object], None]
+    database: GapDatabase, operation: str, actor: str, record_property: Callable[[str, object], None]
 ) -> None:
     tried = [Random(f"{operation} / {actor}").randrange(USUAL_GAPS)]
     if runs_all():
-        tried = gaps_for(actor, await run(dsn, operation, actor, AFTER_ITS_END))
+        tried = gaps_for(actor, await run(database, operation, actor, AFTER_ITS_END))
     for at in tried:
         try:
-            await run(dsn, operation, actor, at)
+            await run(database, operation, actor, at)
         except BaseException as error:
             error.add_note(f'SCHEDULE="{operation} / {actor} / {at}"')
             raise
@@ -165,6 +159,6 @@ async def test_an_actor_in_a_gap_of_a_live_order(
 
 
 @pytest.mark.skipif(asked_for()[0] not in OPERATIONS, reason="SCHEDULE names none of these")
-async def test_again(dsn: str) -> None:
+async def test_again(database: GapDatabase) -> None:
     operation, actor, at = asked_for()
-    await run(dsn, operation, actor, int(at))
+    await run(database, operation, actor, int(at))

@@ -154,27 +154,12 @@ def judge_board(
     entrants = [each._replace(age_min=rules.age_min) for each in entrants]
     if rules.has_common_hours:
         entrants = _over_common_hours(entrants)
-    pairs = [
-        pair
-        for each in entrants
-        for pair in (
-            _with_baseline("ruleAgent", each, baselines, rule_agent(each.variant).id),
-            _Matched("holdNothing", each, None, each.series and holding_nothing(each.series)),
-            _with_baseline("buyAndHold", each, baselines, BUY_AND_HOLD.id),
-        )
-        if pair.reference in rules.compared
-    ]
     rated = sorted(
         ((mean, each) for each in entrants if (mean := each.mean) is not None),
         key=lambda item: -item[0],
     )
     best, second = (rated[0][1], rated[1][1]) if len(rated) > 1 else (None, None)
-    behind = [
-        _Matched("bestOther", each, best.key, best.series, None, best.attempt)
-        for each in entrants
-        if best and each is not best and "bestOther" in rules.compared
-    ]
-    every = [*pairs, *behind]
+    every = _match(entrants, best, baselines, rules)
     statements = _state(every, None)
     family = rules.family(len(entrants) if contenders is None else contenders)
     verdicts, ranks = judge_family(statements, family, rules.level), rank_intervals(entrants, family, rules)
@@ -241,6 +226,31 @@ def _state(pairs: Sequence[_Matched], since: datetime | None) -> list[Statement]
         statement._replace(attempts=pair.entrant.attempt + pair.other_attempt - 1)
         for pair, statement in zip(pairs, statements, strict=True)
     ]
+
+
+def _match(
+    entrants: Sequence[JudgedEntrant],
+    best: JudgedEntrant | None,
+    baselines: Mapping[str, ReturnSeries | None],
+    rules: BoardRules,
+) -> list[_Matched]:
+    """Return every entrant with each of its references: the baselines, and the best of the others."""
+    pairs = [
+        pair
+        for each in entrants
+        for pair in (
+            _with_baseline("ruleAgent", each, baselines, rule_agent(each.variant).id),
+            _Matched("holdNothing", each, None, each.series and holding_nothing(each.series)),
+            _with_baseline("buyAndHold", each, baselines, BUY_AND_HOLD.id),
+        )
+        if pair.reference in rules.compared
+    ]
+    behind = [
+        _Matched("bestOther", each, best.key, best.series, None, best.attempt)
+        for each in entrants
+        if best and each is not best and "bestOther" in rules.compared
+    ]
+    return [*pairs, *behind]
 
 
 def _with_baseline(
