@@ -91,10 +91,10 @@ async def watch(
             tab = await stack.enter_async_context(open_tab(profile, "about:blank#start", rule))
             await tab.command("Emulation.setDeviceMetricsOverride", **SIZE)
             await tab.command("Page.addScriptToEvaluateOnNewDocument", source=OBSERVE)
+            await tab.command("Tracing.start", transferMode="ReturnAsStream", traceConfig=TRACED)
             await tab.command("Page.navigate", url=f"{url}/#/{path}")
             await asyncio.sleep(SETTLED_S)
         first = switch.bytes_back
-        await tab.command("Tracing.start", transferMode="ReturnAsStream", traceConfig=TRACED)
         await asyncio.sleep(seconds)
         later = switch.bytes_back - first
         jumps = await tab.evaluate("jumps")

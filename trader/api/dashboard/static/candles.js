@@ -1,7 +1,7 @@
 // Candles: a chart of one market with what was traded on it, live, and the pages of a market and of a trade.
 import { call, useAnswer } from './answers.js'
 import { inks, onGround, onScheme } from './colors.js'
-import { Choice, Failed, Key, Money, Panel, Select, Side, Table, Tile, Time } from './components.js'
+import { Choice, Failed, Key, Money, Panel, Select, Side, Table, Tile, Time, useStages } from './components.js'
 import { Turn } from './conversations.js'
 import { openStream } from './events.js'
 import { clock, day, moment, number, percent, price, quantity, signed, signedPercent, span, tone } from './format.js'
@@ -176,6 +176,7 @@ export function MarketPage({ route, id: symbol }) {
   const shown = JSON.stringify(positions.map(({ id, exitPlan, entryPrice }) => [id, exitPlan, entryPrice]))
   const markers = useMemo(() => marksOf([...trades, ...positions], known, !modelId), [trades, shown, known, modelId])
   const levels = useMemo(() => (positions.length <= LEVELS_MAX ? positions.flatMap(position => levelsOf(position, modelId ? '' : position.modelName.slice(0, 12))) : []), [shown])
+  const stage = useStages(Boolean(candles && state.positions), 2)
   const before = candles?.nextBefore
   const readOlder = async () => setOlder({ key, pages: [await call('trading.getCandles', { symbol, interval, before }), ...pages] })
   const now = prices.data?.prices.find(row => row.symbol === symbol)
@@ -185,7 +186,7 @@ export function MarketPage({ route, id: symbol }) {
   const last = latest?.close ?? candles?.close.at(-1)
   return html`
     <div class="title"><h1>${symbol}</h1><b class="figure">${price(last)}</b>
-      ${now?.change24hPercent != null && html`<span class=${tone(now.change24hPercent)}>${percent(now.change24hPercent)} in 24 h</span>`}
+      ${now?.change24hPercent != null && html`<span class=${tone(now.change24hPercent)}>${signedPercent(now.change24hPercent)} in 24 h</span>`}
       <nav class="choice" aria-label="Markets">${(prices.data?.prices ?? []).map(row => html`<a key=${row.symbol} href=${`#/markets/${row.symbol}`} aria-current=${row.symbol === symbol ? 'page' : undefined}>${row.symbol}</a>`)}</nav></div>
     <${Panel} title=${`${symbol}, candles and trades`} tools=${tools}><div class="body">
       <${Failed} entry=${entry} what="The candles" />
@@ -195,8 +196,8 @@ export function MarketPage({ route, id: symbol }) {
       ${before && html`<p class="more"><button class="button" type="button" onClick=${readOlder}>Earlier candles</button></p>`}
       <p class="soft small">${positions.length > LEVELS_MAX ? `Stops, targets and liquidation prices are drawn for ${LEVELS_MAX} positions at most: choose a model.` : '\u00a0'}</p>
     </div></${Panel}>
-    <${Positions} only=${position => position.symbol === symbol && (!modelId || position.modelId === modelId)} title=${`Positions in ${symbol}`} />
-    ${state.positions && html`<${Trades} symbol=${symbol} limit=${TRADES} modelId=${modelId || undefined} title=${`Trades in ${symbol}`} />`}`
+    ${stage > 0 && html`<${Positions} only=${position => position.symbol === symbol && (!modelId || position.modelId === modelId)} title=${`Positions in ${symbol}`} />`}
+    ${stage > 1 && state.positions && html`<${Trades} symbol=${symbol} limit=${TRADES} modelId=${modelId || undefined} title=${`Trades in ${symbol}`} />`}`
 }
 
 const COLUMNS = ['times', 'open', 'high', 'low', 'close', 'volume']
