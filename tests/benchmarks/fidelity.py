@@ -8,11 +8,12 @@ import asyncio
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from random import Random
 from time import perf_counter
 
+import numpy
 from benchmarks.figures import Figures
 from benchmarks.market_pictures import write_pictures
 from support.candles import FOLDER
@@ -21,9 +22,11 @@ from support.market_fidelity import (
     CALM_SPREADS,
     Costs,
     CrossRule,
+    OfMinutes,
     Paths,
     Rule,
     Sample,
+    closes_at_extremes,
     correlation,
     draw_together,
     is_inside,
@@ -70,22 +73,31 @@ def show_rules(figures: Figures, name: str, rules: Sequence[Rule], *, t_max: flo
     )
 
 
-def show_cross_rules(figures: Figures, name: str, rules: Sequence[CrossRule]) -> None:
+def show_cross_rules(figures: Figures, name: str, rules: Sequence[CrossRule], *, is_judged: bool = True) -> None:
     strongest, dearest = worst(rules), max(abs(rule.mean_bp) for rule in rules)
-    figures.show(f"{name}: {len(rules)} rules across markets, largest |t|", abs(strongest.t), "", at_most=CROSS_T_MAX)
+    where = f"{name}: {len(rules)} rules across markets, largest |t|"
+    figures.show(where, abs(strongest.t), "", at_most=CROSS_T_MAX, is_judged=is_judged)
     how = "leads" if strongest.leads else "and the other meet again"
     print(
         f"    its rule: {strongest.watched} {how}, trade {strongest.traded} at second {strongest.second}, look back "
         f"{strongest.look_back} s, exit at second {strongest.exit_second}: {strongest.mean_bp:+.2f} bp"
     )
-    figures.show(f"{name}: largest mean across markets", dearest, "bp", at_most=CROSS_MEAN_BP_MAX)
+    where = f"{name}: largest mean across markets"
+    figures.show(where, dearest, "bp", at_most=CROSS_MEAN_BP_MAX, is_judged=is_judged)
 
 
-def judge_across(figures: Figures, name: str, paths: Mapping[str, Paths]) -> None:
-    """Judge what the markets of one minute say about each other."""
+def judge_across(figures: Figures, name: str, paths: Mapping[str, Paths], at_extremes: OfMinutes) -> None:
+    """Judge what the markets of one minute say about each other, and, where none closed at an extreme, about the next.
+
+    After a close at an extreme the candles themselves go on, which no path can draw away.
+    """
     rules = judge_cross_rules(paths, CROSS_STEP_S)
     show_cross_rules(figures, f"{name}, inside a minute", list(filter(is_inside, rules)))
-    show_cross_rules(figures, f"{name}, into the next", [rule for rule in rules if not is_inside(rule)])
+    into_next = [rule for rule in rules if not is_inside(rule)]
+    show_cross_rules(figures, f"{name}, into the next", into_next, is_judged=False)
+    follows_none = numpy.concatenate([[0.0], at_extremes[:-1] == 0])
+    into_next = [rule for rule in judge_cross_rules(paths, CROSS_STEP_S, follows_none) if not is_inside(rule)]
+    show_cross_rules(figures, f"{name}, into the next after no extreme", into_next)
     for pair, other in combinations(paths, 2):
         spans = (1, 5, 15, 30, 59)
         shown = ", ".join(f"{span} s {correlation(paths[pair], paths[other], span):.2f}" for span in spans)
@@ -121,13 +133,20 @@ def judge_paths(figures: Figures, recorded: Mapping[str, Minutes]) -> None:
         )
         figures.show(f"seed {seed}: paths that miss their candle", misses, "", at_most=0)
         drawn = {symbol: log_paths(grids[symbol], rows) for symbol, rows in marks.items()}
-        later = {symbol: path[len(path) // 2 :] for symbol, path in drawn.items()}
-        for name, paths in ((f"seed {seed}", drawn), (f"seed {seed}, second half", later)):
+        at_extremes = numpy.sum([numpy.abs(closes_at_extremes(minutes)) for minutes in recorded.values()], axis=0)
+        half = len(at_extremes) // 2
+        later = {symbol: path[half:] for symbol, path in drawn.items()}
+        for name, paths, closes in (
+            (f"seed {seed}", drawn, at_extremes),
+            (f"seed {seed}, second half", later, at_extremes[half:]),
+        ):
             judge_within(figures, name, paths)
-            judge_across(figures, name, paths)
-    for symbol, minutes in recorded.items():
-        t = momentum_of_candles(minutes)
-        figures.show(f"{symbol}: candles alone, after a close at an extreme, t", t, "")
+            judge_across(figures, name, paths, closes)
+    for watched, traded in product(recorded, recorded):
+        t, mean_bp = momentum_of_candles(recorded[watched], recorded[traded])
+        name = f"candles alone: {traded} after a close of {watched} at an extreme"
+        figures.show(f"{name}, t", t, "")
+        figures.show(f"{name}, mean", mean_bp, "bp")
     corner = [
         log_paths(grids[symbol], [marks_of_candle(grids[symbol], minutes[place]) for place in range(len(minutes))])
         for symbol, minutes in recorded.items()

@@ -20,6 +20,7 @@ ORDER = 20_000.0
 
 Paths = numpy.ndarray[tuple[int, int], numpy.dtype[numpy.float64]]
 """Log prices in basis points: a row for each minute, a column for each of its seconds."""
+OfMinutes = numpy.ndarray[tuple[int], numpy.dtype[numpy.float64]]
 
 
 def log_paths(grid: Grid, marks: Sequence[Sequence[int]]) -> Paths:
@@ -103,11 +104,15 @@ class CrossRule(NamedTuple):
     mean_bp: float
 
 
-def judge_cross_rules(paths: Mapping[str, Paths], step: int) -> list[CrossRule]:
-    """Return all rules across two markets on a grid of `step` seconds; the minutes of the markets are the same."""
+def judge_cross_rules(paths: Mapping[str, Paths], step: int, followed: OfMinutes | None = None) -> list[CrossRule]:
+    """Return all rules across two markets on a grid of `step` seconds; the minutes of the markets are the same.
+
+    They are followed in the minutes for which `followed` is not 0; without it in all but the first.
+    """
     rules = []
     series = {symbol: path.reshape(-1) for symbol, path in paths.items()}
-    starts = numpy.arange(1, min(len(prices) for prices in series.values()) // 60) * 60
+    minutes = numpy.arange(1, min(map(len, paths.values())))
+    starts = (minutes if followed is None else minutes[followed[1:] != 0]) * 60
     for second, look_back in product(range(0, 60, step), range(step, 61, step)):
         now = {symbol: prices[starts + second] for symbol, prices in series.items()}
         past = {symbol: now[symbol] - prices[starts + second - look_back] for symbol, prices in series.items()}
@@ -144,13 +149,22 @@ def correlation(paths: Paths, other: Paths, seconds: int) -> float:
     return float(numpy.corrcoef(first, second)[0, 1])
 
 
-def momentum_of_candles(minutes: Minutes) -> float:
-    """Return the t of following a close at the very high or low through the next minute: of the candles alone."""
-    columns = (minutes.open, minutes.high, minutes.low, minutes.close)
-    opened, high, low, close = (numpy.array(column) for column in columns)
-    at_edge = numpy.where(close == high, 1.0, 0.0) - numpy.where(close == low, 1.0, 0.0)
-    earned = (at_edge[:-1] * (close - opened)[1:] / opened[1:])[at_edge[:-1] != 0]
-    return float(earned.mean() / earned.std() * len(earned) ** 0.5)
+def closes_at_extremes(minutes: Minutes) -> OfMinutes:
+    """Return 1 for each minute that closed at its very high, -1 at its very low, and 0 for the others."""
+    high, low, close = (numpy.array(column) for column in (minutes.high, minutes.low, minutes.close))
+    at_extremes: OfMinutes = numpy.where(close == high, 1.0, 0.0) - numpy.where(close == low, 1.0, 0.0)
+    return at_extremes
+
+
+def momentum_of_candles(watched: Minutes, traded: Minutes) -> tuple[float, float]:
+    """Follow a close of one market at its very high or low in another, or itself, through the next minute.
+
+    Return the t and the mean in basis points of what that earns, by closes and opens alone.
+    """
+    opened, close = numpy.array(traded.open), numpy.array(traded.close)
+    sign = closes_at_extremes(watched)[:-1]
+    earned = (sign * (close / opened - 1)[1:])[sign != 0] * 1e4
+    return float(earned.mean() / earned.std() * len(earned) ** 0.5), float(earned.mean())
 
 
 class Sample(NamedTuple):

@@ -1,7 +1,8 @@
 """Constants of the paths within a minute, fitted to the first half of recorded candles of BTC, ETH and SOL.
 
-`scripts/benchmark path_constants` fits them again. These were fitted before sixteen of the candidates were kept, so
-what it prints may differ from them. docs/market-model.md says how they were judged.
+`scripts/benchmark path_constants` fits them again. These were fitted before sixteen of the candidates were kept: the
+tilts that it prints now are less fair across markets (|t| of 6.4 with seeds 0 and 1).
+docs/market-model.md says how they were judged.
 """
 
 from typing import Final
