@@ -34,6 +34,9 @@ from trader.store.database.schema import apply_schema
 READ_EVERY_S: Final = 5.0
 LOOK_EVERY_S: Final = 5.0
 
+PARTS: Final = """Real: processes, connections, orders, models and PostgreSQL. Simulated: the market and the dashboards.
+Not there: a network between the parts. Calculated: the reference of the streams."""
+
 
 class Dashboards:
     """What all dashboards have received: bytes of their streams, how long their reads took, and what failed."""
@@ -166,6 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dashboards", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=180.0)
     options = parser.parse_args(arguments)
+    print(PARTS)
     with temporary_folder() as folder:
         return asyncio.run(measure(folder, options)).exit_code
 
