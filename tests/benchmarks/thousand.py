@@ -2,10 +2,11 @@
 
   scripts/benchmark thousand [--models 100] [--readers 20] [--dashboards 1000] [--seconds 180]
 
-A leader runs the rule models, its readers follow a streaming replica. A dashboard is a connection to the stream of all
-events, which it reads to the end of the run, and one read of five kinds in turn every five seconds. Models, orders,
-processes, connections and PostgreSQL are real; the market is synthetic, and everything shares the cores of one machine
-without a network between. The processor time of each part is what it would need on a machine of its own.
+A leader runs rule models that have traded for a day, its readers follow a streaming replica. A dashboard is a stream of
+all events as the page asks for it, which it reads to the end of the run, and one read of five kinds in turn every five
+seconds. Models, orders, processes, connections and PostgreSQL are real; the market is synthetic, and everything shares
+the cores of one machine without a network between. The processor time of each part is what it would need on a machine
+of its own; that of the whole machine has the servers of PostgreSQL beside them, and whatever else runs.
 """
 
 import argparse
@@ -19,18 +20,12 @@ from pathlib import Path
 from typing import Final
 
 import aiohttp
-import msgspec
 from benchmarks.figures import Figures, temporary_folder
-from benchmarks.readers import READS, processor_s
+from benchmarks.readers import READS, TICK_S, processor_s
 from support.process import ServiceProcess, serving
-from support.records import make_model
 from support.replication import replicated
 
-from trader.domain.models import VariantId
-from trader.store.agents.models import upsert_model
-from trader.store.database.pool import Database
-from trader.store.database.schema import apply_schema
-
+ROOT: Final = Path(__file__).resolve().parents[2]
 READ_EVERY_S: Final = 5.0
 LOOK_EVERY_S: Final = 5.0
 
@@ -50,7 +45,7 @@ class Dashboards:
         """Be one dashboard until cancelled."""
         reading = asyncio.create_task(self._read(http, url, number))
         try:
-            async with http.get(f"{url}/api/events", headers={"Accept-Encoding": "gzip"}) as response:
+            async with http.get(f"{url}/api/events?patches=true", headers={"Accept-Encoding": "gzip"}) as response:
                 response.raise_for_status()
                 async for piece in response.content.iter_any():
                     self.bytes += len(piece)
@@ -75,17 +70,12 @@ class Dashboards:
             await asyncio.sleep(READ_EVERY_S)
 
 
-async def add_models(dsn: str, count: int) -> None:
-    """Make rule models, spread over the variants."""
-    database = await Database.connect(dsn, size=1)
-    await apply_schema(database)
-    async with database.connection() as conn:
-        for number in range(count):
-            variant = list(VariantId)[number % len(VariantId)]
-            name = f"rules/{variant.value.lower()}"
-            model = make_model(f"model-{number}", variant)
-            await upsert_model(conn, msgspec.structs.replace(model, provider="rules", router_model_name=name))
-    await database.close()
+async def seed(dsn: str, models: int) -> None:
+    """Write a day of trading of rule models, spread over the variants."""
+    words = ["--demo", "--models", str(models), "--history", "1", "--database-url", dsn]
+    process = await asyncio.create_subprocess_exec(sys.executable, ROOT / "scripts" / "seed_accounts.py", *words)
+    if await process.wait():
+        raise SystemExit("the models cannot be written")
 
 
 @asynccontextmanager
@@ -118,11 +108,17 @@ async def look(leader: ServiceProcess, readers: Sequence[ServiceProcess], second
     return unhealthy, sorted(ages)
 
 
+def machine_processor_s() -> float:
+    """Return the processor time that all processes of the machine have used, on all cores."""
+    user, nice, system = Path("/proc/stat").read_text().split()[1:4]
+    return (int(user) + int(nice) + int(system)) * TICK_S
+
+
 async def measure(folder: Path, options: argparse.Namespace) -> Figures:
     figures, processes = Figures(), list[ServiceProcess]()
     async with AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(replicated(folder))
-        await add_models(cluster.dsn, options.models)
+        await seed(cluster.dsn, options.models)
         (folder / "leader").mkdir()
         leader = await stack.enter_async_context(serving(folder / "leader", DATABASE_URL=cluster.dsn))
         replica = await cluster.add_replica()
@@ -133,7 +129,7 @@ async def measure(folder: Path, options: argparse.Namespace) -> Figures:
         await asyncio.sleep(10)  # every stream has sent its state
         pids = {"leader": [leader.process.pid], "readers": [each.process.pid for each in processes]}
         pids["callers"] = [os.getpid()]
-        before = {part: sum(map(processor_s, of)) for part, of in pids.items()}
+        before, machine_s = {part: sum(map(processor_s, of)) for part, of in pids.items()}, machine_processor_s()
         received, began_s = dashboards.bytes, time.monotonic()
         dashboards.waits_ms.clear()
         unhealthy, ages = await look(leader, processes, options.seconds)
@@ -141,6 +137,7 @@ async def measure(folder: Path, options: argparse.Namespace) -> Figures:
         for part, of in pids.items():
             share = (sum(map(processor_s, of)) - before[part]) / spent_s
             figures.show(f"processor of the {part}", 100 * share, "%")
+        figures.show("processor of the whole machine", 100 * (machine_processor_s() - machine_s) / spent_s, "%")
         rate = (dashboards.bytes - received) / spent_s
         figures.show(
             "streams to all dashboards",

@@ -19,6 +19,8 @@ from trader.embedded.server import EmbeddedPostgres
 
 DATABASE: Final = "trader"
 _READY_S: Final = 30.0
+_CONNECTIONS_MAX: Final = 450
+"""Those of twenty readers and of commands beside them."""
 
 
 async def admit(dsn: str, user: str) -> None:
@@ -72,6 +74,8 @@ class Replica:
             "fsync=off",
             "-c",
             "listen_addresses=",
+            "-c",
+            f"max_connections={_CONNECTIONS_MAX}",
         ]
         with (self._folder / "log").open("wb") as log:
             self._process = subprocess.Popen(
