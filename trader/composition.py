@@ -211,8 +211,7 @@ def _make_schedulers(
     database: Database, context: Context, events: EventBus, baselines: Baselines, webhooks: Webhooks
 ) -> Schedulers:
     async def start_batch(now: datetime) -> None:
-        await context.agents.start_batch(now)
-        await webhooks.begin_cycle(context.agents.models.values(), now)
+        await webhooks.begin_cycle(await context.agents.start_batch(now))
         await baselines.decide(now, {model.variant for model in context.agents.models.values() if model.active})
 
     async def take_snapshots(now: datetime) -> None:

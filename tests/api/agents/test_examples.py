@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from support.agent_desk import Command, Desk
 from support.orpc import installed_packages
-from support.scripted import START
 from support.tasks import ended
 
 from trader.api import openapi
@@ -78,14 +77,14 @@ async def test_the_example_of_a_webhook_is_called_and_trades(
         assert process.stdout is not None
         assert url.startswith((await process.stdout.readline()).decode().split()[-1])
         await desk.floor.agents.reload_models()
-        await webhooks.begin_cycle(desk.floor.agents.models.values(), START.replace(second=0))
+        await webhooks.begin_cycle([desk.floor.agents.models["called"]])
         await ended("webhook of called")
         (record,) = (await desk.call("agent.getHistory", added["key"]))["conversations"]
         assert (record["status"], record["toolCalls"][0]["status"]) == ("completed", "ok")
         again = await command("agents", "webhook", "called", url)
         assert again["webhookSecret"] != added["webhookSecret"]
         await desk.floor.see()
-        await webhooks.begin_cycle(desk.floor.agents.models.values(), START.replace(second=0))
+        await webhooks.begin_cycle([desk.floor.agents.models["called"]])
         await ended("webhook of called")
         latest = (await desk.call("agent.getHistory", added["key"]))["conversations"][0]
         assert (latest["status"], latest["failureReason"]) == ("failed", "the webhook answered with HTTP 401")

@@ -169,14 +169,14 @@ async def test_silence_is_a_missed_decision(desk: Desk, key: str) -> None:
     assert await desk.call("agent.hold", key, 400, viewId=view["viewId"]) == "VALIDATION_ERROR"
     (record,) = (await desk.call("agent.getHistory", key))["conversations"]
     assert record["status"] == "timeout"
-    external, models = desk.floor.agents.external, desk.floor.agents.models.values()
-    cycle = START.replace(minute=10, second=0)
-    for minute in range(3):
-        await external.begin_cycle(models, cycle + timedelta(minutes=minute))
+    begins_late, cycle = timedelta(milliseconds=3), START.replace(minute=10, second=0)
+    scout = desk.floor.agents.models["scout"]
+    for minute in range(-1, 3):
+        await desk.floor.agents.external.begin_cycle([scout], cycle + timedelta(minutes=minute) + begins_late)
     async with desk.floor.database.connection() as conn:
         counts = await conn.fetchrow("SELECT sum(finished), sum(failed), sum(missed) FROM invocation_counts")
         assert counts is not None
-        assert tuple(counts) == (1, 1, 2)  # the first cycle of a process is only where it begins to count
+        assert tuple(counts) == (1, 1, 2)  # the first cycle of a process is not whole
         assert await conn.fetchval("SELECT count(*) FROM order_requests") == 0
 
 

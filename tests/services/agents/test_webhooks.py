@@ -16,7 +16,7 @@ from support.tasks import ended
 
 from trader.api.schemas.agents import ViewOutput
 from trader.api.schemas.common import ENCODER
-from trader.domain.models import EXTERNAL
+from trader.domain.models import EXTERNAL, ModelConfiguration
 from trader.errors import WebhookError
 from trader.gateways.agents.webhook import ANSWER_MAX, WebhookClient, check_address, is_public, new_secret, signature
 from trader.services.agents.chain import verify
@@ -24,7 +24,6 @@ from trader.services.agents.invocations import FinishedInvocation
 from trader.services.agents.webhooks import Webhooks, decisions_in
 from trader.store.agents.external import Webhook, upsert_webhook
 
-CYCLE: Final = START.replace(second=0)
 ORDER: Final = {"clientOrderId": "one", "symbol": "BTC", "side": "buy", "quantity": 0.01, "exitPlan": {"stop": 90000}}
 BOUGHT: Final = {"name": "placeOrder", "arguments": ORDER}
 
@@ -66,7 +65,7 @@ async def called(floor: Floor, *answers: object, loopback: bool = True) -> Async
 
 async def decided(floor: Floor, calls: Webhooks) -> FinishedInvocation:
     """Have the agent called in a cycle. Return the record of its decision."""
-    await calls.begin_cycle(floor.agents.models.values(), CYCLE)
+    await calls.begin_cycle([floor.agents.models["scout"]])
     await ended("webhook of")
     (record,) = await floor.agents.invocations("scout")
     return record
@@ -147,7 +146,7 @@ async def test_a_decision_that_was_begun_before_a_restart_is_not_asked_for_again
         opened = await external.view(model, None)
         (order,) = decisions_in(json.dumps({"decisions": [BOUGHT]}).encode())
         await external.decide(model, opened.id, order)
-        await calls.begin_cycle(floor.agents.models.values(), CYCLE)
+        await calls.begin_cycle([floor.agents.models["scout"]])
         await ended("webhook of")
         assert agent.requests == []
 
@@ -194,3 +193,11 @@ def test_addresses_are_https_or_of_this_machine(url: str, loopback: bool, is_all
     else:
         with pytest.raises(WebhookError, match="https://"):
             check_address(url, loopback=loopback)
+
+
+async def test_an_agent_is_due_at_its_cadence_however_late_the_cycle_begins(floor: Floor) -> None:
+    every_5_min = ModelConfiguration(every="5m")
+    await floor.add("scout", provider=EXTERNAL, configuration=every_5_min)
+    cycles = [START.replace(minute=minute, second=0) + timedelta(milliseconds=3) for minute in range(14, 22)]
+    due = [cycle.minute for cycle in cycles if await floor.agents.start_batch(cycle)]
+    assert due == [15, 20]

@@ -150,22 +150,24 @@ class ExternalAgents:
         self._unsaved.clear()
         self._cycles.clear()
 
-    async def begin_cycle(self, models: Iterable[Model], now: datetime) -> None:
-        """End the decisions whose deadline has passed, and count those that were due and never begun.
+    async def begin_cycle(self, due: Iterable[Model], now: datetime) -> None:
+        """End the decisions whose deadline has passed, and count as missed those of a whole cycle without any.
+
+        `due` are the agents whose cadence falls into this cycle, which begins some milliseconds after its time. The
+        first of a process is seldom whole: the count begins there.
 
         :raises Unavailable: the database did not confirm it
         """
-        external = {model.id: model for model in models if model.is_external and model.active}
         for model_id in [*self._open]:
             async with self._locks[model_id]:
-                decision = self._open.get(model_id)
-                if decision is not None and decision.deadline < now:
+                if (decision := self._open.get(model_id)) is not None and decision.deadline < now:
                     await self._expire(decision)
-        due = [model for model in external.values() if now == floor_time(now, model.configuration.cadence)]
         missed = []
         for model in due:
-            before, self._cycles[model.id] = self._cycles.get(model.id), now
-            if before is not None and (model.id not in self._opened or self._opened[model.id][0] < before):
+            before, begun = self._cycles.get(model.id, now), floor_time(now, model.configuration.cadence)
+            self._cycles[model.id] = begun if model.id in self._cycles else now
+            is_whole = begun - before >= model.configuration.cadence
+            if is_whole and (model.id not in self._opened or self._opened[model.id][0] < before):
                 missed.append(model)
         if missed:
             await self._entrants.count_missed(missed, now)
@@ -376,8 +378,7 @@ class ExternalAgents:
         else:
             await opened.calls.finish("completed", None, ended_by=ended_by, at=at)
         if opened.record.is_unsaved:
-            self._unsaved.append(opened.record)
-            return
+            return self._unsaved.append(opened.record)
         try:
             async with self._database.connection() as conn:
                 await delete_decided_views(conn)

@@ -270,18 +270,19 @@ class Agents:
 
     # --- invocations --------------------------------------------------------------------------------------------------
 
-    async def start_batch(self, now: datetime) -> None:
-        """Start an invocation of every active model that is not running, and return while they go on.
+    async def start_batch(self, now: datetime) -> list[Model]:
+        """Start an invocation of every active model that is not running; they go on. Return the external agents due.
 
         :raises Unavailable: the models cannot be read; nothing was started
         """
         await self.reload_models()
         await self._save_unsaved()
         if self._is_closing:
-            return
+            return []
         waiting = self.waiting()
         await self.budgets.begin_cycle(now, self._models)
-        asked = [model for model in self._models.values() if model.is_asked and self.budgets.is_asked_for(model, now)]
+        every = [model for model in self._models.values() if model.active and self.budgets.is_asked_for(model, now)]
+        external, asked = [model for model in every if model.is_external], [model for model in every if model.is_asked]
         active = [model for model in asked if self.budgets.is_due(model, now)]
         self.budgets.end_cycle(now)
         due = [model for model in active if model.id not in self._running and model.id not in waiting]
@@ -297,10 +298,11 @@ class Agents:
             await asyncio.sleep(0)  # lets the invocations start, so that the clock waits for them
         if missed := [model for model in asked if model not in due]:
             await self._entrants.count_missed(missed, now)
-        await self.external.begin_cycle(self._models.values(), now)
+        await self.external.begin_cycle(external, now)
         if self._dropped:
             dropped, self._dropped = self._dropped, []  # counted once at the most, also when the commit is in doubt
             await self._entrants.count_missed(dropped, now)
+        return external
 
     def _left_out(self, model: Model) -> Collection[str]:
         provider = self._providers.get(model.provider)

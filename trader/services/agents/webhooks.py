@@ -6,14 +6,13 @@ the decision. What fails is a decision that was missed, with the reason in its r
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
-from datetime import datetime
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
 
-from trader.clock import Clock, floor_time
+from trader.clock import Clock
 from trader.domain.agents.conversation import ToolRequest
 from trader.domain.agents.tools import AGENT_TOOLS, BadCall, Decision, Holding, decode
 from trader.domain.models import Model
@@ -63,13 +62,11 @@ class Webhooks:
         self._shown = shown
         self._calls: dict[str, asyncio.Task[None]] = {}
 
-    async def begin_cycle(self, models: Iterable[Model], now: datetime) -> None:
-        """Call every agent with a webhook that is due and does not think yet, and return while they think.
+    async def begin_cycle(self, due: Sequence[Model]) -> None:
+        """Call those of the agents that have a webhook and do not think yet, and return while they think.
 
         :raises Unavailable: the webhooks cannot be read
         """
-        due = [model for model in models if model.is_external and model.active]
-        due = [model for model in due if now == floor_time(now, model.configuration.cadence)]
         if not due:
             return
         async with self._database.connection() as conn:
