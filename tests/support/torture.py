@@ -118,6 +118,7 @@ async def _ask(service: ServiceProcess, agent: Agent, tally: Tally) -> int:
     status, answer = await service.try_call("agent.placeOrder", agent.key, **agent.asked)
     assert status in {200, 503}, (status, answer)
     if status == 200:
+        assert "orderId" in answer, (agent.asked, answer)
         order_id = answer["orderId"]
         tally.answered_anew += (
             tally.acknowledged.setdefault((AGENT, agent.asked["clientOrderId"]), order_id) != order_id
