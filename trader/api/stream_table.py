@@ -9,10 +9,10 @@ from typing import Any, Final
 import msgspec
 
 from trader.api.context import Context
-from trader.api.schemas.candles import RunningCandle
 from trader.api.schemas.common import ENCODER, Wire
 from trader.api.schemas.models import InvocationView, invocation_of
 from trader.api.schemas.portfolio import PortfolioUpdate
+from trader.api.schemas.positions import RunningCandle
 from trader.api.schemas.streams import PositionEventData, Reset, WorkflowMessage
 from trader.api.schemas.trades import TradeView
 from trader.api.state_broadcast import SPACING_S, Load

@@ -9,7 +9,6 @@ from typing import Final
 from trader.api.context import Context
 from trader.api.registry import procedure
 from trader.api.response_cache import histories_token, positions_token, prices_token, trades_token
-from trader.api.schemas.candles import GetCandlesInput, GetCandlesOutput
 from trader.api.schemas.common import UNSET, LongOutput, chosen_variant, iso, or_none
 from trader.api.schemas.paging import cut_page, moment_of, page_of
 from trader.api.schemas.portfolio import (
@@ -22,6 +21,8 @@ from trader.api.schemas.portfolio import (
     history_of,
 )
 from trader.api.schemas.positions import (
+    GetCandlesInput,
+    GetCandlesOutput,
     GetCryptoPricesInput,
     GetCryptoPricesOutput,
     GetPositionsInput,

@@ -1,4 +1,4 @@
-"""Positions and prices on the wire. `getPositions` and the positions stream show the same records, made here.
+"""Positions, prices and candles on the wire. `getPositions` and the positions stream show the same records, made here.
 
 Amounts of a position are decimal text, except the prices of its exit plan. A figure that needs a price which is not
 known yet (no source was reached since the start) is null, never zero.
@@ -26,11 +26,13 @@ from trader.api.schemas.common import (
     optional_text,
     trimmed,
 )
+from trader.api.schemas.paging import IsoTime
 from trader.domain.exchange.account import Account, Marks, Position, liquidation_price
 from trader.domain.exchange.orders import Side
-from trader.domain.market.markets import Market, Quote
+from trader.domain.market.markets import Candle, Market, Quote
 from trader.domain.models import Model
 from trader.domain.money import ceil_to, floor_to
+from trader.domain.portfolio.histories import Resolution
 
 Markets = Mapping[str, Market]
 
@@ -173,3 +175,49 @@ def price_of(quote: Quote, now: datetime, trouble: str | None, day_before: Decim
         change_24h_percent=round(float(100 * (quote.mark / day_before - 1)), 4) if day_before else UNSET,
         message=message,
     )
+
+
+class GetCandlesInput(Input, kw_only=True):
+    """The candles that open at `from` or later, and before `to` and `before`; a time without a zone is UTC.
+
+    `symbol` takes any spelling of a market.
+    """
+
+    symbol: Annotated[str, Meta(max_length=32)]
+    interval: Resolution
+    start: IsoTime | UnsetType = msgspec.field(default=UNSET, name="from")
+    to: IsoTime | UnsetType = UNSET
+    before: IsoTime | UnsetType = UNSET
+
+
+class GetCandlesOutput(Wire, kw_only=True):
+    """Candles in columns, ascending; `times` are when they open, the last may still be running.
+
+    `volume` is in base units, null where the source has none. An answer has the latest 1,000 of its range, and
+    `nextBefore` when there are earlier ones. Candles under an hour are kept for CANDLE_RETENTION_DAYS, others for good.
+    """
+
+    symbol: str
+    interval: Resolution
+    times: list[Timestamp]
+    open: list[float]
+    high: list[float]
+    low: list[float]
+    close: list[float]
+    volume: list[float | None]
+    next_before: Timestamp | UnsetType = UNSET
+
+
+class RunningCandle(Wire, kw_only=True):
+    """The candle of the running minute of a market. `time` is when it opened."""
+
+    symbol: str
+    time: Timestamp
+    open: float
+    high: float
+    low: float
+    close: float
+
+    @classmethod
+    def of(cls, symbol: str, candle: Candle) -> "RunningCandle":
+        return cls.from_attributes(candle, symbol=symbol, time=iso(candle.open_time))

@@ -20,7 +20,7 @@ from trader.services.market.feed import MarketFeed
 from trader.services.portfolio.run_statistics import RunStatistics
 from trader.settings import Settings
 from trader.store.database.pool import Database
-from trader.store.portfolio.luck import StoredLuck, select_luck, upsert_luck
+from trader.store.portfolio.analytics import StoredLuck, select_luck, upsert_luck
 
 log = logging.getLogger("trader.portfolio")
 
