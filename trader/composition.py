@@ -119,24 +119,17 @@ async def make_service(settings: Settings, external: ExternalSystems, alarms: Al
     relay = Relay(RelayWriter(database, events, lambda: leader_view(context), ENCODER.encode), followed)
     leadership = Leadership(context, database, accounts, events, schedulers, lock, controls, baselines, relay)
     alarms.is_leader = lambda: leadership.role == "leader"
+    anchors, now = _make_anchors(settings, database, alarms, stack), clock.now()
+    return Service(
+        context, database, accounts, providers, hubs, schedulers, controls, leadership, relay, anchors, alarms, now
+    )
+
+
+def _make_anchors(settings: Settings, database: Database, alarms: Alarms, stack: AsyncExitStack) -> Anchors:
     sink = make_sink(settings.anchor_url)
     if sink is not None:
         stack.push_async_callback(sink.close)
-    anchors = Anchors(database, sink, alarms.is_leader)
-    return Service(
-        context,
-        database,
-        accounts,
-        providers,
-        hubs,
-        schedulers,
-        controls,
-        leadership,
-        relay,
-        anchors,
-        alarms,
-        clock.now(),
-    )
+    return Anchors(database, sink, alarms.is_leader)
 
 
 def _agent_problems(agents: Agents, providers: Mapping[str, Provider]) -> Iterator[Alarm]:

@@ -154,9 +154,7 @@ async def _backtest(options: argparse.Namespace) -> int:
             value |= {"baselines": baselines_value(run), "evidence": evidence_value(evidence)}
             value["capacity"] = capacity_value(source.rows, run)
             value["masked"] = masked_value(options.mask, value["accounts"])
-            deflated = add_trials(options, run, value)
-            for account in value["accounts"]:
-                account["deflated"] = deflated[account["id"]]
+            add_trials(options, run, value)
             _write_result(options, run, value, labelled(standings, run), evidence)
             _write_tables(options, tables.finish(run.accounts))
     except OSError as error:

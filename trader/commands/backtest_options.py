@@ -1,7 +1,7 @@
 """Options of the command backtest, and the settings and market source that they select."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import get_args
@@ -58,6 +58,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--funding", metavar="RATE|FOLDER", help="hourly rate, or a folder of funding files; default: files in --data")
     add("--preset", choices=list(PRESETS), help="the venue whose rules and fees hold")
     add("--cadence", metavar="EVERY", help="how often agents decide, such as 5m or 1h; default: every minute")
+    _add_models(add)
+    add("--guard", action="append", metavar="NAME=NUMBER|none", help="another limit of the guard; none: no guard")
+    add("--seed", help="of what is drawn within a minute; default: 0")
+    _add_sweep(add)
+    add("--trials", metavar="FILE", help="the ledger of trials; default: trials.jsonl beside --out")
+    add("--out", type=Path, default=Path("backtest"), metavar="FOLDER", help="default: backtest")
+    add(
+        "--tables",
+        choices=["csv", "parquet"],
+        default="csv",
+        help="how trades, fills, equity and decisions are written",
+    )
+    add("--no-database", action="store_true", help="write only the ledger as JSON lines, the result and the report")
+    add_env_file_option(parser)
+    add("--json", action="store_true", help="print one JSON object")
+
+
+def _add_models(add: Callable[..., argparse.Action]) -> None:
+    """Add the options of AI models, and of decisions that are known."""
     add("--models", type=Path, metavar="FILE", help="a models file: asks AI models, within --budget-usd")
     add("--budget-usd", metavar="USD", help="what asking may cost; without it the command says what it would")
     add("--cassette", type=Path, metavar="FOLDER", help="where answers are kept and looked up; default: in --out")
@@ -76,8 +95,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PARTS",
         help="symbols,dates,scale: beside each model one that these are hidden from",
     )
-    add("--guard", action="append", metavar="NAME=NUMBER|none", help="another limit of the guard; none: no guard")
-    add("--seed", help="of what is drawn within a minute; default: 0")
+
+
+def _add_sweep(add: Callable[..., argparse.Action]) -> None:
+    """Add the options of many runs at once."""
     add("--seeds", type=count_argument, metavar="N", help="a sweep: each run with N seeds, from --seed on")
     add(
         "--walk-forward",
@@ -86,17 +107,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--workers", type=count_argument, metavar="N", help="of a sweep: runs at once; default: the number of cores")
     add("--cluster", metavar="ADDRESS", help="of a sweep: the runs go to the workers of this Dask scheduler")
-    add("--trials", metavar="FILE", help="the ledger of trials; default: trials.jsonl beside --out")
-    add("--out", type=Path, default=Path("backtest"), metavar="FOLDER", help="default: backtest")
-    add(
-        "--tables",
-        choices=["csv", "parquet"],
-        default="csv",
-        help="how trades, fills, equity and decisions are written",
-    )
-    add("--no-database", action="store_true", help="write only the ledger as JSON lines, the result and the report")
-    add_env_file_option(parser)
-    add("--json", action="store_true", help="print one JSON object")
 
 
 def mask_argument(text: str) -> frozenset[MaskPart]:

@@ -61,8 +61,8 @@ def hourly_returns(run: Backtest) -> dict[str, npt.NDArray[np.float64]]:
     return returns
 
 
-def add_trials(options: argparse.Namespace, run: Backtest, value: Mapping[str, Any]) -> dict[str, Deflated | None]:
-    """Add a run to the ledger. Return the deflated figures of its accounts, by account.
+def add_trials(options: argparse.Namespace, run: Backtest, value: Mapping[str, Any]) -> None:
+    """Add a run to the ledger, and to each account of its result the figures that the ledger deflates.
 
     :raises StartError: the ledger cannot be read or written
     """
@@ -97,7 +97,8 @@ def add_trials(options: argparse.Namespace, run: Backtest, value: Mapping[str, A
         raise StartError(f"{file} cannot be written: {error.strerror}; --trials names another file.") from error
     known = read_trials(file, digest)
     ratios = [trial.sharpe_per_hour for trial in known if trial.sharpe_per_hour is not None]
-    return {account_id: deflate(each, ratios, len(known)) for account_id, each in returns.items()}
+    for account in value["accounts"]:
+        account["deflated"] = deflate(returns[account["id"]], ratios, len(known))
 
 
 def read_trials(file: Path, data: str) -> list[Trial]:

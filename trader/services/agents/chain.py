@@ -127,18 +127,9 @@ async def verify(database: Database, outside: Sequence[Anchor]) -> Verification:
         )
         for invocation in unlinked
     ]
-    return Verification(
-        links,
-        payloads,
-        len(anchors),
-        max(0, finished - links - len(unlinked)),
-        checker.findings,
-        records,
-        results.rows,
-        results.has_begun,
-        results.accounts_before,
-        waiting,
-    )
+    before_chain = max(0, finished - links - len(unlinked))
+    of_results = (records, results.rows, results.has_begun, results.accounts_before, waiting)
+    return Verification(links, payloads, len(anchors), before_chain, checker.findings, *of_results)
 
 
 async def _result_findings(conn: Connection, link: ChainLink, results: ResultsChecker) -> list[ChainFinding]:
