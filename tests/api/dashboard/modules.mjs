@@ -10,6 +10,7 @@ Object.assign(globalThis, {
   document: { documentElement: { dataset: {} }, body: { dataset: {} } },
 })
 const { applyPatch, openStream } = await import(`${folder}/events.js`)
+const { number, signedPercent } = await import(`${folder}/format.js`)
 const { connect } = await import(`${folder}/store.js`)
 const { troublesOf } = await import(`${folder}/system.js`)
 
@@ -53,5 +54,6 @@ console.log(JSON.stringify({
   many: streamsOf('100'),
   lost: textOf('lost', {}),
   full: textOf('refused', { data: { status: 'healthy' } }),
+  figures: [-1.5, -0.001, 0.001, 2, null].flatMap(value => [number(value), signedPercent(value)]),
   down: textOf('refused', { error: 'it does not answer' }),
 }))

@@ -105,3 +105,8 @@ def test_a_stalled_server_is_named_within_twenty_seconds_and_a_full_stream_told_
     assert lost.startswith("bad: The connection to the service is lost. Nothing was received yet")
     assert down == lost
     assert full.startswith("warn: The service answers, and takes no more live streams now")
+
+
+def test_a_figure_that_rounds_to_nothing_has_no_sign(seen: dict[str, Any]) -> None:
+    nothing = ["0.00", "0.00\u00a0%"]
+    assert seen["figures"] == ["−1.50", "−1.50\u00a0%", *nothing, *nothing, "2.00", "+2.00\u00a0%", "–", "–"]

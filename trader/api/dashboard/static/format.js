@@ -5,21 +5,21 @@ const MINUS = '−'
 export const isFigure = value => typeof value === 'number' && Number.isFinite(value)
 
 const kept = new Map()
-function digits(minimum, maximum) {
-  const key = `${minimum}:${maximum}`
-  if (!kept.has(key)) kept.set(key, new Intl.NumberFormat('en-US', { minimumFractionDigits: minimum, maximumFractionDigits: maximum }))
+function digits(minimum, maximum, signDisplay = 'negative') {
+  const key = `${minimum}:${maximum}${signDisplay}`
+  if (!kept.has(key)) kept.set(key, new Intl.NumberFormat('en-US', { minimumFractionDigits: minimum, maximumFractionDigits: maximum, signDisplay }))
   return kept.get(key)
 }
 
-export function number(value, places = 2) {
+export function number(value, places = 2, sign) {
   const figure = typeof value === 'string' && value !== '' ? Number(value) : value
   if (figure === Infinity || value === 'Infinity') return '∞'
-  return isFigure(figure) ? digits(places, places).format(figure).replace('-', MINUS) : NONE
+  return isFigure(figure) ? digits(places, places, sign).format(figure).replace('-', MINUS) : NONE
 }
 
 export function signed(value, places = 2, unit = '') {
-  const text = number(value, places)
-  return text === NONE ? text : `${Number(value) > 0 ? '+' : ''}${text}${unit}`
+  const text = number(value, places, 'exceptZero')
+  return text === NONE ? text : text + unit
 }
 
 export const percent = (value, places = 2) => (isFigure(value) ? `${number(value, places)}\u00a0%` : NONE)
