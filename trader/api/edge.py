@@ -20,22 +20,19 @@ from trader.api.connections import connection_of
 from trader.api.context import ACCESS, RELAY
 from trader.api.origins import FETCH_SITE, HOSTS, ORIGINS, HostRule, OriginRule
 from trader.api.requests import (
-    CALLER,
-    CHANGES,
-    GIVEN_UP,
-    NAME,
-    REQUEST_ID,
+    INFO,
     REQUESTS,
     UNKNOWN,
     WAITING_BODIES,
     Handler,
+    RequestInfo,
     RequestLog,
     WaitingBodies,
     address_of,
 )
 from trader.api.routes import answer_expectation, refusal, unmet_expectation
 from trader.errors import Forbidden, TooManyRequests, Unauthorized
-from trader.services.operations.access import ANYBODY, Access, require_reader
+from trader.services.operations.access import Access, require_reader
 from trader.settings import Settings
 
 CORS_PATHS: Final = ("/api/", "/health", mcp.PATH)
@@ -95,19 +92,18 @@ def _allow_origins(app: web.Application, settings: Settings) -> None:
 async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer every request, turn errors into responses, and record latency and status."""
     started_s, requests, connection = time.perf_counter(), request.app[REQUESTS], connection_of(request)
-    request[REQUEST_ID] = request_id = requests.new_id()
-    request[CALLER], request[CHANGES], request[GIVEN_UP] = ANYBODY, False, False
+    request[INFO] = info = RequestInfo(requests.new_id())
     if connection is not None:
         connection.begin(request.content)
     status = 500
     try:
         response = await _respond(request, handler)
         status = response.status
-        if request[GIVEN_UP] and not response.prepared:
+        if info.given_up and not response.prepared:
             await _answer_and_close(request, response)
         return response
     finally:
-        requests.finished(_name_of(request), status, started_s, request_id, changes=request[CHANGES])
+        requests.finished(_name_of(request), status, started_s, info.id, changes=info.changes)
         if connection is not None:
             connection.end()
 
@@ -120,10 +116,11 @@ async def finish_head(request: web.Request, response: web.StreamResponse) -> Non
     app, headers = request.app, response.headers
     vary = headers.get(hdrs.VARY)
     headers[hdrs.VARY] = f"{vary}, {hdrs.ORIGIN}" if vary else hdrs.ORIGIN
-    headers[_ID_HEADER] = request.get(REQUEST_ID) or app[REQUESTS].new_id()
+    info = request.get(INFO)
+    headers[_ID_HEADER] = app[REQUESTS].new_id() if info is None else info.id
     headers[hdrs.SERVER] = "trader"  # without versions
     headers[_TYPE_HEADER] = "nosniff"
-    if request.path.startswith(rpc.PREFIX):
+    if request.rel_url.raw_path.startswith(rpc.PREFIX):
         headers.setdefault(hdrs.CACHE_CONTROL, "no-store")
     if (relay := app.get(RELAY)) is not None and (lag_s := relay.lag_s()) is not None:
         headers[_LAG_HEADER] = f"{lag_s:.3f}"
@@ -138,7 +135,7 @@ async def _respond(request: web.Request, handler: Handler) -> web.StreamResponse
         response.force_close()  # the body may or may not follow
         return response
     if hdrs.TRANSFER_ENCODING in request.headers and request.version < HttpVersion11:
-        request[GIVEN_UP] = True  # a proxy may see another end of this request (RFC 9112, section 6.1)
+        request[INFO].given_up = True  # a proxy may see another end of this request (RFC 9112, section 6.1)
         return refusal(400, "HTTP/1.0 has no Transfer-Encoding; send Content-Length")
     try:
         if hdrs.ORIGIN in request.headers or FETCH_SITE in request.headers:
@@ -154,7 +151,7 @@ async def _respond(request: web.Request, handler: Handler) -> web.StreamResponse
     except rpc.ANSWERED as error:
         response = rpc.refuse(request, error)
     except Exception:
-        log.exception("request %s: %s %s failed", request[REQUEST_ID], request.method, request.path)
+        log.exception("request %s: %s %s failed", request[INFO].id, request.method, request.path)
         response = _answer_bug(request)
     if isinstance(response, web.Response) and is_worth_compressing(response):
         await compress_response(request, response)
@@ -171,8 +168,8 @@ async def _admit(request: web.Request, access: Access) -> None:
     """
     try:
         if hdrs.AUTHORIZATION in request.headers:
-            request[CALLER] = await access.identify(request.headers[hdrs.AUTHORIZATION], address_of(request))
-        caller = request[CALLER]
+            request[INFO].caller = await access.identify(request.headers[hdrs.AUTHORIZATION], address_of(request))
+        caller = request[INFO].caller
         access.admit(caller)
         is_call = request.method == hdrs.METH_POST and request.path.startswith(rpc.PREFIX)
         is_open = request.path in _OPEN_PATHS or request.method == hdrs.METH_OPTIONS
@@ -180,7 +177,7 @@ async def _admit(request: web.Request, access: Access) -> None:
             require_reader(caller, "This service")
     except (TooManyRequests, Unauthorized):
         if not request.content.is_eof():
-            request[GIVEN_UP] = True
+            request[INFO].given_up = True
         raise
 
 
@@ -212,7 +209,7 @@ async def _refuse_path(request: web.Request) -> web.Response:
         if resource.name is None:
             _, methods = await resource.resolve(request)
             if methods:
-                request[NAME] = _name_of_path(resource.canonical)
+                request[INFO].name = _name_of_path(resource.canonical)
                 allowed |= methods - {hdrs.METH_OPTIONS}
     if not allowed:
         return refusal(404, "Not Found")
@@ -248,8 +245,7 @@ def _name_of(request: web.Request) -> str:
     """Return the name of a request in the log and in metrics: one of a few, since callers must not add any."""
     if (resource := _resource_of(request)) is not None:
         return _name_of_path(resource.canonical)
-    name: str = request.get(NAME, UNKNOWN)
-    return name
+    return request[INFO].name
 
 
 @cache

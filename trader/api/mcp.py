@@ -20,7 +20,7 @@ from trader import __version__
 from trader.api.envelope import Style
 from trader.api.json_schema import REFERENCE, components_of
 from trader.api.registry import REGISTRY, Procedure, load_procedures
-from trader.api.requests import CALLER, REQUEST_ID, read_body
+from trader.api.requests import INFO, read_body
 from trader.api.routes import JSON, answer_expectation
 from trader.api.rpc import Dispatcher, Target
 
@@ -143,7 +143,7 @@ class McpServer:
                 INVALID_PARAMS, f"there is no tool {str(name)[:100]!r}; there are {', '.join(self._targets)}"
             )
         body = msgspec.json.encode({} if arguments is None else arguments)
-        answer = await self._dispatcher.call(target, body, request[CALLER], request[REQUEST_ID])
+        answer = await self._dispatcher.call(target, body, request[INFO].caller, request[INFO].id)
         if answer.status == HTTPStatus.UNAUTHORIZED:
             return web.Response(status=answer.status, body=answer.body, content_type=JSON, headers=answer.headers)
         told = msgspec.json.decode(answer.body)

@@ -7,6 +7,7 @@ import time
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address, ip_network
 from itertools import count
 from typing import Final
@@ -15,32 +16,17 @@ from aiohttp import web
 from aiohttp.http_exceptions import ContentEncodingError
 
 from trader.errors import InvalidInput, Issue, PayloadTooLarge, RequestError
-from trader.services.operations.access import Caller
+from trader.services.operations.access import ANYBODY, Caller
 
 log = logging.getLogger("trader.request")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-REQUEST_ID: Final = web.RequestKey("request_id", str)
-"""The id of a request, in its log line and in the header `X-Request-Id` of its response."""
-
-NAME: Final = web.RequestKey("name", str)
-"""The name in the log and in metrics of a request that no path of the application takes."""
-
-CHANGES: Final = web.RequestKey("changes", bool)
-"""Whether a request changes something."""
-
-CALLER: Final = web.RequestKey("caller", Caller)
-"""Who sends a request: anybody, until its bearer secret says more."""
 
 BODY_SIZE_MAX: Final = 64 * 2**10
 """Bytes of a request body, after decompression. No procedure needs more, and parsing them takes milliseconds."""
 
 WAITING_BYTES_MAX: Final = 16 * 2**20
 """Bytes of all bodies together that have arrived in part."""
-
-GIVEN_UP: Final = web.RequestKey("given_up", bool)
-"""Whether nothing may wait for the rest of the body: the connection closes after the response."""
 
 _BROKEN: Final = (ContentEncodingError, web.RequestPayloadError, ConnectionError)
 """Errors of reading a body; the last one means that the caller has disconnected."""
@@ -53,6 +39,25 @@ SLOW_S: Final = 1.0
 
 UNKNOWN: Final = "unknown"
 """The name of every request for an unknown path: callers must not add names."""
+
+
+@dataclass(slots=True)
+class RequestInfo:
+    """What is known of a request while it is answered."""
+
+    id: str
+    """In its log line, and in the header `X-Request-Id` of its response."""
+    caller: Caller = ANYBODY
+    """Who sends it: anybody, until its bearer secret says more."""
+    changes: bool = False
+    """Whether it changes something."""
+    given_up: bool = False
+    """Whether nothing may wait for the rest of the body: the connection closes after the response."""
+    name: str = UNKNOWN
+    """Its name in the log and in metrics when no path of the application takes it."""
+
+
+INFO: Final = web.RequestKey("info", RequestInfo)
 
 
 class Latencies:
@@ -176,15 +181,15 @@ async def read_body(request: web.Request, wait_s: float) -> bytes:
                     raise _too_large()
                 waiting.grow(deadline, len(chunk))
     except TimeoutError:
-        request[GIVEN_UP] = True
+        request[INFO].given_up = True
         late = f"the body did not arrive within {wait_s:g} s, or too many others wait for the rest of theirs"
         raise BodyTimeout(late) from None
     except _BROKEN:
-        request[GIVEN_UP] = True
+        request[INFO].given_up = True
         raise InvalidInput(Issue((), "the body cannot be read: it is cut off, or its encoding is broken")) from None
     except PayloadTooLarge:
         if "Content-Encoding" in request.headers:  # aiohttp would go on to inflate the rest, to reuse the connection
-            request[GIVEN_UP] = True
+            request[INFO].given_up = True
         raise
     finally:
         waiting.end(deadline)

@@ -23,18 +23,7 @@ from trader.api.context import ACCESS, Context
 from trader.api.envelope import Style
 from trader.api.inputs import decode_input
 from trader.api.registry import REGISTRY, Procedure, Registry, load_procedures
-from trader.api.requests import (
-    CALLER,
-    CHANGES,
-    NAME,
-    REQUEST_ID,
-    REQUESTS,
-    UNKNOWN,
-    BodyTimeout,
-    address_of,
-    arrived_body,
-    read_body,
-)
+from trader.api.requests import INFO, REQUESTS, UNKNOWN, BodyTimeout, address_of, arrived_body, read_body
 from trader.api.response_cache import INPUT_BYTES_MAX, Answer, ResponseCache
 from trader.api.routes import JSON, answer_expectation, refusal
 from trader.api.schemas.common import ENCODER, LongOutput
@@ -168,16 +157,17 @@ class Dispatcher:
         """Handle a call of a procedure, or a batch on its path."""
         if batch.HEADER in request.headers or request.rel_url.raw_path not in self._targets:  # `%2E` is no dot here
             return await self._handle_other(request)
-        request[CHANGES] = target.procedure.changes
+        info = request[INFO]
+        info.changes = target.procedure.changes
         if (access := request.app.get(ACCESS)) is not None:
-            self._check_reading(target.procedure, access, request[CALLER])
+            self._check_reading(target.procedure, access, info.caller)
         body = arrived_body(request)
         if body is None:
             body = await read_body(request, self._body_wait_s)
         token_of = target.procedure.token
         answer = None if token_of is None else self.cache.find((target, body), token_of(self._context))
         if answer is None:
-            answer = await self.kept_or_called(target, body, request[CALLER], request[REQUEST_ID])
+            answer = await self.kept_or_called(target, body, info.caller, info.id)
         return _response(answer) if len(answer.body) < BYTES_MIN else await self._long_response(request, target, answer)
 
     async def _handle_other(self, request: web.Request) -> web.StreamResponse:
@@ -185,13 +175,13 @@ class Dispatcher:
         mode = request.headers.get(batch.HEADER)
         if mode is None:
             return _response(_NOT_FOUND)
-        request[NAME] = "batch"
+        info = request[INFO]
+        info.name = "batch"
         body = await read_body(request, self._body_wait_s)
         items = await self._parsed(body, batch.parse, body)
-        caller, request_id = request[CALLER], request[REQUEST_ID]
 
         async def call(index: int, item: batch.Item) -> batch.Reply:
-            answer = await self._call_item(request, item, caller, f"{request_id}.{index}")
+            answer = await self._call_item(request, item, info.caller, f"{info.id}.{index}")
             return batch.Reply(index, answer.status, answer.headers, answer.body)
 
         return await batch.respond(request, items, call, mode, HTTPStatus.MULTI_STATUS)
@@ -201,7 +191,7 @@ class Dispatcher:
         target = self._targets.get(request.rel_url.raw_path)
         if target is None:
             return _response(_NOT_FOUND)
-        request[NAME] = target.procedure.name
+        request[INFO].name = target.procedure.name
         return _response(_method_not_supported(request.method, target.style))
 
     def style_of(self, request: web.Request) -> Style:

@@ -24,7 +24,7 @@ from aiohttp import hdrs, web
 
 from trader.api.broadcast import Broadcaster, EventBroadcaster
 from trader.api.compression import GZIP, accepts_gzip
-from trader.api.requests import CALLER, REQUEST_ID, address_of
+from trader.api.requests import INFO, address_of
 from trader.api.routes import Documented, Route, answer_expectation, refusal
 from trader.api.schemas.common import ENCODER, Refusal, iso
 from trader.api.schemas.health import HaltInForce
@@ -263,9 +263,9 @@ async def _stream(choose: Choose, timing: Timing, request: web.Request) -> web.S
     subscriber = Subscriber(
         MessageForm(wanted.numbered, accepts_gzip(request), wanted.patched),
         address=address_of(request),
-        is_known=request[CALLER].credential is not None,
+        is_known=request[INFO].caller.credential is not None,
     )
-    names, request_id = ", ".join(wanted.streams), request[REQUEST_ID]
+    names, request_id = ", ".join(wanted.streams), request[INFO].id
     try:
         for hub in followed:
             hub.add(subscriber, wanted.last_id)
