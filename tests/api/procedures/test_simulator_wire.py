@@ -200,6 +200,13 @@ async def test_a_refused_order_is_an_answer(desk: PaperBench) -> None:
     assert (await desk.order(leverage=5, exitPlan={"stop": 99000}))["status"] == "rejected"
 
 
+async def test_every_order_has_an_id_of_its_own_also_before_the_account_opens(desk: PaperBench) -> None:
+    orders = [await desk.order(quantity=quantity) for quantity in (100, 200, 0.01, 100, 0.01)]
+    assert [order["status"] for order in orders] == ["rejected", "rejected", "filled", "rejected", "filled"]
+    run = (await desk.account())["runId"]
+    assert len({run, *(order["id"] for order in orders)}) == 6
+
+
 async def test_the_four_sides_are_two(desk: PaperBench) -> None:
     for side, shown in (("buy", "buy"), ("long", "buy"), ("sell", "sell"), ("short", "sell")):
         assert (await desk.order(side=side, quantity=0.01))["side"] == shown

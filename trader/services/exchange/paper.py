@@ -8,6 +8,9 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from datetime import timedelta
 from decimal import Decimal
+from uuid import uuid4
+
+import msgspec
 
 from trader.clock import Clock, iso
 from trader.domain.exchange import rules as rules_of_exchange
@@ -221,7 +224,8 @@ class PaperExchange(ExchangeBase):
             assert first is not None
             assert first.answer is not None
             if first.answer.status is OrderStatus.REJECTED:
-                return first.answer
+                # Nothing of it is stored, so no sequence number can make its id unique.
+                return msgspec.structs.replace(first.answer, id=uuid4())
             await self._open_within_limit(order.account_id)
         posting = await self._decide(order.account_id, decide)
         if posting is None:
