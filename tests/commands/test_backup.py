@@ -114,6 +114,19 @@ async def test_what_cannot_be_restored_is_refused(
     assert "is no backup of trader" in capsys.readouterr().err
 
 
+async def test_a_large_file_with_a_column_that_no_database_has_is_refused(
+    filled: Database, dsn: str, empty_dsn: str, restore: Restore, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    async with filled.connection() as conn:
+        for number in range(500):
+            await add_model(conn, f"ada-{number}")
+        await conn.execute("ALTER TABLE models ADD COLUMN more text; UPDATE models SET more = repeat('x', 4000)")
+    await dumps.dump(dumps.libpq_address(dsn), 15, tmp_path / "a.dump")
+    assert await restore(tmp_path / "a.dump", empty_dsn) == 1
+    assert 'column "more" of relation "models" does not exist. Nothing was restored.' in capsys.readouterr().err
+    assert await digests(empty_dsn) == {}
+
+
 def limit_file_size() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
 

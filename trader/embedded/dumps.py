@@ -313,6 +313,8 @@ async def _running(
     finally:
         if process.returncode is None:
             process.kill()
+            if process.stdout is not None:
+                await process.stdout.read()  # the wait ends only when the pipe is read to its end
             await process.wait()
 
 
