@@ -125,6 +125,13 @@ async def test_a_large_file_with_a_column_that_no_database_has_is_refused(
     assert await restore(tmp_path / "a.dump", empty_dsn) == 1
     assert 'column "more" of relation "models" does not exist. Nothing was restored.' in capsys.readouterr().err
     assert await digests(empty_dsn) == {}
+    file = tmp_path / "a.dump"
+    rows = [entry for entry in await dumps.list_entries(file) if entry.kind == dumps.ROWS]
+    async with asyncio.timeout(10):
+        with pytest.raises(StartError, match="refused"):
+            async with dumps.reading(file, rows):
+                await dumps.list_entries(file)  # meanwhile the rows fill the pipe
+                raise StartError("refused")
 
 
 def limit_file_size() -> None:
