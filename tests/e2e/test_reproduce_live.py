@@ -49,13 +49,17 @@ async def test_invocations_reproduce_the_same_books(tmp_path: Path, database: Da
             if len(ended) >= MODELS and all("responsePayload" in each for each in ended):  # kept after the rows
                 break
             await asyncio.sleep(0.1)
-        assert [each["status"] for each in ended] == ["completed"] * MODELS
+        assert len({each["modelId"] for each in ended}) == MODELS
+        assert {each["status"] for each in ended} == {"completed"}
         assert all(each["responsePayload"] for each in ended)
         assert {each["costUsd"] for each in ended} == {0.004}
         stats = (await service.call("analytics.getModelStats", mode="advanced"))["advanced"]
-        assert [(each["inputTokens"], each["outputTokens"], each["costUsd"]) for each in stats] == [
-            (18_000, 1_200, 0.004)
-        ] * MODELS
+        assert len(stats) == MODELS
+        for each in stats:
+            rounds = each["inputTokens"] // 18_000  # a second one where its time came meanwhile
+            assert (each["inputTokens"], each["outputTokens"]) == (18_000 * rounds, 1_200 * rounds)
+            assert rounds
+            assert each["costUsd"] == pytest.approx(0.004 * rounds)
         results = await asyncio.gather(*(replay(tmp_path, each["id"], dsn) for each in ended[:3]))
     for code, output in results:
         assert code == 0, output
