@@ -47,9 +47,11 @@ from trader.gateways.market.minute_paths import corners
 from trader.gateways.market.synthetic import SyntheticSource
 from trader.gateways.market.walks import walk_pool
 
-SEEDS = (0, 1, 2)
-"""None of them was used when the constants of the paths were fitted."""
+SEEDS = (10, 11, 12)
+"""None of them was used when the constants of the paths were chosen."""
 STEP_S = 5
+TURNED_BY = (60, 240, 1440)
+"""In minutes."""
 T_MAX = 4.0
 CROSS_STEP_S = 10
 CROSS_T_MAX = 6.0
@@ -114,6 +116,9 @@ def judge_within(figures: Figures, name: str, paths: Mapping[str, Paths]) -> Non
     into_next = [rule for rule in rules if rule.second and not is_inside(rule)]
     show_rules(figures, f"{name}, into the next", into_next, t_max=T_MAX)
     show_rules(figures, f"{name}, from the open on", [rule for rule in rules if not rule.second])
+    for minutes in TURNED_BY:
+        rules = list(filter(is_inside, judge_rules(list(paths.values()), STEP_S, turned_by=minutes)))
+        show_rules(figures, f"{name}, inside a minute, by what the rule earned in {minutes} minutes", rules)
 
 
 def judge_paths(figures: Figures, recorded: Mapping[str, Minutes]) -> None:
@@ -134,14 +139,8 @@ def judge_paths(figures: Figures, recorded: Mapping[str, Minutes]) -> None:
         figures.show(f"seed {seed}: paths that miss their candle", misses, "", at_most=0)
         drawn = {symbol: log_paths(grids[symbol], rows) for symbol, rows in marks.items()}
         at_extremes = numpy.sum([numpy.abs(closes_at_extremes(minutes)) for minutes in recorded.values()], axis=0)
-        half = len(at_extremes) // 2
-        later = {symbol: path[half:] for symbol, path in drawn.items()}
-        for name, paths, closes in (
-            (f"seed {seed}", drawn, at_extremes),
-            (f"seed {seed}, second half", later, at_extremes[half:]),
-        ):
-            judge_within(figures, name, paths)
-            judge_across(figures, name, paths, closes)
+        judge_within(figures, f"seed {seed}", drawn)
+        judge_across(figures, f"seed {seed}", drawn, at_extremes)
     for watched, traded in product(recorded, recorded):
         t, mean_bp = momentum_of_candles(recorded[watched], recorded[traded])
         name = f"candles alone: {traded} after a close of {watched} at an extreme"

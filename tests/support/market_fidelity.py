@@ -65,8 +65,11 @@ class Rule(NamedTuple):
     exit_second: int
 
 
-def judge_rules(paths: Sequence[Paths], step: int) -> list[Rule]:
-    """Return all rules on a grid of `step` seconds, each over all markets; some look into the minute before."""
+def judge_rules(paths: Sequence[Paths], step: int, *, turned_by: int | None = None) -> list[Rule]:
+    """Return all rules on a grid of `step` seconds, each over all markets; some look into the minute before.
+
+    With `turned_by`, do as the rule says or the opposite, whichever earned more in so many minutes before.
+    """
     rules = []
     series = [path.reshape(-1) for path in paths]
     starts = [numpy.arange(1, len(path)) * 60 for path in paths]
@@ -81,10 +84,19 @@ def judge_rules(paths: Sequence[Paths], step: int) -> list[Rule]:
                     sign * (prices[start + exit_second] - prices[start + second])
                     for sign, prices, start in zip(past, series, starts, strict=True)
                 ]
+                if turned_by is not None:
+                    earned = [turned(each, turned_by) for each in earned]
                 variance = sum(each.var() * len(each) for each in earned)
                 t = sum(each.sum() for each in earned) / variance**0.5 if variance else 0.0
                 rules.append(Rule(float(t), look_back, second, exit_second))
     return rules
+
+
+def turned(earned: OfMinutes, minutes: int) -> OfMinutes:
+    """Return what one earns who does the opposite of a rule where it lost in so many minutes before."""
+    sums = numpy.concatenate([[0.0], numpy.cumsum(earned)])
+    sides: OfMinutes = numpy.sign(sums[minutes:-1] - sums[: -minutes - 1])
+    return sides * earned[minutes:]
 
 
 class CrossRule(NamedTuple):

@@ -136,49 +136,41 @@ def test_a_gap_of_its_leader_leaves_a_market_alone() -> None:
     assert [beside.draw(place) == alone.draw(place) for place in range(3)] == [False, True, False]
 
 
-def test_minutes_drawn_together_take_the_paths_that_each_takes_alone_whatever_comes_after_it() -> None:
-    random = Random(0)
-    rows = []
+def test_minutes_take_the_same_paths_in_any_order_whatever_comes_after_them() -> None:
+    random, week = Random(0), 7 * 1440
+    rows, first = [], ROW.minute // week * week - 50
     for number in range(100):
         opened, close, high, low = (95_000.0 + random.choice((0, 1, 30)) * random.random() for _ in range(4))
         edges = (opened, close, high, low)
-        rows.append(Row(ROW.minute + number, opened, max(edges), min(edges), close, 1.0))
+        rows.append(Row(first + number, opened, max(edges), min(edges), close, 1.0))
     recordings = [recording(*rows[:40], *rows[47:]), recording(*rows[::3]), recording(*rows)]
 
     def paths(stop: int) -> MinutePaths:
         markets: list[MinutePaths] = []
         for number, each in enumerate(recordings):
-            known = part_of(each, 0, bisect_left(each.minute, ROW.minute + stop))
+            known = part_of(each, 0, bisect_left(each.minute, first + stop))
             markets.append(MinutePaths(f"7:{number}", GRIDS["BTC"], known, markets))
         return markets[-1]
 
     in_a_row = paths(len(rows))
-    together = [in_a_row.draw(place) for place in range(len(rows))]
-    assert together == [paths(place + 1).draw(place) for place in range(len(rows))]
+    drawn = [in_a_row.draw(place) for place in range(len(rows))]
+    assert drawn == [paths(place + 1).draw(place) for place in range(len(rows))]
+    assert drawn[::-1] == [in_a_row.draw(place) for place in reversed(range(len(rows)))]
 
 
 # Fairness on recorded candles; `scripts/benchmark fidelity` judges the whole month on a finer grid
 
 DAYS = 4
-LATER = 30_000
-"""A minute of the half that the constants of the paths were not fitted to."""
-
-
-def days(first: int) -> dict[str, Minutes]:
-    """Return days of each market from a minute on."""
-    return {
-        symbol: part_of(read_market(files), first, first + DAYS * 1440) for symbol, files in find_files(FOLDER).items()
-    }
 
 
 @pytest.fixture(scope="module")
 def recorded() -> dict[str, Minutes]:
-    return days(0)
+    return {symbol: part_of(read_market(files), 0, DAYS * 1440) for symbol, files in find_files(FOLDER).items()}
 
 
 @pytest.fixture(scope="module")
-def drawn() -> dict[str, Paths]:
-    return {symbol: log_paths(GRIDS[symbol], marks) for symbol, marks in draw_together(days(LATER), 0).items()}
+def drawn(recorded: dict[str, Minutes]) -> dict[str, Paths]:
+    return {symbol: log_paths(GRIDS[symbol], marks) for symbol, marks in draw_together(recorded, 0).items()}
 
 
 def largest_t(paths: Sequence[Paths]) -> float:

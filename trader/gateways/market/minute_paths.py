@@ -4,18 +4,20 @@ A candle says where its minute opened, turned and closed, not when or in which o
 away: whoever knows the form can trade it. Here the path of a minute is one of a pool of random walks of sixty seconds,
 whose levels are mapped piecewise linearly onto the candle's four prices.
 
-A market alone takes a walk whose open and close lie about as high between low and high as the candle's. That alone is
-not fair: if candles closed near their extremes more often than walks do, the drawn price would, on average, go on as it
-began. So the kinds of walks have weights, by how often the candles of the last hour opened and closed at an extreme.
+A market alone takes a walk whose open and close lie about as high between low and high as the candle's. A market beside
+others, its leaders, moves with them: its path is what they moved, times its betas of the day before, and a walk of its
+own that is stretched so that the sum ends at the candle's close. Of many such sums some are kept, by how well they meet
+the candle's high and low and how usual their stretch is.
 
-A market beside others, its leaders, moves with them: its path is what they moved, times its betas of the day before,
-and a walk of its own that is stretched so that the sum ends at the candle's close. Of many such sums one is chosen, by
-how well it meets the candle's high and low and how usual its stretch is. What rules across the markets and within them
-would still earn by that is taken away by tilting the choice against them: `path_constants` has the figures.
+That alone is not fair: if candles closed near their extremes more often than walks do, the drawn price would, on
+average, go on as it began. So the choice among the paths of a minute is tilted against every rule that would have
+earned something by the choices before it: the more it earned, the less likely a path on which it earns. Nothing is
+fitted ahead: the tilts begin at zero each week, and follow from the minutes since.
 """
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache, reduce
+from itertools import combinations
 from random import Random
 from typing import Final, NamedTuple
 
@@ -24,7 +26,6 @@ from numpy.typing import NDArray
 
 from trader.gateways.market.books import Grid
 from trader.gateways.market.files import Minutes, Row
-from trader.gateways.market.path_constants import EDGE_SHARES, LEAD_RULES, LEAD_TILTS, OWN_RULES, OWN_TILTS
 from trader.gateways.market.walks import SECONDS, TOP, Floats, cell, walk_pool
 
 LEADERS_MAX: Final = 2
@@ -34,7 +35,6 @@ CANDIDATES: Final = 64
 """Own walks that are tried for a path beside leaders."""
 KEPT: Final = 16
 """Of these, so many are kept by how well they suit the candle, the best more than once, for the tilted choice."""
-_PLACES: Final = np.arange(KEPT)
 _MISS: Final = 0.08
 """The standard deviation of a candidate's high and low from the candle's, as a part of its range."""
 _STRETCH: Final = (-0.25, 0.65)
@@ -46,72 +46,57 @@ _LED_MIN: Final = 0.03
 _NET_MIN: Final = 0.002
 """Leaders' range and own net move are not less than these parts of the usual range."""
 
-_EDGES_OVER: Final = 60
+_DAY: Final = 1440
 _USUAL_OVER: Final = 30
-_FEW_BP: Final = 5.0
-_FEW_SHARE: Final = 0.2
-"""Beside the candles of the last hour, a range of so many basis points counts with this part of opens and closes at an
-extreme."""
 _USUAL_BP_MIN: Final = 0.2
 
-_AHEAD: Final = 16
-"""So many minutes are drawn at once."""
+_BLOCK: Final = 16
+"""So many minutes are drawn at once, with the same tilts."""
+_WEEK: Final = 7 * _DAY // _BLOCK
+"""The blocks of a week. A minute can be drawn without those of the weeks before its own."""
+_STEP: Final = 0.5
+"""The first step of each tilt; later ones become smaller (AdaGrad: Duchi, Hazan and Singer, 2011)."""
 
-_DAY: Final = 1440
 _BETA_PRIOR: Final = 20 * 5e-4**2
 """Betas tend to a sum of one as if 20 more minutes with moves of 5 basis points said so."""
 
-_COUNTER: Final = 0.6
+_COUNTER: Final = 0.4
 """The part of a move beside the leaders that they follow: the square of a usual correlation of two markets."""
 
 _NO_MOVE: Final = 1e-9
 """Less than any move in half ticks."""
 
-_KNOTS: Final = [*range(0, SECONDS, 5), SECONDS - 1]
-_AT_KNOTS: Final = np.array(_KNOTS)
+_KNOTS: Final = np.array([*range(0, SECONDS, 5), SECONDS - 1])
+_RULES: Final = np.array(list(combinations(range(len(_KNOTS)), 3))).T
+"""Each looks at the move between two knots, and holds from the second until the third."""
+_RULES_ACROSS: Final = _RULES[:, (_RULES % 2 == 0).all(axis=0)]
+"""Across two markets: those on a grid of ten seconds."""
+
 Candle = tuple[int, int, int, int]
 """Low, high, open and close in half ticks."""
 Places = NDArray[np.int64]
 Marks = NDArray[np.int64]
 """In half ticks, sixty for a minute."""
-
-
-def _knots(rules: Sequence[Sequence[tuple[int, int, int]]]) -> Places:
-    """Return since, at and until of all rules as numbers of knots, a column each."""
-    return np.array([[_KNOTS.index(second) for second in rule] for group in rules for rule in group]).T
-
-
-def _tilts(rules: Sequence[Sequence[tuple[int, int, int]]], tilts: Sequence[float]) -> Floats:
-    """Return the tilt of each rule: that of its group."""
-    return np.repeat(tilts, [len(group) for group in rules])
-
-
-_RULES: Final = _knots(OWN_RULES)
-_ACROSS: Final = sum(map(len, LEAD_RULES))
-"""So many of the rules, the first ones, hold across markets, too."""
-TILTS: Final = [
-    np.concatenate([*(_tilts(LEAD_RULES, each) for each in across), _tilts(OWN_RULES, within)])
-    for across, within in zip(LEAD_TILTS, OWN_TILTS, strict=True)
-]
+Parts = NDArray[np.float32]
+"""Moves and what they earn as parts of the reach of a minute: its range, or that of a leader if it is larger."""
 
 
 class Candidates(NamedTuple):
-    """Paths that minutes might have taken beside their leaders'. The minutes are the first axis."""
+    """Paths that minutes might have taken. The minutes are the first axis, their sixteen paths the second."""
 
     levels: Floats
     """Sixty for each path, in half ticks."""
-    payoffs: Floats
-    """What each rule would earn on each path, as a part of the reach."""
+    payoffs: Parts
+    """What each rule would earn on each path."""
     reaches: Floats
-    """The range of each minute, or that of a leader if it is larger, as a part of the open."""
-    fit: NDArray[np.bool_]
-    """Whether any path of the minute can be mapped onto the candle."""
+    """Of each minute, as a part of the open; 0 where no path can be mapped onto the candle."""
 
 
 class MinutePaths:
     """Draws the paths of the minutes of one recorded market. `name` is the seed of all its draws.
 
-    Minutes are drawn one by one or many at once, which is faster, with the same paths.
+    A path is the same in whatever order minutes are asked for: all minutes of its week until its own are drawn before
+    it, unless they have been.
     """
 
     def __init__(self, name: str, grid: Grid, minutes: Minutes, leaders: Sequence["MinutePaths"] = ()) -> None:
@@ -122,17 +107,13 @@ class MinutePaths:
         self._candles = np.array([corners(grid, minutes[place]) for place in range(len(minutes))], dtype=float)
         low, high, opened, close = self._candles.reshape(-1, 4).T
         self._moves = (close - opened) / opened
-        ranges = (high - low) / opened
-        at_edge = ((opened == low) | (opened == high)) * 0.5 + ((close == low) | (close == high)) * 0.5
-        few = _FEW_BP / 1e4
-        shares = (_trailing(at_edge * ranges, _EDGES_OVER) + _FEW_SHARE * few) / (_trailing(ranges, _EDGES_OVER) + few)
-        self.kinds = np.searchsorted(EDGE_SHARES, shares, side="right")
-        """The class of each minute, whose weights of kinds its walks have: by the hour before it."""
-        counts = np.minimum(np.arange(len(minutes)), _USUAL_OVER)
-        usual = np.where(counts, _trailing(ranges, _USUAL_OVER) / np.maximum(counts, 1), ranges)
-        self._usual = np.maximum(usual, _USUAL_BP_MIN / 1e4)
+        self._usual = _usual((high - low) / opened)
         self._betas = lru_cache(maxsize=16)(self._leading_betas)
-        self._drawn: dict[int, Marks] = {}
+        self._tilts: dict[tuple[int, ...], tuple[Parts, Parts]] = {}
+        """Beside each set of leaders: the tilt of each rule, and the sum of squares of what it earned in this week."""
+        self._drawn: dict[int, tuple[int, Marks]] = {}
+        """The blocks of this week until `_last`, and the one before: the place of the first minute, and all marks."""
+        self._last = -1
 
     def draw(self, place: int) -> list[int]:
         """Return the sixty marks of a recorded minute in half ticks, within low and high and touching both."""
@@ -140,46 +121,72 @@ class MinutePaths:
         return path
 
     def _marks(self, place: int) -> Marks:
-        if place not in self._drawn:
-            # Who reads on gets the next minutes at once: numpy takes as long to be called as to draw one.
-            count = _AHEAD if place - 1 in self._drawn else 1
-            places = np.arange(place, min(place + count, len(self._minutes)))
-            self._drawn.update(zip(places.tolist(), self._draw(places), strict=True))
-            while len(self._drawn) > 2 * _AHEAD:
-                del self._drawn[next(iter(self._drawn))]
-        return self._drawn[place]
+        block = int(self._minutes[place]) // _BLOCK
+        if block not in self._drawn:
+            week = block - block % _WEEK
+            if not week <= self._last < block:
+                # Who has gone on to another week may still ask for the minute before.
+                self._drawn = {self._last: self._drawn[self._last]} if self._drawn else {}
+                self._tilts.clear()
+                self._last = week - 1
+            while self._last < block:
+                number = self._last + 1
+                first, stop = np.searchsorted(self._minutes, (number * _BLOCK, (number + 1) * _BLOCK)).tolist()
+                self._drawn[number] = first, self._draw(np.arange(first, stop))
+                self._last = number
+        first, drawn = self._drawn[block]
+        marks: Marks = drawn[place - first]
+        return marks
 
     def _draw(self, places: Places) -> Marks:
-        """Return the marks of minutes, a row for each."""
+        """Return the marks of minutes, a row for each, and learn the tilts of those that come after."""
         candles, numbers = self._candles[places], self._numbers(places)
         low, high, opened, close = candles.T[:, :, None]
         levels = np.repeat(low, SECONDS, axis=1)
         is_alone = (low < high)[:, 0]
         for leaders, rows in self._led(places):
-            candidates = self.candidates(places[rows], leaders, numbers[rows, :-2])
-            # Sums of products and not products of matrices, whose last digits depend on the machine.
-            scores = (candidates.payoffs * TILTS[len(leaders) - 1]).sum(axis=-1)
-            chosen = _picks(scores, numbers[rows, -2:-1])[:, 0]
-            levels[rows] = candidates.levels[np.arange(len(rows)), chosen]
-            is_alone[rows] = ~candidates.fit
-        for row in np.flatnonzero(is_alone):
-            levels[row] = self._alone(places[row], float(numbers[row, -2]))
+            candidates = self._beside(places[rows], leaders, numbers[rows, 2:])
+            levels[rows] = self._choose(leaders, candidates, numbers[rows, 1:2])
+            is_alone[rows] = candidates.reaches == 0
+        rows = np.flatnonzero(is_alone)
+        if len(rows):
+            levels[rows] = self._choose((), self._alone(places[rows], numbers[rows, 2:3]), numbers[rows, 1:2])
         # One random offset for all, not the nearest mark for each, leaves small moves their size on average.
-        marks: Marks = np.clip(np.floor(levels + numbers[:, -1:]), low, high).astype(np.int64)
+        marks: Marks = np.clip(np.floor(levels + numbers[:, :1]), low, high).astype(np.int64)
         marks[:, :1], marks[:, -1:] = opened, close
         return marks
 
-    def _numbers(self, places: Places) -> Floats:
-        """Return random numbers in [0, 1), a row for each minute: for its candidates, its choice and its rounding."""
-        count = 3 + CANDIDATES if self._leaders else 2
-        randoms = [Random(f"{self._name}:{minute}").random for minute in self._minutes[places].tolist()]
-        return np.array([[random() for _ in range(count)] for random in randoms])
+    def _choose(self, leaders: tuple[int, ...], candidates: Candidates, chances: Floats) -> Floats:
+        """Return the levels of one path of each minute, and tilt later choices against what each rule earns by these.
 
-    def _alone(self, place: int, chance: float) -> Floats:
-        """Return the levels of a minute with a range that is drawn beside no other market."""
-        low, high, opened, close = candle = self._candles[place]
-        walk = self._pool.choose(self.kinds[place], cell(opened - low, close - low, high - low), chance)
-        return _mapped(walk, 0.0, TOP, (walk[0], walk[-1]), candle)
+        What it earns is the mean over the choices that chance might have made.
+        """
+        rules = candidates.payoffs.shape[-1]
+        tilts, squares = self._tilts.setdefault(leaders, (np.zeros(rules, np.float32), np.zeros(rules, np.float32)))
+        # Sums of products and not products of matrices, whose last digits depend on the machine.
+        weights = _weights((candidates.payoffs * tilts).sum(axis=-1))
+        parts = (weights * candidates.reaches[:, None]).astype(np.float32)
+        earned = (candidates.payoffs * parts[..., None]).sum(axis=(0, 1))
+        squares += earned**2
+        tilts -= _STEP * earned / np.sqrt(np.where(squares, squares, 1))
+        chosen: Floats = candidates.levels[np.arange(len(chances)), _picks(weights, chances)[:, 0]]
+        return chosen
+
+    def _numbers(self, places: Places) -> Floats:
+        """Return random numbers in [0, 1), a row for each minute: for its rounding, its choice and its candidates."""
+        count = 3 + CANDIDATES if self._leaders else 3
+        randoms = [Random(f"{self._name}:{minute}").random for minute in self._minutes[places].tolist()]
+        return np.array([[random() for _ in range(count)] for random in randoms]).reshape(-1, count)
+
+    def _alone(self, places: Places, numbers: Floats) -> Candidates:
+        """Return paths of minutes with a range that are drawn beside no other market."""
+        low, high, opened, close = candle = self._candles[places].T[:, :, None]
+        cells = map(cell, (opened - low)[:, 0], (close - low)[:, 0], (high - low)[:, 0])
+        walks = np.array([self._pool.choose(*each) for each in zip(cells, _spread(numbers), strict=True)])
+        levels = _mapped(walks, 0.0, TOP, (walks[..., :1], walks[..., -1:]), candle[..., None])
+        reach = high - low
+        own = _at_knots(levels - opened[..., None], reach[..., None])
+        return Candidates(levels, _payoffs(own), (reach / opened)[:, 0])
 
     # --- beside leaders -----------------------------------------------------------------------------------------------
 
@@ -187,12 +194,12 @@ class MinutePaths:
         """Return which leaders have a minute, by their numbers, and the rows of such minutes that have a range."""
         low, high, *_ = self._candles[places].T
         rows_of: dict[tuple[int, ...], list[int]] = {}
-        present = np.array([leader.has(self._minutes[places]) for leader in self._leaders]).reshape(-1, len(places))
-        for row in np.flatnonzero(low < high).tolist():
+        present = np.array([leader.has(self._minutes[places]) for leader in self._leaders])
+        for row in np.flatnonzero(low < high).tolist() if self._leaders else ():
             rows_of.setdefault(tuple(np.flatnonzero(present[:, row]).tolist()), []).append(row)
         return ((leaders, np.array(rows)) for leaders, rows in rows_of.items() if leaders)
 
-    def candidates(self, places: Places, leaders: tuple[int, ...], numbers: Floats) -> Candidates:
+    def _beside(self, places: Places, leaders: tuple[int, ...], numbers: Floats) -> Candidates:
         """Return paths of minutes with a range that these leaders have; `numbers` in [0, 1) choose them."""
         minutes = self._minutes[places]
         low, high, opened, close = candle = self._candles[places].T[:, :, None]
@@ -204,7 +211,7 @@ class MinutePaths:
         net = close - opened - led[:, -1:]
         net = np.copysign(np.maximum(np.abs(net), _NET_MIN * usual), net)
         end = led[:, -1:] + net
-        walks, scales = self._pool.sample(self.kinds[places], numbers[:, 1:])
+        walks, scales = self._pool.sample(numbers[:, 1:])
         stretches = net / walks[..., -1]
         levels = led[:, None] + stretches[..., None] * walks
         levels[..., -1] = end  # to the last digit, so that no path goes beyond its end by rounding
@@ -214,14 +221,14 @@ class MinutePaths:
         unusual = (np.log(np.abs(stretches) / scales / size) - mean) / deviation
         misses = ((tops - (high - opened)) ** 2 + (bottoms - (low - opened)) ** 2) / (_MISS * (high - low)) ** 2
         scores = np.where(_touches(bottoms, tops, end, candle), -0.5 * (misses + unusual**2), _UNFIT)
-        kept = _picks(scores, (numbers[:, :1] + _PLACES) / KEPT)
+        kept = _picks(_weights(scores), _spread(numbers[:, :1]))
         rows = np.arange(len(places))[:, None]
         at_bottom, at_top = bottoms[rows, kept, None], tops[rows, kept, None]
         levels = _mapped(levels[rows, kept], at_bottom, at_top, (0.0, end[..., None]), candle[..., None])
-        own = levels[..., _AT_KNOTS] - opened[..., None]
         reach = np.maximum(high - low, np.ptp(alone, axis=2, keepdims=True).max(axis=0))
-        payoffs = _payoffs(own, alone[..., _AT_KNOTS]) / reach[..., None]
-        return Candidates(levels, payoffs, (reach / opened)[:, 0], scores.max(axis=1) > _UNFIT)
+        own = _at_knots(levels - opened[..., None], reach[..., None])
+        payoffs = np.concatenate([_payoffs(own), *_payoffs_across(own, _at_knots(alone, reach))], axis=-1)
+        return Candidates(levels, payoffs, np.where(scores.max(axis=1) > _UNFIT, (reach / opened)[:, 0], 0))
 
     def has(self, minutes: Places) -> NDArray[np.bool_]:
         """Return whether each minute is recorded."""
@@ -273,36 +280,65 @@ def _trailing(values: Floats, count: int) -> Floats:
     return trailing
 
 
-def _picks(scores: Floats, chances: Floats) -> Places:
-    """Return, in each row, the places of choices by chances in [0, 1), in proportion to the exponentials of scores."""
-    sums = np.cumsum(np.exp(scores - scores.max(axis=1, keepdims=True)), axis=1)
+def _usual(ranges: Floats) -> Floats:
+    """Return, for each minute, the mean range of those before it, as a part of the open."""
+    counts = np.minimum(np.arange(len(ranges)), _USUAL_OVER)
+    usual = np.where(counts, _trailing(ranges, _USUAL_OVER) / np.maximum(counts, 1), ranges)
+    at_least: Floats = np.maximum(usual, _USUAL_BP_MIN / 1e4)
+    return at_least
+
+
+def _spread(chances: Floats) -> Floats:
+    """Return chances in [0, 1) that are as far from each other as can be, in each row, from one."""
+    return (chances + np.arange(KEPT)) / KEPT
+
+
+def _weights(scores: Floats) -> Floats:
+    """Return the exponentials of scores as parts of their sum in the row."""
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    parts: Floats = weights / weights.sum(axis=1, keepdims=True)
+    return parts
+
+
+def _picks(weights: Floats, chances: Floats) -> Places:
+    """Return, in each row, the places of choices by chances in [0, 1), in proportion to weights."""
+    sums = np.cumsum(weights, axis=1)
     places = (sums[:, None] < (chances * sums[:, -1:])[..., None]).sum(axis=-1)
-    picks: Places = np.minimum(places, scores.shape[1] - 1)
+    picks: Places = np.minimum(places, weights.shape[1] - 1)
     return picks
 
 
-def _payoffs(own: Floats, led: Floats) -> Floats:
-    """Return what each rule earns on each path.
+def _at_knots(moves: Floats, reach: Floats) -> Parts:
+    """Return moves since the open at the knots."""
+    return (moves[..., _KNOTS] / reach).astype(np.float32)
 
-    `own` has minutes, paths and knots; `led` has leaders, minutes and knots: its beta times its move. The rules across
-    markets come four times for each leader: that the market catches up with it, follows it, is followed by it, and is
-    caught up with by it.
+
+def _payoffs(own: Parts) -> Parts:
+    """Return what each rule within the market earns on paths, of which `own` has the moves at the knots."""
+    past, later = _looks(own, _RULES)
+    payoffs: Parts = np.sign(past) * later
+    return payoffs
+
+
+def _payoffs_across(own: Parts, led: Parts) -> list[Parts]:
+    """Return what each rule across markets earns on paths.
+
+    `own` has minutes, paths and knots; `led` has leaders, minutes and knots: its beta times its move. The rules come
+    four times for each leader: that the market catches up with it, follows it, is followed by it, and is caught up with
+    by it.
     """
-    all_past, all_later = _looks(own, _RULES)
-    past, later = all_past[..., :_ACROSS], all_later[..., :_ACROSS]
-    led_past, led_later = _looks(led[:, :, None], _RULES[:, :_ACROSS])
+    past, later = _looks(own, _RULES_ACROSS)
+    led_past, led_later = _looks(led[:, :, None], _RULES_ACROSS)
     across = [
         np.sign(led_past - past) * later,
         np.sign(led_past) * later,
         np.sign(past) * led_later,
         np.sign(_COUNTER * past - led_past) * led_later,
     ]
-    return np.concatenate(
-        [*(each for by_leader in across for each in by_leader), np.sign(all_past) * all_later], axis=-1
-    )
+    return [each for by_leader in across for each in by_leader]
 
 
-def _looks(paths: Floats, rules: Places) -> tuple[Floats, Floats]:
+def _looks(paths: Parts, rules: Places) -> tuple[Parts, Parts]:
     """Return the move that each rule looks at, and the one that it earns or loses by. Time is the last axis."""
     since, at, until = (paths.take(knots, axis=-1) for knots in rules)
     return at - since, until - at

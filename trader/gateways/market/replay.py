@@ -171,14 +171,14 @@ class ReplaySource:
         return play(clock, self.history(after, last), last)
 
     async def history(self, after: datetime, until: datetime) -> AsyncIterator[Tick]:
-        await self.prepare_paths()
+        await self.prepare_paths(after)
         for tick in self._walk(epoch_second(after), min(epoch_second(until), self._last_second)):
             yield tick
 
-    async def prepare_paths(self) -> None:
-        """Prepare the distributions of the paths in a thread: the first call takes seconds."""
-        for recording in self._recordings.values():
-            await asyncio.to_thread(recording.prepare_paths)
+    async def prepare_paths(self, at: datetime) -> None:
+        """Draw the paths of the week until this time in a thread, since that takes seconds."""
+        for symbol in self._leading:
+            await asyncio.to_thread(self._recordings[symbol].prepare_paths, epoch_second(at) // 60)
 
     def _walk(self, after: int, until: int) -> Iterator[Tick]:
         """Yield the ticks of the seconds in (after, until]. A second without a candle of any market has none."""
@@ -271,8 +271,9 @@ class Recording:
         leaders = [leader.paths for leader in self._leaders]
         return MinutePaths(f"{self.seed}:{self.grid.market.symbol}", self.grid, self.minutes, leaders)
 
-    def prepare_paths(self) -> None:
-        assert self.paths
+    def prepare_paths(self, minute: int) -> None:
+        """Draw the paths that this minute's depends on."""
+        self.paths.draw(min(bisect_left(self.minutes.minute, minute), len(self.minutes) - 1))
 
     def minute(self, minute: int) -> CandlePath | None:
         """Return the minute's path; None within a gap."""

@@ -5,20 +5,17 @@ differ in how many moves there are, and when the large ones come, and so in how 
 extremes or in the middle of its range. The pool holds families of all kinds, about 65,000 walks.
 """
 
-from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate
-from math import exp, fsum, sqrt
+from math import exp, sqrt
 from random import Random
 from statistics import NormalDist
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-
-from trader.gateways.market.path_constants import KIND_WEIGHTS
 
 SECONDS: Final = 60
 MOVES: Final = SECONDS - 1
@@ -185,81 +182,61 @@ class WalkPool:
     """Walks of all kinds as heights between their minimum and maximum; each represents its mirror image too."""
 
     def __init__(self) -> None:
-        self.members = [array("L") for _ in range(CELLS)]
+        self._members: list[list[int]] = [[] for _ in range(CELLS)]
         """By cell: 2 × the number of each walk in it, + 1 where it is its mirror image."""
-        heights: list[Floats] = []
-        parts: list[float] = []
-        self.families = array("H")
-        """The family of each walk."""
-        self.kinds: list[int] = []
-        """The kind of each family."""
+        families: list[Floats] = []
+        parts: list[Floats] = []
         for kind, draw in enumerate(KINDS):
             rng = Random(f"{_POOL_SEED}:{kind}")
             for _ in range(_FAMILIES_PER_KIND):
-                family, reaches = _family(draw(rng), rng)
-                total = fsum(reaches)
-                if not total:
-                    continue  # a walk without a jump
-                self._sort(family, len(self.families))
-                self.families.extend([len(self.kinds)] * len(reaches))
-                self.kinds.append(kind)
-                heights.append(family)
-                parts.extend(reach / total for reach in reaches)
-        self.heights = np.concatenate(heights).astype(np.uint16)
+                heights, ranges = _family(draw(rng), rng)
+                total = ranges.sum()
+                if total:  # else a family without a jump
+                    self._sort(heights, len(_SIGNS) * len(families))
+                    families.append(heights)
+                    parts.append(ranges / total)
+        self._heights = np.concatenate(families).astype(np.uint16)
         """A row of sixty for each walk."""
-        self.parts = np.array(parts)
+        self._parts = np.concatenate(parts)
         """The range of each walk as a part of the ranges of its family."""
-        self.scales = self.parts * len(_SIGNS) / TOP
-        """What makes heights of a walk parts of the mean range of its family."""
-        self._in_cells = [[self._in_cell(cell, weights) for cell in range(CELLS)] for weights in KIND_WEIGHTS]
-        self._from_0 = self.heights.astype(np.int32) - self.heights[:, :1]
-        self._free = np.flatnonzero(np.abs(self._from_0[:, -1] * self.scales) > _NET_MIN)
+        self._scales = self._parts * len(_SIGNS) / TOP
+        self._in_cells = [self._in_cell(cell) for cell in range(CELLS)]
+        self._from_0 = self._heights.astype(np.int32) - self._heights[:, :1]
+        self._free = np.flatnonzero(np.abs(self._from_0[:, -1] * self._scales) > _NET_MIN)
         """The walks that end away from where they began."""
-        self._free_sums = [np.cumsum(self._family_weights(weights)[self._free]) for weights in KIND_WEIGHTS]
 
     def _sort(self, heights: Floats, first: int) -> None:
         for place, (opened, close) in enumerate(heights[:, [0, -1]].tolist(), start=first):
             number = cell(opened, close, TOP)
-            self.members[number].append(2 * place)
-            self.members[CELLS - 1 - number].append(2 * place + 1)
+            self._members[number].append(2 * place)
+            self._members[CELLS - 1 - number].append(2 * place + 1)
 
-    def _family_weights(self, weights: Sequence[float]) -> Floats:
-        """Return, for each walk, the weight of its family: those of a kind share the weight of the kind."""
-        by_walk: Floats = (np.array(weights) / np.bincount(self.kinds))[self.kinds][self.families]
-        return by_walk
-
-    def _in_cell(self, number: int, weights: Sequence[float]) -> tuple[Sequence[int], Sequence[float]]:
-        """Return the walks of a cell, or of the nearest non-empty one, and the cumulative sums of their weights."""
-        members = self.members[number]
+    def _in_cell(self, number: int) -> tuple[NDArray[np.int64], Floats]:
+        """Return the walks of a cell, or of the nearest non-empty one, and the cumulative sums of their ranges."""
+        members = self._members[number]
         if not members:
             opened, close = divmod(number, _CLASSES)
-            filled = (other for other in range(CELLS) if self.members[other])
+            filled = (other for other in range(CELLS) if self._members[other])
             nearest = min(filled, key=lambda o: abs(o // _CLASSES - opened) + abs(o % _CLASSES - close))
-            members = self.members[nearest]
-        walks = np.array(members) >> 1
-        return members, array("d", np.cumsum((self._family_weights(weights) * self.parts)[walks]).tobytes())
+            members = self._members[nearest]
+        numbers = np.array(members)
+        return numbers, np.cumsum(self._parts[numbers >> 1])
 
-    def choose(self, kinds: int, number: int, chance: float) -> Floats:
-        """Return the heights of a walk of a cell by a chance in [0, 1), in proportion to weight × range."""
-        members, sums = self._in_cells[kinds][number]
-        choice = members[min(bisect_right(sums, chance * sums[-1]), len(members) - 1)]
-        walk: Floats = self.heights[choice >> 1].astype(float)
-        return TOP - walk if choice & 1 else walk
+    def choose(self, number: int, chances: Floats) -> Floats:
+        """Return the heights of walks of a cell by chances in [0, 1), in proportion to their ranges, a row for each."""
+        members, sums = self._in_cells[number]
+        choices = members.take(np.searchsorted(sums, chances * sums[-1], side="right"), mode="clip")
+        walks = self._heights[choices >> 1].astype(float)
+        heights: Floats = np.where(choices[:, None] & 1, TOP - walks, walks)
+        return heights
 
-    def sample(self, kinds: NDArray[np.int64], chances: Floats) -> tuple[Floats, Floats]:
-        """Return a walk for each chance, by the weights of their families, from 0 on, in heights, and its scale.
+    def sample(self, chances: Floats) -> tuple[Floats, Floats]:
+        """Return a walk that ends away from its beginning for each chance in [0, 1), and its scale.
 
-        `kinds` has the class of weights of each row of chances. Times its scale a walk is in parts of the mean range of
-        its family.
+        Walks are heights from 0 on. Times its scale a walk is in parts of the mean range of its family.
         """
-        chosen = np.array(
-            [
-                np.searchsorted(sums, row * sums[-1], side="right")
-                for sums, row in zip((self._free_sums[number] for number in kinds), chances, strict=True)
-            ]
-        )
-        walks = self._free.take(chosen, mode="clip")
-        return self._from_0.take(walks, axis=0).astype(float), self.scales[walks]
+        walks = self._free[(chances * len(self._free)).astype(np.int64)]
+        return self._from_0[walks].astype(float), self._scales[walks]
 
 
 @cache
@@ -267,7 +244,7 @@ def walk_pool() -> WalkPool:
     return WalkPool()
 
 
-def _family(moves: Sequence[float], rng: Random) -> tuple[Floats, list[float]]:
+def _family(moves: Sequence[float], rng: Random) -> tuple[Floats, Floats]:
     """Return the heights of a family's walks, and their ranges."""
     seconds = np.array(_seconds(moves))
     columns = rng.sample(range(1, len(_SIGNS)), k=MOVES)
@@ -293,7 +270,7 @@ def _nearer_end(place: int, parts: int, second: int) -> int:
     return 1 if second == 0 else 0
 
 
-def _heights(seconds: Floats) -> tuple[Floats, list[float]]:
+def _heights(seconds: Floats) -> tuple[Floats, Floats]:
     """Return walks as heights, and their ranges. An extreme within a second is shown at the nearer end of it.
 
     `seconds` has a `Second` for each walk and second.
@@ -314,7 +291,7 @@ def _heights(seconds: Floats) -> tuple[Floats, list[float]]:
     at_high, at_low = at_high + np.where(moves_high, step, 0), at_low + np.where(moves_high, 0, step)
     levels[walks, at_low], levels[walks, at_high] = low, high
     scale = np.divide(TOP, reach, out=np.zeros_like(reach), where=reach > 0)
-    return np.rint((levels - low[:, None]) * scale[:, None]), reach.tolist()
+    return np.rint((levels - low[:, None]) * scale[:, None]), reach
 
 
 def cell(opened: float, close: float, top: float) -> int:

@@ -194,7 +194,7 @@ class BacktestMarket:
     @classmethod
     async def open(cls, source: ReplaySource, intervals: Collection[Interval]) -> "BacktestMarket":
         """Build the market of an open source, with candles of these intervals, and prepare its price paths."""
-        await source.prepare_paths()
+        await source.prepare_paths(moment_of(source.span.start))
         candles = {}
         for symbol, recording in source.recordings.items():
             minutes = recording.minutes.minute
