@@ -4,15 +4,15 @@ A candle says where its minute opened, turned and closed, not when or in which o
 away: whoever knows the form can trade it. Here the path of a minute is one of a pool of random walks of sixty seconds,
 whose levels are mapped piecewise linearly onto the candle's four prices.
 
-A market alone takes a walk whose open and close lie about as high between low and high as the candle's. A market beside
-others, its leaders, moves with them: its path is what they moved, times its betas of the day before, and a walk of its
-own that is stretched so that the sum ends at the candle's close. Of many such sums some are kept, by how well they meet
-the candle's high and low and how usual their stretch is.
+A market alone takes a walk whose open and close lie about as high between low and high as the candle's. If candles
+closed near their extremes more often than the walks of the pool do, the drawn price would, on average, go on as it
+began. So walks are drawn from a mixture of kinds that open and close there as often as the candles of the week before.
 
-That alone is not fair: if candles closed near their extremes more often than walks do, the drawn price would, on
-average, go on as it began. So the choice among the paths of a minute is tilted against every rule that would have
-earned something by the choices before it: the more it earned, the less likely a path on which it earns. Nothing is
-fitted ahead: the tilts begin at zero each week, and follow from the minutes since.
+A market beside others, its leaders, moves with them: its path is what they moved, times its betas of the day before,
+and a walk of its own that is stretched so that the sum ends at the candle's close. Of many such sums some are kept, by
+how well they meet the candle's high and low and how usual their stretch is. The choice among these is tilted against
+every rule that would have earned something by the choices before it: the more it earned, the less likely a path on
+which it earns. The tilts begin at zero each week, and follow from the minutes since: nothing is fitted ahead.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from trader.gateways.market.books import Grid
 from trader.gateways.market.files import Minutes, Row
-from trader.gateways.market.walks import SECONDS, TOP, Floats, cell, walk_pool
+from trader.gateways.market.walks import CELLS, SECONDS, TOP, Floats, cells_of, walk_pool
 
 LEADERS_MAX: Final = 2
 """A market moves with so many others at most."""
@@ -95,8 +95,8 @@ class Candidates(NamedTuple):
 class MinutePaths:
     """Draws the paths of the minutes of one recorded market. `name` is the seed of all its draws.
 
-    A path is the same in whatever order minutes are asked for: all minutes of its week until its own are drawn before
-    it, unless they have been.
+    A path is the same in whatever order minutes are asked for: beside leaders, all minutes of its week until its own
+    are drawn before it, unless they have been.
     """
 
     def __init__(self, name: str, grid: Grid, minutes: Minutes, leaders: Sequence["MinutePaths"] = ()) -> None:
@@ -107,12 +107,16 @@ class MinutePaths:
         self._candles = np.array([corners(grid, minutes[place]) for place in range(len(minutes))], dtype=float)
         low, high, opened, close = self._candles.reshape(-1, 4).T
         self._moves = (close - opened) / opened
-        self._usual = _usual((high - low) / opened)
+        self._ranges = (high - low) / opened
+        self._usual = _usual(self._ranges)
+        reach = np.maximum(high - low, 1)
+        self._cells = cells_of(opened - low, close - low, reach)
+        self._weights = lru_cache(maxsize=16)(self._kind_weights)
         self._betas = lru_cache(maxsize=16)(self._leading_betas)
         self._tilts: dict[tuple[int, ...], tuple[Parts, Parts]] = {}
         """Beside each set of leaders: the tilt of each rule, and the sum of squares of what it earned in this week."""
         self._drawn: dict[int, tuple[int, Marks]] = {}
-        """The blocks of this week until `_last`, and the one before: the place of the first minute, and all marks."""
+        """By block until `_last`: the place of the first minute, and all marks."""
         self._last = -1
 
     def draw(self, place: int) -> list[int]:
@@ -123,12 +127,12 @@ class MinutePaths:
     def _marks(self, place: int) -> Marks:
         block = int(self._minutes[place]) // _BLOCK
         if block not in self._drawn:
-            week = block - block % _WEEK
-            if not week <= self._last < block:
+            begin = block - block % _WEEK if self._leaders else block
+            if not begin <= self._last < block:
                 # Who has gone on to another week may still ask for the minute before.
                 self._drawn = {self._last: self._drawn[self._last]} if self._drawn else {}
                 self._tilts.clear()
-                self._last = week - 1
+                self._last = begin - 1
             while self._last < block:
                 number = self._last + 1
                 first, stop = np.searchsorted(self._minutes, (number * _BLOCK, (number + 1) * _BLOCK)).tolist()
@@ -148,9 +152,8 @@ class MinutePaths:
             candidates = self._beside(places[rows], leaders, numbers[rows, 2:])
             levels[rows] = self._choose(leaders, candidates, numbers[rows, 1:2])
             is_alone[rows] = candidates.reaches == 0
-        rows = np.flatnonzero(is_alone)
-        if len(rows):
-            levels[rows] = self._choose((), self._alone(places[rows], numbers[rows, 2:3]), numbers[rows, 1:2])
+        if is_alone.any():
+            levels[is_alone] = self._alone(places[is_alone], numbers[is_alone, 1])
         # One random offset for all, not the nearest mark for each, leaves small moves their size on average.
         marks: Marks = np.clip(np.floor(levels + numbers[:, :1]), low, high).astype(np.int64)
         marks[:, :1], marks[:, -1:] = opened, close
@@ -174,19 +177,22 @@ class MinutePaths:
 
     def _numbers(self, places: Places) -> Floats:
         """Return random numbers in [0, 1), a row for each minute: for its rounding, its choice and its candidates."""
-        count = 3 + CANDIDATES if self._leaders else 3
+        count = 3 + CANDIDATES if self._leaders else 2
         randoms = [Random(f"{self._name}:{minute}").random for minute in self._minutes[places].tolist()]
         return np.array([[random() for _ in range(count)] for random in randoms]).reshape(-1, count)
 
-    def _alone(self, places: Places, numbers: Floats) -> Candidates:
-        """Return paths of minutes with a range that are drawn beside no other market."""
-        low, high, opened, close = candle = self._candles[places].T[:, :, None]
-        cells = map(cell, (opened - low)[:, 0], (close - low)[:, 0], (high - low)[:, 0])
-        walks = np.array([self._pool.choose(*each) for each in zip(cells, _spread(numbers), strict=True)])
-        levels = _mapped(walks, 0.0, TOP, (walks[..., :1], walks[..., -1:]), candle[..., None])
-        reach = high - low
-        own = _at_knots(levels - opened[..., None], reach[..., None])
-        return Candidates(levels, _payoffs(own), (reach / opened)[:, 0])
+    def _alone(self, places: Places, chances: Floats) -> Floats:
+        """Return the levels of minutes with a range that are drawn beside no other market."""
+        days = (self._minutes[places] // _DAY).tolist()
+        chosen = zip(self._cells[places], map(self._weights, days), chances.tolist(), strict=True)
+        walks = np.array([self._pool.choose(*each) for each in chosen])
+        return _mapped(walks, 0.0, TOP, (walks[:, :1], walks[:, -1:]), self._candles[places].T[:, :, None])
+
+    def _kind_weights(self, day: int) -> Floats:
+        """Return the weights of the kinds of walks: those that fit the opens and closes of the week before."""
+        first, stop = np.searchsorted(self._minutes, ((day - 7) * _DAY, day * _DAY))
+        ranges = np.bincount(self._cells[first:stop], self._ranges[first:stop], minlength=CELLS)
+        return self._pool.weights(ranges / ranges.sum() if ranges.any() else np.full(CELLS, 1 / CELLS))
 
     # --- beside leaders -----------------------------------------------------------------------------------------------
 

@@ -5,7 +5,6 @@ differ in how many moves there are, and when the large ones come, and so in how 
 extremes or in the middle of its range. The pool holds families of all kinds, about 65,000 walks.
 """
 
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate
@@ -170,6 +169,9 @@ _SIGNS: Final = np.array([[(row & column).bit_count() & 1 for column in range(64
 """A Hadamard matrix: over its rows, the products of the signs in any two columns add up to zero. A family is one draw
 of moves with the signs of each row, so that over the family any two moves are uncorrelated."""
 _POOL_SEED: Final = "walks of sixty seconds"
+_FIT_ROUNDS: Final = 100
+_RARE: Final = 1e-9
+"""Less than the weight of a kind that is ever drawn."""
 _NET_MIN: Final = 1e-3
 """A walk that ends nearer to its beginning, as a part of its family's mean range, cannot be stretched to a net move."""
 
@@ -182,53 +184,58 @@ class WalkPool:
     """Walks of all kinds as heights between their minimum and maximum; each represents its mirror image too."""
 
     def __init__(self) -> None:
-        self._members: list[list[int]] = [[] for _ in range(CELLS)]
-        """By cell: 2 × the number of each walk in it, + 1 where it is its mirror image."""
         families: list[Floats] = []
         parts: list[Floats] = []
+        kinds: list[int] = []
         for kind, draw in enumerate(KINDS):
             rng = Random(f"{_POOL_SEED}:{kind}")
             for _ in range(_FAMILIES_PER_KIND):
                 heights, ranges = _family(draw(rng), rng)
                 total = ranges.sum()
                 if total:  # else a family without a jump
-                    self._sort(heights, len(_SIGNS) * len(families))
                     families.append(heights)
                     parts.append(ranges / total)
-        self._heights = np.concatenate(families).astype(np.uint16)
+                    kinds.append(kind)
+        heights = np.concatenate(families)
+        self._heights = heights.astype(np.uint16)
         """A row of sixty for each walk."""
         self._parts = np.concatenate(parts)
         """The range of each walk as a part of the ranges of its family."""
         self._scales = self._parts * len(_SIGNS) / TOP
-        self._in_cells = [self._in_cell(cell) for cell in range(CELLS)]
+        self._kinds = np.repeat(kinds, len(_SIGNS))
+        own = cells_of(heights[:, 0], heights[:, -1], TOP)
+        cells = np.concatenate([own, CELLS - 1 - own])  # of the walks and of their mirror images
+        kinds_and_cells = CELLS * np.tile(self._kinds, 2) + cells
+        by_cell = np.bincount(kinds_and_cells, np.tile(self._parts, 2), minlength=CELLS * len(KINDS))
+        by_kind = by_cell.reshape(len(KINDS), CELLS)
+        self._by_kind: Floats = by_kind / by_kind.sum(axis=1, keepdims=True)
+        """The part of the ranges of each kind in each cell."""
+        filled = np.unique(cells)
+        self._members = [np.flatnonzero(cells == _nearest(filled, number)) for number in range(CELLS)]
+        """The walks of each cell, or of the nearest that has any, each mirror image after all walks."""
         self._from_0 = self._heights.astype(np.int32) - self._heights[:, :1]
         self._free = np.flatnonzero(np.abs(self._from_0[:, -1] * self._scales) > _NET_MIN)
         """The walks that end away from where they began."""
 
-    def _sort(self, heights: Floats, first: int) -> None:
-        for place, (opened, close) in enumerate(heights[:, [0, -1]].tolist(), start=first):
-            number = cell(opened, close, TOP)
-            self._members[number].append(2 * place)
-            self._members[CELLS - 1 - number].append(2 * place + 1)
+    def weights(self, shares: Floats) -> Floats:
+        """Return weights of the kinds with which the walks of a cell have about its share in the ranges of all walks.
 
-    def _in_cell(self, number: int) -> tuple[NDArray[np.int64], Floats]:
-        """Return the walks of a cell, or of the nearest non-empty one, and the cumulative sums of their ranges."""
+        By expectation maximisation.
+        """
+        weights = np.full(len(KINDS), 1 / len(KINDS))
+        for _ in range(_FIT_ROUNDS):
+            mixture = (self._by_kind * weights[:, None]).sum(axis=0)
+            weights *= (self._by_kind * (shares / np.maximum(mixture, _RARE))).sum(axis=1)
+        return weights + _RARE
+
+    def choose(self, number: int, weights: Floats, chance: float) -> Floats:
+        """Return the heights of a walk of a cell by a chance in [0, 1): in proportion to range × weight of kind."""
         members = self._members[number]
-        if not members:
-            opened, close = divmod(number, _CLASSES)
-            filled = (other for other in range(CELLS) if self._members[other])
-            nearest = min(filled, key=lambda o: abs(o // _CLASSES - opened) + abs(o % _CLASSES - close))
-            members = self._members[nearest]
-        numbers = np.array(members)
-        return numbers, np.cumsum(self._parts[numbers >> 1])
-
-    def choose(self, number: int, chances: Floats) -> Floats:
-        """Return the heights of walks of a cell by chances in [0, 1), in proportion to their ranges, a row for each."""
-        members, sums = self._in_cells[number]
-        choices = members.take(np.searchsorted(sums, chances * sums[-1], side="right"), mode="clip")
-        walks = self._heights[choices >> 1].astype(float)
-        heights: Floats = np.where(choices[:, None] & 1, TOP - walks, walks)
-        return heights
+        walks = members % len(self._heights)
+        sums = np.cumsum(weights[self._kinds[walks]] * self._parts[walks])
+        choice = min(int(np.searchsorted(sums, chance * sums[-1], side="right")), len(members) - 1)
+        heights: Floats = self._heights[walks[choice]].astype(float)
+        return heights if members[choice] == walks[choice] else TOP - heights
 
     def sample(self, chances: Floats) -> tuple[Floats, Floats]:
         """Return a walk that ends away from its beginning for each chance in [0, 1), and its scale.
@@ -294,6 +301,14 @@ def _heights(seconds: Floats) -> tuple[Floats, Floats]:
     return np.rint((levels - low[:, None]) * scale[:, None]), reach
 
 
-def cell(opened: float, close: float, top: float) -> int:
-    """Return the cell of an open and a close between 0 and `top`."""
-    return bisect_right(_EDGES, opened / top) * _CLASSES + bisect_right(_EDGES, close / top)
+def cells_of(opened: Floats, close: Floats, top: Floats | int) -> NDArray[np.int64]:
+    """Return the cells of opens and closes between 0 and `top`."""
+    first, last = (np.searchsorted(_EDGES, heights / top, side="right") for heights in (opened, close))
+    return first * _CLASSES + last
+
+
+def _nearest(cells: NDArray[np.int64], wanted: int) -> int:
+    """Return the cell that is the fewest classes away from another."""
+    opened, close = divmod(wanted, _CLASSES)
+    nearest: int = cells[np.argmin(abs(cells // _CLASSES - opened) + abs(cells % _CLASSES - close))]
+    return nearest
