@@ -115,9 +115,10 @@ class MinutePaths:
         self._betas = lru_cache(maxsize=16)(self._leading_betas)
         self._tilts: dict[tuple[int, ...], tuple[Parts, Parts]] = {}
         """Beside each set of leaders: the tilt of each rule, and the sum of squares of what it earned in this week."""
-        self._drawn: dict[int, tuple[int, Marks]] = {}
-        """By block until `_last`: the place of the first minute, and all marks."""
+        self._drawn: dict[int, Marks] = {}
+        """The marks of minutes by their places: about a week at most."""
         self._last = -1
+        """Beside leaders: the block until which those of its week are drawn."""
 
     def draw(self, place: int) -> list[int]:
         """Return the sixty marks of a recorded minute in half ticks, within low and high and touching both."""
@@ -125,22 +126,32 @@ class MinutePaths:
         return path
 
     def _marks(self, place: int) -> Marks:
+        if place not in self._drawn:
+            if self._leaders:
+                self._draw_week_until(place)
+            else:
+                # Who reads on gets the next ones at once: numpy takes about as long to draw one as several.
+                count = _BLOCK if place - 1 in self._drawn else 1
+                if len(self._drawn) > _WEEK * _BLOCK:
+                    self._drawn.clear()
+                self._keep(place, min(place + count, len(self._minutes)))
+        return self._drawn[place]
+
+    def _draw_week_until(self, place: int) -> None:
         block = int(self._minutes[place]) // _BLOCK
-        if block not in self._drawn:
-            begin = block - block % _WEEK if self._leaders else block
-            if not begin <= self._last < block:
-                # Who has gone on to another week may still ask for the minute before.
-                self._drawn = {self._last: self._drawn[self._last]} if self._drawn else {}
-                self._tilts.clear()
-                self._last = begin - 1
-            while self._last < block:
-                number = self._last + 1
-                first, stop = np.searchsorted(self._minutes, (number * _BLOCK, (number + 1) * _BLOCK)).tolist()
-                self._drawn[number] = first, self._draw(np.arange(first, stop))
-                self._last = number
-        first, drawn = self._drawn[block]
-        marks: Marks = drawn[place - first]
-        return marks
+        begin = block - block % _WEEK
+        if not begin <= self._last < block:
+            # Who has gone on to another week may still ask for the minute before.
+            self._drawn = {each: marks for each, marks in self._drawn.items() if place - _BLOCK <= each < place}
+            self._tilts.clear()
+            self._last = begin - 1
+        for number in range(self._last + 1, block + 1):
+            self._keep(*np.searchsorted(self._minutes, (number * _BLOCK, (number + 1) * _BLOCK)).tolist())
+        self._last = block
+
+    def _keep(self, first: int, stop: int) -> None:
+        places = np.arange(first, stop)
+        self._drawn.update(zip(places.tolist(), self._draw(places), strict=True))
 
     def _draw(self, places: Places) -> Marks:
         """Return the marks of minutes, a row for each, and learn the tilts of those that come after."""
