@@ -48,7 +48,7 @@ from trader.gateways.market.synthetic import SyntheticSource
 from trader.gateways.market.walks import walk_pool
 
 SEEDS = (10, 11, 12)
-"""None of them was used when the constants of the paths were chosen."""
+"""None of them was used when the way to draw paths, and its few numbers, were chosen."""
 STEP_S = 5
 TURNED_BY = (60, 240, 1440)
 """In minutes."""

@@ -16,7 +16,7 @@ which it earns. The tilts begin at zero each week, and follow from the minutes s
 """
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache, reduce
+from functools import cache, reduce
 from itertools import combinations
 from random import Random
 from typing import Final, NamedTuple
@@ -111,8 +111,8 @@ class MinutePaths:
         self._usual = _usual(self._ranges)
         reach = np.maximum(high - low, 1)
         self._cells = cells_of(opened - low, close - low, reach)
-        self._weights = lru_cache(maxsize=16)(self._kind_weights)
-        self._betas = lru_cache(maxsize=16)(self._leading_betas)
+        self._weights = cache(self._kind_weights)
+        self._betas = cache(self._leading_betas)
         self._tilts: dict[tuple[int, ...], tuple[Parts, Parts]] = {}
         """Beside each set of leaders: the tilt of each rule, and the sum of squares of what it earned in this week."""
         self._drawn: dict[int, Marks] = {}
