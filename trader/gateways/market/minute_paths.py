@@ -16,7 +16,7 @@ which it earns. The tilts begin at zero each week, and follow from the minutes s
 """
 
 from collections.abc import Iterator, Sequence
-from functools import cache, reduce
+from functools import cache, lru_cache, reduce
 from itertools import combinations
 from random import Random
 from typing import Final, NamedTuple
@@ -67,10 +67,8 @@ _NO_MOVE: Final = 1e-9
 """Less than any move in half ticks."""
 
 _KNOTS: Final = np.array([*range(0, SECONDS, 5), SECONDS - 1])
-_RULES: Final = np.array(list(combinations(range(len(_KNOTS)), 3))).T
-"""Each looks at the move between two knots, and holds from the second until the third."""
-_RULES_ACROSS: Final = _RULES[:, (_RULES % 2 == 0).all(axis=0)]
-"""Across two markets: those on a grid of ten seconds."""
+_ACROSS: Final = slice(None, None, 2)
+"""Rules across two markets have a grid of ten seconds."""
 
 Candle = tuple[int, int, int, int]
 """Low, high, open and close in half ticks."""
@@ -85,11 +83,44 @@ class Candidates(NamedTuple):
     """Paths that minutes might have taken. The minutes are the first axis, their sixteen paths the second."""
 
     levels: Floats
-    """Sixty for each path, in half ticks."""
+    """Sixty for each path, in half ticks from the open, before they are mapped onto the candle."""
+    bottoms: Floats
+    tops: Floats
     payoffs: Parts
     """What each rule would earn on each path."""
     reaches: Floats
     """Of each minute, as a part of the open; 0 where no path can be mapped onto the candle."""
+
+
+class Rules(NamedTuple):
+    """Each looks at the move over the span between two knots, and holds over one that begins at its end."""
+
+    begins: Places
+    ends: Places
+    """The knots of the spans."""
+    looked: Places
+    held: Places
+    """The spans of the rules."""
+
+    @staticmethod
+    def on(knots: int) -> "Rules":
+        """Return all rules on so many knots."""
+        spans = list(combinations(range(knots), 2))
+        rules = [[spans.index(rule[:2]), spans.index(rule[1:])] for rule in combinations(range(knots), 3)]
+        return Rules(*np.array(spans).T, *np.array(rules).T)
+
+    def moves(self, levels: Parts) -> Parts:
+        """Return the moves over all spans from the levels at the knots, which are the last axis."""
+        return levels.take(self.ends, axis=-1) - levels.take(self.begins, axis=-1)
+
+    def earned(self, looked: Parts, held: Parts) -> Parts:
+        """Return what each rule earns that looks at one path's moves and trades by another's, or its own."""
+        earned: Parts = np.sign(looked).take(self.looked, axis=-1) * held.take(self.held, axis=-1)
+        return earned
+
+
+_RULES: Final = Rules.on(len(_KNOTS))
+_RULES_ACROSS: Final = Rules.on(len(_KNOTS[_ACROSS]))
 
 
 class MinutePaths:
@@ -109,9 +140,8 @@ class MinutePaths:
         self._moves = (close - opened) / opened
         self._ranges = (high - low) / opened
         self._usual = _usual(self._ranges)
-        reach = np.maximum(high - low, 1)
-        self._cells = cells_of(opened - low, close - low, reach)
-        self._weights = cache(self._kind_weights)
+        self._cells = cells_of(opened - low, close - low, np.maximum(high - low, 1))
+        self._weights = lru_cache(maxsize=4)(self._walk_weights)
         self._betas = cache(self._leading_betas)
         self._tilts: dict[tuple[int, ...], tuple[Parts, Parts]] = {}
         """Beside each set of leaders: the tilt of each rule, and the sum of squares of what it earned in this week."""
@@ -161,7 +191,7 @@ class MinutePaths:
         is_alone = (low < high)[:, 0]
         for leaders, rows in self._led(places):
             candidates = self._beside(places[rows], leaders, numbers[rows, 2:])
-            levels[rows] = self._choose(leaders, candidates, numbers[rows, 1:2])
+            levels[rows] = self._choose(leaders, candidates, candles[rows], numbers[rows, 1:2])
             is_alone[rows] = candidates.reaches == 0
         if is_alone.any():
             levels[is_alone] = self._alone(places[is_alone], numbers[is_alone, 1])
@@ -170,7 +200,7 @@ class MinutePaths:
         marks[:, :1], marks[:, -1:] = opened, close
         return marks
 
-    def _choose(self, leaders: tuple[int, ...], candidates: Candidates, chances: Floats) -> Floats:
+    def _choose(self, leaders: tuple[int, ...], candidates: Candidates, candles: Floats, chances: Floats) -> Floats:
         """Return the levels of one path of each minute, and tilt later choices against what each rule earns by these.
 
         What it earns is the mean over the choices that chance might have made.
@@ -183,8 +213,9 @@ class MinutePaths:
         earned = (candidates.payoffs * parts[..., None]).sum(axis=(0, 1))
         squares += earned**2
         tilts -= _STEP * earned / np.sqrt(np.where(squares, squares, 1))
-        chosen: Floats = candidates.levels[np.arange(len(chances)), _picks(weights, chances)[:, 0]]
-        return chosen
+        chosen = np.arange(len(chances)), _picks(weights, chances)[:, 0]
+        levels, bottoms, tops = (each[chosen] for each in (candidates.levels, candidates.bottoms, candidates.tops))
+        return _mapped(levels, bottoms, tops, (0.0, levels[:, -1:]), candles.T[:, :, None])
 
     def _numbers(self, places: Places) -> Floats:
         """Return random numbers in [0, 1), a row for each minute: for its rounding, its choice and its candidates."""
@@ -199,8 +230,8 @@ class MinutePaths:
         walks = np.array([self._pool.choose(*each) for each in chosen])
         return _mapped(walks, 0.0, TOP, (walks[:, :1], walks[:, -1:]), self._candles[places].T[:, :, None])
 
-    def _kind_weights(self, day: int) -> Floats:
-        """Return the weights of the kinds of walks: those that fit the opens and closes of the week before."""
+    def _walk_weights(self, day: int) -> Floats:
+        """Return the weights of walks: their kinds fit the opens and closes of the week before."""
         first, stop = np.searchsorted(self._minutes, ((day - 7) * _DAY, day * _DAY))
         ranges = np.bincount(self._cells[first:stop], self._ranges[first:stop], minlength=CELLS)
         return self._pool.weights(ranges / ranges.sum() if ranges.any() else np.full(CELLS, 1 / CELLS))
@@ -240,12 +271,15 @@ class MinutePaths:
         scores = np.where(_touches(bottoms, tops, end, candle), -0.5 * (misses + unusual**2), _UNFIT)
         kept = _picks(_weights(scores), _spread(numbers[:, :1]))
         rows = np.arange(len(places))[:, None]
-        at_bottom, at_top = bottoms[rows, kept, None], tops[rows, kept, None]
-        levels = _mapped(levels[rows, kept], at_bottom, at_top, (0.0, end[..., None]), candle[..., None])
+        levels, bottoms, tops = levels[rows, kept], bottoms[rows, kept, None], tops[rows, kept, None]
+        at_knots = _mapped(levels[..., _KNOTS], bottoms, tops, (0.0, end[..., None]), candle[..., None])
         reach = np.maximum(high - low, np.ptp(alone, axis=2, keepdims=True).max(axis=0))
-        own = _at_knots(levels - opened[..., None], reach[..., None])
-        payoffs = np.concatenate([_payoffs(own), *_payoffs_across(own, _at_knots(alone, reach))], axis=-1)
-        return Candidates(levels, payoffs, np.where(scores.max(axis=1) > _UNFIT, (reach / opened)[:, 0], 0))
+        own = ((at_knots - opened[..., None]) / reach[..., None]).astype(np.float32)
+        led_by = (alone[..., _KNOTS] / reach).astype(np.float32)
+        moves = _RULES.moves(own)
+        payoffs = np.concatenate([_RULES.earned(moves, moves), *_payoffs_across(own, led_by)], axis=-1)
+        reaches = np.where(scores.max(axis=1, keepdims=True) > _UNFIT, reach / opened, 0)
+        return Candidates(levels, bottoms, tops, payoffs, reaches[:, 0])
 
     def has(self, minutes: Places) -> NDArray[np.bool_]:
         """Return whether each minute is recorded."""
@@ -325,40 +359,15 @@ def _picks(weights: Floats, chances: Floats) -> Places:
     return picks
 
 
-def _at_knots(moves: Floats, reach: Floats) -> Parts:
-    """Return moves since the open at the knots."""
-    return (moves[..., _KNOTS] / reach).astype(np.float32)
-
-
-def _payoffs(own: Parts) -> Parts:
-    """Return what each rule within the market earns on paths, of which `own` has the moves at the knots."""
-    past, later = _looks(own, _RULES)
-    payoffs: Parts = np.sign(past) * later
-    return payoffs
-
-
 def _payoffs_across(own: Parts, led: Parts) -> list[Parts]:
     """Return what each rule across markets earns on paths.
 
-    `own` has minutes, paths and knots; `led` has leaders, minutes and knots: its beta times its move. The rules come
-    four times for each leader: that the market catches up with it, follows it, is followed by it, and is caught up with
-    by it.
+    `own` has minutes, paths and knots; `led` has leaders, minutes and knots: its beta times its move. For each leader,
+    the rules come four times: the market catches up with it, follows it, is followed, and is caught up with.
     """
-    past, later = _looks(own, _RULES_ACROSS)
-    led_past, led_later = _looks(led[:, :, None], _RULES_ACROSS)
-    across = [
-        np.sign(led_past - past) * later,
-        np.sign(led_past) * later,
-        np.sign(past) * led_later,
-        np.sign(_COUNTER * past - led_past) * led_later,
-    ]
-    return [each for by_leader in across for each in by_leader]
-
-
-def _looks(paths: Parts, rules: Places) -> tuple[Parts, Parts]:
-    """Return the move that each rule looks at, and the one that it earns or loses by. Time is the last axis."""
-    since, at, until = (paths.take(knots, axis=-1) for knots in rules)
-    return at - since, until - at
+    own, led = _RULES_ACROSS.moves(own[..., _ACROSS]), _RULES_ACROSS.moves(led[:, :, None, _ACROSS])
+    across = [(led - own, own), (led, own), (own, led), (_COUNTER * own - led, led)]
+    return [each for looked, held in across for each in _RULES_ACROSS.earned(looked, held)]
 
 
 def _touches(bottoms: Floats, tops: Floats, end: Floats, candle: Floats) -> NDArray[np.bool_]:

@@ -213,37 +213,37 @@ class WalkPool:
         filled = np.unique(cells)
         self._members = [np.flatnonzero(cells == _nearest(filled, number)) for number in range(CELLS)]
         """The walks of each cell, or of the nearest that has any, each mirror image after all walks."""
-        self._from_0 = self._heights.astype(np.int32) - self._heights[:, :1]
+        self._from_0 = self._heights.astype(np.float32) - self._heights[:, :1]
         self._free = np.flatnonzero(np.abs(self._from_0[:, -1] * self._scales) > _NET_MIN)
         """The walks that end away from where they began."""
 
     def weights(self, shares: Floats) -> Floats:
-        """Return weights of the kinds with which the walks of a cell have about its share in the ranges of all walks.
+        """Return weights of all walks, and then of their mirror images, with which each cell has about its share.
 
-        By expectation maximisation.
+        They are range × weight of kind, by expectation maximisation.
         """
-        weights = np.full(len(KINDS), 1 / len(KINDS))
+        kinds = np.full(len(KINDS), 1 / len(KINDS))
         for _ in range(_FIT_ROUNDS):
-            mixture = (self._by_kind * weights[:, None]).sum(axis=0)
-            weights *= (self._by_kind * (shares / np.maximum(mixture, _RARE))).sum(axis=1)
-        return weights + _RARE
+            mixture = (self._by_kind * kinds[:, None]).sum(axis=0)
+            kinds *= (self._by_kind * (shares / np.maximum(mixture, _RARE))).sum(axis=1)
+        return np.tile((kinds + _RARE)[self._kinds] * self._parts, 2)
 
     def choose(self, number: int, weights: Floats, chance: float) -> Floats:
-        """Return the heights of a walk of a cell by a chance in [0, 1): in proportion to range × weight of kind."""
+        """Return the heights of a walk of a cell by a chance in [0, 1), in proportion to weights of all walks."""
         members = self._members[number]
-        walks = members % len(self._heights)
-        sums = np.cumsum(weights[self._kinds[walks]] * self._parts[walks])
+        sums = np.cumsum(weights[members])
         choice = min(int(np.searchsorted(sums, chance * sums[-1], side="right")), len(members) - 1)
-        heights: Floats = self._heights[walks[choice]].astype(float)
-        return heights if members[choice] == walks[choice] else TOP - heights
+        is_mirrored, walk = divmod(int(members[choice]), len(self._heights))
+        heights: Floats = self._heights[walk].astype(float)
+        return TOP - heights if is_mirrored else heights
 
-    def sample(self, chances: Floats) -> tuple[Floats, Floats]:
+    def sample(self, chances: Floats) -> tuple[NDArray[np.float32], Floats]:
         """Return a walk that ends away from its beginning for each chance in [0, 1), and its scale.
 
         Walks are heights from 0 on. Times its scale a walk is in parts of the mean range of its family.
         """
         walks = self._free[(chances * len(self._free)).astype(np.int64)]
-        return self._from_0[walks].astype(float), self._scales[walks]
+        return self._from_0[walks], self._scales[walks]
 
 
 @cache
