@@ -1,34 +1,41 @@
--- The whole schema of trader (PostgreSQL 15 or later). Applying it again changes nothing. A change of an existing table
--- needs a new version, and a step to it in trader/store/database/schema.py.
+-- The whole schema of trader (PostgreSQL 15 or later). Applying it again changes nothing. A change to an existing table
+-- needs a new version and a migration step in trader/database/schema.py.
 -- Amounts are in the run's quote currency, quantities in base units, times in UTC.
 -- Invariants that one row or one index can express are constraints here; `trader audit` checks the sums.
 
--- `backup` is the file that the upgrade to this version made of the database before.
+-- `backup` is the backup file that the upgrade to this version made beforehand.
 CREATE TABLE IF NOT EXISTS schema_version (
     only_row   boolean PRIMARY KEY DEFAULT true CHECK (only_row),
     version    integer NOT NULL,
     applied_at timestamptz NOT NULL DEFAULT now(),
     backup     text
 );
-INSERT INTO schema_version (version) VALUES (9) ON CONFLICT DO NOTHING;
+INSERT INTO schema_version (version) VALUES (1) ON CONFLICT DO NOTHING;
 
-DO $$ BEGIN
-    CREATE TYPE variant_id AS ENUM ('Apex', 'Trendsurfer', 'Contrarian', 'Sovereign');
-EXCEPTION WHEN duplicate_object THEN NULL; END $$;
+-- The variants of the program, in the order of their definitions; every start of the service adds missing ones.
+CREATE TABLE IF NOT EXISTS variants (
+    id    text PRIMARY KEY,
+    place smallint NOT NULL CHECK (place >= 1)
+);
 
 -- An exact number: NaN and Infinity would pass every CHECK (x > 0).
 DO $$ BEGIN
     CREATE DOMAIN amount AS numeric CHECK (VALUE NOT IN ('NaN', 'Infinity', '-Infinity'));
 EXCEPTION WHEN duplicate_object THEN NULL; END $$;
 
--- Whose books this database holds: rows of two markets or two trading modes never mix in one database, nor do those of
--- two venues or two venue accounts (both null on paper). Every account has processed every tick up to processed_until.
--- Of several processes one leads; each new leader begins a term, and records here which of its schedulers run.
+-- Whose books this database holds: a database never mixes rows of two markets, trading modes, venues or venue accounts
+-- (the last two are null on paper). Every account has processed every tick up to processed_until. Ticks are numbered in the
+-- order in which the leaders applied them, since clocks may go back: processed_tick is the number of that tick. The last gap
+-- between ticks is from jumped_from to jumped_to: if it ends in the future, it was a clock set ahead. One of several processes
+-- leads; each new leader begins a term, and records here which of its schedulers are running.
 CREATE TABLE IF NOT EXISTS service_state (
     only_row        boolean PRIMARY KEY DEFAULT true CHECK (only_row),
     market_identity text NOT NULL,
     trading_mode    text NOT NULL CHECK (trading_mode IN ('simulated', 'live')),
+    processed_tick  bigint NOT NULL DEFAULT 0,
     processed_until timestamptz,
+    jumped_from     timestamptz,
+    jumped_to       timestamptz CHECK (jumped_to > jumped_from),
     lived_until     timestamptz,
     term            bigint NOT NULL DEFAULT 0,
     schedulers      jsonb,
@@ -39,23 +46,23 @@ CREATE TABLE IF NOT EXISTS service_state (
     CONSTRAINT live_has_an_account CHECK ((trading_mode = 'live') = (venue_account_index IS NOT NULL))
 );
 
--- The seed that the service drew for this database, from which everything that a simulated market does not know is drawn.
--- No row: the seed is that of SIM_SEED, and known.
+-- The seed that the service drew for this database; a simulated market draws everything unknown from it. Without a row,
+-- SIM_SEED gives the seed, which is public.
 CREATE TABLE IF NOT EXISTS market_seed (
     only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
     seed     text NOT NULL CHECK (seed ~ '^[0-9]{1,39}$'),
     drawn_at timestamptz NOT NULL DEFAULT now()
 );
 
--- The last mark price of each market, which values accounts until the source sends the next one.
+-- The last mark price of each market, used to value accounts until the source sends the next one.
 CREATE TABLE IF NOT EXISTS last_marks (
     symbol    text PRIMARY KEY,
     mark      amount  NOT NULL CHECK (mark > 0),
     marked_at timestamptz NOT NULL
 );
 
--- What the leader saw and published, a record a second in a ring of 128, for processes that follow it: prices, and the steps
--- of its models. `number` goes on from leader to leader; `written_at` is real time. `record` is JSON.
+-- What the leader saw and published, one record a second in a ring of 128, for its followers: prices, and the steps of its
+-- models. `number` continues across leaders; `written_at` is real time. `record` is JSON.
 CREATE TABLE IF NOT EXISTS relay (
     slot       integer PRIMARY KEY CHECK (slot BETWEEN 0 AND 127),
     number     bigint NOT NULL CHECK (number % 128 = slot),
@@ -66,7 +73,7 @@ CREATE TABLE IF NOT EXISTS relay (
 CREATE TABLE IF NOT EXISTS models (
     id                text PRIMARY KEY CHECK (id ~ '^[A-Za-z0-9._:-]{1,64}$'),
     name              text NOT NULL CHECK (name <> ''),
-    variant           variant_id NOT NULL,
+    variant           text NOT NULL REFERENCES variants,
     provider          text NOT NULL CHECK (provider <> ''),
     router_model_name text NOT NULL CHECK (router_model_name <> ''),
     logo              text,
@@ -76,9 +83,9 @@ CREATE TABLE IF NOT EXISTS models (
     configuration     jsonb NOT NULL DEFAULT '{}' CHECK (jsonb_typeof(configuration) = 'object')
 );
 
--- Entrants: a model as it was configured. Whatever changes in that begins a new entrant with the next number. Number 0 is
--- what ran before entrants were recorded; its configuration is not known. `configuration` is canonical JSON (RFC 8785),
--- and `fingerprint` its SHA-256 together with `answered_by`, the name of the model that answered (null until one has).
+-- Entrants: a model with one configuration. Any change to it starts a new entrant with the next number. Number 0 is what
+-- ran before entrants were recorded, with an unknown configuration. `configuration` is canonical JSON (RFC 8785), and
+-- `fingerprint` its SHA-256 together with `answered_by`, the name of the model that answered (null until one has).
 CREATE TABLE IF NOT EXISTS entrants (
     model_id      text NOT NULL REFERENCES models,
     number        integer NOT NULL CHECK (number >= 0),
@@ -92,15 +99,18 @@ CREATE TABLE IF NOT EXISTS entrants (
     CHECK (fingerprint IS NOT NULL OR answered_by IS NULL)
 );
 
--- The account of a model has the model's id. `sequence` counts its postings; it is the lock against a second writer.
--- `liquidating`: a liquidation has begun that the books have not allowed to end yet.
+-- A model's account has the model's ID. `sequence` counts its postings and locks out a second writer.
+-- `liquidating`: a liquidation has begun but the books have not yet allowed it to end. `seen_tick` and `seen_until`: the
+-- number and the time of the last tick that the account had seen when it last changed.
 CREATE TABLE IF NOT EXISTS accounts (
     id            text PRIMARY KEY CHECK (id ~ '^[A-Za-z0-9._:-]{1,64}$'),
     sequence      bigint NOT NULL DEFAULT 0 CHECK (sequence >= 0),
     created_at    timestamptz NOT NULL,
     changed_at    timestamptz NOT NULL,
     last_order_at timestamptz,
-    liquidating   boolean NOT NULL DEFAULT false
+    liquidating   boolean NOT NULL DEFAULT false,
+    seen_tick     bigint NOT NULL DEFAULT 0 CHECK (seen_tick >= 0),
+    seen_until    timestamptz
 );
 
 CREATE TABLE IF NOT EXISTS runs (
@@ -128,10 +138,10 @@ CREATE TABLE IF NOT EXISTS invocations (
     cost_usd       amount  CHECK (cost_usd >= 0),
     started_at     timestamptz NOT NULL,
     finished_at    timestamptz CHECK (finished_at >= started_at),
-    failed_tool_calls integer NOT NULL DEFAULT 0 CHECK (failed_tool_calls >= 0),  -- kept by a trigger of tool_calls
-    -- attempts at a provider that may have cost tokens which nobody reported; the tokens above are without them
+    failed_tool_calls integer NOT NULL DEFAULT 0 CHECK (failed_tool_calls >= 0),  -- maintained by a trigger on tool_calls
+    -- provider attempts that may have used tokens without reporting them; the tokens above exclude them
     unmetered_attempts integer NOT NULL DEFAULT 0 CHECK (unmetered_attempts >= 0),
-    unpriced_steps integer NOT NULL DEFAULT 0 CHECK (unpriced_steps >= 0),  -- answers whose cost is not known
+    unpriced_steps integer NOT NULL DEFAULT 0 CHECK (unpriced_steps >= 0),  -- answers of unknown cost
     entrant        integer,
     reserved_usd   amount  CHECK (reserved_usd >= 0),  -- the most that it may cost
     FOREIGN KEY (model_id, entrant) REFERENCES entrants (model_id, number),
@@ -145,10 +155,10 @@ CREATE INDEX IF NOT EXISTS invocations_failed_by_model ON invocations (model_id,
     WHERE status IN ('failed', 'timeout') OR (status = 'completed' AND failed_tool_calls > 0);
 CREATE INDEX IF NOT EXISTS invocations_running ON invocations (model_id) WHERE status = 'running';
 
--- The chain of the record, append-only: a link for each invocation, written in the transaction that finishes it, and one for
--- each record of results, which has its text here. `digest` is the SHA-256 of the digest before it (of the first: 32 zero
--- bytes) and of `record_digest`, which is the SHA-256 of the canonical record. What an agent was shown and what its provider
--- answered are kept for a limited time; their digests stay here.
+-- The chain of the record, append-only: one link per invocation, written in the transaction that finishes it, and one per
+-- record of results, whose text is stored here. `digest` is the SHA-256 of the previous digest (32 zero bytes for the first)
+-- and `record_digest`, which is the SHA-256 of the canonical record. What an agent was shown and what its provider answered
+-- are kept for a limited time; their digests stay here.
 CREATE TABLE IF NOT EXISTS chain_links (
     position       bigint PRIMARY KEY CHECK (position >= 1),
     invocation_id  uuid UNIQUE,
@@ -162,8 +172,8 @@ CREATE TABLE IF NOT EXISTS chain_links (
 );
 CREATE UNIQUE INDEX IF NOT EXISTS chain_links_begin ON chain_links (kind) WHERE kind = 'begin';
 
--- How far the results of each account are in the chain: the ledger's sequence, the number of its last run, and the hour of
--- its equity. Whoever appends results locks this table first, so that nothing is appended twice.
+-- How far each account's results are in the chain: the ledger's sequence, the number of its last run, and the hour of its
+-- equity. A process that appends results locks this table first, so that nothing is appended twice.
 CREATE TABLE IF NOT EXISTS chain_marks (
     account_id text PRIMARY KEY,
     sequence   bigint NOT NULL CHECK (sequence >= 0),
@@ -171,8 +181,8 @@ CREATE TABLE IF NOT EXISTS chain_marks (
     hour       timestamptz
 );
 
--- Appends one link after the other, whoever commits: the lock ("chain" in ASCII) is held until the end of the transaction,
--- and a later statement sees what was committed before it.
+-- Serializes appends: the lock ("chain" in ASCII) is held until the transaction ends, and a later statement sees what was
+-- committed before it.
 CREATE OR REPLACE FUNCTION append_chain_link() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     last record;
@@ -186,7 +196,7 @@ END $$;
 CREATE OR REPLACE TRIGGER chain_links_appended BEFORE INSERT ON chain_links
     FOR EACH ROW EXECUTE FUNCTION append_chain_link();
 
--- Heads of the chain, recorded once an hour; those that a sink outside has taken were sent at `sent_at`.
+-- Heads of the chain, recorded once an hour; `sent_at` is when an external sink accepted one.
 CREATE TABLE IF NOT EXISTS anchors (
     position    bigint PRIMARY KEY CHECK (position >= 1),
     digest      bytea NOT NULL CHECK (length(digest) = 32),
@@ -195,8 +205,8 @@ CREATE TABLE IF NOT EXISTS anchors (
 );
 CREATE INDEX IF NOT EXISTS anchors_unsent ON anchors (position) WHERE sent_at IS NULL;
 
--- Seasons, append-only: the record that opened each, its amendments, and the one that closed it, as canonical JSON
--- (RFC 8785). A season without the last is open, and there is one at a time.
+-- Seasons, append-only: the record that opened each one, its amendments, and the record that closed it, as canonical JSON
+-- (RFC 8785). A season without a closing record is open; only one season is open at a time.
 CREATE TABLE IF NOT EXISTS season_records (
     season integer NOT NULL CHECK (season >= 1),
     number integer NOT NULL CHECK (number >= 0),
@@ -205,8 +215,19 @@ CREATE TABLE IF NOT EXISTS season_records (
     PRIMARY KEY (season, number)
 );
 
--- Views that external agents have opened and not decided yet, so that a restart keeps their deadlines. `shown` is the JSON
--- of the messages; `pending` the order that was sent last, whose answer may not be among the calls; `inputs` the JSON of what
+-- The season that a moment belongs to by the rules in force; 0: none.
+CREATE OR REPLACE FUNCTION season_at(moment timestamptz) RETURNS integer LANGUAGE sql STABLE AS $$
+    SELECT coalesce(max(season), 0)
+    FROM (
+        SELECT DISTINCT ON (season) season, record::jsonb->'rules' AS rules
+        FROM season_records WHERE record::jsonb ? 'rules'
+        ORDER BY season, number DESC
+    ) in_force
+    WHERE (rules->>'start')::timestamptz <= moment AND moment < (rules->>'end')::timestamptz
+$$;
+
+-- Views that external agents have opened but not yet decided, so that a restart keeps their deadlines. `shown` is the JSON
+-- of the messages; `pending` is the last order sent, whose answer may be missing from the calls; `inputs` is the JSON of what
 -- each call was judged by, which goes into the payload at the end.
 CREATE TABLE IF NOT EXISTS open_views (
     invocation_id uuid PRIMARY KEY REFERENCES invocations,
@@ -216,7 +237,7 @@ CREATE TABLE IF NOT EXISTS open_views (
     inputs        text[] NOT NULL DEFAULT '{}'
 );
 
--- The messages and raw answers of an invocation (zlib-compressed JSON), apart from its record so that they can be
+-- The messages and raw answers of an invocation (zlib-compressed JSON), stored apart from its record so that they can be
 -- dropped by partition.
 CREATE TABLE IF NOT EXISTS invocation_payloads (
     invocation_id uuid NOT NULL,
@@ -237,8 +258,8 @@ CREATE TABLE IF NOT EXISTS invocation_steps (
     cost_usd      amount  CHECK (cost_usd >= 0),
     duration_ms   integer NOT NULL CHECK (duration_ms >= 0),
     created_at    timestamptz NOT NULL,
-    cached_tokens bigint CHECK (cached_tokens >= 0),  -- those of the input that came from the provider's cache
-    cache_write_tokens bigint CHECK (cache_write_tokens >= 0),  -- those that were written to it
+    cached_tokens bigint CHECK (cached_tokens >= 0),  -- input tokens read from the provider's cache
+    cache_write_tokens bigint CHECK (cache_write_tokens >= 0),  -- input tokens written to it
     PRIMARY KEY (invocation_id, number)
 );
 
@@ -254,7 +275,7 @@ CREATE TABLE IF NOT EXISTS tool_calls (
     PRIMARY KEY (invocation_id, number)
 );
 
--- The note that each model keeps for itself: the last one that it wrote.
+-- The note that each model keeps for itself: the last one it wrote.
 CREATE TABLE IF NOT EXISTS notes (
     model_id   text PRIMARY KEY REFERENCES models,
     text       text NOT NULL CHECK (length(text) BETWEEN 1 AND 600),
@@ -274,8 +295,9 @@ CREATE OR REPLACE TRIGGER tool_calls_counted AFTER INSERT ON tool_calls
 
 -- How many invocations of an entrant ended within each run of its model (0: before its first) and what they cost, so
 -- that no request counts a million rows. An invocation belongs to the run in which it started. `tool_failed` counts
--- completed ones in which a tool call failed, so failed + tool_failed counts each invocation once. `missed` counts the
--- cycles that were due and began no invocation.
+-- completed invocations with a failed tool call, so failed + tool_failed counts each invocation once. `missed` counts due
+-- cycles that started no invocation, the last one at `missed_at`. `season` is the season in which they started (0: none),
+-- so that what a season shows is of the season.
 CREATE TABLE IF NOT EXISTS invocation_counts (
     model_id    text NOT NULL REFERENCES models,
     run_number  integer NOT NULL,
@@ -284,20 +306,22 @@ CREATE TABLE IF NOT EXISTS invocation_counts (
     tool_failed bigint NOT NULL,
     input_tokens  bigint NOT NULL DEFAULT 0,
     output_tokens bigint NOT NULL DEFAULT 0,
-    cost_usd    amount,  -- null as long as no provider has reported a cost
+    cost_usd    amount,  -- null until a provider reports a cost
     unmetered_attempts bigint NOT NULL DEFAULT 0,
     unpriced_steps bigint NOT NULL DEFAULT 0,
     entrant     integer NOT NULL DEFAULT 0,
     missed      bigint NOT NULL DEFAULT 0,
-    PRIMARY KEY (model_id, run_number, entrant)
+    season      integer NOT NULL DEFAULT 0,
+    missed_at   timestamptz,
+    PRIMARY KEY (model_id, run_number, entrant, season)
 ) WITH (fillfactor = 50);
 
 CREATE OR REPLACE FUNCTION count_invocations() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     add_counts CONSTANT text := $count$
-        INSERT INTO invocation_counts AS c (model_id, run_number, entrant, finished, failed, tool_failed, input_tokens,
-                                            output_tokens, cost_usd, unmetered_attempts, unpriced_steps)
-        SELECT i.model_id, r.number, coalesce(i.entrant, 0), $1 * count(*),
+        INSERT INTO invocation_counts AS c (model_id, run_number, entrant, season, finished, failed, tool_failed,
+                                            input_tokens, output_tokens, cost_usd, unmetered_attempts, unpriced_steps)
+        SELECT i.model_id, r.number, coalesce(i.entrant, 0), season_at(i.started_at), $1 * count(*),
                $1 * count(*) FILTER (WHERE i.status IN ('failed', 'timeout')),
                $1 * count(*) FILTER (WHERE i.status = 'completed' AND i.failed_tool_calls > 0),
                $1 * sum(i.input_tokens), $1 * sum(i.output_tokens), $1 * sum(i.cost_usd),
@@ -308,9 +332,9 @@ DECLARE
             WHERE account_id = i.model_id AND started_at <= i.started_at
         ) r
         WHERE i.status <> 'running'
-        GROUP BY i.model_id, r.number, coalesce(i.entrant, 0)
-        ORDER BY i.model_id, r.number, coalesce(i.entrant, 0)
-        ON CONFLICT (model_id, run_number, entrant) DO UPDATE
+        GROUP BY i.model_id, r.number, coalesce(i.entrant, 0), season_at(i.started_at)
+        ORDER BY i.model_id, r.number, coalesce(i.entrant, 0), season_at(i.started_at)
+        ON CONFLICT (model_id, run_number, entrant, season) DO UPDATE
         SET finished = c.finished + excluded.finished, failed = c.failed + excluded.failed,
             tool_failed = c.tool_failed + excluded.tool_failed,
             input_tokens = c.input_tokens + excluded.input_tokens,
@@ -332,7 +356,7 @@ CREATE OR REPLACE TRIGGER invocations_counted AFTER UPDATE ON invocations
     REFERENCING OLD TABLE AS earlier NEW TABLE AS later FOR EACH STATEMENT EXECUTE FUNCTION count_invocations();
 
 -- The single source of truth for positions: OPEN is a position, CLOSED a completed trade. A partial close moves the
--- closed part into a CLOSED row of its own, whose parent_id is the position.
+-- closed part into a separate CLOSED row, whose parent_id is the position.
 CREATE TABLE IF NOT EXISTS orders (
     id                 uuid PRIMARY KEY,
     parent_id          uuid REFERENCES orders,
@@ -385,7 +409,7 @@ CREATE INDEX IF NOT EXISTS orders_closed_by_account ON orders (account_id, close
 CREATE INDEX IF NOT EXISTS orders_by_run ON orders (run_id, status);
 CREATE INDEX IF NOT EXISTS orders_by_parent ON orders (parent_id) WHERE parent_id IS NOT NULL;
 
--- Every order placed and its answer, rejections included. A repeated client order id gets its first answer again.
+-- Every placed order and its answer, including rejections. A repeated client order id gets its first answer again.
 CREATE TABLE IF NOT EXISTS order_requests (
     id              uuid PRIMARY KEY,
     account_id      text NOT NULL,
@@ -408,7 +432,7 @@ CREATE TABLE IF NOT EXISTS limit_orders (
     status             text NOT NULL CHECK (status IN ('RESTING', 'FILLED', 'CANCELLED')),
     quantity           amount  NOT NULL CHECK (quantity > 0),
     remaining          amount  NOT NULL CHECK (remaining BETWEEN 0 AND quantity),
-    ahead              amount  NOT NULL DEFAULT 0 CHECK (ahead >= 0),  -- what stands before it at its price
+    ahead              amount  NOT NULL DEFAULT 0 CHECK (ahead >= 0),  -- the quantity ahead of it at its price
     limit_price        amount  NOT NULL CHECK (limit_price > 0),
     leverage           amount  CHECK (leverage >= 1),
     reduce_only        boolean NOT NULL,
@@ -432,7 +456,7 @@ CREATE TABLE IF NOT EXISTS limit_orders (
 );
 CREATE INDEX IF NOT EXISTS limit_orders_resting ON limit_orders (account_id, sequence) WHERE status = 'RESTING';
 
--- The ledger, append-only: fills, funding_payments and insurance_payments in the order of `sequence`.
+-- The ledger, append-only: fills, funding_payments and insurance_payments, ordered by `sequence`.
 CREATE TABLE IF NOT EXISTS fills (
     account_id      text NOT NULL,
     sequence        bigint NOT NULL,
@@ -486,16 +510,16 @@ CREATE TABLE IF NOT EXISTS insurance_payments (
 );
 CREATE INDEX IF NOT EXISTS insurance_payments_by_run ON insurance_payments (run_id);
 
--- Live trading only. The venue account of each of our accounts, which never changes, and when the two last agreed.
+-- Live trading only: the venue account of each account, which never changes, and when the two last agreed.
 CREATE TABLE IF NOT EXISTS venue_accounts (
     account_id    text PRIMARY KEY REFERENCES accounts,
     account_index bigint NOT NULL UNIQUE CHECK (account_index >= 0),
     agreed_at     timestamptz NOT NULL
 );
 
--- Every order that may have gone to the venue, written before it is sent. SENT: its fate is unknown, and until it is
--- known nothing else is sent in its market. STANDING: it rests or waits for its trigger there. DONE: it is final, and
--- all its fills are booked. REFUSED: the venue does not have it and never will.
+-- Every order that may have reached the venue, written before it is sent. SENT: its outcome is unknown, and nothing else
+-- is sent in its market until it is known. STANDING: it rests or waits for its trigger there. DONE: it is final, and all
+-- its fills are posted. REFUSED: the venue does not have it and never will.
 CREATE TABLE IF NOT EXISTS venue_orders (
     account_id    text NOT NULL,
     client_index  bigint NOT NULL CHECK (client_index BETWEEN 1 AND 281474976710655),
@@ -530,7 +554,7 @@ CREATE TABLE IF NOT EXISTS venue_orders (
 CREATE UNIQUE INDEX IF NOT EXISTS venue_orders_one_unknown ON venue_orders (account_id, symbol) WHERE status = 'SENT';
 CREATE INDEX IF NOT EXISTS venue_orders_open ON venue_orders (account_id) WHERE status IN ('SENT', 'STANDING');
 
--- The venue's trades that are booked, each once, append-only; `client_index` is null for a trade of no order of ours.
+-- The venue's posted trades, each once, append-only; `client_index` is null for a trade without one of our orders.
 CREATE TABLE IF NOT EXISTS venue_trades (
     account_id   text NOT NULL,
     trade_id     bigint NOT NULL,
@@ -550,7 +574,7 @@ CREATE TABLE IF NOT EXISTS venue_trades (
 );
 CREATE INDEX IF NOT EXISTS venue_trades_by_order ON venue_trades (account_id, client_index);
 
--- Raw snapshots, dropped by partition after the retention; the hourly rollup stays.
+-- Raw snapshots, dropped by partition after the retention period; the hourly rollup stays.
 CREATE TABLE IF NOT EXISTS portfolio_snapshots (
     account_id     text NOT NULL,
     run_id         uuid NOT NULL,
@@ -558,7 +582,7 @@ CREATE TABLE IF NOT EXISTS portfolio_snapshots (
     cash           amount  NOT NULL,
     unrealized_pnl amount  NOT NULL,
     created_at     timestamptz NOT NULL,
-    leverage       double precision CHECK (leverage >= 0), -- notional over equity; null when it was not recorded
+    leverage       double precision CHECK (leverage >= 0), -- notional over equity; null if not recorded
     PRIMARY KEY (account_id, created_at),
     CHECK (net_portfolio = cash + unrealized_pnl)
 ) PARTITION BY RANGE (created_at);
@@ -572,13 +596,13 @@ CREATE TABLE IF NOT EXISTS portfolio_hourly (
     count      integer NOT NULL CHECK (count > 0),
     last       amount  NOT NULL,
     last_at    timestamptz NOT NULL,
-    leverage   double precision CHECK (leverage >= 0), -- the largest of the hour's snapshots
+    leverage   double precision CHECK (leverage >= 0), -- the largest in the hour's snapshots
     PRIMARY KEY (account_id, hour)
 ) WITH (fillfactor = 70);
 CREATE INDEX IF NOT EXISTS portfolio_hourly_by_hour ON portfolio_hourly (hour);
 
--- Closed candles for charts: those of a minute, which are kept for a time, and of an hour, which are kept for good. The
--- statement that writes minutes adds them to their hour. Floats, since nothing is booked with them.
+-- Closed candles for charts: one-minute candles, kept for a limited time, and hourly candles, kept for good. The statement
+-- that writes minutes adds them to their hour. Floats, since they never enter the books.
 CREATE TABLE IF NOT EXISTS candles (
     minutes   smallint NOT NULL CHECK (minutes IN (1, 60)),
     symbol    text NOT NULL,
@@ -588,7 +612,7 @@ CREATE TABLE IF NOT EXISTS candles (
     high      double precision NOT NULL,
     low       double precision NOT NULL CHECK (low > 0),
     close     double precision NOT NULL CHECK (close BETWEEN low AND high),
-    volume    double precision CHECK (volume >= 0),  -- in base units; null: not known
+    volume    double precision CHECK (volume >= 0),  -- in base units; null: unknown
     PRIMARY KEY (minutes, symbol, open_time)
 ) WITH (fillfactor = 90);
 
@@ -596,7 +620,7 @@ CREATE TABLE IF NOT EXISTS candles (
 -- hours of a model that is added, removed or assigned to another variant.
 CREATE TABLE IF NOT EXISTS variant_hourly (
     hour    timestamptz NOT NULL CHECK (hour = date_trunc('hour', hour, 'UTC')),
-    variant variant_id NOT NULL,
+    variant text NOT NULL,
     total   amount  NOT NULL,
     count   bigint NOT NULL CHECK (count >= 0),
     PRIMARY KEY (hour, variant)
@@ -622,13 +646,13 @@ CREATE OR REPLACE TRIGGER models_move_hours AFTER INSERT OR DELETE ON models
 CREATE OR REPLACE TRIGGER models_change_hours AFTER UPDATE ON models
     FOR EACH ROW WHEN (OLD.variant <> NEW.variant OR OLD.id <> NEW.id) EXECUTE FUNCTION move_variant_hours();
 
--- Baselines: accounts that trade nothing real beside the models. `state` is the account with what its agent remembers; it
--- has seen every tick up to seen_until. What they are worth is among the snapshots and the hours, under their ids, which
--- no account can have. `variant` is that of a rule agent.
+-- Baselines: accounts that trade virtually alongside the models. `state` is the account with its agent's memory, and has
+-- seen every tick up to seen_until. Their equity is in the snapshots and hours, under IDs that no account can have.
+-- `variant` is the variant of a rule agent.
 CREATE TABLE IF NOT EXISTS baselines (
     id              text PRIMARY KEY CHECK (id ~ '^baseline/[a-z-]{1,50}$'),
     name            text NOT NULL CHECK (name <> ''),
-    variant         variant_id,
+    variant         text REFERENCES variants,
     run_id          uuid NOT NULL,
     initial_capital amount  NOT NULL CHECK (initial_capital > 0),
     started_at      timestamptz NOT NULL,
@@ -636,15 +660,15 @@ CREATE TABLE IF NOT EXISTS baselines (
     seen_until      timestamptz NOT NULL
 );
 
--- The state of a model's strategy after its latest decision, saved before that was executed.
+-- The state of a model's strategy after its latest decision, saved before the decision was executed.
 CREATE TABLE IF NOT EXISTS strategy_states (
     model_id   text PRIMARY KEY REFERENCES models ON DELETE CASCADE,
     state      jsonb NOT NULL,
     decided_at timestamptz NOT NULL
 );
 
--- The latest comparison of an entrant with random traders in a run (figures of `luck` in getEvidence), made when it was
--- so many hours old: it takes seconds, so a restart reads it.
+-- The latest comparison of an entrant with random traders in a run (the figures of `luck` in getEvidence), made when it
+-- was `hours` hours old. Computing it takes seconds, so a restart reads it.
 CREATE TABLE IF NOT EXISTS luck (
     run_id           uuid NOT NULL REFERENCES runs,
     entrant          integer NOT NULL CHECK (entrant >= 0),
@@ -658,11 +682,12 @@ CREATE TABLE IF NOT EXISTS luck (
     low_percent      double precision NOT NULL,
     median_percent   double precision NOT NULL,
     high_percent     double precision NOT NULL,
-    PRIMARY KEY (run_id, entrant)
+    season           integer NOT NULL DEFAULT 0,  -- 0: the whole run
+    PRIMARY KEY (run_id, entrant, season)
 );
 
 -- Halts, in force until lifted: no new positions for the account or, without an account, for all.
--- Times of this and the next table are the database's own, even when the market's time is that of a recording.
+-- Times in this and the next table are the database's own, even if market time comes from a recording.
 CREATE TABLE IF NOT EXISTS halts (
     id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     account_id text CHECK (account_id ~ '^[A-Za-z0-9._:-]{1,64}$'),
@@ -677,13 +702,15 @@ CREATE TABLE IF NOT EXISTS halts (
 CREATE UNIQUE INDEX IF NOT EXISTS halts_in_force ON halts (account_id, cause) NULLS NOT DISTINCT
     WHERE lifted_at IS NULL;
 
--- Commands for the leading process, from operators and from loss limits, and their outcomes.
+-- Commands for the leading process, from operators and from loss limits, and their outcomes. `term` is the leader's term in
+-- which a loss limit asked for it; null for a person's command, which expires.
 CREATE TABLE IF NOT EXISTS commands (
     id          uuid PRIMARY KEY,
     verb        text NOT NULL CHECK (verb IN ('halt', 'resume', 'flatten', 'reset', 'remove')),
     account_id  text CHECK (account_id ~ '^[A-Za-z0-9._:-]{1,64}$'),
     reason      text NOT NULL CHECK (reason <> ''),
     asked_by    text NOT NULL CHECK (asked_by <> ''),
+    term        bigint CHECK (term >= 1),
     asked_at    timestamptz NOT NULL DEFAULT now(),
     taken_at    timestamptz,
     progress    text,
@@ -693,9 +720,31 @@ CREATE TABLE IF NOT EXISTS commands (
 );
 CREATE INDEX IF NOT EXISTS commands_open ON commands (asked_at) WHERE finished_at IS NULL;
 
--- Keys of external agents and tokens of operators. Of the secret only its SHA-256 digest and its first characters are kept.
--- A key with an account is an agent's and speaks for that account alone; without one it is an operator's. A limit that is
--- null is none. Times are the database's own.
+-- The notices of alarms, for `trader alarms --since`; `sender` is the process that reported it. Kept for 90 days.
+CREATE TABLE IF NOT EXISTS alarm_history (
+    id      bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at      timestamptz NOT NULL,
+    since   timestamptz NOT NULL,
+    sender  text NOT NULL,
+    state   text NOT NULL CHECK (state IN ('firing', 'resolved', 'event')),
+    cause   text NOT NULL CHECK (cause <> ''),
+    subject text NOT NULL,
+    message text NOT NULL,
+    impact  text NOT NULL
+);
+CREATE INDEX IF NOT EXISTS alarm_history_at ON alarm_history (at);
+
+-- The last recorded backup, audit and verification: what the timers run with --record, for the metrics of the service.
+CREATE TABLE IF NOT EXISTS maintenance (
+    task         text PRIMARY KEY CHECK (task IN ('backup', 'audit', 'verify')),
+    ran_at       timestamptz NOT NULL DEFAULT now(),
+    succeeded_at timestamptz,
+    problems     integer NOT NULL CHECK (problems >= 0)
+);
+
+-- Keys of external agents and tokens of operators. Only the SHA-256 digest and the first characters of a secret are stored.
+-- A key with an account belongs to an agent and covers only that account; one without belongs to an operator. A null limit
+-- means no limit. Times are the database's own.
 CREATE TABLE IF NOT EXISTS credentials (
     id                   uuid PRIMARY KEY,
     name                 text NOT NULL CHECK (name <> ''),
@@ -711,7 +760,7 @@ CREATE TABLE IF NOT EXISTS credentials (
 CREATE UNIQUE INDEX IF NOT EXISTS credentials_valid ON credentials (name, account_id) NULLS NOT DISTINCT
     WHERE revoked_at IS NULL;
 
--- What an external agent said of itself when it was an entrant with this configuration; null for one that said nothing.
+-- What an external agent declared about itself as an entrant with this configuration; null if it declared nothing.
 CREATE OR REPLACE FUNCTION declared_in(configuration text) RETURNS jsonb LANGUAGE sql IMMUTABLE AS $$
     SELECT jsonb_strip_nulls(jsonb_build_object(
         'model', parsed->'routerModelName', 'version', parsed->'external'->'version',
@@ -721,15 +770,15 @@ CREATE OR REPLACE FUNCTION declared_in(configuration text) RETURNS jsonb LANGUAG
     WHERE parsed->'external' ? 'version'
 $$;
 
--- Where external agents are sent the views that they decide from, and the secret that signs what is sent.
+-- Where external agents receive the views that they decide on, and the secret that signs the requests.
 CREATE TABLE IF NOT EXISTS webhooks (
     model_id text PRIMARY KEY REFERENCES models,
     url      text NOT NULL CHECK (url <> ''),
     secret   text NOT NULL CHECK (secret <> '')
 );
 
--- Baselines that losses are measured against: of each account in its run, and of all together (without an account). A
--- null value is taken from the next equity measured.
+-- Baselines against which losses are measured: of each account in its run, and of all together (without an account). The
+-- next measured equity fills in a null value.
 CREATE TABLE IF NOT EXISTS equity_marks (
     account_id text UNIQUE NULLS NOT DISTINCT,
     run_id     uuid,
@@ -741,8 +790,8 @@ CREATE TABLE IF NOT EXISTS equity_marks (
     CHECK ((account_id IS NULL) = (run_id IS NULL))
 );
 
--- What a fill of the venue would have cost on paper, on the book at the moment its order was sent. `paper_price` is null
--- where that book held less than was filled; `drift_bps` is positive where the venue was dearer than paper.
+-- What a fill at the venue would have cost on paper, on the book at the moment its order was sent. `paper_price` is null
+-- if that book held less than was filled; `drift_bps` is positive if the venue was more expensive than paper.
 CREATE TABLE IF NOT EXISTS fill_drift (
     account_id  text NOT NULL,
     sequence    bigint NOT NULL,

@@ -1,18 +1,24 @@
-"""Write the settings table of docs/configuration.md and .env.example from the definitions of the settings.
+"""Write the settings of docs/configuration.md and .env.example, and the presets of docs/exchange.md, from the code.
 
-`python scripts/make_config_docs.py` writes both files; with `--check` it only compares them (exit code 1: out of date).
+`python scripts/make_config_docs.py` writes the files; with `--check` it only compares them (exit code 1: out of date).
 """
 
 import sys
 import textwrap
 from pathlib import Path
 
-from trader.provider_settings import PROVIDERS
-from trader.settings import VARIABLES
+from trader.core.money import format_decimal
+from trader.market.domain.markets import Market
+from trader.market.sources.rows import PRESET_MARKETS
+from trader.settings.presets import PRESET_VENUES, PRESETS
+from trader.settings.providers import PROVIDERS
+from trader.settings.settings import VARIABLES
 
 ROOT = Path(__file__).parents[1]
-DOCUMENT = ROOT / "docs" / "configuration.md"
-START, END = "<!-- settings:start -->", "<!-- settings:end -->"
+DOCS = ROOT / "docs"
+PRESET_FIGURES = (
+    "SIM_TAKER_FEE_BPS", "SIM_MAKER_FEE_BPS", "SIM_LATENCY_MS", "FUNDING_INTERVAL_H", "LIQUIDATION_FEE_BPS",
+)  # fmt: skip
 
 
 def configuration_table() -> str:
@@ -24,32 +30,81 @@ def configuration_table() -> str:
     for provider in PROVIDERS:
         name = provider.upper()
         rows.append(
-            f"| `{name}_API_KEY`, `{name}_API_KEY1`, `{name}_API_KEY_2` and on | none "
-            f"| Keys of the AI provider `{provider}`; several share the load. |"
+            f"| `{name}_API_KEY`, `{name}_API_KEY1`, `{name}_API_KEY_2` and so on | none "
+            f"| Keys of the AI provider `{provider}`; several keys share the load. |"
         )
-        rows.append(f"| `{name}_BASE_URL` | the provider's own | Another server of its protocol; a key is optional. |")
+        rows.append(
+            f"| `{name}_BASE_URL` | the provider's own | Another server with its protocol; a key is optional. |"
+        )
     return "\n".join(rows)
 
 
-def document_with_table(document: str) -> str:
-    """Return the document with the current table between its markers."""
-    before, start, rest = document.partition(START)
-    _, end, after = rest.partition(END)
-    if not start or not end:
-        raise SystemExit(f"{DOCUMENT.name} has no {START} and {END}")
-    return f"{before}{START}\n{configuration_table()}\n{END}{after}"
+def preset_table() -> str:
+    """Return the settings of every preset as a Markdown table."""
+    plain = {variable.name: variable.default for variable in VARIABLES.values()}
+    return "\n".join(
+        [
+            "| preset | taker | maker | latency (ms) | funding every (h) | liquidation fee |",
+            "|---|---|---|---|---|---|",
+            *(
+                _row(preset, *(own.get(name, plain[name]) for name in PRESET_FIGURES))
+                for preset, own in PRESETS.items()
+            ),
+        ]
+    )
+
+
+def market_table() -> str:
+    """Return the rules of every market by venue as a Markdown table."""
+    lines = [
+        "| venue | market | tick | lot | minimum | max leverage | maintenance rate, and above which notional |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for venue, figures in PRESET_VENUES.items():
+        rows = PRESET_MARKETS[next(iter(figures.presets))]
+        lines += [_row(venue, *_rules(row.rules)) for row in rows.values()]
+    return "\n".join(lines)
+
+
+def source_table() -> str:
+    """Return the sources of the presets' figures as a Markdown table."""
+    sources = [(venue, *source) for venue, figures in PRESET_VENUES.items() for source in figures.sources.items()]
+    return "\n".join(["| venue | figure | source |", "|---|---|---|", *(_row(*source) for source in sources)])
+
+
+def _rules(market: Market) -> list[str]:
+    tiers = [f"{tier.above:,.0f}: {format_decimal(round(tier.maintenance_rate, 4))}" for tier in market.tiers]
+    figures = (market.tick, market.lot, market.min_notional)
+    rates = "; ".join([format_decimal(market.maintenance_rate), *tiers])
+    return [market.symbol, *map(format_decimal, figures), str(market.leverage_max), rates]
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def filled(document: Path, **parts: str) -> str:
+    """Return a document with these parts between their markers."""
+    text = document.read_text(encoding="utf-8")
+    for name, part in parts.items():
+        before, start, rest = text.partition(f"<!-- {name}:start -->")
+        _, end, after = rest.partition(f"<!-- {name}:end -->")
+        if not start or not end:
+            raise SystemExit(f"{document.name} has no part {name}")
+        text = f"{before}{start}\n{part}\n{end}{after}"
+    return text
 
 
 def env_example() -> str:
     """Return an `.env` file that lists every setting with its meaning and sets none of them."""
     lines = [
         "# Settings of trader. Copy to .env in the folder where it runs, and set what you need.",
-        "# The environment wins over this file; an empty value means the default.",
+        "# The environment takes precedence over this file; an empty value means the default.",
     ]
     for variable in VARIABLES.values():
         lines += ["", *_comment(f"{variable.meaning} Default: {variable.default_text}.")]
         lines.append(f"# {variable.name}={'' if variable.shown_default else variable.default}")
-    lines += ["", *_comment("AI providers: at least one, except with --demo. More keys of one: ..._API_KEY_2 and on.")]
+    lines += ["", *_comment("AI providers: at least one, except with --demo. Further keys: ..._API_KEY_2 and so on.")]
     for provider in PROVIDERS:
         lines += [f"# {provider.upper()}_API_KEY=", f"# {provider.upper()}_BASE_URL="]
     return "\n".join(lines) + "\n"
@@ -59,18 +114,26 @@ def _comment(text: str) -> list[str]:
     return textwrap.wrap(text, width=100, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
 
 
-def main() -> int:
-    documents = {
-        DOCUMENT: document_with_table(DOCUMENT.read_text(encoding="utf-8")),
+def documents() -> dict[Path, str]:
+    """Return every document that has generated parts, with these parts current."""
+    return {
+        DOCS / "configuration.md": filled(DOCS / "configuration.md", settings=configuration_table()),
+        DOCS / "exchange.md": filled(
+            DOCS / "exchange.md", presets=preset_table(), markets=market_table(), sources=source_table()
+        ),
         ROOT / ".env.example": env_example(),
     }
-    stale = [path for path, text in documents.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+
+
+def main() -> int:
+    current = documents()
+    stale = [path for path, text in current.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     if "--check" in sys.argv[1:]:
         for path in stale:
             print(f"{path.name} is out of date; run scripts/make_config_docs.py")
         return 1 if stale else 0
     for path in stale:
-        path.write_text(documents[path], encoding="utf-8")
+        path.write_text(current[path], encoding="utf-8")
     return 0
 
 

@@ -1,11 +1,11 @@
-"""Write the TypeScript contract of the service, with which a frontend types its oRPC client.
+"""Write the TypeScript contract of the service, which types a frontend's oRPC client.
 
-  scripts/make_contract src/trader.d.ts      (without a file: to the standard output)
+  scripts/make_contract src/trader.d.ts      (without a file: to standard output)
 
   import type { TraderClient } from './trader'
   const client: TraderClient = createORPCClient(new RPCLink({ url: `${server}/api/rpc` }))
 
-A running service has it at GET /api/contract.d.ts.
+A running service serves it at GET /api/contract.d.ts.
 """
 
 import argparse
@@ -14,12 +14,12 @@ from pathlib import Path
 
 from trader.api import openapi, typescript
 from trader.api.registry import REGISTRY, load_procedures
-from trader.settings import Settings
+from trader.settings.settings import Settings
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", nargs="?", type=Path, help="where to write it; without: the standard output")
+    parser.add_argument("file", nargs="?", type=Path, help="output file; default: standard output")
     options = parser.parse_args()
     load_procedures()
     text = typescript.declarations(openapi.make_document(REGISTRY, Settings.load({}, None, demo=True)))

@@ -1,6 +1,6 @@
 """Write the module tree of CONTRIBUTING.md from the first sentence of each module's docstring.
 
-`python scripts/make_module_tree.py` writes it; with `--check` it only compares (exit code 1: out of date).
+`python scripts/make_module_tree.py` writes it; with `--check` it only compares it (exit code 1: out of date).
 """
 
 import ast

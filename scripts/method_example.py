@@ -2,9 +2,9 @@
 
     scripts/method_example FOLDER
 
-FOLDER has the 1-minute candles of BTC, ETH and SOL of January 2025 in the form of Binance's kline files. The traders of
-the example are made of the candles alone; intervals, verdicts, luck, replicates, fingerprint and chain are computed by
-the same functions as the service's.
+FOLDER has the 1-minute candles of BTC, ETH and SOL for January 2025 as Binance kline files. The example's traders are
+derived from the candles alone; intervals, verdicts, luck, replicates, fingerprint and chain are computed by the same
+functions as in the service.
 """
 
 import argparse
@@ -20,34 +20,27 @@ from uuid import UUID
 import numpy as np
 from msgspec.structs import replace
 
-from trader.clock import moment_of
-from trader.domain.agents.chain import (
-    NO_PAYLOAD,
-    Anchor,
-    ChainChecker,
-    ChainLink,
-    ChainRecord,
-    link_digest,
-    record_digest,
-)
-from trader.domain.agents.entrants import Entrant, canonical_json, fingerprint
-from trader.domain.agents.invocations import Invocation
-from trader.domain.market.markets import MARKETS, Candle
-from trader.domain.models import contamination
-from trader.domain.portfolio.evidence import Statement, compare, judge_family, state_return
-from trader.domain.portfolio.intervals import Interval, percent_interval
-from trader.domain.portfolio.luck import Costs, OwnTrade, Period, Prices, try_luck
-from trader.domain.portfolio.replicates import split_variance
-from trader.domain.portfolio.returns import ReturnSeries, holding_nothing
-from trader.errors import MarketDataError
-from trader.gateways.market.files import find_files, read_market
+from trader.agents.domain.entrants import Entrant, fingerprint
+from trader.agents.domain.invocation_digest import ChainRecord, linked_record, record_digest
+from trader.agents.domain.invocations import Invocation
+from trader.agents.domain.models import contamination
+from trader.core.canonical_json import canonical_json
+from trader.core.clock import moment_of
+from trader.core.errors import MarketDataError
+from trader.core.intervals import ConfidenceInterval, percent_interval
+from trader.market.domain.markets import MARKETS, Candle
+from trader.market.sources.files import find_files, read_market
+from trader.portfolio.domain.evidence import Statement, compare, judge_family, state_return
+from trader.portfolio.domain.luck import ComparedPeriod, Costs, OwnTrade, Prices, try_luck
+from trader.portfolio.domain.returns import ReturnSeries, holding_nothing, split_variance
+from trader.record.domain.chain import NO_PAYLOAD, Anchor, ChainChecker, ChainLink, link_digest
 
 HOUR: Final = timedelta(hours=1)
 MINUTES: Final = 60
 FEE: Final = 0.0005
 LOOKBACK_HOURS: Final = 24
 FORGOTTEN: Final = 0.1
-"""How often a replicate misses an hour, which is the noise of the example."""
+"""How often a replicate misses an hour: the noise of the example."""
 
 
 class Trader(NamedTuple):
@@ -60,7 +53,7 @@ class Trader(NamedTuple):
 def read_hours(folder: Path) -> dict[str, list[Candle]]:
     """Return the hourly candles of each market.
 
-    :raises MarketDataError: there are none, or not the ones of the example
+    :raises MarketDataError: there are none, or the example's markets are missing
     """
     candles = {}
     for symbol, paths in find_files(folder).items():
@@ -79,7 +72,7 @@ def read_hours(folder: Path) -> dict[str, list[Candle]]:
 
 
 def hold(hours: dict[str, list[Candle]]) -> ReturnSeries:
-    """Return the hours of buying three markets in equal parts, fees paid, and holding them."""
+    """Return the hourly returns of buying three markets in equal parts, with fees, and holding them."""
     markets = [hours[symbol] for symbol in ("BTC", "ETH", "SOL")]
     worth = [
         (1 - FEE) * sum(market[hour].close / market[0].open for market in markets) / len(markets)
@@ -89,9 +82,9 @@ def hold(hours: dict[str, list[Candle]]) -> ReturnSeries:
 
 
 def follow(candles: Sequence[Candle], seed: int) -> Trader:
-    """Return a trend follower: long BTC at its whole equity while the last 24 hours rose, else flat, decided hourly.
+    """Return a trend follower that decides hourly: long BTC with all its equity after a 24-hour rise, otherwise flat.
 
-    It forgets one decision of ten, at random.
+    It randomly forgets one decision in ten.
     """
     rng = Random(seed)
     returns, trades = [], []
@@ -113,7 +106,7 @@ def follow(candles: Sequence[Candle], seed: int) -> Trader:
 
 
 def show_interval(name: str, statement: Statement) -> None:
-    """Print an estimate, its interval for one look, and the confidence sequence."""
+    """Print an estimate, its single-look interval, and the confidence sequence."""
     estimate = statement.estimate
     assert estimate is not None, statement.reason
     print(f"{name}: T = {estimate.hours} hours, mean {1e4 * estimate.mean:+.4f} bp an hour, B = {estimate.freedom}")
@@ -123,7 +116,7 @@ def show_interval(name: str, statement: Statement) -> None:
 
 
 def show_verdicts(trader: Trader, references: dict[str, ReturnSeries]) -> None:
-    """Print the paired differences of a trader to its references, as one family."""
+    """Print the paired differences between a trader and its references, as one family."""
     statements = [compare(trader.series, other) for other in references.values()]
     for name, statement, verdict in zip(references, statements, judge_family(statements), strict=True):
         print(f"to {name}: {_span(statement.interval_percent)} (one look); {verdict.word}")
@@ -136,7 +129,7 @@ def show_luck(trader: Trader, candles: Sequence[Candle]) -> None:
     prices = {"BTC": Prices(candles, HOUR, [0.0] * len(candles))}
     costs = {"BTC": Costs(FEE, float(MARKETS["BTC"].maintenance_rate), 0.01, MARKETS["BTC"].leverage_max)}
     values = trader.series.values
-    period = Period(math.exp(float(values.sum())), len(values))
+    period = ComparedPeriod(math.exp(float(values.sum())), len(values))
     luck = try_luck(trader.trades, period, prices, costs, HOUR, seed=0)
     assert not isinstance(luck, str), luck
     print(f"luck: {luck.trades} positions made {luck.return_percent:+.2f} %")
@@ -145,7 +138,7 @@ def show_luck(trader: Trader, candles: Sequence[Candle]) -> None:
 
 
 def show_replicates(replicates: dict[str, ReturnSeries]) -> None:
-    """Print the split of the variance of replicates."""
+    """Print how the variance of replicates splits into noise and market."""
     noise = split_variance(replicates)
     assert noise is not None
     assert noise.noise_percent is not None
@@ -170,7 +163,7 @@ def show_entrant(began_at: datetime) -> Entrant:
 
 
 def show_chain(entrant: Entrant) -> None:
-    """Print the findings in a chain of five records after an edit, after a rebuild of the chain, and after a cut."""
+    """Print the findings in a chain of five records after an edit, after rebuilding the chain, and after a cut."""
     records = [
         ChainRecord(
             Invocation(
@@ -187,12 +180,12 @@ def show_chain(entrant: Entrant) -> None:
     edited[1] = edited[1]._replace(invocation=replace(edited[1].invocation, response="I knew it"))
     for what, rows, chain in (
         ("record 2 is edited", edited, links),
-        ("record 2 is edited and the chain made anew", edited, _links(edited)),
+        ("record 2 is edited and the chain is rebuilt", edited, _links(edited)),
         ("records 3 to 5 are cut off", records[:2], links[:2]),
     ):
         checker = ChainChecker(anchors)
         for link, record in zip(chain, rows, strict=True):
-            checker.follow(link, record)
+            checker.follow(link, linked_record(link, record))
         checker.finish()
         print(
             f"  {what}: {'; '.join(f'{finding.kind} at position {finding.position}' for finding in checker.findings)}"
@@ -208,7 +201,7 @@ def _links(records: Sequence[ChainRecord]) -> list[ChainLink]:
     return links
 
 
-def _span(interval: Interval | None) -> str:
+def _span(interval: ConfidenceInterval | None) -> str:
     assert interval is not None
     return f"{interval.low:+.2f} to {interval.high:+.2f} %"
 

@@ -1,13 +1,14 @@
 """Releases: the locked dependencies, the files of a release with their bill of materials, and a trial of them.
 
-  scripts/release lock              lock the dependencies of pyproject.toml; what is locked stays where it still fits
+  scripts/release lock              lock the dependencies of pyproject.toml; locked versions stay if they still fit
   scripts/release lock --upgrade    the same with the newest versions
-  scripts/release build DIR         make the sdist, the wheel (from the sdist) and the SBOM (CycloneDX) in a folder
+  scripts/release build DIR         record the schema of this release under its version, and build the sdist, the wheel
+                                    (from the sdist) and the SBOM (CycloneDX) in a folder
   scripts/release check DIR         install that wheel with the locked dependencies into an empty environment, and run
-                                    the demo of it until it trades
+                                    its demo until it trades
 
-The locks, of the service and of its extra `live`, hold for every platform and every Python from 3.11 on. `scripts/run`
-and the container install that of the service with its hashes, so that they get the same files as everybody else.
+The locks, for the service and for its extra `live`, apply to every platform and to Python 3.11 and later. `scripts/run`
+and the container install the service's lock with its hashes, so that they get the same files as everybody else.
 """
 
 import argparse
@@ -29,8 +30,14 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).resolve().parents[1]
 LOCK: Final = ROOT / "scripts" / "packaging" / "requirements.lock"
 LIVE_LOCK: Final = LOCK.with_name("requirements-live.lock")
+SCHEMA: Final = ROOT / "schema.sql"
+EARLIER_SCHEMAS: Final = ROOT / "trader" / "database" / "earlier"
+RELEASED_SCHEMAS: Final = LOCK.with_name("released_schemas.json")
+"""The SHA-256 of the schema of each version that was released, by version; `build` adds the present one."""
+
 BIN: Final = Path(sys.executable).parent
 START_S: Final = 120
+_SCHEMA_VERSION: Final = re.compile(r"INSERT INTO schema_version \(version\) VALUES \((\d+)\)")
 _LISTENING: Final = re.compile(r"listening on (http://\S+)")
 
 
@@ -59,9 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def lock_inputs(extra: str | None = None) -> dict[str, Any]:
-    """Return the requirements to lock: those of an extra, or of the service.
+    """Return the requirements to lock, of an extra or of the service.
 
-    Those of the service have the build backend, so that an install downloads nothing unlocked.
+    The service's requirements include the build backend, so that an install downloads nothing unlocked.
     """
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     project = pyproject["project"]
@@ -77,7 +84,7 @@ def lock_header(extra: str | None = None) -> str:
 
 
 def lock(file: Path, extra: str | None = None, *, upgrade: bool) -> None:
-    """Lock the service's dependencies or those of an extra, in the versions that the service has of them."""
+    """Lock the dependencies of the service, or of an extra at the service's versions."""
     inputs = lock_inputs(extra)
     with tempfile.TemporaryDirectory() as folder:
         asked, locked = Path(folder, "asked.in"), Path(folder, "locked.txt")
@@ -92,9 +99,29 @@ def lock(file: Path, extra: str | None = None, *, upgrade: bool) -> None:
     print(f"{file.relative_to(ROOT)}: {len(re.findall('^[a-z].*==', file.read_text(), re.MULTILINE))} packages")
 
 
+def number_schema(schema: Path, released: Path, earlier: Path) -> None:
+    """Record the schema of this release under its version. A released version never changes.
+
+    :raises RuntimeError: a schema with this version was released and was another one, or an earlier one is not kept
+    """
+    text = schema.read_text(encoding="utf-8")
+    (version,) = _SCHEMA_VERSION.findall(text)
+    known = json.loads(released.read_text(encoding="utf-8"))
+    for number, digest in known.items():
+        kept = schema if number == version else earlier / f"schema_{number}.sql"
+        if not kept.exists() or hashlib.sha256(kept.read_bytes()).hexdigest() != digest:
+            raise RuntimeError(
+                f"schema version {number} was released, and {kept.name} is not that schema: a change needs the next "
+                f"version, a step in MIGRATIONS, and the released file as {earlier.name}/schema_{number}.sql"
+            )
+    known[version] = hashlib.sha256(text.encode()).hexdigest()
+    released.write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
+
+
 def build(folder: Path) -> None:
     """Build the sdist, the wheel and the SBOM."""
-    _run(BIN / "python", "-m", "build", "--outdir", folder, ROOT)  # the wheel from the sdist, so that both are whole
+    number_schema(SCHEMA, RELEASED_SCHEMAS, EARLIER_SCHEMAS)
+    _run(BIN / "python", "-m", "build", "--outdir", folder, ROOT)  # builds the wheel from the sdist
     bill = folder / "sbom.json"
     _run(
         BIN / "cyclonedx-py", "requirements", LOCK, "--pyproject", ROOT / "pyproject.toml", "--mc-type", "application",
@@ -102,7 +129,7 @@ def build(folder: Path) -> None:
     )  # fmt: skip
     (wheel,) = folder.glob("trader-*.whl")
     content = json.loads(bill.read_bytes())
-    content["metadata"]["component"]["version"] = wheel.name.split("-")[1]  # which pyproject.toml does not hold
+    content["metadata"]["component"]["version"] = wheel.name.split("-")[1]  # pyproject.toml does not have it
     bill.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     for file in sorted(folder.iterdir()):
         print(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}")
@@ -135,7 +162,7 @@ def _try_demo(program: Path, working: Path) -> None:
     environ = {"PATH": os.environ["PATH"], "HOME": str(working), "PORT": "0"}
     with log.open("w") as file:
         command: list[str | Path] = [program, "--demo=fresh"]
-        service = subprocess.Popen(command, cwd=working, env=environ, stderr=file)  # noqa: S603 - what was just built
+        service = subprocess.Popen(command, cwd=working, env=environ, stderr=file)  # noqa: S603 - the program that was just built
     try:
         deadline_s = time.monotonic() + START_S
         while (match := _LISTENING.search(log.read_text())) is None:
@@ -150,9 +177,9 @@ def _try_demo(program: Path, working: Path) -> None:
         service.terminate()
         code = service.wait(30)
     if code != 0:
-        raise RuntimeError(f"the demo ended with {code}: {log.read_text()[-2000:]}")
+        raise RuntimeError(f"the demo exited with {code}: {log.read_text()[-2000:]}")
     _run(program, "version")
-    print("The wheel with its locked dependencies starts, fills an order and ends in order.")
+    print("The wheel with its locked dependencies starts, fills an order and exits cleanly.")
 
 
 def _post(url: str, body: object) -> Any:

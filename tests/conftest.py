@@ -1,6 +1,6 @@
-"""Fixtures for every test: a real PostgreSQL, and a fresh database made from the schema for each test that asks.
+"""Fixtures for every test: a real PostgreSQL, and a fresh database with the schema for each test that requests one.
 
-The server is the embedded one with the wheel's programs; TRADER_TEST_POSTGRES=system takes the machine's programs, and
+The server is the embedded one with the wheel's programs; TRADER_TEST_POSTGRES=system uses the machine's programs, and
 TRADER_TEST_DSN an existing server (a superuser's connection string). Each worker of a parallel run has its own.
 """
 
@@ -8,6 +8,7 @@ import asyncio
 import gc
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Generator, Iterator
@@ -20,18 +21,33 @@ import pytest
 import pytest_asyncio
 from hypothesis import HealthCheck, settings
 
-from trader.embedded.binaries import Binaries, system_binaries
-from trader.embedded.server import EmbeddedPostgres
-from trader.store.database.pool import Database
-from trader.store.database.schema import apply_schema
+from trader.__main__ import main
+from trader.api import rpc
+from trader.database.embedded.binaries import Binaries, system_binaries
+from trader.database.embedded.folders import SERVICE_ROLE
+from trader.database.embedded.server import EmbeddedPostgres
+from trader.database.pool import Database
+from trader.database.schema import apply_schema
 
-pytest.register_assert_rewrite("support")  # an assertion there that fails shows its values, as one of a test does
-from support.process import ServiceProcess, serving  # noqa: E402 - rewritten from here on
+pytest.register_assert_rewrite("support")  # a failed assertion there shows its values, as in a test
+from support.calls import Call, Said  # noqa: E402 - rewritten from here on
+from support.process import ServiceProcess, serving  # noqa: E402 - as above
+from support.trading_floor import Floor, open_floor  # noqa: E402 - as above
 
 FOLDER_PREFIX = "trader-test-"
+OWNER = SERVICE_ROLE  # which every version of PostgreSQL maps to this user
+CREATE_OWNER = f"""
+DO $$ BEGIN CREATE ROLE {OWNER} LOGIN PASSWORD '{OWNER}';
+EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL; END $$
+"""
+
+rpc.CHECKS_EVERY_OUTPUT = True
+
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # by `nohup`; processes that tests start would inherit it
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 
-# The extent of a run (tests/support/extent.py). A deadline per example would measure the machine, not the code.
+# The extent of a run (tests/support/run_profile.py). A deadline per example would measure the machine, not the code.
 settings.register_profile(
     "normal", max_examples=25, deadline=None, report_multiple_bugs=False, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -42,14 +58,14 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "normal"))
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One worker more than there are cores: a third of the time a test waits for another process."""
+    """Use two workers per core: tests wait for other processes and for schedules a third of the time."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return cores + 1
+    return cores * 2
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Modules and tests live as long as the run: to look for garbage among them again and again takes much of it."""
+    """Freeze modules and tests, which live as long as the run: searching them for garbage repeatedly is expensive."""
     gc.disable()
     try:
         return (yield)
@@ -59,7 +75,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of processes begin early, so that none runs alone at the end; others between them use their waiting."""
+    """Start tests of processes early, so that none runs alone at the end; tests in between use their waiting time."""
     parts: tuple[list[pytest.Item], list[pytest.Item]] = ([], [])
     for item in items:
         parts[item.get_closest_marker("processes") is not None].append(item)
@@ -73,7 +89,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def chosen_binaries() -> Binaries | None:
-    """The programs asked for; None leaves the choice to the launcher."""
+    """The requested programs; None leaves the choice to the launcher."""
     match os.environ.get("TRADER_TEST_POSTGRES", "wheel"):
         case "wheel":
             return None
@@ -86,11 +102,11 @@ def chosen_binaries() -> Binaries | None:
 
 
 def _base_folder() -> Path:
-    """In memory where there is room: making a database there takes 20 ms, on a slow disk ten times that."""
-    memory = Path("/dev/shm")  # where there is one, there is /proc
+    """Return a folder in memory if there is room: creating a database takes 20 ms there, not ten times that."""
+    memory = Path("/dev/shm")  # a system that has it also has /proc
     if not memory.is_dir() or not os.access(memory, os.W_OK) or shutil.disk_usage(memory).free < 2 << 30:
         return Path(tempfile.gettempdir())
-    for folder in memory.glob(f"{FOLDER_PREFIX}*"):  # of runs that were killed: their memory is still taken
+    for folder in memory.glob(f"{FOLDER_PREFIX}*"):  # left by killed runs, whose memory is still in use
         if not Path("/proc", folder.name.removeprefix(FOLDER_PREFIX).partition("-")[0]).exists():
             shutil.rmtree(folder, ignore_errors=True)
     return memory
@@ -99,14 +115,14 @@ def _base_folder() -> Path:
 @contextmanager
 def _open_folder() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-", dir=_base_folder()))
-    folder.chmod(0o755)  # as root the server runs as another user, who must have access
+    folder.chmod(0o755)  # as root, the server runs as another user, which must have access
     yield folder
     shutil.rmtree(folder)
 
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """An empty folder that every user can reach, unlike `tmp_path`, and on which a server starts quickly."""
+    """An empty folder that, unlike `tmp_path`, every user can access, and in which a server starts quickly."""
     with _open_folder() as folder:
         yield folder
 
@@ -124,8 +140,10 @@ def server_dsn(chosen_binaries: Binaries | None) -> Iterator[str]:
         asyncio.run(server.stop())
 
 
-def _with_database(dsn: str, name: str) -> str:
-    return urlsplit(dsn)._replace(path=f"/{name}").geturl()
+def _with_database(dsn: str, name: str, user: str | None = None) -> str:
+    parts = urlsplit(dsn)
+    netloc = parts.netloc if user is None else f"{user}:{user}@{parts.netloc.rpartition('@')[2]}"
+    return parts._replace(netloc=netloc, path=f"/{name}").geturl()
 
 
 async def _administer(server_dsn: str, *commands: str) -> None:
@@ -155,11 +173,17 @@ def template(server_dsn: str) -> Iterator[str]:
 
 @pytest.fixture
 async def empty_dsn(server_dsn: str) -> AsyncIterator[str]:
-    """The connection string of a fresh database without any table."""
+    """The connection string of a fresh database without any table, as its owner, who is not a superuser."""
     name = f"trader_empty_{os.getpid()}_{next(_numbers)}"
-    await _administer(server_dsn, f"CREATE DATABASE {name} TEMPLATE template0")
-    yield _with_database(server_dsn, name)
+    await _administer(server_dsn, CREATE_OWNER, f"CREATE DATABASE {name} TEMPLATE template0 OWNER {OWNER}")
+    yield _with_database(server_dsn, name, OWNER)
     await _administer(server_dsn, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+async def empty_superuser_dsn(server_dsn: str, empty_dsn: str) -> str:
+    """The connection string of the database without any table, as a superuser."""
+    return _with_database(server_dsn, urlsplit(empty_dsn).path.strip("/"))
 
 
 @asynccontextmanager
@@ -181,7 +205,7 @@ async def dsn(server_dsn: str, template: str) -> AsyncIterator[str]:
 async def service(
     server_dsn: str, template: str, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[ServiceProcess]:
-    """A service with four models, for tests that only read: one for all of a worker, in the loop of the session."""
+    """A service with four models, for tests that only read: one per worker, in the session's event loop."""
     async with (
         _fresh_database(server_dsn, template) as dsn,
         serving(tmp_path_factory.mktemp("service"), DATABASE_URL=dsn) as service,
@@ -198,3 +222,24 @@ async def database(dsn: str) -> AsyncIterator[Database]:
 
 
 _numbers = iter(range(1, 1_000_000))
+
+
+@pytest.fixture
+async def floor(database: Database) -> AsyncIterator[Floor]:
+    """A trading floor on a fresh database."""
+    async with open_floor(database) as floor:
+        yield floor
+
+
+@pytest.fixture
+def call(dsn: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
+    """Commands on a separate database, called in this process."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DATABASE_URL", dsn)
+    monkeypatch.setenv("PORT", "0")  # so that no service on this machine is asked
+
+    async def run(*arguments: str) -> Said:
+        code = await asyncio.to_thread(main, arguments)  # the test already has an event loop
+        return Said(code, *capsys.readouterr())
+
+    return run

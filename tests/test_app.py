@@ -7,13 +7,13 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from support.scripted import make_settings
 
-from trader import leadership
 from trader.app import serve
-from trader.gateways.operations.supervisor import Supervisor
-from trader.history import log_progress
-from trader.services.operations.loss_limits import LossLimits
-from trader.services.operations.operator_commands import OperatorCommands
-from trader.store.database.leadership import LeaderLock
+from trader.backtest.history import log_progress
+from trader.composition import leadership
+from trader.database.leadership import LeaderLock
+from trader.operations.loss_limits import LossLimits
+from trader.operations.operator_commands import OperatorCommands
+from trader.operations.supervisor import Supervisor
 
 
 async def broken(*_: object) -> None:
@@ -51,11 +51,11 @@ async def test_a_bug_in_what_has_no_end_ends_the_service_with_its_trace(
 
 def test_a_first_start_says_how_far_the_history_is(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    now_s = iter([0.0, 1.0, 10.0, 11.0, 40.0])
+    now_s = iter([0.0, 1.0, 9.0, 10.0, 11.0, 40.0])
     start = datetime(2026, 1, 1, tzinfo=UTC)
     progress = log_progress(start, start + timedelta(days=4), lambda: next(now_s))
-    for days in (0.5, 1, 1.5, 4):
-        progress(start + timedelta(days=days), 4)
+    for days in (0.5, 0.001, 1, 1.5, 4):
+        progress(start + timedelta(days=days))
     assert [record.getMessage() for record in caplog.records] == [
         "[#####               ]  25 % of the history, about 30 s left",
         "[####################] 100 % of the history, about 0 s left",

@@ -1,4 +1,4 @@
-"""The documents match the code: what they name exists, their tables are complete, and nothing is said twice."""
+"""The documents match the code: everything they name exists, their tables are complete, and nothing is repeated."""
 
 import re
 import subprocess
@@ -6,20 +6,23 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from trader.agents.variants import VARIANTS
 from trader.api import rpc, streams
+from trader.api.openapi import EXAMPLES
 from trader.api.registry import REGISTRY, load_procedures
-from trader.clock import SystemClock
-from trader.domain.market.markets import MARKETS
-from trader.domain.money import format_decimal
-from trader.provider_settings import PROVIDERS
-from trader.schedulers import jobs
-from trader.services.events import EventBus
-from trader.settings import PRESETS, VARIABLES
-from trader.variants import VARIANTS
+from trader.core.clock import SystemClock
+from trader.core.events import EventBus
+from trader.core.money import format_decimal
+from trader.core.schedulers import jobs
+from trader.market.domain.markets import MARKETS
+from trader.market.sources.synthetic import SyntheticSource
+from trader.settings.providers import PROVIDERS
+from trader.settings.settings import VARIABLES
 
 ROOT = Path(__file__).parents[1]
 PAGES = [f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))]
@@ -41,6 +44,7 @@ OTHER_NAMES = {
     "REPLAY_KILL_SEED",
     "PYTHON",
     "TRADER_KEY",
+    "CYCLES",
 }
 SOURCES = "\n".join(
     path.read_text(encoding="utf-8")
@@ -48,8 +52,9 @@ SOURCES = "\n".join(
     for path in (ROOT / folder).rglob("*.py")
 )
 README_LINES_MAX = 300
+HOURS = timedelta(hours=8)
 SENTENCE_CHARACTERS = 60
-"""Shorter sentences may stand twice: they are labels more than statements."""
+"""Shorter sentences may be repeated: they are labels rather than statements."""
 
 
 def section(name: str, heading: str) -> str:
@@ -84,9 +89,9 @@ async def test_every_stream_and_scheduler_is_named() -> None:
 
     events = EventBus()
     loads = dict.fromkeys(("positions", "trades", "conversations", "portfolio", "candles"), nothing)
-    hubs = streams.Hubs(loads, events, SystemClock())
-    assert [row[0].strip("`") for row in rows("docs/api.md", "## Event streams")] == list(hubs.all)
-    assert all(f"`{name}`" in section("README.md", "## Streams") for name in hubs.all)
+    broadcasters = streams.Broadcasters(loads, events, SystemClock())
+    assert [row[0].strip("`") for row in rows("docs/api.md", "## Event streams")] == list(broadcasters.all)
+    assert all(f"`{name}`" in section("README.md", "## Streams") for name in broadcasters.all)
     schedulers = {row[0].strip("`") for row in rows("docs/operation.md", "## Health")}
     assert {job.name for job in jobs(events, run, run)} <= schedulers
 
@@ -112,15 +117,6 @@ def test_the_markets_are_those_of_the_exchange() -> None:
     ]
 
 
-def test_the_presets_are_those_of_the_settings() -> None:
-    names = ("SIM_TAKER_FEE_BPS", "SIM_MAKER_FEE_BPS", "SIM_LATENCY_MS", "FUNDING_INTERVAL_H", "LIQUIDATION_FEE_BPS")
-    plain = {variable.name: variable.default for variable in VARIABLES.values()}
-    listed = [row for row in rows("docs/exchange.md", "## Venue presets") if len(row) == 6]
-    assert listed == [
-        [preset, *(figures.get(name, plain[name]) for name in names)] for preset, figures in PRESETS.items()
-    ]
-
-
 def test_the_variants_have_their_limits() -> None:
     table = {row[0]: row[1:] for row in rows("docs/models.md", "## Variants") if len(row) == 5}
     assert table["max leverage"] == [str(variant.limits.leverage_max) for variant in VARIANTS.values()]
@@ -141,6 +137,16 @@ def test_the_module_tree_shows_every_module() -> None:
     check = [sys.executable, str(ROOT / "scripts" / "make_module_tree.py"), "--check"]
     done = subprocess.run(check, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_doors_are_those_of_the_tables_and_each_has_its_test() -> None:
+    check = [sys.executable, str(ROOT / "scripts" / "make_doors.py"), "--check"]
+    done = subprocess.run(check, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    listed = [row[-1].strip("`").split("::") for row in rows("docs/doors.md", "## What you can add")]
+    assert len(listed) == 13
+    for file, test in listed:
+        assert re.search(rf"^(async )?def {test}\(", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE), test
 
 
 def test_the_layers_are_those_that_import_linter_checks() -> None:
@@ -176,6 +182,12 @@ def test_commands_files_and_settings_exist(name: str) -> None:
         assert variable in settings or re.fullmatch(rf"({providers})_(BASE_URL|API_KEY(_?\d+)?)", variable), variable
 
 
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_examples_in_toml_can_be_read(name: str) -> None:
+    for example in re.findall(r"^```toml\n(.*?)^```", DOCUMENTS[name], re.DOTALL | re.MULTILINE):
+        tomllib.loads(example)
+
+
 def test_classes_and_functions_named_for_contributors_exist() -> None:
     """Every word in backticks, which may be a call without arguments, occurs in the code."""
     defined = set(re.findall(r"\b\w+\b", SOURCES))
@@ -199,7 +211,7 @@ def test_links_lead_somewhere(name: str) -> None:
 
 
 def sentences(document: str) -> Iterator[str]:
-    """The sentences of a document, without code, generated parts and markup; a table cell is a paragraph of its own."""
+    """The sentences of a document, without code, generated parts and markup; a table cell is a separate paragraph."""
     text = re.sub(r"(?s)<!-- (\w+):start -->.*?<!-- \1:end -->", "", document)
     text = re.sub(r"(?ms)^ *```.*?^ *```", "", text)
     text = re.sub(r"(?m)^ {4,}.*$", "", text)
@@ -212,3 +224,19 @@ def sentences(document: str) -> Iterator[str]:
 def test_no_sentence_stands_twice() -> None:
     counts = Counter(sentence for document in DOCUMENTS.values() for sentence in sentences(document))
     assert [sentence for sentence, count in counts.items() if count > 1 and len(sentence) > SENTENCE_CHARACTERS] == []
+
+
+async def test_the_stops_of_example_orders_hold_on_every_seed() -> None:
+    """Every example buys BTC on the market of the demo, whose seed the reader does not choose."""
+    stops = [
+        float(stop)
+        for text in (*DOCUMENTS.values(), str(EXAMPLES))
+        for stop in re.findall(r"""exitPlan["']: *\{["']stop["']: *([0-9.]+)""", text)
+    ]
+    end = datetime(2026, 11, 25, tzinfo=UTC)
+    lowest = [
+        min(candle.low for candle in await SyntheticSource(seed, ("BTC",)).candles("BTC", "4h", end - HOURS, end))
+        for seed in range(150)
+    ]
+    assert len(stops) > 2
+    assert max(stops) < min(lowest)

@@ -1,4 +1,4 @@
-"""The command and the scripts around it: what they answer, and with which exit code."""
+"""The command and the scripts around it: their output and exit codes."""
 
 import asyncio
 import errno
@@ -14,10 +14,10 @@ import pytest
 
 from trader import app
 from trader.__main__ import main
-from trader.errors import MarketDataError, StartError
-from trader.gateways.operations.supervisor import Supervisor
-from trader.logs import configure_logs
-from trader.settings import Settings
+from trader.core.errors import MarketDataError, StartError
+from trader.core.logs import configure_logs
+from trader.operations.supervisor import Supervisor
+from trader.settings.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 
@@ -35,7 +35,7 @@ def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[No
 
 
 def execute(dsn: str, statement: str) -> None:
-    """A statement from outside of an event loop."""
+    """Execute a statement from outside an event loop."""
 
     async def run() -> None:
         conn = await asyncpg.connect(dsn)
@@ -94,10 +94,13 @@ def test_check_connects_and_says_what_it_found(
 ) -> None:
     monkeypatch.setenv("DATABASE_URL", dsn)
     monkeypatch.setenv("MARKET_SOURCE", "synthetic")
+    monkeypatch.setenv("DATABASE_URL_RO", "postgresql://u:s3cr3t@127.0.0.1:1/trader")
     assert main(["--demo", "--check"]) == 0
-    shown = capsys.readouterr().out
+    shown, warned = capsys.readouterr()
     assert "database: connected" in shown
     assert "halted" not in shown
+    assert "DATABASE_URL_RO in the environment is not a setting and has no effect; did you mean DATABASE_URL?" in warned
+    assert "s3cr3t" not in warned
     execute(dsn, "INSERT INTO halts (cause, reason, halted_by) VALUES ('drawdown', 'it fell', 'limit')")
     assert main(["--demo", "--check"]) == 0
     assert "halted: all accounts: drawdown: it fell" in capsys.readouterr().out
@@ -113,7 +116,7 @@ def test_check_connects_and_says_what_it_found(
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """As much of a checkout as the scripts look at, elsewhere than the working folder."""
+    """The part of a checkout that the scripts read, outside the working folder."""
     copy = tmp_path / "check out"
     shutil.copytree(ROOT / "scripts", copy / "scripts")
     shutil.copy(ROOT / "pyproject.toml", copy)

@@ -1,4 +1,4 @@
-"""Command line: chooses the command, and reports what went wrong in one line and an exit code."""
+"""Command line: selects the command, and reports errors in one line and an exit code."""
 
 import io
 import sys
@@ -15,11 +15,11 @@ from trader.commands.command import (
     unknown_command,
 )
 from trader.commands.serve import program_version, settings_help
-from trader.errors import ArgumentsError, SettingsError, TraderError
+from trader.core.errors import ArgumentsError, SettingsError, TraderError
 
 DESCRIPTION = (
     "AI models trade crypto perpetuals on behalf of named strategy variants, on paper or live.\n"
-    "Without a command the service is run, as with `serve`: trader [--demo[=fresh]] [--check] [--env-file FILE]."
+    "Without a command, the service runs, as with `serve`: trader [--demo[=fresh]] [--check] [--env-file FILE]."
 )
 
 
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(encoding="utf-8")  # names and texts have any character, whatever the locale has
+            stream.reconfigure(encoding="utf-8")  # names and texts may contain any character, whatever the locale
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help", "--version")):
         words.insert(0, "serve")

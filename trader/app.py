@@ -30,19 +30,19 @@ from trader.api.context import (
 from trader.api.dashboard import page
 from trader.api.mcp import McpServer
 from trader.api.rpc import DISPATCHER
-from trader.api.streams import HUBS
-from trader.composition import Service, make_service
-from trader.domain.operations.alarms import Alarm, AlarmCause
-from trader.embedded.server import EmbeddedPostgres
-from trader.errors import StartError, Unavailable
-from trader.external import check_external, open_external
-from trader.gateways.operations.notifications import Heartbeat, make_sinks
-from trader.gateways.operations.supervisor import ALIVE, READY, STOPPING, Supervisor
-from trader.history import write_demo_history
-from trader.schedulers import describe_error
-from trader.services.operations.access import Access
-from trader.services.operations.alarms import Alarms, ClockWatch, send_heartbeats
-from trader.settings import Settings
+from trader.api.streams import BROADCASTERS
+from trader.backtest.history import write_demo_history
+from trader.composition.external import check_external, open_external
+from trader.composition.service import Service, make_service
+from trader.core.errors import StartError, Unavailable
+from trader.core.schedulers import describe_error
+from trader.database.embedded.server import EmbeddedPostgres
+from trader.operations.access import Access
+from trader.operations.alarms import Alarms, ClockWatch, send_heartbeats
+from trader.operations.domain.alarms import Alarm, AlarmCause
+from trader.operations.notifications import Heartbeat, make_sinks, sender_of
+from trader.operations.supervisor import ALIVE, READY, STOPPING, Supervisor, end_signals
+from trader.settings.settings import Settings
 
 log = logging.getLogger("trader")
 
@@ -54,13 +54,13 @@ _READY_S: Final = 30.0
 
 
 async def serve(settings: Settings, supervisor: Supervisor) -> None:
-    """Run the service until SIGTERM or SIGINT.
+    """Run the service until SIGTERM, SIGHUP or SIGINT.
 
     :raises StartError: something the service needs is missing, too old, or of another market
     """
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (*end_signals(), signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     async with AsyncExitStack() as stack:
         alarms = _open_alarms(settings, stack)
@@ -76,12 +76,14 @@ async def serve(settings: Settings, supervisor: Supervisor) -> None:
 async def _serve(settings: Settings, supervisor: Supervisor, alarms: Alarms, stop: asyncio.Task[None]) -> None:
     async with AsyncExitStack() as stack:
         external = await open_external(settings, stack)
-        # Before anything is traded: a process that cannot listen must not have led in the meantime.
+        # Bind before any trading: a process that cannot listen must never lead.
         sockets = connections.bind(settings.host, settings.port)
         for sock in sockets:
             stack.callback(sock.close)
-        if not await _finishes(write_demo_history(settings, external), stop):
-            return
+        if external.is_written:
+            history = write_demo_history(settings, external.source, external.dsn)
+            if not await _finishes(history, stop):
+                return
         service = await make_service(settings, external, alarms, stack)
         freeze_startup_objects()
         if not await _finishes(service.leadership.take_role(), stop):  # lead or stand by
@@ -104,7 +106,7 @@ async def _serve(settings: Settings, supervisor: Supervisor, alarms: Alarms, sto
             stack.push_async_callback(_cancel, tasks[-1:])
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
-            task.result()  # only the stop signal ends by itself: this raises the error that ended any other task
+            task.result()  # only the stop signal ends on its own; any other task ended with an error, which this raises
 
 
 async def _wait_for_stop(stopping: asyncio.Event, supervisor: Supervisor, alarms: Alarms) -> None:
@@ -115,16 +117,17 @@ async def _wait_for_stop(stopping: asyncio.Event, supervisor: Supervisor, alarms
 
 
 async def _keep_alive(supervisor: Supervisor, every_s: float) -> None:
-    """Prove to the supervisor that the event loop turns."""
+    """Prove to the supervisor that the event loop is running."""
     while True:
         supervisor.notify(ALIVE)
         await asyncio.sleep(every_s)
 
 
 def _open_alarms(settings: Settings, stack: AsyncExitStack) -> Alarms:
-    """Return the alarms of this process, with the dead-man ping running beside them."""
-    sender = f"trader {socket.gethostname()}:{settings.port}"
-    alarms = Alarms(make_sinks(settings.notify_urls, sender), disk_least=settings.disk_alarm_mb * 1_000_000)
+    """Return the alarms of this process, with the dead-man ping running alongside."""
+    alarms = Alarms(
+        make_sinks(settings.notify_urls, sender_of(settings)), disk_least=settings.disk_alarm_mb * 1_000_000
+    )
     alarms.sources.append(ClockWatch().problems)
     stack.push_async_callback(alarms.close)
     if settings.heartbeat_url is not None:
@@ -136,25 +139,25 @@ def _open_alarms(settings: Settings, stack: AsyncExitStack) -> Alarms:
 
 
 async def _finishes(work: Coroutine[Any, Any, None], stop: asyncio.Task[Any]) -> bool:
-    """Run a part of the start. Return False when stopped before its end, which may take minutes."""
+    """Run a part of the startup, which may take minutes. Return False if stopped before its end."""
     task = asyncio.create_task(work, name="start")
     try:
         await asyncio.wait([task, stop], return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             task.result()
             return True
-        log.info("stopping before the start is done")
+        log.info("stopping before startup is complete")
         return False
     finally:
         await _cancel([task])
 
 
 def _endless_tasks(service: Service, server: EmbeddedPostgres | None) -> list[asyncio.Task[Any]]:
-    """Start the tasks that run as long as the service; one that ends takes the process with it."""
+    """Start the tasks that run as long as the service; if one ends, the process ends."""
     tasks: list[asyncio.Task[Any]] = [
         asyncio.create_task(service.leadership.follow_market(), name="market feed"),
         asyncio.create_task(service.leadership.keep_role(), name="role"),
-        asyncio.create_task(service.controls.operations.run(), name="operators"),
+        asyncio.create_task(service.trading.operations.run(), name="operators"),
         asyncio.create_task(service.anchors.run(), name="anchors of the chain"),
     ]
     if server is not None:
@@ -163,16 +166,16 @@ def _endless_tasks(service: Service, server: EmbeddedPostgres | None) -> list[as
 
 
 def freeze_startup_objects() -> None:
-    """Freeze the objects made at start out of garbage collection: each full collection would walk them for 30 ms.
+    """Exclude the objects created at startup from garbage collection, since each full collection would take 30 ms.
 
-    Done before models trade, and again before callers come, with what was read of a long season since.
+    Called before models trade, and again before requests arrive, to include the statistics of a long season.
     """
     gc.collect()
     gc.freeze()
 
 
 async def check(settings: Settings) -> list[str]:
-    """Check what the service needs without running it, and change nothing. Return one line per part.
+    """Check everything that the service needs, without running it or changing anything. Return one line per part.
 
     :raises StartError: something is missing, too old, or of another market
     """
@@ -181,7 +184,10 @@ async def check(settings: Settings) -> list[str]:
 
 
 async def _read_statistics(service: Service) -> None:
-    """Read the trades and hours of the current runs once: of a long season it takes seconds. Models trade meanwhile."""
+    """Read the trades and hours of the current runs once, which takes seconds in a long season.
+
+    Models trade meanwhile.
+    """
     context, began_s = service.context, time.monotonic()
     try:
         async with asyncio.timeout(_READY_S):
@@ -193,19 +199,19 @@ async def _read_statistics(service: Service) -> None:
 
 
 def build_app(settings: Settings, service: Service) -> web.Application:
-    """Return the HTTP application: the parts that its handlers use, its routes, and its middleware."""
+    """Return the HTTP application, with the parts that its handlers use, its routes, and its middleware."""
     app = web.Application()
     app[CONTEXT] = service.context
     app[DATABASE] = service.database
-    app[ACCOUNTS] = service.accounts
-    app[HALTS] = service.controls.halts
+    app[ACCOUNTS] = service.trading.accounts
+    app[HALTS] = service.trading.halts
     app[SCHEDULERS] = service.schedulers
     app[ROLE] = service.leadership
-    app[RELAY] = service.relay.reader
+    app[RELAY] = service.coordination.reader
     app[PROVIDERS] = service.providers
     app[ALARMS] = service.alarms
     app[STARTED_AT] = service.started_at
-    app[HUBS] = service.hubs
+    app[BROADCASTERS] = service.broadcasters
     app[ACCESS] = access = Access(service.database, settings.api_token, settings.read_token)
     service.alarms.sources.append(access.alarms)
     app[DISPATCHER] = rpc.make_dispatcher(service.context)
@@ -233,14 +239,14 @@ async def _listen(service: Service, settings: Settings, sockets: Sequence[socket
     stack.push_async_callback(server.stop)
     try:
         await server.start(sockets)
-    except OSError as error:  # another process took the port in the same moment
+    except OSError as error:  # another process took the port at the same moment
         raise connections.cannot_listen(settings.host, settings.port, error) from error
     return int(sockets[0].getsockname()[1])
 
 
 async def _fail_with(server: EmbeddedPostgres) -> None:
-    """Raise when the embedded server has ended by itself: a supervisor starts both again."""
-    raise StartError(f"the embedded PostgreSQL has ended by itself: {await server.ended()}")
+    """Raise an error if the embedded server ends on its own: a supervisor restarts both."""
+    raise StartError(f"the embedded PostgreSQL has ended unexpectedly: {await server.ended()}")
 
 
 async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:

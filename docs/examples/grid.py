@@ -1,5 +1,6 @@
 """Grid: buys one unit at each step below an anchor price, and sells it one step higher.
 
+trader candles make candles
 trader backtest --data candles --strategy docs/examples/grid.py:Grid --param step=0.005 --param levels=5
 """
 
@@ -7,7 +8,16 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
-from trader.strategies import ClosePosition, CreatePosition, Decision, ObservedMarket, Side, Strategy, VariantId, View
+from trader.strategies import (
+    ClosePosition,
+    CreatePosition,
+    Decision,
+    ObservedMarket,
+    Side,
+    Strategy,
+    VariantId,
+    View,
+)
 
 
 class Grid(Strategy):

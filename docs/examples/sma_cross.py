@@ -1,11 +1,21 @@
 """SMA cross: long while the short average of closes is above the long one, short while it is below.
 
+trader candles make candles
 trader backtest --data candles --strategy docs/examples/sma_cross.py:SmaCross --param window=40
 """
 
 from collections.abc import Iterator
 
-from trader.strategies import ClosePosition, CreatePosition, Decision, ObservedMarket, Side, Strategy, VariantId, View
+from trader.strategies import (
+    ClosePosition,
+    CreatePosition,
+    Decision,
+    ObservedMarket,
+    Side,
+    Strategy,
+    VariantId,
+    View,
+)
 
 
 class SmaCross(Strategy):

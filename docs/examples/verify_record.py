@@ -33,15 +33,15 @@ def verify(address: str, anchors: dict[int, str]) -> Iterator[str]:
         if link["record"] is None:
             yield f"position {position}: the record is gone"
         elif hashlib.sha256(link["record"].encode()).hexdigest() != link["recordDigest"]:
-            yield f"position {position}: the record is not as it was recorded"
+            yield f"position {position}: the record was changed"
         else:
             kinds[json.loads(link["record"]).get("kind", "invocation")] += 1
         digest = hashlib.sha256(digest + bytes.fromhex(link["recordDigest"])).digest()
         if link["digest"] != digest.hex():
-            yield f"position {position}: the link does not follow from the one before"
+            yield f"position {position}: the link does not follow from its predecessor"
             digest = bytes.fromhex(link["digest"])
         if anchors.pop(position, link["digest"]) != link["digest"]:
-            yield f"position {position}: the chain was made anew before this anchor"
+            yield f"position {position}: the chain was rebuilt before this anchor"
     for beyond in sorted(anchors):
         yield f"position {beyond}: the chain is cut off before this anchor"
     print(f"{position} links, the head is {digest.hex()}: {dict(kinds)}")

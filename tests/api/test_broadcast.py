@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trader.api.broadcast import Broadcaster, EventBroadcaster
-from trader.api.state_broadcast import StateBroadcaster
-from trader.api.stream_events import EventRing
-from trader.api.stream_messages import EventsMessage, Message, MessageForm, NumberedEvent, StateMessage, frame
+from trader.api.broadcast import Broadcaster, EventBroadcaster, EventRing
+from trader.api.state_broadcast import StateBroadcaster, StateOptions
+from trader.api.stream_messages import PLAIN, EventsMessage, Message, MessageForm, NumberedEvent, StateMessage, frame
 from trader.api.subscriber import Subscriber
-from trader.errors import Unavailable
+from trader.core.errors import Unavailable
 
 
 class Source:
@@ -39,12 +38,13 @@ class Source:
 
 @asynccontextmanager
 async def running(source: Source, **options: float) -> AsyncIterator[StateBroadcaster]:
-    hub = StateBroadcaster("positions", source, **{"spacing_s": 0, **options})  # type: ignore[arg-type]
-    await hub.start()
+    spacings = StateOptions(**{"spacing_s": 0, "patch_spacing_s": 0, **options})  # type: ignore[arg-type]
+    broadcaster = StateBroadcaster("positions", source, options=spacings)
+    await broadcaster.start()
     try:
-        yield hub
+        yield broadcaster
     finally:
-        await hub.close()
+        await broadcaster.close()
 
 
 HELLO = frame(b"hello", "connected")
@@ -59,17 +59,17 @@ def event(text: bytes) -> Message:
 
 
 def shown(*texts: bytes) -> bytes:
-    """The events as a subscriber gets them."""
+    """The events as received by a subscriber."""
     return b"".join(frame(text, "step") for text in texts)
 
 
-def events_hub() -> EventBroadcaster:
+def events_broadcaster() -> EventBroadcaster:
     return EventBroadcaster("workflow", EventRing(lambda _: b"hello"))
 
 
-def join(hub: Broadcaster, backlog_bytes_max: int = 1000) -> Subscriber:
-    subscriber = Subscriber(backlog_bytes_max=backlog_bytes_max)
-    hub.add(subscriber)
+def join(broadcaster: Broadcaster, backlog_bytes_max: int = 1000, form: MessageForm = PLAIN) -> Subscriber:
+    subscriber = Subscriber(form, backlog_bytes_max)
+    broadcaster.add(subscriber)
     return subscriber
 
 
@@ -84,67 +84,67 @@ def test_frames_are_server_sent_events() -> None:
 
 
 async def test_the_51st_subscriber_is_refused_until_one_leaves() -> None:
-    hub = Broadcaster("trades")
-    subscribers = [join(hub) for _ in range(50)]
+    broadcaster = Broadcaster("trades")
+    subscribers = [join(broadcaster) for _ in range(50)]
     with pytest.raises(Unavailable, match="50 places") as refusal:
-        join(hub)
+        join(broadcaster)
     assert refusal.value.retry_after_s >= 1
-    hub.unsubscribe(subscribers[7])
-    hub.unsubscribe(subscribers[7])
-    assert len(hub) == 49
-    join(hub)
+    broadcaster.unsubscribe(subscribers[7])
+    broadcaster.unsubscribe(subscribers[7])
+    assert len(broadcaster) == 49
+    join(broadcaster)
 
 
 async def test_only_the_newest_state_is_kept() -> None:
-    hub = Broadcaster("positions")
-    subscriber = join(hub)
+    broadcaster = Broadcaster("positions")
+    subscriber = join(broadcaster)
     for number in range(1000):
-        hub.send(state(number))
+        broadcaster.send(state(number))
     assert subscriber.take() == b"data: 999\n\n"
     assert subscriber.take() == b""
 
 
 @given(st.lists(st.binary(min_size=1, max_size=5), max_size=30), st.integers(50, 600))
-def test_a_backlog_is_whole_or_its_subscriber_is_dropped(messages: list[bytes], bytes_max: int) -> None:
+def test_a_backlog_is_complete_or_its_subscriber_is_dropped(messages: list[bytes], bytes_max: int) -> None:
     async def check() -> None:
-        hub = events_hub()
-        quick, slow = join(hub, bytes_max), join(hub, bytes_max)
+        broadcaster = events_broadcaster()
+        quick, slow = join(broadcaster, bytes_max), join(broadcaster, bytes_max)
         assert quick.take() == HELLO
         received = []
         for message in messages:
-            hub.post("step", message)
-            hub.flush()
+            broadcaster.post("step", message)
+            broadcaster.flush()
             received.append(quick.take())
         assert received == [shown(message) for message in messages]
         assert not quick.ended
-        if len(shown(*messages)) <= bytes_max:  # what waits first has room
+        if len(shown(*messages)) <= bytes_max:  # the first pending messages have room
             assert slow.take() == HELLO + shown(*messages)
         else:
             assert (slow.ended, slow.take(), slow.error) == (True, b"", None)
-        assert hub.dropped == (1 if slow.ended else 0)
+        assert broadcaster.dropped == (1 if slow.ended else 0)
 
     asyncio.run(check())
 
 
-async def test_what_happens_at_once_is_sent_at_once_and_a_newcomer_gets_only_what_follows() -> None:
-    hub = events_hub()
-    subscriber = join(hub, 100_000)
+async def test_concurrent_events_are_sent_together_and_a_new_subscriber_gets_only_later_ones() -> None:
+    broadcaster = events_broadcaster()
+    subscriber = join(broadcaster, 100_000)
     assert subscriber.take() == HELLO
-    hub.post("step", b"a")
-    hub.post("step", b"b")
+    broadcaster.post("step", b"a")
+    broadcaster.post("step", b"b")
     assert subscriber.take() == b""
-    newcomer = join(hub)
-    hub.post("step", b"c")
+    newcomer = join(broadcaster)
+    broadcaster.post("step", b"c")
     await asyncio.sleep(0)
     assert subscriber.take() == shown(b"a", b"b", b"c")
     assert newcomer.take() == HELLO + shown(b"c")
     for _ in range(1000):
-        hub.post("step", b"x")
+        broadcaster.post("step", b"x")
     flood = subscriber.take()
     assert len(flood) >= len(shown(b"x")) * 768  # a flood does not pile up either
     await asyncio.sleep(0)
     assert flood + subscriber.take() == shown(*[b"x"] * 1000)
-    await hub.close()
+    await broadcaster.close()
 
 
 lengths = st.sampled_from([0, 10, 500, 40_000])
@@ -154,9 +154,7 @@ lengths = st.sampled_from([0, 10, 500, 40_000])
     st.lists(st.tuples(st.sampled_from(["events", "state", "patch", "idle"]), lengths, st.booleans()), max_size=25),
     st.booleans(),
 )
-def test_what_a_compressed_subscriber_reads_is_what_a_plain_one_reads(
-    messages: list[tuple[str, int, bool]], numbered: bool
-) -> None:
+def test_compressed_and_plain_subscribers_read_the_same(messages: list[tuple[str, int, bool]], numbered: bool) -> None:
     async def check() -> None:
         plain, packed = (Subscriber(MessageForm(numbered, compressed), 10**9) for compressed in (False, True))
         texts = {subscriber: subscriber.take(before=b"retry: 1\n\n") for subscriber in (plain, packed)}
@@ -179,7 +177,7 @@ def test_what_a_compressed_subscriber_reads_is_what_a_plain_one_reads(
     asyncio.run(check())
 
 
-def test_what_was_sent_before_makes_the_next_message_short() -> None:
+def test_earlier_messages_shorten_the_next_one() -> None:
     subscriber = Subscriber(MessageForm(numbered=True, compressed=True))
     sizes = []
     for number in range(3):
@@ -190,65 +188,65 @@ def test_what_was_sent_before_makes_the_next_message_short() -> None:
 
 
 async def test_the_end_of_a_subscriber_frees_its_writer_and_sends_nothing_more() -> None:
-    hub = events_hub()
-    subscriber = join(hub, 10)
+    broadcaster = events_broadcaster()
+    subscriber = join(broadcaster, 10)
     cuts: list[str] = []
     subscriber.cut = lambda: cuts.append("cut")
-    hub.send(event(b"more"))
+    broadcaster.send(event(b"more"))
     assert cuts == ["cut"]
-    hub.send(event(b"again"))
-    await hub.close()
+    broadcaster.send(event(b"again"))
+    await broadcaster.close()
     assert (cuts, subscriber.take()) == (["cut"], b"")
     with pytest.raises(Unavailable, match="shutting down"):
-        join(hub)
+        join(broadcaster)
 
 
-async def test_a_newcomer_gets_the_state_and_others_are_left_alone() -> None:
+async def test_a_new_subscriber_gets_the_state_and_others_get_nothing() -> None:
     source = Source()
-    async with running(source) as hub:
-        first = join(hub)
+    async with running(source) as broadcaster:
+        first = join(broadcaster)
         assert await taken(first) == b"data: 0\n\n"
         source.state = 1
-        second = join(hub)
+        second = join(broadcaster)
         assert await taken(second) == b"data: 1\n\n"
         assert first.take() == b""
         assert source.loads == 2
 
 
-async def test_fifty_newcomers_share_a_load() -> None:
+async def test_fifty_new_subscribers_share_a_load() -> None:
     source = Source()
-    async with running(source) as hub:
-        subscribers = [join(hub) for _ in range(50)]
+    async with running(source) as broadcaster:
+        subscribers = [join(broadcaster) for _ in range(50)]
         assert {await taken(subscriber) for subscriber in subscribers} == {b"data: 0\n\n"}
         assert source.loads == 1
 
 
-async def test_nothing_is_loaded_while_nobody_listens() -> None:
+async def test_nothing_is_loaded_without_subscribers() -> None:
     source = Source()
-    async with running(source) as hub:
-        hub.changed()
-        subscriber = join(hub)
+    async with running(source) as broadcaster:
+        broadcaster.changed()
+        subscriber = join(broadcaster)
         await taken(subscriber)
-        hub.unsubscribe(subscriber)
+        broadcaster.unsubscribe(subscriber)
         loads = source.loads
         for _ in range(5):
-            hub.changed()
+            broadcaster.changed()
             await asyncio.sleep(0)
         assert source.loads == loads == 1
 
 
-async def test_a_burst_is_one_load_and_its_last_state_arrives() -> None:
+async def test_a_burst_causes_one_load_and_its_last_state_arrives() -> None:
     source = Source()
-    async with running(source) as hub:
-        subscriber = join(hub)
+    async with running(source) as broadcaster:
+        subscriber = join(broadcaster)
         await taken(subscriber)
         source.gate.clear()
         source.began.clear()
-        hub.changed()
+        broadcaster.changed()
         await source.began.wait()
         for state in range(1, 101):
             source.state = state
-            hub.changed()
+            broadcaster.changed()
         source.gate.set()
         assert await taken(subscriber) == b"data: 0\n\n"  # loaded before the burst
         assert await taken(subscriber) == b"data: 100\n\n"
@@ -257,77 +255,160 @@ async def test_a_burst_is_one_load_and_its_last_state_arrives() -> None:
 
 async def test_a_state_loaded_before_a_newcomer_is_not_its_first() -> None:
     source = Source()
-    async with running(source) as hub:
-        first = join(hub)
+    async with running(source) as broadcaster:
+        first = join(broadcaster)
         await taken(first)
         source.gate.clear()
         source.began.clear()
-        hub.changed()
+        broadcaster.changed()
         await source.began.wait()
         source.state = 1
-        newcomer = join(hub)
+        newcomer = join(broadcaster)
         source.gate.set()
         assert await taken(newcomer) == b"data: 1\n\n"
 
 
 async def test_events_between_two_loads_share_the_next() -> None:
     source = Source()
-    async with running(source, spacing_s=0.05) as hub:
-        subscriber = join(hub)
+    async with running(source, spacing_s=0.05) as broadcaster:
+        subscriber = join(broadcaster)
         began = asyncio.get_running_loop().time()
         await taken(subscriber)
         while (elapsed_s := asyncio.get_running_loop().time() - began) < 0.2:
-            hub.changed()
+            broadcaster.changed()
             await asyncio.sleep(0)
         assert 2 <= source.loads <= elapsed_s / 0.05 + 2
 
 
-async def test_newcomers_do_not_hold_up_what_everyone_gets() -> None:
+async def test_new_subscribers_do_not_delay_common_messages() -> None:
     source = Source()
-    async with running(source, spacing_s=3600) as hub:
-        subscriber = join(hub)
+    async with running(source, spacing_s=3600) as broadcaster:
+        subscriber = join(broadcaster)
         assert await taken(subscriber) == b"data: 0\n\n"
         source.state = 1
-        hub.changed()
+        broadcaster.changed()
         assert await taken(subscriber) == b"data: 1\n\n"
-        newcomer = join(hub)
-        hub.changed()
+        newcomer = join(broadcaster)
+        broadcaster.changed()
         for _ in range(100):
             await asyncio.sleep(0)
         assert (source.loads, subscriber.take(), newcomer.take()) == (2, b"", b"")
 
 
-async def test_loads_stay_few_however_many_come_and_whatever_happens() -> None:
+async def test_patches_are_paced_and_whole_states_are_not() -> None:
+    source = Source()
+    async with running(source, patch_spacing_s=3600) as broadcaster:
+        plain, patched = join(broadcaster), join(broadcaster, form=MessageForm(patched=True))
+        assert (await taken(plain), await taken(patched)) == (b"data: 0\n\n", b"data: 0\n\n")
+        for state in (1, 2):
+            source.state = state
+            broadcaster.changed()
+            assert await taken(plain) == b"data: %d\n\n" % state
+        assert patched.take() == b"data: 1\n\n"
+
+
+async def test_an_urgent_change_is_patched_at_once() -> None:
+    source = Source()
+    async with running(source, patch_spacing_s=3600) as broadcaster:
+        patched = join(broadcaster, form=MessageForm(patched=True))
+        await taken(patched)
+        broadcaster.changed()
+        await taken(patched)  # from now on, patches wait for an hour
+        source.state = 1
+        broadcaster.changed()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert patched.take() == b""
+        broadcaster.changed(urgent=True)
+        broadcaster.changed()
+        assert await taken(patched) == b"data: 1\n\n"
+        source.state = 2
+        broadcaster.changed()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert patched.take() == b"", "only the urgent change is sent at once"
+
+
+async def test_an_urgent_change_during_a_load_is_patched_after_it() -> None:
+    source = Source()
+    async with running(source, patch_spacing_s=3600) as broadcaster:
+        patched = join(broadcaster, form=MessageForm(patched=True))
+        await taken(patched)
+        source.gate.clear()
+        source.began.clear()
+        source.state = 1
+        broadcaster.changed()
+        await source.began.wait()
+        source.state = 2
+        broadcaster.changed(urgent=True)
+        source.gate.set()
+        assert await taken(patched) == b"data: 1\n\n"
+        assert await taken(patched) == b"data: 2\n\n"
+
+
+async def test_the_last_state_arrives_as_a_patch_when_its_time_has_come() -> None:
+    source = Source()
+    async with running(source, patch_spacing_s=0.05) as broadcaster:
+        patched = join(broadcaster, form=MessageForm(patched=True))
+        began = asyncio.get_running_loop().time()
+        await taken(patched)
+        for state in range(1, 101):
+            source.state = state
+            broadcaster.changed()
+            await asyncio.sleep(0)
+        while await taken(patched) != b"data: 100\n\n":
+            pass
+        elapsed_s = asyncio.get_running_loop().time() - began
+        assert source.loads <= elapsed_s / 0.05 + 2
+
+
+async def test_a_reader_that_lacks_the_previous_state_gets_the_whole_instead_of_a_patch() -> None:
+    source, form = Source(), MessageForm(numbered=True, patched=True)
+    async with running(source) as broadcaster:
+        first = join(broadcaster, form=form)
+        await taken(first)
+        broadcaster.changed()
+        await taken(first)
+        source.state = 1
+        newcomer = join(broadcaster, form=form)
+        await taken(newcomer)
+        source.state = 2
+        broadcaster.changed()
+        assert await taken(first) == b"id: \nevent: positions:patch\ndata: 2\n\n"
+        assert await taken(newcomer) == b"id: \nevent: positions\ndata: 2\n\n"
+
+
+async def test_loads_stay_few_with_any_number_of_subscribers_and_events() -> None:
     source = Source()
     loop = asyncio.get_running_loop()
-    async with running(source, spacing_s=0.05) as hub:
+    async with running(source, spacing_s=0.05) as broadcaster:
         began_s = loop.time()
         while (elapsed_s := loop.time() - began_s) < 0.4:
-            newcomers = [join(hub) for _ in range(5)]
-            hub.changed()
+            newcomers = [join(broadcaster) for _ in range(5)]
+            broadcaster.changed()
             await asyncio.sleep(0)
             for newcomer in newcomers:
-                hub.unsubscribe(newcomer)
+                broadcaster.unsubscribe(newcomer)
         assert 2 <= source.loads <= 2 * (elapsed_s / 0.05 + 1)
-        assert await taken(join(hub)) == b"data: 0\n\n"
+        assert await taken(join(broadcaster)) == b"data: 0\n\n"
 
 
-async def test_an_unavailable_state_ends_newcomers_only_and_is_tried_again(
+async def test_an_unavailable_state_ends_only_new_subscribers_and_is_retried(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("trader.api.state_broadcast.RETRY_S", 0.01)
     source = Source()
-    async with running(source) as hub:
-        subscriber = join(hub)
+    async with running(source) as broadcaster:
+        subscriber = join(broadcaster)
         await taken(subscriber)
         source.error = Unavailable("the database is away")
-        newcomer = join(hub)
+        newcomer = join(broadcaster)
         assert await taken(newcomer) == b""
         assert newcomer.ended
         assert newcomer.error is source.error
         source.state = 7
-        hub.changed()
-        while hub.failures < 3:
+        broadcaster.changed()
+        while broadcaster.failures < 3:
             await asyncio.sleep(0)
         source.error = None
         assert await taken(subscriber) == b"data: 7\n\n"
@@ -337,40 +418,40 @@ async def test_an_unavailable_state_ends_newcomers_only_and_is_tried_again(
 
 async def test_a_bug_in_a_load_is_logged_and_the_next_event_is_served(caplog: pytest.LogCaptureFixture) -> None:
     source = Source()
-    async with running(source) as hub:
-        subscriber = join(hub)
+    async with running(source) as broadcaster:
+        subscriber = join(broadcaster)
         await taken(subscriber)
         source.error = KeyError("BTC")
-        hub.changed()
-        while not hub.failures:
+        broadcaster.changed()
+        while not broadcaster.failures:
             await asyncio.sleep(0)
         source.error = None
-        hub.changed()
+        broadcaster.changed()
         assert await taken(subscriber) == b"data: 0\n\n"
     [record] = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert record.exc_info is not None
 
 
-async def test_a_load_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hanging_load_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trader.api.state_broadcast.LOAD_S", 0.02)
     source = Source()
     source.gate.clear()
-    async with running(source) as hub:
-        newcomer = join(hub)
+    async with running(source) as broadcaster:
+        newcomer = join(broadcaster)
         await newcomer.wait(5)
         assert isinstance(newcomer.error, Unavailable)
         source.gate.set()
-        assert await taken(join(hub)) == b"data: 0\n\n"
+        assert await taken(join(broadcaster)) == b"data: 0\n\n"
 
 
 async def test_closing_ends_everyone_and_the_loading() -> None:
     source = Source()
     source.gate.clear()
-    hub = StateBroadcaster("trades", source, spacing_s=0)
-    await hub.start()
-    subscriber = join(hub)
+    broadcaster = StateBroadcaster("trades", source)
+    await broadcaster.start()
+    subscriber = join(broadcaster)
     await source.began.wait()
-    await hub.close()
-    await hub.close()
+    await broadcaster.close()
+    await broadcaster.close()
     assert subscriber.ended
     assert subscriber.error is None

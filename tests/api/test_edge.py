@@ -1,4 +1,4 @@
-"""The edge of the application: which paths and methods are answered how, and under which name they are counted."""
+"""The edge of the application: the answers to paths and methods, and the names under which they are counted."""
 
 import pytest
 from aiohttp import web
@@ -7,7 +7,7 @@ from support.served import AppClient, make_app
 
 from trader.api.requests import REQUESTS
 from trader.api.routes import Route
-from trader.settings import Settings
+from trader.settings.settings import Settings
 
 LISTED = "https://app.example"
 

@@ -1,34 +1,39 @@
 import asyncio
+import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from datetime import timedelta
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from pytest_aiohttp.plugin import AiohttpClient
-from support.house import NAMES, START, House
 from support.served import AppClient, make_health_app
+from support.service_parts import NAMES, START, ServiceParts
+from support.waiting import becomes, until
 
+from trader.agents.budgets import Budget
+from trader.agents.model_warnings import Failing
 from trader.api import health
 from trader.api.subscriber import Subscriber
-from trader.errors import DatabaseUnavailable, Unavailable
-from trader.services.agents.budgets import Budget
-from trader.services.agents.model_warnings import Failing
+from trader.core.errors import DatabaseUnavailable, Unavailable
+from trader.database.pool import StatementFailure
+from trader.exchange.service_level import ServiceLevel
+from trader.operations.domain.alarms import STARTS_MAX
 
 PATHS = ("/health", "/api/health", "/health/schedulers", "/api/health/schedulers")
 
 
 @asynccontextmanager
-async def serving(house: House) -> AsyncIterator[AppClient]:
-    async with TestClient(TestServer(make_health_app(house))) as client:
-        await house.schedulers.start()
-        await house.clock.advance(timedelta(seconds=1))
+async def serving(service_parts: ServiceParts) -> AsyncIterator[AppClient]:
+    async with TestClient(TestServer(make_health_app(service_parts))) as client:
+        await service_parts.schedulers.start()
+        await service_parts.clock.advance(timedelta(seconds=1))
         try:
             yield client
         finally:
-            await house.schedulers.close()
+            await service_parts.schedulers.close()
 
 
 async def get(client: AppClient, path: str) -> tuple[int, Any]:
@@ -40,68 +45,69 @@ async def get(client: AppClient, path: str) -> tuple[int, Any]:
 
 @pytest.mark.parametrize("path", ["/health", "/api/health"])
 async def test_healthy(path: str) -> None:
-    async with serving(House()) as client:
+    async with serving(ServiceParts()) as client:
         assert await get(client, path) == (
             200,
             {"status": "healthy", "timestamp": "2025-01-01T12:00:01.000Z", "schedulers": dict.fromkeys(NAMES, True)},
         )
 
 
-async def test_a_database_that_is_away_is_unhealthy_and_recovers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "GOOD_FOR_S", 0)
-    house = House()
-    async with serving(house) as client:
-        house.database.error = DatabaseUnavailable("not reachable")
+async def test_an_unavailable_database_is_unhealthy_and_recovers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "PROBE_CACHE_S", 0)
+    service_parts = ServiceParts()
+    async with serving(service_parts) as client:
+        service_parts.database.error = DatabaseUnavailable("not reachable")
         status, report = await get(client, "/health")
         assert (status, report["status"], report["schedulers"]) == (503, "unhealthy", dict.fromkeys(NAMES, True))
         status, report = await get(client, "/health/schedulers")
         assert (status, report["database"]) == (200, {"ok": False, "latencyMs": None})
-        house.database.error = None
+        service_parts.database.error = None
         assert (await get(client, "/health"))[0] == 200
 
 
-async def test_books_that_the_venue_contradicts_are_unhealthy_and_say_why() -> None:
-    house = House()
-    house.troubles = {"apex": "ETH: the venue holds a position that the books do not know"}
-    async with serving(house) as client:
+async def test_books_contradicted_by_the_venue_are_unhealthy_with_the_reason() -> None:
+    service_parts = ServiceParts()
+    service_parts.troubles = {"apex": "ETH: the venue holds a position that the books do not know"}
+    async with serving(service_parts) as client:
         status, report = await get(client, "/health")
-        assert (status, report["status"], report["reconciliation"]) == (503, "unhealthy", house.troubles)
-        house.troubles = {}
+        assert (status, report["status"], report["reconciliation"]) == (503, "unhealthy", service_parts.troubles)
+        service_parts.troubles = {}
         status, report = await get(client, "/health")
         assert (status, "reconciliation" in report) == (200, False)
 
 
-async def test_a_database_that_hangs_is_unhealthy_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hanging_database_is_soon_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "PING_S", 0.02)
-    house = House()
-    house.database.hangs = True
-    async with serving(house) as client:
+    service_parts = ServiceParts()
+    service_parts.database.hangs = True
+    async with serving(service_parts) as client:
         status, report = await get(client, "/health")
         assert (status, report["reasons"]) == (503, ["The database cannot be used now: not answering."])
 
 
-async def test_a_flood_is_one_question() -> None:
-    house = House()
-    async with serving(house) as client:
+async def test_a_flood_of_requests_is_one_query() -> None:
+    service_parts = ServiceParts()
+    async with serving(service_parts) as client:
+        began_s = time.monotonic()
         answers = await asyncio.gather(*(get(client, PATHS[n % 4]) for n in range(100)))
         assert {status for status, _ in answers} == {200}
-        assert house.database.pings <= 3  # 100 answers take less than three times 200 ms, however busy the machine
+        assert service_parts.database.pings <= 1 + (time.monotonic() - began_s) / health.PROBE_CACHE_S
 
 
-async def test_a_scheduler_that_stands_still_is_unhealthy() -> None:
-    house = House()
-    async with serving(house) as client:
-        house.clock.set_by(timedelta(seconds=31))  # time that no scheduler saw
+async def test_a_stalled_scheduler_is_unhealthy() -> None:
+    service_parts = ServiceParts()
+    async with serving(service_parts) as client:
+        service_parts.clock.set_by(timedelta(seconds=31))  # time that no scheduler observed
         status, report = await get(client, "/health")
         assert (status, report["status"]) == (503, "unhealthy")
         assert report["schedulers"] == dict.fromkeys(NAMES, False)
 
 
-async def test_a_failing_scheduler_still_runs_and_tells_its_error() -> None:
-    house = House()
-    async with serving(house) as client:
-        house.error = Unavailable("the database is away")
-        await house.clock.advance(timedelta(seconds=9))
+async def test_a_failing_scheduler_still_runs_and_reports_its_error() -> None:
+    service_parts = ServiceParts()
+    async with serving(service_parts) as client:
+        service_parts.error = Unavailable("the database is away")
+        await service_parts.clock.advance(timedelta(seconds=9))
         assert (await get(client, "/health"))[0] == 200
         _, report = await get(client, "/health/schedulers")
         job = report["schedulers"]["tradeExecutor"]
@@ -121,10 +127,10 @@ async def test_a_failing_scheduler_still_runs_and_tells_its_error() -> None:
 
 @pytest.mark.parametrize("path", ["/health/schedulers", "/api/health/schedulers"])
 async def test_the_detailed_report(path: str) -> None:
-    house = House()
-    async with serving(house) as client:
-        house.hub.add(Subscriber())
-        house.agents.started = {"apex": START - timedelta(milliseconds=1500)}
+    service_parts = ServiceParts()
+    async with serving(service_parts) as client:
+        service_parts.broadcaster.add(Subscriber())
+        service_parts.agents.started = {"apex": START - timedelta(milliseconds=1500)}
         status, report = await get(client, path)
         assert status == 200
         assert list(report) == ["timestamp", "startedAt", "uptimeSeconds", "tradingMode", "role", "database", "market",
@@ -141,25 +147,25 @@ async def test_the_detailed_report(path: str) -> None:
             "streams": {"positions": {"subscribers": 1, "capacity": 50}},
             "modelsRunning": [{"modelId": "apex", "runningForSeconds": 2.5}],
         }
-        house.agents.queued = {"ada": START}
+        service_parts.agents.queued = {"ada": START}
         assert (await get(client, path))[1]["modelsWaiting"] == [{"modelId": "ada", "waitingForSeconds": 1.0}]
-        house.agents.spent = {"ada": Budget(Decimal(2), Decimal("1.8"), True, "manage", Decimal("0.1"))}
+        service_parts.agents.spent = {"ada": Budget(Decimal(2), Decimal("1.8"), True, "manage", Decimal("0.1"))}
         assert (await get(client, path))[1]["budgets"] == {
             "ada": {"usdPerDay": 2.0, "spentTodayUsd": 1.8, "reservedUsd": 0.1, "isEstimated": True, "state": "manage"}
         }
-        house.agents.failures = {"ada": Failing(3, "no answer")}
-        house.agents.rests = {"nim key 2": "is out of credit (402)"}
+        service_parts.agents.failures = {"ada": Failing(3, "no answer")}
+        service_parts.agents.rests = {"nim key 2": "is out of credit (402)"}
         report = (await get(client, path))[1]
         assert report["modelsFailing"] == [{"modelId": "ada", "failures": 3, "reason": "no answer"}]
         assert report["providersResting"] == {"nim key 2": "is out of credit (402)"}
         assert not any("no answer" in reason for reason in (await get(client, "/health"))[1].get("reasons", []))
-        house.market.last_update_at = START
+        service_parts.market.last_update_at = START
         market = (await get(client, path))[1]["market"]
         assert market == {"source": "synthetic", "lastUpdateAt": "2025-01-01T12:00:00.000Z", "stale": False}
 
 
 async def test_before_the_schedulers_start_the_service_is_unhealthy(aiohttp_client: AiohttpClient) -> None:
-    client = await aiohttp_client(make_health_app(House()))
+    client = await aiohttp_client(make_health_app(ServiceParts()))
     status, report = await get(client, "/health")
     assert (status, report["schedulers"]) == (503, dict.fromkeys(NAMES, False))
     _, report = await get(client, "/health/schedulers")
@@ -167,8 +173,8 @@ async def test_before_the_schedulers_start_the_service_is_unhealthy(aiohttp_clie
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_only_reading(path: str) -> None:
-    async with serving(House()) as client:
+async def test_the_health_report_is_read_only(path: str) -> None:
+    async with serving(ServiceParts()) as client:
         for method in ("POST", "PUT", "PATCH", "DELETE", "TRACE", "PROPFIND"):
             async with client.request(method, path) as response:
                 assert response.status == 405
@@ -179,66 +185,115 @@ async def test_only_reading(path: str) -> None:
 
 
 async def test_bookings_that_cannot_be_written_are_unhealthy_until_one_can() -> None:
-    house = House()
-    async with serving(house) as client:
-        house.database.trouble = "disk full"
+    service_parts = ServiceParts()
+    async with serving(service_parts) as client:
+        service_parts.database.trouble = "disk full"
         status, report = await get(client, "/health")
         assert (status, report["reasons"]) == (503, ["The database cannot be used now: disk full."])
-        house.database.trouble = None
+        service_parts.database.trouble = None
         assert (await get(client, "/health"))[0] == 200
 
 
 async def test_a_market_that_is_silent_for_over_a_minute_is_unhealthy_unless_its_recording_has_ended() -> None:
-    house = House()
-    async with serving(house) as client:
-        await house.clock.advance(timedelta(seconds=59))
+    service_parts = ServiceParts()
+    service_parts.market.last_update_at = START
+    async with serving(service_parts) as client:
+        await service_parts.clock.advance(timedelta(seconds=59))
         assert (await get(client, "/health"))[0] == 200
-        await house.clock.advance(timedelta(seconds=1))
+        await service_parts.clock.advance(timedelta(seconds=1))
         status, report = await get(client, "/health")
         assert (status, report["reasons"]) == (503, ["no update of the market for 61 s"])
-        house.market.has_ended = True
+        service_parts.market.has_ended = True
         assert (await get(client, "/health"))[0] == 200
-        house.market.has_ended = False
-        house.market.last_update_at = house.clock.now()
+        service_parts.market.has_ended = False
+        service_parts.market.last_update_at = service_parts.clock.now()
         assert (await get(client, "/health"))[0] == 200
+
+
+async def test_a_market_without_any_price_is_unhealthy_after_half_a_minute_and_no_price_is_tracked() -> None:
+    service_parts = ServiceParts()
+    async with serving(service_parts) as client:
+        await service_parts.clock.advance(timedelta(seconds=29))
+        assert (await get(client, "/health"))[0] == 200
+        await service_parts.clock.advance(timedelta(seconds=1))
+        status, report = await get(client, "/health")
+        assert (status, report["reasons"]) == (503, ["no price in the 31 s since the start"])
+        assert report["schedulers"] == {**dict.fromkeys(NAMES, True), "priceTracker": False}
+        jobs = (await get(client, "/health/schedulers"))[1]["schedulers"]
+        assert {name: job["running"] for name, job in jobs.items()} == report["schedulers"]
+        service_parts.market.last_update_at = service_parts.clock.now()
+        status, report = await get(client, "/health")
+        assert (status, report["schedulers"]) == (200, dict.fromkeys(NAMES, True))
 
 
 async def test_a_scheduler_that_fails_three_times_in_a_row_is_unhealthy_until_it_succeeds() -> None:
-    house = House()
-    async with serving(house) as client:
-        house.error = Unavailable("no room")
+    service_parts = ServiceParts()
+    async with serving(service_parts) as client:
+        service_parts.error = Unavailable("no room")
         for expected in (200, 200, 503):
-            await house.clock.advance(timedelta(seconds=10))
-            house.market.last_update_at = house.clock.now()
+            await service_parts.clock.advance(timedelta(seconds=10))
+            service_parts.market.last_update_at = service_parts.clock.now()
             status, report = await get(client, "/health")
             assert status == expected
         assert report["reasons"] == [f"the scheduler {name} failed 3 times: Unavailable: no room" for name in NAMES]
-        house.error = None
-        await house.clock.advance(timedelta(seconds=10))
+        service_parts.error = None
+        await service_parts.clock.advance(timedelta(seconds=10))
         assert (await get(client, "/health"))[0] == 200
 
 
-async def test_the_process_is_alive_whatever_else_is_wrong() -> None:
-    house = House()
-    house.database.error = DatabaseUnavailable("not reachable")
-    async with serving(house) as client:
+async def test_the_process_is_alive_regardless_of_other_problems() -> None:
+    service_parts = ServiceParts()
+    service_parts.database.error = DatabaseUnavailable("not reachable")
+    async with serving(service_parts) as client:
         assert (await get(client, "/health"))[0] == 503
         assert await get(client, "/health/live") == (200, {"status": "alive", "timestamp": "2025-01-01T12:00:01.000Z"})
 
 
-async def test_what_is_wrong_is_logged_when_it_begins_and_when_it_ends(
+async def test_problems_are_logged_when_they_begin_and_end(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(health, "WATCH_EVERY_S", 0.01)
+    monkeypatch.setattr(health, "LOG_AFTER_S", 0.02)
     caplog.set_level("INFO", "trader.api.health")
-    house = House()
-    house.database.trouble = "disk full"
-    async with serving(house):
+    service_parts = ServiceParts()
+    service_parts.database.trouble = "disk full"
+    async with serving(service_parts):
         async with asyncio.timeout(10):
-            while not caplog.messages:
-                await asyncio.sleep(0.01)
-            house.database.trouble = None
-            while len(caplog.messages) < 2:
-                await asyncio.sleep(0.01)
+            await until(lambda: caplog.messages)
+            service_parts.database.trouble = None
+            await until(lambda: len(caplog.messages) >= 2)
     assert caplog.messages[0].startswith("unhealthy: The database cannot be used now: disk full.")
     assert caplog.messages[1:] == ["healthy again"]
+
+
+async def test_slow_postings_are_unhealthy() -> None:
+    service_parts = ServiceParts()
+    now_s = 0.0
+    service_parts.service_level = ServiceLevel(timer=lambda: now_s)
+    async with serving(service_parts) as client:
+        for took_s in (4, 4.5, 0.1, 4):
+            with service_parts.service_level.posting():
+                now_s += took_s
+        status, report = await get(client, "/health")
+        assert (status, report["reasons"]) == (503, ["The database is slow: postings typically take 4.0 s."])
+        now_s += 70
+        assert (await get(client, "/health"))[0] == 200
+
+
+async def test_a_database_that_fails_between_two_looks_is_an_alarm_with_what_it_cost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(health, "WATCH_EVERY_S", 0.01)
+    service_parts = ServiceParts()
+    began = datetime.now(UTC) - timedelta(seconds=3)
+    async with serving(service_parts), asyncio.timeout(10):
+        for number in range(STARTS_MAX):
+            with suppress(Unavailable), service_parts.service_level.order():
+                raise DatabaseUnavailable("locked")
+            service_parts.database.last_failure = StatementFailure("locked", began, time.monotonic())
+            await becomes(lambda: service_parts.alarms.counts["database"], number + 1)
+            await asyncio.sleep(0.05)  # looks without a failure
+        (condition,) = service_parts.alarms.firing()
+    assert condition.alarm.text == "The database cannot be used now: locked."
+    assert condition.alarm.impact == "3 orders were refused"
+    assert condition.since == began

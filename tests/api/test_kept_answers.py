@@ -1,4 +1,4 @@
-"""Kept answers are never old ones: random writes and reads over HTTP, beside services that keep nothing."""
+"""Cached answers are never stale: random writes and reads over HTTP, compared with services without a cache."""
 
 import asyncio
 import json
@@ -12,38 +12,41 @@ import msgspec
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from support.manual_clock import ManualClock
+from support.operated_exchange import make_operations
 from support.records import make_model
 from support.scripted import START, ScriptedSource, make_settings, make_tick
 from support.served import AppClient, make_app
 from support.venue import make_exchange
 
+from trader.agents.invocations import InvocationReader
+from trader.agents.providers.providers import Providers, RuleProvider
+from trader.agents.schedule import InvocationScheduler
+from trader.agents.services import AgentServices, KnownModels
+from trader.agents.sql.models import upsert_model
 from trader.api import rpc
 from trader.api.context import Context
-from trader.api.envelope import Style
+from trader.api.envelope import BodyStyle
 from trader.api.registry import REGISTRY
 from trader.api.response_cache import Answer, ResponseCache
-from trader.composition import leader_view
-from trader.domain.models import VariantId
-from trader.gateways.agents.providers import Providers, RuleProvider
-from trader.leadership import Leadership, Relay
-from trader.services.agents.schedule import Agents
-from trader.services.events import EventBus
-from trader.services.exchange.accounts import Accounts
-from trader.services.exchange.ledger_writer import LedgerWriter
-from trader.services.exchange.read_only import ReadOnlyExchange
-from trader.services.market.candles import Candles
-from trader.services.market.feed import MarketFeed
-from trader.services.market.followed import FollowedMarket
-from trader.services.operations.access import ANYBODY
-from trader.services.portfolio.analytics import Analytics
-from trader.services.portfolio.evidence import Evidence
-from trader.services.portfolio.luck import LuckTable
-from trader.services.portfolio.run_statistics import CurrentRuns
-from trader.services.portfolio.snapshots import Portfolio
-from trader.services.relay import RelayReader
-from trader.store.agents.models import upsert_model
-from trader.store.database.pool import Database
-from trader.store.database.relay import upsert_relay
+from trader.composition.leadership import Coordination, Leadership, TradingParts
+from trader.composition.service import leader_view
+from trader.core.events import EventBus
+from trader.core.variant_id import VariantId
+from trader.database.pool import Database
+from trader.database.relay import RelayReader
+from trader.database.sql.relay import upsert_relay
+from trader.exchange.accounts import Accounts
+from trader.exchange.ledger_writer import LedgerWriter
+from trader.exchange.read_only import ReadOnlyExchange
+from trader.market.candles import Candles
+from trader.market.feed import MarketFeed
+from trader.market.followed import FollowedMarket
+from trader.operations.access import ANYBODY
+from trader.portfolio.analytics import Analytics
+from trader.portfolio.evidence import Evidence
+from trader.portfolio.luck import LuckTable
+from trader.portfolio.run_statistics import CurrentRuns
+from trader.portfolio.snapshots import PortfolioService
 
 READS: list[tuple[str, list[dict[str, object]]]] = [
     ("trading.getPositions", [{}, {"modelId": "m1"}, {"variant": "Apex"}]),
@@ -60,7 +63,7 @@ READS: list[tuple[str, list[dict[str, object]]]] = [
 
 
 class PaperBench:
-    """A service with kept answers, what changes it, and what its answers must be."""
+    """A service with cached answers, its changes, and its expected answers."""
 
     def __init__(self, context: Context, database: Database, client: AppClient) -> None:
         self.context = context
@@ -76,22 +79,25 @@ class PaperBench:
             return answer
 
     async def expected(self, name: str, asked: dict[str, object]) -> Any:
-        """The answer of services that were made just now."""
+        """The answer of newly created services."""
         context, database = self.context, self.database
         fresh = Context(
             settings=context.settings,
             clock=context.clock,
             market=context.market,
             exchange=context.exchange,
-            portfolio=Portfolio(database, context.exchange, context.clock, context.settings),
+            portfolio=PortfolioService(database, context.exchange, context.clock, context.settings),
             analytics=Analytics(database, context.exchange, context.clock, CurrentRuns(database)),
             evidence=Evidence(
                 database, CurrentRuns(database), LuckTable(database, context.market, context.settings), context.clock
             ),
+            models=context.models,
+            invocations=context.invocations,
             agents=context.agents,
             candles=Candles(database, self.context.market, self.context.settings),
+            operations=context.operations,
         )
-        target = rpc.Target(REGISTRY.procedures[name], Style.PLAIN)
+        target = rpc.Target(REGISTRY.procedures[name], BodyStyle.PLAIN)
         answer = await rpc.Dispatcher(REGISTRY, fresh).call(target, json.dumps(asked).encode(), ANYBODY, "oracle")
         assert answer.status == HTTPStatus.OK
         return json.loads(answer.body)
@@ -116,7 +122,7 @@ class PaperBench:
 
     async def snapshot(self, _: random.Random) -> None:
         await self.clock.advance(timedelta(minutes=1))
-        for name, inputs in READS:  # kept in the very second of the write
+        for name, inputs in READS:  # cached in the same second as the write
             await self.post(name, inputs[0])
         await self.context.portfolio.take_snapshots(self.clock.now())
 
@@ -124,7 +130,7 @@ class PaperBench:
         await self.clock.advance(timedelta(seconds=chance.choice([1, 40, 4000])))
 
     async def rename(self, chance: random.Random) -> None:
-        """A script writes a model; the service takes it up with its next cycle."""
+        """A script writes a model; the service loads it in its next cycle."""
         model = make_model(chance.choice(["m1", "m2", "m3"]), chance.choice(list(VariantId)))
         async with self.database.connection() as conn:
             await upsert_model(conn, model)
@@ -148,18 +154,24 @@ async def desk(database: Database) -> AsyncIterator[PaperBench]:
     async with database.connection() as conn:
         for model in (make_model("m1"), make_model("m2", VariantId.CONTRARIAN)):
             await upsert_model(conn, model)
-    agents = Agents(database, exchange, market, clock, events, settings, Providers(RuleProvider()))
+    models = KnownModels(database)
+    agents = InvocationScheduler(
+        AgentServices(database, exchange, market, clock, events, settings, Providers(RuleProvider()), models)
+    )
     await agents.start()
     context = Context(
         settings=settings,
         clock=clock,
         market=market,
         exchange=exchange,
-        portfolio=Portfolio(database, exchange, clock, settings),
+        portfolio=PortfolioService(database, exchange, clock, settings),
         analytics=Analytics(database, exchange, clock, CurrentRuns(database)),
         evidence=Evidence(database, CurrentRuns(database), LuckTable(database, market, settings), clock),
+        models=models,
+        invocations=InvocationReader(database, models, agents.warnings),
         agents=agents,
         candles=Candles(database, market, settings),
+        operations=make_operations(database, exchange, clock, settings),
     )
     async with TestClient(TestServer(make_app(context=context))) as client:
         yield PaperBench(context, database, client)
@@ -167,7 +179,7 @@ async def desk(database: Database) -> AsyncIterator[PaperBench]:
 
 
 class Reader:
-    """A process that follows the service of a bench through its database, with kept answers of its own."""
+    """A process that follows a bench's service through its database, with its own cache."""
 
     def __init__(self, desk: PaperBench) -> None:
         self._desk = desk
@@ -177,29 +189,33 @@ class Reader:
         self._market = MarketFeed(FollowedMarket(ScriptedSource(), relay), clock)
         accounts = Accounts(database, LedgerWriter(database), events)
         self._exchange = exchange = ReadOnlyExchange(self._market, clock, settings, accounts, relay)
+        shared = database, exchange, self._market, clock, events, settings, Providers(RuleProvider())
+        models = KnownModels(database)
+        agents = InvocationScheduler(AgentServices(*shared, models))
         context = Context(
             settings=settings,
             clock=clock,
             market=self._market,
             exchange=exchange,
-            portfolio=Portfolio(database, exchange, clock, settings, relay),
+            portfolio=PortfolioService(database, exchange, clock, settings, relay),
             analytics=Analytics(database, exchange, clock, CurrentRuns(database)),
             evidence=Evidence(database, CurrentRuns(database), LuckTable(database, self._market, settings), clock),
-            agents=Agents(
-                database, exchange, self._market, clock, events, settings, Providers(RuleProvider()), leader=relay
-            ),
+            models=models,
+            invocations=InvocationReader(database, models, agents.warnings),
+            agents=agents,
             candles=Candles(database, self._market, settings),
+            operations=make_operations(database, exchange, clock, settings),
         )
         unused: Any = None
-        ends = Relay(unused, relay)
-        self._role = Leadership(context, database, accounts, events, unused, None, (unused,) * 3, unused, ends)  # type: ignore[arg-type]
+        trading = TradingParts(accounts, unused, unused, unused, unused)
+        self._role = Leadership(context, database, events, unused, trading, Coordination(None, unused, relay))
         self.dispatcher = rpc.Dispatcher(REGISTRY, context)
-        self._targets = {name: rpc.Target(declared, Style.PLAIN) for name, declared in REGISTRY.procedures.items()}
+        self._targets = {name: rpc.Target(declared, BodyStyle.PLAIN) for name, declared in REGISTRY.procedures.items()}
         self._feed = asyncio.create_task(self._market.run(exchange.on_tick, START))
         self._number = 0
 
     async def look(self) -> None:
-        """See what the leader has done so far, as the next poll would."""
+        """Read the leader's changes so far, as the next poll would."""
         context, self._number = self._desk.context, self._number + 1
         record = msgspec.json.encode(leader_view(context)).decode()
         async with self._desk.database.connection() as conn:
@@ -210,7 +226,7 @@ class Reader:
                 await asyncio.sleep(0)
 
     async def call(self, name: str, asked: dict[str, object]) -> Answer:
-        return await self.dispatcher.kept_or_called(self._targets[name], json.dumps(asked).encode(), ANYBODY, "reader")
+        return await self.dispatcher.cached_or_call(self._targets[name], json.dumps(asked).encode(), ANYBODY, "reader")
 
     async def close(self) -> None:
         self._feed.cancel()
@@ -246,7 +262,7 @@ async def test_a_reader_has_the_answers_of_its_leader(desk: PaperBench, seed: in
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_who_reads_after_a_write_gets_what_it_left(desk: PaperBench, seed: int) -> None:
+async def test_read_after_write_is_never_stale(desk: PaperBench, seed: int) -> None:
     chance = random.Random(seed)
     await desk.see(chance)
     await desk.snapshot(chance)
@@ -256,7 +272,7 @@ async def test_who_reads_after_a_write_gets_what_it_left(desk: PaperBench, seed:
         act = chance.choice(acts)
         if act in (desk.order, desk.reset):
             await desk.see(chance)  # a price to trade on
-            # Readers in the middle of the write may get either; those after it must not get the former.
+            # Readers during the write may get either state; readers after it must not get the old one.
             await asyncio.gather(act(chance), *(desk.post(name, {}) for name, _ in READS))
         else:
             await act(chance)
@@ -264,7 +280,7 @@ async def test_who_reads_after_a_write_gets_what_it_left(desk: PaperBench, seed:
             await desk.read(chance)
 
 
-async def test_what_is_asked_twice_is_made_once(desk: PaperBench) -> None:
+async def test_a_repeated_call_is_computed_once(desk: PaperBench) -> None:
     await desk.see(random.Random(0))
     made = 0
     original = desk.context.portfolio.trades
@@ -287,7 +303,7 @@ async def test_what_is_asked_twice_is_made_once(desk: PaperBench) -> None:
     assert made == 2, "a script may have written models beside the service"
 
 
-# -- the cache by itself
+# -- the cache on its own
 
 
 def answer_of(body: bytes, status: int = 200) -> Callable[[], Awaitable[Answer]]:
@@ -297,7 +313,7 @@ def answer_of(body: bytes, status: int = 200) -> Callable[[], Awaitable[Answer]]
     return make
 
 
-async def test_only_successes_are_kept() -> None:
+async def test_only_successes_are_cached() -> None:
     kept = ResponseCache()
     assert (await kept.make(("a", b""), 1, answer_of(b"no", 503))).status == 503
     assert kept.find(("a", b""), 1) is None
@@ -313,7 +329,7 @@ async def fail() -> Answer:
     raise ZeroDivisionError
 
 
-async def test_who_waited_for_one_that_failed_makes_its_own() -> None:
+async def test_a_caller_that_waited_for_a_failure_computes_its_own_response() -> None:
     kept, gate, tries = ResponseCache(), asyncio.Event(), 0
 
     async def make() -> Answer:
@@ -331,7 +347,7 @@ async def test_who_waited_for_one_that_failed_makes_its_own() -> None:
     assert tries == 2
 
 
-async def test_while_all_fail_nobody_waits_for_a_line_of_others() -> None:
+async def test_while_all_calls_fail_no_caller_waits_in_a_queue() -> None:
     kept, began = ResponseCache(), 0
     gates = [asyncio.Event() for _ in range(3)]
 
@@ -352,7 +368,7 @@ async def test_while_all_fail_nobody_waits_for_a_line_of_others() -> None:
     assert len(kept) == kept.size == 0
 
 
-async def test_who_waited_shares_an_answer_that_is_not_kept() -> None:
+async def test_waiting_callers_share_an_uncached_response() -> None:
     kept, gate, tries = ResponseCache(bytes_max=1), asyncio.Event(), 0
 
     async def make() -> Answer:
@@ -368,7 +384,7 @@ async def test_who_waited_shares_an_answer_that_is_not_kept() -> None:
     assert (tries, len(kept), kept.size) == (1, 0, 0)
 
 
-async def test_an_answer_made_for_an_older_token_is_not_kept_for_the_new_one() -> None:
+async def test_a_response_for_an_old_token_is_not_cached_for_the_new_one() -> None:
     kept, gate = ResponseCache(), asyncio.Event()
 
     async def slow() -> Answer:
@@ -384,7 +400,7 @@ async def test_an_answer_made_for_an_older_token_is_not_kept_for_the_new_one() -
     assert kept.size == 3
 
 
-async def test_the_cache_has_bounds() -> None:
+async def test_the_cache_is_bounded() -> None:
     kept = ResponseCache(entries_max=3, bytes_max=100)
     for number in range(10):
         await kept.make(("a", b"%d" % number), 1, answer_of(b"x" * 30))

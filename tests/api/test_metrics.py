@@ -1,4 +1,4 @@
-"""The figures of `GET /metrics`, read as Prometheus reads them."""
+"""The figures of `GET /metrics`, parsed as Prometheus parses them."""
 
 import logging
 from collections.abc import AsyncIterator
@@ -10,9 +10,12 @@ import pytest
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 from pytest_aiohttp.plugin import AiohttpClient
-from support.house import START, House
 from support.served import AppClient, make_app
+from support.service_parts import START, ServiceParts
 
+from trader.agents.model_warnings import Failing
+from trader.agents.providers.client import ProviderAccess, ProviderClient
+from trader.agents.providers.providers import PROVIDERS, RuleProvider
 from trader.api import context as keys
 from trader.api import metrics, rpc
 from trader.api.broadcast import Broadcaster
@@ -22,17 +25,14 @@ from trader.api.routes import Route
 from trader.api.schemas.common import Empty, Wire
 from trader.api.stream_messages import EventsMessage, NumberedEvent
 from trader.api.subscriber import Subscriber
-from trader.domain.exchange.orders import OrderStatus
-from trader.domain.operations.alarms import Alarm, AlarmCause
-from trader.gateways.agents.client import ProviderClient
-from trader.gateways.agents.providers import PROVIDERS, RuleProvider
-from trader.gateways.operations.notifications import HttpSink
-from trader.schedulers import JobStatus
-from trader.services.agents.model_warnings import Failing
-from trader.services.exchange.accounts import Tally
-from trader.services.operations.alarms import Alarms
-from trader.setting_forms import Secret
-from trader.settings import Settings
+from trader.core.schedulers import JobStatus
+from trader.exchange.accounts import Tally
+from trader.exchange.domain.orders import OrderStatus
+from trader.operations.alarms import Alarms
+from trader.operations.domain.alarms import Alarm, AlarmCause
+from trader.operations.notifications import make_sinks
+from trader.settings.forms import Secret
+from trader.settings.settings import Settings
 
 Figures = dict[tuple[str, tuple[str, ...]], float]
 
@@ -56,17 +56,17 @@ async def count_calls(context: Context, _: Empty) -> Figure:
     return Figure(value=context.calls)
 
 
-class Parts(House):
+class Parts(ServiceParts):
     """The parts that count."""
 
     def __init__(self) -> None:
         super().__init__()
         self.context = Context()
-        self.hub = Broadcaster("workflow", capacity=3)
+        self.broadcaster = Broadcaster("workflow", capacity=3)
         self.status = JobStatus(interval_ms=1000, running=True, runs=7, failures=2, skipped=1, last_lag_ms=250)
         self.tally = Tally()
-        self.provider = ProviderClient(PROVIDERS["openai"], [Secret("k" * 30)])
-        self.alarms = Alarms([HttpSink(1, Secret("http://127.0.0.1:9/"), "here")])
+        self.provider = ProviderClient(PROVIDERS["openai"], ProviderAccess([Secret("k" * 30)]))
+        self.alarms = Alarms(make_sinks([Secret("http://127.0.0.1:9/")], "here"))
         self.agents.started = {"m": START}
         self.agents.queued = {"n": START, "o": START}
 
@@ -133,7 +133,7 @@ async def test_requests_are_counted_by_procedure_and_status(client: AppClient) -
     assert (await figures(client))[f"{name}_count", ("metrics", "200")] == 1
 
 
-async def test_callers_make_no_labels(client: AppClient) -> None:
+async def test_callers_cannot_add_labels(client: AppClient) -> None:
     for number in range(20):
         await client.post(f"/api/rpc/demo.none{number}")
         await client.get(f"/path{number}")
@@ -142,11 +142,11 @@ async def test_callers_make_no_labels(client: AppClient) -> None:
     assert names == {"unknown"}
 
 
-async def test_what_the_parts_count_is_told(client: AppClient, parts: Parts) -> None:
+async def test_metrics_expose_the_counts_of_the_parts(client: AppClient, parts: Parts) -> None:
     for backlog_bytes_max in (1, 1000):
-        parts.hub.add(Subscriber(backlog_bytes_max=backlog_bytes_max))
+        parts.broadcaster.add(Subscriber(backlog_bytes_max=backlog_bytes_max))
     for _ in range(2):
-        parts.hub.send(EventsMessage([NumberedEvent("workflow:step", b"{}", "1")]))
+        parts.broadcaster.send(EventsMessage([NumberedEvent("workflow:step", b"{}", "1")]))
     parts.tally.orders[OrderStatus.FILLED] += 3
     parts.tally.maker_fills, parts.tally.taker_fills, parts.tally.trades = 2, 5, 4
     parts.agents.failures = {"m": Failing(3, "no answer")}
@@ -163,7 +163,7 @@ async def test_what_the_parts_count_is_told(client: AppClient, parts: Parts) -> 
     expected: Figures = {
         ("trader_stream_subscribers", ("workflow",)): 2,
         ("trader_stream_capacity", ("workflow",)): 3,
-        ("trader_stream_drops_total", ("workflow",)): parts.hub.dropped,
+        ("trader_stream_drops_total", ("workflow",)): parts.broadcaster.dropped,
         ("trader_scheduler_running", ("priceTracker",)): 1,
         ("trader_scheduler_runs_total", ("priceTracker",)): 7,
         ("trader_scheduler_failures_total", ("priceTracker",)): 2,
@@ -192,7 +192,7 @@ async def test_what_the_parts_count_is_told(client: AppClient, parts: Parts) -> 
         ("trader_provider_cooldown", ("nim key 2",)): 1,
     }
     assert {key: seen.get(key) for key in expected} == expected
-    assert parts.hub.dropped == 1
+    assert parts.broadcaster.dropped == 1
     assert seen["process_open_fds", ()] > 0
 
 
@@ -206,7 +206,7 @@ async def test_large_answers_are_counted_and_logged_once_an_hour(caplog: pytest.
     ]
 
 
-async def test_kept_answers_are_counted_and_given_while_the_token_stays(client: AppClient, parts: Parts) -> None:
+async def test_cached_responses_are_counted_and_reused_while_the_token_stays(client: AppClient, parts: Parts) -> None:
     async def value() -> int:
         async with client.post("/api/rpc/demo.count", data="{}") as response:
             return int((await response.json())["value"])
@@ -222,13 +222,13 @@ async def test_kept_answers_are_counted_and_given_while_the_token_stays(client: 
     assert seen["trader_kept_answers_bytes", ()] == len(b'{"value":2}')
 
 
-async def test_the_open_metrics_form_is_given_to_those_who_ask(client: AppClient) -> None:
+async def test_open_metrics_is_served_on_request(client: AppClient) -> None:
     async with client.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"}) as response:
         assert response.headers["Content-Type"].startswith("application/openmetrics-text")
         assert (await response.text()).endswith("# EOF\n")
 
 
-async def test_requests_that_are_no_calls_are_one_line_each_too(
+async def test_requests_other_than_calls_are_one_line_each_too(
     client: AppClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "trader.request")
@@ -242,7 +242,7 @@ async def test_requests_that_are_no_calls_are_one_line_each_too(
     assert [(line["request_id"], line["procedure"], line["status"]) for line in lines] == told
 
 
-async def test_a_handler_that_breaks_is_counted_as_a_failure(aiohttp_client: AiohttpClient) -> None:
+async def test_a_handler_that_raises_is_counted_as_a_failure(aiohttp_client: AiohttpClient) -> None:
     async def broken(_: web.Request) -> web.Response:
         raise RuntimeError("bug")
 
@@ -255,7 +255,7 @@ async def test_a_handler_that_breaks_is_counted_as_a_failure(aiohttp_client: Aio
     assert sum(latencies["health", 500].counts) == 1
 
 
-async def test_the_condition_of_the_service_has_gauges(client: AppClient, parts: Parts) -> None:
+async def test_gauges_show_the_condition_of_the_service(client: AppClient, parts: Parts) -> None:
     parts.market.last_update_at = START - timedelta(seconds=90)
     parts.troubles = {"apex-1": "ETH: a position that the books do not know"}
     values = await figures(client)

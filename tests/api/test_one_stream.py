@@ -1,4 +1,4 @@
-"""The one stream: several streams on one connection, with ids for clients that return."""
+"""The combined stream: several streams on one connection, with ids for clients that reconnect."""
 
 import asyncio
 import re
@@ -13,24 +13,25 @@ from aiohttp.test_utils import TestServer
 from support.manual_clock import ManualClock
 from support.records import START
 from support.served import make_stream_app
+from support.waiting import until
 
 from trader.api import streams
-from trader.api.stream_events import EVENTS_MAX, EventRing
-from trader.errors import Unavailable
-from trader.services.events import EventBus, LeadershipChanged, MarketChecked, WorkflowProgress
+from trader.api.broadcast import EVENTS_MAX, EventRing
+from trader.core.errors import Unavailable
+from trader.core.events import EventBus, LeadershipChanged, MarketChecked, WorkflowProgress
 
 STATES = ("positions", "trades", "conversations", "portfolio", "candles")
-PATIENCE_S = 10
+PATIENCE_S = 60.0
 
 
 class Service:
-    """The streams behind a real server; every load returns how many there were."""
+    """The streams behind a real server; every load returns the number of loads so far."""
 
     def __init__(self) -> None:
         self.loads = 0
         self.error: Exception | None = None
         self.events = EventBus()
-        self.hubs = streams.Hubs(dict.fromkeys(STATES, self._load), self.events, ManualClock(START))
+        self.broadcasters = streams.Broadcasters(dict.fromkeys(STATES, self._load), self.events, ManualClock(START))
         self.address = ""
 
     async def _load(self) -> bytes:
@@ -46,7 +47,7 @@ class Service:
 @asynccontextmanager
 async def serving() -> AsyncIterator[Service]:
     service = Service()
-    app = make_stream_app(service.hubs, streams.Timing(watch_s=0.05))
+    app = make_stream_app(service.broadcasters, streams.Timing(watch_s=0.05))
     async with TestServer(app) as server:
         service.address = str(server.make_url("/api/events"))
         yield service
@@ -87,7 +88,7 @@ def steps(events: list[tuple[str, object]]) -> list[int]:
     return [data["step"] for _, data in events if isinstance(data, dict) and "step" in data]
 
 
-async def test_every_stream_comes_by_its_name_and_with_an_id() -> None:
+async def test_every_event_has_the_name_of_its_stream_and_an_id() -> None:
     async with serving() as service, reading(service) as reader:
         assert reader.response.headers["Content-Type"] == "text/event-stream"
         assert reader.response.headers["Cache-Control"] == "no-cache, no-transform"
@@ -105,17 +106,20 @@ async def test_every_stream_comes_by_its_name_and_with_an_id() -> None:
         service.events.publish(MarketChecked(START))
         assert {name for name, _ in await reader.events(2)} == {"positions", "portfolio"}
         assert reader.last_id.endswith("-1")
-        assert {name: len(hub) for name, hub in service.hubs.all.items()} == dict.fromkeys((*STATES, "workflow"), 1)
+        assert {name: len(broadcaster) for name, broadcaster in service.broadcasters.all.items()} == dict.fromkeys(
+            (*STATES, "workflow"), 1
+        )
 
 
 async def test_a_subset_is_a_subscriber_of_its_streams_only() -> None:
     async with serving() as service:
         async with reading(service, "?streams=trades,portfolio&streams=trades") as reader:
             assert {name for name, _ in await reader.events(2)} == {"trades", "portfolio"}
-            assert {name for name, hub in service.hubs.all.items() if len(hub)} == {"trades", "portfolio"}
-        async with asyncio.timeout(PATIENCE_S):
-            while any(len(hub) for hub in service.hubs.all.values()):
-                await asyncio.sleep(0.01)
+            assert {name for name, broadcaster in service.broadcasters.all.items() if len(broadcaster)} == {
+                "trades",
+                "portfolio",
+            }
+        await until(lambda: not any(len(broadcaster) for broadcaster in service.broadcasters.all.values()))
 
 
 @pytest.mark.parametrize("how", ["header", "query"])
@@ -152,7 +156,7 @@ async def test_a_reset_comes_first_when_events_were_lost() -> None:
             assert [name for name, _ in await other.events(2)] == ["reset", "connected"]
 
 
-async def test_a_takeover_resets_those_who_are_connected_and_those_who_return() -> None:
+async def test_a_takeover_resets_connected_and_returning_clients() -> None:
     async with serving() as service, reading(service, "?streams=workflow") as reader:
         await reader.event()
         service.step(1)
@@ -171,7 +175,7 @@ async def test_a_takeover_resets_those_who_are_connected_and_those_who_return() 
             assert [name for name, _ in await again.events(1)] == ["connected"]
 
 
-def test_only_what_is_kept_can_be_resumed() -> None:
+def test_only_retained_events_can_be_resumed() -> None:
     ring = EventRing(str.encode, events_max=3)
     ids = [ring.append(str(number), b"").event_id for number in range(5)]
     names = [[event.name for event in ring.first_events(last_id)] for last_id in ids]
@@ -182,7 +186,7 @@ def test_only_what_is_kept_can_be_resumed() -> None:
         ["connected", "4"],
         ["connected"],
     ]
-    # Whoever is cut off after any of these events resumes there.
+    # A client cut off after any of these events resumes there.
     for start in ids:
         first = ring.first_events(start)
         for number, event in enumerate(first):
@@ -200,12 +204,12 @@ async def test_a_bad_request_names_what_is_allowed() -> None:
             async with reading(service, query) as reader:
                 assert reader.response.status == 400
                 assert said in (await reader.response.json())["error"]
-        assert not any(len(hub) for hub in service.hubs.all.values())
+        assert not any(len(broadcaster) for broadcaster in service.broadcasters.all.values())
 
 
-async def test_a_full_stream_refuses_the_subsets_that_have_it() -> None:
+async def test_a_full_stream_refuses_subsets_that_include_it() -> None:
     async with serving() as service:
-        service.hubs.states["trades"].capacity = 0
+        service.broadcasters.states["trades"].capacity = 0
         async with reading(service) as reader:
             assert reader.response.status == 503
             assert int(reader.response.headers["Retry-After"]) >= 1
@@ -218,7 +222,7 @@ async def test_a_full_stream_refuses_the_subsets_that_have_it() -> None:
 
 
 @pytest.mark.parametrize("path", ["", "/positions"])
-async def test_callers_that_accept_gzip_can_read_each_message_when_it_arrives(path: str) -> None:
+async def test_callers_that_accept_gzip_can_read_each_message_on_arrival(path: str) -> None:
     async with serving() as service:
         service.address += path
         received = []
@@ -240,16 +244,16 @@ async def test_callers_that_accept_gzip_can_read_each_message_when_it_arrives(pa
         assert all(b"data: [" in text for text in received)
 
 
-async def test_patches_follow_the_state_and_a_client_that_missed_one_gets_the_whole() -> None:
+async def test_patches_follow_the_state_and_a_client_that_missed_one_gets_the_whole_state() -> None:
     async with serving() as service, reading(service, "?streams=trades&patches=true") as reader:
         assert await reader.event() == ("trades", [1])
-        service.hubs.states["trades"].changed()
-        assert await reader.event() == ("trades", [2])  # what it has came to it alone
-        service.hubs.states["trades"].changed()
+        service.broadcasters.states["trades"].changed()
+        assert await reader.event() == ("trades", [2])  # the client has received this directly
+        service.broadcasters.states["trades"].changed()
         assert await reader.event() == ("trades:patch", [3])
         async with reading(service, "?streams=trades") as other:
             assert await other.event() == ("trades", [4])
-            service.hubs.states["trades"].changed()
+            service.broadcasters.states["trades"].changed()
             assert await other.event() == ("trades", [5])
         assert await reader.event() == ("trades:patch", [5])
     async with serving() as service, reading(service, "?patches=yes") as reader:

@@ -1,4 +1,4 @@
-"""A patch makes the new state of the old one, whatever has changed."""
+"""A merge patch turns the keyed form of the old state into the keyed form of the new one, whatever has changed."""
 
 from typing import Any
 
@@ -6,11 +6,12 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trader.api.state_patches import encode_patch, revalue
+from trader.api.state_broadcast import encode_keyed, encode_patch
 
 figures = st.none() | st.integers(-3, 3) | st.sampled_from(["0.1", "0.2"])
 positions = st.fixed_dictionaries(
-    {"id": st.sampled_from("abcd"), "stop": figures}, optional={"leverage": figures, "tools": st.lists(figures)}
+    {"id": st.sampled_from("abcd"), "symbol": st.sampled_from(["BTC", "ETH"]), "stop": figures},
+    optional={"leverage": figures, "tools": st.lists(figures)},
 )
 entries = st.fixed_dictionaries(
     {"modelId": st.sampled_from("mnop"), "plan": st.none() | st.just({"stop": 1}) | st.just({"stop": 2, "target": 1})},
@@ -21,82 +22,77 @@ states = st.lists(entries, max_size=4) | st.fixed_dictionaries(
 )
 
 
-def patch_of(paths: list[list[str]], values: list[Any]) -> dict[str, Any]:
-    patch: dict[str, Any] = {}
-    for path, value in zip(paths, values, strict=True):
-        part = patch
-        for key in path[:-1]:
-            part = part.setdefault(key, {})
-        part[path[-1]] = value
-    return patch
-
-
-def applied(state: Any, patch: Any) -> Any:
-    """What `applyPatch` of `events.js` does."""
+def merged(target: Any, patch: Any) -> Any:
+    """`MergePatch` of RFC 7396, section 2."""
     if not isinstance(patch, dict):
         return patch
-    if marks := patch.pop("@", None):
-        revalue(state, marks)
-    for key in patch.pop("-", []):
-        del state[key]
-    for index, item in patch.pop("+", []):
-        state.insert(index, item)
-    for paths, rows in patch.pop("=", []):
-        patch |= {str(index): patch_of(paths, values) for index, *values in rows}
-    for key, change in patch.items():
-        place: Any = int(key) if isinstance(state, list) else key
-        old = state[place] if isinstance(state, list) else state.get(place)
-        state[place] = applied(old, change) if isinstance(change, dict) and isinstance(old, dict | list) else change
-    return state
+    target = dict(target) if isinstance(target, dict) else {}
+    for name, value in patch.items():
+        if value is None:
+            target.pop(name, None)
+        else:
+            target[name] = merged(target.get(name), value)
+    return target
+
+
+def listed(value: Any) -> Any:
+    """Return a state from its keyed form."""
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {"ids", "items"}:
+        return [listed(value["items"][key]) for key in value["ids"]]
+    return {name: listed(member) for name, member in value.items()}
+
+
+def without_nulls(value: Any) -> Any:
+    if isinstance(value, list):
+        return [without_nulls(item) for item in value]
+    if isinstance(value, dict):
+        return {name: without_nulls(member) for name, member in value.items() if member is not None}
+    return value
+
+
+def keyed(state: Any) -> bytes:
+    return encode_keyed(msgspec.json.encode(state))
+
+
+def patch_of(old: Any, new: Any) -> Any:
+    return msgspec.json.decode(encode_patch(keyed(old), keyed(new)))
 
 
 @given(states, states)
-def test_a_patch_makes_the_new_state_of_the_old_one(old: Any, new: Any) -> None:
-    if isinstance(old, dict) is not isinstance(new, dict):
-        return
-    before, after = msgspec.json.encode(old), msgspec.json.encode(new)
-    patch = msgspec.json.decode(encode_patch(before, after))
-    assert applied(msgspec.json.decode(before), patch) == msgspec.json.decode(after)
-    if before == after:
+def test_a_patch_turns_the_old_state_into_the_new_one(old: Any, new: Any) -> None:
+    before, patch = msgspec.json.decode(keyed(old)), patch_of(old, new)
+    after = merged(before, patch)
+    assert after == msgspec.json.decode(keyed(new))
+    assert without_nulls(listed(after)) == without_nulls(new)
+    if isinstance(before, dict) and before == after:
         assert patch == {}
 
 
-def test_a_patch_holds_only_what_has_changed() -> None:
+def test_a_patch_contains_only_changes() -> None:
     old = [{"modelId": "a", "cash": 1, "positions": [{"id": "p", "pnl": "1", "entry": "9"}, {"id": "q", "pnl": "2"}]}]
     new = [{"modelId": "a", "cash": 1, "positions": [{"id": "o", "pnl": "0"}, {"id": "p", "pnl": "3", "entry": "9"}]}]
-    patch = encode_patch(msgspec.json.encode(old), msgspec.json.encode(new))
-    assert msgspec.json.decode(patch) == {
-        "0": {"positions": {"-": [1], "+": [[0, {"id": "o", "pnl": "0"}]], "1": {"pnl": "3"}}}
-    }
+    items = {"p": {"pnl": "3"}, "o": {"id": "o", "pnl": "0"}, "q": None}
+    assert patch_of(old, new) == {"items": {"a": {"positions": {"ids": ["o", "p"], "items": items}}}}
 
 
-def test_items_that_change_alike_share_the_names_of_what_has_changed() -> None:
-    def state(*figures: int) -> bytes:
-        return msgspec.json.encode(
-            [{"modelId": str(i), "cash": f, "positions": [{"id": "p", "pnl": f}]} for i, f in enumerate(figures)]
-        )
+def test_positions_of_a_model_are_keyed_by_their_short_symbols() -> None:
+    def state(mark: str) -> list[dict[str, Any]]:
+        held = [{"id": name, "symbol": symbol, "mark": mark} for name, symbol in (("p", "BTC"), ("q", "ETH"))]
+        return [{"modelId": "a", "positions": held}]
 
-    patch = msgspec.json.decode(encode_patch(state(1, 2, 3, 4), state(5, 2, 6, 7)))
-    assert list(patch) == ["="]
-    [[paths, rows]] = patch["="]
-    assert paths == [["cash"], ["positions", "0", "pnl"]]
-    assert sorted(rows) == [[0, 5, 5], [2, 6, 6], [3, 7, 7]]
+    items = {"BTC": {"mark": "2"}, "ETH": {"mark": "2"}}
+    assert patch_of(state("1"), state("2")) == {"items": {"a": {"positions": {"items": items}}}}
 
 
-def test_of_positions_that_only_moved_with_their_marks_a_patch_has_the_marks() -> None:
-    def state(mark: str, notional: str, gain: str, total: float, cash: float, *more: dict[str, Any]) -> bytes:
-        held = {"id": "p", "symbol": "BTC", "side": "SHORT", "quantity": "0.25", "currentPrice": mark}
-        positions = [{**held, "notional": notional, "unrealizedPnl": gain}, *more]
-        entry = {"modelId": "a", "positions": positions, "totalUnrealizedPnl": total, "availableCash": cash}
-        return msgspec.json.encode([entry])
+def test_a_list_whose_items_have_no_distinct_ids_is_replaced() -> None:
+    for new in ([{"id": "a"}, {"id": "b"}, 1], [{"id": []}, {"id": "b"}], [{"id": 1}, {"id": 2}]):
+        assert patch_of([{"id": "a"}, {"id": "a"}], new) == new
 
-    old = state("100.1", "25.025", "-0.025", -0.025, 900.5)
-    new = state("99.9", "24.975", "0.025", 0.025, 900.55)
-    assert msgspec.json.decode(encode_patch(old, new)) == {"@": {"BTC": "99.9"}}
-    assert msgspec.json.decode(encode_patch(old, old)) == {}
-    added = {"id": "q", "symbol": "ETH", "currentPrice": "5"}
-    opened = state("99.9", "24.975", "0.025", 0.025, 850, added)
-    assert msgspec.json.decode(encode_patch(old, opened)) == {
-        "@": {"BTC": "99.9"},
-        "0": {"positions": {"+": [[1, added]]}, "availableCash": 850},
-    }
+
+def test_named_amounts_are_numbers_rounded_to_cents() -> None:
+    state = [{"modelId": "a", "cash": 9495.785, "pnl": None, "positions": [{"symbol": "BTC", "pnl": "-1.6579"}]}]
+    entry = msgspec.json.decode(encode_keyed(msgspec.json.encode(state), ("cash", "pnl")))["items"]["a"]
+    positions = {"ids": ["BTC"], "items": {"BTC": {"symbol": "BTC", "pnl": -1.66}}}
+    assert entry == {"modelId": "a", "cash": 9495.78, "positions": positions}

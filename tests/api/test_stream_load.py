@@ -1,4 +1,4 @@
-"""The streams under load and abuse, for two simulated minutes; tests/benchmarks/streams.py does the long run."""
+"""The streams under load and abuse, for two simulated minutes; tests/benchmarks/streams.py has the long run."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ SECOND_NS = 10**9
 
 
 def follower(name: str, arrivals: dict[int, int], pings_ns: tuple[int, ...] = ()) -> Follower:
-    """One who connected at 1 s, and got these marks and pings at these times."""
+    """A follower that connected at 1 s, and received these marks and pings at these times."""
     result = Follower(name)
     result.note(b"HTTP/1.1 200 OK\r\n\r\n", SECOND_NS)
     for mark_ns, at_ns in arrivals.items():
@@ -22,7 +22,7 @@ def follower(name: str, arrivals: dict[int, int], pings_ns: tuple[int, ...] = ()
     return result
 
 
-def test_an_update_has_arrived_when_the_last_one_has_it_or_a_newer_state() -> None:
+def test_an_update_has_arrived_once_all_have_it_or_a_newer_state() -> None:
     quick = follower("trades", {2_000_000: 3_000_000, 5_000_000: 6_000_000})
     slow = follower("trades", {5_000_000: 9_000_000})
     seen = judged([quick, slow], [2_000_000, 5_000_000], 3, SECOND_NS)
@@ -30,7 +30,7 @@ def test_an_update_has_arrived_when_the_last_one_has_it_or_a_newer_state() -> No
     assert (seen.superseded, seen.missing, seen.last_ms_at(0.99)) == (1, 0, 7)
 
 
-def test_what_never_arrives_counts_as_infinitely_late() -> None:
+def test_a_message_that_never_arrives_is_infinitely_late() -> None:
     whole = follower("trades", {2_000_000: 3_000_000, 5_000_000: 6_000_000})
     for other in (follower("workflow", {5_000_000: 9_000_000}), follower("trades", {2_000_000: 9_000_000})):
         seen = judged([whole, other], [2_000_000, 5_000_000], 3, SECOND_NS)
@@ -40,7 +40,7 @@ def test_what_never_arrives_counts_as_infinitely_late() -> None:
 @pytest.mark.parametrize(
     ("pings_s", "late_s"), [((4, 7), 0), ((4.5, 7), 0.5), ((4,), 2), ((), 5), ((4, 7, 8), 2), ((3.5, 7), 0.5)]
 )
-def test_a_ping_is_late_until_it_comes(pings_s: tuple[float, ...], late_s: float) -> None:
+def test_a_ping_is_late_until_it_arrives(pings_s: tuple[float, ...], late_s: float) -> None:
     reader = follower("trades", {}, tuple(round(at_s * SECOND_NS) for at_s in pings_s))
     assert judged([reader], [], 3, 9 * SECOND_NS).pings_late_s == pytest.approx(late_s)
 

@@ -1,4 +1,4 @@
-"""What the state streams show, over the real services on a real database."""
+"""The contents of the state streams, over the real services on a real database."""
 
 import asyncio
 import json
@@ -9,10 +9,18 @@ from typing import Any
 
 import pytest
 from support.manual_clock import ManualClock
+from support.operated_exchange import make_operations
 from support.records import FakeExchange, add_invocation, make_account, make_model, make_position
 from support.scripted import START, ScriptedSource, make_settings
 from support.venue import Venue, running
 
+from trader.agents.domain.models import Model
+from trader.agents.invocations import InvocationReader
+from trader.agents.providers.providers import Providers
+from trader.agents.schedule import InvocationScheduler
+from trader.agents.services import AgentServices, KnownModels
+from trader.agents.sql.models import upsert_model
+from trader.agents.variants import color_of
 from trader.api import stream_table
 from trader.api.context import Context
 from trader.api.procedures.models import get_invocations
@@ -21,24 +29,20 @@ from trader.api.schemas.common import ENCODER
 from trader.api.schemas.models import GetInvocationsInput
 from trader.api.schemas.positions import GetPositionsInput
 from trader.api.schemas.trades import GetTradesInput
-from trader.domain.exchange.orders import ExitPlan
-from trader.domain.models import Model, VariantId
-from trader.gateways.agents.providers import Providers
-from trader.services.agents.schedule import Agents
-from trader.services.events import EventBus
-from trader.services.market.candles import Candles
-from trader.services.portfolio.analytics import Analytics
-from trader.services.portfolio.evidence import Evidence
-from trader.services.portfolio.luck import LuckTable
-from trader.services.portfolio.run_statistics import CurrentRuns
-from trader.services.portfolio.snapshots import Portfolio
-from trader.store.agents.models import upsert_model
-from trader.store.database.pool import Database
-from trader.variants import color_of
+from trader.core.events import EventBus
+from trader.core.variant_id import VariantId
+from trader.database.pool import Database
+from trader.exchange.domain.orders import ExitPlan
+from trader.market.candles import Candles
+from trader.portfolio.analytics import Analytics
+from trader.portfolio.evidence import Evidence
+from trader.portfolio.luck import LuckTable
+from trader.portfolio.run_statistics import CurrentRuns
+from trader.portfolio.snapshots import PortfolioService
 
 
 class House:
-    """A venue with models and what reads them."""
+    """A venue with models and their readers."""
 
     def __init__(self, venue: Venue, context: Context) -> None:
         self.venue = venue
@@ -63,18 +67,23 @@ async def house(database: Database) -> AsyncIterator[House]:
         await upsert_model(conn, Model(**{**{f: getattr(idle, f) for f in idle.__struct_fields__}, "active": False}))
     async with running(database, ScriptedSource(), ManualClock(START)) as venue:
         exchange, clock = venue.exchange, venue.clock
-        agents = Agents(database, exchange, venue.market, clock, EventBus(), settings, Providers())
+        models = KnownModels(database)
+        shared = database, exchange, venue.market, clock, EventBus(), settings, Providers()
+        agents = InvocationScheduler(AgentServices(*shared, models))
         await agents.start()
         context = Context(
             settings=settings,
             clock=clock,
             market=venue.market,
             exchange=exchange,
-            portfolio=Portfolio(database, exchange, clock, settings),
+            portfolio=PortfolioService(database, exchange, clock, settings),
             analytics=Analytics(database, exchange, clock, CurrentRuns(database)),
             evidence=Evidence(database, CurrentRuns(database), LuckTable(database, venue.market, settings), clock),
+            models=models,
+            invocations=InvocationReader(database, models, agents.warnings),
             agents=agents,
             candles=Candles(database, venue.market, settings),
+            operations=make_operations(database, exchange, clock, settings),
         )
         yield House(venue, context)
         await agents.close()
@@ -96,7 +105,7 @@ async def test_each_active_model_has_an_entry_even_without_positions_or_prices(h
     ]
 
 
-async def test_positions_are_those_of_the_procedure(house: House) -> None:
+async def test_positions_equal_the_procedures_output(house: House) -> None:
     venue = house.venue
     await venue.see({"BTC": "94000", "ETH": "3300"})
     await venue.buy("0.5", account_id="apex", leverage=Decimal(10), exit_plan=ExitPlan(stop=Decimal(90000)))
@@ -118,7 +127,7 @@ async def test_positions_are_those_of_the_procedure(house: House) -> None:
     assert retired["modelVariant"] == "Contrarian"
 
 
-async def test_trades_are_the_latest_of_the_procedure(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_trades_equal_the_procedures_latest(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     assert stream_table.TRADES_MAX == 100
     for _ in range(3):
         await house.venue.see({"BTC": "94000"})
@@ -131,7 +140,7 @@ async def test_trades_are_the_latest_of_the_procedure(house: House, monkeypatch:
     assert await house.state("trades") == trades[:2]
 
 
-async def test_conversations_are_the_latest_of_the_procedure(house: House, database: Database) -> None:
+async def test_conversations_equal_the_procedures_latest(house: House, database: Database) -> None:
     async with database.connection() as conn:
         for number in range(52):
             await add_invocation(conn, "apex", START + number * timedelta(minutes=1), calls=("ok",))
@@ -173,7 +182,7 @@ async def test_a_sum_that_needs_an_unknown_price_is_null() -> None:
     assert entry.positions[0].unrealized_pnl is None
 
 
-async def test_a_thousand_accounts_do_not_hold_up_the_others() -> None:
+async def test_a_thousand_accounts_do_not_block_other_calls() -> None:
     accounts = [make_account(f"a{n}", positions={"BTC": make_position()}) for n in range(1000)]
     exchange: Any = FakeExchange(*accounts, marks={"BTC": "50000"})
     task = asyncio.ensure_future(stream_table.position_entries(exchange, {}))

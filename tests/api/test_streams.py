@@ -12,34 +12,35 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from support.extent import runs_all
 from support.manual_clock import ManualClock
+from support.run_profile import runs_all
 from support.served import make_stream_app
+from support.waiting import until
 
 from trader.api.stream_messages import EventsMessage, Message, NumberedEvent, StateMessage
-from trader.api.streams import PING, Hubs, Timing
-from trader.errors import Unavailable
-from trader.services.events import (
+from trader.api.streams import PING, Broadcasters, Timing
+from trader.core.errors import Unavailable
+from trader.core.events import (
     ConversationsChanged,
     EventBus,
     MarketChecked,
     PositionsChanged,
     PricesChanged,
-    TradesChanged,
     WorkflowProgress,
 )
+from trader.exchange.events import TradesChanged
 
 START = datetime(2025, 1, 1, 12, tzinfo=UTC)
 STATES = ("positions", "trades", "conversations", "portfolio", "candles")
 STREAMS = (*STATES, "workflow")
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 class Source:
-    """One stream's state."""
+    """The state of one stream."""
 
     def __init__(self) -> None:
-        self.state: Any = []
+        self.state: Any = [0]
         self.loads = 0
         self.error: Exception | None = None
         self.gate = asyncio.Event()
@@ -61,9 +62,9 @@ class Service:
     def __init__(self, timing: Timing) -> None:
         self.events = EventBus()
         self.sources = {name: Source() for name in STATES}
-        self.hubs = Hubs(self.sources, self.events, ManualClock(START))
+        self.broadcasters = Broadcasters(self.sources, self.events, ManualClock(START))
         self.port = 0
-        self.runner = web.AppRunner(make_stream_app(self.hubs, timing), shutdown_timeout=20)
+        self.runner = web.AppRunner(make_stream_app(self.broadcasters, timing), shutdown_timeout=20)
 
     @property
     def connections(self) -> list[web.RequestHandler]:
@@ -71,10 +72,8 @@ class Service:
         return self.runner.server.connections
 
     async def emptied(self) -> None:
-        """Until no subscriber is left."""
-        async with asyncio.timeout(PATIENCE_S):
-            while any(len(hub) for hub in self.hubs.all.values()):
-                await asyncio.sleep(0.005)
+        """Wait until no subscriber is left."""
+        await until(lambda: not any(len(broadcaster) for broadcaster in self.broadcasters.all.values()))
 
 
 @asynccontextmanager
@@ -90,7 +89,7 @@ async def serving(**timing: float) -> AsyncIterator[Service]:
 
 
 class Client:
-    """A raw connection, so that a test sees the very bytes and may stop reading or vanish."""
+    """A raw connection, so that a test sees the exact bytes and may stop reading or vanish."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -177,6 +176,19 @@ async def test_the_first_message_is_the_current_state(name: str) -> None:
             assert await client.chunk() == b'data: [{"modelId": "apex"}]\n\n'
 
 
+@pytest.mark.parametrize("name", ["trades", "conversations", "candles"])
+async def test_an_empty_list_is_announced_only_to_new_subscribers(name: str) -> None:
+    async with serving() as service:
+        service.sources[name].state = []
+        async with streaming(service, name) as client:
+            kind, data = await client.event()
+            assert (kind, data["stream"]) == ("empty", name)
+            assert data["message"].endswith(" yet.")
+            assert await client.event() == (None, [])
+            service.broadcasters.states[name].changed()
+            assert await client.event() == (None, [])
+
+
 async def test_the_workflow_stream_greets_with_connected() -> None:
     async with serving() as service, streaming(service, "workflow") as client:
         assert await client.chunk() == (
@@ -208,7 +220,7 @@ async def test_each_event_reaches_its_streams() -> None:
         service.events.publish(TradesChanged(at=START, account_ids=("apex",)))
         await updates("trades")
         service.events.publish(ConversationsChanged(at=START, model_id="apex"))
-        await updates("conversations")
+        await updates("positions", "conversations")
         service.events.publish(WorkflowProgress("workflow:step", START, {"modelId": "apex", "step": 2}))
         at = "2025-01-01T12:00:00.000Z"
         for kind, details in (
@@ -218,13 +230,13 @@ async def test_each_event_reaches_its_streams() -> None:
             ("workflow:step", {"modelId": "apex", "step": 2}),
         ):
             assert await clients["workflow"].event() == (kind, {"type": kind, "timestamp": at, **details})
-        assert [service.sources[name].loads for name in STATES] == [3, 2, 2, 2, 2]
+        assert [service.sources[name].loads for name in STATES] == [4, 2, 2, 2, 2]
         for client in clients.values():
             client.vanish(reset=False)
         await service.emptied()
 
 
-async def test_a_detail_that_cannot_be_told_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unencodable_detail_harms_no_subscriber(caplog: pytest.LogCaptureFixture) -> None:
     async with serving() as service, streaming(service, "workflow") as client:
         await client.event()
         service.events.publish(WorkflowProgress("workflow:step", START, {"modelId": object()}))
@@ -234,7 +246,7 @@ async def test_a_detail_that_cannot_be_told_harms_nobody(caplog: pytest.LogCaptu
 
 
 @pytest.mark.parametrize("name", ["positions", "workflow"])
-async def test_pings_come_on_time_however_much_is_sent(name: str) -> None:
+async def test_pings_are_on_time_no_matter_how_much_is_sent(name: str) -> None:
     async with serving(ping_s=0.1) as service, streaming(service, name) as client:
         await client.event()
         began = time.monotonic()
@@ -242,9 +254,9 @@ async def test_pings_come_on_time_however_much_is_sent(name: str) -> None:
 
         async def busy() -> None:
             while True:
-                service.hubs.states["positions"].send(StateMessage("positions", b"[]"))
-                service.hubs.workflow.post("workflow:step", b"{}")
-                await asyncio.sleep(0.005)
+                service.broadcasters.states["positions"].send(StateMessage("positions", b"[]"))
+                service.broadcasters.workflow.post("workflow:step", b"{}")
+                await asyncio.sleep(0.005)  # two hundred times a second
 
         sender = asyncio.create_task(busy())
         others = 0
@@ -264,16 +276,16 @@ async def test_pings_come_on_time_however_much_is_sent(name: str) -> None:
 
 async def test_a_ping_is_a_name_and_empty_data() -> None:
     async with serving(ping_s=0.01) as service, streaming(service, "trades") as client:
-        assert await client.chunk() == b"data: []\n\n"
+        assert await client.chunk() == b"data: [0]\n\n"
         assert await client.chunk() == b"event: ping\ndata:\n\n" == PING
 
 
-async def test_the_51st_is_refused_and_a_place_that_gets_free_is_given() -> None:
+async def test_the_51st_is_refused_and_a_freed_slot_is_reused() -> None:
     async with serving() as service:
         clients = [await Client.get(service, "/api/events/positions") for _ in range(50)]
         for client in clients:
             await client.head()
-            assert await client.event() == (None, [])
+            assert await client.event() == (None, [0])
         async with streaming(service, "positions") as refused:
             assert refused.status == 503
             assert refused.headers["content-type"] == "application/json"
@@ -281,15 +293,13 @@ async def test_the_51st_is_refused_and_a_place_that_gets_free_is_given() -> None
             assert "50" in (await refused.json())["error"]
         async with streaming(service, "trades") as other:
             assert other.status == 200
-        service.hubs.states["positions"].send(StateMessage("positions", b"[1]"))
+        service.broadcasters.states["positions"].send(StateMessage("positions", b"[1]"))
         for client in clients:
             assert await client.event() == (None, [1])
         clients[0].vanish(reset=True)
-        async with asyncio.timeout(PATIENCE_S):
-            while len(service.hubs.states["positions"]) == 50:
-                await asyncio.sleep(0.005)
+        await until(lambda: len(service.broadcasters.states["positions"]) != 50)
         async with streaming(service, "positions") as again:
-            assert await again.event() == (None, [])
+            assert await again.event() == (None, [0])
         for client in clients[1:]:
             client.vanish(reset=False)
         await service.emptied()
@@ -297,29 +307,27 @@ async def test_the_51st_is_refused_and_a_place_that_gets_free_is_given() -> None
 
 @pytest.mark.parametrize("reset", [True, False])
 @pytest.mark.parametrize("name", STREAMS)
-async def test_one_who_vanishes_is_removed_at_once(name: str, reset: bool) -> None:
+async def test_a_client_that_vanishes_is_removed_at_once(name: str, reset: bool) -> None:
     async with serving(ping_s=3600) as service, streaming(service, name) as client:
         await client.event()
-        assert len(service.hubs.all[name]) == 1
+        assert len(service.broadcasters.all[name]) == 1
         client.vanish(reset=reset)
         await service.emptied()
 
 
-async def test_one_who_vanishes_before_the_first_state_is_removed() -> None:
+async def test_a_client_that_vanishes_before_the_first_state_is_removed() -> None:
     async with serving() as service:
         gate = service.sources["trades"].gate
         gate.clear()
         client = await Client.get(service, "/api/events/trades")
-        async with asyncio.timeout(PATIENCE_S):
-            while not len(service.hubs.states["trades"]):
-                await asyncio.sleep(0.005)
+        await until(lambda: len(service.broadcasters.states["trades"]))
         client.vanish(reset=True)
         await service.emptied()
         gate.set()
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the system has no such bound")
-async def test_the_kernel_gives_up_on_one_who_vanished_without_a_word() -> None:
+async def test_the_kernel_gives_up_on_a_client_that_vanished_silently() -> None:
     async with serving() as service, streaming(service, "positions") as client:
         await client.event()
         [handler] = service.connections
@@ -344,25 +352,25 @@ class WatchedEvents(EventsMessage):
 
 
 def kept_bytes(service: Service, sent: Iterable[Message]) -> int:
-    """Bytes that the process keeps for its readers: in transports, and of messages that were `sent` and still exist."""
+    """Bytes that the process holds for its readers: in transports, and in `sent` messages that still exist."""
     transports = [handler.transport for handler in service.connections]
     waiting = sum(len(message.text(numbered=False)) for message in sent)
     return waiting + sum(t.get_write_buffer_size() for t in transports if t is not None)
 
 
 @pytest.mark.parametrize(("name", "kept_max"), [("positions", 120_000), ("workflow", 600_000)])
-async def test_a_stalled_reader_is_cut_and_slows_nobody(name: str, kept_max: int) -> None:
+async def test_a_stalled_reader_is_disconnected_and_slows_no_one(name: str, kept_max: int) -> None:
     async with serving(write_s=0.2) as service:
         stalled = await Client.get(service, f"/api/events/{name}", buffer_bytes=4096)
         await stalled.head()
         async with streaming(service, name) as client:
             await client.event()
-            hub = service.hubs.all[name]
-            assert len(hub) == 2
+            broadcaster = service.broadcasters.all[name]
+            assert len(broadcaster) == 2
             began = time.monotonic()
             number = 0
             sent = weakref.WeakSet[Message]()
-            while len(hub) == 2:
+            while len(broadcaster) == 2:
                 assert time.monotonic() - began < PATIENCE_S
                 assert kept_bytes(service, sent) < kept_max  # two messages of 50 kB, or twice the backlog and a message
                 number += 1
@@ -372,15 +380,13 @@ async def test_a_stalled_reader_is_cut_and_slows_nobody(name: str, kept_max: int
                 else:
                     message = WatchedEvents([NumberedEvent("workflow:step", long, "1")])
                 sent.add(message)
-                hub.send(message)
+                broadcaster.send(message)
                 del message
                 _, data = await client.event()
                 assert data[0] == number
             assert not client.reader.at_eof()
-            assert hub.dropped == 1
-            async with asyncio.timeout(PATIENCE_S):
-                while len(service.connections) > 1:
-                    await asyncio.sleep(0.005)
+            assert broadcaster.dropped == 1
+            await until(lambda: len(service.connections) <= 1)
         stalled.writer.close()
         await service.emptied()
 
@@ -389,7 +395,7 @@ async def test_a_slow_reader_gets_the_newest_state() -> None:
     async with serving() as service, streaming(service, "positions", buffer_bytes=4096) as client:
         await client.event()
         for number in range(300):
-            service.hubs.states["positions"].send(
+            service.broadcasters.states["positions"].send(
                 StateMessage("positions", b"[%d, %b]" % (number, b",".join([b"123456789"] * 5000)))
             )
             await asyncio.sleep(0)
@@ -397,7 +403,7 @@ async def test_a_slow_reader_gets_the_newest_state() -> None:
         while not seen or seen[-1] < 299:
             seen.append((await client.event())[1][0])
         assert seen == sorted(seen)
-        assert len(seen) < 100  # 15 MB were sent, and all but what sockets hold was replaced
+        assert len(seen) < 100  # 15 MB were sent, and everything beyond the sockets' buffers was replaced
 
 
 async def test_a_workflow_reader_with_a_full_backlog_is_dropped() -> None:
@@ -407,7 +413,7 @@ async def test_a_workflow_reader_with_a_full_backlog_is_dropped() -> None:
         for _ in range(200):  # 2 MB, more than sockets and backlog hold
             service.events.publish(WorkflowProgress("workflow:step", START, {"modelId": "apex", "text": text}))
             await asyncio.sleep(0)
-        assert service.hubs.workflow.dropped == 1
+        assert service.broadcasters.workflow.dropped == 1
         await service.emptied()
         with pytest.raises((EOFError, OSError)):
             await client.drain()
@@ -425,11 +431,11 @@ async def test_a_state_that_cannot_be_loaded_is_refused() -> None:
             assert await client.json() == {"error": "Internal server error"}
         service.sources["positions"].error = None
         async with streaming(service, "positions") as client:
-            assert await client.event() == (None, [])
+            assert await client.event() == (None, [0])
 
 
 @pytest.mark.parametrize("method", ["HEAD", "POST", "PUT", "DELETE", "PATCH"])
-async def test_only_get(method: str) -> None:
+async def test_streams_accept_only_get(method: str) -> None:
     async with serving() as service:
         client = await Client.get(service, "/api/events/positions", method=method)
         await client.head()
@@ -441,17 +447,17 @@ async def test_only_get(method: str) -> None:
 
 
 async def test_a_client_of_http_1_0_gets_plain_bytes_until_the_end() -> None:
-    """Proxies speak it to their upstreams by default, nginx among them."""
+    """Proxies such as nginx use it for their upstreams by default."""
     async with serving(ping_s=0.05) as service:
         reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
         writer.write(b"GET /api/events/positions HTTP/1.0\r\n\r\n")
         head = await reader.readuntil(b"\r\n\r\n")
         assert b"200 OK" in head
         assert b"chunked" not in head
-        assert await reader.readexactly(10 + len(PING)) == b"data: []\n\n" + PING
+        assert await reader.readexactly(11 + len(PING)) == b"data: [0]\n\n" + PING
         service.events.publish(MarketChecked(at=START))
-        assert b"data: []\n\n" in await reader.readuntil(b"data: []\n\n")
-        await service.hubs.close()
+        assert b"data: [0]\n\n" in await reader.readuntil(b"data: [0]\n\n")
+        await service.broadcasters.close()
         assert (await reader.read()).replace(PING, b"") == b""
         writer.close()
 
@@ -463,7 +469,7 @@ async def test_an_unknown_stream() -> None:
 
 
 @pytest.mark.parametrize("messages", [1, 20])
-async def test_shutdown_ends_all_streams_stalled_ones_too(messages: int) -> None:
+async def test_shutdown_ends_all_streams_including_stalled_ones(messages: int) -> None:
     async with serving(watch_s=1) as service:
         clients = []
         for name in STREAMS:
@@ -475,14 +481,14 @@ async def test_shutdown_ends_all_streams_stalled_ones_too(messages: int) -> None
         await stalled.head()
         await stalled.event()
         for _ in range(messages):
-            service.hubs.states["positions"].send(
+            service.broadcasters.states["positions"].send(
                 StateMessage("positions", b"[%b]" % b",".join([b"123456789"] * 500_000))
             )
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.001)  # so that each is written, not only the newest
         began = time.monotonic()
         await service.runner.cleanup()
         assert time.monotonic() - began < 3
-        assert not any(len(hub) for hub in service.hubs.all.values())
+        assert not any(len(broadcaster) for broadcaster in service.broadcasters.all.values())
         for client in clients[1:]:
             with pytest.raises(EOFError):
                 await client.event()

@@ -1,4 +1,4 @@
-"""Wire records that are taken from the attributes of domain records."""
+"""Wire records built from the attributes of domain records."""
 
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -12,9 +12,9 @@ from support.records import make_model
 
 from trader.api.schemas.analytics import IntervalPercent, Replicates, ReplicatesRow
 from trader.api.schemas.common import ENCODER, UNSET, UnsetType, Wire
-from trader.domain.portfolio.intervals import Interval
-from trader.domain.portfolio.replicates import ReplicateNoise
-from trader.services.portfolio.leaderboard import ReplicatesEntry
+from trader.core.intervals import ConfidenceInterval
+from trader.portfolio.domain.returns import ReplicateNoise
+from trader.portfolio.leaderboard import ReplicatesEntry
 
 NOISE = ReplicateNoise(("ada", "eve"), 30, -1.5, 2.25, 0.5, None)
 
@@ -48,12 +48,19 @@ def test_ids_and_times_become_text_numbers_lose_zeros_and_none_may_be_absence() 
     }
 
 
-def test_what_is_given_beside_the_source_comes_before_its_attributes() -> None:
+def test_explicit_values_override_the_attributes_of_the_source() -> None:
     figures = Figures.from_attributes(source(leverage=Decimal("5.0")), label="given", note=UNSET)
     assert (figures.label, figures.leverage, figures.note) == ("given", Decimal(5), UNSET)
 
 
-def test_an_attribute_that_is_missing_is_a_bug() -> None:
+def test_given_times_become_text_and_given_decimals_are_sent_as_they_are() -> None:
+    figures = Figures.from_attributes(
+        source(), at=datetime(2026, 1, 1, tzinfo=UTC), total_pnl=Decimal("0.0120"), note=None
+    )
+    assert (figures.at, str(figures.total_pnl), figures.note) == ("2026-01-01T00:00:00.000Z", "0.0120", UNSET)
+
+
+def test_a_missing_attribute_is_a_bug() -> None:
     with pytest.raises(AttributeError, match="total_pnl"):
         Figures.from_attributes(SimpleNamespace(run_id="r", at="t", label=None, leverage=None, note=None))
 
@@ -61,7 +68,7 @@ def test_an_attribute_that_is_missing_is_a_bug() -> None:
 @pytest.mark.parametrize(
     ("record", "expected"),
     [
-        (IntervalPercent.of(Interval(-1.5, 2.0)), {"low": -1.5, "high": 2.0}),
+        (IntervalPercent.of(ConfidenceInterval(-1.5, 2.0)), {"low": -1.5, "high": 2.0}),
         (
             ReplicatesRow.of(ReplicatesEntry([make_model("ada"), make_model("eve")], -1.5, 2.25, NOISE)),
             {
@@ -87,4 +94,5 @@ def test_records_of_named_tuples_fit_their_types(record: Wire, expected: dict[st
 
 
 def test_the_noise_of_replicates_fits_its_type() -> None:
-    assert msgspec.json.decode(ENCODER.encode(Replicates.of(NOISE)), type=Replicates).model_ids == ["ada", "eve"]
+    sent = ENCODER.encode(Replicates.from_attributes(NOISE))
+    assert msgspec.json.decode(sent, type=Replicates).model_ids == ["ada", "eve"]

@@ -1,12 +1,12 @@
-"""Waits of a plain caller beside hostile ones, each beside those of the same caller on a bare application.
+"""Delays of a normal caller next to hostile ones, compared with the same caller on a bare application.
 
   scripts/benchmark abuse [--seconds 10]    of each abuse
 
-The service has the first core, with a plain `web.Application` that nobody attacks: what the plain caller waits there is
-what this machine costs. The hostile callers (a process of their own, from another address) and the plain one share the
-last core. Once in ten milliseconds the plain one asks both in turn for variants.getVariants, on connections that stay
-open. Each hostile connection sends its next request a moment after the answer to the last has come.
-Exit code 1: the longest wait at the service is more than 50 ms above that at the bare application.
+The service runs on the first core, together with a plain `web.Application` that is not attacked: the normal caller's
+delay there is the cost of this machine. The hostile callers (a separate process, from another address) and the normal
+one share the last core. Every ten milliseconds the normal caller requests variants.getVariants from both in turn, on
+persistent connections. Each hostile connection sends its next request shortly after the answer to the previous one.
+Exit code 1: the longest delay at the service exceeds the one at the bare application by more than 50 ms.
 """
 
 import argparse
@@ -74,7 +74,7 @@ async def leave_a_stream_unread(port: int) -> None:
 
 
 class Abuse(NamedTuple):
-    """Something that `connections` hostile callers do again and again, with a rest between."""
+    """An action that `connections` hostile callers repeat, with a pause in between."""
 
     connections: int
     act: Callable[[int], Awaitable[None]]
@@ -114,7 +114,7 @@ async def repeat(abuse: Abuse, port: int) -> None:
 
 
 async def attack(name: str, port: int) -> None:
-    """Abuse the service until standard input ends: a process of its own."""
+    """Abuse the service until standard input ends. Runs as a separate process."""
     abuse = ABUSES[name]
     tasks = [asyncio.create_task(repeat(abuse, port)) for _ in range(abuse.connections)]
     await asyncio.to_thread(sys.stdin.read)
@@ -126,7 +126,7 @@ async def attack(name: str, port: int) -> None:
 
 
 async def serve_bare(body: bytes) -> None:
-    """Serve these bytes by the only route of a plain application until standard input ends; print its port."""
+    """Serve these bytes on the only route of a plain application until standard input ends; print its port."""
 
     async def answer(request: web.Request) -> web.Response:
         await request.read()
@@ -144,7 +144,7 @@ async def serve_bare(body: bytes) -> None:
 
 @asynccontextmanager
 async def process(*arguments: str) -> AsyncIterator[Process]:
-    """Run a part of this benchmark as a process of its own, which ends with its standard input."""
+    """Run a part of this benchmark as a separate process, which ends with its standard input."""
     command = [sys.executable, "-m", "benchmarks.abuse", *arguments]
     running = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
     try:
@@ -157,7 +157,7 @@ async def process(*arguments: str) -> AsyncIterator[Process]:
 
 
 async def waits_ms(http: ClientSession, urls: Sequence[str], seconds: float) -> list[list[float]]:
-    """Ask all addresses in turn. Return how long each answer took, by address."""
+    """Request all addresses in turn. Return the duration of each answer, by address."""
     waits: list[list[float]] = [[] for _ in urls]
     ends_s = time.perf_counter() + seconds
     while time.perf_counter() < ends_s:

@@ -1,11 +1,11 @@
-"""Load of many slow models: lag of the event loop, punctuality of the executor, time of a shutdown.
+"""Load of many slow models: event loop lag, punctuality of the executor, duration of a shutdown.
 
     scripts/benchmark agents [--models 20] [--step 30] [--seconds 150] [--markets 3]
 
-Real invocations through the real workflow: the synthetic market at its own pace, a provider over HTTP, in a process of
-its own, that takes `--step` seconds for each of two steps, the executor every 60 s, and a durable embedded PostgreSQL.
-The reference of the lag is an idle loop of the same process. During the shutdown every model waits for its provider.
-Beyond the markets of the build its rows are used again under further names; an account holds a position in each market.
+Real invocations through the real workflow: the synthetic market in real time, a provider over HTTP in a separate
+process that takes `--step` seconds for each of two steps, the executor every 60 s, and a durable embedded PostgreSQL.
+The reference for the lag is an idle loop of the same process. During the shutdown every model waits for its provider.
+Additional markets reuse the built-in rows under other names; an account holds a position in each market.
 """
 
 import argparse
@@ -25,31 +25,33 @@ from support.loop_lag import LoopLag
 from support.slow_provider import slow_provider
 from support.venue import make_exchange
 
-from trader.clock import SystemClock
-from trader.domain.exchange.orders import Order, OrderSide, OrderStatus
-from trader.domain.market.markets import SIMULATED_MARKETS, SimulatedMarket
-from trader.domain.models import Model, VariantId
-from trader.embedded.server import EmbeddedPostgres
-from trader.gateways.agents.providers import make_providers
-from trader.gateways.market.synthetic import SyntheticSource
-from trader.schedulers import Schedulers, jobs
-from trader.services.agents.schedule import Agents
-from trader.services.events import EventBus
-from trader.services.exchange.paper import PaperExchange
-from trader.services.market.feed import MarketFeed
-from trader.services.portfolio.snapshots import Portfolio
-from trader.settings import Settings
-from trader.store.agents.models import upsert_model
-from trader.store.database.partitions import ensure_partitions
-from trader.store.database.pool import Database
-from trader.store.database.schema import apply_schema
+from trader.agents.domain.models import Model
+from trader.agents.providers.providers import make_providers
+from trader.agents.schedule import InvocationScheduler
+from trader.agents.services import AgentServices, KnownModels
+from trader.agents.sql.models import upsert_model
+from trader.core.clock import SystemClock
+from trader.core.events import EventBus
+from trader.core.schedulers import Schedulers, jobs
+from trader.core.variant_id import VariantId
+from trader.database.embedded.server import EmbeddedPostgres
+from trader.database.partitions import ensure_partitions
+from trader.database.pool import Database
+from trader.database.schema import apply_schema
+from trader.exchange.domain.orders import Order, OrderSide, OrderStatus
+from trader.exchange.paper import PaperExchange
+from trader.market.domain.markets import SIMULATED_MARKETS, SimulatedMarket
+from trader.market.feed import MarketFeed
+from trader.market.sources.synthetic import SyntheticSource
+from trader.portfolio.snapshots import PortfolioService
+from trader.settings.settings import Settings
 
 IDLE_S = 5
 HOLD_MS_MAX, SHUTDOWN_MS_MAX, BUSY_PERCENT_MAX = 50.0, 2_000.0, 50.0
 
 
 def rows_of(count: int) -> dict[str, SimulatedMarket]:
-    """Return the rows of so many markets: those of the build, and the same ones under further names."""
+    """Return the rows of this many markets: the built-in ones, and then the same rows under other names."""
     rows = {}
     for number, row in zip(range(count), cycle(SIMULATED_MARKETS.values()), strict=False):
         further = number // len(SIMULATED_MARKETS)
@@ -92,7 +94,8 @@ async def measure(folder: Path, models: int, step_s: float, seconds: float, mark
         await hold_all(exchange, market)
         providers = make_providers(settings)
         stack.push_async_callback(providers.close)
-        agents = Agents(database, exchange, market, clock, events, settings, providers)
+        shared = database, exchange, market, clock, events, settings, providers
+        agents = InvocationScheduler(AgentServices(*shared, KnownModels(database)))
         await agents.start()
         started: list[datetime] = []
 
@@ -100,10 +103,10 @@ async def measure(folder: Path, models: int, step_s: float, seconds: float, mark
             started.append(now)
             await agents.start_batch(now)
 
-        portfolio = Portfolio(database, exchange, clock, settings)
+        portfolio = PortfolioService(database, exchange, clock, settings)
         schedulers = Schedulers(jobs(events, execute, portfolio.take_snapshots), clock)
         gc.collect()
-        gc.freeze()  # as the service does when it has started
+        gc.freeze()  # as the service does once it has started
         async with LoopLag() as busy:
             await schedulers.start()
             await asyncio.sleep(seconds)
@@ -111,7 +114,7 @@ async def measure(folder: Path, models: int, step_s: float, seconds: float, mark
         figures.show(f"{what}, p99", busy.p99_ms(), "ms", reference=("idle loop", idle.p99_ms()))
         figures.show("longest lag", max(busy.real_ms), "ms", reference=("idle loop", max(idle.real_ms)))
         figures.show("longest work of this thread without a pause", max(busy.cpu_ms), "ms", at_most=HOLD_MS_MAX)
-        late_ms = [at.second * 1000 + at.microsecond / 1000 for at in started[1:]]  # the first run is at the start
+        late_ms = [at.second * 1000 + at.microsecond / 1000 for at in started[1:]]  # the first run is at startup
         figures.show(f"latest of {len(late_ms)} executor runs after its minute", max(late_ms, default=0.0), "ms")
         for name, status in schedulers.status().items():
             figures.show(f"{name}: runs that were skipped or failed", status.skipped + status.failures, "", at_most=0)
@@ -142,11 +145,11 @@ async def _add_models(database: Database, count: int) -> None:
             await upsert_model(conn, model)
 
 
-async def _print_invocations(database: Database, agents: Agents) -> None:
+async def _print_invocations(database: Database, agents: InvocationScheduler) -> None:
     async with database.connection() as conn:
         rows = await conn.fetch("SELECT status, count(*) FROM invocations GROUP BY status ORDER BY status")
     counts = ", ".join(f"{row['count']} {row['status']}" for row in rows)
-    print(f"invocations: {counts}; {len(agents.running())} under way, {agents.skipped} skipped as still running")
+    print(f"invocations: {counts}; {len(agents.running())} in progress, {agents.skipped} skipped as still running")
 
 
 def main() -> int:

@@ -1,15 +1,14 @@
-"""Speed of backtests, beside backtesting.py on the same candles, and how it grows with the data.
+"""Speed of backtests, compared with backtesting.py on the same candles, and its growth with the data.
 
     scripts/benchmark backtest [folder of kline files] [--nautilus PYTHON]
 
-The sweep is one of 20 seeds on two cores, over one run of it, both as their user waits for them.
+The sweep has 20 seeds on two cores and is compared with a single run, both in elapsed time.
 
-The scripted account enters at the crossings of two averages, which are known ahead, with a stop and a target, without
-baselines beside it; the reference does the same, once with averages known ahead and once with averages of every minute.
-The reference has no margin calls, funding, depth, latency or guard. With the interpreter of an environment that has
-nautilus_trader, which needs other versions of libraries than trader, that trades the same entries, too. All times are
-processor time, which other processes disturb least, but for that of the command with its database, which is what its
-user waits.
+The scripted account enters at the crossings of two precomputed averages, with a stop and a target and without
+baselines; the reference does the same, once with precomputed averages and once with averages computed every minute. The
+reference has no margin calls, funding, depth, latency or guard. Given an interpreter with nautilus_trader, which needs
+other library versions than trader, nautilus_trader trades the same entries, too. All times are processor time, which
+other processes disturb least, except for the command with its database, which is measured in elapsed time.
 """
 
 import argparse
@@ -31,23 +30,25 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from backtesting import Backtest as Reference
-from backtesting import Strategy
+from backtesting import Strategy as ReferenceStrategy
 from benchmarks.figures import Figures
 from support.candles import FOLDER
 from support.process import COMMAND
 
-from trader.clock import moment_of
-from trader.domain.agents.strategy import Peek
-from trader.domain.agents.tools import CreatePosition, Decision
-from trader.domain.agents.view import View
-from trader.domain.exchange.orders import Side
-from trader.domain.models import VariantId, rule_model
-from trader.gateways.market.files import Minutes
-from trader.gateways.market.replay import ReplaySource
-from trader.services.backtest.ledger import LedgerLines
-from trader.services.backtest.market import BacktestMarket
-from trader.services.backtest.run import Backtest, rule_models
-from trader.settings import Settings
+from trader.agents.domain.models import Model, rule_model
+from trader.agents.domain.strategy import Peek, Strategy
+from trader.agents.domain.tools import CreatePosition, Decision
+from trader.agents.domain.view import View
+from trader.backtest.ledger import LedgerLines
+from trader.backtest.market import BacktestMarket
+from trader.backtest.run import Backtest, rule_models
+from trader.backtest.sources import RecordingStrategySource
+from trader.core.clock import moment_of
+from trader.core.variant_id import VariantId
+from trader.exchange.domain.orders import Side
+from trader.market.sources.files import Minutes, find_files, read_market
+from trader.market.sources.replay import ReplaySource
+from trader.settings.settings import Settings
 
 MARKETS = ("BTC", "ETH", "SOL")
 FAST, SLOW = 20, 100
@@ -63,17 +64,18 @@ MEGABYTES_MAX = 500
 
 
 def crossings(minutes: Minutes) -> dict[int, int]:
-    """The minutes that begin after the fast average has crossed the slow one: +1 upward, -1 downward."""
+    """Return the minutes that begin after the fast average has crossed the slow one: +1 upward, -1 downward."""
     closes = pd.Series(np.array(minutes.close))
     above = np.sign(closes.rolling(FAST).mean() - closes.rolling(SLOW).mean()).to_numpy()
     turns = np.flatnonzero((above[1:] != above[:-1]) & ~np.isnan(above[:-1])) + 1
     return {minutes.minute[int(turn)] + 1: int(above[turn]) for turn in turns if above[turn]}
 
 
-class Scripted:
-    """Enters at the crossings while no position is open."""
+class Scripted(RecordingStrategySource):
+    """Enters at the crossings if no position is open."""
 
-    def __init__(self, entries: dict[int, int]) -> None:
+    def __init__(self, model: Model, entries: dict[int, int]) -> None:
+        super().__init__(model, Strategy())
         self._entries = {minute * 60: side for minute, side in entries.items()}
         self._seconds = sorted(self._entries)
 
@@ -100,7 +102,7 @@ class Scripted:
 
 
 def timed(work: Callable[[], object]) -> float:
-    """The processor time of a call, in seconds."""
+    """Return the processor time of a call in seconds."""
     gc.collect()
     began_s = time.process_time()
     work()
@@ -115,7 +117,7 @@ def reference_trades(minutes: Minutes, entries: dict[int, int], *, ahead: bool) 
     candles = pd.DataFrame(columns, index=pd.to_datetime(np.array(minutes.minute) * 60, unit="s"))
     sides = [entries.get(minute + 1, 0) for minute in minutes.minute]
 
-    class Crossing(Strategy):  # type: ignore[misc]
+    class Crossing(ReferenceStrategy):  # type: ignore[misc]
         def init(self) -> None:
             self.place = 0
 
@@ -174,7 +176,9 @@ def finish(run: Backtest) -> None:
 def scripted(market: BacktestMarket, entries: dict[int, int]) -> tuple[float, int]:
     """Return the processor time of the scripted account, and its number of trades."""
     model = rule_model(VariantId.APEX, moment_of(market.span.start))
-    run = Backtest(market, settings(), [(model, Scripted(entries))], [LedgerLines(io.BytesIO())], has_baselines=False)
+    run = Backtest.fresh(
+        market, settings(), [(model, Scripted(model, entries))], [LedgerLines(io.BytesIO())], has_baselines=False
+    )
     return timed(lambda: finish(run)), run.accounts[0].state.trade_count
 
 
@@ -183,19 +187,19 @@ def season(folder: Path, start: datetime | None = None, end: datetime | None = N
     result: list[BacktestMarket] = []
     prepared_s = timed(lambda: result.append(opened(folder, MARKETS, start, end)))
     models = rule_models(list(VariantId), None, moment_of(result[0].span.start), {})
-    run = Backtest(result[0], settings(), models, [LedgerLines(io.BytesIO())])
+    run = Backtest.fresh(result[0], settings(), models, [LedgerLines(io.BytesIO())])
     return prepared_s, timed(lambda: finish(run)), run
 
 
 def shortest_s(folder: Path, start: datetime | None = None, end: datetime | None = None) -> float:
-    """Return the processor time of the faster of two runs: the other guests of a host slow some of them."""
+    """Return the processor time of the faster of two runs, since other guests of the host slow some of them."""
     return min(season(folder, start, end)[1] for _ in range(2))
 
 
 def durable(folder: Path) -> float:
-    """Return how long the command takes with its database, from its start to its end."""
+    """Return the elapsed time of the command with its database."""
     with tempfile.TemporaryDirectory() as place:
-        Path(place).chmod(0o755)  # as root the server runs as nobody, which must have session
+        Path(place).chmod(0o755)  # as root, the server runs as `nobody`, which must have access
         began_s = time.monotonic()
         command = [*COMMAND, "backtest", "--data", str(folder.resolve()), "--out", f"{place}/run"]
         subprocess.run(command, cwd=place, check=True, stdout=subprocess.DEVNULL)
@@ -203,7 +207,7 @@ def durable(folder: Path) -> float:
 
 
 def sweep_over_run(folder: Path) -> float:
-    """Return how much longer a sweep takes than the mean of a run before and one after it."""
+    """Return the duration of a sweep relative to the mean of one run before and one after it."""
     strategy = f"{Path(__file__).parents[2]}/docs/examples/sma_cross.py:SmaCross"
     command = [*COMMAND, "backtest", "--data", str(folder.resolve()), "--strategy", strategy, "--no-database"]
     with tempfile.TemporaryDirectory() as place:
@@ -230,7 +234,7 @@ def main() -> int:
     folder = options.folder
     figures = Figures()
     market = opened(folder, ["BTC"])
-    minutes = market.minutes("BTC")
+    minutes = read_market(find_files(folder)["BTC"])
     entries = crossings(minutes)
     ahead_s, ahead_trades = reference_trades(minutes, entries, ahead=True)
     each_s, _ = reference_trades(minutes, entries, ahead=False)

@@ -1,12 +1,12 @@
-"""Price of the chain on the write path of invocations, the speed of its verification, and what results cost a minute.
+"""Cost of the chain when writing invocations, speed of its verification, and cost of results per minute.
 
     scripts/benchmark chain [--rounds 60] [--invocations 24]
 
-Each invocation is written as the service writes it, to a durable embedded PostgreSQL: opened, two steps with a call
-each, its end, and its payload; as many at once as the service runs. The reference is the same without the link: short
-rounds with and without it alternate, in a changing order, and their processor time is judged, which other processes
-disturb least. Then the results of 100 accounts are recorded as the leader does it once a minute, while no account is
-locked: those of an hour, and none.
+Each invocation is written as in the service, to a durable embedded PostgreSQL: opened, two steps with a call each, its
+end, and its payload, with the concurrency of the service. The reference is the same without the link: short rounds with
+and without it alternate in a changing order, and are judged by processor time, which other processes disturb least.
+Then the results of 100 accounts are recorded as by the leader once a minute, without locking an account: first the
+results of an hour, then none.
 """
 
 import argparse
@@ -26,22 +26,22 @@ from benchmarks.figures import Figures, temporary_folder
 from support.records import make_model
 from support.scripted import START, make_settings
 
-from trader.domain.agents.conversation import ModelAnswer, ToolRequest
-from trader.domain.agents.invocations import Invocation
-from trader.domain.agents.tools import Holding
-from trader.embedded.server import EmbeddedPostgres
-from trader.services.agents import record as invocation_record
-from trader.services.agents.chain import verify
-from trader.services.agents.entrants import Entrants
-from trader.services.agents.payloads import PayloadPacker
-from trader.services.agents.recorder import InvocationRecorder
-from trader.services.agents.results import record_results
-from trader.services.events import EventBus
-from trader.store.agents.invocations import update_invocation
-from trader.store.agents.models import upsert_model
-from trader.store.database.partitions import ensure_partitions
-from trader.store.database.pool import Connection, Database
-from trader.store.database.schema import apply_schema
+from trader.agents import record as invocation_record
+from trader.agents.domain.conversation import ModelAnswer, ToolRequest
+from trader.agents.domain.invocations import Invocation
+from trader.agents.domain.tools import Holding
+from trader.agents.entrants import Entrants
+from trader.agents.payloads import PayloadPacker
+from trader.agents.recorder import InvocationRecorder, RecorderServices
+from trader.agents.sql.invocations import update_invocation
+from trader.agents.sql.models import upsert_model
+from trader.agents.verification import verify
+from trader.core.events import EventBus
+from trader.database.embedded.server import EmbeddedPostgres
+from trader.database.partitions import ensure_partitions
+from trader.database.pool import Connection, Database
+from trader.database.schema import apply_schema
+from trader.record.results import record_results
 
 PARALLEL = 8
 PRICE_PERCENT_MAX = 3.0
@@ -53,12 +53,12 @@ async def _no_order_to_settle(account_id: str) -> None:
 
 
 class Writer:
-    """Writes invocations of one model after the other, as the workflow does."""
+    """Writes invocations of one model at a time, as the workflow does."""
 
     def __init__(self, database: Database, models: int) -> None:
         self._database = database
-        self._entrants = Entrants(database, make_settings())
-        self._events, self._packer = EventBus(), PayloadPacker()
+        entrants = Entrants(database, make_settings())
+        self._recorders = RecorderServices(database, EventBus(), PayloadPacker(), entrants, _no_order_to_settle)
         self._models = [make_model(f"model-{number}") for number in range(models)]
         self._written = 0
 
@@ -69,7 +69,7 @@ class Writer:
                 await upsert_model(conn, model)
 
     async def write(self, count: int) -> None:
-        """Write so many invocations, `PARALLEL` at a time."""
+        """Write this many invocations, `PARALLEL` at a time."""
         numbers = iter(range(self._written, self._written + count))
         self._written += count
 
@@ -82,9 +82,7 @@ class Writer:
     async def _write_one(self, number: int) -> None:
         at = START + timedelta(seconds=number // len(self._models))
         model = self._models[number % len(self._models)]
-        record = InvocationRecorder(
-            self._database, self._events, self._packer, self._entrants, model, at, _no_order_to_settle
-        )
+        record = InvocationRecorder(self._recorders, model, at)
         assert await record.open()
         record.note_messages([{"role": "user", "content": REASON * 100}])
         for step in range(2):
@@ -145,7 +143,7 @@ FROM held, generate_series(0, {RESULT_ROWS} - 1) n
 
 
 async def _show_results(database: Database, figures: Figures) -> None:
-    """Show what it costs to record results, and to find that there are none."""
+    """Show the cost of recording results, and of finding that there are none."""
     async with database.transaction() as conn:
         await conn.execute(
             "INSERT INTO service_state (market_identity, trading_mode) VALUES ('benchmark', 'simulated')"
@@ -161,7 +159,7 @@ async def _show_results(database: Database, figures: Figures) -> None:
 
 
 class Spent(NamedTuple):
-    """Seconds of a round: by the clock, and of the processor, this process and the server's together."""
+    """Seconds of a round: elapsed, and processor time of this process and the server's together."""
 
     real: float
     processor: float
@@ -200,7 +198,7 @@ async def measure(folder: Path, rounds: int, count: int) -> int:
     async with _database(folder) as database:
         writer = Writer(database, models=20)
         await writer.prepare()
-        await writer.write(count)  # the first ones pay for empty caches
+        await writer.write(count)  # the first rounds pay for empty caches
         linked: list[Spent] = []
         plain: list[Spent] = []
         for number in range(rounds):

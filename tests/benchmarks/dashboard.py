@@ -1,13 +1,13 @@
-"""The dashboard with 100 models and 30 days in a real browser, beside an empty page and the bare answer of its chart.
+"""The dashboard with 100 models and 30 days in a real browser, compared with an empty page and the chart's bare answer.
 
   scripts/benchmark dashboard    100 models, 30 days (made first, which takes minutes)
   scripts/benchmark dashboard --quick    100 models, 3 days
   scripts/benchmark dashboard --folder DIR    keeps the season there, and opens the one that is there already
   scripts/benchmark dashboard --views MINUTES    what each view sends and moves meanwhile, instead (dashboard_views.py)
 
-`first chart` is from the navigation until the chart stands with its data, `longest task` the longest time for which the
-main thread was held, from the navigation until 15 seconds of live updates later, and `of its own` the longest of these
-in processor time: on a machine that does other work the first has waiting in it. Exit code 1: a floor is missed.
+`first chart` is the time from the navigation until the chart shows its data, `longest task` the longest time for which
+the main thread was blocked, from the navigation until 15 seconds of live updates later, and `of its own` the longest of
+these in processor time: on a busy machine the former includes waiting. Exit code 1: a floor is missed.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def seed(folder: Path, days: int, *options: str) -> bool:
-    """Make the season. Return whether that worked."""
+    """Create the season. Return whether that succeeded."""
     folder.mkdir(parents=True)
     command = (
         sys.executable, str(ROOT / "scripts" / "seed_accounts.py"), "--demo",
@@ -106,7 +106,7 @@ def shown(values: Sequence[float]) -> str:
 
 
 async def load(tab: Tab, url: str, ready: str) -> float:
-    """Open an address and return the figure that says when it was ready."""
+    """Open an address and return the time until it was ready."""
     await tab.command("Page.navigate", url="about:blank")
     await tab.command("Page.navigate", url=url)
     async with asyncio.timeout(60):

@@ -1,8 +1,8 @@
-"""What each view of the dashboard costs its reader with 100 rule models that trade: bytes, jumps, and tasks.
+"""Cost of each view of the dashboard with 100 trading rule models: bytes, layout shifts, and tasks.
 
-Every view is open in a browser of its own behind a forwarder that counts what is sent to it, and nobody touches them.
-They are opened two at a time, since more on two cores would fall behind and be sent whole states instead of what has
-changed; then all are watched together.
+Every view is open in a separate browser behind a forwarder that counts the bytes sent to it, without any interaction.
+They are opened two at a time, since more on two cores would fall behind and receive whole states instead of patches;
+then all are observed together.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from benchmarks.figures import Figures
 from benchmarks.stream_bytes import POSITIONS_MAX_KB, read
 from support.chromium import Tab, open_tab
 from support.process import ServiceProcess, serving
-from support.switch import switching
+from support.tcp_forwarder import forwarding
 
 HOUR_S: Final = 3600.0
 HOUR_MAX_MB: Final = 5.0
@@ -26,9 +26,9 @@ SHIFT_MAX: Final = 0.05
 OWN_TASK_MAX_MS: Final = 50.0
 AT_ONCE: Final = 2
 SETTLED_S: Final = 20.0
-"""After which a view has read what it shows at first."""
+"""Time after which a view has loaded its initial content."""
 READ_S: Final = 120.0
-"""For how long the messages of positions are read beside the views."""
+"""How long the messages of positions are read in parallel with the views."""
 
 SIZE: Final[dict[str, Any]] = {"width": 1440, "height": 900, "deviceScaleFactor": 1, "mobile": False}
 
@@ -43,7 +43,7 @@ TRACED: Final = {"includedCategories": ["toplevel"]}
 
 
 async def measure_views(figures: Figures, folder: Path, minutes: float, *, shows_jumps: bool) -> None:
-    """Open every view on the service of `folder` for so many minutes, and show what each has cost."""
+    """Open every view on the service of `folder` for this many minutes, and show the cost of each."""
     async with serving(folder, "--demo=fresh") as service:
         views, places = await views_of(service), asyncio.Semaphore(AT_ONCE)
         with tempfile.TemporaryDirectory() as scratch:
@@ -54,8 +54,8 @@ async def measure_views(figures: Figures, folder: Path, minutes: float, *, shows
                 ]
                 reading = group.create_task(read(int(service.url.rpartition(":")[2]), READ_S))
         held = len(await service.call("trading.getPositions"))
-    raw = reading.result()[1]["positions, raw"]
-    figures.show(f"position message, raw, {held} positions", mean(raw) / 1e3, "kB", at_most=POSITIONS_MAX_KB)
+    sizes = reading.result()[1]["positions:patch"]
+    figures.show(f"position message, {held} positions", mean(sizes) / 1e3, "kB", at_most=POSITIONS_MAX_KB)
     for path, task in zip(views, watches, strict=True):
         first, later, jumps, own_ms = task.result()
         hour = (first + later * (HOUR_S - SETTLED_S) / (minutes * 60)) / 1e6
@@ -79,12 +79,12 @@ async def views_of(service: ServiceProcess) -> list[str]:
 async def watch(
     url: str, path: str, profile: Path, seconds: float, places: asyncio.Semaphore
 ) -> tuple[int, int, list[Any], float]:
-    """Open a view when there is a place, which it leaves when it has settled, and keep it open.
+    """Open a view once a slot is free, release the slot when the view has settled, and keep the view open.
 
-    Return the bytes until it has settled and after that, its jumps, and its longest task in ms.
+    Return the bytes until it settled and after that, its layout shifts, and its longest task in ms.
     """
     async with AsyncExitStack() as stack:
-        switch = await stack.enter_async_context(switching())
+        switch = await stack.enter_async_context(forwarding())
         switch.to(url)
         rule = f"--host-resolver-rules=MAP {url.removeprefix('http://')} {switch.url.removeprefix('http://')}"
         async with places:

@@ -1,11 +1,11 @@
-"""Durable orders per second over HTTP, beside pgbench and a bare aiohttp handler on the same server.
+"""Durable orders per second over HTTP, compared with pgbench and a bare aiohttp handler on the same server.
 
     scripts/benchmark durable_orders
 
-Market orders from 16 accounts at once, each waiting for its answer before its next order, on the demo with its embedded
-server (fsync on). Two references insert one row per transaction into the same server from as many clients: pgbench, and
-a bare aiohttp handler with asyncpg, the least that any service on this base does for a request. The service, its server
-and the clients share the machine.
+Concurrent market orders from 16 accounts, each of which waits for its answer before its next order, on the demo with
+its embedded server (fsync on). Two references insert one row per transaction into the same server from as many clients:
+pgbench, and a bare aiohttp handler with asyncpg, the minimum that any service on this basis does for a request. The
+service, its server and the clients share the machine.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from benchmarks.figures import Figures, temporary_folder
 from support.process import ServiceProcess
 
 from trader.commands.serve import loop_factory
-from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
+from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 
 CLIENTS, WARM_UP_S, TURN_S, TURNS = 16, 2.0, 4, 3
 PGBENCH_SHARE_MIN = 0.5
@@ -39,7 +39,7 @@ BARE_ANSWER = b'{"order":{"status":"filled"}}'.ljust(410)
 
 
 class Client(asyncio.Protocol):
-    """One account with its own HTTP: a client library costs as much per order as the service does."""
+    """One account with its own HTTP code: a client library costs as much per order as the service."""
 
     def __init__(self, requests: tuple[bytes, bytes], until_s: float) -> None:
         self._requests = requests
@@ -119,7 +119,7 @@ def inserts_per_second(dsn: str, folder: Path, seconds: int) -> float:
 
 
 async def serve_bare(dsn: str) -> None:
-    """Serve the bare handler until this process is ended. Prints its address."""
+    """Serve the bare handler until this process ends. Prints its address."""
     async with asyncpg.create_pool(dsn, min_size=CLIENTS, max_size=CLIENTS) as pool:
 
         async def place_order(request: web.Request) -> web.Response:

@@ -26,16 +26,16 @@ from support.manual_clock import ManualClock
 from support.scripted import START, ScriptedSource, make_settings, make_tick
 from support.venue import make_exchange
 
-from trader.domain.exchange.account import equity, maintenance
-from trader.domain.exchange.orders import ExitPlan, Order, OrderSide, OrderStatus
-from trader.domain.exchange.rules import place
-from trader.domain.exchange.tick_rules import Moment
-from trader.domain.market.markets import MARKETS, Tick
-from trader.embedded.server import EmbeddedPostgres
-from trader.services.exchange.paper import PaperExchange
-from trader.services.market.feed import MarketFeed
-from trader.store.database.pool import Database
-from trader.store.database.schema import apply_schema
+from trader.database.embedded.server import EmbeddedPostgres
+from trader.database.pool import Database
+from trader.database.schema import apply_schema
+from trader.exchange.domain.account import equity, maintenance
+from trader.exchange.domain.orders import ExitPlan, Order, OrderSide, OrderStatus
+from trader.exchange.domain.rules import place
+from trader.exchange.domain.tick_rules import Moment
+from trader.exchange.paper import PaperExchange
+from trader.market.domain.markets import MARKETS, Tick
+from trader.market.feed import MarketFeed
 
 ORDERS, LEVELS, ROUNDS = 1_000, 3, 25
 POSITIONS, REFRESHED_ACCOUNTS, UPDATES = 10_000, 1_000, 50
@@ -76,7 +76,7 @@ def place_orders(moments: list[Moment]) -> int:
 
 
 def plain_orders(moments: list[Moment]) -> int:
-    """Do the same walks, sums and fees without an account: what the arithmetic alone costs."""
+    """Do the same walks, sums and fees without an account: the cost of the arithmetic alone."""
     cash = cost = held = Decimal(0)
     fills = 0
     for number, moment in enumerate(moments):
@@ -151,7 +151,7 @@ async def measure_refresh(figures: Figures, exchange: PaperExchange, market: Mar
 
 
 def plain_refresh_ms(exchange: PaperExchange, tick: Tick) -> float:
-    """Compute what every refresh needs: equity and maintenance margin of every account."""
+    """Compute the minimum of every refresh: equity and maintenance margin of every account."""
     marks = {symbol: quote.mark for symbol, quote in tick.quotes.items()}
     began_s = time.perf_counter()
     for account in exchange.accounts.values():

@@ -1,12 +1,12 @@
-"""External agents beside dashboards: how fast a view is answered, and whether the schedulers keep their times.
+"""External agents and dashboards together: how fast views are answered, and whether the schedulers are punctual.
 
     scripts/benchmark external_agents [--agents 100] [--dashboards 50] [--seconds 180]
 
-A demo with its rule agents in a process of its own. Every external agent decides once a minute, at a time of its own
-within it: `getView`, an order, `hold`. Every dashboard follows the streams of the page. What is measured begins with
-the second minute: the first view of an agent begins its entrant, and the first views of a service its indicators.
-How late the models decide is measured from the whole minute. The reference is a bare aiohttp application that answers
-the same requests with the bytes of a view, and has no dashboards.
+A demo with its rule agents in a separate process. Every external agent decides once a minute, each at a different time
+within the minute: `getView`, an order, `hold`. Every dashboard follows the streams of the page. The measurement starts
+with the second minute, because an agent's first view creates its entrant, and a service's first views compute the
+indicators. The delay of the models' decisions counts from the full minute. The reference is a bare aiohttp application
+that answers the same requests with the bytes of a view, without dashboards.
 """
 
 import argparse
@@ -28,14 +28,15 @@ from aiohttp import web
 from benchmarks.figures import Figures, temporary_folder
 from support.process import ServiceProcess, serving
 
-from trader.clock import SystemClock, floor_time
-from trader.commands.models import Opening, create_models
-from trader.commands.models_file import Entry
-from trader.domain.models import CYCLE, EXTERNAL, VariantId
-from trader.domain.operations.credentials import AGENT_MARK, issue
-from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
-from trader.store.database.pool import Database
-from trader.store.operations.credentials import insert_credential
+from trader.agents.domain.models import CYCLE, EXTERNAL
+from trader.agents.models_file import ModelEntry
+from trader.commands.models_seed import Opening, create_models
+from trader.core.clock import SystemClock, floor_time
+from trader.core.variant_id import VariantId
+from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
+from trader.database.pool import Database
+from trader.operations.domain.credentials import AGENT_MARK, issue
+from trader.operations.sql.credentials import insert_credential
 
 VIEW_MS_MAX: Final = 50.0
 LATE_MS_MAX: Final = 1_000.0
@@ -47,7 +48,7 @@ async def add_agents(folder: Path, count: int) -> list[str]:
     """Add external agents to the demo's database. Return their keys."""
     now, keys = SystemClock().now(), []
     names = [f"agent-{number:03}" for number in range(count)]
-    entries = [Entry(id=name, variant=VariantId.APEX, provider=EXTERNAL, router_model=EXTERNAL) for name in names]
+    entries = [ModelEntry(id=name, variant=VariantId.APEX, provider=EXTERNAL, router_model=EXTERNAL) for name in names]
     async with EmbeddedPostgres(folder / EMBEDDED_FOLDER).attach() as server:
         database = await Database.connect(server.dsn((await server.databases())[0]), size=1)
         async with database.transaction() as conn:
@@ -63,7 +64,7 @@ async def add_agents(folder: Path, count: int) -> list[str]:
 
 
 class Callers:
-    """External agents at one address, and how long their views took, in ms: the first of each agent, and all others."""
+    """External agents at one address, and the durations of their views in ms: each agent's first, and all others."""
 
     def __init__(self, http: aiohttp.ClientSession, url: str, keys: list[str]) -> None:
         self._http = http
@@ -75,7 +76,7 @@ class Callers:
         self.decisions = 0
 
     async def run(self, seconds: float) -> None:
-        """Have every agent decide once a minute, for so long."""
+        """Let every agent decide once a minute for this long."""
         began_s = time.monotonic()
         apart_s = MINUTE_S / len(self._keys)
         agents = [
@@ -110,7 +111,7 @@ class Callers:
 
 @asynccontextmanager
 async def dashboards(http: aiohttp.ClientSession, url: str, count: int) -> AsyncIterator[None]:
-    """Follow the streams of the page so many times, for the length of the block."""
+    """Follow the streams of the page this many times, for the duration of the block."""
 
     async def follow() -> None:
         async with http.get(f"{url}/api/events?streams={STREAMS}&patches=true") as response:
@@ -128,7 +129,7 @@ async def dashboards(http: aiohttp.ClientSession, url: str, count: int) -> Async
 
 
 async def serve_bare() -> None:
-    """Serve the bytes of standard input until this process is ended. Prints its address."""
+    """Serve the bytes of standard input until this process ends. Prints its address."""
     view = sys.stdin.buffer.read()
 
     async def answer(request: web.Request) -> web.Response:
@@ -178,7 +179,7 @@ async def measure(agents: int, dashboard_count: int, seconds: float) -> int:
             bare = Callers(http, url, keys)
             await bare.run(min(seconds, 2 * MINUTE_S))
     print(
-        f"{ours.decisions} decisions of {agents} agents beside {dashboard_count} dashboards; load {load:.1f} at first"
+        f"{ours.decisions} decisions of {agents} agents next to {dashboard_count} dashboards; load {load:.1f} at first"
     )
     for what, share in (("median", 50), ("p99", 99)):
         (least, most) = (statistics.quantiles(each.view_ms, n=100)[share - 1] for each in (bare, ours))
@@ -193,13 +194,13 @@ async def measure(agents: int, dashboard_count: int, seconds: float) -> int:
 
 
 async def _schedulers(service: ServiceProcess) -> dict[str, tuple[int, int]]:
-    """Return the runs of each scheduler that were skipped, and those that failed."""
+    """Return the numbers of skipped and failed runs of each scheduler."""
     _, report = await service.get("/health/schedulers")
     return {name: (each["skipped"], each["failures"]) for name, each in report["schedulers"].items()}
 
 
 async def _decided_late_ms(service: ServiceProcess) -> list[float]:
-    """Return how long after the whole minute each decision of a rule agent began, without those of the start."""
+    """Return how long after the full minute each decision of a rule agent began, except at startup."""
     late_ms = []
     for variant in VariantId:
         answer = await service.call("models.getInvocations", modelId=f"{variant.lower()}-rules")

@@ -1,4 +1,4 @@
-"""Fidelity of the market model: whether its paths are fair, and what trading on its books costs.
+"""Fidelity of the market model: the fairness of its paths, and the cost of trading on its books.
 
 scripts/benchmark fidelity [folder of kline files] [--pictures folder]
 """
@@ -39,13 +39,13 @@ from support.market_fidelity import (
     worst,
 )
 
-from trader.clock import epoch_second
-from trader.domain.market.markets import MARKETS
-from trader.gateways.market.books import Grid, marks_of_candle
-from trader.gateways.market.files import Minutes, find_files, read_market
-from trader.gateways.market.minute_paths import corners
-from trader.gateways.market.synthetic import SyntheticSource
-from trader.gateways.market.walks import walk_pool
+from trader.core.clock import epoch_second
+from trader.market.domain.markets import MARKETS
+from trader.market.sources.books import Grid, marks_of_candle
+from trader.market.sources.files import Minutes, find_files, read_market
+from trader.market.sources.minute_paths import corners
+from trader.market.sources.synthetic import SyntheticSource
+from trader.market.sources.walks import walk_pool
 
 SEEDS = (10, 11, 12)
 """None of them was used when the way to draw paths, and its few numbers, were chosen."""
@@ -89,9 +89,9 @@ def show_cross_rules(figures: Figures, name: str, rules: Sequence[CrossRule], *,
 
 
 def judge_across(figures: Figures, name: str, paths: Mapping[str, Paths], at_extremes: OfMinutes) -> None:
-    """Judge what the markets of one minute say about each other, and, where none closed at an extreme, about the next.
+    """Judge how well markets predict each other within a minute and, where none closed at an extreme, the next minute.
 
-    After a close at an extreme the candles themselves go on, which no path can draw away.
+    After a close at an extreme the candles themselves continue, which no path can remove.
     """
     rules = judge_cross_rules(paths, CROSS_STEP_S)
     show_cross_rules(figures, f"{name}, inside a minute", list(filter(is_inside, rules)))
@@ -107,7 +107,7 @@ def judge_across(figures: Figures, name: str, paths: Mapping[str, Paths], at_ext
 
 
 def judge_within(figures: Figures, name: str, paths: Mapping[str, Paths]) -> None:
-    """Judge what the past of a market says about its future, for each market and for all of them together."""
+    """Judge how well a market's past predicts its future, for each market and for all together."""
     for symbol, path in paths.items():
         rules = judge_rules([path], STEP_S)
         show_rules(figures, f"{name}, {symbol}, inside a minute", list(filter(is_inside, rules)), t_max=T_MAX)

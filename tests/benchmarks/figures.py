@@ -1,4 +1,4 @@
-"""Output of the benchmarks: each figure on a line, beside its reference of the same run and its goal."""
+"""Output of the benchmarks: each figure on one line, with its reference from the same run and its goal."""
 
 import tempfile
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class Figures:
-    """Prints figures, and knows whether every goal was met."""
+    """Prints figures, and records whether every goal was met."""
 
     def __init__(self) -> None:
         self.are_met = True
@@ -47,7 +47,7 @@ def _text(value: float) -> str:
 
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """Make an empty folder for an embedded server; as root the server runs as another user, who must enter it."""
+    """Create an empty folder for an embedded server, accessible to the user that the server runs as under root."""
     with tempfile.TemporaryDirectory(prefix="trader-benchmark-") as name:
         folder = Path(name)
         folder.chmod(0o755)

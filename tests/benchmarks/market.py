@@ -1,4 +1,4 @@
-"""Cost of market data: ticks, books and candles, and how long they hold the event loop.
+"""Cost of market data: ticks, books and candles, and how long they block the event loop.
 
 scripts/benchmark market [folder of kline files]
 """
@@ -13,9 +13,9 @@ from time import perf_counter
 from benchmarks.figures import Figures
 from support.loop_lag import LoopLag
 
-from trader.gateways.market.replay import ReplaySource
-from trader.gateways.market.source import MarketSource
-from trader.gateways.market.synthetic import SyntheticSource
+from trader.market.sources.replay import ReplaySource
+from trader.market.sources.source import MarketSource
+from trader.market.sources.synthetic import SyntheticSource
 
 SYMBOLS = ("BTC", "ETH", "SOL")
 NOW = datetime(2026, 6, 1, 12, tzinfo=UTC)
@@ -27,7 +27,7 @@ HOLD_MS_MAX = 50.0
 
 
 async def measure(figures: Figures, what: str, work: Awaitable[object], at_most_ms: float | None = None) -> None:
-    """Show how long `work` takes, and the longest time for which it holds the event loop."""
+    """Show how long `work` takes, and the longest time for which it blocks the event loop."""
     async with LoopLag() as lag:
         began_s = perf_counter()
         await work

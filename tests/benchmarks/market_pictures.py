@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from support.market_fidelity import AT, cost_bp
 
-from trader.clock import epoch_second
-from trader.domain.market.markets import MARKETS, SIMULATED_MARKETS
-from trader.gateways.market.books import BookModel, CandlePath, Grid, TrailingDay
-from trader.gateways.market.files import Minutes
-from trader.gateways.market.minute_paths import MinutePaths
+from trader.core.clock import epoch_second
+from trader.market.domain.markets import MARKETS, SIMULATED_MARKETS
+from trader.market.sources.books import BookModel, CandlePath, Grid, TrailingDay
+from trader.market.sources.files import Minutes
+from trader.market.sources.minute_paths import MinutePaths
 
 CRASH = datetime(2025, 2, 3, 1, 30, tzinfo=UTC)
 CRASH_MINUTES = 60
@@ -87,7 +87,7 @@ def chart(
 
 
 def draw_paths(minutes: Minutes) -> str:
-    """Draw five paths of the same candle, of five seeds."""
+    """Draw five paths of the same candle, from five seeds."""
     grid = Grid(MARKETS["BTC"])
     place = next(n for n in range(5_000, len(minutes)) if 60 < minutes.high[n] - minutes.low[n] < 70)
     lines = [
@@ -123,7 +123,7 @@ def draw_model(what: str) -> str:
 
 
 def crash_costs(symbol: str, minutes: Minutes) -> tuple[list[float], list[Line]]:
-    """Return the median costs of a calm hour, the day before, and those of each minute of the crash."""
+    """Return the median costs of a calm hour the day before, and of each minute of the crash."""
     grid, day = Grid(MARKETS[symbol]), TrailingDay(float(MARKETS[symbol].tick), minutes)
     paths, model = MinutePaths(f"0:{symbol}", grid, minutes), BookModel(grid, SIMULATED_MARKETS[symbol].calm)
     first = bisect_left(minutes.minute, epoch_second(CRASH) // 60)
@@ -145,7 +145,7 @@ def crash_costs(symbol: str, minutes: Minutes) -> tuple[list[float], list[Line]]
 
 
 def write_pictures(folder: Path, recorded: Mapping[str, Minutes]) -> None:
-    """Write the pictures of docs/market-model.md, and print the table of costs that stands beside them."""
+    """Write the pictures of docs/market-model.md, and print the table of costs next to them."""
     (folder / "market-paths.svg").write_text(draw_paths(recorded["BTC"]))
     for what in ("spread", "depth"):
         (folder / f"market-{what}.svg").write_text(draw_model(what))

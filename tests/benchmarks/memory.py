@@ -1,11 +1,11 @@
-"""Memory of the service over simulated days of trading in lockstep: it must end where the second day ended.
+"""Memory of the service over simulated days of trading in lockstep: it must not grow after the second day.
 
   scripts/benchmark memory                   90 days of 3 markets, the rule agents of the demo (an hour or more)
   scripts/benchmark memory --days 10 --symbols BTC
 
-The real process replays a recording of random walks as fast as it can follow. `anonymous` is what it holds itself,
-without the files of its programs; each line is the end of a simulated day. Exit code 1: the last day ended more than
-5 MB above the second.
+The real process replays a recording of random walks as fast as it can follow. `anonymous` is its own memory, without
+mapped program files; each line is the end of a simulated day. Exit code 1: the last day ended more than 5 MB above the
+second.
 """
 
 import argparse
@@ -52,14 +52,14 @@ def write_candles(folder: Path, symbols: Sequence[str], days: int) -> None:
 
 
 def anonymous_mb(pid: int) -> float:
-    """Return the anonymous memory of a process that is resident."""
+    """Return the resident anonymous memory of a process."""
     match = re.search(r"^RssAnon:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(encoding="ascii"), re.MULTILINE)
     assert match is not None, "only Linux says it"
     return int(match[1]) / 1024
 
 
 async def trades_so_far(service: ServiceProcess) -> int:
-    """Return how many trades the agents have closed: a service that does nothing holds its memory too."""
+    """Return the number of closed trades: an idle service would not grow either."""
     async with service.http.get(f"{service.url}/metrics") as response:
         text = await response.text()
     return sum(int(float(count)) for count in re.findall(r"^trader_trades_total\S* (\S+)$", text, re.MULTILINE))
@@ -83,7 +83,7 @@ async def measure(days: int, symbols: Sequence[str]) -> int:
             begin: datetime | None = None
             while len(ends) < days:
                 await asyncio.sleep(LOOK_S)
-                service.log.clear()  # it is this process that would grow
+                service.log.clear()  # this is the process that would grow
                 now = await market_time(service)
                 begin = begin or now
                 if now is None or begin is None or now - begin < timedelta(days=len(ends) + 1):

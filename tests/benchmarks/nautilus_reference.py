@@ -24,7 +24,7 @@ MINUTE_NS = 60_000_000_000
 
 
 class Scripted(Strategy):  # type: ignore[misc]
-    """Enters where the input says so while no position is open, with a stop and a target."""
+    """Enters as specified by the input if no position is open, with a stop and a target."""
 
     def __init__(self, instrument: Any, bar_type: Any, given: dict[str, Any]) -> None:
         super().__init__()

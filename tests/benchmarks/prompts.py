@@ -1,11 +1,11 @@
-"""Prompts of AI models: tokens of the first step, and how much of it a provider's prompt cache can keep.
+"""Prompts of AI models: tokens of the first step, and the part that a provider's prompt cache can keep.
 
     scripts/benchmark prompts [folder of kline files] [--hours 4] [--show VARIANT] [--costs]
 
-Recorded candles are replayed in lockstep through the real workflow. A provider that is asked like an AI model, and
-answers like the rule agent of the variant, keeps what it is asked: the tools, the system message and the user message,
-in the order in which providers cache them. Tokens are those of o200k. A cache keeps the common beginning of two
-prompts; it is counted with the tools, and of the messages alone.
+Recorded candles are replayed in lockstep through the real workflow. A provider that is called like an AI model, and
+answers like the rule agent of the variant, records its requests: the tools, the system message and the user message, in
+the order in which providers cache them. Tokens are counted in o200k. A cache keeps the common beginning of two prompts,
+which is counted with and without the tools.
 """
 
 import argparse
@@ -22,19 +22,20 @@ from rs_bpe.bpe import openai
 from support.candles import FOLDER
 from support.prompts import kept_part, replayed_prompts
 
-from trader.domain.models import Price, VariantId
-from trader.embedded.server import EmbeddedPostgres
-from trader.store.database.pool import Database
-from trader.store.database.schema import apply_schema
+from trader.agents.domain.models import TokenPrice
+from trader.core.variant_id import VariantId
+from trader.database.embedded.server import EmbeddedPostgres
+from trader.database.pool import Database
+from trader.database.schema import apply_schema
 
 START = datetime(2025, 1, 20, 12, tzinfo=UTC)
 TOKENS_MAX = 6_500
 KEPT_MIN = 0.85
 
 PRICES = (
-    Price(input=0.28, cached=0.028, output=0.42),
-    Price(input=1.25, cached=0.125, output=10),
-    Price(input=3, cached=0.3, output=15),
+    TokenPrice(input=0.28, cached=0.028, output=0.42),
+    TokenPrice(input=1.25, cached=0.125, output=10),
+    TokenPrice(input=3, cached=0.3, output=15),
 )
 """A cheap, a middle and an expensive model of today, in USD per million tokens."""
 
@@ -71,10 +72,10 @@ def judge(figures: Figures, variant: VariantId, prompts: Sequence[str]) -> None:
 
 
 def print_costs(prompts: Mapping[VariantId, Sequence[str]]) -> None:
-    """Print what a day of each prompt costs: one step per invocation, with an answer of `ANSWER_TOKENS`.
+    """Print the daily cost of each prompt: one step per invocation, with an answer of `ANSWER_TOKENS`.
 
-    The first figure counts what is the same as in the last prompt at the price of cached input, the second all of it at
-    the full price.
+    The first figure prices the part that repeats the previous prompt as cached input, the second one everything as full
+    input.
     """
     count = openai.o200k_base().count
     prices = " | ".join(f"{price.input:g} / {price.cached:g} / {price.output:g}" for price in PRICES)

@@ -1,14 +1,14 @@
-"""Readers on two streaming replicas: what they cost the leader, and the reads per second of 1, 2 and 4 of them.
+"""Readers on two streaming replicas: their cost for the leader, and the reads per second of 1, 2 and 4 of them.
 
   scripts/benchmark readers            60 rounds of three turns, 5 s for each number of readers
   scripts/benchmark readers --quick    12 rounds, 2 s for each
   scripts/benchmark readers --subscribers 40    fewer of each stream, on all readers together, than 200
 
-The leaders take 5 orders and 5 reads a second each. Its processor time per order is measured in turns: while no reader
+Each leader handles 5 orders and 5 reads a second. Its processor time per order is measured in turns: while no reader
 runs, while the readers of another installation serve 200 subscribers of each stream on the same cores, and while its
-own do. What a neighbour costs by sharing cores and caches is in both of the last two, so their ratio is what readers
-ask of their leader. A reader's processor time per read is what another machine would need. Exit code 1: the leader
-needs over 5 % more beside its own readers than beside others'.
+own do. The cost of sharing cores and caches is in both of the last two, so their ratio is the readers' cost for their
+leader. A reader's processor time per read is what another machine would need. Exit code 1: the leader needs over 5 %
+more with its own readers than with another installation's.
 """
 
 import argparse
@@ -52,7 +52,7 @@ TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
 
 
 def processor_s(pid: int) -> float:
-    """Return the processor time that a process has used, without its children."""
+    """Return the processor time used by a process, without its children."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) * TICK_S
 
@@ -100,7 +100,10 @@ async def call(url: str, seconds: float) -> int:
 
 
 async def read_all(readers: Sequence[ServiceProcess], seconds: float) -> tuple[int, float, float]:
-    """Let a process of its own call each reader. Return the answers, the readers' processor time, and the time."""
+    """Let a separate process call each reader.
+
+    Return the answers, the readers' processor time, and the elapsed time.
+    """
     began_s, before_s = time.monotonic(), sum(processor_s(reader.process.pid) for reader in readers)
     callers = [await helper("--call", reader.url, str(seconds)) for reader in readers]
     counts = [int((await caller.communicate())[0]) for caller in callers]
@@ -110,7 +113,7 @@ async def read_all(readers: Sequence[ServiceProcess], seconds: float) -> tuple[i
 
 @asynccontextmanager
 async def trading(leader: ServiceProcess) -> AsyncIterator[list[float]]:
-    """Orders and reads of a fixed rate at the leader. Yields the durations of the orders so far, in seconds."""
+    """Send orders and reads to the leader at a fixed rate. Yield the durations of the orders so far, in seconds."""
     durations: list[float] = []
 
     async def go_on() -> None:
@@ -132,7 +135,10 @@ async def trading(leader: ServiceProcess) -> AsyncIterator[list[float]]:
 
 
 async def subscribe(urls: Sequence[str], subscribers: int) -> int:
-    """Follow every stream, the subscribers spread over the readers, until standard input ends. Return the bytes."""
+    """Follow every stream, with the subscribers spread over the readers, until standard input ends.
+
+    Return the bytes.
+    """
     received: list[int] = []
 
     async def follow(url: str, name: str, place: int) -> None:
@@ -170,7 +176,7 @@ async def helper(*arguments: str) -> asyncio.subprocess.Process:
 
 @asynccontextmanager
 async def subscribing(readers: Sequence[ServiceProcess], subscribers: int) -> AsyncIterator[None]:
-    """All subscribers of all streams for the length of the block; prints what they received."""
+    """Run all subscribers of all streams for the duration of the block; print the bytes that they received."""
     process = await helper("--subscribers", str(subscribers), "--subscribe", *(reader.url for reader in readers))
     assert process.stdout is not None
     async with asyncio.timeout(120):
@@ -231,7 +237,7 @@ async def measure(subscribers: int, rounds: int, reads_s: float) -> int:
 async def show_cost(
     figures: Figures, ours: Installation, strangers: Installation, subscribers: int, rounds: int
 ) -> None:
-    """Measure our leader's processor time in turns: beside no reader, beside the strangers' readers, beside its own."""
+    """Measure our leader's processor time in turns: without readers, next to foreign readers, and with its own."""
     pid = ours.leader.process.pid
     turns: dict[str, Sequence[ServiceProcess]] = {
         "no": (),
@@ -242,7 +248,7 @@ async def show_cost(
     everyone = (*ours.readers, *strangers.readers)
     async with subscribing(ours.readers, subscribers), subscribing(strangers.readers, subscribers):
         for number in range(rounds):
-            # Every second round backwards, so that what grows with the books falls on all alike.
+            # Reverse every second round, so that costs which grow with the books affect all equally.
             for name, serving_ones in sorted(turns.items(), reverse=number % 2 == 1):
                 for reader in everyone:
                     reader.process.send_signal(signal.SIGCONT if reader in serving_ones else signal.SIGSTOP)

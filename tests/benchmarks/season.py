@@ -1,15 +1,15 @@
-"""The procedures on a season, beside the plain SQL over its raw rows that a service without rollups would run.
+"""The procedures on a season, compared with the plain SQL over raw rows that a service without rollups would run.
 
   scripts/benchmark season    100 models, 90 days: 200,000 trades, 1 million invocations, 13 million snapshots
   scripts/benchmark season --quick    100 models, 9 days, a tenth of it
   scripts/benchmark season --folder DIR    keeps the season there, and measures the one that is there already
   scripts/benchmark season --database-url URL    one that is there (scripts/seed_accounts.py --history makes it)
 
-A call is what a request costs behind HTTP: dispatch, services, SQL, encoding, validation. `warm` are calls while
+A call is the part of a request behind HTTP: dispatch, services, SQL, encoding, validation. `warm` are calls while
 nothing changes; `changed` is the first call after a minute, or an hour, has passed and every active account has a
-snapshot; `hold` is the longest time for which the process computed without a turn for other tasks, the first call of
-all included. `start` is what the service reads once before it listens, and how long its objects then take to be frozen.
-Exit code 1: a floor is missed.
+snapshot; `hold` is the longest time for which the process computed without yielding to other tasks, the very first call
+included. `start` is the data that the service reads once before it listens, and the time to freeze its objects. Exit
+code 1: a floor is missed.
 """
 
 import argparse
@@ -28,36 +28,39 @@ from typing import Any, Final, NamedTuple
 
 from benchmarks.season_writes import DELETE_WRITTEN, STATEMENT_S, end_of_season, measure_writes, timed
 from support.books import DEFAULT_MARKETS
+from support.operated_exchange import make_operations
 
+from trader.agents.invocations import InvocationReader
+from trader.agents.providers.providers import Providers
+from trader.agents.schedule import InvocationScheduler
+from trader.agents.services import AgentServices, KnownModels
 from trader.api.context import Context
-from trader.api.envelope import Style
+from trader.api.envelope import BodyStyle
 from trader.api.registry import REGISTRY, load_procedures
 from trader.api.rpc import Dispatcher, Target
 from trader.app import freeze_startup_objects
-from trader.clock import SystemClock
 from trader.commands.serve import loop_factory
-from trader.domain.exchange.account import Account
-from trader.domain.portfolio.histories import WINDOWS
-from trader.embedded.server import EmbeddedPostgres
-from trader.errors import NotFound
-from trader.external import make_source
-from trader.gateways.agents.providers import Providers
-from trader.services.agents.schedule import Agents
-from trader.services.events import EventBus
-from trader.services.exchange.audit import audit
-from trader.services.market.candles import Candles
-from trader.services.market.feed import MarketFeed
-from trader.services.operations.access import ANYBODY
-from trader.services.portfolio.analytics import Analytics
-from trader.services.portfolio.evidence import Evidence
-from trader.services.portfolio.luck import COMPUTING, LuckTable
-from trader.services.portfolio.run_statistics import CurrentRuns
-from trader.services.portfolio.snapshots import Portfolio
-from trader.settings import Settings
-from trader.store.database.pool import Database
-from trader.store.database.schema import apply_schema
-from trader.store.exchange.accounts import select_accounts, select_last_marks, select_processed_until
-from trader.store.portfolio.snapshots import ceil_to_hour
+from trader.composition.external import make_source
+from trader.core.clock import SystemClock
+from trader.core.errors import NotFound
+from trader.core.events import EventBus
+from trader.database.embedded.server import EmbeddedPostgres
+from trader.database.pool import Database
+from trader.database.schema import apply_schema
+from trader.exchange.domain.account import Account
+from trader.exchange.sql.accounts import select_accounts, select_last_marks, select_processed_until
+from trader.market.candles import Candles
+from trader.market.feed import MarketFeed
+from trader.operations.access import ANYBODY
+from trader.portfolio.analytics import Analytics
+from trader.portfolio.audit import audit
+from trader.portfolio.domain.histories import WINDOWS
+from trader.portfolio.evidence import Evidence
+from trader.portfolio.luck import COMPUTING, LuckTable
+from trader.portfolio.run_statistics import CurrentRuns
+from trader.portfolio.snapshots import PortfolioService
+from trader.portfolio.sql.snapshots import ceil_to_hour
+from trader.settings.settings import Settings
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 RAW_CALLS: Final = 3
@@ -78,7 +81,7 @@ WITH chosen AS (
     ) b (place, id, variant) USING (place)
 ), baselines AS (
     INSERT INTO baselines (id, name, variant, run_id, initial_capital, started_at, state, seen_until)
-    SELECT c.baseline, c.baseline, c.variant::variant_id, r.id, r.initial_capital, r.started_at, '{}', now()
+    SELECT c.baseline, c.baseline, c.variant, r.id, r.initial_capital, r.started_at, '{}', now()
     FROM chosen c JOIN runs r ON r.account_id = c.id AND r.ended_at IS NULL
     ON CONFLICT DO NOTHING
 )
@@ -87,7 +90,7 @@ SELECT c.baseline, h.hour, h.run_id, h.total, h.count, h.last, h.last_at
 FROM chosen c JOIN portfolio_hourly h ON h.account_id = c.id
 ON CONFLICT DO NOTHING
 """
-"""A season is written without baselines: those of the benchmark have the hours of models."""
+"""A season is written without baselines, so the benchmark's baselines use the hours of models."""
 
 RAW_VARIANTS: Final = """
 SELECT m.variant, date_trunc('hour', s.created_at, 'UTC') AS hour, avg(s.net_portfolio)
@@ -181,7 +184,7 @@ CASES: Final = (
 
 
 class Books:
-    """What readers ask of the exchange; accounts as of the end of the season, since nobody trades here."""
+    """The part of the exchange that readers use, with accounts as of the end of the season."""
 
     def __init__(self, accounts: dict[str, Account], marks: dict[str, Decimal]) -> None:
         self.accounts = accounts
@@ -202,7 +205,7 @@ class Books:
 
 
 class SeasonClock(SystemClock):
-    """Stands still at the end of a season, but for the minutes that pass between calls."""
+    """Stands still at the end of a season, except for the minutes that pass between calls."""
 
     def __init__(self, end: datetime) -> None:
         self.at = end
@@ -212,7 +215,7 @@ class SeasonClock(SystemClock):
 
 
 class Holds:
-    """Measures for how long the process computes without a turn for other tasks: it takes one each millisecond."""
+    """Measures how long the process computes without yielding to other tasks, with a probe every millisecond."""
 
     def __init__(self) -> None:
         self.longest_ms = 0.0
@@ -226,7 +229,7 @@ class Holds:
         asyncio.get_running_loop().call_later(TICK_S, self._tick)
 
     async def take(self) -> float:
-        """Return the longest hold since the last call, up to the turn that this waits for."""
+        """Return the longest hold since the last call, including the current one."""
         await asyncio.sleep(2 * TICK_S)
         longest, self.longest_ms = self.longest_ms, 0.0
         return longest
@@ -240,7 +243,7 @@ class Season:
         self.context = context
         self.clock = clock
         self.books = books
-        self._targets = {case.procedure: Target(REGISTRY.procedures[case.procedure], Style.PLAIN) for case in CASES}
+        self._targets = {case.procedure: Target(REGISTRY.procedures[case.procedure], BodyStyle.PLAIN) for case in CASES}
 
     @classmethod
     async def open(cls, dsn: str, stack: AsyncExitStack) -> "Season":
@@ -257,16 +260,22 @@ class Season:
         exchange: Any = books
         market = MarketFeed(make_source(settings), clock)
         runs = CurrentRuns(database)
+        models = KnownModels(database)
+        shared = database, exchange, market, clock, events, settings, Providers()
+        agents = InvocationScheduler(AgentServices(*shared, models))
         context = Context(
             settings=settings,
             clock=clock,
             market=market,
             exchange=exchange,
-            portfolio=Portfolio(database, exchange, clock, settings),
+            portfolio=PortfolioService(database, exchange, clock, settings),
             analytics=Analytics(database, exchange, clock, runs),
             evidence=Evidence(database, runs, LuckTable(database, market, settings), clock),
-            agents=Agents(database, exchange, market, clock, events, settings, Providers()),
+            models=models,
+            invocations=InvocationReader(database, models, agents.warnings),
+            agents=agents,
             candles=Candles(database, market, settings),
+            operations=make_operations(database, exchange, clock, settings),
         )
         await context.agents.follow()
         stack.push_async_callback(cls._delete_written, database, clock.now())
@@ -279,34 +288,34 @@ class Season:
                 await conn.execute(statement, start)
 
     async def start(self) -> None:
-        """Read what the service reads before it listens, while its models trade."""
+        """Read the data that the service reads before it listens, while its models trade."""
         await self.context.analytics.model_stats()
 
     async def settle(self) -> None:
-        """Wait until every model was compared with random traders, which happens once in a long while."""
+        """Wait until every model is compared with random traders, which happens rarely."""
         while any(entrant.luck == COMPUTING for entrant in (await self.context.evidence.report("run")).entrants):
             await asyncio.sleep(1)
 
     async def change(self) -> None:
-        """Let a minute pass, or every other time an hour too, and do what the service does then."""
+        """Let a minute pass, or every other time an hour, and do the service's work for it."""
         self.clock.at += timedelta(minutes=61 if self.books.version % 2 else 1)
         await self.context.portfolio.take_snapshots(self.clock.at)
         self.books.version += 1
 
     async def call(self, case: Case) -> int:
-        """Make a call as a request does. Return the size of its answer."""
-        answer = await self.dispatcher.kept_or_called(self._targets[case.procedure], case.body, ANYBODY, "1")
+        """Make a call as for a request. Return the size of its answer."""
+        answer = await self.dispatcher.cached_or_call(self._targets[case.procedure], case.body, ANYBODY, "1")
         assert answer.status == 200, answer.body[:300]
         return len(answer.body)
 
 
 def p99_of(took: Sequence[float]) -> float:
-    """The 99th percentile; of fewer than a hundred values the largest."""
+    """Return the 99th percentile, or the maximum of fewer than a hundred values."""
     return max(took) if len(took) < 100 else quantiles(took, n=100)[98]
 
 
 async def measure(dsn: str, calls: int, changes: int) -> bool:
-    """Measure every case. False when a floor is missed."""
+    """Measure every case. Return False if a floor is missed."""
     async with AsyncExitStack() as stack:
         season = await Season.open(dsn, stack)
         freeze_startup_objects()
@@ -335,7 +344,7 @@ async def measure(dsn: str, calls: int, changes: int) -> bool:
 
 
 class Row(NamedTuple):
-    """What was measured of a case, in milliseconds."""
+    """The measurements of a case, in milliseconds."""
 
     case: Case
     size: int
@@ -357,7 +366,7 @@ class Row(NamedTuple):
 
 
 async def raw_ms(dsn: str, case: Case) -> float:
-    """What the plain SQL takes, in the median of a few calls, its rows fetched."""
+    """Return the median duration of the plain SQL over a few calls, including fetching its rows."""
     database = await Database.connect(dsn, size=1, command_timeout_s=STATEMENT_S)
     async with database.connection() as conn:
         since = await end_of_season(conn) - case.since
@@ -367,7 +376,7 @@ async def raw_ms(dsn: str, case: Case) -> float:
 
 
 async def forget_database(dsn: str, name: str) -> None:
-    """Drop a database of the same server."""
+    """Drop a database on the same server."""
     database = await Database.connect(dsn, size=1, command_timeout_s=STATEMENT_S)
     async with database.connection() as conn:
         await conn.execute(f"DROP DATABASE IF EXISTS {name}")
@@ -375,7 +384,7 @@ async def forget_database(dsn: str, name: str) -> None:
 
 
 async def check(dsn: str) -> bool:
-    """Print whether the books balance, and return it."""
+    """Print and return whether the books balance."""
     database = await Database.connect(dsn, size=1, command_timeout_s=STATEMENT_S)
     report = await audit(database)
     await database.close()
@@ -385,7 +394,7 @@ async def check(dsn: str) -> bool:
 
 
 async def seeded(server: EmbeddedPostgres, *, quick: bool) -> str:
-    """Return the address of a season of the server, and write it if it is not there."""
+    """Return the address of a season on the server, which is written if it does not exist."""
     dsn = await server.ensure_database("quick" if quick else "season")
     if not await is_seeded(dsn):
         await seed(dsn, 9 if quick else 90)
@@ -393,7 +402,7 @@ async def seeded(server: EmbeddedPostgres, *, quick: bool) -> str:
 
 
 async def is_seeded(dsn: str) -> bool:
-    """Whether the database has a past."""
+    """Return whether the database has a history."""
     database = await Database.connect(dsn, size=1)
     await apply_schema(database)
     async with database.connection() as conn:
@@ -403,7 +412,7 @@ async def is_seeded(dsn: str) -> bool:
 
 
 async def seed(dsn: str, days: int) -> None:
-    """Let the script that operators use write the season."""
+    """Write the season with the operators' script."""
     began_s = time.monotonic()
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(ROOT / "scripts" / "seed_accounts.py"), "--demo", "--language-models", "--models", "100",
@@ -424,7 +433,7 @@ async def run(options: argparse.Namespace, folder: Path) -> bool:
         if dsn is None:
             dsn = await seeded(server, quick=options.quick)
         results = [await check(dsn), await measure(dsn, options.calls, options.changes)]
-        if options.database_url is None:  # both databases must be of one server to be compared
+        if options.database_url is None:  # both databases must be on the same server for a comparison
             await forget_database(dsn, "empty")
             results.append(await measure_writes(dsn, await server.ensure_database("empty")))
     return all(results)
@@ -442,7 +451,7 @@ def main() -> int:
         tempfile.TemporaryDirectory(prefix="trader-season-") as folder,
         asyncio.Runner(loop_factory=loop_factory()) as runner,
     ):
-        Path(folder).chmod(0o755)  # as root the server runs as nobody, who must get in
+        Path(folder).chmod(0o755)  # as root, the server runs as `nobody`, which must have access
         return 0 if runner.run(run(options, options.folder or Path(folder))) else 1
 
 

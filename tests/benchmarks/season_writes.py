@@ -1,4 +1,4 @@
-"""Cost of writing a snapshot in a season, beside an empty database; part of the benchmark `season`."""
+"""Cost of writing a snapshot in a season, compared with an empty database; part of the benchmark `season`."""
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -9,18 +9,18 @@ from typing import Any, Final, NamedTuple
 
 from benchmarks.figures import Figures
 
-from trader.domain.portfolio.histories import Snapshot
-from trader.store.database.partitions import ensure_partitions
-from trader.store.database.pool import Connection, Database
-from trader.store.database.schema import apply_schema
-from trader.store.exchange.accounts import select_accounts, select_processed_until
-from trader.store.portfolio.snapshots import insert_snapshots
+from trader.database.partitions import ensure_partitions
+from trader.database.pool import Connection, Database
+from trader.database.schema import apply_schema
+from trader.exchange.sql.accounts import select_accounts, select_processed_until
+from trader.portfolio.domain.histories import Snapshot
+from trader.portfolio.sql.snapshots import insert_snapshots
 
 STATEMENT_S: Final = 600.0
 BATCH: Final = 60
 """Snapshots of an hour, whose first begins the rows that the others add to."""
 WARMING_BATCHES: Final = 4
-"""Not counted: a service writes for months over connections whose caches are warm."""
+"""Not counted, because a service writes for months over connections with warm caches."""
 BATCHES: Final = 15
 WRITE_RATIO_MAX: Final = 1.10
 
@@ -48,14 +48,14 @@ DELETE_WRITTEN: Final = (
 
 
 class Cost(NamedTuple):
-    """Of one snapshot, in milliseconds: the wait of the writer, and the processor time of its server process."""
+    """Cost of one snapshot in milliseconds: the writer's wait, and the processor time of its server process."""
 
     wall: float
     server_cpu: float
 
 
 def _worked_ms(server_pid: int) -> float:
-    """Return the processor time of a process so far; 0 where the system does not report it."""
+    """Return the processor time of a process so far; 0 if the system does not report it."""
     try:
         return int(Path(f"/proc/{server_pid}/schedstat").read_text().split()[0]) / 1e6
     except OSError:
@@ -70,7 +70,7 @@ async def _cost(conn: Connection, rows: Sequence[Snapshot]) -> Cost:
 
 
 async def write_turns(databases: Sequence[Database], accounts: list[Any], start: datetime) -> list[tuple[Cost, ...]]:
-    """Write snapshots of every account to each database, turn by turn, committed as by the service. Return the costs.
+    """Write snapshots of every account to the databases in turn, committed as by the service. Return the costs.
 
     `start` is an hour after all others; its rows, and those after it, are deleted again.
     """
@@ -107,7 +107,7 @@ INSERT INTO models SELECT * FROM json_populate_recordset(NULL::models, $1) ON CO
 
 
 async def measure_writes(dsn: str, empty_dsn: str) -> bool:
-    """Compare the cost of a snapshot in the season with that in an empty database. Return whether the goal is met."""
+    """Compare the cost of a snapshot in the season and in an empty database. Return whether the goal is met."""
     season, empty = [await Database.connect(each, size=1, command_timeout_s=STATEMENT_S) for each in (dsn, empty_dsn)]
     await apply_schema(empty)
     async with season.connection() as conn, empty.transaction() as new:

@@ -1,6 +1,6 @@
 """Abusive callers of the stream benchmark: a process that runs until its standard input ends.
 
-On every stream there are ten, which reconnect for ever: two read nothing, two read slowly, two close their half of the
+Every stream has ten of them, which keep reconnecting: two read nothing, two read slowly, two close their half of the
 connection, and four disconnect within a second.
 """
 

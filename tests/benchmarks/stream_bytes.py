@@ -1,6 +1,6 @@
-"""What the one stream costs a page: 100 rule models of a real service, each decided by once a minute.
+"""Cost of the combined stream for a page: 100 rule models of a real service, each deciding once a minute.
 
-All of them hold a position from the start, opened by hand. The page reads as a browser does (compressed, with patches,
+All of them hold a manually opened position from the start. The page reads as a browser does (compressed, with patches,
 all streams), for whole minutes after its first states.
 """
 
@@ -22,7 +22,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 MODELS: Final = 100
 HOUR_S: Final = 3600
 HOUR_MAX_MB: Final = 5.0
-POSITIONS_MAX_KB: Final = 10.0
+POSITIONS_MAX_KB: Final = 5.0
 STATES: Final = ("positions", "trades", "conversations", "portfolio")
 NAME: Final = re.compile(rb"^event: (.+)$", re.MULTILINE)
 HEAD: Final = (
@@ -32,19 +32,18 @@ HEAD: Final = (
 
 
 async def measure_bytes(figures: Figures, minutes: int) -> None:
-    """Start a service and show what its stream sends to one page within so many minutes."""
+    """Start a service and show how much its stream sends to one page within this many minutes."""
     with temporary_folder() as folder:
         command = (sys.executable, ROOT / "scripts" / "seed_accounts.py", "--demo", "--models", str(MODELS))
         await asyncio.to_thread(subprocess.run, command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
         async with serving(folder, "--demo=fresh") as service:
             held = await open_positions(service)
             first, later = await read(int(service.url.rpartition(":")[2]), minutes * 60)
-    raw, positions = later.pop("positions, raw"), later.pop("positions:patch")
+    positions = later.pop("positions:patch")
     events = sum(later.pop("events"))
     total = first + sum(positions) + events + sum(map(sum, later.values()))
     figures.show("first states of a page", first / 1e3, "kB")
-    figures.show("bytes per position message, compressed", mean(positions) / 1e3, "kB")
-    figures.show(f"the same, raw, with {held} positions", mean(raw) / 1e3, "kB", at_most=POSITIONS_MAX_KB)
+    figures.show(f"position message, {held} positions", mean(positions) / 1e3, "kB", at_most=POSITIONS_MAX_KB)
     figures.show("of them workflow events, per hour", events / 1e6 * HOUR_S / (minutes * 60), "MB")
     figures.show(
         f"bytes per page and hour, {MODELS} models", total / 1e6 * HOUR_S / (minutes * 60), "MB", at_most=HOUR_MAX_MB
@@ -52,7 +51,7 @@ async def measure_bytes(figures: Figures, minutes: int) -> None:
 
 
 async def open_positions(service: ServiceProcess) -> int:
-    """Open a position on the account of every model. Return how many there are then."""
+    """Open a position on the account of every model. Return the number of positions."""
     prices = (await service.call("trading.getCryptoPrices"))["prices"]
     models = (await service.call("models.getModels"))["models"]
     for model, price in zip(models, cycle(prices), strict=False):
@@ -62,12 +61,12 @@ async def open_positions(service: ServiceProcess) -> int:
 
 
 async def read(port: int, seconds: float) -> tuple[int, dict[str, list[int]]]:
-    """Return the bytes on the wire of the first message, and of the later ones by what they are."""
+    """Return the bytes on the wire of the first message, and of the later ones by kind."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(HEAD)
     assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
     unpacker, first, result = zlib.decompressobj(wbits=31), 0, defaultdict[str, list[int]](list)
-    result.update({"positions:patch": [], "positions, raw": [], "events": []})
+    result.update({"positions:patch": [], "events": []})
     try:
         async with asyncio.timeout(seconds):
             while True:
@@ -76,12 +75,10 @@ async def read(port: int, seconds: float) -> tuple[int, dict[str, list[int]]]:
                 names = NAME.findall(text)
                 await reader.readexactly(2)
                 name = names[0].decode() if len(names) == 1 else ""
-                if not first or name in STATES:  # a state comes whole once
+                if not first or name in STATES:  # a state is sent whole once
                     first += size
                 elif name == "ping" or name.removesuffix(":patch") in STATES:
                     result[name].append(size)
-                    if name == "positions:patch":
-                        result["positions, raw"].append(len(text))
                 else:
                     result["events"].append(size)
     except TimeoutError:

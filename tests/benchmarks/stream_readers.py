@@ -1,11 +1,11 @@
 """Readers of the stream benchmark: a process that records when each frame of the event streams arrives.
 
-A frame has arrived when the kernel has put it into its subscriber's socket, with the kernel's own timestamp
-(SO_TIMESTAMPNS, Linux): how fast one process then reads hundreds of sockets says nothing about the service. What is
-read in one piece has the time of its last packet, so a late reader can make an arrival later, never earlier.
+A frame has arrived when the kernel has put it into its subscriber's socket, by the kernel's own timestamp
+(SO_TIMESTAMPNS, Linux): how fast one process then reads hundreds of sockets says nothing about the service. Data read
+in one piece has the time of its last packet, so a late reader can make an arrival later, never earlier.
 
-The measured server has the first core of the machine, its callers the last. Every publication is marked with its
-time. A state stream may send a newer state instead of one; then the newer one is the arrival of both.
+The measured server runs on the first core of the machine, its callers on the last. Every publication is marked with its
+time. A state stream may send a newer state instead of an older one; then the newer one is the arrival of both.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ SO_TIMESTAMPNS: Final = 35
 
 
 class Arrivals(msgspec.Struct):
-    """What the subscribers of one or more sessions received, and how long after its time."""
+    """The data received by the subscribers of one or more sessions, with its delays."""
 
     first_ms: list[float] = []
     last_ms: list[float] = []
@@ -60,7 +60,7 @@ class Arrivals(msgspec.Struct):
         self.lost += other.lost
 
     def last_ms_at(self, share: float) -> float:
-        """Return the time in which this share of all publications reached the last subscriber; infinite for never."""
+        """Return the time in which this share of publications reached the last subscriber; infinite if never."""
         values = sorted(self.last_ms) + [float("inf")] * self.missing
         return values[min(int(len(values) * share), len(values) - 1)]
 
@@ -86,7 +86,7 @@ async def start_caller(*arguments: str) -> asyncio.subprocess.Process:
 
 
 class Readers:
-    """`subscribers` readers of every stream, in a process of their own."""
+    """`subscribers` readers of every stream, in a separate process."""
 
     def __init__(self, port: int, subscribers: int, ping_s: float) -> None:
         self._arguments = ("benchmarks.stream_readers", str(port), str(subscribers), str(ping_s))
@@ -95,14 +95,14 @@ class Readers:
         self._process = await start_caller(*self._arguments)
 
     async def finish(self, marks_ns: Sequence[int]) -> Arrivals:
-        """Disconnect all of them. `marks_ns` are the marks of what was published, in order."""
+        """Disconnect all of them. `marks_ns` are the marks of the publications, in order."""
         async with asyncio.timeout(60):
             out, _ = await self._process.communicate(msgspec.json.encode(marks_ns))
         return msgspec.json.decode(out, type=Arrivals)
 
 
 def stolen_s() -> float:
-    """Return the steal time of the server's core since the machine was started."""
+    """Return the steal time of the server's core since the machine started."""
     prefix = f"cpu{min(CORES)} "
     [line] = [line for line in Path("/proc/stat").read_text().splitlines() if line.startswith(prefix)]
     return int(line.split()[8]) / os.sysconf("SC_CLK_TCK")
@@ -117,7 +117,7 @@ def resident_bytes() -> int:
 
 
 class Follower:
-    """One subscriber: records when each marked frame and each ping had arrived whole in its socket."""
+    """One subscriber: records when each marked frame and each ping had completely arrived in its socket."""
 
     def __init__(self, name: str) -> None:
         self.frames: list[tuple[int, int]] = []  # mark and arrival, in nanoseconds
@@ -128,7 +128,7 @@ class Follower:
         self._rest = b""
 
     def receive(self, sock: socket.socket) -> None:
-        """Read what has arrived."""
+        """Read the received data."""
         try:
             data, ancillary, _, _ = sock.recvmsg(2**18, 64)
         except ConnectionError:
@@ -150,7 +150,7 @@ class Follower:
                 self.frames.append((int(mark[1]), at_ns))
 
     def arrivals_ns(self, marks_ns: Sequence[int]) -> Iterable[tuple[int, bool]]:
-        """Yield for each mark when it, or a newer state, arrived, and whether it was a newer one."""
+        """Yield for each mark when it or a newer state arrived, and whether it was a newer one."""
         frames = iter(self.frames)
         found_ns, at_ns = 0, 0
         for mark_ns in marks_ns:
@@ -164,7 +164,7 @@ class Follower:
                 yield NEVER_NS, False
 
     def pings_late_s(self, ping_s: float, end_ns: int) -> float:
-        """Return the largest distance of a ping from its time, counted from the first bytes on."""
+        """Return the largest deviation of a ping from its time, counted from the first bytes on."""
         late_s, number = 0.0, 0
         while (due_ns := self.began_ns + (number + 1) * ping_s * 1e9) < end_ns or number < len(self.pings_ns):
             at_ns = self.pings_ns[number] if number < len(self.pings_ns) else end_ns
@@ -182,7 +182,7 @@ def subscribed(name: str, port: int) -> socket.socket:
 
 @contextmanager
 def recording() -> Iterator[None]:
-    """Have the kernel record times, which begins a moment after the first socket of the machine asked for them."""
+    """Let the kernel record times, which begins shortly after the first socket on the machine requests them."""
     with socket.socket() as first:
         first.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         time.sleep(0.1)
@@ -190,7 +190,7 @@ def recording() -> Iterator[None]:
 
 
 def read(port: int, subscribers: int, ping_s: float) -> Arrivals:
-    """Subscribe to every stream, and read until standard input says what was published."""
+    """Subscribe to every stream, and read until standard input delivers the publications."""
     followers = []
     with selectors.DefaultSelector() as selector:
         selector.register(sys.stdin, selectors.EVENT_READ)
@@ -211,7 +211,7 @@ def read(port: int, subscribers: int, ping_s: float) -> Arrivals:
 
 
 def judged(followers: Sequence[Follower], marks_ns: Sequence[int], ping_s: float, end_ns: int) -> Arrivals:
-    """Compare what the followers received with what was published until `end_ns`."""
+    """Compare the followers' data with the publications up to `end_ns`."""
     result = Arrivals()
     for follower in followers:
         result.pings += len(follower.pings_ns)

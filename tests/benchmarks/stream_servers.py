@@ -1,7 +1,7 @@
-"""Servers of the stream benchmark: the service's event streams, and the least that could be done in their place.
+"""Servers of the stream benchmark: the service's event streams, and a minimal server in their place.
 
-The reference is a plain asyncio protocol without HTTP framework, loading or queues, that writes the same bytes to its
-connections in one loop.
+The reference is a plain asyncio protocol without an HTTP framework, loading or queues, which writes the same bytes to
+its connections in one loop.
 """
 
 import asyncio
@@ -15,9 +15,10 @@ from support.served import make_stream_app
 
 from trader.api.connections import WAITING_MAX, ConnectionLimits, HttpServer, bind
 from trader.api.stream_messages import frame
-from trader.api.streams import HEADERS, Hubs, Timing
-from trader.clock import SystemClock
-from trader.services.events import ConversationsChanged, EventBus, MarketChecked, TradesChanged, WorkflowProgress
+from trader.api.streams import HEADERS, Broadcasters, Timing
+from trader.core.clock import SystemClock
+from trader.core.events import ConversationsChanged, EventBus, MarketChecked, WorkflowProgress
+from trader.exchange.events import TradesChanged
 
 STATE_BYTES: Final = 8_000
 
@@ -28,20 +29,25 @@ def state(sent_ns: int) -> bytes:
 
 
 class Service:
-    """The real streams on real connections. Loading a state returns prepared bytes: only the streams are measured."""
+    """The real streams on real connections.
+
+    Loading a state returns prepared bytes, so only the streams are measured.
+    """
 
     def __init__(self, timing: Timing | None = None) -> None:
         self._timing = timing or Timing()
         self._sent_ns = 0
         self.events = EventBus()
-        self.hubs = Hubs(dict.fromkeys((*STREAMS[:4], "candles"), self._load), self.events, SystemClock())
+        self.broadcasters = Broadcasters(
+            dict.fromkeys((*STREAMS[:4], "candles"), self._load), self.events, SystemClock()
+        )
 
     async def _load(self) -> bytes:
         return state(self._sent_ns)
 
     async def start(self) -> int:
         """Listen. Return the port."""
-        self.app = make_stream_app(self.hubs, self._timing)
+        self.app = make_stream_app(self.broadcasters, self._timing)
         self._server = HttpServer(self.app, ConnectionLimits())
         sockets = bind("127.0.0.1", 0)
         await self._server.start(sockets)
@@ -58,7 +64,7 @@ class Service:
         return self._sent_ns
 
     def connected(self) -> int:
-        return sum(map(len, self.hubs.all.values()))
+        return sum(map(len, self.broadcasters.all.values()))
 
     def present(self) -> int:
         """Return the number of subscribers and connections."""

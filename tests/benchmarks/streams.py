@@ -2,25 +2,25 @@
 
     scripts/benchmark streams [minutes of simulated time] [--shared] [--page-minutes N]
 
-What the one stream costs a page is measured first, on a real service with 100 models (`stream_bytes`): at most 5 MB an
-hour, and 10 kB a position message.
+The cost of the combined stream for a page is measured first, on a real service with 100 models (`stream_bytes`): at
+most 5 MB an hour, and 10 kB a position message.
 
-Five streams with 50 places each. On every stream 40 well-behaved callers follow, and 10 misbehave
-(`stream_abuse`), with over a hundred connections a second in all. Meanwhile a market is followed in fast time: every
-0.15 s is a second of a service at work, and brings a new state of every stream and the events of ten steps of
-workflows; few real seconds have half of that. The loop is idle again long before the next update, else a queue would be
-measured: the share of its core that the service is busy is shown, and the share that the host took away.
+Five streams with 50 slots each. Each stream has 40 well-behaved subscribers and 10 misbehaving ones (`stream_abuse`),
+with over a hundred connections a second in total. Meanwhile time runs fast: every 0.15 s is a second of a working
+service, with a new state of every stream and the events of ten workflow steps; few real seconds have half of that. The
+loop is idle long before the next update, otherwise a queue would be measured; the output shows the share of its core
+that the service uses, and the share that the host took away.
 
-The time of arrival is the kernel's (`stream_readers`). After the warm-up every update and every well-behaved
-subscriber counts. After each session all callers leave. The reference, in turns with the service, is a bare loop that
-writes the same states to the same callers. Exit code 1 when one of these does not hold:
+Arrival times come from the kernel (`stream_readers`). After the warm-up every update and every well-behaved subscriber
+counts. After each session all callers leave. The reference, which alternates with the service, is a bare loop that
+writes the same states to the same callers. Exit code 1 if one of these does not hold:
 
 - an update reaches the last well-behaved socket within 20 ms at p99 (not judged with `--shared`: other processes use
   the machine)
 - every update reaches every well-behaved subscriber, and none of them is disconnected
 - pings arrive within 1 s of their time
 - memory grows by less than 5 MB after the warm-up, peak compared with peak
-- when all callers have left, no subscriber or connection is left, each time
+- each time all callers have left, no subscriber or connection remains
 """
 
 import argparse
@@ -44,8 +44,8 @@ from benchmarks.stream_servers import Bare, Service, followed
 from trader.api.requests import REQUESTS
 from trader.api.streams import Timing
 from trader.commands.serve import loop_factory
-from trader.logs import configure_logs
-from trader.services.events import WorkflowProgress
+from trader.core.events import WorkflowProgress
+from trader.core.logs import configure_logs
 
 SUBSCRIBERS: Final = 40
 SESSIONS: Final = 4
@@ -80,7 +80,7 @@ class LoadedService(Service):
         return sum(sum(latencies.counts) for latencies in self.app[REQUESTS].latencies.values())
 
     def dropped(self) -> int:
-        return sum(hub.dropped for hub in self.hubs.all.values())
+        return sum(broadcaster.dropped for broadcaster in self.broadcasters.all.values())
 
 
 @dataclass
@@ -136,7 +136,7 @@ async def measure(figures: Figures, rounds: int, *, is_shared: bool) -> int:
     warm, measured, bare = Sessions(), Sessions(), Sessions()
 
     async def refer() -> None:
-        if not is_shared:  # times are not judged then, so there is nothing to compare them with
+        if not is_shared:  # then times are not judged, so they need no reference
             await bare.run(reference, reference_port, max(10, rounds // 30))
 
     await warm.run(service, port, max(WARM_ROUNDS_MIN, rounds // 6))
@@ -188,13 +188,13 @@ def main() -> int:
         asyncio.run(measure_bytes(figures, options.page_minutes))
     with Path(os.devnull).open("w") as nowhere:
         with redirect_stderr(nowhere):
-            configure_logs("info", "json")  # a line per request, as a service writes them
+            configure_logs("info", "json")  # one line per request, as in a service
         warnings = logging.StreamHandler()
         warnings.setLevel(logging.WARNING)
         logging.getLogger().addHandler(warnings)
         pin_server()
         gc.collect()
-        gc.freeze()  # as the service does when it has started
+        gc.freeze()  # as the service does once it has started
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             return runner.run(measure(figures, round(options.minutes * 60), is_shared=options.shared))
 

@@ -1,12 +1,12 @@
-"""A hundred models and a thousand dashboards through 20 readers, all on this machine: what each part takes of it.
+"""A hundred models and a thousand dashboards through 20 readers, all on this machine: the load of each part.
 
   scripts/benchmark thousand [--models 100] [--readers 20] [--dashboards 1000] [--seconds 180]
 
-A leader runs rule models that have traded for a day, its readers follow a streaming replica. A dashboard is a stream of
-all events as the page asks for it, which it reads to the end of the run, and one read of five kinds in turn every five
-seconds. Models, orders, processes, connections and PostgreSQL are real; the market is synthetic, and everything shares
-the cores of one machine without a network between. The processor time of each part is what it would need on a machine
-of its own; that of the whole machine has the servers of PostgreSQL beside them, and whatever else runs.
+A leader runs rule models that have traded for a day, and its readers follow a streaming replica. A dashboard is one
+stream of all events, requested like the page's and read to the end of the run, and one read of five kinds in turn every
+five seconds. Models, orders, processes, connections and PostgreSQL are real; the market is synthetic, and everything
+shares the cores of one machine without a network in between. The processor time of each part is what it would need on a
+separate machine; the figure for the whole machine also includes the PostgreSQL servers and everything else that runs.
 """
 
 import argparse
@@ -34,7 +34,7 @@ Not there: a network between the parts. Calculated: the reference of the streams
 
 
 class Dashboards:
-    """What all dashboards have received: bytes of their streams, how long their reads took, and what failed."""
+    """Totals of all dashboards: bytes of their streams, durations of their reads, and failures."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -42,7 +42,7 @@ class Dashboards:
         self.failed = 0
 
     async def show(self, http: aiohttp.ClientSession, url: str, number: int) -> None:
-        """Be one dashboard until cancelled."""
+        """Run one dashboard until cancelled."""
         reading = asyncio.create_task(self._read(http, url, number))
         try:
             async with http.get(f"{url}/api/events?patches=true", headers={"Accept-Encoding": "gzip"}) as response:
@@ -71,7 +71,7 @@ class Dashboards:
 
 
 async def seed(dsn: str, models: int) -> None:
-    """Write a day of trading of rule models, spread over the variants."""
+    """Write a day of trading by rule models, spread over the variants."""
     words = ["--demo", "--models", str(models), "--history", "1", "--database-url", dsn]
     process = await asyncio.create_subprocess_exec(sys.executable, ROOT / "scripts" / "seed_accounts.py", *words)
     if await process.wait():
@@ -80,7 +80,7 @@ async def seed(dsn: str, models: int) -> None:
 
 @asynccontextmanager
 async def showing(readers: Sequence[ServiceProcess], count: int) -> AsyncIterator[Dashboards]:
-    """Open the dashboards, spread over the readers, for the length of the block."""
+    """Open the dashboards, spread over the readers, for the duration of the block."""
     dashboards = Dashboards()
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(None), auto_decompress=False
@@ -96,7 +96,10 @@ async def showing(readers: Sequence[ServiceProcess], count: int) -> AsyncIterato
 
 
 async def look(leader: ServiceProcess, readers: Sequence[ServiceProcess], seconds: float) -> tuple[int, list[float]]:
-    """Look at the health of all for so long. Return how many looks found a process unhealthy, and the readers' ages."""
+    """Check the health of all for this long.
+
+    Return the number of unhealthy results, and the ages of the readers' data.
+    """
     unhealthy, ages, ends_s = 0, list[float](), time.monotonic() + seconds
     while time.monotonic() < ends_s:
         for service in (leader, *readers):
@@ -109,7 +112,7 @@ async def look(leader: ServiceProcess, readers: Sequence[ServiceProcess], second
 
 
 def machine_processor_s() -> float:
-    """Return the processor time that all processes of the machine have used, on all cores."""
+    """Return the processor time used by all processes of the machine on all cores."""
     user, nice, system = Path("/proc/stat").read_text().split()[1:4]
     return (int(user) + int(nice) + int(system)) * TICK_S
 

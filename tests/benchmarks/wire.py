@@ -1,20 +1,22 @@
-"""Requests per second of the service over HTTP, each figure beside its reference in the same run.
+"""Requests per second of the service over HTTP, each figure next to its reference from the same run.
 
   scripts/benchmark wire [--seconds 3]    on a season of 100 models and 9 days, which takes a minute to write
-  scripts/benchmark wire --database-url URL    on a season that is there
+  scripts/benchmark wire --database-url URL    on an existing season
 
-1. variants.getVariants beside a bare aiohttp handler that returns the same bytes, which is the floor: at least half of
-   its requests. And beside one that reads its input before, as every procedure must, to show what that alone costs.
-2. The equity history of all models, 19 MB on a season of a week or more, beside a bare handler of the same bytes.
-3. The five procedures that a dashboard polls, beside the same service without its response cache: ten times as many.
+1. variants.getVariants compared with a bare aiohttp handler that returns the same bytes: at least half of its requests.
+   Also compared with a handler that first reads its input, as every procedure must, to show the cost of that alone.
+2. The equity history of all models, 19 MB on a season of a week or more, compared with a bare handler of the same
+   bytes.
+3. The five procedures that a dashboard polls, compared with the same service without its response cache: ten times as
+   many.
 
 The bare handler is the only route of a plain `web.Application`, run by `web.AppRunner` and `web.TCPSite` on uvloop
-without an access log. It keeps the bytes, and leaves out all else: reading and decoding the input, middlewares and
+without an access log. It returns the bytes and omits everything else: reading and decoding the input, middlewares and
 hooks, request ids, hosts and origins, limits of connections, latencies and the log.
 
-The server has the first core and the load another. The ratio is that of requests per second of an undisturbed core: a
-request's share of the time that the server computed, and what the service does by itself (a market, schedules) taken
-off the core first. Exit code 1: a floor is missed.
+The server runs on the first core and the load on another. The ratio compares requests per second of an undisturbed
+core: they follow from the processor time per request, after subtracting the service's own work (a market, schedules).
+Exit code 1: a floor is missed.
 """
 
 import argparse
@@ -34,7 +36,7 @@ from typing import Any, Final, NamedTuple, cast
 from aiohttp import web
 from benchmarks.season import seeded
 
-from trader.embedded.server import EmbeddedPostgres
+from trader.database.embedded.server import EmbeddedPostgres
 
 ROOT: Final = Path(__file__).parents[1]
 CONNECTIONS: Final = 32
@@ -58,7 +60,7 @@ DASHBOARD_FLOOR: Final = 10.0
 
 
 class Caller(asyncio.Protocol):
-    """One connection: sends the next request when the answer to the last is whole."""
+    """One connection: sends the next request once the previous answer is complete."""
 
     def __init__(self, requests: Sequence[bytes], turn: int, latencies: list[float]) -> None:
         self._requests = requests
@@ -106,7 +108,7 @@ async def load(port: int, seconds: float, calls: Sequence[Sequence[str]], connec
     loop = asyncio.get_running_loop()
 
     def stay_awake() -> None:
-        """Let the loop never sleep: the server would pay for waking it, the slower one more often."""
+        """Never let the loop sleep: the server would pay for waking it, and a slower server more often."""
         loop.call_soon(stay_awake)
 
     stay_awake()
@@ -132,7 +134,7 @@ async def load(port: int, seconds: float, calls: Sequence[Sequence[str]], connec
 
 
 class Running(NamedTuple):
-    """A server, and how much of its core it takes by itself."""
+    """A server, and the share of its core that it uses without requests."""
 
     pid: int
     port: int
@@ -161,7 +163,7 @@ async def serve_bare(port: int, path: str, file: str, *, reads: bool) -> None:
 
 
 def serve_uncached() -> int:
-    """Run the service with a cache that keeps nothing."""
+    """Run the service with a cache that stores nothing."""
     from trader import __main__  # noqa: PLC0415 - the load needs none of it
     from trader.api import response_cache, rpc  # noqa: PLC0415
 
@@ -179,7 +181,7 @@ def serve_uncached() -> int:
 
 @contextmanager
 def running(command: Sequence[str], port: int, folder: str, **environment: str) -> Iterator[int]:
-    """A server on the first core, from its first answer on. Gives its process id."""
+    """Run a server on the first core, and yield its process id after its first answer."""
     with Path(folder, "log").open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", *command],
@@ -203,13 +205,13 @@ def running(command: Sequence[str], port: int, folder: str, **environment: str) 
 
 
 def cpu_seconds(pid: int) -> float:
-    """The time that a process has computed: what others do on its core is not in it."""
+    """Return the processor time of a process, which excludes other processes on its core."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def own_share(pid: int) -> float:
-    """How much of its core a server takes without being asked for anything."""
+    """Return the share of its core that a server uses without any requests."""
     began_s = cpu_seconds(pid)
     time.sleep(OWN_S)
     return (cpu_seconds(pid) - began_s) / OWN_S
@@ -279,7 +281,7 @@ def compare_bare(
         turns = [[measure(each, seconds, calls, connections) for each in servers] for _ in range(TURNS)]
     for label, measured in zip(("service", "bare aiohttp", "  which reads"), zip(*turns, strict=True), strict=True):
         show(label, measured)
-    # Of the two that ran one after the other: the speed of a shared machine changes from turn to turn.
+    # Compare two consecutive turns, since the speed of a shared machine changes over time.
     to_bare, to_reading = (
         statistics.median(ours["cpu_rate"] / others[place]["cpu_rate"] for ours, *others in turns) for place in (0, 1)
     )
@@ -301,7 +303,7 @@ def compare_all(seconds: float, dsn: str, folder: str) -> bool:
     def started(*command: str) -> Iterator[Running]:
         with running(command, 18600, folder, **settings) as pid:
             for name, body in (*STATIC, *HISTORY, *DASHBOARD):
-                retry = ["--retry", "20", "-m", "60"]  # a service that has just started catches up first
+                retry = ["--retry", "20", "-m", "60"]  # a newly started service catches up first
                 subprocess.run(
                     ["curl", "-sf", "-o", "/dev/null", *retry, "-d", body, address_of(18600, name)], check=True
                 )
@@ -350,7 +352,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run(coroutine: Any) -> None:
-    """On the loop that the service takes too."""
+    """Run on the same event loop as the service."""
     from trader.commands.serve import loop_factory  # noqa: PLC0415 - only here
 
     with asyncio.Runner(loop_factory=loop_factory()) as runner:

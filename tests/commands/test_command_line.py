@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from trader.__main__ import main
+from trader.agents.models_file import variant_argument
 from trader.commands.command import MODULES, REGISTRY, load, make_parser, table, to_wire
-from trader.commands.models_file import variant_argument
-from trader.domain.exchange.halts import Outcome
-from trader.domain.models import VariantId
+from trader.core.variant_id import VariantId
+from trader.exchange.domain.halts import CommandOutcome
 
 ROOT = Path(__file__).parents[2]
 load("")
@@ -22,7 +22,7 @@ EVERY = sorted(REGISTRY)
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_a_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_command_has_help(name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as ended:
         main([*name.split(), "--help"])
     assert ended.value.code == 0
@@ -46,7 +46,7 @@ def test_the_document_has_every_command() -> None:
 
 
 @pytest.mark.parametrize("file", ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
-def test_documents_name_only_commands_that_exist(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_documents_name_only_existing_commands(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = (ROOT / file).read_text(encoding="utf-8")
     for line in re.findall(r"(?:`|^    (?:\$ )?)(?:trader|scripts/run) ([a-z][^`\n#;&|]*)", text, re.MULTILINE):
         words = line.split()
@@ -75,7 +75,7 @@ def test_an_unknown_variant_is_refused_in_plain_words(capsys: pytest.CaptureFixt
         )
 
 
-def test_wrong_arguments_are_answered_with_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["halt", "--acount", "x", "--json"]) == 2
     shown = capsys.readouterr()
     assert "unrecognized arguments: --acount x" in shown.err
@@ -92,7 +92,7 @@ def test_wrong_arguments_are_answered_with_what_is_wrong(capsys: pytest.CaptureF
         (["accounts", "lst"], "there is no command 'accounts lst'; did you mean `trader accounts list`?"),
     ],
 )
-def test_an_unknown_command_is_answered_with_the_nearest(
+def test_an_unknown_command_suggests_the_closest_match(
     words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*words, "--json"]) == 2
@@ -116,7 +116,7 @@ def test_a_shell_completes_every_command(shell: str, capsys: pytest.CaptureFixtu
     assert all(word in script for name in REGISTRY for word in name.split())
 
 
-def test_output_is_utf_8_whatever_the_environment_says() -> None:
+def test_output_is_utf_8_in_any_locale() -> None:
     command = [sys.executable, "-P", "-m", "trader", "models", "tëst"]
     environ = {"PATH": os.environ["PATH"], "PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
     done = subprocess.run(command, capture_output=True, env=environ, check=False)
@@ -133,10 +133,10 @@ def test_tables_align_text_to_the_left_and_figures_to_the_right() -> None:
 
 
 def test_values_for_programs_have_the_names_of_the_interface() -> None:
-    value = {"the-id": Outcome(note="n")}
+    value = {"the-id": CommandOutcome(note="n")}
     assert to_wire(value) == {"the-id": {"cancelled": [], "closed": [], "left": [], "note": "n"}}
 
 
-def test_a_file_of_settings_that_cannot_be_looked_at_is_a_wrong_argument(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreadable_settings_file_is_an_argument_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--env-file", "x" * 300]) == 2
     assert "cannot be read (File name too long)" in capsys.readouterr().err

@@ -9,14 +9,16 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from support.waiting import until
 
 from trader.__main__ import main
 from trader.commands import operate
 from trader.commands.command import moment
-from trader.domain.exchange.halts import Outcome
-from trader.store.database.leadership import LeaderLock
-from trader.store.database.pool import Database, place
-from trader.store.operations.halts import select_open_commands, update_command_finished, update_command_taken
+from trader.database.leadership import LeaderLock, update_term
+from trader.database.pool import Database, place
+from trader.exchange.domain.halts import CommandOutcome
+from trader.exchange.sql.accounts import DatabaseIdentity, upsert_service_state
+from trader.exchange.sql.halts import select_open_commands, update_command_finished, update_command_taken
 
 pytestmark = pytest.mark.processes
 
@@ -32,9 +34,9 @@ def _run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("command", "arguments", "code", "printed"),
     [
-        ("audit", [], 0, "{place}, the service is not running\n0 runs, 0 orders"),
+        ("audit", [], 0, "{place}, the service is not running\n0 runs, 0 positions"),
         ("report", [], 1, "{place} has no model with a snapshot"),
-        ("drift", [], 1, "{place} has no fill of a venue"),
+        ("drift", [], 1, "{place} has no simulated venue fill"),
         ("reproduce", [NO_RUN], 1, f"there is no invocation {NO_RUN}"),
     ],
 )
@@ -54,35 +56,39 @@ async def test_a_database_of_another_schema_version_is_reported(
     database: Database, dsn: str, tmp_path: Path, command: str, arguments: list[str]
 ) -> None:
     async with database.connection() as conn:
-        await conn.execute("UPDATE schema_version SET version = 1")
+        await conn.execute("UPDATE schema_version SET version = version + 1")
     ended = _run(tmp_path, command, "--database-url", dsn, *arguments)
     assert ended.returncode == 1
-    assert f"The database at {place(dsn)} has schema version 1, and this program needs" in ended.stderr
+    assert f"The database at {place(dsn)} has schema version 2, made by a newer version of trader" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
-async def test_a_halt_beside_a_service_that_does_not_answer_is_recorded_and_not_yet_obeyed(
+async def test_a_halt_with_an_unresponsive_service_is_recorded_but_not_yet_executed(
     database: Database, dsn: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(operate, "SILENT_S", 0.2)
     leader, shown = LeaderLock(dsn), ""
     assert await leader.try_acquire()
+    async with database.connection() as conn:
+        await upsert_service_state(conn, DatabaseIdentity("synthetic", "simulated"))
+        term = await update_term(conn)
     halting = asyncio.create_task(asyncio.to_thread(main, ["halt", "--database-url", dsn]))
-    async with asyncio.timeout(20):
-        while "does not answer" not in shown:
-            await asyncio.sleep(0.02)
-            shown += capsys.readouterr().err
-    recorded = re.search(r"recorded at ([\d-]+ [\d:]+ UTC), and not yet obeyed: the service does not answer", shown)
+
+    def has_shown(text: str) -> bool:
+        nonlocal shown
+        shown += capsys.readouterr().err
+        return text in shown
+
+    await until(lambda: has_shown("does not respond"))
+    recorded = re.search(r"recorded at ([\d-]+ [\d:]+ UTC), but not yet executed: the service does not respond", shown)
     async with database.connection() as conn:
         ((command, _),) = await select_open_commands(conn, timedelta(minutes=1), 2)
         assert recorded is not None
         assert recorded[1] == moment(await conn.fetchval("SELECT asked_at FROM commands"))
-        assert await update_command_taken(conn, command.id, "begun")
-        async with asyncio.timeout(20):
-            while "obeyed at" not in shown.partition("does not answer")[2]:
-                await asyncio.sleep(0.02)
-                shown += capsys.readouterr().err
-        await update_command_finished(conn, command.id, Outcome())
+        assert await update_command_taken(conn, command.id, "begun", term)
+        shown = shown.partition("does not respond")[2]
+        await until(lambda: has_shown("executed at"))
+        await update_command_finished(conn, command.id, CommandOutcome(), term)
     assert await halting == 0
     await leader.release()
 

@@ -1,25 +1,34 @@
-"""The commands that read: what they show of known rows, for people and for programs."""
+"""The commands that read: their output for known rows, for people and for programs."""
 
+import asyncio
+import re
 import socket
 from datetime import timedelta
+from decimal import Decimal
 from pathlib import Path
 
+import asyncpg
 import numpy as np
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from support.calls import Call
-from support.house import NAMES, House
 from support.records import HOUR, START, add_invocation, add_model, add_trade
 from support.served import make_health_app, served
+from support.service_parts import NAMES, ServiceParts
 from support.sinks import sinks
 
-from trader.domain.models import Model, ModelConfiguration, Price, VariantId
-from trader.domain.operations.alarms import Alarm, AlarmCause
-from trader.results import load
-from trader.store.agents.models import upsert_model
-from trader.store.database.leadership import LeaderLock
-from trader.store.database.pool import Database
+from trader.agents.domain.models import Model, ModelConfiguration, TokenPrice
+from trader.agents.sql.models import upsert_model
+from trader.api.metrics import Maintenance
+from trader.commands.command import price
+from trader.core.variant_id import VariantId
+from trader.database.leadership import LeaderLock
+from trader.database.pool import Database
+from trader.operations.alarms import Alarms
+from trader.operations.domain.alarms import Alarm, AlarmCause
+from trader.operations.sql.history import select_maintenance, upsert_maintenance
+from trader.portfolio.tables import load
 
 MODELS_FILE = """
 [[models]]
@@ -56,7 +65,7 @@ async def rows(database: Database) -> None:
         )
 
 
-async def test_trades_are_those_of_the_interface(rows: None, call: Call) -> None:
+async def test_trades_equal_those_of_the_interface(rows: None, call: Call) -> None:
     result = (await call("trades", "--json")).value
     assert [(trade["modelId"], trade["side"], trade["netPnl"]) for trade in result["trades"]] == [
         ("bob", "SHORT", 29), ("ada", "LONG", 9),
@@ -87,7 +96,7 @@ async def test_an_export_has_every_trade_as_typed_columns(rows: None, call: Call
     assert "all cannot be written: File exists" in refused.err
 
 
-async def test_accounts_and_the_board_agree(rows: None, call: Call) -> None:
+async def test_accounts_match_the_board(rows: None, call: Call) -> None:
     accounts = (await call("accounts", "list", "--json")).value["accounts"]
     assert {account["accountId"]: account["equity"] for account in accounts} == {"ada": 10009, "bob": 10029}
     assert (await call("accounts", "show", "bob", "--json")).value["account"] == accounts[1]
@@ -117,23 +126,48 @@ async def test_status_fails_until_a_service_leads_and_says_why(
     ]
     async with database.connection() as conn:
         await conn.execute("UPDATE service_state SET heartbeat_at = now(), schedulers = $1", {"tradeExecutor": False})
-        assert (await call("status", "--json")).value["troubles"] == ["tradeExecutor does not run"]
+        assert (await call("status", "--json")).value["troubles"] == ["tradeExecutor is not running"]
         await conn.execute("UPDATE service_state SET schedulers = $1", {"tradeExecutor": True})
         well = await call("status")
         assert (well.code, well.out.splitlines()[-1]) == (0, "all well")
         assert "the service is running" in well.err
         await conn.execute("INSERT INTO halts (cause, reason, halted_by) VALUES ('drawdown', 'it fell', 'limit')")
     outcome = await call("status")
-    assert (outcome.code, "NOT well    halted: all accounts: drawdown: it fell" in outcome.out) == (1, True)
+    assert outcome.code == 1
+    halted = re.search(r"NOT well    halted: all accounts: drawdown: it fell \(since 20.* UTC, by limit\)", outcome.out)
+    assert halted, outcome.out
     await lock.release()
 
 
-async def test_status_shows_what_the_service_says_of_its_health(
+async def test_status_shows_health_first_and_names_what_it_cannot_read(
+    rows: None, call: Call, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = await asyncpg.connect(dsn, server_settings={"application_name": "psql"})
+    async with served(make_health_app(ServiceParts())) as server, other.transaction():
+        monkeypatch.setenv("PORT", str(server.port))
+        await other.execute("LOCK TABLE commands")
+        outcome = await call("status")
+        assert outcome.code == 1
+        assert outcome.out.startswith(f"health      unhealthy, at http://localhost:{server.port}")
+        pid = other.get_server_pid()
+        assert (
+            f"NOT well    not read: Table commands is locked by pid {pid} (psql: LOCK TABLE commands)." in outcome.out
+        )
+        monkeypatch.setenv("DATABASE_URL", "postgresql://u@127.0.0.1:1/trader")
+        outcome = await call("status")
+        assert outcome.out.startswith(f"health      unhealthy, at http://localhost:{server.port}")
+        assert (
+            "NOT well    the database cannot be read: The database at 127.0.0.1:1/trader cannot be used" in outcome.out
+        )
+    await other.close()
+
+
+async def test_status_shows_the_health_report_of_the_service(
     rows: None, call: Call, database: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with database.connection() as conn:
         await conn.execute("UPDATE service_state SET heartbeat_at = now(), schedulers = $1", {"tradeExecutor": True})
-    async with served(make_health_app(House())) as server, TestServer(web.Application()) as stranger:
+    async with served(make_health_app(ServiceParts())) as server, TestServer(web.Application()) as stranger:
         monkeypatch.setenv("PORT", str(server.port))
         outcome = await call("status")
         assert f"unhealthy, at http://localhost:{server.port}, but none leads on this database" in outcome.out
@@ -150,7 +184,7 @@ async def test_status_shows_what_the_service_says_of_its_health(
         assert (await call("status", "--json")).value["health"]["url"] == f"http://127.0.0.1:{server.port}"
         monkeypatch.delenv("SERVER_URL")
         outcome = await call("status")
-        assert f"something else than trader answers at http://localhost:{elsewhere}" in outcome.out
+        assert f"something other than trader answers at http://localhost:{elsewhere}" in outcome.out
     outcome = await call("status")
     assert (outcome.code, outcome.out.splitlines()[-1]) == (0, "all well"), "the service may be on another machine"
     assert f"no service answers at http://localhost:{elsewhere}: " in outcome.out
@@ -160,7 +194,7 @@ async def test_status_shows_what_the_service_says_of_its_health(
         outcome = await call("status")
         assert (outcome.code, outcome.out.count("NOT well    no service answers at")) == (1, 1)
     monkeypatch.setenv("PORT", "http")
-    assert "cannot be asked: PORT: expected a whole number" in (await call("status")).out
+    assert "unavailable: PORT: expected a whole number" in (await call("status")).out
     await lock.release()
 
 
@@ -176,10 +210,10 @@ async def test_models_are_added_updated_and_paused(rows: None, call: Call, tmp_p
     (tmp_path / "models.toml").write_text(MODELS_FILE, encoding="utf-8")
     added = await call("models", "add", "models.toml")
     assert "1 of 2 models are new, 1 accounts were opened." in added.out
-    assert "ada is open with 10000 already; its capital stays." in added.out
+    assert "ada is already open with 10000; its capital does not change." in added.out
     assert "ada has no `every`" in added.out
     assert (await call("models", "pause", "new")).out.startswith("new is paused.")
-    assert (await call("models", "pause", "new")).out == "new was paused already.\n"
+    assert (await call("models", "pause", "new")).out == "new was already paused.\n"
     listed = {
         model["model"]["id"]: model["model"] for model in (await call("models", "list", "--json")).value["models"]
     }
@@ -191,27 +225,25 @@ async def test_models_are_added_updated_and_paused(rows: None, call: Call, tmp_p
     (tmp_path / "models.toml").write_text(MODELS_FILE.replace("Contrarian", "Contrary"), encoding="utf-8")
     wrong = await call("models", "add", "models.toml")
     assert wrong.code == 2
-    assert wrong.out.startswith("Nothing was changed:\n  models.toml, line 4: model 1.variant: expected one of Apex")
+    assert wrong.err.startswith("Nothing was changed:\n  models.toml, line 4: model 1.variant: expected one of Apex")
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("trades", "--account", "eve"), "There is no account 'eve'. There are: ada, bob."),
-        (("accounts", "show", "eve"), "There is no account 'eve'. There are: ada, bob."),
-        (("accounts", "reset", "eve"), "There is no account 'eve'. There are: ada, bob."),
-        (("models", "pause", "eve"), "There is no model 'eve'. There are: ada, bob."),
+        (("trades", "--account", "eve"), "There is no account 'eve'. Existing accounts: ada, bob."),
+        (("accounts", "show", "eve"), "There is no account 'eve'. Existing accounts: ada, bob."),
+        (("accounts", "reset", "eve"), "There is no account 'eve'. Existing accounts: ada, bob."),
+        (("models", "pause", "eve"), "There is no model 'eve'. Existing models: ada, bob."),
     ],
 )
-async def test_unknown_names_are_answered_with_those_that_there_are(
-    rows: None, call: Call, words: tuple[str, ...], said: str
-) -> None:
+async def test_unknown_names_list_the_existing_ones(rows: None, call: Call, words: tuple[str, ...], said: str) -> None:
     outcome = await call(*words)
     assert (outcome.code, said in outcome.err) == (1, True), outcome
 
 
 async def test_budgets_of_today_are_shown(call: Call, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    capped = ModelConfiguration(price=Price(input=1, output=2), budget_usd_per_day=1, when_spent="pause")
+    capped = ModelConfiguration(price=TokenPrice(input=1, output=2), budget_usd_per_day=1, when_spent="pause")
     async with database.connection() as conn:
         await conn.execute(
             "INSERT INTO service_state (market_identity, trading_mode, lived_until) VALUES ('m', 'simulated', $1)",
@@ -236,26 +268,74 @@ async def test_budgets_of_today_are_shown(call: Call, database: Database, monkey
     assert budget == {"usd": 1, "spentUsd": 0.995, "isEstimated": True, "state": "pause"}
 
 
-async def test_the_alarms_that_fire_are_listed_and_sinks_are_tested(
-    call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    house = House()
-    async with served(make_health_app(house)) as server, sinks() as here:
+async def test_firing_alarms_are_listed_and_sinks_tested(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    service_parts = ServiceParts()
+    async with served(make_health_app(service_parts)) as server, sinks() as here:
         monkeypatch.setenv("PORT", str(server.port))
         assert (await call("alarms")).out == "no alarm fires\n"
-        house.alarms.watch([Alarm(AlarmCause("database"), "read-only")])
+        service_parts.alarms.watch([Alarm(AlarmCause("provider", "nim"), "out of credit")])
         listed = await call("alarms", "--json")
         (alarm,) = listed.value["alarms"]
         assert (listed.code, alarm["cause"], alarm["message"], alarm["consequences"]) == (
             1,
-            "database",
-            "read-only",
+            "provider",
+            "out of credit",
             [],
         )
-        assert "database: read-only" in (await call("alarms")).out
+        assert "provider nim: out of credit" in (await call("alarms")).out
         assert (await call("alarms", "test")).out == "NOTIFY_URL is not set: alarms are not sent anywhere\n"
         monkeypatch.setenv("NOTIFY_URL", f"{here.url}/works,{here.url}/fails")
         tested = await call("alarms", "test")
         assert (tested.code, tested.out) == (1, "json 1: sent\njson 2: failed: the answer was HTTP 500\n")
     silent = await call("alarms")
     assert (silent.code, "no service answers at" in silent.err) == (1, True)
+
+
+def test_prices_are_plain_numbers() -> None:
+    shown = {"6E+4": "60,000", "60000.123456": "60,000.1", "1234567.5": "1,234,568", "0.00001234": "0.00001234"}
+    assert {amount: price(Decimal(amount)) for amount in shown} == shown
+
+
+async def test_the_past_of_alarms_is_listed_from_the_database(call: Call, database: Database) -> None:
+    alarms = Alarms([])
+    alarms.keep_history(database, "trader here:1")
+    for text in ("this process has taken over, term 3", "this process has lost the leading role"):
+        alarms.add(Alarm(AlarmCause("takeover"), text, under=None))
+    alarms.add(Alarm(AlarmCause("liquidation", "apex"), "apex: LONG 1 BTC"))
+    await alarms.close()
+    said = await call("alarms", "--since", "1h")
+    lines = [line.split("  ", 1)[1] for line in said.out.splitlines()]
+    assert sorted(lines) == [
+        "event     liquidation apex: apex: LONG 1 BTC (trader here:1)",
+        "event     takeover: this process has lost the leading role (trader here:1)",
+    ]
+    listed = (await call("alarms", "--since", "2020-01-01", "--json")).value["notices"]
+    assert {(each["cause"], each["subject"]) for each in listed} == {("liquidation", "apex"), ("takeover", "")}
+    assert "nothing was reported since" in (await call("alarms", "--since", "2099-01-01")).out
+    wrong = await call("alarms", "--since", "yesterday")
+    assert (wrong.code, "'yesterday' is neither a time such as" in wrong.err) == (2, True)
+    async with database.connection() as conn:
+        await conn.execute("UPDATE alarm_history SET at = now() - interval '91 days' WHERE cause = 'takeover'")
+    alarms = Alarms([])
+    alarms.keep_history(database, "trader here:1")
+    alarms.add(Alarm(AlarmCause("stop"), "asked to stop"))
+    await alarms.close()
+    assert "takeover" not in (await call("alarms", "--since", "2020-01-01")).out, "they are kept for 90 days"
+
+
+async def test_recorded_checks_are_metrics(rows: None, call: Call, database: Database) -> None:
+    assert (await call("audit", "--record")).code == 1
+    assert (await call("verify", "--record")).code == 0
+    maintenance = Maintenance()
+    watching = asyncio.create_task(maintenance.watch(database))
+    async with asyncio.timeout(30):
+        while not maintenance.runs:
+            await asyncio.sleep(0.01)
+    watching.cancel()
+    problems = {run.task: run.problems > 0 for run in maintenance.runs}
+    assert problems == {"audit": True, "verify": False}
+    async with database.connection() as conn:
+        await upsert_maintenance(conn, "backup", 0)
+        await upsert_maintenance(conn, "backup", 3)
+        (backup, *_) = [run for run in await select_maintenance(conn) if run.task == "backup"]
+    assert (backup.problems, backup.success_age_s is not None) == (3, True), "the last clean one stays known"

@@ -9,10 +9,10 @@ from support.records import add_model
 from support.replication import replicated
 
 from trader.__main__ import main
-from trader.embedded import dumps
-from trader.store.database.pool import Database
-from trader.store.database.schema import apply_schema
-from trader.store.operations.halts import select_halts
+from trader.database.embedded import dumps
+from trader.database.pool import Database
+from trader.database.schema import apply_schema
+from trader.exchange.sql.halts import select_halts
 
 LEADER = "https://leader.example"
 CHANGES = (
@@ -33,10 +33,10 @@ router_model = "rules/contrarian"
 """
 
 
-async def test_a_replica_tells_of_the_service_on_its_primary_and_is_not_changed(
+async def test_a_replica_reports_the_service_on_its_primary_and_stays_unchanged(
     open_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PORT", "0")  # so that no service of this machine is asked
+    monkeypatch.setenv("PORT", "0")  # so that no service on this machine is asked
     async with replicated(open_folder) as cluster:
         database = await Database.connect(cluster.dsn, size=1)
         await apply_schema(database)
@@ -66,7 +66,7 @@ async def test_a_replica_tells_of_the_service_on_its_primary_and_is_not_changed(
 
 
 @pytest.mark.parametrize("words", CHANGES)
-async def test_a_reader_changes_nothing_on_its_leader_s_database_unless_that_is_named(
+async def test_a_reader_changes_its_leaders_database_only_if_it_is_named(
     words: tuple[str, ...],
     database: Database,
     dsn: str,
@@ -81,7 +81,7 @@ async def test_a_reader_changes_nothing_on_its_leader_s_database_unless_that_is_
     assert await asyncio.to_thread(main, words) == 1
     said = capsys.readouterr().err
     assert (
-        f"ROLE=reader only reads: nothing was changed. Give this command on the machine of the leader, {LEADER}" in said
+        f"ROLE=reader only reads: nothing was changed. Run this command on the machine of the leader, {LEADER}" in said
     )
     async with database.connection() as conn:
         assert not await select_halts(conn)
@@ -89,7 +89,7 @@ async def test_a_reader_changes_nothing_on_its_leader_s_database_unless_that_is_
         assert await asyncio.to_thread(main, [*words, "--database-url", dsn]) == 0
 
 
-async def test_a_user_who_may_only_read_is_told_so(
+async def test_a_read_only_database_user_gets_a_clear_error(
     database: Database, dsn: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with database.connection() as conn:
@@ -98,7 +98,9 @@ async def test_a_user_who_may_only_read_is_told_so(
     try:
         url = re.sub(r"//[^/@]*@", f"//{name}:p@", dsn)
         assert await asyncio.to_thread(main, ["halt", "--database-url", url]) == 1
-        wanted = "trader: The database's user may not do what this command needs: permission denied for table halts."
+        wanted = (
+            "trader: The database user lacks the privileges that this command needs: permission denied for table halts."
+        )
         assert capsys.readouterr().err.splitlines()[1:] == [wanted]
     finally:
         async with database.connection() as conn:

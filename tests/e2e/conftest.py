@@ -9,7 +9,7 @@ from support.orpc import installed_client
 
 @pytest.fixture(scope="session")
 def orpc_client() -> Path:
-    """The script that calls with the real oRPC client."""
+    """The script that makes calls with the real oRPC client."""
     return installed_client()
 
 

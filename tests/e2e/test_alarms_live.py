@@ -1,4 +1,4 @@
-"""Alarms of the running process: what a webhook is sent, beside a sink that hangs; the dead-man ping; and sd_notify."""
+"""Alarms of the running process: a webhook's messages next to a hanging sink, the dead-man ping, and sd_notify."""
 
 import asyncio
 import os
@@ -25,12 +25,12 @@ async def operate(folder: Path, *arguments: str, **environ: str) -> int | None:
 
 
 async def listen(systemd: socket.socket, states: list[str]) -> None:
-    """Note every state until the service stops, as fast as they come: the queue of a datagram socket is short."""
+    """Record every state until the service stops, without delay, since the queue of a datagram socket is short."""
     while states[-1:] != ["STOPPING=1"]:
         states.append((await asyncio.get_running_loop().sock_recv(systemd, 100)).decode())
 
 
-async def test_an_operator_hears_of_start_halt_and_stop(tmp_path: Path, dsn: str) -> None:
+async def test_an_operator_is_notified_of_start_halt_and_stop(tmp_path: Path, dsn: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "systemd"))
         systemd.setblocking(False)

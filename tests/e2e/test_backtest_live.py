@@ -15,25 +15,25 @@ import msgspec
 import orjson
 import pytest
 from support.candles import write_walk
-from support.extent import is_nightly
 from support.lockstep import replay
 from support.process import serving
+from support.run_profile import is_nightly
 
 from trader.__main__ import main
-from trader.clock import epoch_second, iso, moment_of
-from trader.domain.exchange.ledger import Posting
-from trader.domain.models import VariantId
-from trader.domain.portfolio.baselines import BaselineState
-from trader.domain.portfolio.histories import Snapshot
-from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
-from trader.gateways.market.files import find_files
-from trader.gateways.market.replay import ReplaySource
-from trader.services.agents.record import InvocationRecord
-from trader.services.backtest.accounts import ModelAccount
-from trader.services.backtest.ledger import LedgerLines
-from trader.services.backtest.market import BacktestMarket
-from trader.services.backtest.run import Backtest, rule_models
-from trader.settings import Settings
+from trader.agents.record import InvocationRecord
+from trader.backtest.accounts import ModelAccount
+from trader.backtest.ledger import LedgerLines
+from trader.backtest.market import BacktestMarket
+from trader.backtest.run import Backtest, rule_models
+from trader.core.clock import epoch_second, iso, moment_of
+from trader.core.variant_id import VariantId
+from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
+from trader.exchange.domain.ledger import Posting
+from trader.market.sources.files import find_files
+from trader.market.sources.replay import ReplaySource
+from trader.portfolio.domain.baselines import BaselineState
+from trader.portfolio.domain.histories import Snapshot
+from trader.settings.settings import Settings
 
 pytestmark = pytest.mark.processes
 
@@ -81,7 +81,7 @@ def part_of_recording(candles: Path, folder: Path, minutes: int) -> Path:
 
 
 class Snapshots(list[Snapshot]):
-    """A journal of the snapshots alone."""
+    """A journal of only the snapshots."""
 
     def open(self, followed: ModelAccount) -> None:
         pass
@@ -94,7 +94,7 @@ class Snapshots(list[Snapshot]):
 
 
 class Done(NamedTuple):
-    """The last state of every row of the ledger, the snapshots, the baselines as they are saved, and the digest."""
+    """The last state of every row of the ledger, the snapshots, the saved baselines, and the digest."""
 
     rows: Rows
     snapshots: Snapshots
@@ -112,7 +112,7 @@ async def backtest(candles: Path, begin: str, end: str, **environ: str) -> Done:
     file = io.BytesIO()
     ledger, snapshots = LedgerLines(file), Snapshots()
     models = rule_models(list(VariantId), None, moment_of(market.span.start), {})
-    run = Backtest(market, settings, models, [ledger, snapshots])
+    run = Backtest.fresh(market, settings, models, [ledger, snapshots])
     for account in run.accounts:
         account.finished = []
     for _ in run.run():
@@ -147,7 +147,7 @@ async def rows_of(conn: asyncpg.Connection) -> Rows:
 
 
 def as_json(value: object) -> Any:
-    """A column as the lines have it."""
+    """A column in the format of the lines."""
     match value:
         case datetime():
             return f"{value:%Y-%m-%dT%H:%M:%S}{f'.{value:%f}' if value.microsecond else ''}Z"
@@ -158,7 +158,7 @@ def as_json(value: object) -> Any:
 
 
 def read_as(row: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
-    """The row of a line with its columns as those of a database: amounts as numbers."""
+    """The row of a line with its columns in the types of a database: amounts as numbers."""
     return {
         name: Decimal(value) if isinstance(expected.get(name), Decimal) and value is not None else value
         for name, value in row.items()
@@ -166,7 +166,7 @@ def read_as(row: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
 
 
 async def assert_records_are_those_of(conn: asyncpg.Connection, records: list[InvocationRecord]) -> None:
-    """The invocations that did more than hold, with their steps and calls, are those of a database."""
+    """Assert that the invocations with a decision other than a hold, their steps and calls equal a database."""
     ids = [record.id for record in records]
     acted = await conn.fetch("SELECT DISTINCT invocation_id FROM tool_calls WHERE type <> 'HOLDING'")
     assert sorted(ids) == sorted(row["invocation_id"] for row in acted)
@@ -231,7 +231,7 @@ async def test_a_backtest_has_the_rows_of_a_replay_in_lockstep(
 
 
 def interrupt_after(monkeypatch: pytest.MonkeyPatch, minutes: int) -> None:
-    """Let Ctrl+C come while a backtest runs."""
+    """Simulate Ctrl+C while a backtest runs."""
     whole = Backtest.run
 
     def interrupted(run: Backtest) -> Iterator[datetime]:
@@ -244,7 +244,7 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, minutes: int) -> None:
 
 
 class Recorded(NamedTuple):
-    """What the database of a backtest has: the ledger, until when it is complete, the snapshots and the invocations."""
+    """The content of a backtest's database: the ledger, the time of its completeness, snapshots and invocations."""
 
     rows: Rows
     until: datetime
@@ -253,7 +253,7 @@ class Recorded(NamedTuple):
 
 
 async def state_of(run: Path) -> Recorded:
-    """What the embedded database in a folder has."""
+    """The content of the embedded database in a folder."""
     async with EmbeddedPostgres(run / EMBEDDED_FOLDER).attach() as server:
         (name,) = await server.databases()
         conn = await asyncpg.connect(server.dsn(name))
@@ -270,7 +270,7 @@ async def state_of(run: Path) -> Recorded:
 
 
 async def shown_of(run: Path) -> tuple[list[dict[str, Any]], dict[str, Any], str]:
-    """The leaderboard, the evidence and the page that a service in the folder of a backtest shows."""
+    """The leaderboard, the evidence and the page shown by a service in the folder of a backtest."""
     async with serving(run) as service:
         board = await service.call("analytics.getLeaderboard", window="run", details=True)
         evidence = await service.call("analytics.getEvidence", window="run")
@@ -282,21 +282,21 @@ async def shown_of(run: Path) -> tuple[list[dict[str, Any]], dict[str, Any], str
 
 
 def without_luck(evidence: dict[str, Any]) -> dict[str, Any]:
-    """Evidence without the comparisons with luck, which a service makes later."""
+    """Evidence without the comparisons with luck, which a service computes later."""
     left_out = ("luck", "luckReason")
     rows = [{key: value for key, value in row.items() if key not in left_out} for row in evidence["entrants"]]
     return {**evidence, "entrants": rows}
 
 
 @pytest.mark.parametrize("is_interrupted", [False, True])
-def test_the_database_of_a_backtest_is_whole_and_a_service_shows_it(
+def test_the_database_of_a_backtest_is_complete_and_a_service_shows_it(
     open_folder: Path, monkeypatch: pytest.MonkeyPatch, is_interrupted: bool
 ) -> None:
     candles, run = open_folder / "candles of a walk", open_folder / "run"
     candles.mkdir()
     write_walk(candles / "BTCUSDT-1m.csv", BEGIN, 1_800, price=90_000, seed=5)
     write_walk(candles / "ETHUSDT-1m.csv", BEGIN, 1_800, price=2_200, seed=6)
-    monkeypatch.setattr("trader.services.backtest.database.BATCH", 300)
+    monkeypatch.setattr("trader.backtest.database.BATCH", 300)
     monkeypatch.delenv("DATABASE_URL", raising=False)
     if is_interrupted:
         interrupt_after(monkeypatch, 500)

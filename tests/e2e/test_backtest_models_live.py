@@ -15,10 +15,11 @@ from support.lockstep import replay
 from support.trading_provider import trading_provider
 
 from trader.__main__ import main
-from trader.clock import iso
-from trader.domain.models import Model, ModelConfiguration, VariantId
-from trader.store.agents.models import upsert_model
-from trader.store.database.pool import Database
+from trader.agents.domain.models import Model, ModelConfiguration
+from trader.agents.sql.models import upsert_model
+from trader.core.clock import iso
+from trader.core.variant_id import VariantId
+from trader.database.pool import Database
 
 pytestmark = pytest.mark.processes
 
@@ -54,7 +55,7 @@ def backtest(data: Path, end: datetime, *options: str, code: int = 0) -> dict[st
 
 
 async def add_model(dsn: str) -> None:
-    """Add the model alone: its account is opened by the service, at the time of its market."""
+    """Add only the model: the service opens its account at the time of its market."""
     database = await Database.connect(dsn, size=1)
     model = Model(
         id="one", name="one", variant=VariantId.APEX, provider="openai", router_model_name="lab/one",
@@ -81,7 +82,7 @@ def fills_of_backtest(data: Path) -> list[tuple[Any, ...]]:
     ]
 
 
-def test_a_model_is_shown_what_a_service_shows_it(
+def test_a_model_sees_the_same_as_in_a_service(
     data: Path, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     end = BEGIN + timedelta(minutes=90)
@@ -104,7 +105,7 @@ def test_a_model_is_shown_what_a_service_shows_it(
     assert fills_of_backtest(data) == recorded, "the decisions of the service, executed again"
 
 
-def test_the_database_of_models_is_whole_and_its_decisions_can_be_executed_again(
+def test_the_database_of_models_is_complete_and_its_decisions_can_be_replayed(
     data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     end = BEGIN + timedelta(minutes=30)

@@ -1,4 +1,4 @@
-"""A move from the embedded PostgreSQL to a server and back, by backups beside the running service."""
+"""A move from the embedded PostgreSQL to a server and back, by backups while the service runs."""
 
 import asyncio
 import json
@@ -10,7 +10,7 @@ import pytest
 from support.process import COMMAND, ServiceProcess, serving
 from support.tables import digests
 
-from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
+from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 
 pytestmark = pytest.mark.processes
 

@@ -1,4 +1,4 @@
-"""Commands beside a running service, compared with what its interface answers, and after its end."""
+"""Commands next to a running service, compared with its answers, and after its end."""
 
 import asyncio
 from pathlib import Path
@@ -9,7 +9,7 @@ from support.process import run_command, serving
 pytestmark = pytest.mark.processes
 
 
-async def test_commands_show_what_the_service_has_and_act_through_it(open_folder: Path) -> None:
+async def test_commands_show_the_state_of_the_service_and_act_through_it(open_folder: Path) -> None:
     async with serving(open_folder, SIM_LATENCY_MS="0") as service:
         for side in ("buy", "sell"):
             order = {"accountId": "me", "symbol": "BTC", "side": side, "quantity": 0.02}

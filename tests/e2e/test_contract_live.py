@@ -1,7 +1,6 @@
 """The contract: every procedure of the running service, through the real oRPC client and through plain HTTP."""
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,9 @@ from support.contract import OUTPUTS, VARIANT
 from support.orpc import run_client
 from support.process import ServiceProcess, serving
 from support.shapes import assert_shape
+from support.waiting import until
 
-from trader.variants import VARIANTS
+from trader.agents.variants import VARIANTS
 
 pytestmark = pytest.mark.processes
 
@@ -58,15 +58,8 @@ READ_CALLS: Sequence[tuple[str, dict[str, Any]]] = (
 )
 
 
-async def until(ready: Callable[[], Awaitable[bool]], *, within_s: float = 30) -> None:
-    """Poll until it holds."""
-    async with asyncio.timeout(within_s):
-        while not await ready():
-            await asyncio.sleep(0.1)
-
-
 async def add_models(dsn: str) -> None:
-    """The four rule models of a demo, and one that fails at every run, since its provider is not configured."""
+    """The four rule models of a demo, and one that fails in every run, since its provider is not configured."""
     conn = await asyncpg.connect(dsn)
     try:
         for number, variant in enumerate(VARIANT):
@@ -83,7 +76,7 @@ async def add_models(dsn: str) -> None:
 
 
 async def trade_by_hand(service: ServiceProcess) -> str:
-    """Two trades, two positions and an order that rests. Returns the id of the resting order."""
+    """Make two trades, two positions and a resting order. Return the id of the resting order."""
 
     async def place(**order: Any) -> Any:
         answer = await service.call("simulator.placeOrder", accountId="by-hand", **order)
@@ -142,7 +135,7 @@ async def test_every_procedure_keeps_the_contract_for_both_callers(tmp_path: Pat
             {"link": "buffered", "calls": calls},
             {"link": "streaming", "calls": calls, "flat": True},
         )
-        # The next minute of the market, and with it the next cycle of the models, may begin meanwhile.
+        # The next minute of the market, and thus the models' next cycle, may begin meanwhile.
         later = [await service.call(name, **request) for name, request in READ_CALLS]
         for group in groups:
             for (name, _), answer, *expected in zip(READ_CALLS, group["answers"], plain, later, strict=True):
@@ -187,7 +180,7 @@ MOVING = {
 
 
 async def check_single_trades(service: ServiceProcess) -> None:
-    """Each trade and position by hand is there whole by its id; a closed part has the entry of its position."""
+    """Each manual trade and position can be read in full by its id; a closed part has the entry of its position."""
     trades = (await service.call("trading.getTrades", modelId="by-hand"))["trades"]
     positions = await service.call("trading.getPositions", modelId="by-hand")
     assert [len(trades), len(positions)] == [2, 2]
@@ -303,7 +296,7 @@ def check_models(by_call: dict[tuple[str, ...], Any]) -> None:
     board = by_call["analytics.getLeaderboard",]
     assert board["window"] == "7d"
     ranks = [entry["rank"] for entry in board["entries"]]
-    assert ranks == [1, 2, 3, 4, None]  # the model whose provider is missing decides nothing
+    assert ranks == [1, 2, 3, 4, None]  # the model without a provider decides nothing
     ranked = [entry["pnlPercent"] for entry in board["entries"] if entry["rank"] is not None]
     assert is_sorted(ranked, newest_first=True)
     assert {entry["ci95"] for entry in board["entries"]} == {None}  # under 24 hours of data

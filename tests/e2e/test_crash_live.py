@@ -11,15 +11,16 @@ import pytest
 from support.process import ServiceProcess, serving
 from support.scripted import make_settings
 from support.venue import make_exchange
+from support.waiting import becomes
 
-from trader.clock import LockstepClock
-from trader.domain.exchange.account import equity, maintenance
-from trader.domain.exchange.orders import Order, OrderAnswer, OrderSide, OrderStatus
-from trader.domain.market.markets import Tick
-from trader.gateways.market.replay import ReplaySource
-from trader.services.exchange.audit import audit
-from trader.services.market.feed import MarketFeed
-from trader.store.database.pool import Database
+from trader.core.clock import LockstepClock
+from trader.database.pool import Database
+from trader.exchange.domain.account import equity, maintenance
+from trader.exchange.domain.orders import Order, OrderAnswer, OrderSide, OrderStatus
+from trader.market.domain.markets import Tick
+from trader.market.feed import MarketFeed
+from trader.market.sources.replay import ReplaySource
+from trader.portfolio.audit import audit
 
 pytestmark = pytest.mark.processes
 
@@ -50,13 +51,13 @@ class Crash:
             worth = equity(account, marks)
             self.worst[account.id] = min(worth, self.worst.get(account.id, worth))
             if account.positions and worth <= maintenance(account, marks, self.source.markets):
-                # Still under water: then this second's book was taken whole.
+                # Still under water: then this second's book was consumed completely.
                 assert account.taken["ETH"], account.id
         if tick.at == self.source.ends_at:
             self.ended.set()
 
     async def buy_the_dip(self, account_id: str, capital: Decimal) -> list[OrderAnswer]:
-        """Ten times long with almost all there is, in as many orders as the books take."""
+        """Go long at 10× with almost all the capital, in as many orders as the books require."""
         answers = []
         async with self.clock.busy():
             await self.clock.sleep_until(BEGIN + timedelta(seconds=5))
@@ -94,7 +95,7 @@ async def crash(database: Database, candles: Path) -> Crash:
     return Crash(database, source)
 
 
-async def test_longs_are_liquidated_at_book_prices_and_never_owe(crash: Crash, database: Database) -> None:
+async def test_longs_are_liquidated_at_book_prices_and_never_owe_money(crash: Crash, database: Database) -> None:
     answers = await crash.run({"small": SMALL, "large": LARGE})
     for given in answers:
         assert given[0].status in {OrderStatus.FILLED, OrderStatus.PARTIAL}
@@ -109,19 +110,19 @@ async def test_longs_are_liquidated_at_book_prices_and_never_owe(crash: Crash, d
         assert worth >= 0, account.id
         assert not account.positions or worth > maintenance(account, crash.exchange.marks(), crash.source.markets)
 
-    # The small one is reduced step by step as the market falls, until nothing is left of it.
+    # The small one is reduced step by step as the market falls, until nothing is left.
     small = [row for row in fills if row["account_id"] == "small"]
     assert BEGIN.replace(minute=50) < small[0]["created_at"] < BEGIN.replace(minute=56)
     assert 0 <= accounts["small"].cash < SMALL / 5
     assert sum(fill["quantity"] for fill in small[:3]) < SMALL / 1000, "less than a third at once"
     for number, fill in enumerate(small):
-        # 1 % of the notional on top of the taker fee, at a price that the candle of its minute traded at.
+        # 1 % of the notional on top of the taker fee, at a price within the candle of its minute.
         notional = fill["quantity"] * fill["price"]
         assert fill["liquidation_fee"] == notional / 100 or (number and 0 <= fill["liquidation_fee"] < notional / 100)
         assert fill["fee"] == notional * Decimal("0.0005")
         assert Decimal(2380) < fill["price"] < Decimal(2600)
 
-    # The large one falls through: what it could not pay is written off, to the last digit.
+    # The large one falls through: its unpaid loss is written off, to the last digit.
     (loss,) = [row for row in insurance if row["account_id"] == "large"]
     assert loss["sum"] > 0
     assert "ETH" not in accounts["large"].positions
@@ -155,7 +156,7 @@ async def test_a_position_opened_over_http_is_liquidated_in_the_running_service(
         for trade in trades:
             assert trade["entryPrice"] == pytest.approx(placed["averagePrice"])
             assert trade["exitPrice"] < placed["averagePrice"] * 0.93
-            # Both fees of every step, unless the fall took what the liquidation fee is capped at.
+            # Both fees of every step, unless the fall consumed the funds that cap the liquidation fee.
             assert account["equity"] == 0 or trade["fees"] > trade["exitPrice"] * trade["quantity"] * 0.0105 * 0.9
             assert trade["fees"] > trade["exitPrice"] * trade["quantity"] * 0.001 * 0.9
             assert trade["leverage"] == 10
@@ -167,19 +168,15 @@ async def test_a_position_opened_over_http_is_liquidated_in_the_running_service(
 
 
 async def liquidated(service: ServiceProcess) -> Any:
-    async with asyncio.timeout(90):
-        while True:
-            account = (await service.call("simulator.getAccount", accountId="brave"))["account"]
-            if not account["positions"]:  # between its steps equity may be below zero: thin books end them ticks apart
-                break
-            await asyncio.sleep(0.1)
+    # Between its steps equity may be below zero: thin books end positions ticks apart.
+    await becomes(lambda: service.call("trading.getPositions", modelId="brave"), [], within_s=120)
     trades = (await service.call("trading.getTrades", modelId="brave"))["trades"]
     assert {trade["closeReason"] for trade in trades} == {"liquidation"}
     return trades
 
 
 async def is_clean(dsn: str) -> None:
-    """The audit, as its operator runs it."""
+    """Run the audit as an operator does."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-P", "-m", "trader", "audit", "--database-url", dsn, stdout=asyncio.subprocess.PIPE
     )

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import orjson
 import pytest
 from support.contract import OUTPUTS
@@ -16,6 +17,7 @@ from support.process import ServiceProcess, serving
 from support.shapes import assert_shape, text
 from yarl import URL
 
+from trader.api.registry import REGISTRY, load_procedures
 from trader.api.requests import BODY_SIZE_MAX
 
 pytestmark = pytest.mark.processes
@@ -49,12 +51,12 @@ VALID: Mapping[str, dict[str, Any]] = {
     "models.getConversation": {"invocationId": "00000000-0000-5000-8000-000000000000"},
 }
 FIELDS: Mapping[str, Sequence[str]] = {
-    "trading.getTrades": ("variant", "modelId", "limit", "before"),
+    "trading.getTrades": ("variant", "modelId", "limit", "before", "skip"),
     "trading.getPositions": ("variant", "modelId"),
     "trading.getCryptoPrices": ("symbols",),
     "trading.getPortfolioHistory": ("variant", "modelId", "startDate", "endDate", "maxPoints"),
     "trading.getEquityCurves": ("variant", "modelId", "startDate", "endDate", "points", "baselines"),
-    "models.getInvocations": ("variant", "modelId", "limit", "before"),
+    "models.getInvocations": ("variant", "modelId", "limit", "before", "skip"),
     "models.getConversation": ("invocationId",),
     "simulator.placeOrder": (
         "accountId", "symbol", "side", "quantity", "type", "limitPrice", "leverage", "reduceOnly", "exitPlan",
@@ -63,12 +65,12 @@ FIELDS: Mapping[str, Sequence[str]] = {
     "simulator.cancelOrder": ("accountId", "orderId"),
     "simulator.getAccount": ("accountId",),
     "simulator.resetAccount": ("accountId",),
-    "simulator.getCompletedTradesFromDB": ("modelId", "limit", "before"),
+    "simulator.getCompletedTradesFromDB": ("modelId", "limit", "before", "skip"),
     "analytics.getModelStats": ("mode", "variant"),
     "analytics.getLeaderboard": ("window", "sortBy", "variant", "details"),
     "analytics.getEvidence": ("window", "variant", "modelId"),
     "analytics.getBehaviour": ("modelId",),
-    "analytics.getFailures": ("limit", "variant", "before"),
+    "analytics.getFailures": ("limit", "variant", "before", "skip"),
     "variants.getVariantHistory": ("window",),
 }  # fmt: skip
 """Every input field of every procedure."""
@@ -83,7 +85,7 @@ EVIL_TEXTS = (
 
 
 def hostile_bodies(name: str) -> list[tuple[bytes, bool]]:
-    """Bodies, and whether each must be refused; the others may be answered too."""
+    """Bodies, and whether each must be refused; the others may also be answered."""
     bodies = [(body, True) for body in NO_OBJECTS] + [(orjson.dumps(body), True) for body in NO_INPUTS]
     bodies += [(b"\xef\xbb\xbf{}", False), (b'{"json":{},"more":1}', False), (b" ", False)]
     for field in FIELDS.get(name, ()):
@@ -109,7 +111,7 @@ async def test_no_body_causes_an_internal_error(tmp_path: Path, dsn: str) -> Non
 
 
 async def attack(service: ServiceProcess, name: str) -> list[str]:
-    """What is wrong about the answers of one procedure, in both styles."""
+    """Return the problems of one procedure's answers, in both styles."""
     problems = []
     for style in (name, name.replace(".", "/")):
         for body, refused in hostile_bodies(name):
@@ -173,13 +175,30 @@ async def test_a_body_over_64_kib_is_refused(service: ServiceProcess) -> None:
             return response.status, orjson.loads(await response.read())
 
     for chunked in (False, True):
-        assert (await post(BODY_SIZE_MAX, chunked=chunked))[
-            0
-        ] == 400  # small enough to be looked at: the id is too long
+        assert await post(BODY_SIZE_MAX, chunked=chunked) == (200, [])
         status, answer = await post(BODY_SIZE_MAX + 1, chunked=chunked)
         assert (status, answer["code"]) == (413, "PAYLOAD_TOO_LARGE")
         assert_shape(answer, ERROR)
     assert (await service.try_call("trading.getPositions"))[0] == 200
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_model_id_of_any_length_is_accepted_as_unknown(service: ServiceProcess) -> None:
+    load_procedures()
+    named = [
+        (name, {"by": "day"} if name == "analytics.getTradeTotals" else {})
+        for name, declared in REGISTRY.procedures.items()
+        if any(field.encode_name == "modelId" for field in msgspec.structs.fields(declared.input_type))
+    ]
+    assert len(named) > 5
+    changing: dict[str, Any] = {"times": [], "at": None, "until": None, "since": None}
+    for name, others in named:
+        long = await service.call(name, modelId="x" * 10_000, **others)
+        unknown = await service.call(name, modelId="nobody", **others)
+        if isinstance(long, dict):
+            long, unknown = long | changing, unknown | changing
+        assert long == unknown, name
+    assert await service.call("trading.getPositions", modelId="x" * 129) == []
 
 
 async def test_only_listed_origins_and_this_server_may_call(tmp_path: Path, dsn: str) -> None:
@@ -259,10 +278,10 @@ async def test_the_token_protects_procedures_that_change_something(tmp_path: Pat
 
 
 async def test_simultaneous_connections_are_all_accepted(tmp_path: Path, dsn: str) -> None:
-    """As after a restart: a caller for whom there is no room to wait would try again after a second."""
+    """As after a restart: a caller that finds no room in the queue would retry after a second."""
     async with serving(tmp_path, DATABASE_URL=dsn) as service:
         url = URL(service.url)
-        service.process.send_signal(signal.SIGSTOP)  # it accepts nobody meanwhile
+        service.process.send_signal(signal.SIGSTOP)  # it accepts no connections meanwhile
         try:
             with ExitStack() as stack:
                 callers = []

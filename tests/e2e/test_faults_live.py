@@ -1,4 +1,4 @@
-"""The quick faults of scripts/faults against the running process: told by name, soon over, and nothing lost."""
+"""The quick faults of scripts/faults against the running process: reported by name, soon resolved, nothing lost."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from support.faults import measure
 pytestmark = pytest.mark.processes
 
 
-async def test_quick_faults_are_told_by_their_name_and_lose_nothing(open_folder: Path) -> None:
+async def test_quick_faults_are_reported_by_name_and_lose_nothing(open_folder: Path) -> None:
     quick = [fault for fault in FAULTS if fault.quick_cause is not None]
     async with opened(open_folder, Bench) as bench:
         for fault in quick:

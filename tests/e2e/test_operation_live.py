@@ -8,6 +8,7 @@ import orjson
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.process import ServiceProcess, serving
+from support.waiting import until
 
 pytestmark = pytest.mark.processes
 
@@ -39,9 +40,11 @@ async def test_orders_are_counted_and_every_request_has_its_line(tmp_path: Path,
         for name in ("priceTracker", "tradeExecutor", "portfolioSnapshot"):
             assert after["trader_scheduler_running", (name,)] == 1
         assert after["trader_database_connections_max", ()] == 20
-        async with asyncio.timeout(10):  # the lag is measured every so often
-            while not (await figures(service))["trader_event_loop_lag_seconds_count", ()]:
-                await asyncio.sleep(0.05)
+
+        async def has_measured() -> bool:
+            return (await figures(service))["trader_event_loop_lag_seconds_count", ()] > 0
+
+        await until(has_measured)  # the lag is measured every so often
         assert after["trader_stream_capacity", ("positions",)] == 50
         assert await service.stop() == 0
         lines = [orjson.loads(line) for line in service.log]
@@ -75,7 +78,9 @@ async def test_idle_connections_do_not_keep_health_waiting(tmp_path: Path, dsn: 
         for writer in writers:
             writer.close()
         await asyncio.gather(*(writer.wait_closed() for writer in writers), return_exceptions=True)
-        async with asyncio.timeout(10):
-            while (seen := await figures(service))["process_open_fds", ()] > 100:
-                await asyncio.sleep(0.1)
-        assert seen["process_resident_memory_bytes", ()] < resident + 60_000_000
+
+        async def has_closed() -> bool:
+            return (await figures(service))["process_open_fds", ()] <= 100
+
+        await until(has_closed)
+        assert (await figures(service))["process_resident_memory_bytes", ()] < resident + 60_000_000

@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import asyncpg
 import pytest
 from support.process import ServiceProcess, serving
+from support.waiting import becomes, until
 
 pytestmark = pytest.mark.processes
 
@@ -21,7 +23,7 @@ class Said(NamedTuple):
 
 
 async def operate(folder: Path, *arguments: str, **environ: str) -> Said:
-    """A command of the operator, in the folder of the service, with as little around it."""
+    """Run an operator's command in the folder of the service, with a minimal environment."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-P", "-m", "trader", *arguments,
         cwd=folder, env={"PATH": os.environ["PATH"], "HOME": str(folder), **environ},
@@ -36,6 +38,12 @@ async def buy(service: ServiceProcess, account: str = "me", symbol: str = "BTC",
     asked = {"accountId": account, "symbol": symbol, "side": "buy", "quantity": 0.02, "leverage": 5, **more}
     answer: dict[str, Any] = (await service.call("simulator.placeOrder", **asked))["order"]
     return answer
+
+
+async def shown_halts(service: ServiceProcess) -> list[dict[str, Any]]:
+    """The halts of its health report, whatever its health."""
+    _, report = await service.get("/health")
+    return list(report.get("halts", []))
 
 
 async def halts(service: ServiceProcess) -> list[dict[str, Any]]:
@@ -95,7 +103,7 @@ async def test_a_halt_survives_a_kill_and_works_without_a_service(tmp_path: Path
         await service.kill()
     output = await operate(tmp_path, "flatten", "--yes", DATABASE_URL=dsn)
     assert output.code == 1
-    assert "No service runs. From its next start on the halt holds" in output.out
+    assert "No service is running. At its next start the halt holds" in output.out
     assert "remains: me: LONG 0.02 BTC" in output.out
     assert "NOT closed: " in output.out
     async with serving(tmp_path, DATABASE_URL=dsn, **QUICKLY) as service:
@@ -105,10 +113,44 @@ async def test_a_halt_survives_a_kill_and_works_without_a_service(tmp_path: Path
         assert len(await service.call("trading.getPositions", modelId="me")) == 1, "nobody closes unasked"
         await service.kill()
     output = await operate(tmp_path, "resume", DATABASE_URL=dsn)
-    assert (output.code, "No service runs; it trades again from its next start on." in output.out) == (0, True)
+    assert (output.code, "No service is running; it trades again from its next start." in output.out) == (0, True)
     async with serving(tmp_path, DATABASE_URL=dsn, **QUICKLY) as service:
         assert [halt.get("accountId") for halt in await halts(service)] == ["me"]
         assert (await buy(service, "new"))["status"] == "filled"
+
+
+async def test_a_halt_while_its_tables_are_locked_is_in_force_at_once_and_survives_a_kill(
+    tmp_path: Path, dsn: str
+) -> None:
+    other = await asyncpg.connect(dsn)
+    try:
+        async with serving(tmp_path, DATABASE_URL=dsn, **QUICKLY) as service, other.transaction():
+            await other.execute("LOCK TABLE halts, commands")
+            here = {"DATABASE_URL": dsn, "PORT": service.url.rpartition(":")[2]}
+            output = await operate(tmp_path, "halt", "--reason", "strange prices", **here)
+            assert (output.code, output.err) == (0, "")
+            assert output.out == (
+                "Halted all accounts: the database does not accept it yet; a file keeps it through a restart of this "
+                "service on this machine.\n"
+            )
+            assert "halted for all accounts (operator: strange prices)" in (await buy(service))["reason"]
+            await becomes(service.status, 503)
+            _, report = await service.get("/health")
+            assert report["reasons"] == ["The database cannot be used now: locked."]
+            assert [halt["reason"] for halt in report["halts"]] == ["strange prices"]
+            elsewhere = await operate(tmp_path, "flatten", "--yes", **here)
+            assert elsewhere.code == 1
+            assert "NOT flattened, trading continues. The database cannot be used now: locked. Table" in elsewhere.err
+            await service.kill()
+        async with serving(tmp_path, DATABASE_URL=dsn, **QUICKLY) as service:
+            assert [halt["reason"] for halt in await halts(service)] == ["strange prices"]
+            assert (await buy(service))["status"] == "rejected"
+            assert list((tmp_path / ".trader").glob("halts*")) == [], "the database keeps it now"
+            wrong = {"reason": "mine", "place": "127.0.0.1:1/other"}
+            assert (await service.try_call("operations.halt", **wrong))[0] == 412
+            assert (await service.try_call("operations.halt", reason="typo", accountId="nobody"))[0] == 404
+    finally:
+        await other.close()
 
 
 async def test_a_flatten_that_a_kill_interrupted_is_completed_by_the_next_start(tmp_path: Path, dsn: str) -> None:
@@ -119,9 +161,7 @@ async def test_a_flatten_that_a_kill_interrupted_is_completed_by_the_next_start(
         assert await service.stop() == 0
     async with serving(tmp_path, **slow) as service:
         flatten = asyncio.create_task(operate(tmp_path, "flatten", "--yes", DATABASE_URL=dsn))
-        async with asyncio.timeout(20):
-            while not any(b"flatten of all accounts, asked by" in line for line in service.log):
-                await asyncio.sleep(0.05)
+        await until(lambda: any(b"flatten of all accounts, requested by" in line for line in service.log))
         await service.kill()
     async with serving(tmp_path, DATABASE_URL=dsn, **QUICKLY) as service:
         output = await flatten
@@ -133,13 +173,11 @@ async def test_a_flatten_that_a_kill_interrupted_is_completed_by_the_next_start(
 
 
 async def test_a_limit_halts_and_flattens_and_only_the_operator_resumes(tmp_path: Path, dsn: str) -> None:
-    """The fee of one order is more than this account may lose."""
+    """The fee of one order exceeds this account's loss limit."""
     limits = {"MAX_DRAWDOWN_PERCENT": "0.02", "FLATTEN_ON_LIMIT": "on", "DATABASE_URL": dsn, **QUICKLY}
     async with serving(tmp_path, **limits) as service:
         assert (await buy(service, quantity=0.1))["status"] == "filled"
-        async with asyncio.timeout(20):
-            while await service.call("trading.getPositions", modelId="me"):
-                await asyncio.sleep(0.05)
+        await becomes(lambda: service.call("trading.getPositions", modelId="me"), [])
         mine = [halt for halt in await halts(service) if halt.get("accountId") == "me"]
         assert [halt["cause"] for halt in mine] == ["drawdown"]
         assert "the limit is 0.02 %" in mine[0]["reason"]
@@ -174,13 +212,9 @@ async def test_a_standby_shows_halts_and_takes_over_halted(tmp_path: Path, dsn: 
         serving(tmp_path / "b", DATABASE_URL=dsn, **QUICKLY) as standby,
     ):
         assert (await operate(tmp_path, "halt", DATABASE_URL=dsn)).code == 0
-        async with asyncio.timeout(5):
-            while "halts" not in (await standby.get("/health"))[1]:
-                await asyncio.sleep(0.05)
+        await until(lambda: shown_halts(standby))
         await leader.kill()
-        async with asyncio.timeout(30):
-            while (await standby.get("/health/schedulers"))[1]["role"] != "leader":
-                await asyncio.sleep(0.1)
+        await becomes(standby.role, "leader")
         assert (await buy(standby))["status"] == "rejected"
 
 

@@ -1,8 +1,7 @@
 """Processes on streaming replicas: a reader that never leads, and a standby that leads once its replica is promoted."""
 
-import asyncio
-import time
-from collections.abc import Awaitable, Callable
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from support.process import ServiceProcess, serving
 from support.replication import replicated
 from support.sse import streaming
+from support.waiting import becomes, until
 
 pytestmark = pytest.mark.processes
 
@@ -37,79 +37,68 @@ AT_MARKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("simulator.getAccount", {"accountId": "me"}),
 )
 STREAMS = ("positions", "trades", "conversations", "portfolio")
-HAS_ORDER = "SELECT EXISTS (SELECT FROM order_requests WHERE client_order_id = $1)"
 LEADER = "http://leader.example:8081"
 
 
-async def until(condition: Callable[[], Awaitable[bool]], within_s: float) -> float:
-    """Return the seconds until the condition holds."""
-    started_s = time.monotonic()
-    async with asyncio.timeout(within_s):
-        while not await condition():
-            await asyncio.sleep(0.05)
-    return time.monotonic() - started_s
-
-
 async def prices(service: ServiceProcess) -> dict[tuple[str, str], float]:
-    """The price of each market, by its time."""
+    """The price of each market, by symbol and time."""
     shown_prices = (await service.call("trading.getCryptoPrices"))["prices"]
     return {(entry["symbol"], entry["timestamp"]): entry["price"] for entry in shown_prices}
 
 
 async def check_prices(leader: ServiceProcess, reader: ServiceProcess) -> None:
-    """The prices of a reader are those of the leader, a second or two later."""
+    """Check that a reader's prices equal the leader's, a second or two later."""
     there, here = dict[tuple[str, str], float](), dict[tuple[str, str], float]()
-    async with asyncio.timeout(30):
-        while len(there.keys() & here.keys()) < 6:
-            there |= await prices(leader)
-            here |= await prices(reader)
-            await asyncio.sleep(0.1)
+
+    async def has_common() -> bool:
+        there.update(await prices(leader))
+        here.update(await prices(reader))
+        return len(there.keys() & here.keys()) >= 6
+
+    await until(has_common)
     assert [there[key] for key in there.keys() & here.keys()] == [here[key] for key in there.keys() & here.keys()]
 
 
 async def kept(service: ServiceProcess) -> float:
-    """How many answers were given again."""
+    """The number of answers served from the cache."""
     async with service.http.get(f"{service.url}/metrics") as response:
         lines = (await response.text()).splitlines()
     return next(float(line.split()[-1]) for line in lines if line.startswith('trader_kept_answers_total{result="hit"}'))
 
 
 async def order(service: ServiceProcess, side: str = "buy", **changes: Any) -> Any:
-    return await service.call("simulator.placeOrder", accountId="me", symbol="BTC", side=side, quantity=0.01, **changes)
+    request = {"accountId": "me", "symbol": "BTC", "side": side, "quantity": 0.01, **changes}
+    answer = await service.call("simulator.placeOrder", **request)
+    assert answer["order"]["status"] == "filled", answer
+    return answer
 
 
 async def check_reads(leader: ServiceProcess, reader: ServiceProcess) -> None:
-    """A reader gives the leader's answers, those that it keeps too, and makes no change."""
+    """Check that a reader gives the leader's answers, cached ones included, and makes no changes."""
     await order(leader)
     await order(leader, "sell")
     await order(leader)
 
-    async def has_traded() -> bool:
-        return bool((await reader.call("trading.getTrades"))["trades"])
-
-    await until(has_traded, 5)
+    await until(lambda: _trades(reader))
     for name, asked in READS:
 
         async def is_same(name: str = name, asked: dict[str, Any] = asked) -> bool:
             return bool(await leader.call(name, **asked) == await reader.call(name, **asked))
 
-        await until(is_same, 20)
+        await until(is_same)
     for name, asked in AT_MARKS:
 
         async def has_as_many(name: str = name, asked: dict[str, Any] = asked) -> bool:
             return len(await reader.call(name, **asked)) == len(await leader.call(name, **asked))
 
-        await until(has_as_many, 20)
+        await until(has_as_many)
     await check_prices(leader, reader)
     before = await kept(reader)
-    known = [await reader.call("trading.getTrades") for _ in range(5)][-1]
+    known = [await _trades(reader) for _ in range(5)][-1]
     assert await kept(reader) >= before + 3
     await order(leader, "sell")
 
-    async def is_new() -> bool:
-        return bool(await reader.call("trading.getTrades") != known)
-
-    await until(is_new, 5)
+    await until(lambda: _has_other_trades(reader, known))
     status, refusal = await reader.try_call("simulator.placeOrder", symbol="BTC", side="buy", quantity=0.01)
     assert (status, refusal["code"]) == (503, "SERVICE_UNAVAILABLE")
     assert LEADER in refusal["error"]
@@ -119,25 +108,23 @@ async def check_reads(leader: ServiceProcess, reader: ServiceProcess) -> None:
 
 
 async def check_streams(leader: ServiceProcess, reader: ServiceProcess) -> None:
-    """Every stream of a reader has its state, and tells what the leader does."""
+    """Check that every stream of a reader has its state, and follows the leader."""
     for name in STREAMS:
         async with streaming(reader.http, reader.url, name) as stream:
             assert (await stream.next()).json() is not None
     async with streaming(reader.http, reader.url, "workflow") as stream:
         await stream.until(lambda message: message.event == "connected")
         await order(leader)
-        changed = await stream.until(lambda message: message.event == "positions:changed", within_s=5)
+        changed = await stream.until(lambda message: message.event == "positions:changed")
         assert changed.json()["accountIds"] == ["me"]
 
 
-async def lag_s(reader: ServiceProcess) -> float:
+async def lags(reader: ServiceProcess) -> bool:
     async with reader.http.get(f"{reader.url}/api/nothing") as response:
-        return float(response.headers["X-Lag-Seconds"])
+        return float(response.headers["X-Lag-Seconds"]) > 3
 
 
-async def test_readers_serve_what_the_leader_trades_and_a_promoted_replica_leads(
-    tmp_path: Path, open_folder: Path
-) -> None:
+async def test_readers_serve_the_leaders_trades_and_a_promoted_replica_leads(tmp_path: Path, open_folder: Path) -> None:
     common = {"SIM_LATENCY_MS": "0", "LEADER_URL": LEADER}
     async with (
         replicated(open_folder) as cluster,
@@ -148,38 +135,50 @@ async def test_readers_serve_what_the_leader_trades_and_a_promoted_replica_leads
             serving(tmp_path, **common, DATABASE_URL=first.dsn, ROLE="reader") as reader,
             serving(tmp_path, **common, DATABASE_URL=second.dsn) as standby,
         ):
-            roles = [(await process.get("/health/schedulers"))[1]["role"] for process in (leader, reader, standby)]
+            roles = [await process.role() for process in (leader, reader, standby)]
             assert roles == ["leader", "reader", "standby"]
             await check_reads(leader, reader)
             await check_streams(leader, reader)
-
-            async def is_healthy() -> bool:
-                return bool((await reader.get("/health"))[0] == 200)
-
-            await until(is_healthy, 15)  # once the leader has reported its schedulers
+            await becomes(reader.status, 200)  # once the leader has reported its schedulers
             await first.pause(paused=True)
-            await until(lambda: _is(lag_s(reader), lambda lag: lag > 3), 10)
+            await becomes(lambda: lags(reader), True)
             await first.pause(paused=False)
-            await until(lambda: _is(lag_s(reader), lambda lag: lag < 3), 10)
+            await becomes(lambda: lags(reader), False)
 
             placed = await order(leader, clientOrderId="before the end")
-            await until(lambda: _has_order(second.dsn, "before the end"), 5)
+            await until(lambda: _has_order(second.dsn, "before the end"))
             cluster.kill_primary()
             await second.promote()
-
-            async def leads() -> bool:
-                return bool((await standby.get("/health/schedulers"))[1]["role"] == "leader")
-
-            assert await until(leads, 10) < 10
+            await becomes(standby.role, "leader")
             assert await order(standby, clientOrderId="before the end") == placed
-            assert (await order(standby, "sell"))["order"]["status"] == "filled"
-            assert (await reader.get("/health/schedulers"))[1]["role"] == "reader"
+            await order(standby, "sell")
+            assert await reader.role() == "reader"
             assert not standby.traceback()
             assert not reader.traceback()
 
 
-async def _is(value: Awaitable[float], condition: Callable[[float], bool]) -> bool:
-    return condition(await value)
+async def test_a_replica_that_falls_behind_for_a_moment_catches_up(open_folder: Path) -> None:
+    """Each new replica makes the primary remove old WAL files, which an earlier replica may still need."""
+    async with replicated(open_folder) as cluster:
+        first = await cluster.add_replica()
+        primary, copy = await asyncpg.connect(cluster.dsn), await asyncpg.connect(first.dsn)
+        receiver = await until(lambda: copy.fetchval("SELECT pid FROM pg_stat_wal_receiver"))
+        os.kill(receiver, signal.SIGSTOP)
+        await primary.execute("CREATE TABLE long AS SELECT repeat('x', 2000) FROM generate_series(1, 2000)")
+        await cluster.add_replica()
+        os.kill(receiver, signal.SIGCONT)
+        await primary.execute("CREATE TABLE arrived ()")
+        await until(lambda: copy.fetchval("SELECT to_regclass('arrived') IS NOT NULL"))
+        await primary.close()
+        await copy.close()
+
+
+async def _trades(service: ServiceProcess) -> list[Any]:
+    return list((await service.call("trading.getTrades"))["trades"])
+
+
+async def _has_other_trades(service: ServiceProcess, known: list[Any]) -> bool:
+    return await _trades(service) != known
 
 
 async def _has_order(dsn: str, client_order_id: str) -> bool:

@@ -1,9 +1,8 @@
-"""kill -9 of a paced replay: it goes on where its books are, as if it had never been killed, and so does its recording.
+"""kill -9 of a paced replay: it and its recording continue as if the process had never been killed.
 
-REPLAY_KILL_ROUNDS sets how often it is killed (3), REPLAY_KILL_SEED what is traded and when it is killed (drawn).
+REPLAY_KILL_ROUNDS sets the number of kills (3), and REPLAY_KILL_SEED the trades and times of the kills (random).
 """
 
-import asyncio
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,12 +12,13 @@ import aiohttp
 import pytest
 from support.kills import SIZES, Storm, acts_of_rows, carry_on, repeat, rows, settle, without_models, write_candles
 from support.process import ServiceProcess
+from support.waiting import becomes
 
-from trader.gateways.market.recorded import RecordedSource
-from trader.gateways.market.recorder import Recorder
-from trader.gateways.market.replay import ReplaySource
-from trader.services.exchange.audit import audit
-from trader.store.database.pool import Database
+from trader.database.pool import Database
+from trader.market.sources.recorded import RecordedSource
+from trader.market.sources.recorder import Recorder
+from trader.market.sources.replay import ReplaySource
+from trader.portfolio.audit import audit
 
 pytestmark = pytest.mark.processes
 
@@ -28,7 +28,7 @@ BEGIN = datetime(2025, 6, 2, 23, tzinfo=UTC)
 
 
 class Bench:
-    """A paced replay of drawn candles that is recorded, what clients do in it, and its database."""
+    """A recorded, paced replay of random candles, the actions of its clients, and its database."""
 
     def __init__(self, folder: Path, dsn: str, database: Database, latency_ms: int) -> None:
         print(f"REPLAY_KILL_SEED={SEED}")
@@ -56,7 +56,7 @@ class Bench:
         await carry_on(service, self.storm, self.rng, self.rng.uniform(0.3, 2.0))
 
     async def verify(self) -> None:
-        """Repeat the orders in runs never killed, by the candles and by the recording, and compare their rows."""
+        """Repeat the orders in unkilled runs, of the candles and of the recording, and compare their rows."""
         storm, database = self.storm, self.database
         assert storm.lived_twice == []
         assert (await audit(database)).problems == []
@@ -73,7 +73,7 @@ class Bench:
                 await conn.execute("TRUNCATE accounts, order_requests, service_state, last_marks CASCADE")
             await repeat(again, database, timed, BEGIN, until, SIM_LATENCY_MS=latency_ms)
             expected = await rows(database)
-            for table, each in expected.items():  # printed first: pytest shows it when they differ
+            for table, each in expected.items():  # printed first, so that pytest shows it if they differ
                 print(table, *sorted(set(result[table]) ^ set(each))[:6], sep="\n  ")
             assert result == expected
         assert len(result["fills"]) > 3, "kills that met no trade prove nothing"
@@ -81,7 +81,7 @@ class Bench:
 
 
 @pytest.mark.parametrize("latency_ms", [0, 200])
-async def test_a_killed_replay_leaves_the_rows_of_one_never_killed(
+async def test_a_killed_replay_leaves_the_rows_of_an_unkilled_one(
     tmp_path: Path, dsn: str, database: Database, latency_ms: int
 ) -> None:
     bench = Bench(tmp_path, dsn, database, latency_ms)
@@ -95,7 +95,7 @@ async def test_a_killed_replay_leaves_the_rows_of_one_never_killed(
     await bench.verify()
 
 
-async def test_a_standby_goes_on_with_a_replay_where_its_leader_was_killed(
+async def test_a_standby_continues_a_replay_where_its_leader_was_killed(
     tmp_path: Path, dsn: str, database: Database
 ) -> None:
     bench = Bench(tmp_path, dsn, database, latency_ms=200)
@@ -104,16 +104,10 @@ async def test_a_standby_goes_on_with_a_replay_where_its_leader_was_killed(
         leader = await bench.start(http)
         for _ in range(max(1, ROUNDS // 3)):
             standby = await bench.start(http)
-            assert await role_of(standby) == "standby"
+            assert await standby.role() == "standby"
             await bench.trade(leader)
-            async with asyncio.timeout(10):
-                while await role_of(standby) != "leader":
-                    await asyncio.sleep(0.02)
+            await becomes(standby.role, "leader")
             leader = standby
         await bench.trade(leader)
         assert not leader.traceback()
     await bench.verify()
-
-
-async def role_of(service: ServiceProcess) -> str:
-    return str((await service.get("/health/schedulers"))[1]["role"])

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import asyncpg
 import pytest
-from support.extent import is_nightly
 from support.lockstep import replay
+from support.run_profile import is_nightly
 
-from trader.services.exchange.audit import audit
-from trader.store.database.pool import Database
+from trader.database.pool import Database
+from trader.portfolio.audit import audit
 
 pytestmark = pytest.mark.processes
 
@@ -29,7 +29,7 @@ TABLES = {
         ),
         "t.*",
     ),
-    # What a step took in reality is the one thing that may differ.
+    # Only the real duration of a step may differ.
     "invocation_steps": "t.invocation_id, t.number, t.provider, t.key_number, t.model, t.tool_names, t.input_tokens, "
     "t.output_tokens, t.cost_usd, t.created_at",
 }  # fmt: skip
@@ -38,7 +38,7 @@ TABLES = {
 
 @asynccontextmanager
 async def copied(dsn: str) -> AsyncIterator[str]:
-    """A second fresh database beside that of the fixture."""
+    """A second fresh database, in addition to the fixture's."""
     address, _, rest = dsn.partition("?")
     server, _, name = address.rpartition("/")
     twin = f"{name}_twin"
@@ -58,7 +58,7 @@ async def copied(dsn: str) -> AsyncIterator[str]:
 
 
 async def rows(dsn: str) -> dict[str, list[str]]:
-    """Every row of every table as text, in an order of its own."""
+    """Every row of every table as text, sorted."""
     conn = await asyncpg.connect(dsn)
     try:
         return {
@@ -71,8 +71,10 @@ async def rows(dsn: str) -> dict[str, list[str]]:
         await conn.close()
 
 
-async def test_a_recorded_time_of_rule_agents_replays_to_the_same_rows(tmp_path: Path, dsn: str, candles: Path) -> None:
-    """They decide anew, on what was recorded: books, candles and rates."""
+async def test_a_recorded_period_of_rule_agents_replays_to_the_same_rows(
+    tmp_path: Path, dsn: str, candles: Path
+) -> None:
+    """They decide again, on the recorded books, candles and rates."""
     begin, end = "2025-01-15T14:50:00.000Z", "2025-01-15T15:10:00.000Z"
     if is_nightly():
         begin = "2025-01-15T14:00:00.000Z"

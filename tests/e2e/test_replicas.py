@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import time
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -10,27 +9,20 @@ from typing import Any
 
 import pytest
 from support.kills import write_candles
-from support.process import ServiceProcess, serving
+from support.process import serving
 from support.sse import Stream
+from support.waiting import becomes, until
 
-from trader.services.exchange.audit import audit
-from trader.store.database.pool import Connection, Database
+from trader.database.pool import Connection, Database
+from trader.portfolio.audit import audit
 
 pytestmark = pytest.mark.processes
 
 
-async def role(service: ServiceProcess) -> str:
-    _, report = await service.get("/health/schedulers")
-    return str(report["role"])
-
-
-async def until_leading(service: ServiceProcess, within_s: float) -> float:
-    """Return the seconds until the service leads."""
-    started_s = time.monotonic()
-    async with asyncio.timeout(within_s):
-        while await role(service) != "leader":
-            await asyncio.sleep(0.05)
-    return time.monotonic() - started_s
+HEARTBEAT_WAITS = (
+    "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() "
+    "AND wait_event_type = 'Lock' AND query LIKE '%heartbeat_at = now()%')"
+)
 
 
 def order(**changes: Any) -> dict[str, Any]:
@@ -40,30 +32,26 @@ def order(**changes: Any) -> dict[str, Any]:
 async def test_a_standby_serves_reads_and_takes_over_within_five_seconds(tmp_path: Path, dsn: str) -> None:
     shared = {"DATABASE_URL": dsn, "SIM_LATENCY_MS": "0"}
     async with serving(tmp_path, **shared) as first, serving(tmp_path, **shared) as second:
-        assert (await role(first), await role(second)) == ("leader", "standby")
+        assert (await first.role(), await second.role()) == ("leader", "standby")
         placed = await first.call("simulator.placeOrder", **order(clientOrderId="one"))
         assert placed["order"]["status"] == "filled"
-        async with asyncio.timeout(5):
-            while not (await second.call("simulator.getAccount"))["account"]["positions"]:
-                await asyncio.sleep(0.05)
+        await until(lambda: second.call("trading.getPositions", modelId="default"))
         status, refusal = await second.try_call("simulator.placeOrder", **order())
         assert (status, refusal["code"]) == (503, "SERVICE_UNAVAILABLE")
-        async with asyncio.timeout(10):  # as soon as the leader has reported its schedulers
-            while (await second.get("/health"))[0] != 200:
-                await asyncio.sleep(0.1)
+        await becomes(second.status, 200)  # as soon as the leader has reported its schedulers
 
         await first.kill()
-        await until_leading(second, within_s=5)
+        await becomes(second.role, "leader", within_s=5)
         again = await second.call("simulator.placeOrder", **order(clientOrderId="one"))
         assert again == placed
         assert (await second.call("simulator.placeOrder", **order()))["order"]["status"] == "filled"
         assert await second.stop() == 0
 
 
-async def test_a_page_at_the_standby_hears_reset_and_then_what_the_new_leader_does(tmp_path: Path, dsn: str) -> None:
+async def test_a_page_at_the_standby_receives_a_reset_and_then_the_new_leaders_events(tmp_path: Path, dsn: str) -> None:
     shared = {"DATABASE_URL": dsn, "SIM_LATENCY_MS": "0"}
     async with serving(tmp_path, **shared) as first, serving(tmp_path, **shared) as second:
-        assert (await role(first), await role(second)) == ("leader", "standby")
+        assert (await first.role(), await second.role()) == ("leader", "standby")
         async with second.http.get(f"{second.url}/api/events", params={"streams": "positions,trades,workflow"}) as page:
             stream = Stream(page)
             await first.call("simulator.placeOrder", **order())
@@ -71,7 +59,7 @@ async def test_a_page_at_the_standby_hears_reset_and_then_what_the_new_leader_do
 
             await first.kill()
             await stream.until(lambda message: message.event == "reset")
-            assert await role(second) == "leader"
+            assert await second.role() == "leader"
             await second.call("simulator.placeOrder", **order())
             shown = await stream.until(lambda message: message.event == "positions" and "0.02" in held(message.json()))
             assert held(shown.json()) == ["0.02"]
@@ -82,7 +70,7 @@ async def test_a_page_at_the_standby_hears_reset_and_then_what_the_new_leader_do
 
 
 def held(entries: list[dict[str, Any]]) -> list[str]:
-    """The quantities of the account of the orders in a state of the positions stream."""
+    """The quantities of the ordering account in a state of the positions stream."""
     return [
         position["quantity"] for entry in entries if entry["modelId"] == "default" for position in entry["positions"]
     ]
@@ -99,11 +87,14 @@ async def end_lead(database: Database) -> None:
 
 
 async def until_lived(database: Database, minutes: int) -> None:
-    """Wait until the models have that many more minutes of snapshots behind them."""
-    async with asyncio.timeout(60), database.connection() as conn:
+    """Wait until the models have snapshots of this many more minutes."""
+    async with database.connection() as conn:
         wanted = minutes + len(await lived_minutes(conn))
-        while len(await lived_minutes(conn)) < wanted:
-            await asyncio.sleep(0.05)
+
+        async def has_lived() -> bool:
+            return len(await lived_minutes(conn)) >= wanted
+
+        await until(has_lived)
 
 
 async def lived_minutes(conn: Connection) -> list[datetime]:
@@ -111,23 +102,19 @@ async def lived_minutes(conn: Connection) -> list[datetime]:
     return sorted(row["minute"] for row in rows)
 
 
-async def test_a_replay_in_lockstep_stands_still_while_nobody_leads(
-    tmp_path: Path, dsn: str, database: Database
-) -> None:
+async def test_a_replay_in_lockstep_stands_still_without_a_leader(tmp_path: Path, dsn: str, database: Database) -> None:
     await write_candles(tmp_path / "candles", 7, datetime(2025, 6, 1, tzinfo=UTC), hours=72)
     shared = {"DATABASE_URL": dsn, "MARKET_SOURCE": f"replay:{tmp_path / 'candles'}", "REPLAY_SPEED": "0"}
     async with serving(tmp_path, **shared) as first:
         await until_lived(database, 10)
         await end_lead(database)
-        async with asyncio.timeout(10):
-            while b"term 2" not in b"".join(first.log):
-                await asyncio.sleep(0.02)
+        await until(lambda: b"term 2" in b"".join(first.log))
         await until_lived(database, 10)
         async with serving(tmp_path, **shared) as second:
-            assert await role(second) == "standby"
+            assert await second.role() == "standby"
             await until_lived(database, 10)
             await first.kill()
-            await until_leading(second, within_s=10)
+            await becomes(second.role, "leader", within_s=10)
             await until_lived(database, 10)
             assert await second.stop() == 0
     async with database.connection() as conn:
@@ -135,21 +122,22 @@ async def test_a_replay_in_lockstep_stands_still_while_nobody_leads(
         invoked = await conn.fetchval("SELECT count(DISTINCT date_trunc('minute', started_at)) FROM invocations")
     passed = (minutes[-1] - minutes[0]).total_seconds() / 60 + 1
     assert passed - len(minutes) <= 2  # at most the minute in which each lead ended
-    assert len(minutes) - invoked <= 3  # the last minute's models may not have been asked
+    assert len(minutes) - invoked <= 3  # the models of the last minute may not have been asked
 
 
 async def test_a_leader_that_loses_its_lock_stops_trading(tmp_path: Path, dsn: str, database: Database) -> None:
     shared = {"DATABASE_URL": dsn, "SIM_LATENCY_MS": "0"}
     async with serving(tmp_path, **shared) as first, serving(tmp_path, **shared) as second:
         await end_lead(database)
-        async with asyncio.timeout(10):
-            while {await role(first), await role(second)} != {"leader", "standby"} or await role(first) == "leader":
-                # Either may win the lock again; what must never be is two leaders.
-                assert [await role(first), await role(second)].count("leader") <= 1
-                if b"lost the leading role" in b"".join(first.log) and await role(first) == "leader":
-                    break
-                await asyncio.sleep(0.02)
-        leader, standby = (first, second) if await role(first) == "leader" else (second, first)
+
+        async def leads_again() -> bool:
+            """Either may win the lock again; what must never be is two leaders."""
+            before, other, after = await first.role(), await second.role(), await first.role()
+            assert (before, other, after) != ("leader",) * 3
+            return b"lost the leading role" in b"".join(first.log) and "leader" in (other, after)
+
+        await until(leads_again)
+        leader, standby = (first, second) if await first.role() == "leader" else (second, first)
         assert (await leader.call("simulator.placeOrder", **order()))["order"]["status"] == "filled"
         assert (await standby.try_call("simulator.placeOrder", **order()))[0] == 503
 
@@ -158,43 +146,35 @@ async def test_a_leader_with_a_hanging_notification_ends_as_soon_as_it_loses_its
     tmp_path: Path, dsn: str, database: Database
 ) -> None:
     async with serving(tmp_path, DATABASE_URL=dsn) as service, asyncio.timeout(60):
-        assert await role(service) == "leader"
+        assert await service.role() == "leader"
         async with database.transaction() as holding, database.connection() as conn:
             await holding.execute("SELECT FROM service_state FOR UPDATE")
-            while not await conn.fetchval(
-                "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() "
-                "AND wait_event_type = 'Lock' AND query LIKE '%heartbeat_at = now()%')"
-            ):
-                await asyncio.sleep(0.02)
+            await until(lambda: conn.fetchval(HEARTBEAT_WAITS))
             await conn.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
                 "WHERE application_name = 'trader leader' AND datname = current_database()"
             )
-            async with asyncio.timeout(3):
-                while await role(service) == "leader":
-                    await asyncio.sleep(0.02)
-        while await role(service) != "leader":
-            await asyncio.sleep(0.02)
+            await becomes(service.role, "standby", within_s=3)
+        await becomes(service.role, "leader")
 
 
 async def test_a_suspended_leader_is_replaced_within_ten_seconds_and_books_nothing_when_resumed(
     tmp_path: Path, dsn: str, database: Database
 ) -> None:
     async with serving(tmp_path, DATABASE_URL=dsn) as first, serving(tmp_path, DATABASE_URL=dsn) as second:
-        assert (await role(first), await role(second)) == ("leader", "standby")
+        assert (await first.role(), await second.role()) == ("leader", "standby")
         placed = await first.call("simulator.placeOrder", **order(clientOrderId="before"))
         first.process.send_signal(signal.SIGSTOP)
         waiting = asyncio.create_task(first.try_call("simulator.placeOrder", **order(clientOrderId="stopped")))
-        await until_leading(second, within_s=10)
+        await becomes(second.role, "leader", within_s=10)
         assert await second.call("simulator.placeOrder", **order(clientOrderId="before")) == placed
         await second.call("simulator.placeOrder", **order(clientOrderId="across"))
         first.process.send_signal(signal.SIGCONT)
         async with asyncio.timeout(5):
             status, answer = await waiting
             assert status == 503, answer
-            while await role(first) == "leader":
-                await asyncio.sleep(0.02)
-        assert await role(second) == "leader"
+            await becomes(first.role, "standby")
+        assert await second.role() == "leader"
         async with database.connection() as conn:
             held = await conn.fetchval("SELECT sum(quantity) FROM orders WHERE account_id = 'default'")
         assert held == Decimal("0.02"), "of two orders, and not of the one that the first would have booked"

@@ -1,9 +1,8 @@
 """No secret leaves the service: all output of a failing service is searched for each of them.
 
-The models of this service talk to a provider that repeats its key wherever it can, and fails in every way.
+The models of this service use a provider that repeats its key wherever it can, and fails in every way.
 """
 
-import asyncio
 import zlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
@@ -15,12 +14,14 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from support.process import ServiceProcess, serving
+from support.waiting import until
 
-from trader.clock import SystemClock
-from trader.domain.models import Model, VariantId
-from trader.settings import Settings
-from trader.store.agents.models import upsert_model
-from trader.store.database.pool import Database
+from trader.agents.domain.models import Model
+from trader.agents.sql.models import upsert_model
+from trader.core.clock import SystemClock
+from trader.core.variant_id import VariantId
+from trader.database.pool import Database
+from trader.settings.settings import Settings
 
 pytestmark = pytest.mark.processes
 
@@ -81,7 +82,7 @@ async def provider() -> AsyncIterator[str]:
     async def answer(request: web.Request) -> web.Response:
         key = request.headers["Authorization"].removeprefix("Bearer ")
         model = orjson.loads(await request.read())["model"]
-        if model == "refuses" and refused:  # one key out of use is enough
+        if model == "refuses" and refused:  # one unusable key is enough
             return _said({"content": "in"})
         refused.update([key] if model == "refuses" else [])
         return ANSWERS[model](key)
@@ -141,11 +142,12 @@ async def test_no_output_contains_a_secret(tmp_path: Path, database: Database, d
             await upsert_model(conn, model)
     environ = {**SECRETS, "OPENAI_BASE_URL": provider, "DATABASE_URL": dsn, "LOG_LEVEL": "debug", "METRICS": "on"}
     async with serving(tmp_path, **environ) as service:
-        for _ in range(600):
-            ended = (await service.call("models.getInvocations"))["conversations"]
-            if {each["modelId"] for each in ended} == set(ANSWERS):
-                break
-            await asyncio.sleep(0.1)
+
+        async def all_ended() -> Any:
+            runs = (await service.call("models.getInvocations"))["conversations"]
+            return {each["modelId"] for each in runs} == set(ANSWERS) and runs
+
+        ended = await until(all_ended, within_s=120)
         by_model = {each["modelId"]: each for each in ended}
         http = await _produced_by_http(service)
         assert await service.stop() == 0
@@ -160,7 +162,7 @@ async def test_no_output_contains_a_secret(tmp_path: Path, database: Database, d
     assert "bad request of ***" in "".join(rows) + "".join(http)
     password = urlsplit(dsn).password
     for name, secret in {**SECRETS, **({"password": password} if password else {})}.items():
-        hidden = secret.rpartition("/")[2]  # of an address the part that would be one
+        hidden = secret.rpartition("/")[2]  # the part of an address that would be one
         for where, texts in produced.items():
             leaks = [text[max(0, at - 80) : at + 80] for text in texts if (at := text.find(hidden)) >= 0]
             assert not leaks, f"{name} in {where}: {leaks[0]}"

@@ -17,6 +17,7 @@ import pytest
 from support.contract import OUTPUTS, VARIANT
 from support.process import ROOT, ServiceProcess, serving
 from support.shapes import assert_shape
+from support.waiting import becomes, until
 
 pytestmark = pytest.mark.processes
 
@@ -54,6 +55,16 @@ async def test_all_mistakes_in_the_settings_are_reported_at_once(tmp_path: Path)
     assert "hunter" not in output
     assert "Traceback" not in output
     assert (await ended(tmp_path, "--nonsense"))[0] == 2
+
+
+async def test_a_start_without_a_provider_creates_nothing(tmp_path: Path, empty_dsn: str) -> None:
+    for environ in ({}, {"DATABASE_URL": empty_dsn}):
+        code, output = await ended(tmp_path, MARKET_SOURCE="synthetic", **environ)
+        assert (code, "API_KEY" in output) == (2, True), output
+    assert list(tmp_path.iterdir()) == []
+    conn = await asyncpg.connect(empty_dsn)
+    assert await conn.fetchval("SELECT to_regclass('schema_version')") is None
+    await conn.close()
 
 
 async def test_an_unreachable_database_is_reported_without_its_password(tmp_path: Path) -> None:
@@ -117,7 +128,7 @@ async def test_another_market_is_rejected_on_the_same_database(tmp_path: Path, d
 async def test_scripts_run_on_a_fresh_folder_needs_nothing_else(open_folder: Path) -> None:
     """`scripts/run --demo` with the embedded PostgreSQL; a second start in the same folder; kill -9 and again.
 
-    The first begins with three days that its rule agents have traded, by the rules and records of the service.
+    The first start begins with three days traded by its rule agents, under the rules and records of the service.
     """
     async with aiohttp.ClientSession() as http:
         first = await start_by_script(open_folder, http)
@@ -157,7 +168,7 @@ async def test_scripts_run_on_a_fresh_folder_needs_nothing_else(open_folder: Pat
                 await again.kill()
 
 
-async def test_it_can_be_stopped_while_it_catches_up_on_a_long_downtime(tmp_path: Path, dsn: str) -> None:
+async def test_the_service_can_be_stopped_while_catching_up_on_a_long_downtime(tmp_path: Path, dsn: str) -> None:
     """Catching up on months takes many minutes; an operator may interrupt it."""
     async with serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0") as service:
         placed = await service.call("simulator.placeOrder", symbol="BTC", side="buy", quantity=0.001)
@@ -179,7 +190,7 @@ async def test_it_can_be_stopped_while_it_catches_up_on_a_long_downtime(tmp_path
         process.send_signal(signal.SIGTERM)
         output = (await process.stderr.read()).decode()
         assert await process.wait() == 0
-    assert "stopping before the start is done" in output
+    assert "stopping before startup is complete" in output
     assert "leading" not in output
     assert "Traceback" not in output
     assert await conn.fetchval("SELECT processed_until FROM service_state") >= before, "it goes on from there"
@@ -190,7 +201,7 @@ def processes_in(folder: Path) -> list[str]:
     """The programs that run in a folder or name it: servers, their workers, and children of both."""
     seen = []
     for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has just ended, or is no one's
+        with suppress(OSError):  # it has just ended, or has no owner
             command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             if str(folder) in command or (process / "cwd").readlink().is_relative_to(folder):
                 seen.append(f"{process.name} {command}")
@@ -198,7 +209,7 @@ def processes_in(folder: Path) -> list[str]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 @pytest.mark.parametrize(
     "command",
     [
@@ -214,16 +225,13 @@ async def test_an_interrupt_at_any_moment_leaves_no_process(
     process = await asyncio.create_subprocess_exec(
         sys.executable, *command, cwd=open_folder, env=environ, stdout=devnull, stderr=devnull
     )
+    await until(lambda: list(open_folder.rglob("data.unfinished")) or process.returncode is not None)
+    assert process.returncode is None
     async with asyncio.timeout(90):
-        while not list(open_folder.rglob("data.unfinished")):
-            assert process.returncode is None
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(random.random() * 3)  # while the server is made, while it starts, or while the models trade
+        await asyncio.sleep(random.random() * 3)  # while the server is created, starts, or the models trade
         process.send_signal(number)
         assert await process.wait() in (0, 130, -number)
-        while left := processes_in(open_folder):
-            await asyncio.sleep(0.05)
-    assert left == []
+        await becomes(lambda: processes_in(open_folder), [])
 
 
 async def start_by_script(folder: Path, http: aiohttp.ClientSession) -> ServiceProcess:
@@ -232,16 +240,14 @@ async def start_by_script(folder: Path, http: aiohttp.ClientSession) -> ServiceP
 
 
 async def healthy(service: ServiceProcess) -> None:
-    async with asyncio.timeout(60):
-        while (await service.get("/health"))[0] != 200:
-            await asyncio.sleep(0.1)
+    await becomes(service.status, 200)
     _, report = await service.get("/health")
     assert report["status"] == "healthy"
     assert report["schedulers"] == {"priceTracker": True, "tradeExecutor": True, "portfolioSnapshot": True}
 
 
 async def books(service: ServiceProcess) -> dict[str, Any]:
-    """Return what a restart must not change: everything of the account that does not depend on prices."""
+    """Return everything about the account that does not depend on prices, which a restart must not change."""
     answer = await service.call("simulator.getAccount")
     assert_shape(answer, OUTPUTS["simulator.getAccount"])
     account = answer["account"]
@@ -266,7 +272,7 @@ async def second_start_is_clear(folder: Path) -> None:
     assert "another" in output.lower() or "already" in output.lower(), output
 
 
-async def test_positions_survive_a_kill_and_both_signals_end_it(tmp_path: Path, dsn: str) -> None:
+async def test_positions_survive_a_kill_and_both_signals_end_the_service(tmp_path: Path, dsn: str) -> None:
     environ = {"DATABASE_URL": dsn, "SIM_LATENCY_MS": "0"}
     plan = {"stop": 1, "target": 10**7, "invalidation": "words", "invalidationPrice": 2}
     async with serving(tmp_path, **environ) as service:
@@ -284,7 +290,7 @@ async def test_positions_survive_a_kill_and_both_signals_end_it(tmp_path: Path, 
         assert not again.traceback()
 
 
-async def test_it_listens_after_its_statistics_are_read(tmp_path: Path, dsn: str) -> None:
+async def test_the_service_listens_after_reading_its_statistics(tmp_path: Path, dsn: str) -> None:
     async with serving(tmp_path, DATABASE_URL=dsn) as service:
         output = b"".join(service.log).decode()
     assert 0 < output.find("statistics of the current runs were read") < output.find("listening on")

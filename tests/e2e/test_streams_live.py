@@ -15,6 +15,7 @@ from support.contract import INVOCATION, LIVE_PORTFOLIO, OUTPUTS, POSITION_EVENT
 from support.process import ServiceProcess, run_command, serving
 from support.shapes import Shape, assert_shape, iso, text
 from support.sse import Message, Stream, streaming
+from support.waiting import until
 
 pytestmark = pytest.mark.processes
 
@@ -45,7 +46,7 @@ def held_by_hand(message: Message) -> list[Any]:
 
 
 def by_hand(message: Message) -> list[Any]:
-    """The trades of a state that are not the agents'."""
+    """The trades of a state that were not made by agents."""
     return [trade for trade in message.json() if trade["modelId"] == "default"] if is_state(message) else []
 
 
@@ -64,7 +65,7 @@ async def test_streams_begin_with_the_state_and_follow_its_changes(tmp_path: Pat
         }
         for name, stream in streams.items():
             check_headers(stream)
-            first = await stream.next(within_s=5)
+            first = await stream.until(lambda message: message.event != "empty", within_s=5)
             if name == "workflow":
                 assert first.event == "connected"
                 assert_shape(first.json(), {"type": "connected", "timestamp": iso})
@@ -112,7 +113,7 @@ def check_headers(stream: Stream) -> None:
 
 
 async def check_ping_and_price_updates(positions: Stream, portfolio: Stream) -> None:
-    """A ping every 15 s whatever else is sent; prices bring a state every 10 s."""
+    """Check for a ping every 15 s, no matter what else is sent, and a state with new prices every 10 s."""
 
     async def pings(stream: Stream) -> None:
         begun = len(stream.seen)
@@ -124,8 +125,8 @@ async def check_ping_and_price_updates(positions: Stream, portfolio: Stream) -> 
     await asyncio.gather(pings(positions), pings(portfolio))
 
 
-async def test_the_workflow_of_every_model_is_streamed_step_by_step(tmp_path: Path, dsn: str) -> None:
-    """Of the models of the service, and of an external agent that is called each minute."""
+async def test_every_models_workflow_is_streamed_step_by_step(tmp_path: Path, dsn: str) -> None:
+    """For the models of the service, and for an external agent that is called each minute."""
     called = web.Application()
     called.router.add_post("/decide", hold)
     (tmp_path / ".env").write_text("WEBHOOK_LOOPBACK=on\n")
@@ -139,8 +140,8 @@ async def test_the_workflow_of_every_model_is_streamed_step_by_step(tmp_path: Pa
         words = ("agents", "add", CALLED, "--variant", "Apex", "--webhook", webhook, "--database-url", dsn)
         assert (await run_command(tmp_path, *words))[0] == 0
 
-        # The first cycle runs at the start, for some models perhaps before the subscription, and perhaps still when the
-        # minute is full: then the next is of the models only that are not running.
+        # The first cycle runs at the start, possibly before the subscription, and may last beyond the full minute; then
+        # the next cycle includes only the models that are not running.
         def is_whole(message: Message) -> bool:
             begun = {seen.json()["modelId"] for seen in workflow.seen if seen.event == "workflow:started"}
             is_of_all = message.event == "batch:complete" and sorted(message.json()["modelIds"]) == MODELS
@@ -184,22 +185,20 @@ async def test_a_stream_accepts_fifty_subscribers_and_rejects_the_next(tmp_path:
             assert int(refused.headers["Retry-After"]) > 0
             assert_shape(orjson.loads(await refused.read()), {"error": text})
         async with streaming(http, service.url, "trades") as other:  # every stream has its own fifty
-            assert (await other.next()).event is None
+            assert (await other.next()).event in {None, "empty"}
         _, report = await service.get("/health/schedulers")
         assert report["streams"]["positions"] == {"subscribers": CAPACITY, "capacity": CAPACITY}
 
-        await last.aclose()  # one who leaves makes room
+        await last.aclose()  # a subscriber that leaves makes room
 
         async def room() -> bool:
             async with http.get(f"{service.url}/api/events/positions") as response:
                 return response.status == 200
 
-        async with asyncio.timeout(5):
-            while not await room():
-                await asyncio.sleep(0.1)
+        await until(room)
 
 
-async def test_sigterm_ends_streams_and_the_request_under_way_within_three_seconds(tmp_path: Path, dsn: str) -> None:
+async def test_sigterm_ends_streams_and_pending_requests_within_three_seconds(tmp_path: Path, dsn: str) -> None:
     async with AsyncExitStack() as stack:
         service = await stack.enter_async_context(serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="2000"))
         http = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
@@ -210,27 +209,29 @@ async def test_sigterm_ends_streams_and_the_request_under_way_within_three_secon
         ]
         for stream in streams:
             await stream.next()
-        async with asyncio.timeout(90):  # the first cycle of the models is over
-            while len((await service.call("models.getInvocations"))["conversations"]) < len(MODELS):
-                await asyncio.sleep(0.05)
+
+        async def has_run() -> bool:
+            return len((await service.call("models.getInvocations"))["conversations"]) >= len(MODELS)
+
+        await until(has_run)  # the first cycle of the models is over
         under_way = asyncio.create_task(
             service.try_call("simulator.placeOrder", symbol="BTC", side="buy", quantity=0.01, clientOrderId="late")
         )
-        for _ in range(3):  # while these are answered it has arrived, and waits for its book
+        for _ in range(3):  # by the time these are answered, it has arrived and waits for its book
             assert (await service.call("simulator.getAccount"))["account"]["runId"] is None
         assert not under_way.done()
         started_s = time.monotonic()
         assert await service.stop() == 0
         assert time.monotonic() - started_s < 3
         for stream in streams:
-            async with asyncio.timeout(1):  # each ended properly, none was cut within a message
+            async with asyncio.timeout(1):  # each ended properly, none within a message
                 await stream.response.content.read()
-        with suppress(aiohttp.ClientConnectionError):  # it may be cut; what it must not be is a 500
+        with suppress(aiohttp.ClientConnectionError):  # it may be cut off, but must not be a 500
             status, body = await under_way
             assert status in {200, 503}, body
         assert not service.traceback()
     async with serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0") as again:
-        # Whatever the caller received: repeated with the same id, the order exists once.
+        # Whatever the caller received, repeating the order with the same id leaves only one.
         answers = [
             await again.call("simulator.placeOrder", symbol="BTC", side="buy", quantity=0.01, clientOrderId="late")
             for _ in range(2)

@@ -1,4 +1,4 @@
-"""kill -9 during an order storm: no acknowledged order is lost or doubled, and the books are clean."""
+"""kill -9 during an order storm: no acknowledged order is lost or duplicated, and the books are clean."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.processes
 
 async def test_books_are_clean_after_five_rounds_of_kills(tmp_path: Path) -> None:
     for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)  # as root the server runs as nobody, who must get in
+        folder.chmod(0o755)  # as root, the server runs as `nobody`, which must have access
     tally = await torture(rounds=5, seed=1, folder=tmp_path)
     assert tally.is_clean, tally
     assert tally.kills == 5

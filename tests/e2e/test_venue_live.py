@@ -1,8 +1,7 @@
-"""The service on the venue's market data: through an outage at the start, trades, a cut, an outlier and a restart."""
+"""The service on the venue's market data: an outage at the start, trades, a lost connection, an outlier, a restart."""
 
-import asyncio
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -14,11 +13,12 @@ import pytest
 from support.fake_venue import FakeVenue, fake_venue
 from support.kills import Act, acts_of_rows, repeat, rows
 from support.process import ServiceProcess
+from support.waiting import becomes
 
-from trader.clock import iso
-from trader.gateways.market.recorded import RecordedSource
-from trader.services.exchange.audit import audit
-from trader.store.database.pool import Database
+from trader.core.clock import iso
+from trader.database.pool import Database
+from trader.market.sources.recorded import RecordedSource
+from trader.portfolio.audit import audit
 
 pytestmark = pytest.mark.processes
 
@@ -38,16 +38,6 @@ def settings(venue: FakeVenue, dsn: str) -> dict[str, str]:
         "SIM_TAKER_FEE_BPS": "0",
         "RECORD": "recording",
     }
-
-
-async def becomes(ask: Callable[[], Awaitable[Any]], expected: Any, *, within_s: float = 30) -> None:
-    result: Any = None
-    try:
-        async with asyncio.timeout(within_s):
-            while (result := await ask()) != expected:
-                await asyncio.sleep(0.05)
-    except TimeoutError:
-        pytest.fail(f"expected {expected!r}, found {result!r}")
 
 
 async def prices(service: ServiceProcess) -> dict[str, float]:
@@ -73,7 +63,7 @@ async def orders_rejected(service: ServiceProcess) -> str:
 
 @asynccontextmanager
 async def trading(folder: Path, venue: FakeVenue, dsn: str) -> AsyncIterator[ServiceProcess]:
-    """The service as it starts without `--demo`: on the venue's market."""
+    """The service as started without `--demo`, on the venue's market."""
     async with aiohttp.ClientSession() as http:
         service = await ServiceProcess.start(
             folder, http, "trader", command=(sys.executable, "-P", "-m"), **settings(venue, dsn)
@@ -136,7 +126,7 @@ async def test_downtime_is_caught_up_from_the_venues_candles(
 
 
 async def pass_time(database: Database, span: str) -> None:
-    """Move everything that is stored into the past."""
+    """Move all stored rows into the past."""
     columns = {
         "accounts": ("created_at", "changed_at", "last_order_at"),
         "runs": ("started_at",),
@@ -151,7 +141,7 @@ async def pass_time(database: Database, span: str) -> None:
             await conn.execute(f"UPDATE {table} SET {changes}")
 
 
-async def test_the_recording_of_a_venue_replays_to_the_ledger_of_the_live_time(
+async def test_the_recording_of_a_venue_replays_to_the_live_ledger(
     tmp_path: Path, dsn: str, database: Database, venue: FakeVenue
 ) -> None:
     acts: list[Act] = []
@@ -167,7 +157,7 @@ async def test_the_recording_of_a_venue_replays_to_the_ledger_of_the_live_time(
         await place(service, "ETH", "buy", 2, type="limit", limitPrice=3299)
         await place(service, "BTC", "buy", 9, reduceOnly=True)
         await venue.move("ETH", "3298.5")
-        await becomes(lambda: held(service), [("BTC", "0.45"), ("ETH", "2")])  # one book after the other
+        await becomes(lambda: held(service), [("BTC", "0.45"), ("ETH", "2")])  # one book at a time
         await venue.move("BTC", "92000.0")  # beyond the stop
         await becomes(lambda: held(service), [("ETH", "2")])
         await place(service, "ETH", "sell", 3)

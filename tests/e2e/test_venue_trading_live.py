@@ -1,11 +1,10 @@
-"""The real process with TRADING_MODE=live and the venue's unmodified SDK: a model trades, the power goes, it goes on.
+"""The real process with TRADING_MODE=live and the venue's unmodified SDK: a model trades through a power cut.
 
-Needs the extra `live`, which cannot be installed beside the extra `test`: an environment of its own runs it.
+Needs the extra `live`, which conflicts with the extra `test`, so it runs in a separate environment.
 """
 
-import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from decimal import Decimal
 from pathlib import Path
@@ -15,15 +14,17 @@ import aiohttp
 import orjson
 import pytest
 from aiohttp import web
-from support.fake_exchange import ACCOUNT, CANCEL, CREATE, KEY_INDEX, FakeExchange
-from support.fake_venue import IDS, until
+from support.fake_exchange import ACCOUNT, CANCEL, CREATE, GONE_AFTER, KEY_INDEX, FakeExchange
+from support.fake_venue import IDS
 from support.process import ServiceProcess
+from support.waiting import becomes, until
 
-from trader.domain.models import Model, VariantId
-from trader.services.exchange.audit import audit
-from trader.store.agents.models import upsert_model
-from trader.store.database.pool import Database
-from trader.store.exchange.accounts import select_accounts
+from trader.agents.domain.models import Model
+from trader.agents.sql.models import upsert_model
+from trader.core.variant_id import VariantId
+from trader.database.pool import Database
+from trader.exchange.sql.accounts import select_accounts
+from trader.portfolio.audit import audit
 
 sdk = pytest.importorskip("lighter.signer_client", reason="the extra `live` is not installed")
 pytestmark = [pytest.mark.sdk, pytest.mark.processes]
@@ -45,7 +46,7 @@ CLOSE = ("closePosition", {"symbol": "BTC"})
 
 
 class ScriptedModel:
-    """A provider whose model calls what the test says, one call a step, and holds when nothing is left."""
+    """A provider whose model makes the calls of the test, one per step, and then holds."""
 
     def __init__(self) -> None:
         self.script: list[tuple[str, dict[str, Any]]] = []
@@ -105,7 +106,7 @@ def environ_of(venue: FakeExchange, model: ScriptedModel, dsn: str) -> dict[str,
 
 
 async def add_scripted_model(database: Database) -> None:
-    """The model that trades, and one that is not active: it needs no account at the venue."""
+    """Add the trading model, and an inactive one, which needs no account at the venue."""
     async with database.transaction() as conn:
         for model_id, is_active in (("scripted", True), ("idle", False)):
             made = Model(
@@ -125,16 +126,6 @@ async def books_equal_the_venues(database: Database, venue: FakeExchange) -> Non
     assert (held, unknown) == (venue.positions(), 0)
     assert abs(account.cash - venue.ledger.collateral) < D("0.01")
     assert (await audit(database)).problems == []
-
-
-async def becomes(ask: Callable[[], Any], expected: Any, *, within_s: float = 30) -> None:
-    result: Any = None
-    try:
-        async with asyncio.timeout(within_s):
-            while (result := await ask()) != expected:
-                await asyncio.sleep(0.05)
-    except TimeoutError:
-        pytest.fail(f"expected {expected!r}, found {result!r}")
 
 
 async def test_a_model_trades_live_through_a_power_cut_in_the_middle_of_an_order(
@@ -168,12 +159,11 @@ async def test_a_model_trades_live_through_a_power_cut_in_the_middle_of_an_order
         await service.kill()
     await books_equal_the_venues(database, venue)
 
-    # The second closes it; the answer is lost, the venue can be asked nothing, and the power goes.
+    # The second closes it; the answer is lost, the venue becomes unreachable, and the power fails.
     model.script, before = [CLOSE], len(venue.sent)
-    venue.send_faults = ["lose_after"]
+    venue.send_faults = [GONE_AFTER]
     async with serving(tmp_path, **environ) as service:
         await until(lambda: len(venue.sent) > before, within_s=RUN_S)
-        venue.read_faults = ["500"] * 100_000
         await service.kill()
     assert venue.positions() == {}
     async with database.connection() as conn:
@@ -181,7 +171,7 @@ async def test_a_model_trades_live_through_a_power_cut_in_the_middle_of_an_order
             "the books do not know yet"
         )
 
-    # The third finds out before anything else, and its run is told nothing but the truth.
+    # The third resolves this first, so its run sees the true state.
     venue.read_faults.clear()
     async with serving(tmp_path, **environ) as service:
         await until(lambda: not venue.ledger.standing(BTC), within_s=RUN_S)

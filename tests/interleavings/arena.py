@@ -1,4 +1,4 @@
-"""Arena of the interleavings: processes of the service on one database and one market, as the service makes them."""
+"""Arena of the interleavings: processes of the service on one database and one market, built as in the service."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -7,57 +7,63 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import partial
 from typing import Any, Final
+from uuid import UUID, uuid4
 
-from support.floor import ScriptedProvider
+from interleavings.journal import Journal, JournaledAccounts
 from support.gaps import GapDatabase, run_as
 from support.scripted import ScriptedSource, make_book, make_settings
 from support.tasks import ended
+from support.trading_floor import ScriptedProvider
 from support.venue import without_depth
+from support.waiting import until
 
+from trader.agents.domain.models import EXTERNAL, Model
+from trader.agents.domain.tools import Holding, PlaceOrder, PlannedExit
+from trader.agents.invocations import InvocationReader
+from trader.agents.providers.providers import Providers
+from trader.agents.schedule import InvocationScheduler
+from trader.agents.services import AgentServices, KnownModels
+from trader.agents.sql.models import upsert_model
 from trader.api.context import Context
 from trader.api.schemas.common import ENCODER
-from trader.clock import SystemClock
-from trader.domain.agents.tools import Holding, PlaceOrder, PlannedExit
-from trader.domain.exchange import rules as rules_of_exchange
-from trader.domain.exchange.account import Account
-from trader.domain.exchange.halts import HaltCause, Verb
-from trader.domain.exchange.ledger import unopened_account
-from trader.domain.exchange.orders import ExitPlan, Order, OrderAnswer, OrderSide, OrderType
-from trader.domain.exchange.tick_rules import Moment
-from trader.domain.market.markets import Quote, Tick
-from trader.domain.models import EXTERNAL, Model, VariantId
-from trader.domain.portfolio.baselines import BaselineState, rule_agent
-from trader.errors import Unavailable, ViewDecided
-from trader.gateways.agents.providers import Providers
-from trader.leadership import Leadership, Relay, TradingControls
-from trader.schedulers import Schedulers
-from trader.services.agents.results import record_results
-from trader.services.agents.schedule import Agents
-from trader.services.events import Event, EventBus
-from trader.services.exchange.accounts import Accounts
-from trader.services.exchange.halts import Halts
-from trader.services.exchange.ledger_writer import LedgerWriter
-from trader.services.exchange.paper import PaperExchange
-from trader.services.market.candles import Candles
-from trader.services.market.feed import MarketFeed
-from trader.services.operations.loss_limits import LossLimits
-from trader.services.operations.operator_commands import OperatorCommands
-from trader.services.portfolio.analytics import Analytics
-from trader.services.portfolio.baselines import Baselines
-from trader.services.portfolio.evidence import Evidence
-from trader.services.portfolio.luck import LuckTable
-from trader.services.portfolio.run_statistics import CurrentRuns
-from trader.services.portfolio.snapshots import Portfolio
-from trader.services.relay import LeaderView, RelayReader, RelayWriter
-from trader.store.agents.models import upsert_model
-from trader.store.database.leadership import LeaderLock
-from trader.store.database.partitions import ensure_partitions
-from trader.store.portfolio.baselines import SavedBaseline, upsert_baselines
+from trader.composition.leadership import Coordination, Leadership, TradingParts
+from trader.core.clock import SystemClock
+from trader.core.errors import TraderError, Unavailable, ViewDecided
+from trader.core.events import Event, EventBus
+from trader.core.schedulers import Schedulers
+from trader.core.variant_id import VariantId
+from trader.database.leadership import LeaderLock
+from trader.database.partitions import ensure_partitions
+from trader.database.relay import LeaderView, RelayReader, RelayWriter
+from trader.exchange.domain import rules as rules_of_exchange
+from trader.exchange.domain.account import Account
+from trader.exchange.domain.halts import HaltCause, OperatorCommand, Verb
+from trader.exchange.domain.ledger import unopened_account
+from trader.exchange.domain.orders import ExitPlan, Order, OrderAnswer, OrderSide, OrderType
+from trader.exchange.domain.tick_rules import Moment
+from trader.exchange.halts import Halts
+from trader.exchange.paper import PaperExchange
+from trader.exchange.sql import halts as halts_store
+from trader.market.candles import Candles
+from trader.market.domain.markets import Quote, Tick
+from trader.market.feed import MarketFeed
+from trader.operations.loss_limits import LossLimits
+from trader.operations.operator_commands import OperatorCommands
+from trader.portfolio.analytics import Analytics
+from trader.portfolio.baselines import Baselines
+from trader.portfolio.domain.baselines import BaselineState, rule_agent
+from trader.portfolio.evidence import Evidence
+from trader.portfolio.luck import LuckTable
+from trader.portfolio.run_statistics import CurrentRuns
+from trader.portfolio.snapshots import PortfolioService
+from trader.portfolio.sql.baselines import SavedBaseline, upsert_baselines
+from trader.record.results import record_results
 
 START: Final = datetime(2025, 1, 1, 12, 59, 50, tzinfo=UTC)
 """Ten seconds before funding is due."""
 
 QUIET: Final = {"BTC": "94000", "ETH": "3300", "SOL": "200"}
+STOPPED: Final = {**QUIET, "BTC": "92500"}
 STOP: Final = Decimal(93000)
 PLAN: Final = ExitPlan(stop=STOP)
 MODEL: Final = "ada"
@@ -69,8 +75,12 @@ ATTEMPTS: Final = 3
 D = Decimal
 
 
+LATENCY: Final = timedelta(milliseconds=5)
+"""How long a tick takes from its own time to the processes."""
+
+
 class ArenaClock(SystemClock):
-    """One time for all processes, moved by the market."""
+    """One time for all processes, advanced by the market and by anyone who sets it."""
 
     def __init__(self) -> None:
         self.moment = START
@@ -83,7 +93,7 @@ class ArenaClock(SystemClock):
 
 
 class ArenaSource(ScriptedSource):
-    """The market of all processes; each tick that is read again comes after an await, as from a network."""
+    """The market of all processes; each tick read from history arrives after an await, as from a network."""
 
     async def history(self, after: datetime, until: datetime):  # type: ignore[no-untyped-def]  # an async iterator
         for tick in list(self.script):
@@ -93,7 +103,7 @@ class ArenaSource(ScriptedSource):
 
 
 class SwitchLock(LeaderLock):
-    """A leader lock that the test takes away, with or without its holder's knowledge."""
+    """A leader lock that the test can take away, with or without its holder's knowledge."""
 
     def __init__(self, arena: "Arena") -> None:
         super().__init__("")
@@ -115,28 +125,37 @@ class SwitchLock(LeaderLock):
             self._arena.holder = None
 
     def lose(self) -> None:
-        """Let its holder know."""
+        """Let its holder notice."""
         self._was_lost.set()
 
 
 class RecordingExchange(PaperExchange):
-    """A paper exchange that remembers what it was asked for."""
+    """A paper exchange that records the orders it receives."""
 
-    asked: dict[tuple[str, str], Order]
+    asked: dict[tuple[str, str], list[Order]]
     tick_began: asyncio.Event
     before_order: Callable[[], Awaitable[None]] | None = None
     """What happens just before the next order of the model."""
 
+    journal: Journal
+
     async def on_tick(self, tick: Tick) -> None:
         self.tick_began.set()
         await super().on_tick(tick)
+
+    async def follow(self) -> None:
+        self.journal.is_following = True
+        try:
+            await super().follow()
+        finally:
+            self.journal.is_following = False
 
     async def place_order(self, order: Order) -> OrderAnswer:
         assert order.client_order_id is not None
         if self.before_order is not None and order.account_id == MODEL:
             begin, self.before_order = self.before_order, None
             await begin()
-        self.asked.setdefault((order.account_id, order.client_order_id), order)
+        self.asked.setdefault((order.account_id, order.client_order_id), []).append(order)
         return await super().place_order(order)
 
 
@@ -147,20 +166,25 @@ class Process:
         self.arena, self.name = arena, name
         self.events: list[Event] = []
         bus = EventBus()
+        self.journal = Journal(arena.seen)
         bus.subscribe(self.events.append)
+        bus.subscribe(self.journal.note)
         database, clock, settings = arena.database, arena.clock, arena.settings
         self.market = MarketFeed(arena.source, clock)
-        self.accounts = Accounts(database, LedgerWriter(database), bus)
+        self.accounts = JournaledAccounts(database, bus, self.journal)
         self.halts = Halts(database, clock, bus)
         self.exchange = RecordingExchange(database, self.market, clock, settings, self.accounts, self.halts)
         self.exchange.asked, self.exchange.tick_began = arena.asked, asyncio.Event()
-        limits = LossLimits(database, self.exchange, self.halts, settings)
-        self.operations = OperatorCommands(database, self.exchange, self.halts, limits)
+        self.exchange.journal = self.journal
+        self.limits = LossLimits(database, self.exchange, self.halts, settings)
+        self.operations = OperatorCommands(database, self.exchange, self.halts, self.limits)
         self.provider = ScriptedProvider()
         providers = Providers(self.provider)
         runs = CurrentRuns(database)
-        self.portfolio = Portfolio(database, self.exchange, clock, settings)
-        self.agents = Agents(database, self.exchange, self.market, clock, bus, settings, providers)
+        self.portfolio = PortfolioService(database, self.exchange, clock, settings)
+        self.models = KnownModels(database)
+        shared = database, self.exchange, self.market, clock, bus, settings, providers
+        self.agents = InvocationScheduler(AgentServices(*shared, self.models))
         luck = LuckTable(database, self.market, settings)
         context = Context(
             settings=settings,
@@ -170,21 +194,21 @@ class Process:
             portfolio=self.portfolio,
             analytics=Analytics(database, self.exchange, clock, runs),
             evidence=Evidence(database, runs, luck, clock),
+            models=self.models,
+            invocations=InvocationReader(database, self.models, self.agents.warnings),
             agents=self.agents,
             candles=Candles(database, self.market, settings),
+            operations=self.operations,
         )
         self.baselines = Baselines(database, self.exchange, self.market, clock, settings)
         self.lock = SwitchLock(arena)
         self.leadership = Leadership(
             context,
             database,
-            self.accounts,
             bus,
             Schedulers([], clock),
-            self.lock,
-            TradingControls(self.halts, limits, self.operations),
-            self.baselines,
-            Relay(RelayWriter(database, bus, self._view, ENCODER.encode), RelayReader(database, bus)),
+            TradingParts(self.accounts, self.baselines, self.halts, self.limits, self.operations),
+            Coordination(self.lock, RelayWriter(database, bus, self._view, ENCODER.encode), RelayReader(database, bus)),
         )
         self._feeding = asyncio.Lock()
 
@@ -196,9 +220,8 @@ class Process:
         return self.leadership.role == "leader"
 
     async def take(self, tick: Tick) -> None:
-        """Apply a tick as the feed does, one after the other."""
+        """Apply a tick as the feed does, one at a time."""
         async with self._feeding:
-            self.arena.clock.moment = max(self.arena.clock.moment, tick.at)  # nobody dates anything in between
             await self.market.take(tick, self.leadership.on_tick)
 
     async def snapshot(self) -> None:
@@ -214,8 +237,7 @@ class Process:
         keeping = asyncio.create_task(self.leadership.keep_role())
         await asyncio.sleep(0)
         self.lock.lose()
-        while self.leads or self.arena.holder is self.lock:
-            await asyncio.sleep(0.002)
+        await until(lambda: not (self.leads or self.arena.holder is self.lock))
         keeping.cancel()
         await asyncio.wait([keeping])
 
@@ -224,16 +246,16 @@ class Process:
         return Order(quantity=D(quantity), client_order_id=name, **fields)
 
     async def place(self, name: str, quantity: str = "0.05", **more: Any) -> OrderAnswer:
-        """Place an order, the same one each time that its name is asked for; what is acknowledged is remembered."""
+        """Place an order, the same one for the same name, and remember the acknowledged ones."""
         first = self.order(name, quantity, **more)
         key = (first.account_id, name)
-        answer = await self.exchange.place_order(self.arena.asked.get(key, first))
+        answer = await self.exchange.place_order(self.arena.asked.get(key, [first])[0])
         assert self.arena.acknowledged.setdefault(key, answer) == answer, f"{key} has two answers"
         return answer
 
     async def decide(self) -> None:
-        """Order as the external agent does in its view, and hold."""
-        external, model = self.agents.external, self.agents.models[AGENT]
+        """Place an order as the external agent in its view, and hold."""
+        external, model = self.agents.external, self.models.by_id[AGENT]
         answer = await external.decide(model, self.arena.view_id, DECIDED)
         first = self.arena.decided_first = self.arena.decided_first or answer["orderId"]
         assert answer["orderId"] == first, "the agent's order has two answers"
@@ -248,35 +270,57 @@ class Arena:
         self.database = database
         self.clock = ArenaClock()
         self.source = ArenaSource()
-        self.settings = make_settings()
+        self.market_at = START
+        self.is_clock_set = False
+        """Whether the clock was set, so that times do not show the order of events."""
+
+        self.seen: dict[tuple[str, str], datetime] = {}
+        """The last tick before each decision (see `Journal`)."""
+
+        self.commands: list[UUID] = []
+        """The operators' requests."""
+
+        self.killed: list[Process] = []
+        self.settings = make_settings(MAX_DRAWDOWN_PERCENT="99")
         self.holder: SwitchLock | None = None
         self.processes: dict[str, Process] = {}
-        self.asked: dict[tuple[str, str], Order] = {}
+        self.asked: dict[tuple[str, str], list[Order]] = {}
         self.acknowledged: dict[tuple[str, str], OrderAnswer] = {}
         self.resting: OrderAnswer | None = None
         self.view_id = ""
         self.decided_first = ""
-        """The id of the external agent's order, as it was first answered."""
+        """The id of the external agent's order in its first answer."""
 
     def process(self, name: str) -> Process:
-        """Return a process, which is made when it is first asked for."""
+        """Return a process, created on first use."""
         if name not in self.processes:
             self.processes[name] = Process(self, name)
         return self.processes[name]
 
     @property
     def leader(self) -> Process | None:
-        """The process that leads; of two, the one that holds the lock."""
+        """The leading process; of two, the one that holds the lock."""
         leaders = [process for process in self.processes.values() if process.leads]
         return next((process for process in leaders if process.lock is self.holder), leaders[0] if leaders else None)
 
     async def see(self, mids: Mapping[str, str] = QUIET, *, after_s: float = 1, size: str = "1") -> None:
         """Move time and the market, for every process."""
-        last = self.source.script[-1].at if self.source.script else START
-        at = last + timedelta(seconds=after_s)
+        tick = self.move(mids, after_s=after_s, size=size)
+        await asyncio.gather(*(run_as(process.name, process.take(tick)) for process in list(self.processes.values())))
+
+    def move(self, mids: Mapping[str, str] = QUIET, *, after_s: float = 1, size: str = "1") -> Tick:
+        """Move time and the market; the tick has not reached any process yet."""
+        self.market_at = at = self.market_at + timedelta(seconds=after_s)
         tick = Tick(at, {symbol: Quote.of(make_book(symbol, mid, at, size=size)) for symbol, mid in mids.items()})
         self.source.script.append(tick)
-        await asyncio.gather(*(run_as(process.name, process.take(tick)) for process in list(self.processes.values())))
+        self.clock.moment = at + LATENCY
+        return tick
+
+    def set_clock(self, span: timedelta) -> None:
+        """Set the clock ahead or back; the market follows it, as a venue's times are those of the machine."""
+        self.is_clock_set = True
+        self.market_at += span
+        self.clock.moment += span
 
     async def add_model(self, model_id: str, provider: str) -> None:
         async with self.database.connection() as conn:
@@ -294,11 +338,11 @@ class Arena:
         """Have an external agent with an open view."""
         a = self.process("A")
         await self.add_model(AGENT, EXTERNAL)
-        await a.agents.reload_models()
-        self.view_id = (await a.agents.external.view(a.agents.models[AGENT], None)).id
+        await a.models.reload()
+        self.view_id = (await a.agents.external.view(a.models.by_id[AGENT], None)).id
 
     async def open(self) -> None:
-        """Bring the arena to where every schedule begins: A leads, "a" is long with a stop and an order rests."""
+        """Bring the arena to the start of every schedule: A leads, "a" is long with a stop, and an order rests."""
         a = self.process("A")
         async with self.database.connection() as conn:
             await ensure_partitions(conn, START)
@@ -328,22 +372,34 @@ class Arena:
         await a.snapshot()
 
     async def close(self) -> None:
-        for process in self.processes.values():
+        for process in (*self.processes.values(), *self.killed):
             await run_as(process.name, process.leadership.resign())
 
-    async def halt(self, process: Process, verb: Verb) -> None:
-        """Halt an account as the watch over losses does, and carry out its command."""
-        await process.halts.halt("a", HaltCause.DRAWDOWN, "too much", "limit", verb)
+    async def halt(self, process: Process, verb: Verb, account_id: str = "a") -> None:
+        """Halt an account as the loss limits do, and execute the command."""
+        term = process.exchange.term
+        await process.halts.halt(account_id, HaltCause.DRAWDOWN, "too much", "limit", verb, term=term)
         await process.operations.poll()
         await ended(f"{verb} ")
+
+    async def command(self, verb: Verb, account_id: str | None) -> None:
+        """Write an operator's command, as the command line does."""
+        command = OperatorCommand(id=uuid4(), verb=verb, account_id=account_id, reason="odd", asked_by="someone")
+        async with self.database.transaction() as conn:
+            if verb is Verb.RESUME:
+                await halts_store.update_halts_lifted(conn, account_id, "someone")
+                await halts_store.insert_command(conn, command)
+            else:
+                await halts_store.insert_halting_command(conn, command)
+        self.commands.append(command.id)
 
     # --- the end of a schedule ----------------------------------------------------------------------------------------
 
     async def settle(self) -> Process:
-        """Let somebody lead who knows the rows, and every account be certain."""
+        """Settle with a leader that has read the rows, and with every account certain."""
         leader = self.leader
         if leader is None or leader.lock is not self.holder:
-            if leader is not None:  # it has lost its role and does not know it
+            if leader is not None:  # it has lost its role without noticing
                 await run_as(leader.name, leader.lose_lock())
             leader = self.process("Z")
             await run_as("Z", leader.leadership.take_role())
@@ -355,8 +411,47 @@ class Arena:
             await run_as(leader.name, self._persist(leader.decide))
         return leader
 
+    async def let_old_leaders_go_on(self, leader: Process) -> None:
+        """Let processes that do not know that they were replaced measure, poll and record after the leader has."""
+        await self._poll(leader)
+        tick = self.move(after_s=11)
+        old = [process for process in self.processes.values() if process.leads and process is not leader]
+        for process in (leader, *old):
+            await run_as(process.name, process.take(tick))
+        for process in old:
+            await run_as(process.name, self._go_on(process))
+        await self._poll(leader)
+
+    async def _poll(self, leader: Process) -> None:
+        for _ in range(2):  # the first may write a halt, with the command that the second one finds
+            await run_as(leader.name, leader.operations.poll())
+            await ended("halt ")
+            await ended("flatten ")
+
+    async def _go_on(self, process: Process) -> None:
+        with suppress(TraderError):
+            await self.halt(process, Verb.FLATTEN, "b")
+        with suppress(TraderError):
+            await process.snapshot()
+
+    async def restart(self) -> Process:
+        """Kill every process, let the market touch the stop while none runs, and let another one lead."""
+        for process in self.processes.values():
+            process.exchange.suspend()
+        self.killed += self.processes.values()
+        self.processes.clear()
+        self.holder = None
+        self.move(STOPPED)
+        self.move()
+        self.clock.moment = self.market_at + timedelta(seconds=3)
+        leader = self.process("Y")
+        await run_as("Y", leader.leadership.take_role())
+        self.market_at += timedelta(seconds=3)
+        await self.see()
+        return leader
+
     async def _persist(self, ask: Callable[[], Awaitable[object]]) -> None:
-        """Ask with one client order id until there is an answer, as a careful client does."""
+        """Repeat a request with one client order id until it is answered, as a careful client does."""
         for attempt in range(ATTEMPTS):
             try:
                 await ask()
@@ -367,7 +462,7 @@ class Arena:
 
 
 def same(accounts: Mapping[str, Account], other: Mapping[str, Account]) -> bool:
-    """Whether accounts are equal, but for the depth that they have taken."""
+    """Whether accounts are equal, except for the depth that they have taken."""
     return {key: without_depth(account) for key, account in accounts.items()} == {
         key: without_depth(account) for key, account in other.items()
     }

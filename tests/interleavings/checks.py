@@ -1,46 +1,66 @@
-"""What must hold after every schedule: the books, the memory, the record, and the independent reference account."""
+"""The invariants after every schedule: the books, the memory, the record, and the independent reference account."""
 
 from datetime import datetime
 from decimal import Decimal
 from fractions import Fraction
+from typing import NamedTuple
 
 from interleavings.arena import STOP, Arena, Process, same
 from support.gaps import run_as
 from support.reference_account import ReferenceAccount
+from support.tasks import ended
 
-from trader.domain.exchange.account import Account
-from trader.domain.exchange.tick_rules import Moment
-from trader.domain.market.markets import PLAIN_FUNDING_RATE, Tick
-from trader.services.agents.chain import verify
-from trader.services.agents.results import record_results
-from trader.services.events import PostingRefused
-from trader.services.exchange.audit import audit
-from trader.store.database.pool import Connection
-from trader.store.exchange.accounts import select_accounts, select_processed_until
-from trader.store.portfolio.baselines import select_baseline_states
+from trader.agents.verification import verify
+from trader.core.events import PostingRefused
+from trader.database.pool import Connection
+from trader.exchange.domain.account import Account, AppliedTick, equity
+from trader.exchange.domain.halts import Verb
+from trader.exchange.domain.tick_rules import Moment
+from trader.exchange.sql.accounts import select_accounts
+from trader.market.domain.markets import PLAIN_FUNDING_RATE, Tick
+from trader.operations.sql.loss_baselines import select_recorded_equity
+from trader.portfolio.audit import audit
+from trader.portfolio.sql.baselines import select_baseline_states
 
 
 async def problems_before(arena: Arena) -> list[str]:
-    """What a crash at this moment would lose: rows that say that a tick was seen which they have not seen."""
+    """Return what a crash at this moment would lose: rows that claim a tick which they have not applied."""
     async with arena.database.connection() as conn, conn.transaction(isolation="repeatable_read", readonly=True):
-        seen_until = await select_processed_until(conn)
+        row = await conn.fetchrow("SELECT processed_tick, processed_until FROM service_state")
         accounts = await select_accounts(conn)
         baselines = await select_baseline_states(conn)
+    processed = None if row is None or row["processed_until"] is None else AppliedTick(*row)
     problems = []
     for account in accounts.values():
         position = account.positions.get("BTC")
-        if position is None or position.exit_plan.stop != STOP or seen_until is None:
+        if position is None or position.exit_plan.stop != STOP or processed is None:
             continue
-        if (at := _touched(arena, max(position.opened_at, account.changed_at), seen_until)) is not None:
+        if (at := _touched(arena, position.opened_at, account.seen_to(processed))) is not None:
             problems.append(f"account {account.id} is saved as having seen {at:%X}, and its stop did not fire")
     for baseline, state, until in baselines:
-        if state.account.positions and (at := _touched(arena, state.account.changed_at, until)) is not None:
+        held = state.account.positions.get("BTC")
+        if held is not None and (at := _touched(arena, held.opened_at, until)) is not None:
             problems.append(f"{baseline.id} is saved as having seen {at:%X}, and its stop did not fire")
     for process in arena.processes.values():
         if process.leadership.role == "standby" and process.lock is not arena.holder:
             await run_as(process.name, process.exchange.follow())
             if not same(process.accounts.by_id, accounts):
                 problems.append(f"{process.name}, which follows, does not show the rows")
+    return problems
+
+
+async def problems_of_memory(arena: Arena) -> list[str]:
+    """Accounts that differ from their rows in the memory of the process that leads, although they are not in doubt."""
+    for name in (f"{Verb.FLATTEN} ", f"{Verb.HALT} ", "recovery of "):
+        await ended(name)
+    async with arena.database.reading() as conn:
+        rows = await select_accounts(conn)
+    problems = []
+    for process in arena.processes.values():
+        if process.leads and process.lock is arena.holder:
+            known = {key: each for key, each in process.accounts.by_id.items() if key not in process.accounts.in_doubt}
+            if not same(known, {key: each for key, each in rows.items() if key in known}):
+                problems.append(f"another process has changed accounts that {process.name} leads")
     return problems
 
 
@@ -51,26 +71,69 @@ def _touched(arena: Arena, after: datetime, until: datetime) -> datetime | None:
 
 
 async def problems_of(arena: Arena, leader: Process) -> list[str]:
-    """What is wrong once everything has come to its end."""
+    """Return the problems once everything has ended."""
     problems = [f"audit: {problem}" for problem in (await audit(arena.database)).problems]
     async with arena.database.connection() as conn:
         rows = await select_accounts(conn)
         problems += [problem async for problem in _broken_promises(arena, conn)]
-        for account in rows.values():
+        for account in () if arena.is_clock_set else rows.values():
             problems += [
                 f"reference, {account.id}: {difference}" for difference in await _differences(arena, conn, account)
             ]
+    for account in rows.values():
+        position = account.positions.get("BTC")
+        if position is not None and position.exit_plan.stop == STOP:
+            problems.append(f"the stop of {account.id} was touched while no process ran, and did not fire")
     if not same(leader.accounts.by_id, rows):
         problems.append(f"the memory of the leader {leader.name} is not its rows")
-    for process in arena.processes.values():
+    for process in (*arena.processes.values(), *arena.killed):
+        problems += [f"{process.name}: {problem}" for problem in process.journal.problems()]
         problems += [f"alarm: {event.text}" for event in process.events if isinstance(event, PostingRefused)]
-    if (term := leader.exchange.term) is not None:
-        await run_as(leader.name, record_results(arena.database, term, arena.clock.now()))
+    await run_as(leader.name, leader.snapshot())
+    async with arena.database.connection() as conn:
+        for baseline, state, _ in await select_baseline_states(conn):
+            if "BTC" in state.account.positions:
+                problems.append(f"the stop of {baseline.id} was touched while no process ran, and did not fire")
     verified = await verify(arena.database, [])
     problems += [f"chain: {finding}" for finding in verified.findings]
     if verified.waiting and leader.exchange.term is not None:
         problems.append(f"chain: the ledger of {verified.waiting} accounts is in no record")
     return problems
+
+
+async def problems_of_leading(arena: Arena, leader: Process) -> list[str]:
+    """The problems in the leader's memory, and in the operators' requests, while it leads."""
+    problems = []
+    async with arena.database.reading() as conn:
+        rows = await select_accounts(conn)
+        measured = {row.account_id: row.baseline for row in await select_recorded_equity(conn, arena.clock.now())}
+        open_commands = await conn.fetch("SELECT verb, account_id FROM commands WHERE finished_at IS NULL")
+        halted = {(row["account_id"], row["cause"]) for row in await conn.fetch(HALTS_IN_FORCE)}
+        asked = await conn.fetch(FLATTENED)
+    if not same(leader.accounts.by_id, rows):
+        problems.append(f"the memory of the leader {leader.name} is not its rows")
+    for account_id, baseline in measured.items():
+        if leader.halts.is_limited(account_id):  # its row waits, as it is, until the halt is lifted
+            continue
+        if baseline is not None and baseline.last != (now := equity(rows[account_id], leader.exchange.marks())):
+            problems.append(f"the losses of {account_id} are measured from {baseline.last}, and its equity is {now}")
+    if {(halt.account_id, halt.cause.value) for halt in leader.halts.in_force} != halted:
+        problems.append(f"the leader knows the halts {leader.halts.in_force}, and in force are {halted}")
+    problems += [f"the {row['verb']} of {row['account_id']} has no outcome" for row in open_commands]
+    for row in asked:
+        if rows[row["account_id"]].positions and (row["account_id"], row["cause"]) in halted:
+            problems.append(f"flatten of {row['account_id']} is finished, and it holds positions")
+    if any(row["account_id"] == "b" for row in [*open_commands, *asked]):
+        problems.append("a leader that was replaced had an account flattened")
+    return problems
+
+
+HALTS_IN_FORCE = "SELECT account_id, cause FROM halts WHERE lifted_at IS NULL"
+FLATTENED = """
+SELECT c.account_id, h.cause FROM commands c
+JOIN halts h ON h.account_id = c.account_id AND h.lifted_at IS NULL AND h.halted_at <= c.finished_at
+WHERE c.verb = 'flatten' AND c.outcome -> 'left' = '[]' AND c.outcome ->> 'note' IS NULL
+"""
 
 
 async def _broken_promises(arena: Arena, conn: Connection):  # type: ignore[no-untyped-def]  # an async iterator
@@ -90,7 +153,7 @@ async def _broken_promises(arena: Arena, conn: Connection):  # type: ignore[no-u
     if arena.view_id:
         query = """
         SELECT type, status FROM tool_calls WHERE invocation_id::text = $1 AND status <> 'failed' ORDER BY number
-        """  # a call that failed left nothing in the books
+        """  # a failed call left nothing in the books
         calls = [tuple(row) for row in await conn.fetch(query, arena.view_id)]
         if calls != [("CREATE_POSITION", "ok"), ("HOLDING", "ok")]:
             yield f"the record of the agent's decision has the calls {calls}"
@@ -99,7 +162,7 @@ async def _broken_promises(arena: Arena, conn: Connection):  # type: ignore[no-u
 
 
 async def _differences(arena: Arena, conn: Connection, account: Account) -> list[str]:
-    """Compare an account with the reference, which meets the same orders and every tick in order of time."""
+    """Compare an account with the reference, which processes the same orders and every tick in order of time."""
     reference = await _replayed(arena, conn, account.id)
     problems = []
     if account.cash != reference.cash():
@@ -117,42 +180,61 @@ async def _differences(arena: Arena, conn: Connection, account: Account) -> list
 async def _replayed(arena: Arena, conn: Connection, account_id: str) -> ReferenceAccount:
     rules = arena.process("A").exchange.rules
     runs = await conn.fetch(
-        "SELECT id, initial_capital, started_at, ended_at FROM runs WHERE account_id = $1 ORDER BY number", account_id
+        "SELECT id, number, initial_capital, started_at, ended_at FROM runs WHERE account_id = $1 ORDER BY number",
+        account_id,
     )
     reference = ReferenceAccount(
         runs[0]["initial_capital"], dict(rules.markets), runs[0]["started_at"], taker=rules.taker_rate,
         maker=rules.maker_rate, liquidation=rules.liquidation_rate, recovery=rules.book_recovery, latency=rules.latency,
     )  # fmt: skip
     numbers: dict[str, int] = {}
-    ticks = iter([tick for tick in arena.source.script if tick.at > runs[0]["started_at"]])
-    moment = _moment(next(tick for tick in reversed(arena.source.script) if tick.at <= runs[0]["started_at"]), None)
+    acts = [await _acts(arena, conn, account_id, run["id"]) for run in runs]
+    began = acts[0][0].seen if acts[0] else runs[0]["started_at"]
+    ticks = iter([tick for tick in arena.source.script if tick.at > began])
+    moment = _moment(next(tick for tick in reversed(arena.source.script) if tick.at <= began), None)
     tick = next(ticks, None)
     for number, run in enumerate(runs):
         if number:
             reference.reset(run["initial_capital"], _at(moment, runs[number - 1]["ended_at"]), _rate)
-        for at, kind, name, order_id in await _acts(conn, run["id"]):
-            while tick is not None and tick.at <= at:
+        for seen, _, at, kind, name, order_id, quantity in acts[number]:
+            while tick is not None and tick.at <= seen:
                 moment = _moment(tick, moment)
                 reference.update(moment, _rate)
                 tick = next(ticks, None)
             if kind == "order":
-                reference.place(arena.asked[account_id, name], _at(moment, at), _rate)
+                # Two leaders close one position by one client order ID, each as much as it knows of.
+                order = next(order for order in arena.asked[account_id, name] if order.quantity == quantity)
+                reference.place(order, _at(moment, at), _rate)
                 if reference.resting:
                     numbers.setdefault(order_id, reference.resting[-1].number)
             elif order_id in numbers:
                 reference.cancel(numbers[order_id], at)
-        while tick is not None and (run["ended_at"] is None or tick.at <= run["ended_at"]):
+        end = None if run["ended_at"] is None else arena.seen[account_id, f"run {run['number']}"]
+        while tick is not None and (end is None or tick.at <= end):
             moment = _moment(tick, moment)
             reference.update(moment, _rate)
             tick = next(ticks, None)
     return reference
 
 
-async def _acts(conn: Connection, run_id: object) -> list[tuple[datetime, str, str, str]]:
+class Act(NamedTuple):
+    """An order or a cancellation, and the last tick before it."""
+
+    seen: datetime
+    sequence: int
+    at: datetime
+    kind: str
+    name: str
+    order_id: str
+    quantity: Decimal
+
+
+async def _acts(arena: Arena, conn: Connection, account_id: str, run_id: object) -> list[Act]:
     """Return the orders and cancellations of a run in the order in which they were decided."""
     rows = await conn.fetch(
         """
         SELECT q.id::text, q.client_order_id AS name, q.created_at AS at,
+               (q.answer ->> 'requested_quantity')::numeric AS quantity,
                coalesce((SELECT min(sequence) FROM fills f WHERE f.request_id = q.id), l.sequence) AS sequence,
                CASE WHEN l.cancel_reason LIKE 'cancelled by%' OR l.cancel_reason = 'cancelled' THEN l.closed_at END
                AS cancelled_at
@@ -161,11 +243,27 @@ async def _acts(conn: Connection, run_id: object) -> list[tuple[datetime, str, s
         """,
         run_id,
     )
-    placed = [(row["at"], row["sequence"], "order", row["name"], row["id"]) for row in rows]
-    cancelled = [
-        (row["cancelled_at"], 1 << 60, "cancel", row["name"], row["id"]) for row in rows if row["cancelled_at"]
+    seen = arena.seen
+    placed = [
+        Act(
+            seen[account_id, row["name"]],
+            row["sequence"],
+            row["at"],
+            "order",
+            row["name"],
+            row["id"],
+            row["quantity"],
+        )
+        for row in rows
     ]
-    return [(at, kind, name, id_) for at, _, kind, name, id_ in sorted(placed + cancelled)]
+    cancelled = [
+        Act(
+            seen[account_id, row["id"]], 1 << 60, row["cancelled_at"], "cancel", row["name"], row["id"], row["quantity"]
+        )
+        for row in rows
+        if row["cancelled_at"]
+    ]
+    return sorted(placed + cancelled)
 
 
 def _moment(tick: Tick, before: Moment | None) -> Moment:

@@ -1,4 +1,4 @@
-"""The database of the interleavings, and their report: how many schedules were tried."""
+"""The database of the interleavings, and the report of the schedules tried."""
 
 from collections.abc import AsyncIterator
 
@@ -16,7 +16,7 @@ async def database(dsn: str) -> AsyncIterator[GapDatabase]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how many pairs and gaps were tried; each worker of a parallel run reports its own to the controller."""
+    """Report how many pairs and gaps were tried; each worker of a parallel run reports to the controller."""
     reports = [report for kind in ("passed", "failed") for report in terminalreporter.getreports(kind)]
     counts = [int(value) for report in reports for name, value in report.user_properties if name == "schedules"]
     if counts:

@@ -1,21 +1,23 @@
-"""Operations of the service, and the actors that come in between: every pair of them is a set of schedules."""
+"""Operations of the service, and the actors that interfere: each pair of them is a set of schedules."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from typing import Final, NamedTuple
 
-from interleavings.arena import MODEL, QUIET, Arena, D
-from support.floor import calling, hold, opening
+from interleavings.arena import MODEL, QUIET, START, STOPPED, Arena, D
 from support.gaps import Gaps, run_as
 from support.tasks import ended
+from support.trading_floor import calling, hold, opening
 
-from trader.domain.agents.conversation import ModelAnswer, Turn
-from trader.domain.exchange.halts import Verb
-from trader.domain.exchange.orders import OrderType
+from trader.agents.domain.conversation import ModelAnswer, Turn
+from trader.exchange.domain.halts import Halt, HaltCause, Verb
+from trader.exchange.domain.orders import OrderType
+from trader.exchange.sql.halts import insert_halt, update_halts_lifted
 
+HOUR: Final = timedelta(hours=1)
 INVOCATION: Final = f"invocation of {MODEL}"
 DECISION: Final = opening(stop=90_000)
-STOPPED: Final = {**QUIET, "BTC": "92500"}
 FILLED: Final = {**QUIET, "ETH": "3100"}
 
 
@@ -39,7 +41,7 @@ async def _nothing(schedule: Schedule) -> None:
 
 
 class Operation(NamedTuple):
-    """What the watched process does, after preparations that are not watched."""
+    """The actions of the observed process, after unobserved preparations."""
 
     run: Step
     prepare: Step = _nothing
@@ -90,12 +92,35 @@ async def snapshot(s: Schedule) -> None:
     await s.arena.process("A").snapshot()
 
 
+async def have_unrecorded(s: Schedule) -> None:
+    """Have a ledger that has grown since it was recorded."""
+    await run_as("A", s.arena.process("A").place("unrecorded", "0.02"))
+
+
+async def have_no_record(s: Schedule) -> None:
+    """Have a halt, and a chain without results, as before the first minute of a new database."""
+    async with s.arena.database.transaction() as conn:
+        await insert_halt(conn, Halt(account_id="b", cause=HaltCause.OPERATOR, reason="lunch", by="eve", at=START))
+        await conn.execute("DELETE FROM chain_links; DELETE FROM chain_marks")
+
+
 async def halt(s: Schedule) -> None:
     await s.arena.halt(s.arena.process("A"), Verb.HALT)
 
 
 async def flatten(s: Schedule) -> None:
     await s.arena.halt(s.arena.process("A"), Verb.FLATTEN)
+
+
+async def command_flatten(s: Schedule) -> None:
+    await s.arena.command(Verb.FLATTEN, "a")
+    await s.arena.process("A").operations.poll()
+    await ended(f"{Verb.FLATTEN} ")
+
+
+async def measure(s: Schedule) -> None:
+    """Measure losses and record their baselines, at a tick that is also due for a checkpoint."""
+    await s.arena.see(after_s=61)
 
 
 async def follow(s: Schedule) -> None:
@@ -125,6 +150,12 @@ async def doubt(s: Schedule) -> None:
     s.gaps.fault_in = None
 
 
+async def recover_at_tick(s: Schedule) -> None:
+    """Have the next tick find an account in doubt, which nothing else changes."""
+    await quiet_tick(s)
+    await ended("recovery of ")
+
+
 async def invoke(s: Schedule) -> None:
     await s.arena.process("A").agents.start_batch(s.arena.clock.now())
     await ended(INVOCATION)
@@ -135,7 +166,7 @@ async def have_decision(s: Schedule) -> None:
 
 
 async def have_tick_at_order(s: Schedule) -> None:
-    """Have a tick begin just before the model's order, which waits until it is applied."""
+    """Have a tick begin just before the model's order, which waits until the tick is applied."""
     await have_decision(s)
     exchange = s.arena.process("A").exchange
 
@@ -162,7 +193,7 @@ async def decide(s: Schedule) -> None:
 
 
 async def have_slow_model(s: Schedule) -> None:
-    """Have a model that still thinks when its next cycle is due."""
+    """Have a model that is still thinking when its next cycle is due."""
 
     async def answer(turn: Turn) -> ModelAnswer:
         await s.thought.wait()
@@ -188,12 +219,16 @@ OPERATIONS: Final = {
     "tick with limit fill": Operation(fill_tick),
     "tick with funding": Operation(funding_tick),
     "tick with liquidation": Operation(stop_tick, open_large),
-    "snapshot": Operation(snapshot),
+    "snapshot": Operation(snapshot, have_unrecorded),
+    "first record": Operation(snapshot, have_no_record),
     "halt": Operation(halt),
     "flatten": Operation(flatten),
+    "command flatten": Operation(command_flatten),
+    "measure": Operation(measure),
     "follow": Operation(follow, have_news, "C"),
     "take over": Operation(take_role, free_lock, "B"),
     "recover": Operation(order, doubt),
+    "recover at a tick": Operation(recover_at_tick, doubt),
     "invocation": Operation(invoke, have_decision),
     "invocation at a tick": Operation(invoke_at_tick, have_tick_at_order),
     "missed cycle": Operation(count_missed, have_slow_model),
@@ -237,6 +272,11 @@ async def touched_stop(s: Schedule) -> None:
     await s.arena.see()
 
 
+async def lifted_halt(s: Schedule) -> None:
+    async with s.arena.database.transaction() as conn:
+        await update_halts_lifted(conn, "b", "eve")
+
+
 async def lost_statement(s: Schedule) -> None:
     s.gaps.fault = "lost statement"
 
@@ -254,7 +294,7 @@ async def late_lands(s: Schedule) -> None:
 
 
 async def cancellation(s: Schedule) -> None:
-    """Cancel what the first does, and wait until it has ended: its callers, and the invocation that it began."""
+    """Cancel the first process's work (its callers and the invocation that it began), and wait for its end."""
     assert s.task is not None
     begun = [s.task, *(task for task in asyncio.all_tasks() if task.get_name() == INVOCATION)]
     for task in begun:
@@ -263,7 +303,7 @@ async def cancellation(s: Schedule) -> None:
 
 
 async def retry(s: Schedule) -> None:
-    """Cancel the first order's caller, who asks again at once."""
+    """Cancel the first order's caller, which retries immediately."""
     await cancellation(s)
     await same_order(s)
 
@@ -279,6 +319,48 @@ async def second_leader(s: Schedule) -> None:
     await run_as("B", second.place("second", "0.03"))
 
 
+async def clock_ahead(s: Schedule) -> None:
+    """Set the clock an hour ahead for two ticks, and then right again."""
+    s.arena.set_clock(HOUR)
+    await s.arena.see()
+    await s.arena.see()
+    s.arena.set_clock(-HOUR)
+
+
+async def clock_back(s: Schedule) -> None:
+    s.arena.set_clock(-HOUR / 6)
+    await s.arena.see()
+
+
+async def other_snapshot(s: Schedule) -> None:
+    await run_as("A", s.arena.process("A").snapshot())
+
+
+async def snapshot_elsewhere(s: Schedule) -> None:
+    await second_leader(s)
+    await run_as("B", s.arena.process("B").snapshot())
+
+
+async def commanded(s: Schedule) -> None:
+    """Have an operator flatten an account, which the service finds out."""
+    await s.arena.command(Verb.FLATTEN, "a")
+    await run_as("A", s.arena.process("A").operations.poll())
+
+
+async def commanded_elsewhere(s: Schedule) -> None:
+    """Have an operator flatten an account that only the second leader knows; the first one polls, too."""
+    await second_leader(s)
+    await run_as("B", s.arena.process("B").place("only there", "0.02", account_id="e"))
+    await s.arena.command(Verb.FLATTEN, "e")
+    await run_as("A", s.arena.process("A").operations.poll())
+    await run_as("B", s.arena.process("B").operations.poll())
+
+
+async def resumed(s: Schedule) -> None:
+    await s.arena.command(Verb.RESUME, "a")
+    await run_as("A", s.arena.process("A").operations.poll())
+
+
 async def stop(s: Schedule) -> None:
     await run_as("A", s.arena.process("A").leadership.resign())
 
@@ -292,6 +374,7 @@ ACTORS: Final[dict[str, Step]] = {
     "remove": remove_account,
     "tick": quiet_tick,
     "touched stop": touched_stop,
+    "lifted halt": lifted_halt,
     "lost statement": lost_statement,
     "lost acknowledgement": lost_acknowledgement,
     "late statement": late_statement,
@@ -300,19 +383,59 @@ ACTORS: Final[dict[str, Step]] = {
     "retry": retry,
     "lost lock": lost_lock,
     "second leader": second_leader,
+    "clock ahead": clock_ahead,
+    "clock back": clock_back,
+    "snapshot": other_snapshot,
+    "snapshot elsewhere": snapshot_elsewhere,
+    "flatten": commanded,
+    "flatten elsewhere": commanded_elsewhere,
+    "resume": resumed,
     "stop": stop,
 }
 
 ONLY_FOR: Final = {
     "same order": {"order", "limit order", "recover"},
     "retry": {"order", "limit order", "recover"},
-    "late commit": {"recover"},
+    "late commit": {"recover", "recover at a tick"},
     "remove": {"first order"},
+    "lifted halt": {"first record"},
+    "clock ahead": {"order", "reset", "tick with stop", "snapshot", "take over", "recover", "measure"},
+    "clock back": {"order", "reset", "tick with stop", "snapshot", "take over", "recover", "measure"},
+    "snapshot": {"order", "tick with stop", "snapshot", "invocation"},
+    "snapshot elsewhere": {"order", "tick with stop", "snapshot", "invocation"},
+    "flatten": {"order", "limit order", "tick with stop", "halt", "flatten", "command flatten"},
+    "flatten elsewhere": {"halt", "measure"},
+    "resume": {"halt", "flatten", "command flatten"},
 }
 """Actors that mean something for these operations only."""
 
 ONLY_BY: Final = {
+    "recover at a tick": {"late commit", "touched stop", "order", "lost statement", "clock back"},
+    "command flatten": {
+        "order",
+        "tick",
+        "lost acknowledgement",
+        "lost statement",
+        "late statement",
+        "lost lock",
+        "second leader",
+        "stop",
+        "flatten",
+        "resume",
+    },
+    "measure": {
+        "order",
+        "lost acknowledgement",
+        "lost statement",
+        "late statement",
+        "lost lock",
+        "second leader",
+        "clock ahead",
+        "clock back",
+        "flatten elsewhere",
+    },
     "first order": {"remove"},
+    "first record": {"lifted halt", "lost statement", "lost acknowledgement", "second leader"},
     "invocation at a tick": {
         "cancellation",
         "lost statement",

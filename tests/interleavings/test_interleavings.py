@@ -1,7 +1,8 @@
-"""Every operation of the service, with another actor in every gap of it: the books, the memory and the record agree.
+"""Every operation of the service, with another actor in each of its gaps: books, memory and record agree.
 
-`scripts/test` tries a seeded sample of the gaps, `scripts/test --all` every one. A failure prints its schedules; one of
-them runs again with SCHEDULE="operation / actor / gap" and `-k again`.
+`scripts/test` tries a seeded sample of the gaps. With `scripts/test --all` the actors share the gaps of each operation,
+so that each is tried; with HYPOTHESIS_PROFILE=nightly every actor acts in every gap. A failure prints its schedules;
+one of them runs again with SCHEDULE="operation / actor / gap" and `-k again`.
 """
 
 import asyncio
@@ -9,29 +10,33 @@ import logging
 import traceback
 from collections.abc import Callable
 from random import Random
-from typing import Final
+from typing import Final, get_args
 
 import pytest
 from interleavings.arena import Arena
-from interleavings.checks import problems_before, problems_of
+from interleavings.checks import problems_before, problems_of, problems_of_leading, problems_of_memory
 from interleavings.schedules import ACTORS, OPERATIONS, PAIRS, Schedule
-from support.extent import runs_all
-from support.gaps import GapDatabase, Gaps, asked_for, gaps_for, run_as
+from support.gaps import Fault, GapDatabase, Gaps, asked_for, gaps_for, run_as
+from support.run_profile import is_nightly, runs_all
 
-from trader.errors import TraderError
+from trader.core.errors import TraderError
 
 AFTER_ITS_END: Final = 999
 """The number of a gap that no operation has: the actor acts when the operation is over."""
 
 USUAL_GAPS: Final = 40
-"""A sample is drawn from so many gaps; of an operation with fewer some are after its end."""
+"""A sample is drawn from this many gaps; for an operation with fewer, some lie after its end."""
 
+GAPS_BY_DAY: Final = 4
+"""How many gaps of an operation an actor takes in `scripts/test --all`; at night it takes them all."""
+
+FAULTS: Final = get_args(Fault)
 SHOWN: Final = 12
-END_S: Final = 20.0
+END_S: Final = 60.0
 
 
 class Bugs(logging.Handler):
-    """Collects the traces that the service logs: what it did not expect."""
+    """Collects the tracebacks that the service logs, which show bugs."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -43,7 +48,7 @@ class Bugs(logging.Handler):
 
 
 class Outcome:
-    """What came of one schedule."""
+    """The outcome of one schedule."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -56,7 +61,7 @@ class Outcome:
 
 
 async def run(database: GapDatabase, operation: str, actor: str, at: int) -> Outcome:
-    """Run one schedule from an empty database to its end, and look at everything."""
+    """Run one schedule from an empty database to its end, and check everything."""
     outcome, bugs = Outcome(f"{operation} / {actor} / {at}"), Bugs()
     logging.getLogger("trader").addHandler(bugs)
     gaps = database.gaps = Gaps()
@@ -71,7 +76,7 @@ async def run(database: GapDatabase, operation: str, actor: str, at: int) -> Out
             with gaps.watching(chosen.process, at, lambda: _step(ACTORS[actor], schedule)):
                 schedule.task = asyncio.ensure_future(run_as(chosen.process, _step(chosen.run, schedule)))
                 ended = (await asyncio.gather(schedule.task, return_exceptions=True))[0]
-                await gaps.act()  # where the operation had no such gap: after its end
+                await gaps.act()  # if the operation had no such gap: after its end
                 assert gaps.acted is not None
                 acted = (await asyncio.gather(gaps.acted, return_exceptions=True))[0]
             outcome.gaps = gaps.passed
@@ -81,8 +86,12 @@ async def run(database: GapDatabase, operation: str, actor: str, at: int) -> Out
                 if isinstance(error, Exception) and not isinstance(error, TraderError):
                     outcome.problems.append(f"{who} raised {error!r}")
             outcome.problems += await problems_before(arena)
+            outcome.problems += await problems_of_memory(arena)
             await gaps.land()
-            outcome.problems += await problems_of(arena, await arena.settle())
+            leader = await arena.settle()
+            await arena.let_old_leaders_go_on(leader)
+            outcome.problems += await problems_of_leading(arena, leader)
+            outcome.problems += await problems_of(arena, await arena.restart())
     except TimeoutError as error:
         outcome.problems.append(f"it came to no end within {END_S:g} s; what waited:")
         outcome.problems += traceback.format_exception(error.__cause__ or error.__context__ or error)
@@ -100,6 +109,27 @@ async def _step(step, schedule: Schedule) -> object:  # type: ignore[no-untyped-
     return await step(schedule)
 
 
+def share(operation: str, actor: str, numbers: list[int]) -> list[int]:
+    """Return an actor's gaps in a run by day: of an operation with many, each actor begins at another one.
+
+    Together the actors of an operation take each of its gaps. A fault takes as many, evenly spread.
+    """
+    actors = [other for name, other in PAIRS if name == operation and other not in FAULTS]
+    every = -(-len(numbers) // GAPS_BY_DAY)
+    if actor in FAULTS:
+        return numbers[::every]
+    every = min(every, len(actors))
+    return numbers[actors.index(actor) % every :: every]
+
+
+@pytest.mark.parametrize("operation", list(OPERATIONS))
+@pytest.mark.parametrize("count", [1, GAPS_BY_DAY, 100])
+def test_actors_share_all_gaps_of_an_operation(operation: str, count: int) -> None:
+    numbers = list(range(count))
+    actors = [actor for name, actor in PAIRS if name == operation and actor not in FAULTS]
+    assert {number for actor in actors for number in share(operation, actor, numbers)} == set(numbers)
+
+
 @pytest.mark.parametrize("pair", [" / ".join(pair) for pair in PAIRS])
 async def test_an_actor_in_a_gap_of_an_operation(
     database: GapDatabase, pair: str, record_property: Callable[[str, object], None]
@@ -110,7 +140,9 @@ async def test_an_actor_in_a_gap_of_an_operation(
     else:
         last = await run(database, operation, actor, AFTER_ITS_END)
         assert last.gaps, "the operation has no gap: nothing was watched"
-        outcomes = [last, *[await run(database, operation, actor, at) for at in gaps_for(actor, last.gaps)]]
+        numbers = gaps_for(actor, last.gaps)
+        chosen = numbers if is_nightly() else share(operation, actor, numbers)
+        outcomes = [last, *[await run(database, operation, actor, at) for at in chosen]]
     record_property("schedules", len(outcomes))
     failed = [outcome for outcome in outcomes if outcome.problems]
     assert not failed, f"{len(failed)} of {len(outcomes)} schedules:\n" + "\n".join(map(str, failed[:8]))

@@ -8,21 +8,21 @@ from random import Random
 from typing import Final
 
 import pytest
-from support.extent import runs_all
 from support.fake_exchange import CREATE
 from support.gaps import GapDatabase, Gaps, asked_for, gaps_for, run_as
 from support.live import Bench, add_model, prepared
+from support.run_profile import runs_all
 
-from trader.domain.exchange.orders import ExitPlan, OrderAnswer, OrderType
-from trader.errors import TraderError
-from trader.gateways.lighter.account import LighterAccounts
+from trader.core.errors import TraderError
+from trader.exchange.domain.orders import ExitPlan, OrderAnswer, OrderType
+from trader.live.lighter.account import LighterAccounts
 
 D = Decimal
 PLAN: Final = ExitPlan(stop=D(93000))
 LOOKS_MAX: Final = 8
 USUAL_GAPS: Final = 60
 AFTER_ITS_END: Final = 9999
-END_S: Final = 30.0
+END_S: Final = 60.0
 
 
 class LiveSchedule:
@@ -41,7 +41,7 @@ class LiveSchedule:
         await self.bench.exchange.cancel_order("apex", str(self.resting.id))
 
     async def book_stop(self) -> None:
-        """Find out that the venue has executed a stop."""
+        """Discover that the venue has executed a stop."""
         self.bench.venue.reach("BTC", "92900.0")
         await self.bench.synchronize()
 
@@ -102,7 +102,7 @@ ACTORS: Final[dict[str, Step]] = {
 
 
 async def run(database: GapDatabase, operation: str, actor: str, at: int) -> list[str]:
-    """Run one schedule from an empty database and check what came of it. Return the gaps of the operation."""
+    """Run one schedule from an empty database and check its outcome. Return the gaps of the operation."""
     gaps = database.gaps = Gaps()
     await database.empty()
     async with prepared(database) as bench, asyncio.timeout(END_S):
@@ -120,14 +120,14 @@ async def run(database: GapDatabase, operation: str, actor: str, at: int) -> lis
             assert gaps.acted is not None
             acted = (await asyncio.gather(gaps.acted, return_exceptions=True))[0]
         gaps.fault, bench.venue.send_faults = None, []
-        for clients in schedule.killed:  # what a kill would have ended may have connected once more
+        for clients in schedule.killed:  # a task that a kill would have ended may have reconnected
             await clients.close()
         for error in (ended, acted):
             if isinstance(error, Exception) and not isinstance(error, TraderError):
                 raise error
         await schedule.settle()
         await bench.agree()
-        # Every order was sent once, however often it was asked for.
+        # Every order was sent once, no matter how often it was requested.
         quantities = [
             order.quantity for order in bench.venue.orders.values() if order.type == "limit" and not order.reduce_only
         ]

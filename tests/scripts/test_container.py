@@ -1,4 +1,4 @@
-"""The container, built by buildah and run as its documents say, on a read-only root; units of systemd and podman."""
+"""The container, built by buildah and run as documented, on a read-only root; units of systemd and podman."""
 
 import json
 import os
@@ -13,6 +13,7 @@ import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ CONTAINER = ROOT / "scripts" / "packaging" / "container"
 BASE = "localhost/trader-test-base"
 IMAGE = "localhost/trader-test"
 PACKAGES = ("python3-venv", "passwd", "coreutils", "dash", "bash", "ca-certificates", "netbase", "libstdc++6")
-"""Debian packages of the base image: with what they depend on, they are as much as python:slim has."""
+"""Debian packages of the base image: with their dependencies, they amount to what python:slim has."""
 
 ON_READ_ONLY_ROOT = """
 set -e
@@ -36,7 +37,7 @@ mount --bind "$2" "$1/var/lib/trader"
 cd /
 exec chroot --userspec="$3" --groups= "$1" /bin/sh -c 'cd /var/lib/trader && exec /opt/trader/bin/trader --demo=fresh'
 """
-"""What a runtime does for `--read-only` and a volume; runtimes themselves need more than a test machine may allow."""
+"""What a runtime does for `--read-only` and a volume; real runtimes need more than a test machine may allow."""
 
 
 def run(*command: str | Path) -> str:
@@ -46,7 +47,7 @@ def run(*command: str | Path) -> str:
 
 
 def make_base(root: Path) -> None:
-    """Make a root file system of this machine's packages, since no registry may be in reach."""
+    """Create a root file system from this machine's packages, since no registry may be within reach."""
     options = ["conflicts", "breaks", "replaces", "enhances", "recommends", "suggests"]
     listed = run(
         "apt-cache", "depends", "--recurse", "--installed", *(f"--no-{option}" for option in options), *PACKAGES
@@ -109,7 +110,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.processes
-def test_the_image_asks_for_an_unprivileged_user_and_one_volume(image: dict[str, Any]) -> None:
+def test_the_image_uses_an_unprivileged_user_and_one_volume(image: dict[str, Any]) -> None:
     assert image["User"] == "trader"
     assert list(image["Volumes"]) == ["/var/lib/trader"]
     assert image["WorkingDir"] == "/var/lib/trader"
@@ -125,7 +126,7 @@ def test_the_demo_trades_on_a_read_only_root_without_privileges(image: dict[str,
         (user,) = [line for line in (root / "etc/passwd").read_text().splitlines() if line.startswith("trader:")]
         uid, gid = user.split(":")[2:4]
         assert int(uid) >= 1000
-        assert not list(root.glob("opt/trader/lib/python3*/site-packages/pip*")), "nothing installs in there any more"
+        assert not list(root.glob("opt/trader/lib/python3*/site-packages/pip*")), "nothing is installed there anymore"
         volume = tmp_path / "volume"
         volume.mkdir()
         os.chown(volume, int(uid), int(gid))
@@ -168,7 +169,7 @@ def options(text: str, *names: str) -> Sequence[str]:
     return [line for line in text.splitlines() if line.partition("=")[0].strip() in names]
 
 
-def test_the_unit_for_podman_and_the_compose_file_say_the_same() -> None:
+def test_the_unit_for_podman_and_the_compose_file_agree() -> None:
     unit = (CONTAINER / "trader.container").read_text(encoding="utf-8")
     for line in (
         "ReadOnly=true", "DropCapability=all", "NoNewPrivileges=true", "PublishPort=127.0.0.1:8081:8081",
@@ -188,6 +189,53 @@ def test_the_unit_for_podman_and_the_compose_file_say_the_same() -> None:
     assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dynamic"] == ["version"]
 
 
+@contextmanager
+def composed(folder: Path, code: str) -> Iterator[subprocess.Popen[str]]:
+    """The entry point of the compose file, with a program that ends by a code or, without one, by a signal."""
+    compose = (CONTAINER / "compose.yml").read_text(encoding="utf-8")
+    assert "restart: unless-stopped" in compose, "it starts after a reboot"
+    script = compose.partition("      - |\n")[2].partition("      - trader\n")[0].replace("$$", "$")
+    program = folder / "trader"
+    program.write_text(
+        "#!/bin/sh\ntrap 'sleep 0.2; echo ended; exit 0' TERM\necho began\n"
+        '[ -z "$CODE" ] || exit "$CODE"\nwhile :; do sleep 0.05; done\n',
+        encoding="utf-8",
+    )
+    program.chmod(0o755)
+    command = ["/bin/sh", "-c", script.replace("/opt/trader/bin/trader", str(program)), "trader"]
+    process = subprocess.Popen(
+        command, env={**os.environ, "CODE": code}, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "began\n"
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def test_a_container_of_compose_ends_with_the_service_and_starts_again(tmp_path: Path) -> None:
+    with composed(tmp_path, "1") as process:
+        assert process.wait(30) == 1
+
+
+def test_a_container_of_compose_passes_a_stop_on_and_waits_for_its_end(tmp_path: Path) -> None:
+    with composed(tmp_path, "") as process:
+        process.terminate()
+        out, _ = process.communicate(timeout=30)
+        assert (process.returncode, out) == (0, "ended\n")
+
+
+def test_a_container_of_compose_does_not_start_again_on_wrong_settings(tmp_path: Path) -> None:
+    with composed(tmp_path, "2") as process:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(2)
+        process.terminate()
+        assert process.wait(30) == 2
+
+
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("needs systemd-analyze")
@@ -200,7 +248,9 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert not [line for line in done.stderr.splitlines() if "trader.service" in line], "it only warns of unknown names"
+    assert not [line for line in done.stderr.splitlines() if "trader.service" in line], (
+        "it only warns about unknown names"
+    )
 
 
 def test_quadlet_makes_a_service_of_the_container() -> None:

@@ -1,4 +1,4 @@
-"""The worked example of docs/method.md is what its command prints."""
+"""The worked example of docs/method.md matches the output of its command."""
 
 import importlib.util
 from pathlib import Path
@@ -9,7 +9,9 @@ from support.candles import FOLDER
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_document_has_every_figure_of_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_document_has_every_figure_of_the_commands_output(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     spec = importlib.util.spec_from_file_location("method_example", ROOT / "scripts" / "method_example.py")
     assert spec is not None
     assert spec.loader is not None

@@ -1,8 +1,9 @@
-"""Releases: the lock is in step with pyproject.toml, the version stands once, and what is built installs and runs."""
+"""Releases: the lock matches pyproject.toml, the version is defined once, and the build installs and runs."""
 
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -20,6 +21,7 @@ from packaging.version import Version
 from support.process import ROOT
 
 from trader import __version__
+from trader.database.schema import schema_version
 
 LOCK = ROOT / "scripts" / "packaging" / "requirements.lock"
 LIVE_LOCK = LOCK.with_name("requirements-live.lock")
@@ -46,11 +48,11 @@ def pins(lock: Path = LOCK) -> dict[str, list[Version]]:
 
 
 @pytest.mark.parametrize(("lock", "extra"), [(LOCK, None), (LIVE_LOCK, "live")])
-def test_the_lock_is_in_step_with_the_project(lock: Path, extra: str | None) -> None:
+def test_the_lock_matches_the_project(lock: Path, extra: str | None) -> None:
     text = lock.read_text(encoding="utf-8")
     inputs = release_module().lock_inputs(extra)
     assert text.startswith(release_module().lock_header(extra)), ADVICE
-    assert len(PINNED.findall(text)) == len(re.findall(r"^\S+==", text, re.MULTILINE)), "every package has its hashes"
+    assert len(PINNED.findall(text)) == len(re.findall(r"^\S+==", text, re.MULTILINE)), "every package has hashes"
     locked = pins(lock)
     for dependency in map(Requirement, inputs["dependencies"]):
         versions = locked.get(canonicalize_name(dependency.name), [])
@@ -58,15 +60,15 @@ def test_the_lock_is_in_step_with_the_project(lock: Path, extra: str | None) -> 
         assert all(dependency.specifier.contains(version) for version in versions), f"{dependency}: {ADVICE}"
 
 
-def test_live_trading_has_the_versions_of_the_service() -> None:
+def test_live_trading_uses_the_service_versions() -> None:
     locked = pins()
     shared = {name: versions for name, versions in pins(LIVE_LOCK).items() if name in locked}
     assert "aiohttp" in shared
     assert shared == {name: locked[name] for name in shared}, ADVICE
 
 
-def test_what_the_locked_packages_need_is_locked_too() -> None:
-    """As far as the installed versions say it, which need not be the locked ones."""
+def test_dependencies_of_locked_packages_are_locked_too() -> None:
+    """As far as the installed versions show, which may differ from the locked ones."""
     locked = pins()
     for name in locked.keys() - {"setuptools"}:
         for needed in map(Requirement, requires(name) or ()):
@@ -74,13 +76,44 @@ def test_what_the_locked_packages_need_is_locked_too() -> None:
                 assert canonicalize_name(needed.name) in locked, f"{name} needs {needed}: {ADVICE}"
 
 
-def test_the_version_stands_once() -> None:
+def test_the_version_is_defined_once() -> None:
     assert "version" not in tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert version("trader") == __version__
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     latest = re.search(r"^## \[(.+?)\](?: \((.+?)\))?", changelog, re.MULTILINE)
     assert latest is not None
     assert __version__ in (latest[1], latest[2])
+
+
+def test_a_released_schema_never_changes_without_a_new_version(tmp_path: Path) -> None:
+    number_schema = release_module().number_schema
+    schema, released, earlier = tmp_path / "schema.sql", tmp_path / "released.json", tmp_path / "earlier"
+    shutil.copy(ROOT / "schema.sql", schema)
+    shutil.copy(ROOT / "scripts" / "packaging" / "released_schemas.json", released)
+    number_schema(schema, released, ROOT / "trader" / "database" / "earlier")  # the present one is as it was released
+    first = schema.read_text()
+    number = schema_version()
+    number_schema(schema, released, earlier)
+    schema.write_text(first + "CREATE TABLE IF NOT EXISTS reviews (id uuid PRIMARY KEY);\n")
+    with pytest.raises(RuntimeError, match=rf"version {number} was released, and schema\.sql is not that schema"):
+        number_schema(schema, released, earlier)
+    schema.write_text(schema.read_text().replace(f"(version) VALUES ({number})", f"(version) VALUES ({number + 1})"))
+    with pytest.raises(RuntimeError, match=rf"schema_{number}\.sql is not that schema"):
+        number_schema(schema, released, earlier)
+    earlier.mkdir()
+    (earlier / f"schema_{number}.sql").write_text(first)
+    number_schema(schema, released, earlier)
+    assert set(json.loads(released.read_text())) == {str(number), str(number + 1)}
+
+
+def test_the_archive_is_whole() -> None:
+    """What the documents name for operators is installed with the package, and so in both archives."""
+    files = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["data-files"]
+    listed = {path for patterns in files.values() for pattern in patterns for path in ROOT.glob(pattern)}
+    for folder in ("docs", "scripts/packaging"):
+        files_there = {path for path in (ROOT / folder).rglob("*") if path.is_file() and path.suffix != ".pyc"}
+        assert files_there - listed == {ROOT / "scripts" / "packaging" / "released_schemas.json"} & files_there
+    assert ROOT / "CHANGELOG.md" in listed
 
 
 @pytest.mark.processes

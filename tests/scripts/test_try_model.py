@@ -1,4 +1,4 @@
-"""One trial of one model, as an operator starts it: everything is shown, and nothing of it stays."""
+"""One trial of one model, as started by an operator: everything is shown, and nothing is left behind."""
 
 import asyncio
 import os
@@ -95,14 +95,14 @@ async def test_messages_calls_verdicts_tokens_and_cost_are_shown(tmp_path: Path,
         "=== completed",
         "step 1: lab/one-2026 with key 1, 8123 + 77 tokens, ",
         "cost 0.0042 USD",
-        "in all: 16,246 tokens of input (not reported from the cache), 154 of output, cost 0.0084 USD",
+        "total: 16,246 input tokens (not reported from the cache), 154 output tokens, cost 0.0084 USD",
         "enough seen",
     ):
         assert part in said, part
     assert KEY not in said + complained
     results = [orjson.loads(m["content"]) for m in provider.bodies[1]["messages"] if m["role"] == "tool"]
     assert results[0]["account"]["positions"] == [{"symbol": "SOL", "side": "LONG", "quantity": "0.5"}]
-    assert results[2]["account"]["positions"] == [], "it sees what its orders would have come to"
+    assert results[2]["account"]["positions"] == [], "it sees how its orders would have turned out"
     assert float(results[2]["account"]["equity"]) < 10_000, "less fees and spread"
     assert list(tmp_path.iterdir()) == [], "nothing stays behind"
 
@@ -124,7 +124,7 @@ async def test_without_a_provider_it_says_what_is_missing(tmp_path: Path) -> Non
     assert "Traceback" not in complained
 
 
-async def test_a_rule_agent_needs_nothing(tmp_path: Path) -> None:
+async def test_a_rule_agent_needs_no_provider(tmp_path: Path) -> None:
     code, said, complained = await run(
         tmp_path, "--provider", "rules", "--model", "rules/sovereign", "--variant", "Sovereign"
     )

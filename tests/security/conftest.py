@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 
 import pytest
-from support.attacked import FAST, Service, running
+from support.raw_socket_service import FAST, Service, running
 
 
 @pytest.fixture

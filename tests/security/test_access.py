@@ -1,21 +1,33 @@
-"""Who may ask: tokens that close reading, wrong ones that rest an address, ports that are not left open by mistake."""
+"""Access: tokens that restrict reading, wrong tokens that block an address, and ports not left open by mistake."""
 
+import asyncio
+import json
 from base64 import b64encode
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 from pytest_aiohttp.plugin import AiohttpClient
-from support.attacked import CALL, Context, Service, registry
-from support.served import AppClient, make_app
+from support.calls import Call
+from support.chromium import open_tab
+from support.composed import composed
+from support.raw_socket_service import CALL, Context, Service, registry
+from support.served import AppClient, Client, make_app, make_stream_app, served
 
 from trader.api.context import ACCESS
+from trader.api.dashboard.document import document
 from trader.api.routes import Route
-from trader.errors import SettingsError
-from trader.reports.document import document
-from trader.services.operations.access import WRONG_MAX, Access
-from trader.setting_forms import Secret
-from trader.settings import Settings
+from trader.api.stream_table import STREAMS
+from trader.api.streams import Broadcasters
+from trader.core.clock import SystemClock
+from trader.core.errors import SettingsError
+from trader.core.events import EventBus
+from trader.database.pool import Database
+from trader.operations.access import READ_EVERY_S, WRONG_MAX, Access
+from trader.settings.forms import Secret
+from trader.settings.settings import Settings
 
 READ, TRADE = "read-0123456789abcdef", "trade-0123456789abcdef"
 
@@ -30,7 +42,7 @@ def basic(password: str) -> dict[str, str]:
 
 @pytest.fixture
 async def access() -> Access:
-    """Access by the two tokens of the settings, which needs no database."""
+    """Access with the two tokens of the settings, which needs no database."""
     return Access(Any, Secret(TRADE), Secret(READ))  # type: ignore[arg-type]  # only keys and tokens of trader read it
 
 
@@ -48,10 +60,11 @@ async def client(access: Access, aiohttp_client: AiohttpClient) -> AppClient:
 
 
 @pytest.mark.parametrize("path", ["/", "/metrics", "/health/schedulers", "/api/events/positions"])
-async def test_read_token_closes_reading(client: AppClient, path: str) -> None:
+async def test_read_token_restricts_reading(client: AppClient, path: str) -> None:
     async with client.get(path) as refused:
         assert refused.status == 401
-        assert "Basic" in refused.headers["WWW-Authenticate"]
+        challenges = refused.headers.getall("WWW-Authenticate")  # no browser understands both in one line
+        assert challenges == ['Basic realm="trader", charset="UTF-8"', "Bearer"]
     for headers in (bearer(READ), bearer(TRADE), basic(READ)):
         async with client.get(path, headers=headers) as answer:
             assert answer.status == 200
@@ -63,7 +76,7 @@ async def test_supervisors_need_no_token(client: AppClient, path: str) -> None:
         assert answer.status == 200
 
 
-async def test_procedures_and_batches_that_read_are_closed_too(client: AppClient) -> None:
+async def test_reading_procedures_and_batches_are_restricted_too(client: AppClient) -> None:
     batch = [{"url": "http://x/api/rpc/demo/wait", "body": {"json": {}}}]
     for headers, status in (({}, 401), (bearer("wrong"), 401), (bearer(READ), 200)):
         async with client.post("/api/rpc/demo.wait", data="{}", headers=headers) as answer:
@@ -76,14 +89,16 @@ async def test_procedures_and_batches_that_read_are_closed_too(client: AppClient
             assert [reply["status"] for reply in await many.json()] == [status]
 
 
-async def test_wrong_tokens_rest_their_address_and_nobody_who_was_right(client: AppClient, access: Access) -> None:
+async def test_wrong_tokens_block_their_address_but_not_authenticated_callers(
+    client: AppClient, access: Access
+) -> None:
     async with client.get("/metrics", headers=bearer(READ)) as answer:
         assert answer.status == 200
     assert not list(access.alarms())
     for number in range(WRONG_MAX):
         async with client.get("/metrics", headers=bearer(f"guess-{number}")) as answer:
             assert answer.status == 401
-    for token in ("guess", TRADE):  # a guess that is right is not found out while the address rests
+    for token in ("guess", TRADE):  # a correct guess is not detected while the address is blocked
         async with client.get("/metrics", headers=bearer(token)) as answer:
             assert answer.status == 429
             assert 0 < int(answer.headers["Retry-After"]) <= 60
@@ -94,7 +109,7 @@ async def test_wrong_tokens_rest_their_address_and_nobody_who_was_right(client: 
     assert alarm.text == "10 wrong keys or tokens came within a minute, most of them from 127.0.0.1"
 
 
-async def test_wrong_tokens_in_a_batch_count_like_others(access: Access, client: AppClient) -> None:
+async def test_wrong_tokens_in_a_batch_count_like_any_other(access: Access, client: AppClient) -> None:
     items = [
         {"url": "http://x/api/rpc/demo/wait", "headers": bearer(f"guess-{n}"), "body": {"json": {}}} for n in range(10)
     ]
@@ -105,8 +120,8 @@ async def test_wrong_tokens_in_a_batch_count_like_others(access: Access, client:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "trader.example"])
-def test_a_port_beyond_this_machine_is_not_opened_by_mistake(host: str) -> None:
-    with pytest.raises(SettingsError, match="is beyond this machine, so whoever reaches the port could trade"):
+def test_a_port_for_other_machines_is_not_opened_by_mistake(host: str) -> None:
+    with pytest.raises(SettingsError, match="is reachable from other machines, so anyone"):
         Settings.load({"HOST": host}, None, demo=True)
     for guard in ({"API_TOKEN": TRADE}, {"UNSAFE_OPEN": "on"}, {"PUBLIC": "on"}):
         assert Settings.load({"HOST": host, **guard}, None, demo=True).host == host
@@ -124,10 +139,56 @@ async def test_http_1_0_with_a_transfer_encoding_ends_the_connection(service: Se
     assert b" 400 " in answer.partition(b"\r\n")[0]
 
 
-def test_a_report_runs_its_own_scripts_alone() -> None:
+def test_a_report_runs_only_its_own_scripts() -> None:
     page = document("A report", "<p>text</p>", {"charts": []})
     policy = page.partition('Content-Security-Policy" content="')[2].partition('"')[0]
     nonce = policy.partition("'nonce-")[2].partition("'")[0]
     assert policy.startswith("default-src 'none'; script-src 'nonce-")
     assert page.count(f'<script nonce="{nonce}"') == 3
     assert nonce not in document("A report", "<p>another text</p>", {"charts": []})
+
+
+async def test_a_browser_logs_in_with_the_token_as_a_password(dsn: str, tmp_path: Path) -> None:
+    async with composed(dsn, MARKET_SOURCE="synthetic", READ_TOKEN=READ, API_TOKEN=TRADE) as (_, client):
+        for number, (login, status) in enumerate(
+            (("", 401), ("me:wrong-0123456789abcdef@", 401), (f"me:{READ}@", 200))
+        ):
+            address = f"http://{login}127.0.0.1:{client.port}/"
+            async with open_tab(tmp_path / str(number), address) as tab:
+                seen = await tab.evaluate("performance.getEntriesByType('navigation')[0].responseStatus")
+                assert seen == status, login
+                if status == 200:  # as after the login dialog: the page's calls and its stream carry the login
+                    await tab.command("Page.navigate", url=str(client.make_url("/")))
+                    await tab.until("document.body?.innerText.includes('BTC')")
+                    assert not [each for each in tab.problems if "401" in str(each)]
+
+
+@pytest.fixture
+async def stream(database: Database) -> AsyncIterator[Client]:
+    """A service with the stream `trades`, whose tokens are in the database."""
+
+    async def load() -> bytes:
+        return b"[]"
+
+    app = make_stream_app(Broadcasters({stream.name: load for stream in STREAMS}, EventBus(), SystemClock()))
+    app[ACCESS] = Access(database, None)
+    async with served(app) as client:
+        yield client
+
+
+@pytest.mark.parametrize("is_rotated", [False, True], ids=["revoked", "rotated"])
+async def test_a_stream_ends_within_a_second_of_its_token(stream: Client, call: Call, *, is_rotated: bool) -> None:
+    token = json.loads((await call(*["tokens", "add", "page", "--scopes", "read", "--json"])).out)["token"]
+    async with stream.get("/api/events/workflow", headers=bearer(token)) as answer:
+        assert answer.status == 200
+        await answer.content.readany()
+        with pytest.raises(TimeoutError):  # it stays open as long as its token is valid
+            async with asyncio.timeout(2 * READ_EVERY_S):
+                await answer.content.read()
+        said = await call(*f"tokens {'rotate' if is_rotated else 'revoke'} page".split())
+        assert said.code == 0
+        ended_s = asyncio.get_running_loop().time()
+        async with asyncio.timeout(30):
+            rest = await answer.content.read()
+        assert asyncio.get_running_loop().time() - ended_s < 5, "one second, and what a loaded machine takes"
+        assert rest.replace(b"event: ping\ndata:\n\n", b"") == b""

@@ -1,21 +1,30 @@
-"""A backup is data: whatever a file says, it runs nothing, and only rows that the schema allows come out of it."""
+"""A backup is data: no file can execute anything, and only rows that the schema allows are restored."""
 
+import asyncio
+import re
 import shutil
 import stat
 import subprocess
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.archives import Archive
 from support.records import HOUR, START, add_model, add_trade
 from support.tables import digests
 
 from trader.commands.backup import restore_file
-from trader.embedded import dumps
-from trader.embedded.binaries import wheel_binaries
-from trader.errors import StartError
-from trader.store.database.pool import Database
-from trader.store.database.schema import SCHEMA_VERSION
+from trader.core.errors import StartError
+from trader.database.embedded import dumps
+from trader.database.embedded.binaries import wheel_binaries
+from trader.database.pool import Database
+from trader.database.schema import schema_version
 
 RUNS = """
 CREATE OR REPLACE FUNCTION {name}(number integer) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN
@@ -23,6 +32,174 @@ CREATE OR REPLACE FUNCTION {name}(number integer) RETURNS boolean LANGUAGE plpgs
     RETURN true;
 END $$
 """
+
+
+def copy_of(table: str, **row: object) -> str:
+    """Return the text that copies a row into a table, in the schema found by the search path."""
+    return f"COPY x.{table} ({', '.join(row)}) FROM stdin;\n" + "\t".join(map(str, row.values())) + "\n\\.\n"
+
+
+def takeover(plpgsql: int, marker: Path) -> bytes:
+    """Return catalog rows that create a superuser, and run a program at the next change of a table."""
+    allowed = ("super", "inherit", "createrole", "createdb", "canlogin", "replication", "bypassrls")
+    role = dict.fromkeys((f"rol{name}" for name in allowed), "t")
+    function = {
+        "proname": "evil", "pronamespace": 2200, "proowner": 10, "prolang": plpgsql, "procost": 1, "prorows": 0,
+        "provariadic": 0, "prosupport": "-", "prokind": "f", "prosecdef": "f", "proleakproof": "f", "proisstrict": "f",
+        "proretset": "f", "provolatile": "v", "proparallel": "u", "pronargs": 0, "pronargdefaults": 0,
+        "prorettype": 3838, "proargtypes": "",
+        "prosrc": f"BEGIN COPY (SELECT 1) TO PROGRAM 'cat > {marker}'; END",
+    }  # fmt: skip
+    trigger = {"evtname": "evil", "evtevent": "ddl_command_end", "evtowner": 10, "evtfoid": 999002, "evtenabled": "O"}
+    texts = (
+        copy_of("pg_authid", oid=999001, rolname="evilroot", **role, rolconnlimit=-1),
+        copy_of("pg_proc", oid=999002, **function),
+        copy_of("pg_event_trigger", oid=999003, **trigger),
+    )
+    return "\n".join(texts).encode()
+
+
+def before_the_rows(archive: Archive, rows: bytes) -> None:
+    archive.rows_of("models").copy = rows + (archive.rows_of("models").copy or b"")
+
+
+def instead_of_the_rows(archive: Archive, rows: bytes) -> None:
+    archive.rows_of("models").copy = rows
+
+
+def after_the_rows(archive: Archive, rows: bytes) -> None:
+    (last,) = [entry for entry in archive.entries if entry.kind == b"SEQUENCE SET"][-1:]
+    last.kind, last.section, last.copy, last.has_data = b"TABLE DATA", 3, rows, 1
+
+
+def in_the_search_path(archive: Archive, rows: bytes) -> None:
+    (entry,) = [entry for entry in archive.entries if entry.kind == b"SEARCHPATH"]
+    entry.definition = rows
+
+
+def by_name(archive: Archive, rows: bytes) -> None:
+    entry = archive.rows_of("models")
+    entry.schema, entry.tag, entry.copy = b"x", b"pg_authid", rows
+
+
+def twice(archive: Archive, rows: bytes) -> None:
+    entry = archive.rows_of("models")
+    archive.entries.append(replace(entry, copy=rows + (entry.copy or b"")))
+
+
+PLACES = (before_the_rows, instead_of_the_rows, after_the_rows, in_the_search_path, by_name, twice)
+
+
+@pytest.mark.parametrize("is_superuser", [True, False], ids=["superuser", "owner"])
+@pytest.mark.parametrize("put", PLACES)
+async def test_catalog_rows_create_no_superuser_and_run_no_program(
+    source: Database,
+    dsn: str,
+    empty_dsn: str,
+    empty_superuser_dsn: str,
+    tmp_path: Path,
+    marker: Path,
+    put: Callable[[Archive, bytes], None],
+    *,
+    is_superuser: bool,
+) -> None:
+    async with source.connection() as conn:
+        language = await conn.fetchval("SELECT oid FROM pg_language WHERE lanname = 'plpgsql'")
+    file = await dumped(dsn, tmp_path)
+    archive = Archive.read(file.read_bytes())
+    put(archive, takeover(language, marker))
+    file.write_bytes(archive.written())
+    with pytest.raises(StartError) as refused:
+        await restored(file, empty_superuser_dsn if is_superuser else empty_dsn)
+    message = str(refused.value)
+    assert ("`createdb --owner trader trader`" in message) is is_superuser, message
+    assert is_superuser or re.search(
+        "instead of the rows|the rows of models more than once|the schemas|which no", message
+    )
+    async with source.connection() as conn:
+        assert not await conn.fetchval("SELECT count(*) FROM pg_authid WHERE rolname = 'evilroot'")
+    assert not marker.exists()
+    assert await digests(empty_dsn) == {}
+
+
+FIELDS = ("tag", "kind", "schema", "definition", "copy", "drop", "owner", "section", "has_data", "number")
+TEXTS = st.one_of(
+    st.none(),
+    st.binary(max_size=20).filter(lambda text: b"\0" not in text),
+    st.sampled_from([
+        b"models", b"accounts", b"pg_authid", b"x", b"pg_catalog", b"-", b"TABLE DATA", b"TABLE", b"COMMENT", b"BLOB",
+        b"a b", b"models; 1 2 TABLE DATA public accounts", b"models\n9; 0 0 TABLE DATA x pg_authid -", b"(pg_authid",
+        b"COPY x.pg_authid (oid) FROM stdin;\n1\n\\.\n", b"COPY public.accounts (id) FROM stdin;\n1\n\\.\n",
+        b"COPY public.models (id) FROM stdin;\n", b'COPY "x".pg_authid (oid) FROM stdin;\n',
+        b"COPY models (id) FROM stdin;", b"COPY (SELECT 1) TO PROGRAM 'touch ran';", b"\\! touch ran\n",
+        b"\\.\nDROP TABLE models;\n",
+    ]),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def archive(server_dsn: str, template: str, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A backup of an empty database."""
+    file = tmp_path_factory.mktemp("archive") / "a.dump"
+    address = dumps.libpq_address(urlsplit(server_dsn)._replace(path=f"/{template}").geturl())
+    asyncio.run(dumps.dump(address, 15, file))
+    return file.read_bytes()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_table_of_contents_is_read_as_tables_each_once_or_refused(
+    archive: bytes, tmp_path: Path, data: st.DataObject
+) -> None:
+    changed, file = Archive.read(archive), tmp_path / "changed.dump"
+    for _ in range(data.draw(st.integers(1, 3))):
+        entry = data.draw(st.sampled_from(changed.entries))
+        name = data.draw(st.sampled_from(FIELDS))
+        is_number = isinstance(getattr(entry, name), int)
+        setattr(entry, name, data.draw(st.integers(-2, 4000) if is_number else TEXTS))
+        if data.draw(st.booleans()):
+            changed.entries.insert(data.draw(st.integers(0, len(changed.entries))), entry)
+    file.write_bytes(changed.written())
+
+    async def read() -> None:
+        entries = [entry for entry in await dumps.list_entries(file) if entry.kind == dumps.ROWS]
+        async with dumps.reading(file, entries) as source:
+            tables = []
+            async for table, _ in source.tables():
+                tables.append(table)
+                async for _ in source.rows():
+                    pass
+        assert tables == [entry.tag for entry in entries]
+        assert len(set(tables)) == len(tables)
+
+    with suppress(StartError):
+        asyncio.run(read())
+
+
+LINES = st.sampled_from([
+    b"COPY public.models (id) FROM stdin;", b"COPY public.accounts (id, name) FROM stdin;", b"COPY ", b"-- COPY",
+    b"COPY x.models (id) FROM stdin;", b'COPY "public".models (id) FROM stdin;', b"COPY models (id) FROM stdin;",
+    b"COPY public.pg_authid (oid) FROM stdin;", b"copy public.models (id) from stdin;", b"COPY models TO stdout;",
+    b"COPY public.models (id) FROM PROGRAM 'id';", b"DROP TABLE models;", b"\\! id", b"ada", b"\xff\x00", b"",
+    b"\\.", b"\\.\r", b" \\.", b"\\\\.",
+])  # fmt: skip
+
+
+@given(lines=st.lists(LINES, max_size=12), is_cut=st.booleans())
+async def test_any_script_is_read_as_tables_each_once_or_refused(lines: list[bytes], *, is_cut: bool) -> None:
+    script = asyncio.StreamReader()
+    script.feed_data(b"\n".join(lines) + (b"" if is_cut else b"\n"))
+    script.feed_eof()
+    entries = [dumps.DumpEntry("", dumps.ROWS, "public", table) for table in ("models", "accounts")]
+    source, tables, rows = dumps.DumpRows(script, entries), [], b""
+    with suppress(StartError):
+        async for table, _ in source.tables():
+            tables.append(table)
+            async for part in source.rows():
+                rows += part
+        assert tables == ["models", "accounts"]
+    assert tables == ["models", "accounts"][: len(tables)]
+    assert b"\\.\n" not in b"\n" + rows.replace(b"\\\\.", b"").replace(b" \\.", b"")
 
 
 @pytest.fixture
@@ -35,7 +212,7 @@ async def source(database: Database) -> Database:
 
 @pytest.fixture
 def marker(open_folder: Path) -> Path:
-    """A file that every user of the machine could make, and that a program which should not run makes."""
+    """A file that any user of the machine could create, and that a program which must not run creates."""
     open_folder.chmod(0o777)
     return open_folder / "ran"
 
@@ -46,10 +223,10 @@ async def dumped(dsn: str, folder: Path) -> Path:
 
 
 async def restored(file: Path, dsn: str) -> None:
-    await restore_file(file, dsn, SCHEMA_VERSION)
+    await restore_file(file, dsn, schema_version())
 
 
-async def test_a_function_of_the_file_is_refused_by_its_name(
+async def test_a_function_in_the_file_is_refused_by_name(
     source: Database, dsn: str, empty_dsn: str, tmp_path: Path, marker: Path
 ) -> None:
     async with source.connection() as conn:
@@ -62,7 +239,7 @@ async def test_a_function_of_the_file_is_refused_by_its_name(
     assert await digests(empty_dsn) == {}
 
 
-async def test_nothing_of_a_file_is_run_even_under_a_known_name(
+async def test_nothing_in_a_file_is_executed_even_under_a_known_name(
     source: Database, dsn: str, empty_dsn: str, tmp_path: Path, marker: Path
 ) -> None:
     psql = f"'\n\\! touch {marker}\n\\.\nDROP TABLE models;\n'"
@@ -102,7 +279,7 @@ async def test_only_rows_that_the_schema_allows_are_restored(
     async with source.connection() as conn:
         await conn.execute(change)
     file = await dumped(dsn, tmp_path)
-    if reason is None:  # a view has no rows, and what it says is not executed
+    if reason is None:  # a view has no rows, and its definition is not executed
         await restored(file, empty_dsn)
         return
     with pytest.raises(StartError, match=reason):
@@ -115,7 +292,7 @@ async def test_rows_that_are_statements_are_refused(source: Database, dsn: str, 
     assert binaries is not None
     command = [binaries.program("pg_dump"), "--format=custom", "--inserts", "--file", str(tmp_path / "a.dump"), dsn]
     subprocess.run(command, check=True)
-    with pytest.raises(StartError, match="has no rows to copy of"):
+    with pytest.raises(StartError, match="lacks the rows of"):
         await restored(tmp_path / "a.dump", empty_dsn)
     assert await digests(empty_dsn) == {}
 
@@ -129,7 +306,7 @@ async def test_a_backup_is_readable_by_its_owner_only(source: Database, dsn: str
 
 
 @pytest.mark.skipif(shutil.which("age") is None, reason="needs the program age")
-async def test_an_encrypted_backup_is_opened_with_its_key_alone(tmp_path: Path) -> None:
+async def test_an_encrypted_backup_opens_only_with_its_key(tmp_path: Path) -> None:
     subprocess.run(["age-keygen", "-o", tmp_path / "key"], capture_output=True, check=True)
     recipient = (tmp_path / "key").read_text().partition("public key: ")[2].split()[0]
     plain = tmp_path / "plain"

@@ -1,4 +1,4 @@
-"""Bodies and files that are large, endless or slow to parse cost their sender a refusal, and nobody else anything."""
+"""Bodies and files that are large, endless or slow to parse are refused, and delay no other callers."""
 
 import asyncio
 import gzip
@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 from msgspec import inspect
-from support.attacked import CALL, FAST, Service, running
 from support.loop_lag import LoopLag
+from support.raw_socket_service import CALL, FAST, Service, running
 
 from trader.api.connections import ConnectionLimits
 from trader.api.registry import REGISTRY, Registry, load_procedures
@@ -20,16 +20,16 @@ from trader.api.requests import BODY_SIZE_MAX, WAITING_BYTES_MAX
 from trader.api.schemas.common import Empty
 from trader.api.schemas.positions import GetCryptoPricesInput
 from trader.api.schemas.simulator import PlaceOrderInput
-from trader.errors import MarketDataError
-from trader.gateways.market.files import read_file, read_funding
-from trader.gateways.market.recorder import LINE_BYTES_MAX, read_lines
+from trader.core.errors import MarketDataError
+from trader.market.sources.files import read_file, read_funding
+from trader.market.sources.recorder import LINE_BYTES_MAX, read_lines
 
 OTHERS_MS = 50
 """What nothing in this suite may cost another caller."""
 
 
 def repeated(head: str, item: str, tail: str) -> str:
-    """A body of nearly the largest size, with as many of the items as fit."""
+    """Return a body of nearly the maximum size, with as many of the items as fit."""
     count = (BODY_SIZE_MAX - len(head) - len(tail)) // len(item)
     return (head + item * count).rstrip(",") + tail
 
@@ -62,7 +62,7 @@ async def prices(_: object, __: GetCryptoPricesInput) -> Empty:
 
 
 def lists_of(schema: inspect.Type) -> Iterator[inspect.ListType]:
-    """Yield the lists anywhere within a type of the wire."""
+    """Yield all lists within a wire type."""
     match schema:
         case inspect.ListType():
             yield schema
@@ -87,7 +87,7 @@ def test_every_list_of_an_input_has_a_maximum() -> None:
     assert not [each for each in lists if each.max_length is None]
 
 
-async def test_the_largest_bodies_cost_the_loop_milliseconds() -> None:
+async def test_the_largest_bodies_block_the_loop_for_milliseconds() -> None:
     paths = [f"/api/rpc/demo{name}" for name in (".order", ".prices", "/__batch__")]
     async with running(ConnectionLimits(), parsing) as service, ClientSession(service.url) as session:
 
@@ -109,7 +109,7 @@ async def patient() -> AsyncIterator[Service]:
         yield started
 
 
-async def test_unfinished_bodies_share_a_budget_and_others_go_on(patient: Service) -> None:
+async def test_unfinished_bodies_share_a_budget_and_others_continue(patient: Service) -> None:
     part = b"{" + b" " * (BODY_SIZE_MAX - 2)
     begun = CALL + b"Content-Length: %d\r\n\r\n%b" % (BODY_SIZE_MAX, part)
     count = WAITING_BYTES_MAX // len(part) + 20
@@ -128,13 +128,13 @@ async def test_unfinished_bodies_share_a_budget_and_others_go_on(patient: Servic
     assert patient.waiting_bytes == 0
 
 
-async def test_what_unpacks_to_more_than_a_body_may_have_is_not_unpacked() -> None:
+async def test_a_body_that_would_unpack_beyond_the_limit_is_not_unpacked() -> None:
     async with running(FAST) as service:
         packed = gzip.compress(b"{" + b" " * 200_000_000 + b"}", 9)
         head = CALL + b"Connection: close\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed)
         tracemalloc.start()
         try:
-            with suppress(ConnectionResetError):  # closed before all was read: the answer may be lost
+            with suppress(ConnectionResetError):  # closed before everything was read, so the answer may be lost
                 assert (await service.send(head + packed)).startswith(b"HTTP/1.1 413 ")
             _, peak_bytes = tracemalloc.get_traced_memory()
         finally:

@@ -1,4 +1,4 @@
-"""What callers may do to the service by mistake or on purpose, over raw sockets: it answers others and frees it all."""
+"""Accidental and deliberate abuse over raw sockets: the service keeps answering others and frees all resources."""
 
 import asyncio
 import gzip
@@ -8,12 +8,12 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from support.attacked import CALL, FAST, Service, request_id_of, running
+from support.raw_socket_service import CALL, FAST, Service, request_id_of, running
 
 from trader.api.connections import ConnectionLimits
 
 
-async def test_a_head_that_comes_byte_by_byte_is_cut_off(service: Service) -> None:
+async def test_a_head_sent_byte_by_byte_is_cut_off(service: Service) -> None:
     reader, writer = await service.connect()
     started_s = time.perf_counter()
     with pytest.raises((ConnectionError, TimeoutError)):
@@ -21,14 +21,14 @@ async def test_a_head_that_comes_byte_by_byte_is_cut_off(service: Service) -> No
             for byte in CALL * 100:
                 writer.write(bytes([byte]))
                 await writer.drain()
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.01)  # a slow client
                 if reader.at_eof():
                     raise ConnectionResetError
     assert time.perf_counter() - started_s < 2
     await service.until(lambda count: count == 0)
 
 
-async def test_a_slow_head_is_told_so(service: Service, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_slow_head_gets_a_timeout_response(service: Service, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     answer = await service.send(CALL)
     assert answer.startswith(b"HTTP/1.1 408 ")
@@ -48,24 +48,24 @@ async def test_a_head_in_pieces_within_its_time_is_answered(service: Service) ->
     for _ in range(3):
         for piece in (CALL[:20], CALL[20:], b"Content-Length: 0\r\n\r\n"):
             writer.write(piece)
-            await asyncio.sleep(0.03)
+            await asyncio.sleep(0.03)  # so that each piece is a packet of its own
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
         await reader.readexactly(len(b'{"text":""}'))
 
 
-async def test_silence_is_closed(service: Service) -> None:
+async def test_a_silent_connection_is_closed(service: Service) -> None:
     assert await service.send(b"") == b""
     await service.until(lambda count: count == 0)
 
 
-async def test_a_slow_body_is_given_up(service: Service) -> None:
+async def test_a_slow_body_times_out(service: Service) -> None:
     answer = await service.send(CALL + b"Content-Length: 100\r\n\r\n{")
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b'"code":"TIMEOUT"' in answer
     await service.until(lambda count: count == 0)
 
 
-async def test_an_answer_that_nobody_takes_is_dropped(service: Service) -> None:
+async def test_an_answer_that_nobody_reads_is_dropped(service: Service) -> None:
     _, writer = await service.connect(
         b"POST /api/rpc/demo.large HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
     )
@@ -89,9 +89,11 @@ async def test_an_answer_that_nobody_takes_is_dropped(service: Service) -> None:
         CALL + b"Transfer-Encoding: chunked\r\n\r\nfffffffffffffffffff\r\n",
     ],
 )
-async def test_what_is_no_request_is_refused(service: Service, head: bytes, caplog: pytest.LogCaptureFixture) -> None:
+async def test_bytes_that_are_not_a_request_are_refused(
+    service: Service, head: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO")
-    with suppress(ConnectionResetError):  # closed before all was read: the answer may be lost
+    with suppress(ConnectionResetError):  # closed before everything was read, so the answer may be lost
         answer = await service.send(head)
         assert b" 400 " in answer.partition(b"\r\n")[0]
         assert b"Content-Type: text/plain" in answer
@@ -103,18 +105,18 @@ async def test_what_is_no_request_is_refused(service: Service, head: bytes, capl
 @pytest.mark.parametrize(
     ("line", "status"), [(b"POST /api/rpc/demo.none", 404), (b"GET /api/rpc/demo.wait", 405), (b"POST /health", 405)]
 )
-async def test_a_broken_body_that_nobody_reads_is_no_bug(
+async def test_a_broken_unread_body_is_not_a_bug(
     service: Service, line: bytes, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     head = line + b" HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: gzip\r\nContent-Length: 8\r\n\r\n"
-    with suppress(ConnectionResetError):  # closed before all was read: the answer may be lost
+    with suppress(ConnectionResetError):  # closed before everything was read, so the answer may be lost
         assert (await service.send(head + b"not gzip")).startswith(b"HTTP/1.1 %d " % status)
     await service.until(lambda count: count == 0)
     assert not [record for record in caplog.records if record.levelname in {"WARNING", "ERROR"}]
 
 
 @pytest.mark.parametrize("line", [b"OPTIONS * HTTP/1.1", b"CONNECT example.org:443 HTTP/1.1"])
-async def test_a_request_for_no_path_is_answered_as_one_for_an_unknown_path(
+async def test_a_request_without_a_path_is_answered_like_an_unknown_path(
     service: Service, line: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -127,7 +129,7 @@ async def test_a_request_for_no_path_is_answered_as_one_for_an_unknown_path(
     assert logged["request_id"] == request_id_of(answer)
 
 
-async def test_a_bug_outside_the_procedures_is_told_by_the_id_that_is_in_the_log(
+async def test_a_bug_outside_the_procedures_is_answered_with_the_logged_id(
     service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
     head, _, body = (await service.send(b"GET /broken HTTP/1.1\r\nHost: localhost\r\n\r\n")).partition(b"\r\n\r\n")
@@ -151,7 +153,7 @@ async def test_a_bug_outside_the_procedures_is_told_by_the_id_that_is_in_the_log
         (b"snappy", b"{}", 200),
     ],
 )
-async def test_bodies_meant_to_harm_are_refused_at_once(
+async def test_malicious_bodies_are_refused_at_once(
     service: Service, encoding: bytes, body: bytes, status: int
 ) -> None:
     head = CALL + b"Connection: close\r\nContent-Encoding: %b\r\nContent-Length: %d\r\n\r\n" % (encoding, len(body))
@@ -190,7 +192,7 @@ async def test_the_oldest_idle_connection_makes_room(service: Service) -> None:
     await service.until(lambda count: count == 0)
 
 
-async def test_the_connection_that_is_idle_longest_makes_room_whichever_is_oldest() -> None:
+async def test_the_longest_idle_connection_makes_room_regardless_of_age() -> None:
     request = CALL + b"Content-Length: 0\r\n\r\n"
     async with running(ConnectionLimits(connections_max=8)) as service, asyncio.timeout(10):
         first = await service.connect()
@@ -220,3 +222,16 @@ async def test_two_thousand_idle_connections_change_nothing_for_others() -> None
         assert took_s[10] < 0.1
         await service.leave()
         await service.until(lambda count: count == 0)
+
+
+@pytest.mark.parametrize(
+    "request_line",
+    [b"\x16\x03\x01\x02\x00", b"BREW / HTTP/1.1", b"GET / HTTP/9.9", b"GET /" + b"x" * 9000 + b" HTTP/1.1"],
+)  # fmt: skip
+async def test_an_answer_to_a_malformed_request_names_no_versions(service: Service, request_line: bytes) -> None:
+    answer = await service.send(request_line + b"\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    head = answer.partition(b"\r\n\r\n")[0]
+    assert head.startswith(b"HTTP/1.")
+    assert b"Server: trader" in head
+    assert b"aiohttp" not in answer
+    assert b"Python" not in answer

@@ -1,4 +1,4 @@
-"""The embedded server takes its own service for what it is, and no other process of the machine."""
+"""The embedded server accepts its own service, and no other process on the machine."""
 
 import asyncio
 import os
@@ -9,9 +9,9 @@ import asyncpg
 import pytest
 from support.replication import admit
 
-from trader.embedded.binaries import choose_binaries
-from trader.embedded.folders import server_account
-from trader.embedded.server import EmbeddedPostgres
+from trader.database.embedded.binaries import choose_binaries
+from trader.database.embedded.folders import server_account
+from trader.database.embedded.server import EmbeddedPostgres
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
@@ -24,7 +24,7 @@ async def test_another_process_of_the_servers_user_is_not_its_superuser(open_fol
         conn = await asyncpg.connect(dsn)
         assert await conn.fetchval("SELECT current_user") == "trader"
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
-            await conn.execute("COPY (SELECT 1) TO PROGRAM 'cat'")  # whoever gets SQL past the service runs no program
+            await conn.execute("COPY (SELECT 1) TO PROGRAM 'cat'")  # injected SQL cannot run programs
         await conn.close()
         psql = choose_binaries(server.data).readable_copy().program("psql")
 
@@ -34,7 +34,7 @@ async def test_another_process_of_the_servers_user_is_not_its_superuser(open_fol
                 subprocess.run, command, capture_output=True, text=True, check=False, user=user, cwd="/"
             )
 
-        if user != "nobody":  # it is no other program's
+        if user != "nobody":  # it belongs to no other program
             assert "Permission denied" in (await run_as("nobody")).stderr
         refused = await run_as(user)
         assert refused.returncode == 2

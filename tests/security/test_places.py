@@ -1,6 +1,5 @@
-"""Places are shared: nobody takes all accounts or all streams away from the others."""
+"""Slots are shared: no caller can take all accounts or all streams from the others."""
 
-import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
@@ -8,26 +7,27 @@ from decimal import Decimal
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
-from support.guarded import guarding
 from support.manual_clock import ManualClock
+from support.operated_exchange import operating
 from support.records import START, add_model
 from support.scripted import ScriptedSource
 from support.served import make_stream_app, served
 from support.venue import Venue, running
+from support.waiting import until
 
 from trader.api.broadcast import Broadcaster
 from trader.api.origins import OriginRule
 from trader.api.requests import address_of
 from trader.api.stream_table import STREAMS
-from trader.api.streams import Hubs, Timing
+from trader.api.streams import Broadcasters, Timing
 from trader.api.subscriber import Subscriber
-from trader.domain.exchange.halts import Verb
-from trader.domain.exchange.orders import OrderStatus, OrderType
-from trader.errors import InvalidInput, Unavailable
-from trader.services.events import EventBus, PositionsChanged
-from trader.services.exchange.audit import audit
-from trader.settings import Settings
-from trader.store.database.pool import Database
+from trader.core.errors import InvalidInput, Unavailable
+from trader.core.events import EventBus, PositionsChanged
+from trader.database.pool import Database
+from trader.exchange.domain.halts import Verb
+from trader.exchange.domain.orders import OrderStatus, OrderType
+from trader.portfolio.audit import audit
+from trader.settings.settings import Settings
 
 LINK = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
 
@@ -52,7 +52,7 @@ async def test_only_accepted_orders_open_accounts(venue: Venue) -> None:
     assert (await venue.buy("0.01", account_id="real")).status is OrderStatus.FILLED
 
 
-async def test_models_have_places_of_their_own(venue: Venue) -> None:
+async def test_models_have_separate_slots(venue: Venue) -> None:
     await venue.exchange.open_account("apex")
     await venue.buy("0.01", account_id="one")
     await venue.buy("0.01", account_id="two")
@@ -62,18 +62,18 @@ async def test_models_have_places_of_their_own(venue: Venue) -> None:
     assert (await venue.buy("0.01", account_id="one")).status is OrderStatus.FILLED
 
 
-async def test_an_operator_frees_the_place_of_an_account_that_has_never_traded(database: Database) -> None:
-    async with guarding(database, ScriptedSource(), ManualClock(START), SIM_MAX_ACCOUNTS="2") as guarded:
-        venue = guarded.venue
-        await guarded.see({"BTC": "94000"})
+async def test_an_operator_frees_the_slot_of_an_account_that_has_never_traded(database: Database) -> None:
+    async with operating(database, ScriptedSource(), ManualClock(START), SIM_MAX_ACCOUNTS="2") as operated:
+        venue = operated.venue
+        await operated.see({"BTC": "94000"})
         await venue.buy("0.01", account_id="trader")
         resting = {"type": OrderType.LIMIT, "limit_price": Decimal(90000)}
         await venue.buy("0.01", account_id="invented", client_order_id="once", **resting)
         with pytest.raises(InvalidInput, match="no more than 2"):
             await venue.buy("0.01", account_id="third")
-        await guarded.do(Verb.HALT, "invented")
-        assert (await guarded.do(Verb.REMOVE, "invented")).left == ()
-        (left,) = (await guarded.do(Verb.REMOVE, "trader")).left
+        await operated.do(Verb.HALT, "invented")
+        assert (await operated.do(Verb.REMOVE, "invented")).left == ()
+        (left,) = (await operated.do(Verb.REMOVE, "trader")).left
         assert left.reason == "it has traded or belongs to a model, and is kept"
         assert set(venue.exchange.accounts) == {"trader"}
         assert (await venue.buy("0.01", account_id="third")).status is OrderStatus.FILLED
@@ -84,43 +84,53 @@ async def test_an_operator_frees_the_place_of_an_account_that_has_never_traded(d
             assert (await audit(database)).problems == []
 
 
-def placed(hub: Broadcaster, *addresses: str) -> list[Subscriber]:
-    """Subscribers from these addresses; `*` is somebody with a key."""
+def placed(broadcaster: Broadcaster, *addresses: str) -> list[Subscriber]:
+    """Subscribers from these addresses; `*` is a caller with a key."""
     subscribers = [Subscriber(address=address, is_known=address == "*") for address in addresses]
     for subscriber in subscribers:
-        hub.add(subscriber)
+        broadcaster.add(subscriber)
     return subscribers
 
 
-def test_an_address_alone_may_have_every_place_of_a_stream() -> None:
-    hub = Broadcaster("positions", capacity=50)
-    subscribers = placed(hub, *["a"] * 50)
+def test_a_single_address_may_have_every_slot_of_a_stream() -> None:
+    broadcaster = Broadcaster("positions", capacity=50, is_shared=True)
+    subscribers = placed(broadcaster, *["a"] * 50)
     with pytest.raises(Unavailable, match="All 50 places of the stream positions are taken"):
-        placed(hub, "a")
-    assert len(hub) == 50
+        placed(broadcaster, "a")
+    assert len(broadcaster) == 50
     assert not any(subscriber.ended for subscriber in subscribers)
 
 
 def test_other_addresses_get_their_share_of_a_full_stream() -> None:
-    hub = Broadcaster("positions", capacity=4)
-    greedy = placed(hub, "a", "a", "a", "a")
-    placed(hub, "b")
+    broadcaster = Broadcaster("positions", capacity=4, is_shared=True)
+    greedy = placed(broadcaster, "a", "a", "a", "a")
+    placed(broadcaster, "b")
     assert [each.ended for each in greedy] == [True, False, False, False], "the oldest made room"
-    placed(hub, "b")
+    placed(broadcaster, "b")
     with pytest.raises(Unavailable):
-        placed(hub, "b")
-    placed(hub, "c")
-    assert (len(hub), sum(each.ended for each in greedy)) == (4, 3)
+        placed(broadcaster, "b")
+    placed(broadcaster, "c")
+    assert (len(broadcaster), sum(each.ended for each in greedy)) == (4, 3)
 
 
-def test_keys_and_tokens_always_find_a_place_among_others() -> None:
-    hub = Broadcaster("positions", capacity=3)
-    placed(hub, "a", "b", "c")
-    known = placed(hub, "*", "*", "*")
+def test_no_open_stream_is_closed_for_a_newcomer_unless_slots_are_shared() -> None:
+    broadcaster = Broadcaster("positions", capacity=4)
+    subscribers = placed(broadcaster, "a", "a", "a", "a")
+    for newcomer in ("b", "*"):
+        with pytest.raises(Unavailable, match="All 4 places of the stream positions are taken"):
+            placed(broadcaster, newcomer)
+    assert not any(each.ended for each in subscribers)
+    assert broadcaster.dropped == 0
+
+
+def test_keys_and_tokens_always_get_a_slot() -> None:
+    broadcaster = Broadcaster("positions", capacity=3, is_shared=True)
+    placed(broadcaster, "a", "b", "c")
+    known = placed(broadcaster, "*", "*", "*")
     with pytest.raises(Unavailable):
-        placed(hub, "*")
+        placed(broadcaster, "*")
     with pytest.raises(Unavailable):
-        placed(hub, "d")
+        placed(broadcaster, "d")
     assert not any(each.ended for each in known)
 
 
@@ -140,7 +150,7 @@ def test_the_addresses_of_a_network_count_as_one(remote: str, address: str) -> N
 
 
 class Large:
-    """A state that is another one each time, of 10 kB."""
+    """A state of 10 kB that differs each time."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -151,11 +161,11 @@ class Large:
 
 
 @asynccontextmanager
-async def streams(**timing: float) -> AsyncIterator[tuple[int, Hubs, EventBus]]:
+async def streams(**timing: float) -> AsyncIterator[tuple[int, Broadcasters, EventBus]]:
     events = EventBus()
-    hubs = Hubs({stream.name: Large() for stream in STREAMS if stream.load}, events, ManualClock(START))
-    async with served(make_stream_app(hubs, Timing(**timing))) as client:
-        yield client.port, hubs, events
+    broadcasters = Broadcasters({stream.name: Large() for stream in STREAMS if stream.load}, events, ManualClock(START))
+    async with served(make_stream_app(broadcasters, Timing(**timing))) as client:
+        yield client.port, broadcasters, events
 
 
 def unread(port: int) -> Iterator[socket.socket]:
@@ -166,18 +176,19 @@ def unread(port: int) -> Iterator[socket.socket]:
     yield sock
 
 
-async def test_a_reader_that_takes_nothing_is_let_go_though_its_messages_find_room() -> None:
-    async with streams(watch_s=0.02, stalled_s=0.3) as (port, hubs, events), AsyncExitStack() as open_sockets:
+async def test_a_reader_that_accepts_nothing_is_disconnected_even_if_its_messages_fit() -> None:
+    async with streams(watch_s=0.02, stalled_s=0.3) as (port, broadcasters, events), AsyncExitStack() as open_sockets:
         for sock in unread(port):
             open_sockets.enter_context(closing(sock))
-        hub = hubs.all["positions"]
-        async with asyncio.timeout(10):
-            while not len(hub):
-                await asyncio.sleep(0.01)
-            while len(hub):
-                events.publish(PositionsChanged(START, ()))
-                await asyncio.sleep(0.02)
-        assert hub.dropped == 1
+        broadcaster = broadcasters.all["positions"]
+        await until(lambda: len(broadcaster))
+
+        def is_dropped() -> bool:
+            events.publish(PositionsChanged(START, ()))
+            return not len(broadcaster)
+
+        await until(is_dropped)
+        assert broadcaster.dropped == 1
 
 
 @pytest.mark.parametrize(

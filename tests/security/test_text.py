@@ -1,4 +1,4 @@
-"""Text from outside steers neither a terminal nor a log, whoever wrote it."""
+"""Text from outside controls neither a terminal nor a log."""
 
 import json
 import logging
@@ -8,10 +8,10 @@ from logging import LogRecord
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.attacked import CALL, Service
+from support.raw_socket_service import CALL, Service
 
 from trader.commands.command import Result, print_result
-from trader.logs import STEERING, ConsoleFormatter, JsonFormatter, printable
+from trader.core.logs import STEERING, ConsoleFormatter, JsonFormatter, printable
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07 \x9b31m \u202egnp\u2066 \u2028 \r\n2025 error trader: halted \ud800"
 SHOWN = r"\u001b[2J\u001b]0;owned\u0007 \u009b31m \u202egnp\u2066 \u2028 \r\n2025 error trader: halted \ud800"
@@ -26,19 +26,19 @@ def record(text: str) -> LogRecord:
 
 
 @given(st.text())
-def test_what_is_printable_is_one_line_of_utf_8_that_steers_nothing(text: str) -> None:
+def test_printable_text_is_one_line_of_utf_8_without_control_characters(text: str) -> None:
     shown = printable(text)
     assert not re.search(f"[{STEERING}]", shown)
     assert len(shown.encode().splitlines()) <= 1
     assert printable(shown) == shown
 
 
-def test_escapes_say_what_was_there() -> None:
+def test_escapes_show_the_original_characters() -> None:
     assert printable(HOSTILE) == SHOWN
     assert printable("深度求索 — Ж é ✓") == "深度求索 — Ж é ✓"
 
 
-def test_a_line_of_the_console_log_is_one_line_whatever_it_tells() -> None:
+def test_a_console_log_record_is_one_line_regardless_of_content() -> None:
     lines = ConsoleFormatter().format(record(HOSTILE)).split("\n")
     assert lines[0].endswith(f"trader: refused {SHOWN}")
     assert lines[1] == "Traceback (most recent call last):"
@@ -51,7 +51,7 @@ def test_a_line_of_the_json_log_survives_surrogates() -> None:
     assert json.loads(line)["message"] == f"refused {HOSTILE}"
 
 
-def test_commands_print_text_of_the_database_as_it_is_safe(capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_escape_text_from_the_database(capsys: pytest.CaptureFixture[str]) -> None:
     print_result(Result({"name": "\x9bJ\u202e é"}, ["model \x1b[2J\u202e", "second"]), as_json=False)
     assert capsys.readouterr().out == "model \\u001b[2J\\u202e\nsecond\n"
     print_result(Result({"name": "\x9bJ\u202e é"}, []), as_json=True)
@@ -73,7 +73,7 @@ def test_commands_print_text_of_the_database_as_it_is_safe(capsys: pytest.Captur
         (b"GET /broken?\xc2\x9b\xe2\x80\xae%1b[2J HTTP/1.1\r\nHost: localhost\r\n", (400, 500)),
     ],
 )
-async def test_bytes_of_callers_are_neither_an_error_of_the_service_nor_raw_in_its_log(
+async def test_callers_bytes_are_neither_an_error_of_the_service_nor_raw_in_its_log(
     service: Service, request_head: bytes, status: tuple[int, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")

@@ -4,15 +4,17 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from support.floor import Floor
 from support.manual_clock import ManualClock
 from support.served import AppClient
+from support.trading_floor import Floor
 
-from trader.services.agents.schedule import Agents
-from trader.services.exchange.paper import PaperExchange
-from trader.services.market.feed import MarketFeed
-from trader.services.portfolio.analytics import Analytics
-from trader.settings import Settings
+from trader.agents.invocations import InvocationReader
+from trader.agents.schedule import InvocationScheduler
+from trader.agents.services import KnownModels
+from trader.exchange.paper import PaperExchange
+from trader.market.feed import MarketFeed
+from trader.portfolio.analytics import Analytics
+from trader.settings.settings import Settings
 
 Command = Callable[..., Awaitable[Any]]
 
@@ -36,13 +38,15 @@ class Desk:
 
 @dataclass
 class AgentContext:
-    """What the procedures of agents use of the context."""
+    """The part of the context that the procedures of agents use."""
 
     settings: Settings
     clock: ManualClock
     market: MarketFeed
     exchange: PaperExchange
-    agents: Agents
+    models: KnownModels
+    invocations: InvocationReader
+    agents: InvocationScheduler
     analytics: Analytics | None
 
 

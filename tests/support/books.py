@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
-from trader.domain.exchange.account import Account, Run
-from trader.domain.exchange.ledger import Rules, row_id
-from trader.domain.exchange.tick_rules import Moment
-from trader.domain.market.markets import MARKETS, PLAIN_FUNDING_RATE, Book, Level, Quote
+from trader.exchange.domain.account import Account, Run
+from trader.exchange.domain.ledger import ExchangeRules, row_id
+from trader.exchange.domain.tick_rules import Moment
+from trader.market.domain.markets import MARKETS, PLAIN_FUNDING_RATE, Book, Level, Quote
 
 START = datetime(2025, 2, 3, 1, 30, tzinfo=UTC)
 """Half an hour before a funding boundary."""
@@ -15,7 +15,7 @@ START = datetime(2025, 2, 3, 1, 30, tzinfo=UTC)
 DEFAULT_MARKETS = {symbol: MARKETS[symbol] for symbol in ("BTC", "ETH", "SOL")}
 """The markets that are traded when none are chosen."""
 
-RULES = Rules(DEFAULT_MARKETS, Decimal("0.0005"), Decimal("0.0002"))
+RULES = ExchangeRules(DEFAULT_MARKETS, Decimal("0.0005"), Decimal("0.0002"))
 """The paper markets at the default fees: 5 bps for takers, 2 bps for makers."""
 
 Side = Sequence[tuple[str | Decimal | int, str | Decimal | int]]
@@ -26,7 +26,7 @@ def levels(side: Side) -> tuple[Level, ...]:
 
 
 def depth(side: tuple[Level, ...]) -> Decimal:
-    """The total quantity that a side of a book shows."""
+    """The total quantity on one side of a book."""
     return sum((level.quantity for level in side), Decimal(0))
 
 
@@ -40,13 +40,13 @@ def make_quote(
 
 
 def deep_quote(symbol: str, mid: str | Decimal | int, *, at: datetime = START) -> Quote:
-    """A book without a spread worth the name: one tick to each side of the mid, and all the depth one could want."""
+    """A book with a minimal spread of one tick on each side of the mid, and practically unlimited depth."""
     tick, mid = MARKETS[symbol].tick, Decimal(mid)
     return make_quote(symbol, [(mid - tick, 1_000_000)], [(mid + tick, 1_000_000)], at=at)
 
 
 def moment_of(*quotes: Quote, at: datetime | None = None, before: Moment | None = None) -> Moment:
-    """The moment at which these quotes are new; those of `before` are still known."""
+    """The moment at which these quotes are new; the quotes of `before` are still known."""
     known = dict(before.quotes) if before is not None else {}
     known |= {quote.symbol: quote for quote in quotes}
     return Moment(
@@ -66,7 +66,7 @@ def open_account(capital: str | int = 10_000, *, account_id: str = "default", at
 
 
 def plain_rate(symbol: str, boundary: datetime) -> Decimal:
-    """The hourly funding rate of sources that have none of their own."""
+    """The hourly funding rate of sources without rates."""
     return PLAIN_FUNDING_RATE
 
 

@@ -1,4 +1,4 @@
-"""Calls of commands within a test: what they said, and their exit code."""
+"""Calls of commands within a test: their output and exit code."""
 
 import json
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""Where the recorded candles are that some tests trade on; without them these tests skip."""
+"""The location of the recorded candles that some tests trade on; without them, these tests are skipped."""
 
 import os
 from datetime import datetime
@@ -11,7 +11,7 @@ FOLDER: Final = Path(os.environ.get("TRADER_TEST_CANDLES", Path(__file__).parent
 
 
 def write_walk(file: Path, start: datetime, count: int, *, price: float, seed: int) -> None:
-    """Write candles of a random walk that swings between calm and wild hours, so that rule agents trade on it."""
+    """Write candles of a random walk that alternates between calm and wild hours, so that rule agents trade on it."""
     rng = Random(seed)
     lines = ["open_time,open,high,low,close,volume"]
     for number in range(count):

@@ -1,4 +1,4 @@
-"""A scripted server of the chat-completions protocol, and fixtures of its clients."""
+"""A scripted server of the chat-completions protocol, and fixtures for its clients."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -10,10 +10,11 @@ import msgspec
 import orjson
 from aiohttp import web
 
-from trader.domain.agents.conversation import Turn
-from trader.domain.agents.view import ObservedAccount, ObservedStats, View
-from trader.domain.models import Model, VariantId
-from trader.gateways.agents.client import ProviderClient
+from trader.agents.domain.conversation import Turn
+from trader.agents.domain.models import Model
+from trader.agents.domain.view import ObservedAccount, ObservedStats, View
+from trader.agents.providers.client import ProviderClient
+from trader.core.variant_id import VariantId
 
 NOW = datetime(2025, 1, 2, 12, tzinfo=UTC)
 KEYS = ("sk-alpha-000000000001", "sk-beta-0000000000002", "sk-gamma-000000000003")

@@ -12,11 +12,12 @@ from typing import Any
 
 import aiohttp
 import pytest
+from support.waiting import until
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _FLAGS = (
     "--headless",
-    "--no-sandbox",  # root has none; it sees nothing but the tests' own pages
+    "--no-sandbox",  # root has no sandbox; the browser sees only the tests' own pages
     "--disable-gpu",
     "--disable-quic",
     "--disable-dev-shm-usage",
@@ -45,7 +46,7 @@ def chromium_program() -> str:
 
 @asynccontextmanager
 async def browsing(folder: Path, *arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A browser with an empty profile in `folder`, ended with all its processes."""
+    """Run a browser with an empty profile in `folder`, and end it with all its processes."""
     process = await asyncio.create_subprocess_exec(
         chromium_program(),
         *_FLAGS,
@@ -78,7 +79,7 @@ class Tab:
 
     @classmethod
     async def attach(cls, http: aiohttp.ClientSession, browser: str, target: dict[str, Any], address: str) -> "Tab":
-        """Drive a page of the browser at this address, and load one in it."""
+        """Attach to a page of the browser, and load an address in it."""
         socket = await http.ws_connect(target["webSocketDebuggerUrl"], max_msg_size=0)
         tab = cls(socket, http, browser, target["id"])
         for domain in ("Page", "Runtime", "Log"):
@@ -98,10 +99,8 @@ class Tab:
             await self._socket.close()
 
     async def until(self, expression: str, *, within_s: float = _START_S) -> None:
-        """Wait until an expression of JavaScript is true in the page."""
-        async with asyncio.timeout(within_s):
-            while not await self.evaluate(expression):
-                await asyncio.sleep(0.05)
+        """Wait until a JavaScript expression is true in the page."""
+        await until(lambda: self.evaluate(expression), within_s=within_s)
 
     async def command(self, method: str, **parameters: Any) -> dict[str, Any]:
         self._number += 1
@@ -116,14 +115,14 @@ class Tab:
                 return result
 
     async def event(self, method: str) -> dict[str, Any]:
-        """Wait for an event of the protocol; others before it are left out."""
+        """Wait for an event of the protocol; earlier ones are discarded."""
         while (message := await self._socket.receive_json(timeout=_ANSWER_S)).get("method") != method:
             pass
         params: dict[str, Any] = message["params"]
         return params
 
     async def evaluate(self, expression: str) -> Any:
-        """The value of an expression of JavaScript in the page; a promise is waited for."""
+        """Return the value of a JavaScript expression in the page; promises are awaited."""
         answer = await self.command("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
@@ -131,7 +130,7 @@ class Tab:
 
 @asynccontextmanager
 async def open_tab(folder: Path, address: str, *arguments: str) -> AsyncIterator[Tab]:
-    """A browser with one page, loaded."""
+    """Run a browser with one loaded page."""
     flags = ("--remote-debugging-port=0", *arguments, "about:blank")
     async with browsing(folder, *flags) as browser, aiohttp.ClientSession() as http:
         assert browser.stderr is not None

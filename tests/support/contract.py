@@ -290,7 +290,7 @@ _ENTRANT = {
 }
 
 OUTPUTS: Mapping[str, Shape] = {
-    "trading.getTrades": {"trades": [TRADE], "nextBefore?": text},
+    "trading.getTrades": {"trades": [TRADE], "nextBefore?": iso, "nextSkip?": count},
     "trading.getPositions": [POSITION],
     "trading.getCryptoPrices": {
         "prices": [{"symbol": SYMBOL, "price": number, "timestamp": iso, "change24hPercent?": number, "message?": text}]
@@ -390,12 +390,13 @@ OUTPUTS: Mapping[str, Shape] = {
         ],
         "warning?": text,
     },
-    "models.getInvocations": {"conversations": [INVOCATION], "nextBefore?": text},
+    "models.getInvocations": {"conversations": [INVOCATION], "nextBefore?": iso, "nextSkip?": count},
     "models.getConversation": {"messages": [{"role": text, "text": text}]},
     "simulator.placeOrder": {"order": ORDER},
     "simulator.cancelOrder": {"order": ORDER},
     "simulator.getAccount": {"account": ACCOUNT},
     "simulator.resetAccount": {"account": ACCOUNT},
+    "operations.halt": {"accountId?": text, "keptIn": text, "message": text, "commandId?": text},
     "simulator.getCompletedTradesFromDB": {
         "trades": [
             {
@@ -412,7 +413,8 @@ OUTPUTS: Mapping[str, Shape] = {
                 "invocationId": (uuid, None),
             }
         ],
-        "nextBefore?": text,
+        "nextBefore?": iso,
+        "nextSkip?": count,
         "stats": {
             "tradeCount": count,
             "totalRealized": number,
@@ -472,6 +474,8 @@ OUTPUTS: Mapping[str, Shape] = {
         "window": ("24h", "7d", "30d", "run"),
         "until": iso,
         "best": (text, None),
+        "resolution": {"now": (number, None), "atEnd": (number, None)},
+        "marketReturn": (number, None),
         "entrants": [
             {
                 **_MODEL_HEAD,
@@ -503,6 +507,8 @@ OUTPUTS: Mapping[str, Shape] = {
                         "smallestDifference": (number, None),
                         "daysNeeded": (count, None),
                         "reason": (text, None),
+                        "verdictBefore?": VERDICT,
+                        "pValueBefore?": (number, None),
                     }
                 ],
                 "luck": (
@@ -533,13 +539,15 @@ OUTPUTS: Mapping[str, Shape] = {
                 "declared?": DECLARED,
                 "replicates?": REPLICATES,
                 "offBoard?": text,
+                "rankBefore?": (dict.fromkeys(("first", "last", "among"), count), None),
             }
         ],
         "season?": SEASON,
     },
     "analytics.getSeason": {"season?": SEASON},
     "analytics.getFailures": {
-        "nextBefore?": text,
+        "nextBefore?": iso,
+        "nextSkip?": count,
         "failures": [
             {
                 "invocationId": uuid,

@@ -1,6 +1,5 @@
-"""A page of the dashboard in a real browser, what it shows, and when."""
+"""A page of the dashboard in a real browser, and waits for its content."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -8,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from support.chromium import Tab, open_tab
-
-WITHIN_S = 30
+from support.waiting import until
 
 RECORD_ANSWERS = """
 window.shift = 0
@@ -26,25 +24,14 @@ window.fetch = async (path, init) => {
 """
 
 
-async def until(ready: Callable[[], Awaitable[Any]], what: str = "") -> Any:
-    """Return the first value that is true."""
-    try:
-        async with asyncio.timeout(WITHIN_S):
-            while not (result := await ready()):
-                await asyncio.sleep(0.05)
-    except TimeoutError:
-        raise AssertionError(f"it never came: {what}") from None
-    return result
-
-
 async def shows(tab: Tab, text: str) -> None:
-    await until(lambda: tab.evaluate(f"document.body.innerText.includes({json.dumps(text)})"), text)
+    await until(lambda: tab.evaluate(f"document.body.innerText.includes({json.dumps(text)})"))
 
 
 async def shows_figures(
     tab: Tab, table: str, answered: Callable[[], Awaitable[list[dict[str, Any]] | None]], name: str
 ) -> None:
-    """Wait until the rows of a table show exactly this figure of the rows that are answered at the same time."""
+    """Wait until the rows of a table show exactly this figure of the rows answered at the same time."""
     titles = f"""(() => {{
         const rows = document.querySelectorAll('section[aria-label="{table}"] tbody tr')
         return [...rows].map(row => [...row.querySelectorAll('td span[title]:not(.key)')].map(one => one.title))
@@ -58,16 +45,16 @@ async def shows_figures(
         texts = await tab.evaluate(f"({json.dumps(numbers)}).map(String)")
         return all(text in seen for text, seen in zip(texts, shown, strict=True))
 
-    await until(are_equal, table)
+    await until(are_equal)
 
 
 async def gone(tab: Tab, text: str) -> None:
-    await until(lambda: tab.evaluate(f"!document.body.innerText.includes({json.dumps(text)})"), text)
+    await until(lambda: tab.evaluate(f"!document.body.innerText.includes({json.dumps(text)})"))
 
 
 @asynccontextmanager
 async def on_page(folder: Path, url: str, path: str = "/") -> AsyncIterator[Tab]:
-    """Open a page of the dashboard, connected."""
+    """Open a connected page of the dashboard."""
     async with open_tab(folder, "about:blank#start") as tab:
         await tab.command("Page.addScriptToEvaluateOnNewDocument", source=RECORD_ANSWERS)
         await visit(tab, url, path)
@@ -77,11 +64,11 @@ async def on_page(folder: Path, url: str, path: str = "/") -> AsyncIterator[Tab]
 async def visit(tab: Tab, url: str, path: str) -> None:
     await tab.command("Page.navigate", url="about:blank")
     await tab.command("Page.navigate", url=url + path)
-    await until(lambda: tab.evaluate("document.querySelector('.status')?.innerText.startsWith('live')"), "the stream")
+    await until(lambda: tab.evaluate("document.querySelector('.status')?.innerText.startsWith('live')"))
 
 
 async def choose_moment(tab: Tab, label: str, minute: str) -> None:
-    """Write a minute into one of the fields of the range."""
+    """Enter a minute in one of the fields of the range."""
     chosen = f"""(() => {{
         const field = [...document.querySelectorAll('.moment')].find(one => one.innerText.startsWith('{label}')).control
         field.value = '{minute}'

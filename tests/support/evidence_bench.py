@@ -9,20 +9,20 @@ from support.manual_clock import ManualClock
 from support.records import HOUR, MINUTE, START, add_model, add_trade, make_run, make_snapshot
 from support.scripted import make_settings
 
-from trader.domain.agents.entrants import Entrant
-from trader.domain.exchange.ledger import unopened_account
-from trader.domain.portfolio.baselines import Baseline, BaselineState
-from trader.domain.portfolio.intervals import Returns
-from trader.gateways.market.synthetic import SyntheticSource
-from trader.services.market.feed import MarketFeed
-from trader.services.portfolio.evidence import EntrantEvidence, Evidence
-from trader.services.portfolio.luck import LuckTable
-from trader.services.portfolio.run_statistics import CurrentRuns
-from trader.store.agents.entrants import insert_entrant
-from trader.store.database.partitions import ensure_partitions
-from trader.store.database.pool import Database
-from trader.store.portfolio import baselines as baselines_store
-from trader.store.portfolio import snapshots as portfolio_store
+from trader.agents.domain.entrants import Entrant
+from trader.agents.sql.entrants import insert_entrant
+from trader.core.intervals import Returns
+from trader.database.partitions import ensure_partitions
+from trader.database.pool import Database
+from trader.exchange.domain.ledger import unopened_account
+from trader.market.feed import MarketFeed
+from trader.market.sources.synthetic import SyntheticSource
+from trader.portfolio.domain.baselines import Baseline, BaselineState
+from trader.portfolio.evidence import EntrantEvidence, Evidence
+from trader.portfolio.luck import LuckTable
+from trader.portfolio.run_statistics import CurrentRuns
+from trader.portfolio.sql import baselines as baselines_store
+from trader.portfolio.sql import snapshots as portfolio_store
 
 HOURS = 200
 
@@ -36,7 +36,7 @@ class Bench:
         self.restart()
 
     def restart(self) -> None:
-        """Make the comparison with luck as a new process would."""
+        """Create the comparison with luck as in a new process."""
         market = MarketFeed(SyntheticSource(3, ("BTC", "ETH", "SOL")), self.clock)
         self.luck = LuckTable(self.database, market, self.settings)
         self.evidence = Evidence(self.database, self.runs, self.luck, self.clock)

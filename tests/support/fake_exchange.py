@@ -1,10 +1,11 @@
-"""The trading side of the fake venue: takes the transactions of the unmodified SDK, executes them, and fails on demand.
+"""The trading side of the fake venue: accepts the unmodified SDK's transactions, executes them, and fails on demand.
 
-It keeps the accounts' money too: trades with fees, funding, liquidations, what somebody trades by hand, triggers that
-fire and limit orders that are reached when a market moves.
+It also keeps the accounts' money: trades with fees, funding, liquidations, manual trades, and triggers and limit orders
+that market moves reach.
 
-A transaction is executed when its nonce is the account's next one, once; a client order id stands for one order. That
-is what the venue promises; everything else may go wrong: answers are lost before or after, delayed, or nonsense.
+A transaction is executed once, if its nonce is the account's next one; a client order id identifies one order. This
+much the venue guarantees; everything else may go wrong: answers are lost before or after execution, delayed, or
+nonsensical.
 """
 
 import asyncio
@@ -28,8 +29,11 @@ CREATE, CANCEL = 14, 15
 SEND_FAULTS: Final = ("lose_before", "lose_after", "500_before", "500_after", "late", "nonsense", "busy", "maintenance")
 """Faults of a transaction: its answer is lost before or after it is executed; it is executed late; …"""
 
-_EXECUTED: Final = ("ok", "lose_after", "500_after", "nonsense")
-_CUT: Final = ("lose_before", "lose_after", "late")
+GONE_AFTER: Final = "gone_after"
+"""The fault of a transaction that is executed and whose answer is lost, with every later read."""
+
+_EXECUTED: Final = ("ok", "lose_after", GONE_AFTER, "500_after", "nonsense")
+_CUT: Final = ("lose_before", "lose_after", GONE_AFTER, "late")
 _ANSWERS: Final = {
     "500_before": (500, "internal"),
     "500_after": (502, "<html>Bad Gateway</html>"),
@@ -43,7 +47,7 @@ READ_FAULTS: Final = ("500", "cut", "nonsense", "429")
 
 @dataclass
 class Standing:
-    """An order as the fake venue keeps it; amounts in base and quote units."""
+    """An order at the fake venue, with amounts in base and quote units."""
 
     index: int
     client_index: int
@@ -71,7 +75,7 @@ class Standing:
 
 @dataclass
 class Ledger:
-    """The fake venue's ledger of one account. `deposit` is what was paid in; the rest follows from the trades."""
+    """The fake venue's ledger of one account. `deposit` is the amount paid in; the rest follows from the trades."""
 
     index: int
     deposit: Decimal = Decimal("10000.25")
@@ -80,7 +84,7 @@ class Ledger:
     trades: list[dict[str, Any]] = field(default_factory=list)
     fundings: list[dict[str, Any]] = field(default_factory=list)
     held: dict[int, tuple[Decimal, Decimal]] = field(default_factory=dict)
-    """By market: the signed quantity, and what it was bought for in all."""
+    """By market: the signed quantity, and its total cost."""
 
     gained: Decimal = Decimal(0)
     """Realized gains and funding, less fees."""
@@ -144,10 +148,10 @@ class FakeExchange(FakeVenue):
         """How many of the questions for the next nonce to come are answered with one that is used up."""
 
         self.hidden: set[int] = set()
-        """The client indexes of orders that it shows nobody, though they stand and are filled."""
+        """The client indexes of hidden orders, which are open and get filled nevertheless."""
 
         self.refuses_idle_ends = False
-        """Whether it refuses to end an order that does not stand, instead of using up the nonce for nothing."""
+        """Whether it refuses to cancel an order that is not open, instead of using up the nonce for nothing."""
 
         self.hides_fundings = False
         """Whether payments are made and not shown yet."""
@@ -167,7 +171,7 @@ class FakeExchange(FakeVenue):
         return self.ledger.next_nonce
 
     def open(self, index: int, deposit: str = "10000.25") -> Ledger:
-        """One more account."""
+        """Open another account."""
         self.ledgers[index] = Ledger(index, Decimal(deposit))
         return self.ledgers[index]
 
@@ -185,24 +189,24 @@ class FakeExchange(FakeVenue):
         )
 
     def positions(self) -> dict[int, Decimal]:
-        """What all trades come to, by market."""
+        """The sum of all trades, by market."""
         return self.ledger.positions()
 
     def deliver(self) -> None:
-        """Execute, if they still can be, the transactions that are under way."""
+        """Execute the pending transactions that are still executable."""
         late, self.late = self.late, []
         for kind, transaction in late:
             self._execute(kind, transaction)
 
     def fault_at_random(self, random: Random, share: float) -> None:
-        """Plan faults for the next transactions and questions."""
+        """Plan faults for the next transactions and queries."""
         self.send_faults = [random.choice(SEND_FAULTS) if random.random() < share else "ok" for _ in range(40)]
         self.read_faults = [random.choice(READ_FAULTS) if random.random() < share / 2 else "ok" for _ in range(400)]
 
-    # What happens at a venue by itself
+    # Spontaneous events at a venue
 
     def reach(self, symbol: str, mid: str) -> None:
-        """Move a market and execute what it reaches: limit orders at their limit, triggers at the new price."""
+        """Move a market and execute the orders it reaches: limit orders at their limit, triggers at the new price."""
         market = self.markets[symbol]
         market.place(Decimal(mid))
         for ledger in self.ledgers.values():
@@ -210,7 +214,7 @@ class FakeExchange(FakeVenue):
                 self._reach(ledger, order, market)
 
     def trade_by_hand(self, symbol: str, quantity: str, *, index: int = ACCOUNT) -> None:
-        """Somebody trades the account in the venue's own window."""
+        """A person trades the account at the venue."""
         self._trade(self.ledgers[index], self.markets[symbol], Decimal(quantity), None, client_index=99)
 
     def liquidate(self, symbol: str, quantity: str, *, index: int = ACCOUNT) -> None:
@@ -219,7 +223,7 @@ class FakeExchange(FakeVenue):
         self._trade(ledger, market, Decimal(quantity), None, client_index=0, kind="liquidation")
 
     def pay_funding(self, symbol: str, hour: datetime, rate: str, *, index: int = ACCOUNT) -> None:
-        """Longs pay a positive rate on the mark."""
+        """Pay funding at the mark; longs pay a positive rate."""
         market, ledger = self.markets[symbol], self.ledgers[index]
         quantity = ledger.positions().get(market.market_id, Decimal(0))
         if not quantity:
@@ -246,7 +250,7 @@ class FakeExchange(FakeVenue):
                 order.status = "canceled-too-much-slippage"
 
     def _fill(self, ledger: Ledger, order: Standing, market: FakeMarket, price: Decimal, *, maker: bool) -> None:
-        """Fill a share of what is left, in two trades when it can be split."""
+        """Fill a share of the remaining quantity, in two trades if it can be split."""
         sign, step = (-1 if order.is_ask else 1), Decimal(1).scaleb(-market.size_decimals)
         wanted = order.quantity - order.filled
         if order.reduce_only:
@@ -295,6 +299,8 @@ class FakeExchange(FakeVenue):
         if fault == "late":
             self.late.append((kind, transaction))
         refusal = self._execute(kind, transaction) if fault in _EXECUTED else None
+        if fault == GONE_AFTER:
+            self.read_faults = ["500"] * 100_000
         if fault in _CUT:
             return await _cut(request)
         if fault in _ANSWERS:
@@ -310,7 +316,7 @@ class FakeExchange(FakeVenue):
         return web.json_response(body)
 
     def _execute(self, kind: int, transaction: dict[str, Any]) -> tuple[int, str] | None:
-        """Execute a transaction; the venue's code and words when it is refused and its nonce stays."""
+        """Execute a transaction. Return the venue's code and message if it is refused, which does not use its nonce."""
         assert transaction["AccountIndex"] in self.ledgers
         assert transaction["ApiKeyIndex"] == KEY_INDEX
         ledger = self.ledgers[transaction["AccountIndex"]]
@@ -354,7 +360,7 @@ class FakeExchange(FakeVenue):
             order.trigger = Decimal(transaction["TriggerPrice"]).scaleb(-market.price_decimals)
             self._reach(ledger, order, market)
 
-    # Questions
+    # Queries
 
     def _asked_of(self, request: web.Request, *, private: bool = True) -> Ledger:
         index = request.query["account_index"]

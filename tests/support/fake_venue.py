@@ -1,11 +1,10 @@
-"""Fake of Lighter's public interface: a real server on loopback that does what a test says, faults included.
+"""Fake of Lighter's public interface: a real server on loopback that follows a test's script, faults included.
 
-The messages are those of the venue's documents and of recordings of it: snapshots and changes of a book with their
-nonces, summaries, pings, errors, and REST answers with the venue's units.
+The messages follow the venue's documents and recordings of it: snapshots and changes of a book with their nonces,
+summaries, pings, errors, and REST answers in the venue's units.
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -22,7 +21,7 @@ MINUTE_MS: Final = 60_000
 
 @dataclass
 class FakeMarket:
-    """A market of the fake venue; prices and sizes by level, as the venue writes them."""
+    """A market of the fake venue, with prices and sizes by level in the venue's format."""
 
     symbol: str
     market_id: int
@@ -64,7 +63,7 @@ class FakeMarket:
         }  # fmt: skip
 
     def place(self, mid: Decimal) -> dict[str, list[dict[str, str]]]:
-        """Move the book to a mid, five levels a side; gives the levels that changed."""
+        """Move the book to a mid, with five levels a side, and return the changed levels."""
         tick = Decimal(1).scaleb(-self.price_decimals)
         self.mid = mid
         changes: dict[str, list[dict[str, str]]] = {}
@@ -99,6 +98,9 @@ class FakeVenue:
         self.funding_rows: dict[int, list[dict[str, Any]]] = {}
         self.lag_ms = 0
         self.is_mute = False
+        self.refuses_streams = False
+        """Whether it answers requests but opens no WebSocket, as a proxy in between that knows none."""
+
         self._port = 0
         self._runner: web.AppRunner | None = None
 
@@ -123,18 +125,19 @@ class FakeVenue:
             self._runner = None
 
     def routes(self) -> Iterable[web.RouteDef]:
-        """What it answers to."""
+        """The routes that it answers."""
         return (
             web.get("/stream", self._stream),
             web.get("/api/v1/orderBookDetails", self._details),
+            web.get("/api/v1/orderBookOrders", self._book_orders),
             web.get("/api/v1/candles", self._candles),
             web.get("/api/v1/fundings", self._fundings),
         )
 
-    # What the test makes it do
+    # Actions of the test
 
     async def move(self, symbol: str, mid: str, *, is_lost: bool = False) -> None:
-        """Move a market's book and, if the change is not lost on the way, tell it."""
+        """Move a market's book and, unless the change is lost, send it."""
         market = self.markets[symbol]
         before = market.nonce
         market.nonce += 17
@@ -144,7 +147,7 @@ class FakeVenue:
             await self.tell_book("update", market, {**changes, "begin_nonce": before})
 
     async def summarize(self, symbol: str) -> None:
-        """Tell a market's summary."""
+        """Send a market's summary."""
         market = self.markets[symbol]
         await self._tell(f"market_stats/{market.market_id}", "update/market_stats", {"market_stats": market.summary()})
 
@@ -153,7 +156,7 @@ class FakeVenue:
         await self._tell(f"order_book/{market.market_id}", f"{kind}/order_book", {"order_book": whole})
 
     async def say(self, text: str) -> None:
-        """Say something to everybody, whatever it is."""
+        """Send any text to all subscribers."""
         for socket in list(self.sockets):
             await _send(socket, text)
 
@@ -163,7 +166,7 @@ class FakeVenue:
         for socket in sockets:
             await socket.close(code=WSCloseCode.GOING_AWAY)
 
-    # What it does by itself
+    # Its own behavior
 
     async def _tell(self, channel: str, kind: str, body: Mapping[str, Any]) -> None:
         if self.is_mute:
@@ -177,6 +180,8 @@ class FakeVenue:
         return orjson.dumps({"channel": channel.replace("/", ":"), "type": kind, "timestamp": now_ms, **body}).decode()
 
     async def _stream(self, request: web.Request) -> web.WebSocketResponse:
+        if self.refuses_streams:
+            raise web.HTTPForbidden
         socket = web.WebSocketResponse()
         await socket.prepare(request)
         self.sockets.append(socket)
@@ -209,6 +214,19 @@ class FakeVenue:
         details = [market.detail() for market in self.markets.values()]
         return self._answer(request, {"order_book_details": details, "spot_order_book_details": []})
 
+    async def _book_orders(self, request: web.Request) -> web.Response:
+        """Return two orders at each level, the best first."""
+        market = next(entry for entry in self.markets.values() if str(entry.market_id) == request.query["market_id"])
+        sides = {
+            name: [
+                {"price": price, "remaining_base_amount": f"{Decimal(size) / 2}", "initial_base_amount": size}
+                for price, size in side.items()
+                for _ in range(2)
+            ][: int(request.query["limit"])]
+            for name, side in (("bids", market.bids), ("asks", market.asks))
+        }
+        return self._answer(request, {"total_asks": 5, "total_bids": 5, **sides})
+
     async def _candles(self, request: web.Request) -> web.Response:
         """At most 500, the newest of the window, in milliseconds; both ends belong to it."""
         start, end = int(request.query["start_timestamp"]), int(request.query["end_timestamp"])
@@ -230,7 +248,7 @@ class FakeVenue:
 
 
 async def _send(socket: web.WebSocketResponse, text: str) -> None:
-    with suppress(ConnectionError):  # whoever has left hears nothing
+    with suppress(ConnectionError):  # clients that have left receive nothing
         await socket.send_str(text)
 
 
@@ -251,10 +269,3 @@ async def fake_venue() -> AsyncIterator[FakeVenue]:
         yield venue
     finally:
         await venue.stop()
-
-
-async def until(condition: Callable[[], object], *, within_s: float = 10) -> None:
-    """Wait until something is true of what another task does."""
-    async with asyncio.timeout(within_s):
-        while not condition():
-            await asyncio.sleep(0.005)

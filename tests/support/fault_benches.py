@@ -1,4 +1,4 @@
-"""Services under a fault: each has a database, a sink of notices, a client that trades, and what the fault is about."""
+"""Services under a fault: each has a database, a notification sink, a trading client, and the subject of its fault."""
 
 import asyncio
 import os
@@ -22,12 +22,12 @@ from support.replication import Replica
 from support.sinks import Sinks, sinks
 from support.trading_provider import TradingProvider, trading_provider
 
-from trader.embedded.binaries import choose_binaries
-from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
-from trader.services.exchange.audit import audit
-from trader.store.agents.models import upsert_model
-from trader.store.database.pool import Database
-from trader.store.database.schema import apply_schema
+from trader.agents.sql.models import upsert_model
+from trader.database.embedded.binaries import choose_binaries
+from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
+from trader.database.pool import Database
+from trader.database.schema import apply_schema
+from trader.portfolio.audit import audit
 
 ORDER_EVERY_S: Final = 0.5
 PRICES_EVERY_S: Final = 0.5
@@ -87,7 +87,7 @@ class Bench:
         self.service = await self.launch()
 
     async def launch(self, **environ: str) -> ServiceProcess:
-        """Start a process of the service, and wait until the sink has heard of it."""
+        """Start a process of the service, and wait until the sink receives its notice."""
         heard = len(self.sinks.of("/away"))
         service = await ServiceProcess.start(
             self.folder, self.http, *self.arguments, command=self.command, **{**self.environ, **environ}
@@ -98,7 +98,7 @@ class Bench:
         return service
 
     async def _trade(self) -> None:
-        """Place an order every half a second in one of ten accounts, and note the acknowledged ones."""
+        """Place an order every half second in one of ten accounts, and record the acknowledged ones."""
         pending: set[asyncio.Task[None]] = set()
         while True:
             task = asyncio.create_task(self._order(next(self._numbers)))
@@ -121,7 +121,7 @@ class Bench:
         return (await self.ask(self.service, "/health"))[0] == 200
 
     async def ask(self, service: ServiceProcess, path: str) -> tuple[int, Any]:
-        """Return what a service answers to a GET; 0 and nothing when it does not answer in three seconds."""
+        """Return a service's answer to a GET; 0 and None if it does not answer within three seconds."""
         try:
             async with asyncio.timeout(3):
                 return await service.get(path)
@@ -129,11 +129,11 @@ class Bench:
             return 0, None
 
     def notices(self) -> list[dict[str, Any]]:
-        """Every notice that the sink took, in order."""
+        """Every notice that the sink accepted, in order."""
         return [orjson.loads(each.body) for each in self.sinks.of("/away") if each.is_taken]
 
     async def administer(self, *statements: str) -> Any:
-        """Execute statements as an administrator. Return the first value of the last."""
+        """Execute statements as an administrator. Return the first value of the last one."""
         writable = {"default_transaction_read_only": "off"}
         conn = await asyncpg.connect(self.server.superuser_dsn(), server_settings=writable)
         try:
@@ -144,8 +144,8 @@ class Bench:
         return value
 
     async def lost(self) -> tuple[int, list[str]]:
-        """Return how many acknowledged orders are not in the database, and what the audit finds."""
-        acknowledged = dict(self.acknowledged)  # those of later are not in the rows that are read now
+        """Return the number of acknowledged orders missing in the database, and the findings of the audit."""
+        acknowledged = dict(self.acknowledged)  # later ones are not in the rows read now
         database = await Database.connect(self.server.superuser_dsn(self.database), size=2)
         try:
             async with database.connection() as conn:
@@ -158,7 +158,7 @@ class Bench:
 
 
 class SmallDiskBench(Bench):
-    """Its database server has a small file system of its own, which only root may mount."""
+    """Its database server has a separate small file system, which only root may mount."""
 
     @staticmethod
     def lacks() -> str | None:
@@ -174,7 +174,7 @@ class SmallDiskBench(Bench):
 
 
 class PasswordBench(Bench):
-    """Its service has a role and a password of its own, without the rights of a superuser."""
+    """Its service has its own role and password, without superuser rights."""
 
     async def open_database(self) -> None:
         await super().open_database()
@@ -190,13 +190,13 @@ class PasswordBench(Bench):
 
 
 class EmbeddedBench(Bench):
-    """The service runs the embedded server itself, and is started again by the rules of the systemd unit."""
+    """The service runs the embedded server itself, and is restarted by the rules of the systemd unit."""
 
     postgres = EMBEDDED_FOLDER
     healthy_within_s = 10.0
 
     async def open_database(self) -> None:
-        """The service does it."""
+        """Do nothing: the service does it."""
 
     async def start_service(self) -> None:
         await super().start_service()
@@ -216,15 +216,15 @@ class EmbeddedBench(Bench):
     async def _end(self, supervising: asyncio.Task[None]) -> None:
         supervising.cancel()
         await asyncio.wait([supervising])
-        await self.service.stop()  # with its server, which outlives a kill by a moment
+        await self.service.stop()  # together with its server, which briefly outlives a kill
 
 
 class EmbeddedSmallDiskBench(SmallDiskBench, EmbeddedBench):
-    """Its embedded server has a small file system of its own."""
+    """Its embedded server has a separate small file system."""
 
 
 class StandbyBench(Bench):
-    """A second process stands by. Healthy is a process that leads."""
+    """A second process stands by. The bench is healthy if a process leads."""
 
     standby: ServiceProcess
 
@@ -255,7 +255,7 @@ class ReaderBench(Bench):
 
 
 class VenueBench(Bench):
-    """The service trades on the market data of a venue, whose prices move twice a second."""
+    """The service trades on a venue's market data, with prices that move twice a second."""
 
     command = COMMAND[:-1]
     arguments = COMMAND[-1:]  # without the demo
@@ -276,7 +276,7 @@ class VenueBench(Bench):
 
 
 class ClockBench(VenueBench):
-    """The clock of the service's machine can be set while it runs; those of the database and the venue stay right."""
+    """The service's clock can be set while it runs; the clocks of the database and the venue stay correct."""
 
     @staticmethod
     def lacks() -> str | None:
@@ -298,13 +298,13 @@ class ClockBench(VenueBench):
         return self.folder / "clock"
 
     def set_clock(self, ahead_s: int) -> None:
-        """Set the clock of the service ahead of the real one, or behind it."""
+        """Set the service's clock ahead of the real one, or behind it."""
         new = self._setting.with_suffix(".new")
         new.write_text(f"{ahead_s:+d}")
         new.replace(self._setting)
 
     async def lost(self) -> tuple[int, list[str]]:
-        """Also find what was traded in the future of the market."""
+        """Also find trades in the future of the market."""
         lost, problems = await super().lost()
         conn = await asyncpg.connect(self.server.superuser_dsn(self.database))
         try:
@@ -315,7 +315,7 @@ class ClockBench(VenueBench):
 
 
 class ProviderBench(Bench):
-    """The service runs a model of a provider, which answers every request."""
+    """The service runs a model whose provider answers every request."""
 
     command = COMMAND[:-1]
     arguments = COMMAND[-1:]  # without the demo
@@ -346,7 +346,7 @@ async def _run(*command: str) -> None:
 
 @asynccontextmanager
 async def opened(folder: Path, kind: type[Bench]) -> AsyncIterator[Bench]:
-    """A bench in an empty folder that every user can reach."""
+    """Run a bench in an empty folder that every user can access."""
     async with AsyncExitStack() as stack:
         http = await stack.enter_async_context(aiohttp.ClientSession())
         bench = kind(folder, http, stack, await stack.enter_async_context(sinks()))

@@ -1,7 +1,8 @@
-"""The faults of docs/runbooks.md: what makes and ends each, around the length of a block."""
+"""The faults of docs/runbooks.md: each as a context manager that causes and ends it."""
 
 import asyncio
 import os
+import resource
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import asyncpg
+import pytest
 from support.fault_benches import (
     PASSWORD,
     Bench,
@@ -22,18 +24,23 @@ from support.fault_benches import (
     StandbyBench,
     VenueBench,
 )
+from support.waiting import until
+
+from trader.database.embedded.server import SERVER_LOG
 
 END_CONNECTIONS: Final = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = 'trader'"
 
 
 class Fault(NamedTuple):
-    """A fault: its name in docs/runbooks.md, the cause of its notice, what makes and ends it, and where.
+    """A fault: its name in docs/runbooks.md, the cause in its notice, its context manager, and its bench.
 
-    `quick_cause` is how a fault is named that is told at once, without waiting for a time limit.
+    Without a `kind` nothing has to be reported.
+
+    `quick_cause` is the cause in the notice of a fault that is reported at once, without waiting for a time limit.
     """
 
     name: str
-    kind: str
+    kind: str | None
     inject: Callable[[Any], Any]
     bench: type[Bench] = Bench
     lasts_s: float = 20.0
@@ -67,7 +74,7 @@ async def no_connections_left(bench: Bench) -> AsyncIterator[None]:
     async with AsyncExitStack() as stack:
         first = await asyncpg.connect(bench.server.superuser_dsn())
         stack.push_async_callback(first.close)
-        while await first.fetchval(END_CONNECTIONS):  # the service tries for each that is free
+        while await first.fetchval(END_CONNECTIONS):  # the service tries for each free one
             with suppress(asyncpg.PostgresError):
                 while True:
                     conn = await asyncpg.connect(bench.server.superuser_dsn())
@@ -96,7 +103,7 @@ async def killed_database(bench: Bench) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def stopped_database(bench: Bench) -> AsyncIterator[None]:
-    """SIGSTOP of every process of the server: connections stay open and nothing answers."""
+    """Send SIGSTOP to every process of the server: connections stay open, but nothing answers."""
     group = [_postmaster(bench), *_children(_postmaster(bench))]
     for pid in group:
         os.kill(pid, signal.SIGSTOP)
@@ -129,21 +136,21 @@ async def killed_leader(bench: Bench) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def killed_service(bench: EmbeddedBench) -> AsyncIterator[None]:
-    """A supervisor starts it again."""
+    """Kill the service, which a supervisor restarts."""
     await bench.service.kill()
     yield
 
 
 @asynccontextmanager
 async def killed_server(bench: EmbeddedBench) -> AsyncIterator[None]:
-    """The service ends with its embedded server, and a supervisor starts it again."""
+    """Kill the embedded server; the service ends with it, and a supervisor restarts both."""
     os.kill(_postmaster(bench), signal.SIGKILL)
     yield
 
 
 @asynccontextmanager
 async def suspended_process(bench: Bench) -> AsyncIterator[None]:
-    """The machine sleeps, and its clock goes on: another process may lead meanwhile."""
+    """Suspend the machine while its clock continues: another process may lead meanwhile."""
     bench.service.process.send_signal(signal.SIGSTOP)
     yield
     bench.service.process.send_signal(signal.SIGCONT)
@@ -151,7 +158,7 @@ async def suspended_process(bench: Bench) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def unreachable_sink(bench: Bench) -> AsyncIterator[None]:
-    """A sink that is away hears of a fault of the meantime when it is back, as over."""
+    """Make the sink unreachable: once it returns, it receives the faults of the meantime as resolved."""
     bench.sinks.away = True
     async with unreachable_database(bench):
         yield
@@ -161,7 +168,7 @@ async def unreachable_sink(bench: Bench) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def refused_password(bench: PasswordBench) -> AsyncIterator[None]:
-    """Another password at the server, and new connections."""
+    """Change the password at the server, and force new connections."""
     await bench.set_password("another")
     bench.proxy.cut()
     yield
@@ -191,10 +198,8 @@ async def unreachable_venue(bench: VenueBench) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def provider_without_credit(bench: ProviderBench) -> AsyncIterator[None]:
-    """Every request is answered 402 from here on; the service asks again once a minute."""
-    async with asyncio.timeout(90):
-        while not bench.provider.requests:  # it was answered before
-            await asyncio.sleep(0.1)
+    """Answer every request with 402 from now on; the service retries once a minute."""
+    await until(lambda: bench.provider.requests)  # it was answered before
     bench.provider.status = 402
     yield
     bench.provider.status = 200
@@ -214,8 +219,133 @@ async def clock_back(bench: ClockBench) -> AsyncIterator[None]:
     bench.set_clock(0)
 
 
+SELECT_TABLES: Final = """
+SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p')
+    AND NOT relispartition AND relname <> 'schema_version' ORDER BY relname
+"""
+NOTICED_S: Final = 15.0
+SLOW: Final = (
+    "CREATE FUNCTION public.slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(4); RETURN NEW; END'",
+    "CREATE TRIGGER slow BEFORE INSERT ON order_requests FOR EACH ROW EXECUTE FUNCTION public.slow()",
+)
+
+
+@asynccontextmanager
+async def each_table_locked(bench: Bench) -> AsyncIterator[None]:
+    """Lock the tables one by one; the service must be unhealthy each time, and healthy in between."""
+    conn = await asyncpg.connect(bench.server.dsn(bench.database))
+    try:
+        tables = [row["relname"] for row in await conn.fetch(SELECT_TABLES)]
+        for number, table in enumerate(tables):
+            transaction = conn.transaction()
+            await transaction.start()
+            await conn.execute(f"LOCK TABLE {table}")
+            if number == len(tables) - 1:
+                yield
+            else:
+                await _health_becomes(bench, healthy=False, what=f"while {table} is locked")
+            await transaction.rollback()
+            await _health_becomes(bench, healthy=True, what=f"after {table} was locked")
+    finally:
+        await conn.close()
+
+
+async def _health_becomes(bench: Bench, *, healthy: bool, what: str) -> None:
+    """Wait for the health of the service.
+
+    :raises AssertionError: it does not change in time
+    """
+    with suppress(TimeoutError):
+        async with asyncio.timeout(NOTICED_S):
+            while await bench.is_healthy() is not healthy:
+                await asyncio.sleep(0.1)
+            return
+    raise AssertionError(f"the service is {'unhealthy' if healthy else 'healthy'} {what}")
+
+
+@asynccontextmanager
+async def slow_database(bench: Bench) -> AsyncIterator[None]:
+    """Let every posting of an order take four seconds."""
+    conn = await asyncpg.connect(bench.server.superuser_dsn(bench.database))
+    try:
+        for statement in SLOW:
+            await conn.execute(statement)
+        yield
+        await conn.execute("DROP FUNCTION public.slow() CASCADE")
+    finally:
+        await conn.close()
+
+
+@asynccontextmanager
+async def flapping_database(bench: Bench) -> AsyncIterator[None]:
+    """Make the database unreachable for two of every twelve seconds."""
+
+    async def flap() -> None:
+        while True:
+            bench.proxy.stop()
+            await asyncio.sleep(2)
+            bench.proxy.pass_on()
+            await asyncio.sleep(10)
+
+    flapping = asyncio.create_task(flap())
+    yield
+    flapping.cancel()
+    await asyncio.wait([flapping])
+    bench.proxy.pass_on()
+
+
+@asynccontextmanager
+async def connections_taken_before_the_start(bench: Bench) -> AsyncIterator[None]:
+    """Stop the service, take every connection, and start it: it ends with an error that says so, and starts later."""
+    await bench.service.stop()
+    async with AsyncExitStack() as stack:
+        with suppress(asyncpg.PostgresError):
+            while True:
+                conn = await asyncpg.connect(bench.server.superuser_dsn())
+                stack.push_async_callback(conn.close)
+        with pytest.raises(AssertionError, match="too many"):
+            await bench.start_service()
+        yield
+    await bench.start_service()
+
+
+@asynccontextmanager
+async def hung_up(bench: Bench) -> AsyncIterator[None]:
+    """End the service's session as a closed terminal does: it stops in an orderly way."""
+    bench.service.process.send_signal(signal.SIGHUP)
+    assert await bench.service.process.wait() == 0
+    yield
+    await bench.start_service()
+
+
+@asynccontextmanager
+async def rotated_logs(bench: EmbeddedBench) -> AsyncIterator[None]:
+    """Rename the server's log, and stop the reader of the service's own log."""
+    log = bench.server.data.parent / SERVER_LOG
+    log.rename(log.with_suffix(".rotated"))
+    bench.service.reads_log.clear()
+    yield
+    bench.service.reads_log.set()
+
+
+@asynccontextmanager
+async def out_of_memory(bench: EmbeddedBench) -> AsyncIterator[None]:
+    """Limit the service's memory to its current use. If it exits, a supervisor restarts it."""
+    pid = bench.service.process.pid
+    size = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.prlimit(pid, resource.RLIMIT_AS, (size, resource.RLIM_INFINITY))
+    yield
+    with suppress(ProcessLookupError):
+        resource.prlimit(pid, resource.RLIMIT_AS, before)
+
+
 FAULTS: Final = (
     Fault("the database is locked", "database", locked_tables, lasts_s=40),
+    Fault("each table is locked, one by one", "database", each_table_locked),
+    Fault("the database is slow", "database", slow_database, lasts_s=40),
+    Fault("the database is flapping", "database", flapping_database, lasts_s=60),
+    Fault("connections are taken before the start", "start", connections_taken_before_the_start, lasts_s=0),
+    Fault("the terminal hangs up", "stop", hung_up, lasts_s=0),
     Fault("the disk is full", "database", full_disk, SmallDiskBench, lacks=SmallDiskBench.lacks),
     Fault("the database is read-only", "database", read_only, quick_cause="read-only"),
     Fault("no connection is left", "database", no_connections_left),
@@ -225,7 +355,7 @@ FAULTS: Final = (
     Fault("the password is refused", "database", refused_password, PasswordBench),
     Fault("the leader is killed", "start", killed_leader, lasts_s=0),
     Fault("the leader of two is killed", "takeover", leader_killed_beside_standby, StandbyBench, 0, is_unhealthy=False),
-    Fault("the process is suspended", "database", suspended_process),
+    Fault("the process is suspended", "takeover", suspended_process),
     Fault("the replica is behind", "database", paused_replica, ReaderBench, lasts_s=75),
     Fault("the venue is unreachable", "market", unreachable_venue, VenueBench, lasts_s=95),
     Fault("the provider is out of credit", "provider", provider_without_credit, ProviderBench, 75, is_unhealthy=False),
@@ -239,5 +369,7 @@ FAULTS: Final = (
     Fault("embedded: the database is killed", "start", killed_server, EmbeddedBench, lasts_s=0),
     Fault("embedded: the database is stopped", "database", stopped_database, EmbeddedBench),
     Fault("embedded: the service is killed", "start", killed_service, EmbeddedBench, lasts_s=0),
-    Fault("embedded: the process is suspended", "database", suspended_process, EmbeddedBench),
+    Fault("embedded: the process is suspended", "takeover", suspended_process, EmbeddedBench),
+    Fault("embedded: the logs are rotated", None, rotated_logs, EmbeddedBench, is_unhealthy=False),
+    Fault("embedded: the service is out of memory", None, out_of_memory, EmbeddedBench, is_unhealthy=False),
 )

@@ -1,9 +1,8 @@
-"""Inject faults into services of their own, and measure when they are told, when they are over, and what was lost.
+"""Inject faults into separate services, and measure when they are reported and resolved, and what was lost.
 
-Each fault has a service and a PostgreSQL server of its own in a temporary folder, and a client that places an order
-every half a second while the fault begins, lasts and ends. The table shows how long it took until `/health` and a
-webhook of NOTIFY_URL said so, how long after its end both said that it is over, in how many notices, and which
-acknowledged orders were lost.
+Each fault has its own service and PostgreSQL server in a temporary folder, and a client that places an order every half
+second before, during and after the fault. The table shows how long `/health` and a webhook of NOTIFY_URL took to report
+the fault and, after its end, to report the recovery, the number of notices, and the acknowledged orders that were lost.
 """
 
 import argparse
@@ -22,12 +21,12 @@ from support.fault_list import FAULTS, Fault
 LOOK_EVERY_S: Final = 0.1
 TOLD_S: Final = 150.0
 RESOLVED_S: Final = 150.0
-EVENTS: Final = ("start", "takeover")
+EVENTS: Final = ("start", "stop", "takeover")
 """The causes of notices that have no end."""
 
 
 class Told(NamedTuple):
-    """What was measured of a fault, in seconds; None: it was not told."""
+    """The measured delays of a fault, in seconds; None: it was not reported."""
 
     fault: Fault
     unhealthy_s: float | None
@@ -41,18 +40,20 @@ class Told(NamedTuple):
 
     @property
     def is_clean(self) -> bool:
-        is_noticed = (self.unhealthy_s if self.fault.is_unhealthy else self.told_s) is not None
+        noticed_s = self.unhealthy_s if self.fault.is_unhealthy else self.told_s
+        is_noticed = self.fault.kind is None or noticed_s is not None
         is_over = self.healthy_s is not None and self.healthy_s <= self.fault.bench.healthy_within_s
         return self.lost == 0 and not self.problems and is_noticed and is_over
 
 
 async def measure(bench: Bench, fault: Fault, *, waits_for_notices: bool) -> Told:
-    """Let a fault happen to a healthy service, and measure."""
+    """Cause a fault in a healthy service, and measure."""
     await _until(lambda: _is(bench, healthy=True), RESOLVED_S)
     heard, began = len(bench.notices()), len(bench.answers)
     async with fault.inject(bench):
         begun_s = time.monotonic()
-        is_told = asyncio.create_task(_until(lambda: _is_told(bench, heard, fault.kind), TOLD_S))
+        limit_s = TOLD_S if fault.kind is not None else 0.0
+        is_told = asyncio.create_task(_until(lambda: _is_told(bench, heard, fault.kind), limit_s))
         unhealthy_s = await _until(lambda: _is(bench, healthy=False), TOLD_S) if fault.is_unhealthy else None
         if waits_for_notices:
             await asyncio.sleep(max(0.0, fault.lasts_s - (time.monotonic() - begun_s)))
@@ -62,7 +63,7 @@ async def measure(bench: Bench, fault: Fault, *, waits_for_notices: bool) -> Tol
     resolved_s = None
     if waits_for_notices:
         await is_told
-        if fault.kind not in EVENTS:
+        if fault.kind is not None and fault.kind not in EVENTS:
             is_over = await _until(lambda: _is_resolved(bench, heard, fault.kind), RESOLVED_S) is not None
             resolved_s = time.monotonic() - ended_s if is_over else None
     is_told.cancel()
@@ -78,16 +79,16 @@ async def _is(bench: Bench, *, healthy: bool) -> bool:
     return await bench.is_healthy() is healthy
 
 
-async def _is_told(bench: Bench, heard: int, kind: str) -> bool:
+async def _is_told(bench: Bench, heard: int, kind: str | None) -> bool:
     return any(notice["cause"] == kind for notice in bench.notices()[heard:])
 
 
-async def _is_resolved(bench: Bench, heard: int, kind: str) -> bool:
+async def _is_resolved(bench: Bench, heard: int, kind: str | None) -> bool:
     return any(notice["state"] == "resolved" and notice["cause"] == kind for notice in bench.notices()[heard:])
 
 
 async def _until(condition: Callable[[], Awaitable[bool]], limit_s: float) -> float | None:
-    """Return after how many seconds a condition held; None when it did not within the limit."""
+    """Return the seconds until a condition holds; None if it does not hold within the limit."""
     began_s = time.monotonic()
     while time.monotonic() - began_s < limit_s:
         if await condition():
@@ -97,7 +98,7 @@ async def _until(condition: Callable[[], Awaitable[bool]], limit_s: float) -> fl
 
 
 async def run(folder: Path, faults: Sequence[Fault]) -> bool:
-    """Run the faults and print a row of each. Return whether nothing was lost, and each was told and resolved."""
+    """Run the faults and print a row for each. Return whether nothing was lost, and each was reported and resolved."""
     is_clean = True
     heads = ("fault", "unhealthy", "told", "healthy", "resolved", "lost", "notices")
     print("{:32} {:>10} {:>8} {:>8} {:>9} {:>5}  {}".format(*heads), flush=True)
@@ -124,7 +125,7 @@ def main() -> int:
     options = parser.parse_args()
     chosen = [fault for fault in FAULTS if not options.faults or any(word in fault.name for word in options.faults)]
     folder = Path(tempfile.mkdtemp(prefix="trader-faults-"))
-    folder.chmod(0o755)  # as root the server runs as another user, who must have access
+    folder.chmod(0o755)  # as root, the server runs as another user, which must have access
     try:
         return 0 if asyncio.run(run(folder, chosen)) else 1
     finally:

@@ -1,4 +1,4 @@
-"""A market source that gives what a test puts into it, and a feed loop that follows it."""
+"""A market source that yields the test's ticks, and a feed loop that follows it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -10,8 +10,8 @@ import pytest
 from support.books import DEFAULT_MARKETS
 from support.manual_clock import ManualClock
 
-from trader.clock import Clock
-from trader.domain.market.markets import (
+from trader.core.clock import Clock
+from trader.market.domain.markets import (
     INTERVALS,
     PLAIN_FUNDING_RATE,
     Book,
@@ -22,7 +22,7 @@ from trader.domain.market.markets import (
     Quote,
     Tick,
 )
-from trader.services.market.feed import MarketFeed, OnTick
+from trader.market.feed import MarketFeed, OnTick
 
 START = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -43,7 +43,7 @@ def tick(seconds: float, *symbols: str) -> Tick:
 
 
 class ScriptedSource:
-    """Gives what the test puts into its queue: ticks, or errors to fail with."""
+    """Yields the items that the test puts into its queue: ticks, or errors to fail with."""
 
     name = "scripted"
     identity = "scripted:0"
@@ -113,7 +113,7 @@ class Feed:
         self.seen.append(given)
 
     async def give(self, *items: Tick | Exception | None) -> None:
-        """Put into the queue, and let the loop work it off."""
+        """Put items into the queue, and let the loop process them."""
         for item in items:
             self.source.queue.put_nowait(item)
         await turns()

@@ -1,7 +1,7 @@
-"""Gaps of the services under test: every statement, commit and await at which somebody else may come in between.
+"""Gaps of the services under test: every statement, commit and await at which another actor may intervene.
 
 A task factory drives each task step by step, and a database hands out connections that stop around each statement.
-Between two gaps a task of the watched process is alone: nobody sees what it does there, or comes in between.
+Between two gaps, a task of the watched process runs alone: nobody can observe it or intervene.
 """
 
 import asyncio
@@ -17,13 +17,13 @@ from typing import Any, Final, Literal, cast, get_args
 
 import asyncpg
 
-from trader.store.database.pool import Connection, Database
+from trader.database.pool import Connection, Database
 
 SERVICE: Final = f"{Path(inspect.getfile(Database)).parents[2]}/"
 
 IDLE_TURNS: Final = 12
 STUCK_S: Final = 0.25
-"""Somebody who makes no step for so many turns of the loop, or, in a statement, for so long, waits for the first."""
+"""An actor without progress for this many loop turns or, in a statement, for this long, waits for the first process."""
 
 IN_TRANSACTION: Final = " in a transaction"
 """The end of the labels of statements that are lost with their transaction."""
@@ -32,12 +32,21 @@ Fault = Literal["lost statement", "lost acknowledgement", "late statement"]
 
 
 def gaps_for(actor: str, gaps: list[str]) -> list[int]:
-    """Return the numbers of the gaps in which an actor does what it does in no other: for most actors all of them.
+    """Return the numbers of the gaps in which an actor has a distinct effect: for most actors, all of them.
 
-    A fault strikes the next statement, so of the gaps before that the last one stands for all. Within a transaction a
-    lost acknowledgement and a late statement lose the transaction, as the actor of a lost statement does.
+    A fault strikes the next statement, so the last gap before it stands for all earlier ones. Within a transaction, a
+    lost acknowledgement and a late statement lose the transaction, just like a lost statement. For the others, the gap
+    before a statement of a transaction stands for the one after the statement before it: the rows and locks are the
+    same, and memory follows only the commit.
     """
-    return [number for number, gap in enumerate(gaps) if actor not in get_args(Fault) or _can_strike(actor, gap)]
+    if actor in get_args(Fault):
+        return [number for number, gap in enumerate(gaps) if _can_strike(actor, gap)]
+    return [number for number, gap in enumerate(gaps) if not _is_repeated(gap, gaps[number + 1 : number + 2])]
+
+
+def _is_repeated(gap: str, following: list[str]) -> bool:
+    is_inside = gap.startswith("after ") and gap.endswith(IN_TRANSACTION)
+    return is_inside and following != [] and following[0].startswith("before ")
 
 
 def _can_strike(fault: str, gap: str) -> bool:
@@ -53,7 +62,7 @@ DO $$ DECLARE name text; BEGIN
     SET LOCAL session_replication_role = replica;  -- foreign keys are checked by triggers, and rows of a record kept
     FOR name IN SELECT quote_ident(c.relname) FROM pg_class c
                 WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition
-                  AND c.relname <> 'schema_version'
+                  AND c.relname NOT IN ('schema_version', 'variants')
     LOOP
         EXECUTE 'DELETE FROM ' || name;
     END LOOP;
@@ -66,7 +75,7 @@ _in_driver: ContextVar[bool] = ContextVar("in_driver", default=False)
 
 
 def asked_for() -> list[str]:
-    """Return the operation, the actor and the gap of the one schedule that SCHEDULE names; an empty name without it."""
+    """Return the operation, actor and gap of the schedule named by SCHEDULE; an empty name without it."""
     return os.environ.get("SCHEDULE", "").split(" / ")
 
 
@@ -96,7 +105,7 @@ class Gaps:
         self.fault_in: str | None = None
 
         self.late: list[Callable[[], Awaitable[object]]] = []
-        """Statements that the server has not executed yet though nobody waits for them any more."""
+        """Statements that the server has not executed yet, although their callers no longer wait."""
 
         self._watched: str | None = None
         self._act: Callable[[], Coroutine[Any, Any, Any]] | None = None
@@ -119,20 +128,20 @@ class Gaps:
             self._watched = None
 
     async def land(self) -> None:
-        """Let the server execute what is late."""
+        """Let the server execute the late statement."""
         late, self.late = self.late, []
         for execute in late:
             await execute()
 
     def take_fault(self, label: str) -> Fault | None:
-        """Return the fault of the statement that begins."""
+        """Return the fault of the statement about to begin."""
         if not self._is_watched() or self.fault_in not in {None, label}:
             return None
         fault, self.fault = self.fault, None
         return fault
 
     async def reach(self, label: str) -> None:
-        """Pass a gap, after the actor if this is where it acts."""
+        """Pass a gap, after the actor if this is its gap."""
         if self._standing is not None or not self._is_watched():
             return
         number = len(self.passed)
@@ -141,7 +150,7 @@ class Gaps:
             await self.act()
 
     async def act(self) -> None:
-        """Let the actor do its whole step, or all that it can while the first stands in its gap."""
+        """Let the actor complete its step, or as much as it can while the first process waits in its gap."""
         if self._act is None:
             return
         act, self._act = self._act, None
@@ -153,7 +162,7 @@ class Gaps:
             self._standing = None
 
     async def run(self, execute: Callable[[], Awaitable[Any]]) -> Any:
-        """Execute a statement, or return a connection: what the driver awaits is no gap."""
+        """Execute a statement, or return a connection; awaits within the driver are not gaps."""
         token = _in_driver.set(True)
         self._in_flight += 1
         try:
@@ -178,7 +187,7 @@ class Gaps:
 
     def _make_task(self, loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
         task = asyncio.Task(self._driven(work), loop=loop, **options)
-        task.add_done_callback(lambda _: work.close())  # of a task that was cancelled before its first step
+        task.add_done_callback(lambda _: work.close())  # the task was cancelled before its first step
         return task
 
     async def _driven(self, work: Coroutine[Any, Any, Any]) -> Any:
@@ -186,7 +195,7 @@ class Gaps:
 
     @coroutine
     def _drive(self, work: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
-        """Run a coroutine; each of its suspensions outside the driver of the database is a gap."""
+        """Run a coroutine; each of its suspensions outside the database driver is a gap."""
         value, error = None, None
         while True:
             try:
@@ -214,7 +223,7 @@ def _turn() -> Generator[None, None, None]:
 
 
 def _place(work: Any) -> str | None:
-    """Return the line of the service at which a coroutine waits; None when it is not in the service."""
+    """Return the line of the service at which a coroutine waits; None if it is not in the service."""
     place = None
     while work is not None:
         frame = getattr(work, "cr_frame", None) or getattr(work, "ag_frame", None)
@@ -254,17 +263,17 @@ class GapDatabase(Database):
             await (self.gaps.run(give_back) if gap_conn.has_just_ended else give_back())
 
     async def execute_late(self, method: str, query: str, *args: object) -> None:
-        """Execute a statement for which nobody waits any more."""
+        """Execute a statement whose caller no longer waits."""
         async with super().connection() as conn:
             await getattr(conn, method)(query, *args)
 
 
 class GapConnection:
-    """A borrowed connection with a gap before and after each statement, unless one of them is like the one before it.
+    """A borrowed connection with a gap before and after each statement, unless a gap equals the previous one.
 
-    There is none after BEGIN, which shows nothing and holds nothing; none when the connection is returned after a
-    COMMIT, since the service does nothing between the two; and in a transaction of one snapshot none after a further
-    statement, which shows the same whatever others commit.
+    There is none after BEGIN, which neither reads nor locks anything; none when the connection is returned after a
+    COMMIT, since the service does nothing in between; and, in a transaction with one snapshot, none after a further
+    statement, which reads the same regardless of other commits.
     """
 
     def __init__(self, conn: Connection, database: GapDatabase) -> None:

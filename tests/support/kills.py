@@ -1,7 +1,7 @@
-"""Kill a paced replay at random moments while clients trade in it, and repeat their orders in a run never killed.
+"""Kill a paced replay at random moments while clients trade in it, and repeat their orders in an unkilled run.
 
-The second run is in this process: it goes through the same ticks, and places each order at the time at which the first
-run decided it. The rows of the two must be the same.
+The second run is in this process: it processes the same ticks, and places each order at the time at which the first run
+decided on it. The rows of both must be the same.
 """
 
 import asyncio
@@ -18,16 +18,17 @@ from support.process import ServiceProcess
 from support.scripted import make_settings
 from support.venue import make_exchange
 
+from trader.agents.domain.models import Model
+from trader.agents.sql.models import upsert_model
 from trader.api.schemas.simulator import PlaceOrderInput
-from trader.domain.models import Model, VariantId
-from trader.gateways.market.recorder import Recorder
-from trader.gateways.market.source import MarketSource
-from trader.gateways.market.synthetic import SyntheticSource
-from trader.services.exchange.paper import PaperExchange
-from trader.services.market.feed import MarketFeed
-from trader.store.agents.models import upsert_model
-from trader.store.database.pool import Database
-from trader.store.exchange.accounts import select_lived_until
+from trader.core.variant_id import VariantId
+from trader.database.pool import Database
+from trader.exchange.paper import PaperExchange
+from trader.exchange.sql.accounts import select_lived_until
+from trader.market.feed import MarketFeed
+from trader.market.sources.recorder import Recorder
+from trader.market.sources.source import MarketSource
+from trader.market.sources.synthetic import SyntheticSource
 
 ACCOUNTS: Final = [f"storm-{n}" for n in range(6)]
 SIZES: Final = {"BTC": 0.05, "ETH": 1.5, "SOL": 20.0}
@@ -39,8 +40,7 @@ TABLES: Final = (
 
 
 class Act(NamedTuple):
-    """What one client asked for: to place an order, to cancel the one that it placed as `cancels`, or (no order and
-    nothing to cancel) to open its account."""
+    """A client's request: place an order, cancel its order number `cancels`, or (neither) open its account."""
 
     account_id: str
     number: int
@@ -50,7 +50,7 @@ class Act(NamedTuple):
 
 @dataclass
 class Storm:
-    """What clients asked for and saw, over every life of the service."""
+    """The requests and observations of clients, across all lives of the service."""
 
     acts: list[Act] = field(default_factory=list)
     resting: dict[int, tuple[str, str]] = field(default_factory=dict)
@@ -74,7 +74,7 @@ async def write_candles(folder: Path, seed: int, begin: datetime, hours: int) ->
 
 
 async def without_models(database: Database, now: datetime) -> None:
-    """Have a demo invoke nobody: it creates models only where there is none."""
+    """Make a demo invoke no models: it creates models only if there are none."""
     async with database.connection() as conn:
         await upsert_model(
             conn,
@@ -124,7 +124,7 @@ async def _trade(service: ServiceProcess, storm: Storm, account_id: str, rng: Ra
         status, body = await service.try_call(
             "simulator.placeOrder", accountId=account_id, clientOrderId=str(number), **order
         )
-        if status == 503:  # the database has not noticed yet that the killed process is gone: this one stands by
+        if status == 503:  # the database has not yet noticed that the killed process is gone, so this one stands by
             await asyncio.sleep(0.05)
             continue
         assert status == 200, (status, body)
@@ -133,7 +133,7 @@ async def _trade(service: ServiceProcess, storm: Storm, account_id: str, rng: Ra
 
 
 def _order(rng: Random, prices: dict[str, float]) -> dict[str, Any]:
-    """Mostly limit orders so near the price that a book of the next minutes fills them, or one of the last has."""
+    """Return mostly limit orders so near the price that a book of the next minutes fills them, or a recent one did."""
     symbol, side = rng.choice(list(SIZES)), rng.choice(["buy", "sell"])
     order: dict[str, Any] = {
         "symbol": symbol, "side": side, "quantity": SIZES[symbol] * rng.choice([0.2, 1, 3]), "leverage": 10,
@@ -148,18 +148,18 @@ def _order(rng: Random, prices: dict[str, float]) -> dict[str, Any]:
     return order
 
 
-# --- the run that is never killed -------------------------------------------------------------------------------------
+# --- the unkilled run -------------------------------------------------------------------------------------------------
 
 
 class Timed(NamedTuple):
-    """An act and when it was decided."""
+    """An act and the time of its decision."""
 
     at: datetime
     act: Act
 
 
 async def acts_of_rows(database: Database, acts: list[Act]) -> list[Timed]:
-    """Return what was carried out of the acts, by the time at which it was decided."""
+    """Return the executed acts, by the time of their decision."""
     async with database.connection() as conn:
         placed = {
             (row["account_id"], row["client_order_id"]): row["created_at"]
@@ -188,7 +188,7 @@ async def acts_of_rows(database: Database, acts: list[Act]) -> list[Timed]:
 async def settle(
     source: MarketSource, database: Database, recorder: Recorder | None = None, **settings: str
 ) -> datetime:
-    """Take every account through the same ticks: a stop ends within one. Return until when."""
+    """Bring every account to the same tick, since a stop may end within one. Return its time."""
     async with database.connection() as conn:
         lived_until = await select_lived_until(conn)
     assert lived_until is not None
@@ -203,7 +203,7 @@ async def settle(
 
 
 class PlacedAtOnce(PaperExchange):
-    """A paper exchange for orders whose time of meeting a book is known; its triggers wait for the latency."""
+    """A paper exchange for orders that meet the book at a known time; its triggers wait for the latency."""
 
     async def _wait_for_book(self, symbol: str) -> None:
         return None
@@ -219,7 +219,7 @@ async def repeat(
     recorder: Recorder | None = None,
     **settings: str,
 ) -> None:
-    """Go through the ticks of (begin, until] without a stop, and carry out each act at its time."""
+    """Process the ticks of (begin, until] without a stop, and execute each act at its time."""
     clock = ManualClock(begin)
     market = MarketFeed(source, clock, recorder=recorder)
     market.begin_recording()
@@ -259,12 +259,12 @@ async def _carry_out(exchange: PaperExchange, database: Database, act: Act) -> N
 
 
 async def rows(database: Database) -> dict[str, list[str]]:
-    """Every row of the accounts as text, in an order of its own."""
+    """Every row of the accounts as text, sorted. The number of a tick differs: it counts those of all leaders."""
     async with database.connection() as conn:
         return {
             table: [
                 row[0]
-                for row in await conn.fetch(f"SELECT t::text FROM {table} t ORDER BY t::text")
+                for row in await conn.fetch(f"SELECT (to_jsonb(t) - 'seen_tick')::text FROM {table} t ORDER BY 1")
                 if "nobody" not in row[0]
             ]
             for table in TABLES

@@ -1,4 +1,4 @@
-"""A live exchange over a real database and the fake venue, whose markets and faults the test decides.
+"""A live exchange over a real database and the fake venue, whose markets and faults the test controls.
 
 Only signing is replaced: `PlainSigner` writes the transactions that the venue's SDK would sign and sends them over real
 HTTP, so that this runs where the SDK is not installed.
@@ -20,33 +20,34 @@ from support.manual_clock import ManualClock
 from support.scripted import START, ScriptedSource, make_book
 from support.venue import without_depth
 
-from trader.domain.exchange.account import Account
-from trader.domain.exchange.orders import Order, OrderAnswer, OrderSide
-from trader.domain.market.markets import Market, Quote, Tick
-from trader.domain.models import Model, VariantId
-from trader.gateways.lighter.account import LighterAccounts
-from trader.gateways.lighter.api import LighterApi
-from trader.gateways.lighter.signer import OrderTerms, Signed
-from trader.services.events import Event, EventBus
-from trader.services.exchange.accounts import Accounts
-from trader.services.exchange.audit import audit
-from trader.services.exchange.halts import Halts
-from trader.services.exchange.ledger_writer import LedgerWriter
-from trader.services.live.drift import DriftRecorder
-from trader.services.live.exchange import LiveExchange
-from trader.services.market.feed import MarketFeed
-from trader.setting_forms import Secret
-from trader.settings import Settings
-from trader.store.agents.models import update_venue_account_index, upsert_model
-from trader.store.database.pool import Database
-from trader.store.exchange.accounts import select_accounts
+from trader.agents.domain.models import Model
+from trader.agents.sql.models import update_venue_account_index, upsert_model
+from trader.core.events import Event, EventBus
+from trader.core.variant_id import VariantId
+from trader.database.pool import Database
+from trader.exchange.accounts import Accounts
+from trader.exchange.domain.account import Account
+from trader.exchange.domain.orders import Order, OrderAnswer, OrderSide
+from trader.exchange.halts import Halts
+from trader.exchange.ledger_writer import LedgerWriter
+from trader.exchange.sql.accounts import select_accounts
+from trader.live.drift import DriftRecorder
+from trader.live.exchange import LiveExchange
+from trader.live.lighter.account import LighterAccounts
+from trader.live.lighter.api import LighterApi
+from trader.live.lighter.signer import OrderTerms, Signed
+from trader.market.domain.markets import Market, Quote, Tick
+from trader.market.feed import MarketFeed
+from trader.portfolio.audit import audit
+from trader.settings.forms import Secret
+from trader.settings.settings import Settings
 
 SYMBOLS: Final = ("BTC", "ETH")
 CENT: Final = Decimal("0.01")
 
 
 class PlainRefusal(Exception):
-    """An answer that is not 200, as the SDK raises it."""
+    """An answer other than 200, as raised by the SDK."""
 
     def __init__(self, status: int, body: str) -> None:
         super().__init__(status, body)
@@ -54,7 +55,7 @@ class PlainRefusal(Exception):
 
 
 class PlainSigner:
-    """Transactions as the SDK writes them, without a signature; sent as the SDK sends them."""
+    """Writes and sends transactions as the SDK does, but without a signature."""
 
     def __init__(self, base_url: str, account_index: int, key_index: int, key: Secret) -> None:
         del key
@@ -137,10 +138,10 @@ class Bench:
         await self.exchange.lead()
 
     async def kill(self) -> None:
-        """End as a power cut would: nothing more is sent or written, whatever is under way."""
+        """End as in a power cut: nothing more is sent or written, whatever is pending."""
         self.exchange.suspend()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("trader.services.live.exchange.FINISH_S", 0.001)
+            patch.setattr("trader.live.exchange.FINISH_S", 0.001)
             await self.stop()
 
     async def stop(self) -> None:
@@ -148,7 +149,7 @@ class Bench:
         await self.venue_accounts.close()
 
     async def synchronize(self) -> None:
-        """Synchronize every account with the venue. Raise as `LiveAccount.synchronize` does."""
+        """Synchronize every account with the venue. Raise the errors of `LiveAccount.synchronize`."""
         for account_id in list(self.exchange.accounts):
             await self.exchange.live_account(account_id).synchronize()
 
@@ -165,7 +166,7 @@ class Bench:
         await self.tell()
 
     async def tell(self) -> None:
-        """Tell the service where the venue's markets are."""
+        """Send the venue's current prices to the service."""
         now = self.clock.now()
         quotes = {
             symbol: Quote.of(make_book(symbol, self.venue.markets[symbol].mid, now, size="50")) for symbol in SYMBOLS
@@ -188,7 +189,7 @@ class Bench:
         return self.exchange.accounts[account_id]
 
     async def agree(self, account_id: str = "apex", index: int = ACCOUNT) -> None:
-        """Books, rows and venue say the same, and the books balance."""
+        """Assert that books, rows and venue agree, and that the books balance."""
         account, ledger = self.account(account_id), self.venue.ledgers[index]
         held = {
             IDS[symbol]: position.side.direction * position.quantity for symbol, position in account.positions.items()
@@ -214,7 +215,7 @@ class Bench:
 
 
 def wanted_protection(account: Account, markets: Mapping[str, Market]) -> set[tuple[int, str, Decimal, Decimal]]:
-    """Return the protective orders that the exit plans ask for: market, kind, trigger and quantity."""
+    """Return the protective orders that the exit plans require: market, kind, trigger and quantity."""
     return {
         (IDS[symbol], kind, price.quantize(markets[symbol].tick), position.quantity)
         for symbol, position in account.positions.items()

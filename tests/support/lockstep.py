@@ -1,10 +1,11 @@
-"""A replay in lockstep by a service of its own: the rule agents trade recorded candles, as fast as it goes."""
+"""A replay in lockstep by a separate service: the rule agents trade recorded candles, as fast as possible."""
 
-import asyncio
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from support.process import serving
+from support.waiting import until
 
 PATIENCE_S = 900
 
@@ -23,18 +24,17 @@ async def replay(folder: Path, dsn: str, candles: Path, begin: str, end: str, **
         **environ,
     }
     async with serving(folder, **environ) as service:
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                _, report = await service.get("/health/schedulers")
-                if report["market"]["lastUpdateAt"] == end and report["market"]["stale"]:
-                    break
-                await asyncio.sleep(0.5)
-            while report["modelsRunning"]:
-                _, report = await service.get("/health/schedulers")
+
+        async def ended() -> Any:
+            _, report = await service.get("/health/schedulers")
+            is_over = report["market"]["lastUpdateAt"] == end and report["market"]["stale"]
+            return is_over and not report["modelsRunning"] and report
+
+        report = await until(ended, within_s=PATIENCE_S)
         failures = {name: scheduler["failures"] for name, scheduler in report["schedulers"].items()}
         assert set(failures.values()) == {0}
         assert report["schedulers"]["tradeExecutor"]["runs"] == minutes + 1
         assert report["schedulers"]["tradeExecutor"]["skipped"] == 0
         assert await service.stop() == 0
-        # Health says so when no market has a candle for a while, as in a gap of the recording, and logs it after 5 s.
+        # Health reports when no market has a candle for a while, as in a gap of the recording, and logs it after 5 s.
         assert [line for line in service.traceback().splitlines() if "unhealthy: " not in line] == []

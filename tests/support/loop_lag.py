@@ -1,4 +1,4 @@
-"""Lag of the event loop: how long a request that came at some moment would have waited."""
+"""Lag of the event loop: how long a request arriving at some moment would have waited."""
 
 import asyncio
 import time
@@ -11,8 +11,8 @@ EVERY_S = 0.002
 class LoopLag:
     """Samples the lag while it is entered.
 
-    `real_ms` is the wait, with what other processes of the machine took of it; `cpu_ms` is the processor time of this
-    thread alone between two samples.
+    `real_ms` is the wait, including time taken by other processes on the machine; `cpu_ms` is the processor time of
+    only this thread between two samples.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class LoopLag:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await asyncio.sleep(EVERY_S)  # for the sample that is under way
+        await asyncio.sleep(EVERY_S)  # for the pending sample
         self._task.cancel()
         await asyncio.wait([self._task])
 

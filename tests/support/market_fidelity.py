@@ -1,4 +1,4 @@
-"""Judgements of the market model: whether drawn paths are fair to trade on, and what trading on drawn books costs."""
+"""Judgments of the market model: whether generated paths are fair to trade on, and the cost of trading on its books."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -9,10 +9,10 @@ from typing import NamedTuple, TypeVar
 
 import numpy
 
-from trader.domain.market.markets import MARKETS, SIMULATED_MARKETS, Level, Quote
-from trader.gateways.market.books import BookModel, CandlePath, Grid, TrailingDay
-from trader.gateways.market.files import Minutes
-from trader.gateways.market.minute_paths import MinutePaths
+from trader.market.domain.markets import MARKETS, SIMULATED_MARKETS, Level, Quote
+from trader.market.sources.books import BookModel, CandlePath, Grid, TrailingDay
+from trader.market.sources.files import Minutes
+from trader.market.sources.minute_paths import MinutePaths
 
 AT = datetime(2025, 1, 1, tzinfo=UTC)
 ORDER = 20_000.0
@@ -28,7 +28,7 @@ def log_paths(grid: Grid, marks: Sequence[Sequence[int]]) -> Paths:
 
 
 def paths_together(recorded: Mapping[str, Minutes], seed: int) -> dict[str, MinutePaths]:
-    """Return the paths of each market, beside those of the markets before it."""
+    """Return the paths of each market, drawn together with those of the markets before it."""
     paths: dict[str, MinutePaths] = {}
     for symbol, minutes in recorded.items():
         paths[symbol] = MinutePaths(f"{seed}:{symbol}", Grid(MARKETS[symbol]), minutes, list(paths.values()))
@@ -36,7 +36,7 @@ def paths_together(recorded: Mapping[str, Minutes], seed: int) -> dict[str, Minu
 
 
 def draw_together(recorded: Mapping[str, Minutes], seed: int) -> dict[str, list[list[int]]]:
-    """Draw the marks of markets whose recorded minutes are the same: a row for each minute."""
+    """Draw the marks of markets with the same recorded minutes: one row per minute."""
     paths = paths_together(recorded, seed)
     marks: dict[str, list[list[int]]] = {symbol: [] for symbol in recorded}
     for place in range(min(map(len, recorded.values()))):
@@ -54,9 +54,9 @@ def part_of(minutes: Minutes, begin: int, stop: int) -> Minutes:
 
 
 class Rule(NamedTuple):
-    """Follow, at `second`, what the price did in the last `look_back` seconds, until `exit_second`.
+    """A rule that follows, at `second`, the price move of the last `look_back` seconds until `exit_second`.
 
-    `t` is the mean of what it earns before costs over its standard error. Negative: the opposite earns.
+    `t` is its mean gain before costs over the standard error. Negative: the opposite rule gains.
     """
 
     t: float
@@ -66,9 +66,9 @@ class Rule(NamedTuple):
 
 
 def judge_rules(paths: Sequence[Paths], step: int, *, turned_by: int | None = None) -> list[Rule]:
-    """Return all rules on a grid of `step` seconds, each over all markets; some look into the minute before.
+    """Return all rules on a grid of `step` seconds, each over all markets; some look back into the previous minute.
 
-    With `turned_by`, do as the rule says or the opposite, whichever earned more in so many minutes before.
+    With `turned_by`, follow the rule or its opposite, whichever gained more in this many previous minutes.
     """
     rules = []
     series = [path.reshape(-1) for path in paths]
@@ -93,17 +93,18 @@ def judge_rules(paths: Sequence[Paths], step: int, *, turned_by: int | None = No
 
 
 def turned(earned: OfMinutes, minutes: int) -> OfMinutes:
-    """Return what one earns who does the opposite of a rule where it lost in so many minutes before."""
+    """Return the gains of following the opposite of a rule whenever it lost in this many previous minutes."""
     sums = numpy.concatenate([[0.0], numpy.cumsum(earned)])
     sides: OfMinutes = numpy.sign(sums[minutes:-1] - sums[: -minutes - 1])
     return sides * earned[minutes:]
 
 
 class CrossRule(NamedTuple):
-    """Trade one market, at `second`, on what it and another one did in the last `look_back` seconds.
+    """A rule that trades one market, at `second`, on its move and another market's in the last `look_back` seconds.
 
-    `leads` follows the other market; without it, the rule is that the two meet again: it buys what rose by less than
-    beta times the other's move. `t` and `mean_bp` are of what it earns before costs, in basis points of its market.
+    `leads` follows the other market; without it, the rule expects the two to converge, and buys the market that rose by
+    less than beta times the other's move. `t` and `mean_bp` describe its gain before costs, in basis points of its
+    market.
     """
 
     t: float
@@ -117,9 +118,9 @@ class CrossRule(NamedTuple):
 
 
 def judge_cross_rules(paths: Mapping[str, Paths], step: int, followed: OfMinutes | None = None) -> list[CrossRule]:
-    """Return all rules across two markets on a grid of `step` seconds; the minutes of the markets are the same.
+    """Return all rules across two markets on a grid of `step` seconds; both markets have the same minutes.
 
-    They are followed in the minutes for which `followed` is not 0; without it in all but the first.
+    They are applied in the minutes for which `followed` is not 0; without it, in all but the first.
     """
     rules = []
     series = {symbol: path.reshape(-1) for symbol, path in paths.items()}
@@ -144,7 +145,7 @@ def judge_cross_rules(paths: Mapping[str, Paths], step: int, followed: OfMinutes
 
 
 def is_inside(rule: Rule | CrossRule) -> bool:
-    """Whether the rule uses nothing but its own minute."""
+    """Whether the rule uses only its own minute."""
     return rule.look_back <= rule.second
 
 
@@ -156,22 +157,22 @@ def worst(rules: Sequence[AnyRule]) -> AnyRule:
 
 
 def correlation(paths: Paths, other: Paths, seconds: int) -> float:
-    """Return the correlation of two markets' returns over so many seconds within a minute."""
+    """Return the correlation of two markets' returns over this many seconds within a minute."""
     first, second = ((path[:, seconds::seconds] - path[:, :-seconds:seconds]).reshape(-1) for path in (paths, other))
     return float(numpy.corrcoef(first, second)[0, 1])
 
 
 def closes_at_extremes(minutes: Minutes) -> OfMinutes:
-    """Return 1 for each minute that closed at its very high, -1 at its very low, and 0 for the others."""
+    """Return 1 for each minute that closed exactly at its high, -1 at its low, and 0 for the others."""
     high, low, close = (numpy.array(column) for column in (minutes.high, minutes.low, minutes.close))
     at_extremes: OfMinutes = numpy.where(close == high, 1.0, 0.0) - numpy.where(close == low, 1.0, 0.0)
     return at_extremes
 
 
 def momentum_of_candles(watched: Minutes, traded: Minutes) -> tuple[float, float]:
-    """Follow a close of one market at its very high or low in another, or itself, through the next minute.
+    """Follow a close of one market exactly at its high or low, by trading it or another market through the next minute.
 
-    Return the t and the mean in basis points of what that earns, by closes and opens alone.
+    Return the t and the mean, in basis points, of the gains, using only closes and opens.
     """
     opened, close = numpy.array(traded.open), numpy.array(traded.close)
     sign = closes_at_extremes(watched)[:-1]
@@ -190,7 +191,7 @@ class Sample(NamedTuple):
 
 
 def cost_bp(side: Sequence[Level], mid: float, amount: float) -> float:
-    """Return how far the average price of an order of this amount lies from the mid. The book must fill it."""
+    """Return the distance of the average price of an order of this amount from the mid. The book must fill it."""
     left, quantity = amount, 0.0
     for level in side:
         taken = min(left, float(level.price) * float(level.quantity))
@@ -223,7 +224,7 @@ def recorded_quotes(symbol: str, minutes: Minutes, seed: int) -> Iterator[tuple[
 
 
 class Costs(NamedTuple):
-    """What the books of a market show: medians of the calmer half of its minutes, by range, and the costs of others."""
+    """Figures of a market's books: medians of the calmer half of its minutes, by range, and the costs of the others."""
 
     half_spread_bp: float
     depth: float

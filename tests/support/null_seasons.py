@@ -1,9 +1,9 @@
-"""Seasons of models that differ by luck alone, judged daily by the service's own functions: every verdict is false.
+"""Seasons of models that differ only by luck, judged daily by the service's own functions: every verdict is false.
 
-A season is too long to judge its boards as the service does, one comparison after the other. Transforms are linear, so
-those of all differences come from those of the accounts; and a board has a false verdict exactly when the comparison
-of the smallest p value has one, so that only this one is judged, in a family of the same size. Who has lost everything
-is rightly called worse, so that such verdicts do not count.
+A season is too long to judge its boards as the service does, one comparison at a time. Transforms are linear, so the
+transforms of all differences follow from the accounts'; and a board has a false verdict exactly if the comparison with
+the smallest p value has one, so only this comparison is judged, in a family of the same size. An account that has lost
+everything is rightly judged worse, so such verdicts do not count.
 """
 
 import math
@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import beta
 
-from trader.domain.models import VariantId
-from trader.domain.portfolio.baselines import BUY_AND_HOLD, rule_agent
-from trader.domain.portfolio.bets import HOURLY_MOVE_MAX, bet_level
-from trader.domain.portfolio.board import JudgedEntrant
-from trader.domain.portfolio.evidence import Statement, Verdict, comparisons_among, judge_family
-from trader.domain.portfolio.histories import WINDOWS
-from trader.domain.portfolio.intervals import SEQUENCE_HOURS_MIN, Estimate, cosine_transforms
-from trader.domain.portfolio.returns import ReturnSeries
+from trader.core.intervals import SEQUENCE_HOURS_MIN, Estimate, cosine_transforms
+from trader.core.variant_id import VariantId
+from trader.portfolio.domain.baselines import BUY_AND_HOLD, rule_agent
+from trader.portfolio.domain.bets import HOURLY_MOVE_MAX, bet_level
+from trader.portfolio.domain.board import JudgedEntrant
+from trader.portfolio.domain.evidence import Statement, Verdict, comparisons_among, judge_family
+from trader.portfolio.domain.histories import WINDOWS
+from trader.portfolio.domain.returns import ReturnSeries
 
 Returns = NDArray[np.float64]
 """Hourly log returns: accounts × hours."""
@@ -64,7 +64,7 @@ def autoregressive(rng: np.random.Generator, accounts: int, hours: int) -> Retur
 
 
 def regimes(rng: np.random.Generator, accounts: int, hours: int) -> Returns:
-    """Return returns whose drift changes its sign, and whose volatility its size, every two days on average."""
+    """Return returns whose drift changes its sign and whose volatility changes its size every two days on average."""
     turns = np.cumsum(rng.random((2, accounts, hours)) < 1 / 48, axis=2)
     starts = rng.integers(0, 2, (2, accounts, 1))
     drift, wild = (turns + starts) % 2
@@ -73,7 +73,7 @@ def regimes(rng: np.random.Generator, accounts: int, hours: int) -> Returns:
 
 
 def disasters(percent: float) -> Noise:
-    """Return the process of many small gains and a large loss in so many percent of the hours, with mean zero."""
+    """Return the process of many small gains and a large loss in this percentage of hours, with mean zero."""
     chance = percent / 100
 
     def draw(rng: np.random.Generator, accounts: int, hours: int) -> Returns:
@@ -86,15 +86,38 @@ def disasters(percent: float) -> Noise:
 
 
 def bankruptcies(rng: np.random.Generator, accounts: int, hours: int) -> Returns:
-    """Return gains that are paid for by losing everything once in 2,000 hours, with mean zero."""
-    chance = 1 / 2000
+    """Return gains that are offset by losing everything once in 2,000 hours, with mean zero."""
+    return _ruin(1 / 2000, rng, accounts, hours)
+
+
+def _ruin(chance: float, rng: np.random.Generator, accounts: int, hours: int) -> Returns:
     values = np.log1p(rng.normal(chance / (1 - chance), HOURLY / 10, (accounts, hours)))
     values[rng.random((accounts, hours)) < chance] = -np.inf
     return values
 
 
+def frequent_ruin(rng: np.random.Generator, accounts: int, hours: int) -> Returns:
+    """Return gains that are offset by losing everything once in 500 hours, with mean zero."""
+    return _ruin(1 / 500, rng, accounts, hours)
+
+
+def lotteries(rng: np.random.Generator, accounts: int, hours: int) -> Returns:
+    """Return small losses that are offset by a gain of 500 % once in 2,000 hours, with mean zero."""
+    chance = 1 / 2000
+    values = np.log1p(rng.normal(-5 * chance / (1 - chance), HOURLY / 10, (accounts, hours)))
+    values[rng.random((accounts, hours)) < chance] = math.log(6)
+    return values
+
+
+def months(rng: np.random.Generator, accounts: int, hours: int) -> Returns:
+    """Return returns whose drift changes its sign every 30 days, and is zero over two months."""
+    signs = 1 - 2 * ((np.arange(hours) // 720 + rng.integers(0, 2, (accounts, 1))) % 2)
+    returns: Returns = rng.normal(0, HOURLY, (accounts, hours)) + 0.1 * HOURLY * signs
+    return returns
+
+
 class Process(NamedTuple):
-    """What models gain, how far their sizes differ, and their largest leverage at a size of 1."""
+    """The distribution of models' gains, the spread of their sizes, and their largest leverage at a size of 1."""
 
     models: Noise
     sizes: tuple[float, float] = (0.4, 2.0)
@@ -113,11 +136,18 @@ PROCESSES: Final[dict[str, Process]] = {
     "bankruptcies": Process(bankruptcies, (1.0, 1.0), 5.0, normal),
 }
 
+BEYOND: Final[dict[str, Process]] = {
+    "loss of all in 0.2 % of hours": Process(frequent_ruin, (1.0, 1.0), 1.0, normal),
+    "gain of 500 % in 0.05 % of hours": Process(lotteries, (1.0, 1.0), 1.0, normal),
+    "drift that turns every 30 days": Process(months),
+}
+"""What no sequence bounds: moves beyond the bounds of the bets, before they happen, and drift that turns late."""
+
 
 class NullSeason(NamedTuple):
-    """Models that follow the market more or less, the rule agents of the variants, and the market.
+    """Models that follow the market to varying degrees, the rule agents of the variants, and the market.
 
-    `bounds` are the most that each model can lose in an hour.
+    `bounds` are the maximum losses of each model in an hour.
     """
 
     models: Returns
@@ -132,11 +162,11 @@ class NullSeason(NamedTuple):
         others = (process.others or process.models)(rng, len(VARIANTS) + 1, hours)
         follows, own = rng.uniform(-0.5, 1, (models, 1)), rng.uniform(*process.sizes, (models, 1))
         leverages = (np.abs(follows) + own * process.leverage)[:, 0]
-        bounds = np.minimum(1, HOURLY_MOVE_MAX * np.maximum(1, leverages))
+        bounds = HOURLY_MOVE_MAX * np.maximum(1, leverages)
         return cls(follows * others[-1:] + own * own_returns, others[:-1], others[-1:], bounds)
 
     def entrants(self, hours: int) -> tuple[list[JudgedEntrant], dict[str, ReturnSeries | None]]:
-        """Return what the service's board is judged from after so many hours: its entrants and baselines."""
+        """Return the input of the service's board after this many hours: its entrants and baselines."""
         models = [
             JudgedEntrant(
                 f"m{number}",
@@ -153,7 +183,7 @@ class NullSeason(NamedTuple):
         return models, {**baselines, BUY_AND_HOLD.id: ReturnSeries(START, self.market[0, :hours])}
 
     def places_alive(self, hours: int, members: Sequence[int]) -> NDArray[np.intp]:
-        """Return the places of the members that have not lost everything within so many hours."""
+        """Return the indices of the members that have not lost everything within this many hours."""
         places = np.asarray(members)
         return places[np.isfinite(self.models[places, :hours]).all(axis=1)]
 
@@ -164,7 +194,7 @@ class NullSeason(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Log returns, means and transforms of accounts, and the most that each can lose in an hour."""
+    """Log returns, means and transforms of accounts, and each account's maximum loss in an hour."""
 
     logs: Returns
     means: Returns
@@ -187,7 +217,7 @@ class Sums(NamedTuple):
 
 
 def strongest(first: Sums, other: Sums) -> Statement:
-    """Return the statement of the smallest p value on these accounts against the others, of which one may be all."""
+    """Return the statement of the smallest p value for these accounts against the others, which may be a single one."""
     hours, freedom = first.logs.shape[1], first.transforms.shape[1]
     means = first.means - other.means
     variances = ((first.transforms - other.transforms) ** 2).sum(axis=1) / freedom
@@ -200,7 +230,8 @@ def strongest(first: Sums, other: Sums) -> Statement:
         reference = place % len(other.logs)
         if level < 1:
             returns = np.expm1(first.logs[place]) - np.expm1(other.logs[reference])
-            bound = first.bounds[place] + other.bounds[reference]
+            own, others = first.bounds[place], other.bounds[reference]
+            bound = min(1.0, own) + others if means[place] > 0 else own + min(1.0, others)
             level = bet_level(math.copysign(1, means[place]) * returns, np.full(hours, bound))
         judged = Statement(hours, estimate, bet_level=level)
         if statement.estimate is None or judged.p_value < statement.p_value:
@@ -209,7 +240,7 @@ def strongest(first: Sums, other: Sums) -> Statement:
 
 
 def strongest_of_board(season: NullSeason, hours: int) -> Verdict:
-    """Return the verdict of the smallest p value on the board of all models after so many hours."""
+    """Return the verdict of the smallest p value on the board of all models after this many hours."""
     return _strongest_verdict(season, _statements(season, hours, range(len(season.models))))
 
 
@@ -247,12 +278,12 @@ def _strongest_verdict(season: NullSeason, statements: Sequence[Statement]) -> V
 
 
 def looks(days: int) -> Iterable[int]:
-    """Return the hours of the daily looks, from the first on at which a verdict can be."""
+    """Return the hours of the daily looks, from the first one that allows a verdict."""
     return range(SEQUENCE_HOURS_MIN, 24 * days + 1, 24)
 
 
 def wrong_seasons(seeds: Iterable[int], models: int, days: int, process: Process) -> Iterator[bool]:
-    """Yield of each season whether any board calls anything better or worse at any daily look."""
+    """Yield for each season whether any board judges anything better or worse at any daily look."""
     for seed in seeds:
         season = NullSeason.draw(seed, models, days, process)
         yield any(strongest_of_all_boards(season, hours).word != "not distinguishable yet" for hours in looks(days))

@@ -1,4 +1,4 @@
-"""The real oRPC client of npm, called as a program."""
+"""The real oRPC client from npm, called as a program."""
 
 import asyncio
 import fcntl
@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent.parent / "api" / "client"
 
 
 def installed_packages(folder: Path = FOLDER) -> Path:
-    """The folder of the npm packages, which are installed once from the lock file. Skips without npm."""
+    """The folder of the npm packages, installed once from the lock file. Skips without npm."""
     if shutil.which("node") is None or shutil.which("npm") is None:
         pytest.skip("node and npm are not installed")
     with (folder / "package-lock.json").open("rb") as lock:
@@ -31,13 +31,13 @@ def installed_packages(folder: Path = FOLDER) -> Path:
 
 
 def installed_client() -> Path:
-    """The script that calls with the client."""
+    """The script that makes calls with the client."""
     installed_packages()
     return FOLDER / "calls.mjs"
 
 
 async def run_client(script: Path, url: str, *groups: dict[str, Any]) -> list[dict[str, Any]]:
-    """Make the calls of each group at once with a client of its own, against the RPC address `url`."""
+    """Make the calls of each group concurrently with a separate client, against the RPC address `url`."""
     process = await asyncio.create_subprocess_exec(
         "node", str(script), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )

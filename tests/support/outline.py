@@ -1,10 +1,10 @@
-"""Outline of an HTML page: its open tags, and what it would fetch."""
+"""Outline of an HTML page: its open tags, and the resources it would fetch."""
 
 from html.parser import HTMLParser
 
 
 class Outline(HTMLParser):
-    """The tags of a page that are left open, and whatever it would fetch from elsewhere."""
+    """The unclosed tags of a page, and the resources it would fetch from elsewhere."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Test bench of the paper exchange's rules: one account, the market it sees, and every posting made on it."""
+"""Test bench for the paper exchange's rules: one account, the market it sees, and all its postings."""
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -7,13 +7,13 @@ from decimal import Decimal
 import msgspec
 from support.books import RULES, Side, deep_quote, make_quote, moment_of, open_account, plain_rate
 
-from trader.domain.exchange import account as figures
-from trader.domain.exchange import rules as exchange
-from trader.domain.exchange.account import Account, Position
-from trader.domain.exchange.ledger import LimitFills, Posting
-from trader.domain.exchange.orders import ExitPlan, Order, OrderAnswer, OrderSide, OrderType
-from trader.domain.exchange.tick_rules import Moment, apply_tick
-from trader.domain.market.markets import Quote
+from trader.exchange.domain import account as figures
+from trader.exchange.domain import rules as exchange
+from trader.exchange.domain.account import Account, Position
+from trader.exchange.domain.ledger import LimitFills, Posting
+from trader.exchange.domain.orders import ExitPlan, Order, OrderAnswer, OrderSide, OrderType
+from trader.exchange.domain.tick_rules import Moment, apply_tick
+from trader.market.domain.markets import Quote
 
 D = Decimal
 BUY, SELL = OrderSide.BUY, OrderSide.SELL
@@ -57,7 +57,7 @@ class PaperBench:
         return posting.answer
 
     def tick(self, *quotes: Quote, after: timedelta = timedelta(seconds=1)) -> Posting | None:
-        """The next update; the quotes are redated to it."""
+        """Apply the next update, with the quotes redated to it."""
         at = self.moment.at + after
         dated = []
         for quote in quotes:

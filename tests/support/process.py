@@ -1,4 +1,4 @@
-"""The service as a process of its own on a free port, called over its real ports."""
+"""The service as a separate process on a free port, called over its real ports."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ _PASSED_ON = ("PATH", "LANG", "LC_ALL", "TMPDIR")
 
 
 class ServiceProcess:
-    """A running `python -m trader --demo`. `log` holds the lines it has written so far."""
+    """A running `python -m trader --demo`. `log` holds the lines written so far."""
 
     def __init__(self, process: asyncio.subprocess.Process, http: aiohttp.ClientSession) -> None:
         self.process = process
@@ -29,6 +29,10 @@ class ServiceProcess:
         self.log: list[bytes] = []
         self.url = ""
         self.listening = asyncio.Event()
+        self.reads_log = asyncio.Event()
+        """Cleared by a test that stops the reader of the log."""
+
+        self.reads_log.set()
         self._reader = asyncio.create_task(self._read())
 
     @classmethod
@@ -40,7 +44,7 @@ class ServiceProcess:
         command: Sequence[str] = COMMAND,
         **environ: str,
     ) -> Self:
-        """Start it in `folder`, with nothing of the caller's environment but PATH. It has no `url` until it listens."""
+        """Start it in `folder`, with only PATH from the caller's environment. It has no `url` until it listens."""
         passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -54,7 +58,7 @@ class ServiceProcess:
 
     @classmethod
     async def start(cls, *place: Any, **how: Any) -> Self:
-        """Start it as `spawn` does, and return when it listens."""
+        """Start it like `spawn`, and return once it listens."""
         service = await cls.spawn(*place, **how)
         ended = asyncio.create_task(service.process.wait())
         listening = asyncio.create_task(service.listening.wait())
@@ -71,13 +75,14 @@ class ServiceProcess:
     async def _read(self) -> None:
         assert self.process.stderr is not None
         async for line in self.process.stderr:
+            await self.reads_log.wait()
             self.log.append(line)
             if (match := _LISTENING.search(line)) is not None:
                 self.url = match[1].decode()
                 self.listening.set()
 
     async def call(self, procedure: str, **request: Any) -> Any:
-        """The answer of a procedure in the plain style; any status but 200 fails."""
+        """Return the answer of a procedure in the plain style; any status other than 200 is an error."""
         status, body = await self.try_call(procedure, **request)
         assert status == 200, (procedure, status, body)
         return body
@@ -92,20 +97,28 @@ class ServiceProcess:
         async with self.http.get(self.url + path) as response:
             return response.status, orjson.loads(await response.read())
 
+    async def role(self) -> str:
+        """`leader`, `standby` or `reader`."""
+        return str((await self.get("/health/schedulers"))[1]["role"])
+
+    async def status(self) -> int:
+        """The HTTP status of its health report; 200 soon after the schedulers have started."""
+        return (await self.get("/health"))[0]
+
     def traceback(self) -> str:
-        """What it has logged of bugs: every record with a traceback, or of an error."""
+        """The bugs that it has logged: every record with a traceback, or at the level of an error."""
         lines = (line.decode() for line in self.log)
         return "".join(line for line in lines if "Traceback" in line or '"level": "error"' in line)
 
     async def kill(self) -> None:
-        """End it as a power cut would."""
+        """End it as in a power cut."""
         self.process.send_signal(signal.SIGKILL)
         await self._end()
 
     async def stop(self) -> int:
-        """Ask it to stop as systemd does; its exit code."""
+        """Ask it to stop as systemd does, and return its exit code."""
         self.process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             return await self._end()
 
     async def _end(self) -> int:
@@ -116,7 +129,7 @@ class ServiceProcess:
 
 @asynccontextmanager
 async def serving(folder: Path, *arguments: str, **environ: str) -> AsyncIterator[ServiceProcess]:
-    """A service for the length of the block; killed at its end if it still runs."""
+    """Run a service for the duration of the block; it is killed at the end if still running."""
     async with aiohttp.ClientSession() as http:
         service = await ServiceProcess.start(folder, http, *arguments, **environ)
         try:
@@ -132,7 +145,7 @@ async def run_command(folder: Path, *arguments: str, port: str = "0") -> tuple[i
         *COMMAND, *arguments, "--json",
         cwd=folder, env={"PATH": os.environ["PATH"], "HOME": str(folder), "PORT": port}, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         out, _ = await process.communicate()
     assert process.returncode is not None
     return process.returncode, orjson.loads(out) if out else None

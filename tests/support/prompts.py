@@ -1,4 +1,4 @@
-"""Prompts as AI models get them: recorded candles, replayed in lockstep through the real workflow."""
+"""Prompts as received by AI models: recorded candles, replayed in lockstep through the real workflow."""
 
 import asyncio
 from collections.abc import Sequence
@@ -9,26 +9,28 @@ from pathlib import Path
 import msgspec
 from support.venue import make_exchange
 
-from trader.domain.agents.conversation import ModelAnswer, Turn
-from trader.domain.agents.tools import tool_schemas
-from trader.domain.market.markets import Interval, Tick
-from trader.domain.models import Model, VariantId
-from trader.gateways.agents.providers import Providers, RuleProvider
-from trader.gateways.market.replay import ReplaySource
-from trader.schedulers import Schedulers, jobs
-from trader.services.agents.schedule import Agents
-from trader.services.events import EventBus
-from trader.services.market.feed import MarketFeed
-from trader.services.portfolio.snapshots import Portfolio
-from trader.settings import Settings
-from trader.store.agents.models import upsert_model
-from trader.store.database.partitions import ensure_partitions
-from trader.store.database.pool import Database
-from trader.variants import VARIANTS
+from trader.agents.domain.conversation import ModelAnswer, Turn
+from trader.agents.domain.models import Model
+from trader.agents.domain.tools import tool_schemas
+from trader.agents.providers.providers import Providers, RuleProvider
+from trader.agents.schedule import InvocationScheduler
+from trader.agents.services import AgentServices, KnownModels
+from trader.agents.sql.models import upsert_model
+from trader.agents.variants import VARIANTS
+from trader.core.events import EventBus
+from trader.core.schedulers import Schedulers, jobs
+from trader.core.variant_id import VariantId
+from trader.database.partitions import ensure_partitions
+from trader.database.pool import Database
+from trader.market.domain.markets import Interval, Tick
+from trader.market.feed import MarketFeed
+from trader.market.sources.replay import ReplaySource
+from trader.portfolio.snapshots import PortfolioService
+from trader.settings.settings import Settings
 
 
 class Eavesdropper(RuleProvider):
-    """Is asked like an AI model, keeps the first messages of each invocation, and answers like the rule agent."""
+    """A provider that keeps the first messages of each invocation, and answers as the rule agent."""
 
     name = "eavesdropper"
     is_remote = True
@@ -64,10 +66,11 @@ async def replayed_prompts(
         await _add_models(database, clock.now())
         await exchange.lead()
         stack.push_async_callback(exchange.resign)
-        agents = Agents(database, exchange, market, clock, events, settings, Providers(provider))
+        shared = database, exchange, market, clock, events, settings, Providers(provider)
+        agents = InvocationScheduler(AgentServices(*shared, KnownModels(database)))
         await agents.start()
         stack.push_async_callback(agents.close)
-        portfolio = Portfolio(database, exchange, clock, settings)
+        portfolio = PortfolioService(database, exchange, clock, settings)
         schedulers = Schedulers(jobs(events, agents.start_batch, portfolio.take_snapshots), clock)
         await schedulers.start()
         stack.push_async_callback(schedulers.close)
@@ -98,6 +101,6 @@ async def _add_models(database: Database, now: datetime) -> None:
 
 
 def kept_part(before: str, after: str) -> float:
-    """Return which part of a prompt is the beginning of the one before."""
+    """Return the share of a prompt that repeats the beginning of the previous one."""
     same = next((n for n, (old, new) in enumerate(zip(before, after, strict=False)) if old != new), len(after))
     return same / len(after)

@@ -1,7 +1,7 @@
-"""Servers of OpenAI's Responses API, Anthropic's Messages API and Gemini's generateContent, as their documents say.
+"""Servers of OpenAI's Responses API, Anthropic's Messages API and Gemini's generateContent, as documented.
 
-Each refuses unknown and missing fields, a conversation whose reasoning or signatures did not come back, and calls
-without results. In the first answer it reads indicators, in the second it holds. Read on 23 November 2026:
+Each refuses unknown and missing fields, a conversation without its returned reasoning or signatures, and calls without
+results. The first answer reads indicators, the second one holds. Read on 23 November 2026:
 developers.openai.com/api/reference (responses), platform.claude.com/docs (messages, prompt caching), ai.google.dev/api
 (generateContent, function calling, thought signatures).
 """
@@ -20,6 +20,7 @@ class Strict(msgspec.Struct, forbid_unknown_fields=True):
 
 
 Schema = dict[str, Any]
+FunctionName = Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
 FETCH = {"symbol": "ETH", "interval": "4h"}
 HOLD = {"reason": "calm"}
 
@@ -111,8 +112,8 @@ class ThinkingBlock(Strict, tag="thinking"):
 
 
 class ToolUseBlock(Strict, tag="tool_use"):
-    id: str
-    name: str
+    id: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]+$")]
+    name: FunctionName
     input: dict[str, Any]
 
 
@@ -153,8 +154,20 @@ class MessagesRequest(Strict):
     thinking: Thinking | None = None
 
 
+def invalid(message: str) -> dict[str, Any]:
+    return {"type": "error", "error": {"type": "invalid_request_error", "message": message}}
+
+
 def messages(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     request = msgspec.convert(body, MessagesRequest)
+    if request.thinking is not None and request.thinking.type == "enabled":
+        if request.temperature != 1:
+            return 400, invalid("`temperature` may only be set to 1 when thinking is enabled.")
+        budget = request.thinking.budget_tokens or 0
+        if budget < 1024:
+            return 400, invalid("thinking.enabled.budget_tokens: Input should be greater than or equal to 1024")
+        if request.max_tokens <= budget:
+            return 400, invalid("`max_tokens` must be greater than `thinking.budget_tokens`.")
     assert request.system[-1].cache_control is not None, "tools and system message end with a mark"
     marks = [block for turn in request.messages for block in turn.content if getattr(block, "cache_control", None)]
     assert len(marks) <= 3, "with that of the system message at most four"
@@ -184,19 +197,19 @@ def messages(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
 
 
 class FunctionCall(Strict, rename="camel"):
-    name: str
+    name: FunctionName
     args: dict[str, Any] = {}
     id: str | None = None
 
 
 class FunctionResponse(Strict, rename="camel"):
-    name: str
+    name: FunctionName
     response: dict[str, Any]
     id: str | None = None
 
 
 class Part(Strict, rename="camel"):
-    text: str | None = None
+    text: Annotated[str, Meta(min_length=1)] | None = None
     thought: bool = False
     thought_signature: str | None = None
     function_call: FunctionCall | None = None
@@ -279,7 +292,10 @@ KEY_HEADERS: Mapping[str, tuple[str, str]] = {
 
 
 def application(key: str) -> web.Application:
-    """Return the servers, each at its documented path. What breaks a document is answered with 400 and its words."""
+    """Return the servers, each at its documented path.
+
+    A request that violates a document is answered with 400 and the reason.
+    """
 
     def handler(protocol: str, answer: Answer) -> Callable[[web.Request], Any]:
         async def handle(request: web.Request) -> web.StreamResponse:

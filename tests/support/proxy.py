@@ -8,9 +8,9 @@ from urllib.parse import parse_qs, urlsplit
 class FaultyProxy:
     """Passes bytes between clients and the server of `dsn` until a fault is set.
 
-    `stop` refuses connections and drops those that are open; `stall` keeps them open and passes nothing;
-    `cut` drops those that are open; `pass_on` makes all well again. `cut_after` drops a connection after so many more
-    bytes from the client, which may be in the middle of a transaction.
+    `stop` refuses connections and drops open ones; `stall` keeps them open but passes nothing; `cut` drops open ones;
+    `pass_on` ends all faults. `cut_after` drops a connection after this many more bytes from the client, possibly in
+    the middle of a transaction.
     """
 
     def __init__(self, dsn: str) -> None:
@@ -29,7 +29,7 @@ class FaultyProxy:
         self.connections = 0
 
     async def start(self) -> str:
-        """Listen; the connection string that goes through the proxy."""
+        """Listen, and return the connection string through the proxy."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         port = self._server.sockets[0].getsockname()[1]
         return f"postgresql://{self._user}@127.0.0.1:{port}/{self._database}"
@@ -70,7 +70,7 @@ class FaultyProxy:
                 server_reader, server_writer = await asyncio.open_unix_connection(self._socket)
             else:
                 server_reader, server_writer = await asyncio.open_connection(*self._address)
-        except OSError:  # the server does not run
+        except OSError:  # the server is not running
             writer.transport.abort()
             return
         both = {writer, server_writer}

@@ -1,4 +1,4 @@
-"""Rows for tests of what is read from the records: models with runs, snapshots, trades, invocations."""
+"""Rows for tests of reading the records: models with runs, snapshots, trades and invocations."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,15 +8,16 @@ from uuid import UUID, uuid5
 
 from support.books import DEFAULT_MARKETS
 
-from trader.domain.agents.invocations import Invocation, InvocationStatus, ToolCall, ToolCallStatus
-from trader.domain.exchange.account import Account, Position, Run
-from trader.domain.exchange.orders import Side
-from trader.domain.market.markets import Market
-from trader.domain.models import Model, VariantId
-from trader.domain.portfolio.histories import Snapshot
-from trader.store.agents import invocations as agents_store
-from trader.store.agents.models import upsert_model
-from trader.store.database.pool import Connection
+from trader.agents.domain.invocations import Invocation, InvocationStatus, ToolCall, ToolCallStatus
+from trader.agents.domain.models import Model
+from trader.agents.sql import invocations as agents_store
+from trader.agents.sql.models import upsert_model
+from trader.core.variant_id import VariantId
+from trader.database.pool import Connection
+from trader.exchange.domain.account import Account, Position, Run
+from trader.exchange.domain.orders import Side
+from trader.market.domain.markets import Market
+from trader.portfolio.domain.histories import Snapshot
 
 START = datetime(2026, 3, 4, 0, 0, tzinfo=UTC)
 """A Wednesday."""
@@ -27,12 +28,12 @@ _IDS = UUID("00000000-0000-0000-0000-0000000000aa")
 
 
 def seen(*values: object) -> tuple[object, ...]:
-    """Values side by side, to compare them with what they must equal, such as a Decimal with an int."""
+    """Values as a tuple, to compare them with their expected values, such as a Decimal with an int."""
     return values
 
 
 def equity_values(chunks: Sequence[bytes]) -> list[tuple[str, Decimal, datetime]]:
-    """Return the records of a history in its order: the model, its equity and the time."""
+    """Return the records of a history in order: the model, its equity and the time."""
     records = json.loads(b"[%b]" % b",".join(chunks), parse_float=Decimal, parse_int=Decimal)
     return [
         (record["modelId"], record["netPortfolio"], datetime.fromisoformat(record["createdAt"])) for record in records
@@ -54,7 +55,7 @@ def make_run(account_id: str, number: int = 1, *, capital: str = "10000", at: da
 
 
 def make_account(account_id: str, cash: str = "10000", **fields: object) -> Account:
-    """An account without positions whose cash is what it started with."""
+    """An account without positions that still has its initial cash."""
     run = make_run(account_id, capital=cash)
     return Account(**{"id": account_id, "run": run, "sequence": 1, "changed_at": START, **fields})  # type: ignore[arg-type]
 
@@ -91,7 +92,7 @@ INSERT INTO runs (id, account_id, number, initial_capital, quote_currency, start
 
 
 async def add_run(conn: Connection, account_id: str, run: Run) -> None:
-    """Start a run, ending the one before."""
+    """Start a run, ending the previous one."""
     await conn.execute(INSERT_ACCOUNT, account_id, run.started_at)
     await conn.execute(END_RUN, account_id, run.started_at)
     await conn.execute(
@@ -166,7 +167,7 @@ async def add_invocation(
     *,
     calls: tuple[ToolCallStatus, ...] = (),
 ) -> UUID:
-    """A run as the service records it: opened, its tool calls, closed."""
+    """Add a run as the service records it: opened, its tool calls, closed."""
     invocation = Invocation(
         id=id_of("invocation", model_id, at),
         model_id=model_id,
@@ -199,7 +200,7 @@ async def add_tool_call(
 
 
 class FakeExchange:
-    """What the records ask the exchange for: accounts and marks, in the test's hand."""
+    """The part of the exchange that the records use: accounts and marks, controlled by the test."""
 
     term = 0
     """As in a database that no service has used."""
@@ -223,7 +224,7 @@ class FakeExchange:
 
 
 def make_position(symbol: str = "BTC", *, quantity: str = "0.1", entry: str = "50000") -> Position:
-    """A long with all of its notional as margin."""
+    """A long position with its whole notional as margin."""
     notional = Decimal(quantity) * Decimal(entry)
     return Position(
         id=id_of("position", symbol),

@@ -1,6 +1,6 @@
-"""A second account, written from the rules in words: slow, simple, exact, and sharing no code with the engine.
+"""A second account, written from the rules in words: slow, simple, exact, and without any code of the engine.
 
-It keeps one ledger of what happened and works every figure out of it again whenever it is asked.
+It keeps one ledger of events, and recomputes every figure from it on demand.
 """
 
 from collections.abc import Callable
@@ -14,15 +14,15 @@ from itertools import groupby
 from support.reference_ledger import Books, Entry, post, rounded
 from support.reference_orders import Answer, Rest, Terms, Watch, fired, first, halved, plan_is_sound
 
-from trader.domain.exchange.orders import ExitPlan, Order
-from trader.domain.exchange.tick_rules import Moment
-from trader.domain.market.markets import Book, Market
+from trader.exchange.domain.orders import ExitPlan, Order
+from trader.exchange.domain.tick_rules import Moment
+from trader.market.domain.markets import Book, Market
 
 STALE = timedelta(seconds=30)
 NO_TERMS = Terms()
 
 Memory = tuple[list[Entry], list[Rest], dict[str, Watch], list[tuple[str, int, datetime, Fraction]]]
-"""What a refused order leaves as it was."""
+"""The parts that a refused order leaves unchanged."""
 
 
 class ReferenceAccount:
@@ -63,7 +63,7 @@ class ReferenceAccount:
         self._arrivals = 0
         self._books: tuple[int, Books] = (0, Books())
 
-    # --- what the ledger amounts to -----------------------------------------------------------------------------------
+    # --- figures of the ledger ----------------------------------------------------------------------------------------
 
     def books(self) -> Books:
         """Every figure, from the first line of the ledger on."""
@@ -100,7 +100,7 @@ class ReferenceAccount:
         )
 
     def _slices(self, symbol: str) -> list[tuple[Fraction, Fraction | None, Fraction]]:
-        """From where to where a notional has which rate; the last one has no end."""
+        """The slices of notional with their rates; the last one has no end."""
         market = self.markets[symbol]
         steps = [(Fraction(0), Fraction(market.maintenance_rate))]
         steps += [(Fraction(tier.above), Fraction(tier.maintenance_rate)) for tier in market.tiers]
@@ -119,7 +119,7 @@ class ReferenceAccount:
         )
 
     def reserved(self) -> Fraction:
-        """Quantity × limit / leverage of what would open; earlier orders are the first to reduce what is held."""
+        """Quantity × limit / leverage of the opening parts; earlier orders reduce the position first."""
         total = Fraction(0)
         left = {symbol: holding.quantity for symbol, holding in self.books().holdings.items()}
         for rest in self.resting:
@@ -148,7 +148,7 @@ class ReferenceAccount:
                 return price
         return None
 
-    # --- what a caller does -------------------------------------------------------------------------------------------
+    # --- actions of a caller ------------------------------------------------------------------------------------------
 
     def place(self, order: Order, moment: Moment, rate: Callable[[str, datetime], Decimal]) -> Answer:
         self.see(moment)
@@ -223,7 +223,7 @@ class ReferenceAccount:
         )
 
     def _is_overleveraged(self, order: Order, sign: int) -> bool:
-        """The tier that the position would stand in, with all that waits to open it, allows less leverage."""
+        """Whether the tier of the position, with all resting orders that open it, allows only a lower leverage."""
         held = self.quantity(order.symbol)
         reducible = max(Fraction(0), -sign * held)
         worth = max(Fraction(0), sign * held) * self.marks[order.symbol]
@@ -251,7 +251,7 @@ class ReferenceAccount:
         return True
 
     def reset(self, capital: Decimal, moment: Moment, rate: Callable[[str, datetime], Decimal]) -> Books:
-        """Gives the books of the run that ended."""
+        """Return the books of the run that ended."""
         self.see(moment)
         at = max(moment.at, self.changed_at)
         for symbol in sorted(self.books().holdings):
@@ -266,10 +266,10 @@ class ReferenceAccount:
         self.capital, self.changed_at = Fraction(capital), at
         return ended
 
-    # --- what the market does -----------------------------------------------------------------------------------------
+    # --- events of the market -----------------------------------------------------------------------------------------
 
     def update(self, moment: Moment, rate: Callable[[str, datetime], Decimal]) -> None:
-        """Funding, resting orders, liquidation, exit plans, when the update concerns the account at all."""
+        """Apply funding, resting orders, liquidation and exit plans, if the update concerns the account at all."""
         self.see(moment)
         is_reached = any(self._is_reached(rest, moment) for rest in self.resting)
         if not is_reached and not self.books().holdings.keys() & moment.updated:
@@ -289,7 +289,7 @@ class ReferenceAccount:
             self.changed_at = at
 
     def _visible(self) -> object:
-        """What an update that concerns the account changes of it."""
+        """The parts of the account that a relevant update changes."""
         orders = [(rest.number, rest.remaining, rest.ahead) for rest in self.resting]
         closing = {symbol: watch.closing for symbol, watch in self.watches.items()}
         return len(self.ledger), orders, closing, self.liquidating
@@ -334,7 +334,7 @@ class ReferenceAccount:
     def _liquidate(
         self, moment: Moment, at: datetime, rate: Callable[[str, datetime], Decimal], markets: AbstractSet[str]
     ) -> None:
-        """It begins at maintenance and ends above 1.1 times it, with one step for each update of a market."""
+        """Liquidate from maintenance until above 1.1 times it, with one step per update of a market."""
         if not self.books().holdings or not (self.liquidating or self.equity() <= self.maintenance()):
             return
         for symbol in sorted(self.books().holdings):
@@ -356,7 +356,10 @@ class ReferenceAccount:
         return self.equity() > Fraction(11, 10) * self.maintenance()
 
     def _reduce(self, symbol: str, book: Book, at: datetime) -> bool:
-        """A quarter, up to a whole lot, or all that is worth less than ten minimums; whether the book had any."""
+        """Reduce by a quarter, rounded up to a whole lot, or by all if worth less than ten minimums.
+
+        Return whether any filled.
+        """
         market, held = self.markets[symbol], self.quantity(symbol)
         lot, sign = Fraction(market.lot), -1 if held > 0 else 1
         quarter = (abs(held) / 4 / lot).__ceil__() * lot
@@ -370,7 +373,7 @@ class ReferenceAccount:
         return True
 
     def _charge_more(self, fee: Fraction) -> None:
-        """Add the liquidation fee to the last fill: which fill of one close carries it makes no difference."""
+        """Add the liquidation fee to the last fill; it does not matter which fill of a close carries it."""
         self.ledger[-1] = replace(self.ledger[-1], fee=self.ledger[-1].fee + fee)
         self._books = (-1, Books())
 
@@ -390,7 +393,7 @@ class ReferenceAccount:
         self._execute(symbol, sign, parts, at, self._taker(symbol), reason)
 
     def _fund(self, symbol: str, at: datetime, rate: Callable[[str, datetime], Decimal]) -> None:
-        """For every full hour since, of those that are paid for: at the last mark seen until then."""
+        """Pay funding for every full hour since the last one, at the last mark seen up to that hour."""
         watch, every = self.watches[symbol], self.markets[symbol].funding_interval_h or self.every
         boundary = watch.funded_until.replace(minute=0, second=0, microsecond=0) + timedelta(hours=1)
         while boundary <= at:
@@ -419,7 +422,7 @@ class ReferenceAccount:
     def _shown(
         self, book: Book, sign: int, quantity: Fraction, limit: Fraction | None, at: datetime
     ) -> list[tuple[Fraction, Fraction]]:
-        """What this account can have of the book: what it took lately is missing from the best levels on."""
+        """The part of the book available to this account, without its recent fills, from the best levels on."""
         lot = Fraction(self.markets[book.symbol].lot)
         missing = round(self._missing(book.symbol, sign, at) / lot) * lot
         result = []
@@ -431,7 +434,7 @@ class ReferenceAccount:
         return first(result, quantity)
 
     def _missing(self, symbol: str, sign: int, at: datetime) -> Fraction:
-        """Half of a quantity is back after one half-life; after twenty it is back."""
+        """Half of a quantity returns after one half-life; after twenty, all of it."""
         mine = [(then, quantity) for of, side, then, quantity in self.taken if (of, side) == (symbol, sign)]
         young = [(at - then, quantity) for then, quantity in mine if at - then < 20 * self.recovery]
         return sum((quantity * halved(age, self.recovery) for age, quantity in young), Fraction(0))
@@ -453,7 +456,7 @@ class ReferenceAccount:
         reason: str,
         terms: Terms = NO_TERMS,
     ) -> Fraction:
-        """Write the fills of one act, and see to what follows from the new position. Gives the fees."""
+        """Write the fills of one act, and handle the consequences for the position. Return the fees."""
         if not parts:
             return Fraction(0)
         before = self.quantity(symbol)

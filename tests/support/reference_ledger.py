@@ -1,6 +1,6 @@
-"""What a ledger of fills amounts to: average-cost positions, completed trades and sums, from the first line on.
+"""The figures of a ledger of fills: average-cost positions, completed trades and sums, from the first line on.
 
-Numbers are fractions; the only roundings are those the books know: a division goes half-even to 16 decimals.
+Numbers are fractions; the only rounding is that of the books: a division is rounded half-even to 16 decimals.
 """
 
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ def rounded(value: Fraction) -> Fraction:
 class Entry:
     """A line of the ledger. Lines of one `act` belong together: one order met one book.
 
-    `quantity` is signed: bought is positive. `amount` is what funding or the insurance fund paid in.
+    `quantity` is signed: buys are positive. `amount` is the amount paid in by funding or the insurance fund.
     """
 
     act: int
@@ -36,7 +36,7 @@ class Entry:
 
 @dataclass
 class Holding:
-    """A net position, worked out of the ledger. `quantity` is signed."""
+    """A net position, computed from the ledger. `quantity` is signed."""
 
     opened_at: datetime
     quantity: Fraction = Fraction(0)
@@ -61,7 +61,7 @@ class Trade:
 
 @dataclass
 class Books:
-    """All that the ledger amounts to."""
+    """All figures of the ledger."""
 
     holdings: dict[str, Holding] = field(default_factory=dict)
     trades: list[Trade] = field(default_factory=list)
@@ -72,7 +72,7 @@ class Books:
 
 
 def post(books: Books, lines: list[Entry]) -> None:
-    """Post one act: funding and insurance as they are, fills closing what is open before they open anything."""
+    """Post one act: funding and insurance unchanged; fills close open positions before they open new ones."""
     first = lines[0]
     if first.kind == "funding":
         books.funding += first.amount

@@ -1,16 +1,16 @@
-"""Orders and exit plans of the reference account, and the rules in words that need nothing else."""
+"""Orders and exit plans of the reference account, and the rules that need nothing else."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal, localcontext
 from fractions import Fraction
 
-from trader.domain.exchange.orders import ExitPlan
+from trader.exchange.domain.orders import ExitPlan
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What an order says of the position that it opens or adds to; None: nothing."""
+    """An order's terms for the position that it opens or adds to; None: not given."""
 
     leverage: Fraction | None = None
     plan: ExitPlan | None = None
@@ -19,7 +19,7 @@ class Terms:
 
 @dataclass
 class Rest:
-    """A limit order that waits. `number` is its place in the order of arrival."""
+    """A resting limit order. `number` is its place in the order of arrival."""
 
     number: int
     symbol: str
@@ -34,10 +34,10 @@ class Rest:
 
 @dataclass
 class Watch:
-    """What is kept of a position beside its figures.
+    """The state of a position besides its figures.
 
-    Its plan, the trigger that is closing it and when its order meets a book, the last boundary funded, and what its
-    orders said: how sure they were last, and whether one of them named a leverage.
+    Its plan, the trigger that is closing it and the time its order meets a book, the last funded boundary, and from its
+    orders the last confidence, and whether any specified a leverage.
     """
 
     plan: ExitPlan
@@ -69,7 +69,7 @@ def first(parts: list[tuple[Fraction, Fraction]], quantity: Fraction) -> list[tu
 
 
 def halved(age: timedelta, half_life: timedelta) -> Fraction:
-    """The share that is left after this time: whole half-lives exactly, the rest of one to 60 digits."""
+    """The remaining share after this time: exact for whole half-lives, to 60 digits for the rest."""
     whole, rest = divmod(age, half_life)
     with localcontext(prec=60):
         part = Decimal(2) ** -(Decimal(rest / timedelta(microseconds=1)) / (half_life // timedelta(microseconds=1)))

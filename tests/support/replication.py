@@ -1,4 +1,4 @@
-"""A PostgreSQL primary with streaming replicas, made with `pg_basebackup`."""
+"""A PostgreSQL primary with streaming replicas, created with `pg_basebackup`."""
 
 import asyncio
 import os
@@ -11,20 +11,21 @@ from typing import Final
 from urllib.parse import quote
 
 import asyncpg
+from support.waiting import until
 
-from trader.embedded.binaries import Binaries, choose_binaries
-from trader.embedded.folders import SERVICE_ROLE, SUPERUSER, make_private, server_account
-from trader.embedded.processes import bind_to_parent, stop_process
-from trader.embedded.server import EmbeddedPostgres
+from trader.database.embedded.binaries import Binaries, choose_binaries
+from trader.database.embedded.folders import SERVICE_ROLE, SUPERUSER, make_private, server_account
+from trader.database.embedded.processes import bind_to_parent, stop_process
+from trader.database.embedded.server import EmbeddedPostgres
 
 DATABASE: Final = "trader"
 _READY_S: Final = 30.0
 _CONNECTIONS_MAX: Final = 450
-"""Those of twenty readers and of commands beside them."""
+"""Connections for twenty readers, and for commands next to them."""
 
 
 async def admit(dsn: str, user: str) -> None:
-    """Let processes of another user of this machine connect to an embedded server, until it starts again."""
+    """Let processes of another user on this machine connect to an embedded server, until it restarts."""
     conn = await asyncpg.connect(dsn)
     try:
         began_at = await conn.fetchval("SELECT clock_timestamp()")
@@ -45,7 +46,7 @@ async def admit(dsn: str, user: str) -> None:
 
 
 class Replica:
-    """A streaming replica in a folder of its own, reached through its socket."""
+    """A streaming replica in a separate folder, reached through its socket."""
 
     def __init__(self, folder: Path, binaries: Binaries) -> None:
         self._folder = folder
@@ -60,12 +61,13 @@ class Replica:
         return f"postgresql://postgres@/{DATABASE}?host={quote(str(self._folder), safe='')}"
 
     async def start(self, primary: EmbeddedPostgres) -> None:
-        """Copy the primary, and follow it."""
+        """Copy the primary, and follow it. A slot keeps the WAL that it has not received."""
         make_private(self._folder, self._account)
         data, source = str(self._folder / "data"), primary.superuser_dsn()
         if self._account is not None:
             await admit(source, self._account.name)
-        await asyncio.to_thread(self._run, "pg_basebackup", "-D", data, "-d", source, "-R", "-c", "fast", "--no-sync")
+        copying = ("pg_basebackup", "-D", data, "-d", source, "-R", "-C", "-S", self._folder.name, "-c", "fast")
+        await asyncio.to_thread(self._run, *copying, "--no-sync")
         command: list[str] = [
             self._binaries.program("postgres"),
             "-D",
@@ -86,9 +88,7 @@ class Replica:
                 user=self._user,
                 group=self._group,
             )
-        async with asyncio.timeout(_READY_S):
-            while not await self._answers():
-                await asyncio.sleep(0.05)
+        await until(self._answers)
 
     def _run(self, program: str, *arguments: str) -> None:
         subprocess.run(
@@ -104,13 +104,13 @@ class Replica:
         return True
 
     async def promote(self) -> None:
-        """Make it a primary, as an operator or a cluster manager does."""
+        """Promote it to a primary, as an operator or a cluster manager does."""
         conn = await asyncpg.connect(self.dsn)
         assert await conn.fetchval("SELECT pg_promote()")
         await conn.close()
 
     async def pause(self, *, paused: bool) -> None:
-        """Stop or continue to apply what the primary sends."""
+        """Pause or resume applying the primary's changes."""
         conn = await asyncpg.connect(self.dsn)
         await conn.execute(f"SELECT pg_wal_replay_{'pause' if paused else 'resume'}()")
         await conn.close()
@@ -121,7 +121,7 @@ class Replica:
 
 
 class Cluster:
-    """A primary and its replicas. `dsn` is that of an empty database of the primary."""
+    """A primary and its replicas. `dsn` is the address of an empty database on the primary."""
 
     def __init__(self, folder: Path, primary: EmbeddedPostgres, dsn: str) -> None:
         self._folder = folder
@@ -130,20 +130,20 @@ class Cluster:
         self.replicas: list[Replica] = []
 
     async def add_replica(self) -> Replica:
-        """Make one more replica of what the primary has now."""
+        """Create another replica from the primary's current state."""
         replica = Replica(self._folder / f"r{len(self.replicas)}", choose_binaries(self._primary.data))
         self.replicas.append(replica)
         await replica.start(self._primary)
         return replica
 
     def kill_primary(self) -> None:
-        """End the primary as a power cut would."""
+        """End the primary as in a power cut."""
         os.kill(int((self._primary.data / "postmaster.pid").read_text().split()[0]), signal.SIGKILL)
 
 
 @asynccontextmanager
 async def replicated(folder: Path) -> AsyncIterator[Cluster]:
-    """Run a primary in `folder`, which every user must be able to reach, for the length of the block."""
+    """Run a primary in `folder`, which every user must be able to access, for the duration of the block."""
     async with AsyncExitStack() as stack:
         primary = await stack.enter_async_context(EmbeddedPostgres(folder / "p", durable=False))
         cluster = Cluster(folder, primary, await primary.ensure_database(DATABASE))

@@ -1,4 +1,4 @@
-"""A market source whose ticks the test lists, and the settings of a service under test."""
+"""A market source with scripted ticks, and the settings of a service under test."""
 
 from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime, timedelta
@@ -7,8 +7,8 @@ from decimal import Decimal
 from support.books import DEFAULT_MARKETS
 from support.manual_clock import ManualClock
 
-from trader.clock import Clock
-from trader.domain.market.markets import (
+from trader.core.clock import Clock
+from trader.market.domain.markets import (
     MARKETS,
     PLAIN_FUNDING_RATE,
     Book,
@@ -19,13 +19,13 @@ from trader.domain.market.markets import (
     Quote,
     Tick,
 )
-from trader.settings import Settings
+from trader.settings.settings import Settings
 
 START = datetime(2025, 1, 1, 12, 0, 30, tzinfo=UTC)
 
 
 def make_book(symbol: str, mid: str | Decimal, at: datetime, *, size: str = "1", levels: int = 10) -> Book:
-    """A book around a mid price: a tick of spread on each side, the same size at every level."""
+    """A book around a mid price, with one tick of spread on each side and the same size at every level."""
     price, tick = Decimal(mid), MARKETS[symbol].tick
     return Book(
         symbol,
@@ -40,7 +40,7 @@ def make_tick(at: datetime, mids: Mapping[str, str | Decimal], *, size: str = "1
 
 
 class ScriptedSource:
-    """A source whose ticks the test lists beforehand; `history` gives the listed ones again."""
+    """A source whose ticks the test lists in advance; `history` repeats them."""
 
     name = "scripted"
     identity = "scripted:1"
@@ -90,5 +90,5 @@ def walk_script(path: Mapping[int, Mapping[str, str]], *, size: str = "1") -> li
 
 
 def make_settings(**changes: str) -> Settings:
-    """The demo's settings with no latency, so that an order meets the book of the moment."""
+    """The demo's settings without latency, so that an order meets the current book."""
     return Settings.load({"SIM_LATENCY_MS": "0", **changes}, None, demo=True)

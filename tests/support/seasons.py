@@ -1,4 +1,4 @@
-"""Seasons for tests: their rules, and one that is open."""
+"""Seasons for tests: their rules, and an open one."""
 
 from datetime import timedelta
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 from msgspec.structs import replace
 from support.records import START
 
-from trader.domain.portfolio.seasons import SeasonRecord, SeasonRules
-from trader.store.database.pool import Connection
-from trader.store.portfolio.seasons import insert_season_record
+from trader.database.pool import Connection
+from trader.portfolio.domain.seasons import SeasonRecord, SeasonRules
+from trader.portfolio.sql.seasons import insert_season_record
 
 DAY = timedelta(days=1)
 RULES = SeasonRules(
@@ -29,7 +29,7 @@ RULES = SeasonRules(
 
 
 async def add_season(conn: Connection, **changes: Any) -> SeasonRules:
-    """Open a season by these rules, whatever the time is."""
+    """Open a season with these rules at any time."""
     rules = replace(RULES, **changes)
     await insert_season_record(conn, SeasonRecord(step="opened", season=1, number=0, at=START, rules=rules))
     return rules

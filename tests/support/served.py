@@ -1,4 +1,4 @@
-"""Applications of a few routes, and one served by the service's own HTTP server with a client of it."""
+"""Applications with a few routes, served by the service's own HTTP server, and a client."""
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestClient
-from support.house import House
+from support.service_parts import ServiceParts
 from yarl import URL
 
 from trader.api import edge, health, rpc, streams
@@ -14,10 +14,10 @@ from trader.api.connections import ConnectionLimits, HttpServer, bind
 from trader.api.context import ACCESS
 from trader.api.registry import Registry
 from trader.api.rpc import DISPATCHER
-from trader.api.streams import HUBS, Hubs, Timing
-from trader.services.operations.access import Access
-from trader.settings import Settings
-from trader.store.database.pool import Database
+from trader.api.streams import BROADCASTERS, Broadcasters, Timing
+from trader.database.pool import Database
+from trader.operations.access import Access
+from trader.settings.settings import Settings
 
 HOST: Final = "127.0.0.1"
 
@@ -32,9 +32,9 @@ def make_app(
     registry: Registry | None = None,
     settings: Settings | None = None,
 ) -> web.Application:
-    """An application of these routes, and of the procedures of a registry when it has a context."""
+    """An application with these routes and, given a context, the procedures of a registry."""
     app = web.Application()
-    settings = settings or Settings.load({"PORT": "0"}, None, demo=True)  # its own origin is where it is served
+    settings = settings or Settings.load({"PORT": "0"}, None, demo=True)  # its own origin is its address
     app[ACCESS] = Access(database, settings.api_token)  # type: ignore[arg-type]  # without keys it is not read
     if context is not None:
         app[DISPATCHER] = rpc.make_dispatcher(context, registry)
@@ -45,23 +45,23 @@ def make_app(
     return app
 
 
-def make_health_app(house: House) -> web.Application:
-    """An application of the health endpoints."""
+def make_health_app(service_parts: ServiceParts) -> web.Application:
+    """An application with the health endpoints."""
     app = make_app(health.routes())
-    house.hand_to(app)
+    service_parts.hand_to(app)
     app.cleanup_ctx.append(health.watch)
     return app
 
 
 def make_stream_app(
-    hubs: Hubs,
+    broadcasters: Broadcasters,
     timing: Timing | None = None,
     routes: Iterable[web.RouteDef] = (),
     settings: Settings | None = None,
 ) -> web.Application:
-    """An application of the event streams, and of other routes."""
+    """An application with the event streams and other routes."""
     app = make_app(streams.routes(timing), routes, settings=settings)
-    app[HUBS] = hubs
+    app[BROADCASTERS] = broadcasters
     app.cleanup_ctx.append(streams.run)
     app.on_shutdown.append(streams.end)
     return app

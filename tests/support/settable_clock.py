@@ -1,12 +1,12 @@
-"""A clock of the machine that an operator sets."""
+"""A machine clock that an operator can set."""
 
 from datetime import datetime, timedelta
 
-from trader.clock import SystemClock
+from trader.core.clock import SystemClock
 
 
 class SettableClock(SystemClock):
-    """Real time, moved by the test."""
+    """Real time with an offset set by the test."""
 
     shift = timedelta(0)
 

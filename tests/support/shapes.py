@@ -1,7 +1,7 @@
 """A strict matcher of JSON values against shapes written by hand, independent of the service's structs.
 
 A shape is a dict (exactly these keys; `"key?"` may be absent), a one-element list (each item), a tuple (any of them), a
-function that says what is wrong (or None), or a constant.
+function that returns an error (or None), or a constant.
 """
 
 import re
@@ -27,7 +27,7 @@ def _matching(pattern: re.Pattern[str], what: str) -> Check:
 
 
 def text(value: Any) -> str | None:
-    """Words; never empty."""
+    """A non-empty text."""
     return None if isinstance(value, str) and value else "no text"
 
 
@@ -37,7 +37,7 @@ def number(value: Any) -> str | None:
 
 
 def count(value: Any) -> str | None:
-    """A whole number that counts."""
+    """A non-negative integer."""
     return None if type(value) is int and value >= 0 else "no count"
 
 
@@ -58,7 +58,7 @@ color = _matching(_COLOR, "colour")
 
 
 def mismatches(value: Any, shape: Shape, path: str = "$") -> list[str]:
-    """Every place where the value is not of the shape."""
+    """Return every place where the value does not match the shape."""
     if isinstance(shape, dict):
         return _of_object(value, shape, path)
     if isinstance(shape, list):

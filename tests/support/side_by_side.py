@@ -1,4 +1,4 @@
-"""The exchange's rules beside the reference account: the same calls to both, compared exactly after each."""
+"""The exchange's rules and the reference account side by side: the same calls, compared exactly after each."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -13,18 +13,18 @@ from support.reference_account import ReferenceAccount
 from support.reference_ledger import Books
 from support.reference_orders import Answer
 
-from trader.domain.exchange import account as figures
-from trader.domain.exchange import rules as exchange
-from trader.domain.exchange.ledger import LimitFills, Posting
-from trader.domain.exchange.orders import Cause, ExitPlan, Fill, Order, OrderAnswer, OrderStatus, OrderType, Side
-from trader.domain.exchange.tick_rules import Moment, apply_tick
-from trader.domain.market.markets import Market
+from trader.exchange.domain import account as figures
+from trader.exchange.domain import rules as exchange
+from trader.exchange.domain.ledger import LimitFills, Posting
+from trader.exchange.domain.orders import Cause, ExitPlan, Fill, Order, OrderAnswer, OrderStatus, OrderType, Side
+from trader.exchange.domain.tick_rules import Moment, apply_tick
+from trader.market.domain.markets import Market
 
 Rate = Callable[[str, datetime], Decimal]
 
 
 class SideBySide:
-    """One account, kept twice. Each call raises `AssertionError` where the two, or the account's own rows, disagree."""
+    """One account, kept twice. Each call raises `AssertionError` if the two, or the account's own rows, disagree."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class SideBySide:
         return answer
 
     def refuse(self, order: Order, at: datetime) -> None:
-        """Reject an order as the service does: there is an answer, and nothing else."""
+        """Reject an order as the service does, with an answer and no other effect."""
         posting = exchange.refuse(self.account, order, "halted", at)
         assert posting.answer is not None
         assert posting.answer.status is OrderStatus.REJECTED
@@ -89,7 +89,7 @@ class SideBySide:
         self.account = posting.account
 
     def change_rules(self, market: Market) -> None:
-        """The venue changes what holds in a market."""
+        """Change the rules of a market at the venue."""
         self.rules.markets[market.symbol] = market
 
     def cancel(self, index: int, moment: Moment) -> None:
@@ -162,8 +162,8 @@ class SideBySide:
         assert all(posting.sequence_before < s <= posting.account.sequence for s in sequences)
         for trade in posting.trades:
             if trade.parent_id is not None:
-                assert trade.part.id not in self.ids
-                self.ids.add(trade.part.id)
+                assert trade.id not in self.ids
+                self.ids.add(trade.id)
 
     def _check_answer(self, order: Order, answer: OrderAnswer, expected: Answer) -> None:
         assert answer.status == expected.status, (answer, expected)
@@ -237,16 +237,16 @@ class SideBySide:
         trades = [trade for posting in self.rows for trade in posting.trades]
         assert [
             (
-                t.part.symbol,
+                t.symbol,
                 *map(
                     Fraction,
                     (
-                        t.part.quantity,
-                        t.part.entry_notional,
+                        t.quantity,
+                        t.entry_notional,
                         t.exit_notional,
                         t.gross_pnl,
-                        t.part.fees,
-                        t.part.funding,
+                        t.fees,
+                        t.funding,
                     ),
                 ),
                 str(t.close_reason),
@@ -258,14 +258,14 @@ class SideBySide:
         assert sum(trade.insurance for trade in trades) <= books.insurance
 
     def _check_rows(self) -> None:
-        """The account is the sum of its rows: of trades and open positions, and of fills, funding and insurance."""
+        """Check that the account equals the sums of trades and open positions, and of fills, funding and insurance."""
         account = self.account
         fills = [fill for posting in self.rows for fill in posting.fills]
         trades = [trade for posting in self.rows for trade in posting.trades]
         received = sum(payment.amount for posting in self.rows for payment in posting.funding)
         insured = sum(payment.amount for posting in self.rows for payment in posting.insurance)
         held = account.positions.values()
-        of_trades = sum(trade.gross_pnl - trade.part.fees + trade.part.funding for trade in trades)
+        of_trades = sum(trade.gross_pnl - trade.fees + trade.funding for trade in trades)
         of_open = sum(position.funding - position.fees for position in held)
         of_fills = sum(
             -fill.side.direction * fill.quantity * fill.price - fill.fee - fill.liquidation_fee for fill in fills

@@ -1,6 +1,6 @@
-"""HTTP sinks on a port of this machine, as operators name them in NOTIFY_URL and HEARTBEAT_URL.
+"""HTTP sinks on a port of this machine, as configured in NOTIFY_URL and HEARTBEAT_URL.
 
-Three of them refuse what the services that they stand for would refuse, by their public documentation.
+Three of them refuse what the services that they imitate would refuse, according to public documentation.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from aiohttp.test_utils import TestServer
 
 
 class Received(NamedTuple):
-    """A request that a sink was sent. `is_taken`: the sink was not away."""
+    """A request sent to a sink. `is_taken`: the sink was available."""
 
     method: str
     target: str
@@ -30,14 +30,14 @@ TELEGRAM = "/bot1:s3cret/sendMessage"
 
 
 def ntfy_status(request: web.Request, body: bytes) -> int:
-    """A longer message becomes a file, which a phone does not show."""
+    """Refuse longer messages, which ntfy turns into files that phones do not show."""
     is_known = request.headers.get("Priority") in ("min", "low", "default", "high", "max", "urgent")
     is_text = request.content_type == "text/plain" and request.headers.get("Title", "").isascii()
     return 200 if is_known and is_text and body.decode() and len(body) <= 4096 else 400
 
 
 def slack_status(request: web.Request, body: bytes) -> int:
-    """Slack takes raw control characters and shows a link or wakes up a channel; here they are refused."""
+    """Refuse raw control characters, which Slack accepts and renders as links or channel mentions."""
     if request.content_type != "application/json" or not isinstance(fields := orjson.loads(body), dict):
         return 400
     text = fields.get("text", "")
@@ -46,7 +46,7 @@ def slack_status(request: web.Request, body: bytes) -> int:
 
 
 def telegram_status(request: web.Request, body: bytes) -> int:
-    """Without `parse_mode` every character is itself; the limit counts units of UTF-16."""
+    """Without `parse_mode` every character is literal; the limit counts UTF-16 units."""
     if request.content_type != "application/json" or not isinstance(fields := orjson.loads(body), dict):
         return 400
     is_chat = re.fullmatch(r"-?\d+|@\w+", str(fields.get("chat_id", ""))) is not None
@@ -58,10 +58,9 @@ SERVICES = {NTFY: ntfy_status, SLACK: slack_status, TELEGRAM: telegram_status}
 
 
 class Sinks:
-    """Paths that answer 200, and others: `/hangs` never answers, `/fails` answers 500, `/closes` hangs up.
-    `/away` answers 503 while `away` is set.
+    """Paths that answer 200, and others: `/hangs` never answers, `/fails` answers 500, `/closes` disconnects.
 
-    `arrived` is set with every request.
+    `/away` answers 503 while `away` is set. `arrived` is set with every request.
     """
 
     def __init__(self) -> None:
@@ -89,7 +88,7 @@ class Sinks:
         return [message for message in self.received if message.target.partition("?")[0] == path]
 
     async def wait_for(self, path: str, count: int = 1) -> list[Received]:
-        """Wait until a path was sent so many requests; the caller's own time limit ends it."""
+        """Wait until a path has received this many requests, within the caller's time limit."""
         while len(self.of(path)) < count:
             self.arrived.clear()
             await self.arrived.wait()

@@ -47,11 +47,11 @@ def _app(step_s: float) -> web.Application:
 
 
 async def _serve(step_s: float) -> None:
-    runner = web.AppRunner(_app(step_s), shutdown_timeout=0.1)  # who asked is gone
+    runner = web.AppRunner(_app(step_s), shutdown_timeout=0.1)  # the client is gone
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     print(runner.addresses[0][1], flush=True)
-    await asyncio.to_thread(sys.stdin.read)  # until the parent closes it, or is gone
+    await asyncio.to_thread(sys.stdin.read)  # until the parent closes it or ends
     await runner.cleanup()
 
 

@@ -22,7 +22,7 @@ class Message(NamedTuple):
 
 
 class Stream:
-    """An open stream. Messages are read in their order; a line that is no field of the protocol fails."""
+    """An open stream. Messages are read in order; a line that is not a field of the protocol is an error."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self.response = response
@@ -45,7 +45,7 @@ class Stream:
         return message
 
     async def until(self, wanted: Callable[[Message], bool], *, within_s: float = 30) -> Message:
-        """The next message of that kind; others are skipped, and kept in `seen`."""
+        """Return the next message of that kind; others are skipped, but kept in `seen`."""
         async with asyncio.timeout(within_s):
             while not wanted(message := await self.next(within_s=within_s)):
                 pass
@@ -54,7 +54,7 @@ class Stream:
 
 @asynccontextmanager
 async def streaming(http: aiohttp.ClientSession, url: str, name: str) -> AsyncIterator[Stream]:
-    """A subscription for the length of the block; its answer must be a stream."""
+    """Subscribe for the duration of the block; the answer must be a stream."""
     timeout = aiohttp.ClientTimeout(total=None, sock_read=60)
     async with http.get(f"{url}/api/events/{name}", timeout=timeout) as response:
         assert response.status == 200, await response.text()

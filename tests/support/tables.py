@@ -1,4 +1,4 @@
-"""The content of a database, by which two are compared, and what it waits for."""
+"""The content of a database, for comparisons, and its pending locks."""
 
 from hashlib import sha256
 
@@ -14,7 +14,7 @@ SELECT_IS_WAITING = "SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $1 AND NOT 
 
 
 async def digests(dsn: str) -> dict[str, tuple[int, str]]:
-    """Return for each table (partitions too) how many rows it has, and a digest of them."""
+    """Return the number of rows and their digest for each table, partitions included."""
     conn = await asyncpg.connect(dsn)
     try:
         result = {}

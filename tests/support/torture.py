@@ -1,11 +1,10 @@
 """Kill the service repeatedly during an order storm, and check the books after every restart.
 
 Each round starts the service, lets clients place, cancel, reset and trigger as fast as they can, and kills it with
-SIGKILL at a random moment. After each kill it is checked on the next service: every acknowledged order is in the
-database, none is there twice, the memory equals the rows, and the audit is clean. An external agent trades among them;
-what it asked for last it asks for again after the restart, under the same `clientOrderId`: there is one order, and one
-answer. Exit code 0 only when all of that held after every kill. With `--clients 0` the agent is alone, so every kill
-falls within its decision.
+SIGKILL at a random moment. After each kill, the next service is checked: every acknowledged order is in the database
+once, the memory equals the rows, and the audit is clean. An external agent also trades; after the restart it repeats
+its last request with the same `clientOrderId`, which must give one order and one answer. The exit code is 0 only if all
+checks passed after every kill. With `--clients 0` the agent is alone, so every kill falls within its decision.
 """
 
 import argparse
@@ -19,12 +18,13 @@ from typing import Any
 
 import aiohttp
 from support.process import ServiceProcess, run_command
+from support.waiting import becomes
 
-from trader.domain.exchange.account import Account
-from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
-from trader.services.exchange.audit import audit
-from trader.store.database.pool import Database
-from trader.store.exchange.accounts import select_accounts
+from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
+from trader.database.pool import Database
+from trader.exchange.domain.account import Account
+from trader.exchange.sql.accounts import select_accounts
+from trader.portfolio.audit import audit
 
 ACCOUNTS = [f"storm-{n}" for n in range(12)]
 MARKETS = {"BTC": 0.01, "ETH": 0.3, "SOL": 4.0}
@@ -35,7 +35,7 @@ AGENT = "agent"
 
 @dataclass
 class Agent:
-    """An external agent: its key, and the order that it asked for last."""
+    """An external agent: its key, and the order that it last requested."""
 
     key: str
     number: int = 0
@@ -64,14 +64,14 @@ class Tally:
     def __str__(self) -> str:
         return (
             f"kills {self.kills}, acknowledged orders {len(self.acknowledged)}, lost {self.lost}, "
-            f"doubled {self.doubled}, of an agent's orders {self.unanswered} cut off and {self.answered_anew} answered "
-            f"anew, memory unlike rows {self.memory_differs}, "
+            f"duplicated {self.doubled}, an agent's orders: {self.unanswered} interrupted, {self.answered_anew} "
+            f"answered differently, memory mismatches {self.memory_differs}, "
             f"audit {'clean' if not self.audit_problems else 'NOT clean'}"
         )
 
 
 async def _storm(service: ServiceProcess, account_id: str, rng: Random, tally: Tally, round_number: int) -> None:
-    """Trade as one client until the service is gone."""
+    """Trade as one client until the service ends."""
     prices = {price["symbol"]: price["price"] for price in (await service.call("trading.getCryptoPrices"))["prices"]}
     for number in range(10_000):
         symbol = rng.choice(list(MARKETS))
@@ -90,13 +90,13 @@ async def _storm(service: ServiceProcess, account_id: str, rng: Random, tally: T
             "simulator.placeOrder", accountId=account_id, clientOrderId=client_order_id, **order
         )
         assert status in {200, 503}, (status, body)
-        # What is refused before the account is open leaves no row.
+        # Refusals before the account is open leave no row.
         if status == 200 and body["order"]["status"] != "rejected":
             tally.acknowledged[account_id, client_order_id] = body["order"]["id"]
 
 
 async def _decide(service: ServiceProcess, agent: Agent, tally: Tally) -> None:
-    """Trade as the external agent until the service is gone: open, close, and hold after twenty of each."""
+    """Trade as the external agent until the service ends: open, close, and hold after twenty of each."""
     prices = {price["symbol"]: price["price"] for price in (await service.call("trading.getCryptoPrices"))["prices"]}
     opening = {"side": "buy", "exitPlan": {"stop": prices["BTC"] * 0.9}}
     closing = {"side": "sell", "reduceOnly": True}
@@ -114,7 +114,7 @@ async def _decide(service: ServiceProcess, agent: Agent, tally: Tally) -> None:
 
 
 async def _ask(service: ServiceProcess, agent: Agent, tally: Tally) -> int:
-    """Ask for the agent's order, and note its id. Return the status of the answer."""
+    """Request the agent's order, and record its id. Return the status of the answer."""
     status, answer = await service.try_call("agent.placeOrder", agent.key, **agent.asked)
     assert status in {200, 503}, (status, answer)
     if status == 200:
@@ -127,16 +127,15 @@ async def _ask(service: ServiceProcess, agent: Agent, tally: Tally) -> int:
 
 
 async def _ask_again(service: ServiceProcess, agent: Agent, tally: Tally) -> None:
-    """Ask twice for what the agent asked for last, which may have been cut off, and end its decision."""
+    """Repeat the agent's last request, which may have been interrupted, twice, and end its decision."""
     tally.unanswered += (AGENT, agent.asked["clientOrderId"]) not in tally.acknowledged
     for _ in range(2):
-        while await _ask(service, agent, tally) != 200:  # the service does not lead yet
-            await asyncio.sleep(0.05)
+        await becomes(lambda: _ask(service, agent, tally), 200)  # once the service leads
     await service.try_call("agent.hold", agent.key, viewId=agent.asked["viewId"], reason="killed")
 
 
 def _order(rng: Random, symbol: str, price: float) -> dict[str, Any]:
-    """A market or limit order; often with an exit plan so close that the next seconds fire it."""
+    """A market or limit order, often with an exit plan so close that it fires within seconds."""
     side = rng.choice(["buy", "sell"])
     order: dict[str, Any] = {
         "symbol": symbol, "side": side, "quantity": MARKETS[symbol] * rng.choice([0.5, 1, 2]), "leverage": 10,
@@ -153,7 +152,7 @@ def _order(rng: Random, symbol: str, price: float) -> dict[str, Any]:
 async def _storm_and_kill(
     service: ServiceProcess, accounts: list[str], rng: Random, tally: Tally, agent: Agent
 ) -> None:
-    """Let everybody trade, and kill the service among it."""
+    """Let all clients trade, and kill the service meanwhile."""
     clients = [
         asyncio.create_task(_storm(service, account_id, Random(rng.random()), tally, tally.kills))
         for account_id in accounts
@@ -201,7 +200,7 @@ async def _check(service: ServiceProcess, database: Database, accounts: list[str
 
 
 async def _differs(service: ServiceProcess, database: Database, account_id: str) -> bool:
-    """Whether what the service shows is not what the rows say. The market may act between two looks: look again."""
+    """Whether the service's answer differs from the rows. The market may move in between, so repeat."""
     for _ in range(5):
         shown = (await service.call("simulator.getAccount", accountId=account_id))["account"]
         async with database.connection() as conn:
@@ -232,7 +231,7 @@ def _in_rows(account: Account) -> object:
 async def torture(rounds: int, seed: int, folder: Path, clients: int = len(ACCOUNTS)) -> Tally:
     """Run the rounds in a folder, printing the tally after each."""
     tally, rng, accounts = Tally(), Random(seed), ACCOUNTS[:clients]
-    environ = {"SIM_LATENCY_MS": "0", "AI_ATTEMPT_TIMEOUT_S": "600"}  # views stay open over a restart
+    environ = {"SIM_LATENCY_MS": "0", "AI_ATTEMPT_TIMEOUT_S": "600"}  # views stay open across a restart
     async with aiohttp.ClientSession() as http:
         service = await ServiceProcess.start(folder, http, **environ)
         agent = Agent(await _add_agent(folder))
@@ -250,12 +249,14 @@ async def torture(rounds: int, seed: int, folder: Path, clients: int = len(ACCOU
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/torture", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="how often to storm and kill (default 5)")
-    parser.add_argument("--clients", type=int, default=len(ACCOUNTS), help="beside the agent, at most 12 (default 12)")
-    parser.add_argument("--seed", type=int, default=1, help="of what is ordered and when it is killed (default 1)")
+    parser.add_argument(
+        "--clients", type=int, default=len(ACCOUNTS), help="in addition to the agent, at most 12 (default 12)"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="for the orders and the times of the kills (default 1)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="trader-torture-") as name:
         folder = Path(name)
-        folder.chmod(0o755)  # as root the server runs as nobody, which must have access
+        folder.chmod(0o755)  # as root, the server runs as `nobody`, which must have access
         tally = asyncio.run(torture(options.rounds, options.seed, folder, options.clients))
     for problem in tally.audit_problems[:20]:
         print(f"  {problem}")

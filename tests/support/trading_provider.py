@@ -1,4 +1,4 @@
-"""A provider of the chat-completions protocol in a thread of its own, for commands with an event loop of theirs."""
+"""A chat-completions provider in a separate thread, for commands that run their own event loop."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ def opening(symbol: str, quantity: float) -> dict[str, Any]:
 
 
 class TradingProvider:
-    """Opens, changes and closes positions by the minute of the view, and holds in the second step of a cycle."""
+    """Opens, changes and closes positions by the minute of the view, and holds in a cycle's second step."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -37,6 +37,9 @@ class TradingProvider:
         self.usage: dict[str, Any] = {"prompt_tokens": 5_000, "completion_tokens": 100, "cost": COST_USD}
         self.delays_s: dict[str, float] = {}
         """How long each model thinks."""
+
+        self.always: list[dict[str, Any]] | None = None
+        """The calls of every first step, whatever the minute."""
 
         self.status = 200
         self.interrupt_at = -1
@@ -52,7 +55,7 @@ class TradingProvider:
         self.keys.add(request.headers["Authorization"].removeprefix("Bearer "))
         if self.requests == self.interrupt_at:
             os.kill(os.getpid(), signal.SIGINT)
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
         await asyncio.sleep(self.delays_s.get(asked["model"], 0))
         message = {"role": "assistant", "content": None, "tool_calls": self.calls(asked["messages"])}
         return web.json_response(
@@ -62,6 +65,8 @@ class TradingProvider:
     def calls(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if any(message["role"] == "tool" for message in messages):
             return [call(1, "holding", reason="done")]
+        if self.always is not None:
+            return self.always
         shown = datetime.fromisoformat(orjson.loads(messages[1]["content"])["at"])
         match int(shown.timestamp()) // 300 % 3:
             case 0:
@@ -78,7 +83,7 @@ class TradingProvider:
 
 @contextmanager
 def trading_provider() -> Iterator[TradingProvider]:
-    """Serve it until the end."""
+    """Serve it for the duration of the block."""
     provider, loop, started = TradingProvider(), asyncio.new_event_loop(), threading.Event()
     app = web.Application(client_max_size=16 * 1024 * 1024)
     app.router.add_post("/v1/chat/completions", provider.answer)

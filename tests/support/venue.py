@@ -1,5 +1,6 @@
 """A running exchange over a real database, whose market the test moves."""
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -9,21 +10,21 @@ import pytest
 from support.manual_clock import ManualClock
 from support.scripted import ScriptedSource, make_settings, make_tick
 
-from trader.clock import Clock
-from trader.domain.exchange.account import Account
-from trader.domain.exchange.ledger import Posting
-from trader.domain.exchange.orders import Order, OrderAnswer, OrderSide
-from trader.services.events import Event, EventBus
-from trader.services.exchange.accounts import Accounts
-from trader.services.exchange.audit import audit
-from trader.services.exchange.halts import Halts
-from trader.services.exchange.ledger_writer import LedgerWriter
-from trader.services.exchange.paper import PaperExchange
-from trader.services.market.feed import MarketFeed
-from trader.settings import Settings
-from trader.store.database.pool import Connection, Database
-from trader.store.exchange.accounts import select_accounts
-from trader.store.exchange.ledger import write_postings
+from trader.core.clock import Clock
+from trader.core.events import Event, EventBus
+from trader.database.pool import Connection, Database
+from trader.exchange.accounts import Accounts
+from trader.exchange.domain.account import Account
+from trader.exchange.domain.ledger import Posting
+from trader.exchange.domain.orders import Order, OrderAnswer, OrderSide
+from trader.exchange.halts import Halts
+from trader.exchange.ledger_writer import LedgerWriter
+from trader.exchange.paper import PaperExchange
+from trader.exchange.sql.accounts import select_accounts
+from trader.exchange.sql.ledger import write_postings
+from trader.market.feed import MarketFeed
+from trader.portfolio.audit import audit
+from trader.settings.settings import Settings
 
 
 def make_exchange(
@@ -41,14 +42,14 @@ def make_exchange(
 
 
 def break_ledger_writer(patch: pytest.MonkeyPatch, account_id: str | None = None) -> None:
-    """Make the writing of postings, or of those of one account, fail with a bug."""
+    """Make the writing of postings, of all accounts or one, fail with a bug."""
 
     async def broken(conn: Connection, postings: Sequence[Posting], term: int) -> set[str]:
         if account_id is None or any(posting.account.id == account_id for posting in postings):
             raise KeyError("no such thing")
         return await write_postings(conn, postings, term)
 
-    patch.setattr("trader.services.exchange.ledger_writer.write_postings", broken)
+    patch.setattr("trader.exchange.ledger_writer.write_postings", broken)
 
 
 class Venue:
@@ -73,6 +74,12 @@ class Venue:
         self.source.script.append(tick)
         await self.clock.advance(timedelta(seconds=after_s))
         await self.market.take(tick, self.exchange.on_tick)
+
+    async def recovered(self) -> None:
+        """Wait until no account is in doubt."""
+        async with asyncio.timeout(30):
+            while self.accounts.in_doubt:
+                await asyncio.sleep(0.01)
 
     async def buy(self, quantity: str, **more: object) -> OrderAnswer:
         return await self._place(OrderSide.BUY, quantity, more)
@@ -102,7 +109,7 @@ async def running(
 
 
 async def agree_with_rows(venue: Venue) -> None:
-    """Memory equals the rows, and the rows balance."""
+    """Assert that memory equals the rows, and that the rows balance."""
     rows = await venue.rows()
     assert {account_id: without_depth(account) for account_id, account in venue.exchange.accounts.items()} == {
         account_id: without_depth(account) for account_id, account in rows.items()
@@ -111,7 +118,7 @@ async def agree_with_rows(venue: Venue) -> None:
 
 
 def without_depth(account: Account) -> dict[str, object]:
-    """An account by itself, though it shares the depth of the books with others."""
+    """Return an account without the depth of the books, which it shares with others."""
     return {name: getattr(account, name) for name in account.__struct_fields__ if name != "taken"} | {
         "positions": dict(account.positions)
     }

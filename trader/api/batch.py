@@ -1,7 +1,7 @@
 """Batch requests of the oRPC client's BatchLinkPlugin: several calls in one POST.
 
-The request is a JSON list of `{url, method?, headers?, body?}`. The answer holds `{index, status, headers?, body}` for
-each, in the order in which the calls end: as one JSON list when the client asks for `buffered`, else as an event
+The request is a JSON list of `{url, method?, headers?, body?}`. The response holds `{index, status, headers?, body}`
+for each, in the order in which the calls end: as one JSON list if the client asks for `buffered`, otherwise as an event
 stream that sends each as soon as it ends. The framing is that of @orpc/server 1.16.1.
 """
 
@@ -17,14 +17,14 @@ from multidict import istr
 
 from trader.api import envelope
 from trader.api.compression import GZIP, StreamPacker, accepts_gzip
-from trader.errors import InvalidInput, Issue, PayloadTooLarge
+from trader.core.errors import InvalidInput, Issue, PayloadTooLarge
 
 HEADER: Final = istr("x-orpc-batch")
 BUFFERED: Final = "buffered"
 ITEMS_MAX: Final = 10
 KEEP_ALIVE_S: Final = 5.0
 WRITE_WAIT_S: Final = 10.0
-"""The bound of writing one message of a streamed response."""
+"""The time limit for writing one message of a streamed response."""
 
 _COMMENT: Final = b": \n\n"
 
@@ -98,7 +98,7 @@ def _item(index: int, wire_item: _WireItem) -> Item:
 
 
 async def respond(request: web.Request, items: list[Item], call: Call, mode: str, status: int) -> web.StreamResponse:
-    """Run all calls concurrently and respond. Calls that have begun go on when the caller disconnects."""
+    """Run all calls concurrently and respond. Calls in progress continue if the caller disconnects."""
     async with asyncio.TaskGroup() as group:
         calls = [group.create_task(call(index, item)) for index, item in enumerate(items)]
         if mode == BUFFERED:
@@ -118,7 +118,7 @@ async def respond(request: web.Request, items: list[Item], call: Call, mode: str
             if request.transport is not None:
                 request.transport.abort()
         except ConnectionError:
-            pass  # the caller has disconnected; the calls go on
+            pass  # the caller has disconnected; the calls continue
     return response
 
 

@@ -1,34 +1,46 @@
-"""Broadcasters, one per stream: the base class with its subscribers, and that of workflow events.
+"""Broadcasters, one per stream: the base class with its subscribers, and the broadcaster of workflow events.
 
-A state stream sends the current state: only the newest one waits for a subscriber, so a slow one gets fewer of them
-and costs nothing more. The workflow stream sends events: they wait in a bounded backlog, and a subscriber whose backlog
-is full is dropped. A message is encoded once, whatever the number of subscribers. One subscriber may follow several
-streams.
+A state stream sends the current state: only the newest one waits for a subscriber, so a slow subscriber gets fewer
+states at no extra cost. The workflow stream sends events: they wait in a bounded backlog, and a subscriber with a full
+backlog is dropped. A message is encoded once for any number of subscribers. One subscriber may follow several streams.
 """
 
 import asyncio
-from collections import Counter
+import re
+import secrets
+from collections import Counter, deque
 from collections.abc import Callable
+from itertools import islice
+from typing import Final
 
-from trader.api.stream_events import EventRing
 from trader.api.stream_messages import EventsMessage, Message, MessageForm, NumberedEvent
 from trader.api.subscriber import Subscriber
-from trader.errors import Unavailable
+from trader.core.errors import Unavailable
 
 CAPACITY = 50
 EVENTS_AT_ONCE_MAX = 256
 RETRY_AFTER_S = 5
 
 GATHERING_S = 0.25
-"""Events that come within this time of others are sent together on the one stream."""
+"""Events within this time of each other are sent together on the combined stream."""
+
+
+EVENTS_MAX: Final = 2000
+
+ID_PATTERN: Final = re.compile(r"[0-9a-f]{8}-(0|[1-9][0-9]{0,14})")
+"""An id: its sequence of events, and the number of the last event before its message."""
 
 
 class Broadcaster:
-    """The subscribers of one stream, at most `capacity`."""
+    """The subscribers of one stream, at most `capacity`. If it `is_shared`, addresses share the slots.
 
-    def __init__(self, name: str, *, capacity: int = CAPACITY) -> None:
+    Only a public service shares slots. Otherwise an open stream is never closed for a newcomer.
+    """
+
+    def __init__(self, name: str, *, capacity: int = CAPACITY, is_shared: bool = False) -> None:
         self.name = name
         self.capacity = capacity
+        self._is_shared = is_shared
         self.dropped = 0
         self._subscribers: dict[Subscriber, None] = {}  # in order of arrival
         self._closed = False
@@ -48,13 +60,13 @@ class Broadcaster:
         self._subscribers[subscriber] = None
 
     def _make_room(self, newcomer: Subscriber) -> None:
-        """Drop the oldest subscriber of the address with the most places, if that has more than the newcomer's then.
+        """Drop the oldest subscriber of the address with the most slots, if it then still has at least as many.
 
-        Callers with a key or token are dropped for nobody, and all others for them.
+        Callers with a key or token are never dropped, and displace all others.
 
-        :raises Unavailable: nobody is to be dropped
+        :raises Unavailable: no subscriber may be dropped
         """
-        places = Counter(each.address for each in self._subscribers if not each.is_known)
+        places = Counter(each.address for each in self._subscribers if self._is_shared and not each.is_known)
         address, count = next(iter(places.most_common(1)), ("", 0))
         if not count or not (newcomer.is_known or count > places[newcomer.address] + 1):
             raise Unavailable(f"All {self.capacity} places of the stream {self.name} are taken", RETRY_AFTER_S)
@@ -66,7 +78,7 @@ class Broadcaster:
         self._subscribers.pop(subscriber, None)
 
     def send(self, message: Message, *, to: Callable[[MessageForm], bool] = lambda _: True) -> None:
-        """Send a message to the subscribers whose form `to` accepts, and drop those that cannot keep up."""
+        """Send a message to the subscribers whose form `to` accepts, and drop subscribers that cannot keep up."""
         chosen = [subscriber for subscriber in self._subscribers if to(subscriber.form)]
         for subscriber in chosen:
             if not subscriber.offer(message):
@@ -78,7 +90,7 @@ class Broadcaster:
         subscriber.end()
 
     async def start(self) -> None:
-        """Begin to load states, if the stream has any."""
+        """Start loading states, if the stream has any."""
 
     async def close(self) -> None:
         """End every subscriber and accept no more."""
@@ -87,15 +99,69 @@ class Broadcaster:
             subscriber.end()
 
 
+Greeting = Callable[[str], bytes]
+
+
+class EventRing:
+    """The latest events of one sequence, which begins with the process or its lead; earlier sequences are lost.
+
+    `greeting` returns the data of the events `connected` and `reset`, which have no numbers.
+    """
+
+    def __init__(self, greeting: Greeting, *, events_max: int = EVENTS_MAX) -> None:
+        self._greeting = greeting
+        self._sequence = secrets.token_hex(4)
+        self._number = 0
+        self._events: deque[NumberedEvent] = deque(maxlen=events_max)
+
+    def restart(self) -> NumberedEvent:
+        """Start a new sequence, and return the event `reset` that announces it."""
+        self._sequence, self._number = secrets.token_hex(4), 0
+        self._events.clear()
+        return self._greet("reset", 0)
+
+    def last_id(self) -> str:
+        """Return the id of a message that comes after every event so far."""
+        return self._id(self._number)
+
+    def append(self, name: str, data: bytes) -> NumberedEvent:
+        """Keep an event, and return it with its id."""
+        self._number += 1
+        event = NumberedEvent(name, data, self._id(self._number))
+        self._events.append(event)
+        return event
+
+    def first_events(self, last_id: str | None) -> list[NumberedEvent]:
+        """Return a subscriber's first events: `connected`, and the events since `last_id`.
+
+        If some of these are lost, `reset` comes first, followed by every event still available.
+        """
+        if last_id is None:
+            return [self._greet("connected", self._number)]
+        sequence, _, number = last_id.partition("-")
+        kept_from = self._number - len(self._events)
+        seen = int(number) if sequence == self._sequence else -1
+        if kept_from <= seen <= self._number:
+            return [self._greet("connected", seen), *islice(self._events, seen - kept_from, None)]
+        greetings = [self._greet(name, kept_from) for name in ("reset", "connected")]
+        return [*greetings, *self._events]
+
+    def _greet(self, name: str, number: int) -> NumberedEvent:
+        return NumberedEvent(name, self._greeting(name), self._id(number))
+
+    def _id(self, number: int) -> str:
+        return f"{self._sequence}-{number}"
+
+
 class EventBroadcaster(Broadcaster):
     """Broadcaster of events, which are numbered and kept in a ring for clients that return.
 
-    Events reach numbered subscribers, whose other messages are as far apart, at most every `GATHERING_S` seconds: many
-    together cost less than one by one.
+    Numbered subscribers get events at most every `GATHERING_S` seconds, like their other messages: sending many
+    together costs less than sending each alone.
     """
 
-    def __init__(self, name: str, ring: EventRing, *, capacity: int = CAPACITY) -> None:
-        super().__init__(name, capacity=capacity)
+    def __init__(self, name: str, ring: EventRing, *, capacity: int = CAPACITY, is_shared: bool = False) -> None:
+        super().__init__(name, capacity=capacity, is_shared=is_shared)
         self._ring = ring
         self._pending: list[tuple[str, bytes]] = []
         self._gathered: list[tuple[str, bytes]] = []
@@ -103,8 +169,8 @@ class EventBroadcaster(Broadcaster):
         self._gathering: asyncio.TimerHandle | None = None
 
     def add(self, subscriber: Subscriber, last_id: str | None = None) -> None:
-        """Add a subscriber, whose first message is a greeting and what it missed since the event `last_id`."""
-        self.flush()  # events of before the greeting are not the newcomer's
+        """Add a subscriber, whose first message is a greeting and the events missed since `last_id`."""
+        self.flush()  # earlier events are not for the newcomer
         self._flush_gathered()
         super().add(subscriber)
         subscriber.offer(EventsMessage(self._ring.first_events(last_id)))
@@ -118,7 +184,7 @@ class EventBroadcaster(Broadcaster):
             self.flush()
 
     def flush(self) -> None:
-        """Send the queued events, to numbered subscribers when it is time."""
+        """Send the queued events; numbered subscribers get them when their interval is over."""
         if not self._pending:
             return
         pending, self._pending = self._pending, []
@@ -141,7 +207,7 @@ class EventBroadcaster(Broadcaster):
             self._gathered_due_s = asyncio.get_running_loop().time() + GATHERING_S
 
     def restart(self) -> None:
-        """Begin another sequence of events, since some were lost: everyone is sent `reset`."""
+        """Start a new sequence of events, because some were lost, and send everyone `reset`."""
         self.flush()
         self._flush_gathered()
         self.send(EventsMessage([self._ring.restart()]), to=_is_numbered)

@@ -11,10 +11,10 @@ GZIP: Final = "gzip"
 LEVEL: Final = 6
 
 BYTES_MIN: Final = 1024
-"""Shorter bodies fit into one packet as they are."""
+"""Shorter bodies fit into one packet uncompressed."""
 
 THREAD_BYTES_MIN: Final = 32 * 1024
-"""Longer texts are compressed in a thread: these take about a millisecond."""
+"""Longer texts are compressed in a thread; texts of this size take about a millisecond."""
 
 _GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
 
@@ -42,7 +42,7 @@ def _gzip(body: bytes) -> bytes:
 
 
 class StreamPacker:
-    """Gzip encoder of a response that is sent in pieces, each readable on arrival; it may also pass them on as is."""
+    """Gzip encoder of a response sent in pieces, each readable on arrival; it may also pass them on unchanged."""
 
     def __init__(self, *, compress: bool) -> None:
         self._packer = zlib.compressobj(LEVEL, wbits=_GZIP_WINDOW) if compress else None
@@ -73,7 +73,7 @@ def is_worth_compressing(response: web.Response) -> bool:
 
 
 async def compress_response(request: web.Request, response: web.Response) -> None:
-    """Compress the body of a response when the caller accepts gzip."""
+    """Compress the body of a response if the caller accepts gzip."""
     if hdrs.VARY not in response.headers:
         response.headers[hdrs.VARY] = hdrs.ACCEPT_ENCODING
     if accepts_gzip(request):

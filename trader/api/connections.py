@@ -1,8 +1,8 @@
 """The HTTP server: the application on connections with limits.
 
-aiohttp bounds the size of headers and the number of requests that wait on one connection, and closes connections that
-are silent. It has no bound for a head that arrives byte by byte, for a caller who does not read its answer, and for the
-number of connections: a protocol around aiohttp's own enforces those.
+aiohttp limits the size of headers and the number of requests waiting on one connection, and closes silent connections.
+It has no limit for a head that arrives byte by byte, for a caller that does not read its response, or for the number of
+connections: a protocol around aiohttp's own enforces these.
 """
 
 import asyncio
@@ -15,23 +15,30 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from aiohttp import EMPTY_PAYLOAD, StreamReader, web
+from aiohttp.http import SERVER_SOFTWARE
 from aiohttp.http_exceptions import HttpProcessingError
 
 from trader.api.requests import REQUESTS
-from trader.errors import StartError
-from trader.settings import Settings
+from trader.core.errors import StartError
+from trader.settings.settings import Settings
 
 log = logging.getLogger(__name__)
 
+SERVER: Final = "trader"
+"""The header `Server` of every response: no versions."""
+
+_VERSIONS: Final = f"Server: {SERVER_SOFTWARE}\r\n".encode()
+_NO_VERSIONS: Final = f"Server: {SERVER}\r\n".encode()
+
 WAITING_MAX: Final = 1024
-"""How many connections may wait to be accepted, as far as the system allows; a caller beyond it tries again after a
-second. After a restart every subscriber of every stream comes back at once."""
+"""How many connections may wait to be accepted, if the system allows; further callers retry after a second. After a
+restart every subscriber of every stream reconnects at once."""
 
 _OTHER_FILES: Final = 256
-"""Files that the process has open beside connections: the database, the venue, providers, the log."""
+"""Open files other than connections: the database, the venue, providers, the log."""
 
 _NOT_HERE: Final = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
-"""Errors for an address of a host name that this machine does not have: `localhost` without IPv6."""
+"""Errors for a host name's address that this machine lacks, such as `localhost` without IPv6."""
 
 _SLOW_HEAD: Final = b'{"error":"The head of the request took too long"}'
 _SLOW_HEAD_ANSWER: Final = (
@@ -61,11 +68,31 @@ class ConnectionLimits:
         )
 
 
-class Connection(asyncio.Protocol):
-    """Protocol around aiohttp's own: passes everything on, and records what the limits depend on.
+class _WithoutVersions:
+    """A transport for aiohttp, which answers malformed requests by itself and names its version and Python's there."""
 
-    The middleware finds it by `connection_of`, and reports when a request begins and ends. `others` are all open
-    connections, the one that was idle longest first.
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        self._transport.write(_without_versions(data))
+
+    def writelines(self, parts: Iterable[bytes]) -> None:
+        self._transport.writelines([_without_versions(part) for part in parts])
+
+
+def _without_versions(data: bytes) -> bytes:
+    return data.replace(_VERSIONS, _NO_VERSIONS, 1) if data[:5] == b"HTTP/" and _VERSIONS in data else data
+
+
+class Connection(asyncio.Protocol):
+    """Protocol around aiohttp's own: passes everything on, and records the data behind the limits.
+
+    The middleware finds it with `connection_of`, and reports when a request begins and ends. `others` are all open
+    connections, the longest idle first.
     """
 
     def __init__(self, http: asyncio.Protocol, others: dict["Connection", None], limits: ConnectionLimits) -> None:
@@ -80,22 +107,22 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether the last request is read and answered; the head of the next one may have begun."""
+        """Whether the last request was read and answered; the head of the next one may have begun."""
         return not self._is_busy and self._answer_stuck_s is None and self._body.is_eof()
 
     def begin(self, body: StreamReader) -> None:
-        """Note that the whole head of a request has arrived, and its handler begins."""
+        """Record that the whole head of a request has arrived and its handler begins."""
         self._is_busy, self._body, self._head_began_s = True, body, None
 
     def end(self) -> None:
-        """Note that the handler of a request has ended. aiohttp reads the rest of its body, which is no head."""
+        """Record that the handler of a request has ended. aiohttp reads the rest of its body, which is not a head."""
         self._is_busy = False
         if self in self._others:
             self._others[self] = self._others.pop(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass of it
-        self._http.connection_made(transport)
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is not a subclass of it
+        self._http.connection_made(cast("asyncio.Transport", _WithoutVersions(self._transport)))
         self._others[self] = None
         if len(self._others) > self._limits.connections_max:
             next(connection for connection in self._others if connection.is_idle).close()
@@ -125,7 +152,7 @@ class Connection(asyncio.Protocol):
         self._transport.close()
 
     def enforce_times(self, new_id: Callable[[], str]) -> None:
-        """Refuse a head that takes too long, and drop an answer that nobody takes."""
+        """Refuse a head that takes too long, and drop a response that the caller does not read."""
         now_s = self._time()
         if self._answer_stuck_s is not None and now_s - self._answer_stuck_s > self._limits.answer_s:
             self._transport.abort()
@@ -137,7 +164,7 @@ class Connection(asyncio.Protocol):
 
 
 def connection_of(request: web.Request) -> Connection | None:
-    """Return the connection of a request; None when the caller has left, or another server took the request."""
+    """Return the connection of a request; None if the caller has left or another server took the request."""
     protocol = None if request.transport is None else request.transport.get_protocol()
     return protocol if isinstance(protocol, Connection) else None
 
@@ -145,7 +172,7 @@ def connection_of(request: web.Request) -> Connection | None:
 class HttpServer:
     """Serves an application on connections with limits.
 
-    When there are too many connections, the one that has been idle longest is closed, else the newcomer.
+    If there are too many connections, the longest idle one is closed, or else the newcomer.
     """
 
     def __init__(self, app: web.Application, limits: ConnectionLimits, *, shutdown_timeout_s: float = 1.0) -> None:
@@ -166,13 +193,13 @@ class HttpServer:
         self._enforcing: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
-        """How many connections aiohttp has, or still has tasks of."""
+        """The number of connections that aiohttp has, or still has tasks for."""
         return 0 if self._runner.server is None else len(self._runner.server.connections)
 
     async def start(self, sockets: Iterable[socket.socket]) -> None:
         """Listen on these bound sockets.
 
-        :raises OSError: another process took the port in the same moment
+        :raises OSError: another process took the port at the same moment
         """
         await self._runner.setup()
         server = self._runner.server
@@ -187,7 +214,7 @@ class HttpServer:
         self._enforcing = asyncio.create_task(self._enforce_times(), name="limits of connections")
 
     async def stop(self) -> None:
-        """Accept no more connections, end the streams, and give requests their time to end."""
+        """Accept no more connections, end the streams, and give requests time to end."""
         for listening in self._listening:
             listening.close()
         await self._runner.cleanup()
@@ -196,7 +223,7 @@ class HttpServer:
             await asyncio.wait([self._enforcing])
 
     async def _enforce_times(self) -> None:
-        """Check every connection ten times within the shorter limit, which costs less than a timer for each request."""
+        """Check every connection ten times within the shorter limit, which costs less than a timer per request."""
         while True:
             await asyncio.sleep(min(self._limits.head_s, self._limits.answer_s) / 10)
             for connection in list(self._connections):
@@ -204,7 +231,7 @@ class HttpServer:
 
 
 def _is_bug(record: logging.LogRecord) -> bool:
-    """Whether what aiohttp logs is a bug: bytes that are no request, or no body, are not."""
+    """Return whether aiohttp's log record is a bug; malformed requests and bodies are not."""
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError | web.RequestPayloadError))
 
 
@@ -213,9 +240,9 @@ _http_log.addFilter(_is_bug)
 
 
 def raise_file_limit(connections_max: int) -> int:
-    """Raise the limit of open files to what the connections need, as far as the system allows.
+    """Raise the limit of open files for the connections, as far as the system allows.
 
-    Return how many connections it really allows, so that the idlest is closed before the system refuses the next.
+    Return how many connections fit, so that the longest idle one is closed before the system refuses the next.
     """
     wanted = connections_max + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -233,7 +260,7 @@ def raise_file_limit(connections_max: int) -> int:
 def bind(host: str, port: int) -> Sequence[socket.socket]:
     """Bind the addresses of `host` for this process, without listening yet.
 
-    :raises StartError: the host has no address here, or its port is taken or not permitted
+    :raises StartError: the host has no address on this machine, or its port is taken or not permitted
     """
     bound: list[socket.socket] = []
     refusal: OSError | None = None
@@ -256,7 +283,7 @@ def bind(host: str, port: int) -> Sequence[socket.socket]:
 
 def cannot_listen(host: str, port: int, error: OSError | None) -> StartError:
     why = "it has no address" if error is None else error.strerror
-    return StartError(f"cannot listen on {host} port {port}: {why}. HOST and PORT choose another address.")
+    return StartError(f"cannot listen on {host} port {port}: {why}. HOST and PORT select another address.")
 
 
 def _bind_one(family: int, kind: int, protocol: int, address: Any) -> socket.socket:

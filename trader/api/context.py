@@ -7,23 +7,26 @@ from typing import Final, Literal, Protocol
 
 from aiohttp import web
 
-from trader.clock import Clock
-from trader.gateways.agents.providers import Provider
-from trader.schedulers import Schedulers
-from trader.services.agents.schedule import Agents
-from trader.services.exchange.accounts import Accounts
-from trader.services.exchange.halts import Halts
-from trader.services.exchange.protocol import Exchange
-from trader.services.market.candles import Candles
-from trader.services.market.feed import MarketFeed
-from trader.services.operations.access import Access
-from trader.services.operations.alarms import Alarms
-from trader.services.portfolio.analytics import Analytics
-from trader.services.portfolio.evidence import Evidence
-from trader.services.portfolio.snapshots import Portfolio
-from trader.services.relay import RelayReader
-from trader.settings import Settings
-from trader.store.database.pool import Database
+from trader.agents.invocations import InvocationReader
+from trader.agents.providers.providers import Provider
+from trader.agents.schedule import InvocationScheduler
+from trader.agents.services import KnownModels
+from trader.core.clock import Clock
+from trader.core.schedulers import Schedulers
+from trader.database.pool import Database
+from trader.database.relay import RelayReader
+from trader.exchange.accounts import Accounts
+from trader.exchange.halts import Halts
+from trader.exchange.protocol import Exchange
+from trader.market.candles import Candles
+from trader.market.feed import MarketFeed
+from trader.operations.access import Access
+from trader.operations.alarms import Alarms
+from trader.operations.operator_commands import OperatorCommands
+from trader.portfolio.analytics import Analytics
+from trader.portfolio.evidence import Evidence
+from trader.portfolio.snapshots import PortfolioService
+from trader.settings.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +35,24 @@ class Context:
     clock: Clock
     market: MarketFeed
     exchange: Exchange
-    portfolio: Portfolio
+    portfolio: PortfolioService
     analytics: Analytics
     evidence: Evidence
-    agents: Agents
+    models: KnownModels
+    invocations: InvocationReader
+    agents: InvocationScheduler
     candles: Candles
+    operations: OperatorCommands
 
 
 class Role(Protocol):
-    """The role of this process: a leader trades, a standby would take over, a reader only follows."""
+    """The role of this process: a leader trades, a standby can take over, a reader only follows."""
 
     @property
     def role(self) -> Literal["leader", "standby", "reader"]: ...
 
     def running_schedulers(self) -> Mapping[str, bool]:
-        """Return whether each scheduler runs, on the leader when this process is none."""
+        """Return whether each scheduler is running; on a follower, the leader's schedulers."""
 
 
 CONTEXT: Final = web.AppKey("context", Context)

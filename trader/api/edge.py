@@ -1,7 +1,7 @@
 """Edge of the application: the middleware, the response hook and the CORS rules for every request.
 
-Requests get ids and are logged, foreign hosts and origins are refused, every error is answered as JSON, long responses
-are compressed, and the headers of each response are completed.
+It gives requests ids and logs them, refuses foreign hosts and origins, answers every error as JSON, compresses long
+responses, and completes the headers of each response.
 """
 
 import logging
@@ -14,9 +14,9 @@ import aiohttp_cors
 from aiohttp import HttpVersion11, hdrs, web
 from multidict import istr
 
-from trader.api import batch, mcp, rpc
+from trader.api import batch, mcp, openapi, rpc
 from trader.api.compression import compress_response, is_worth_compressing
-from trader.api.connections import connection_of
+from trader.api.connections import SERVER, connection_of
 from trader.api.context import ACCESS, RELAY
 from trader.api.origins import FETCH_SITE, HOSTS, ORIGINS, HostRule, OriginRule
 from trader.api.requests import (
@@ -31,22 +31,25 @@ from trader.api.requests import (
     address_of,
 )
 from trader.api.routes import answer_expectation, refusal, unmet_expectation
-from trader.errors import Forbidden, TooManyRequests, Unauthorized
-from trader.services.operations.access import Access, require_reader
-from trader.settings import Settings
+from trader.core.errors import Forbidden, TooManyRequests, Unauthorized
+from trader.operations.access import Access, require_reader
+from trader.settings.settings import Settings
 
 CORS_PATHS: Final = ("/api/", "/health", mcp.PATH)
-"""Paths that start with one of these may be read by the pages of CORS_ORIGINS."""
+"""Pages of CORS_ORIGINS may read paths with one of these prefixes."""
 
 _REST: Final = "/{path:(api/|health).*}"
-"""The paths of `CORS_PATHS` that no other route has."""
+"""The paths of `CORS_PATHS` without any other route."""
 
 _OPEN_PATHS: Final = ("/health", "/health/live", "/api/health", "/api/health/live")
 """The paths that READ_TOKEN leaves open, for supervisors and proxies."""
 
+_AGENT_PATHS: Final = (mcp.PATH, *(route.path for route in (openapi.SKILL, openapi.CONTRACT, openapi.DOCUMENT)))
+"""The paths beside agent.* that READ_TOKEN leaves open to the keys of agents."""
+
 _METHODS: Final = ("GET", "POST")
 _ALLOWED_HEADERS: Final = (
-    "content-type", "last-event-id", "x-orpc-batch", "x-csrf-token", "authorization",
+    "content-type", "last-event-id", "x-orpc-batch", "x-csrf-token", "authorization", "accept", "cache-control",
     *(name.lower() for name in (mcp.VERSION_HEADER, mcp.METHOD_HEADER, mcp.NAME_HEADER)),
 )  # fmt: skip
 _EXPOSED_HEADERS: Final = ("x-request-id", "retry-after")
@@ -60,7 +63,7 @@ log = logging.getLogger(__name__)
 
 
 def setup(app: web.Application, settings: Settings) -> None:
-    """Install the middleware, the response hook and CORS. Call this after all routes were added."""
+    """Install the middleware, the response hook and CORS. Call this after adding all routes."""
     app[REQUESTS], app[WAITING_BODIES] = RequestLog(), WaitingBodies()
     app[HOSTS], app[ORIGINS] = HostRule(settings), OriginRule(settings)
     app.middlewares.append(answer)
@@ -80,7 +83,7 @@ def _allow_origins(app: web.Application, settings: Settings) -> None:
     cors = aiohttp_cors.setup(app, defaults=dict.fromkeys(settings.cors_origins, options))
     covered = [each for each in app.router.resources() if each.canonical.startswith(CORS_PATHS)]
     for name, path in (("rest", _REST), ("elsewhere", "/{path:.*}")):
-        app.add_routes(  # one for each method: aiohttp-cors takes no route of all methods
+        app.add_routes(  # one per method: aiohttp-cors rejects a route for all methods
             web.route(method, path, _find_nothing, name=name, expect_handler=answer_expectation)
             for method in ("GET", "POST", "PUT", "PATCH", "DELETE")
         )
@@ -118,7 +121,7 @@ async def finish_head(request: web.Request, response: web.StreamResponse) -> Non
     headers[hdrs.VARY] = f"{vary}, {hdrs.ORIGIN}" if vary else hdrs.ORIGIN
     info = request.get(INFO)
     headers[_ID_HEADER] = app[REQUESTS].new_id() if info is None else info.id
-    headers[hdrs.SERVER] = "trader"  # without versions
+    headers[hdrs.SERVER] = SERVER
     headers[_TYPE_HEADER] = "nosniff"
     if request.rel_url.raw_path.startswith(rpc.PREFIX):
         headers.setdefault(hdrs.CACHE_CONTROL, "no-store")
@@ -131,7 +134,7 @@ async def _respond(request: web.Request, handler: Handler) -> web.StreamResponse
     if (misdirected := request.app[HOSTS].refusal(request)) is not None:
         return refusal(421, misdirected)
     if hdrs.EXPECT in request.headers and (expected := unmet_expectation(request)) is not None:
-        response = refusal(417, f"Expect: {expected[:100]} is not supported here; use 100-continue, or leave it out")
+        response = refusal(417, f"Expect: {expected[:100]} is not supported here; use 100-continue, or omit it")
         response.force_close()  # the body may or may not follow
         return response
     if hdrs.TRANSFER_ENCODING in request.headers and request.version < HttpVersion11:
@@ -159,12 +162,12 @@ async def _respond(request: web.Request, handler: Handler) -> web.StreamResponse
 
 
 async def _admit(request: web.Request, access: Access) -> None:
-    """Note who sends the request, and count it, before anything of its body is read.
+    """Identify the caller of the request, and count the request, before reading its body.
 
-    Procedures check by themselves whether reading is closed: those that change something have rules of their own.
+    Procedures check read access themselves, because procedures that change something have their own rules.
 
-    :raises TooManyRequests: its caller sends too many, or its address too many wrong secrets
-    :raises Unauthorized: READ_TOKEN closes reading, and its secret is missing or wrong
+    :raises TooManyRequests: the caller sends too many requests, or its address too many wrong secrets
+    :raises Unauthorized: READ_TOKEN restricts reading, and the secret is missing or wrong
     """
     try:
         if hdrs.AUTHORIZATION in request.headers:
@@ -173,7 +176,8 @@ async def _admit(request: web.Request, access: Access) -> None:
         access.admit(caller)
         is_call = request.method == hdrs.METH_POST and request.path.startswith(rpc.PREFIX)
         is_open = request.path in _OPEN_PATHS or request.method == hdrs.METH_OPTIONS
-        if access.closes_reading and not is_call and not is_open:
+        is_agents = caller.is_agent and request.path in _AGENT_PATHS
+        if access.closes_reading and not (is_call or is_open or is_agents):
             require_reader(caller, "This service")
     except (TooManyRequests, Unauthorized):
         if not request.content.is_eof():
@@ -182,9 +186,9 @@ async def _admit(request: web.Request, access: Access) -> None:
 
 
 def _check_origin(request: web.Request) -> None:
-    """Refuse foreign origins, except where nothing is done: for preflights and requests without a route.
+    """Refuse foreign origins, except for preflights and requests without a route, which have no effect.
 
-    :raises Forbidden: the request does something and its origin is not allowed
+    :raises Forbidden: the request has an effect and its origin is not allowed
     """
     if request.method == hdrs.METH_OPTIONS:
         return
@@ -201,7 +205,7 @@ async def _find_nothing(_: web.Request) -> web.StreamResponse:
 
 
 async def _refuse_path(request: web.Request) -> web.Response:
-    """Answer a request without a route: 405 when its path has other methods, else 404."""
+    """Answer a request without a route: 405 if its path has other methods, otherwise 404."""
     if request.path.startswith(rpc.PREFIX) and rpc.DISPATCHER in request.app:
         return request.app[rpc.DISPATCHER].refuse_path(request)
     allowed: set[str] = set()
@@ -218,7 +222,7 @@ async def _refuse_path(request: web.Request) -> web.Response:
 
 def _answer_bug(request: web.Request) -> web.Response:
     """Return the response for an unexpected exception, without its cause."""
-    if request.writer.output_size and request.transport is not None:  # a response has begun
+    if request.writer.output_size and request.transport is not None:  # a response was started
         request.transport.abort()
     response = refusal(500, "Internal server error")
     response.force_close()
@@ -226,9 +230,9 @@ def _answer_bug(request: web.Request) -> web.Response:
 
 
 async def _answer_and_close(request: web.Request, response: web.StreamResponse) -> None:
-    """Answer at once and close: aiohttp would wait for the rest of the body, and inflate it."""
+    """Respond at once and close the connection: aiohttp would wait for the rest of the body, and inflate it."""
     response.force_close()
-    with suppress(ConnectionError):  # the caller has left
+    with suppress(ConnectionError):  # the caller has disconnected
         await response.prepare(request)
         await response.write_eof()
     if request.transport is not None:
@@ -242,7 +246,7 @@ def _resource_of(request: web.Request) -> web.AbstractResource | None:
 
 
 def _name_of(request: web.Request) -> str:
-    """Return the name of a request in the log and in metrics: one of a few, since callers must not add any."""
+    """Return the name of a request in logs and metrics: one of a fixed set, because callers must not add names."""
     if (resource := _resource_of(request)) is not None:
         return _name_of_path(resource.canonical)
     return request[INFO].name
@@ -250,7 +254,7 @@ def _name_of(request: web.Request) -> str:
 
 @cache
 def _name_of_path(path: str) -> str:
-    if "{" in path:  # of a route for every path below another, which does not exist
+    if "{" in path:  # a catch-all route: the path below it does not exist
         return UNKNOWN
     if path.startswith(rpc.PREFIX):
         return path.removeprefix(rpc.PREFIX).strip("/").replace("/", ".")

@@ -10,10 +10,10 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from trader.agents.domain.conversation import NESTED_MAX
 from trader.api.schemas.common import ENCODER
-from trader.domain.agents.conversation import NESTED_MAX
-from trader.errors import Issue
-from trader.logs import printable
+from trader.core.errors import Issue
+from trader.core.logs import printable
 
 _BOM = b"\xef\xbb\xbf"
 _EMPTY_OBJECT = b"{}"
@@ -23,7 +23,7 @@ _SHORT_BODIES: Final = {b"": _EMPTY_OBJECT, b"{}": _EMPTY_OBJECT}
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-class Style(Enum):
+class BodyStyle(Enum):
     """The style of a body. PLAIN: the object itself. ORPC: `{"json": …}`."""
 
     PLAIN = "plain"
@@ -33,16 +33,16 @@ class Style(Enum):
 class Unwrapped(NamedTuple):
     """The style of the response, and the JSON text of the input, or the issue that makes the body unusable."""
 
-    style: Style
+    style: BodyStyle
     input: bytes | msgspec.Raw
     issue: Issue | None = None
 
 
-def unwrap(body: bytes, by_path: Style) -> Unwrapped:
+def unwrap(body: bytes, by_path: BodyStyle) -> Unwrapped:
     """Find the input in a request body.
 
-    An empty body and `{}` are undefined input, which is `{}`. A body in plain style that has the keys of an envelope
-    and no others is one; a body in oRPC style that is an object with keys but without `json` is plain.
+    An empty body and `{}` mean undefined input, which is `{}`. A body in plain style with exactly the keys of an
+    envelope is an envelope; a body in oRPC style that is an object with keys but without `json` is plain.
     """
     known = _SHORT_BODIES.get(body)
     if known is not None:
@@ -57,26 +57,26 @@ def unwrap(body: bytes, by_path: Style) -> Unwrapped:
         members = _members.decode(body)
     except msgspec.ValidationError:
         return Unwrapped(by_path, body, Issue((), "expected a JSON object"))
-    enveloped = "json" in members and (by_path is Style.ORPC or members.keys() <= _ENVELOPE_KEYS)
+    enveloped = "json" in members and (by_path is BodyStyle.ORPC or members.keys() <= _ENVELOPE_KEYS)
     if enveloped:
         return _opened(members)
-    return Unwrapped(Style.PLAIN if members else by_path, body)
+    return Unwrapped(BodyStyle.PLAIN if members else by_path, body)
 
 
 def _opened(members: dict[str, msgspec.Raw]) -> Unwrapped:
-    """Return the input of an envelope. `meta` names JavaScript types, which JSON does not have: its shape counts."""
+    """Return the input of an envelope. `meta` names JavaScript types that JSON lacks: only its shape is checked."""
     inner = members["json"]
     if "meta" in members and bytes(members["meta"])[:1] != b"[":
-        return Unwrapped(Style.ORPC, inner, Issue(("meta",), "expected a list"))
+        return Unwrapped(BodyStyle.ORPC, inner, Issue(("meta",), "expected a list"))
     if bytes(inner)[:1] != b"{":
-        return Unwrapped(Style.ORPC, inner, Issue((), "expected `json` to hold an object"))
-    return Unwrapped(Style.ORPC, inner)
+        return Unwrapped(BodyStyle.ORPC, inner, Issue((), "expected `json` to hold an object"))
+    return Unwrapped(BodyStyle.ORPC, inner)
 
 
 def text_issue(body: bytes) -> Issue | None:
-    """Return what makes the body unusable whatever its schema: syntax, encoding, nesting, a duplicate field.
+    """Return what makes the body unusable under any schema: syntax, encoding, nesting, a duplicate field.
 
-    Duplicates are refused since two parsers would disagree; NUL and lone surrogates, since PostgreSQL cannot store
+    Duplicates are refused because two parsers would disagree; NUL and lone surrogates because PostgreSQL cannot store
     them.
     """
     try:
@@ -124,7 +124,7 @@ _strictly: Final = json.JSONDecoder(object_pairs_hook=_unique, parse_int=float, 
 
 
 def _check_nesting(value: Any) -> None:
-    """Raise RecursionError beyond NESTED_MAX: how deep a parser goes differs between versions of Python."""
+    """Raise RecursionError beyond NESTED_MAX: the parsers' own limit differs between versions of Python."""
     level = [value]
     for _ in range(NESTED_MAX + 1):
         level = [value for value in level if isinstance(value, dict | list)]
@@ -151,16 +151,16 @@ def _check_text(value: Any) -> None:
             _check_text(member)
 
 
-def success(style: Style, output: bytes) -> bytes:
+def success(style: BodyStyle, output: bytes) -> bytes:
     """Return the body of a response with this encoded output."""
-    return output if style is Style.PLAIN else b'{"json":%b}' % output
+    return output if style is BodyStyle.PLAIN else b'{"json":%b}' % output
 
 
-def failure(style: Style, status: int, code: str, message: str, issues: Sequence[Issue] = ()) -> bytes:
+def failure(style: BodyStyle, status: int, code: str, message: str, issues: Sequence[Issue] = ()) -> bytes:
     """Return the body of an error, in the same style as a success."""
     message = printable(message)
     listed = [{"path": issue.path, "message": issue.message} for issue in issues]
-    if style is Style.PLAIN:
+    if style is BodyStyle.PLAIN:
         plain: dict[str, object] = {"error": message, "code": code}
         if listed:
             plain["issues"] = listed

@@ -1,19 +1,22 @@
-"""Health endpoints: `GET /health` says whether the service does its work, `/health/live` whether the process answers,
-and `/health/schedulers` reports on each part.
+"""Health endpoints: `GET /health` says whether the service works, `/health/live` whether the process responds, and
+`/health/schedulers` reports on each part.
 
-The database is pinged with a short timeout, and the result is reused for a moment, so that many requests are one query.
+The database is pinged with a short timeout, and the result is reused briefly, so that many requests share one query.
 """
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import Final
 
 from aiohttp import hdrs, web
 from msgspec import UNSET, UnsetType
 
-from trader.api.context import ALARMS, CONTEXT, DATABASE, HALTS, RELAY, ROLE, SCHEDULERS, STARTED_AT
+from trader.api.context import ACCOUNTS, ALARMS, CONTEXT, DATABASE, HALTS, RELAY, ROLE, SCHEDULERS, STARTED_AT
 from trader.api.routes import Documented, Route, json_answer
 from trader.api.schemas.common import BudgetUse, iso
 from trader.api.schemas.health import (
@@ -30,30 +33,40 @@ from trader.api.schemas.health import (
     StreamHealth,
     halts_in_force,
 )
-from trader.api.streams import HUBS
-from trader.domain.operations.alarms import Alarm, AlarmCause, Condition
-from trader.errors import DatabaseUnavailable, Unavailable
-from trader.store.database.pool import NOT_ANSWERING, Database
+from trader.api.streams import BROADCASTERS
+from trader.core.clock import SystemClock
+from trader.core.errors import DatabaseUnavailable, Unavailable
+from trader.database.pool import NOT_ANSWERING, Database
+from trader.operations.domain.alarms import Alarm, AlarmCause, Condition
 
 log = logging.getLogger(__name__)
 
 PING_S = 1.0
-"""A database that takes longer to answer is not healthy."""
+"""A database that takes longer to respond is unhealthy."""
 
-GOOD_FOR_S = 0.2
+PROBE_CACHE_S = 0.2
 
 STALE_S: Final = 60.0
-"""A market without an update for so long is unhealthy."""
+"""A market without an update for this long is unhealthy."""
+
+FIRST_PRICE_S: Final = 30.0
+"""A market that has had no price at all since the start is unhealthy after this time."""
+
+PRICE_TRACKER: Final = "priceTracker"
+"""The scheduler that also counts as not running while the market has no prices to track."""
 
 SILENT_S: Final = 30.0
-"""A leader of which nothing has come for so long is unhealthy. It is also when its schedulers count as not running."""
+"""A leader silent for this long is unhealthy, and its schedulers count as not running."""
 
 FAILURES_MAX: Final = 2
 """A scheduler that fails more often than this in a row is unhealthy."""
 
-WATCH_EVERY_S: Final = 5.0
+WATCH_EVERY_S: Final = 1.0
+"""How often health is checked for alarms, which is also the precision of their times."""
+
+LOG_AFTER_S: Final = 5.0
 LOG_EVERY_S: Final = 60.0
-"""How often the reasons are logged while the service is unhealthy."""
+"""How long the service must be unhealthy before the reasons are logged, and the interval of their repetition."""
 
 NOT_STORED: dict[str, str] = {hdrs.CACHE_CONTROL: "no-store"}
 
@@ -66,10 +79,10 @@ HEALTH: Final = Route(
     tag="health",
     responses={
         200: Documented(
-            "Bookings are written, the market is live, and every scheduler does its work.", HealthReport, _HEADERS
+            "Postings are written, the market is live, and every scheduler is running.", HealthReport, _HEADERS
         ),
         503: Documented(
-            "One of these does not hold, or books and venue disagree; `reasons` says which.", HealthReport, _HEADERS
+            "One of these fails, or books and venue disagree; `reasons` says which.", HealthReport, _HEADERS
         ),
     },
     alias="/api/health",
@@ -94,7 +107,7 @@ REPORT: Final = Route(
 
 
 class DatabaseProbe:
-    """Pings the database at most once at a time, and reuses the last result for `GOOD_FOR_S`."""
+    """Pings the database at most once at a time, and reuses the last result for `PROBE_CACHE_S`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -106,7 +119,7 @@ class DatabaseProbe:
         async with self._asking:
             if time.monotonic() >= self._good_until_s:
                 self._answer = await self._latency()
-                self._good_until_s = time.monotonic() + GOOD_FOR_S
+                self._good_until_s = time.monotonic() + PROBE_CACHE_S
             return self._answer
 
     async def _latency(self) -> DatabaseHealth:
@@ -121,14 +134,14 @@ PROBE: Final = web.AppKey("probe", DatabaseProbe)
 
 
 async def answer_health(request: web.Request) -> web.Response:
-    """Answer whether the service does its work, with the reasons when it does not."""
+    """Report whether the service works, with the reasons if it does not."""
     app = request.app
     reasons = [problem.text for problem in find_problems(app, await app[PROBE].ask())]
     context = app[CONTEXT]
     report = HealthReport(
         status="unhealthy" if reasons else "healthy",
         timestamp=iso(context.clock.now()),
-        schedulers=dict(app[ROLE].running_schedulers()),
+        schedulers=_running_schedulers(app),
         reasons=reasons or UNSET,
         reconciliation=dict(context.exchange.troubles) or UNSET,
         halts=halts_in_force(app[HALTS].in_force),
@@ -138,7 +151,7 @@ async def answer_health(request: web.Request) -> web.Response:
 
 
 async def answer_live(request: web.Request) -> web.Response:
-    """Answer that the process runs, whatever else is wrong."""
+    """Report that the process runs, whatever else is wrong."""
     now = request.app[CONTEXT].clock.now()
     return json_answer(200, LiveReport(status="alive", timestamp=iso(now)), NOT_STORED)
 
@@ -164,7 +177,7 @@ async def watch(app: web.Application) -> AsyncIterator[None]:
 
 
 def find_problems(app: web.Application, database: DatabaseHealth) -> list[Alarm]:
-    """Return why the service does not do its work now; nothing when it does."""
+    """Return the current problems of the service; an empty list if it works."""
     return [
         *_database_problems(app, database),
         *_market_problems(app),
@@ -177,20 +190,55 @@ def find_problems(app: web.Application, database: DatabaseHealth) -> list[Alarm]
 
 
 def _database_problems(app: web.Application, database: DatabaseHealth) -> Iterator[Alarm]:
-    trouble = app[DATABASE].trouble
+    trouble, since = app[DATABASE].trouble, app[DATABASE].failing_since
     if trouble is not None or not database.ok:
-        yield Alarm(AlarmCause("database"), str(DatabaseUnavailable(trouble or NOT_ANSWERING)))
+        yield _database_alarm(app, str(DatabaseUnavailable(trouble or NOT_ANSWERING)), since)
+    elif (slow_s := app[ACCOUNTS].service_level.slow_s()) is not None:
+        yield Alarm(AlarmCause("database"), f"The database is slow: postings typically take {slow_s:.1f} s.")
     if (lag_s := app[RELAY].lag_s()) is not None and lag_s > SILENT_S:
-        yield Alarm(AlarmCause("database"), f"nothing has come from the leader for {lag_s:.0f} s")
+        since = SystemClock().now() - timedelta(seconds=lag_s)
+        yield Alarm(AlarmCause("database"), f"nothing was received from the leader for {lag_s:.0f} s", since=since)
+
+
+def _database_alarm(app: web.Application, text: str, since: datetime | None) -> Alarm:
+    """Return the alarm about the database, with the failures that it has caused."""
+    impact = []
+    if since is not None and (refused := app[ACCOUNTS].service_level.refused_since(since)):
+        impact.append(f"{refused} orders were refused")
+    for name, status in app[SCHEDULERS].status().items():
+        if status.failures_in_a_row:
+            impact.append(f"{name} failed {status.failures_in_a_row} times")
+    return Alarm(AlarmCause("database"), text, since=since, impact=", ".join(impact))
+
+
+def _recent_failure(app: web.Application, looked_s: float) -> Iterator[Alarm]:
+    """Yield a failure of the database that ended after `looked_s`, the monotonic time of the last check."""
+    failure = app[DATABASE].last_failure
+    if failure is not None and failure.ended_s > looked_s:
+        yield _database_alarm(app, str(DatabaseUnavailable(failure.cause)), failure.began)
 
 
 def _market_problems(app: web.Application) -> Iterator[Alarm]:
     market, now = app[CONTEXT].market, app[CONTEXT].clock.now()
     silent_s = (now - (market.last_update_at or app[STARTED_AT])).total_seconds()
-    if silent_s > STALE_S and not market.has_ended:
+    is_first = market.last_update_at is None
+    if silent_s > (FIRST_PRICE_S if is_first else STALE_S) and not market.has_ended:
         trouble = market.troubles()
-        text = f"no update of the market for {silent_s:.0f} s" + (f": {trouble}" if trouble else "")
-        yield Alarm(AlarmCause("market"), text)
+        text = (
+            f"no price in the {silent_s:.0f} s since the start"
+            if is_first
+            else f"no update of the market for {silent_s:.0f} s"
+        )
+        is_real_time = isinstance(app[CONTEXT].clock, SystemClock)
+        since = now - timedelta(seconds=silent_s) if is_real_time and not is_first else None
+        yield Alarm(AlarmCause("market"), text + (f": {trouble}" if trouble else ""), since=since)
+
+
+def _running_schedulers(app: web.Application) -> dict[str, bool]:
+    """Return which schedulers are running: the price tracker only while there are prices."""
+    has_prices = not any(_market_problems(app))
+    running = app[ROLE].running_schedulers()
+    return {name: runs and (has_prices or name != PRICE_TRACKER) for name, runs in running.items()}
 
 
 def _scheduler_problems(app: web.Application) -> Iterator[Alarm]:
@@ -207,28 +255,31 @@ def _scheduler_problems(app: web.Application) -> Iterator[Alarm]:
 
 
 async def _watch(app: web.Application) -> None:
-    """Log what is wrong when it has lasted for two looks, once a minute while it goes on, and when it ends."""
-    looks = 0
-    logged_s = -LOG_EVERY_S
+    """Pass problems to the alarms, and log those that last, once a minute while they persist, and when they end."""
+    since_s: float | None = None
+    logged_s = looked_s = -math.inf
     while True:
         problems = find_problems(app, await app[PROBE].ask())
-        if not problems or looks > 0:
-            app[ALARMS].watch(problems)
         now_s = time.monotonic()
-        if problems and looks > 0 and now_s - logged_s >= LOG_EVERY_S:
+        if not any(problem.cause.kind == "database" for problem in problems):
+            app[ALARMS].watch([*problems, *_recent_failure(app, looked_s)])
+        else:
+            app[ALARMS].watch(problems)
+        looked_s = now_s
+        since_s = None if not problems else now_s if since_s is None else since_s
+        if since_s is not None and now_s - since_s >= LOG_AFTER_S and now_s - logged_s >= LOG_EVERY_S:
             log.error("unhealthy: %s", "; ".join(problem.text for problem in problems))
             logged_s = now_s
-        elif not problems and logged_s > 0:
+        elif not problems and logged_s > -math.inf:
             log.info("healthy again")
-            logged_s = -LOG_EVERY_S
-        looks = looks + 1 if problems else 0
+            logged_s = -math.inf
         await asyncio.sleep(WATCH_EVERY_S)
 
 
 def _schedulers_report(app: web.Application, database: DatabaseHealth) -> SchedulersReport:
     context = app[CONTEXT]
     now, market, agents = context.clock.now(), context.market, context.agents
-    budgets = agents.budgets.states(agents.models)
+    budgets, working = agents.budgets.states(context.models.by_id), _running_schedulers(app)
     return SchedulersReport(
         timestamp=iso(now),
         started_at=iso(app[STARTED_AT]),
@@ -243,9 +294,13 @@ def _schedulers_report(app: web.Application, database: DatabaseHealth) -> Schedu
             trouble=market.troubles() or UNSET,
         ),
         streams={
-            name: StreamHealth(subscribers=len(hub), capacity=hub.capacity) for name, hub in app[HUBS].all.items()
+            name: StreamHealth(subscribers=len(broadcaster), capacity=broadcaster.capacity)
+            for name, broadcaster in app[BROADCASTERS].all.items()
         },
-        schedulers={name: SchedulerHealth.from_attributes(status) for name, status in app[SCHEDULERS].status().items()},
+        schedulers={
+            name: SchedulerHealth.from_attributes(replace(status, running=status.running and working[name]))
+            for name, status in app[SCHEDULERS].status().items()
+        },
         models_running=[
             ModelRunning(model_id=model_id, running_for_seconds=(now - since).total_seconds())
             for model_id, since in agents.running().items()

@@ -1,7 +1,7 @@
-"""JSON Schema (2020-12) of wire structs, derived by msgspec and corrected to what the service writes.
+"""JSON Schema (2020-12) of wire structs, derived by msgspec and corrected to match the service's output.
 
-msgspec's schema differs from the wire where the encoder has options (a Decimal is a JSON number here), and is longer
-than a reader needs (`int | float` is a number).
+msgspec's schema differs from the wire if the encoder has options (a Decimal is a JSON number here), and is more verbose
+than necessary (`int | float` is a number).
 """
 
 import inspect
@@ -40,7 +40,7 @@ def components_of(types: Iterable[Any]) -> tuple[list[Schema], dict[str, Schema]
 
 
 def _note_orders(annotations: Iterable[Any], orders: dict[frozenset[Any], list[Any]], seen: set[Any]) -> None:
-    """Collect the choices of enums and literals in the order of their definition; msgspec sorts them."""
+    """Collect the choices of enums and literals in definition order, because msgspec sorts them."""
     for annotation in annotations:
         if isinstance(annotation, type) and annotation not in seen:
             seen.add(annotation)
@@ -76,11 +76,27 @@ def _component(name: str, schema: Schema, names: Mapping[str, str]) -> Schema:
         cleaned["description"] = _in_wire_names(inspect.cleandoc(cleaned["description"]), cleaned.get("properties", {}))
     if cleaned.get("additionalProperties") is False:
         _refuse_nul(cleaned["properties"])
+        _allow_null(cleaned)
     return cleaned
 
 
+def _allow_null(component: Schema) -> None:
+    """Add null to the optional fields of an input, where it means the same as absence."""
+    for name, field in component["properties"].items():
+        if name not in component.get("required", ()):
+            notes = {key: field[key] for key in field.keys() & {"description", "default"}}
+            plain = {key: value for key, value in field.items() if key not in notes}
+            options = plain["anyOf"] if plain.keys() == {"anyOf"} else [plain]
+            null = [] if _takes_null(field) else [{"type": "null"}]
+            component["properties"][name] = _merged({"anyOf": [*options, *null], **notes})
+
+
+def _takes_null(field: Schema) -> bool:
+    return "null" in field.get("type", ()) or any(map(_takes_null, field.get("anyOf", ())))
+
+
 def _in_wire_names(description: str, properties: Mapping[str, Schema]) -> str:
-    """Return the docstring with the names of fields as they are on the wire."""
+    """Return the docstring with the wire names of its fields."""
 
     def renamed(match: re.Match[str]) -> str:
         first, *others = match[1].split("_")

@@ -1,9 +1,9 @@
 """The Model Context Protocol at `POST /mcp`: the procedures of `agent` as tools, over stateless Streamable HTTP.
 
-Each request is answered by itself, with one JSON object. In the revision 2026-07-28 it names its revision, its method
-and its tool in headers and in `_meta`; a client of an earlier revision begins with `initialize`, which leaves no state.
-A tool is called as its procedure is: the same input, key, guard and errors. A refusal is a result with `isError`, so
-that a language model reads it; a key that is missing or wrong is 401.
+Each request gets its own response, one JSON object. In the revision 2026-07-28 it names its revision, its method and
+its tool in headers and in `_meta`; a client of an earlier revision begins with `initialize`, which leaves no state. A
+tool works like its procedure: the same input, key, guard and errors. A refusal is a result with `isError`, so that a
+language model reads it; a missing or wrong key is 401.
 """
 
 import base64
@@ -17,7 +17,7 @@ import msgspec
 from aiohttp import hdrs, web
 
 from trader import __version__
-from trader.api.envelope import Style
+from trader.api.envelope import BodyStyle
 from trader.api.json_schema import REFERENCE, components_of
 from trader.api.registry import REGISTRY, Procedure, load_procedures
 from trader.api.requests import INFO, read_body
@@ -29,7 +29,7 @@ DOMAIN: Final = "agent."
 
 MODERN: Final = "2026-07-28"
 EARLIER: Final = ("2025-11-25", "2025-06-18", "2025-03-26")
-"""Revisions whose clients begin with `initialize`, the newest first."""
+"""Revisions whose clients begin with `initialize`, newest first."""
 
 VERSION_HEADER: Final = "MCP-Protocol-Version"
 METHOD_HEADER: Final = "Mcp-Method"
@@ -40,11 +40,15 @@ PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS = -32700, -32600,
 HEADER_MISMATCH, UNSUPPORTED_VERSION = -32020, -32022
 
 TOOLS_TTL_MS: Final = 3_600_000
-"""How long a client may keep the list of tools, which a build of the service never changes."""
+"""How long a client may cache the list of tools, which never changes within a build."""
 
 INSTRUCTIONS: Final = (
     "Trade crypto perpetuals on one paper account. Call getView, decide from its prompt and view before its deadline "
-    "with placeOrder, closePosition and setExitPlan, then call hold. GET /skill.md describes it all."
+    "with placeOrder, closePosition and setExitPlan, then call hold. GET /skill.md describes everything."
+)
+NO_KEY: Final = (
+    "This client sent no key, without which every tool is refused: `trader agents add` makes one, and the header "
+    "`Authorization: Bearer KEY` sends it. "
 )
 SERVER: Final = {"name": "trader", "version": __version__}
 
@@ -75,11 +79,11 @@ class McpServer:
         self._dispatcher = dispatcher
         self._body_wait_s = body_wait_s
         declared = {name: each for name, each in REGISTRY.procedures.items() if name.startswith(DOMAIN)}
-        self._targets = {name.removeprefix(DOMAIN): Target(each, Style.PLAIN) for name, each in declared.items()}
+        self._targets = {name.removeprefix(DOMAIN): Target(each, BodyStyle.PLAIN) for name, each in declared.items()}
         self._tools = [_tool(name, target.procedure) for name, target in self._targets.items()]
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the one route; any other method on its path is answered with 405."""
+        """Return the one route; any other method on its path returns 405."""
         return [web.post(PATH, self._handle, expect_handler=answer_expectation)]
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
@@ -128,14 +132,14 @@ class McpServer:
                     "protocolVersion": asked if asked in EARLIER else EARLIER[0],
                     "capabilities": {"tools": {}},
                     "serverInfo": SERVER,
-                    "instructions": INSTRUCTIONS,
+                    "instructions": INSTRUCTIONS if hdrs.AUTHORIZATION in request.headers else NO_KEY + INSTRUCTIONS,
                 }
             case "ping" if not is_modern:
                 return {}
         raise _Failure(METHOD_NOT_FOUND, f"there is no method {call.method[:100]!r}")
 
     async def _called(self, request: web.Request, params: Mapping[str, Any]) -> dict[str, Any] | web.StreamResponse:
-        """Call a tool. Its answer is the result, as text and as JSON."""
+        """Call a tool and return its response as the result, as text and as JSON."""
         name, arguments = params.get("name"), params.get("arguments", {})
         target = self._targets.get(name) if isinstance(name, str) else None
         if target is None:
@@ -146,14 +150,14 @@ class McpServer:
         answer = await self._dispatcher.call(target, body, request[INFO].caller, request[INFO].id)
         if answer.status == HTTPStatus.UNAUTHORIZED:
             return web.Response(status=answer.status, body=answer.body, content_type=JSON, headers=answer.headers)
-        told = msgspec.json.decode(answer.body)
-        is_error = answer.status != HTTPStatus.OK or told.get("result") in ("rejected", "failed")
+        payload = msgspec.json.decode(answer.body)
+        is_error = answer.status != HTTPStatus.OK or payload.get("result") in ("rejected", "failed")
         content = [{"type": "text", "text": answer.body.decode()}]
-        return {"content": content, "structuredContent": told, "isError": is_error}
+        return {"content": content, "structuredContent": payload, "isError": is_error}
 
 
 def _tool(name: str, declared: Procedure) -> dict[str, Any]:
-    """Return a procedure as MCP describes a tool."""
+    """Return the MCP description of a procedure as a tool."""
     (schema,), components = components_of([declared.input_type])
     text = msgspec.json.encode({**components.pop(schema["$ref"].removeprefix(REFERENCE)), "$defs": components})
     description, _, _ = (inspect.getdoc(declared.handler) or name).partition("\n\n:raises")
@@ -183,7 +187,7 @@ def _meta_of(call: _Call) -> Mapping[str, Any]:
 
 
 def _check_envelope(headers: Mapping[str, str], call: _Call) -> None:
-    """Check what a request of the revision 2026-07-28 says of itself, in `_meta` and in its headers."""
+    """Check the declarations of a request of the revision 2026-07-28, in `_meta` and in its headers."""
     meta = _meta_of(call)
     for name in ("protocolVersion", "clientCapabilities"):
         if f"{_META}{name}" not in meta:

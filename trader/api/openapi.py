@@ -1,7 +1,7 @@
 """OpenAPI 3.1 document of the service, derived from its structs, procedures, routes and error table.
 
-It is served at `GET /api/openapi.json`, as a page to read at `GET /api/docs`, and as TypeScript at
-`GET /api/contract.d.ts`. All are made once, at the start.
+It is served at `GET /api/openapi.json`, as a reference page at `GET /api/docs`, and as TypeScript at
+`GET /api/contract.d.ts`. All are generated once, at startup.
 """
 
 import inspect
@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 from aiohttp import hdrs, web
 
-from trader import __version__, errors
+from trader import __version__
 from trader.api import batch, broadcast, health, metrics, record, rpc, streams, typescript
 from trader.api.dashboard.assets import PAGE_HEADERS, Content
 from trader.api.json_schema import REFERENCE, Schema, components_of
@@ -23,7 +23,8 @@ from trader.api.registry import REGISTRY, Procedure, Registry, load_procedures
 from trader.api.requests import BODY_SIZE_MAX, BodyTimeout, Handler
 from trader.api.routes import JSON, Route, base_url
 from trader.api.schemas.common import ErrorBody
-from trader.settings import Settings
+from trader.core import errors
+from trader.settings.settings import Settings
 
 DOCUMENT: Final = Route("/api/openapi.json", head=True)
 PAGE: Final = Route("/api/docs", head=True)
@@ -38,10 +39,10 @@ EXAMPLES: Final[Mapping[str, dict[str, Any]]] = {
         "symbol": "BTC",
         "side": "buy",
         "quantity": 0.01,
-        "exitPlan": {"stop": 90000},
+        "exitPlan": {"stop": 40000},
     },
     "agent.closePosition": {"viewId": "6f1b9e0a-5d0c-5c11-8e0e-3f6f0b1f7a52", "symbol": "BTC"},
-    "agent.setExitPlan": {"viewId": "6f1b9e0a-5d0c-5c11-8e0e-3f6f0b1f7a52", "symbol": "BTC", "stop": 91000},
+    "agent.setExitPlan": {"viewId": "6f1b9e0a-5d0c-5c11-8e0e-3f6f0b1f7a52", "symbol": "BTC", "stop": 45000},
     "agent.hold": {"viewId": "6f1b9e0a-5d0c-5c11-8e0e-3f6f0b1f7a52", "reason": "no squeeze has released"},
     "agent.note": {"viewId": "6f1b9e0a-5d0c-5c11-8e0e-3f6f0b1f7a52", "text": "BTC squeezes since 14:00"},
     "agent.cancelOrder": {"orderId": "6f1b9e0a-5d0c-5c11-8e0e-3f6f0b1f7a52"},
@@ -52,19 +53,21 @@ EXAMPLES: Final[Mapping[str, dict[str, Any]]] = {
     "trading.getCryptoPrices": {"symbols": ["BTC", "ETH"]},
     "variants.getVariantHistory": {"window": "24h"},
     "analytics.getLeaderboard": {"window": "30d", "sortBy": "maxDrawdown"},
+    "operations.halt": {"reason": "strange prices"},
 }
-"""Example inputs, where `{}` says little or is not enough."""
+"""Example inputs, where `{}` is uninformative or insufficient."""
 
 _DOMAINS: Final = {
     "trading": "Positions, completed trades, prices and equity over time.",
-    "models": "Who trades, and what each run did.",
-    "agent": "What external agents see and decide, each with its key.",
+    "models": "The models, and the record of each run.",
+    "agent": "Views and decisions of external agents, each with its key.",
     "simulator": "Orders and accounts of the paper exchange.",
     "analytics": "Statistics, leaderboard and failures of the models.",
-    "variants": "The strategy variants, and how their models do.",
+    "operations": "The halt of an operator.",
+    "variants": "The strategy variants, and the performance of their models.",
     "streams": "Live state as Server-Sent Events.",
-    "record": "What was recorded, for those who verify it.",
-    "health": "For those who watch the service.",
+    "record": "The record, for verifiers.",
+    "health": "Health reports, for monitoring.",
 }
 
 _RAISES: Final = re.compile(r"^:raises (\w+): (.+)$", re.MULTILINE)
@@ -76,7 +79,7 @@ _OF_EVERY_CALL: Final = (
     errors.Unavailable,
     BodyTimeout,
 )
-"""The errors that every call may be answered with."""
+"""The errors that every call may return."""
 
 _OF_KEYS: Final = (
     errors.Unauthorized,
@@ -86,7 +89,7 @@ _OF_KEYS: Final = (
     errors.ForeignAccount,
     errors.TooManyRequests,
 )
-"""The errors of calls that need the key of an agent."""
+"""The errors of calls that need an agent's key."""
 
 
 def make_document(registry: Registry, settings: Settings) -> dict[str, Any]:
@@ -125,7 +128,7 @@ def make_document(registry: Registry, settings: Settings) -> dict[str, Any]:
                 "bearer": {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "API_TOKEN, if there is one, a token of an operator, or the key of an agent.",
+                    "description": "API_TOKEN if set, an operator's token, or an agent's key.",
                 }
             },
         },
@@ -134,12 +137,12 @@ def make_document(registry: Registry, settings: Settings) -> dict[str, Any]:
 
 _HEADERS: Final = {
     "X-Request-Id": {
-        "description": "Names this request; the log has it too.",
+        "description": "Identifies this request, also in the log.",
         "required": True,
         "schema": {"type": "string"},
     },
     "Retry-After": {
-        "description": "Seconds to wait before the next try.",
+        "description": "Seconds to wait before retrying.",
         "required": True,
         "schema": {"type": "string", "pattern": "^[0-9]+$"},
     },
@@ -210,13 +213,13 @@ def _references(declared: Procedure, raised: Mapping[str, str]) -> dict[str, Any
 
 
 def _meanings() -> dict[tuple[HTTPStatus, str], str]:
-    """Return what each status and code means, from the docstrings of the errors."""
+    """Return the meaning of each status and code, from the docstrings of the errors."""
     meanings: dict[tuple[HTTPStatus, str], str] = {}
     for kind, pair in rpc.STATUSES.items():
         sentence = (kind.__doc__ or "").partition("\n\n")[0].strip()
         meanings[pair] = f"{meanings[pair]} {sentence}" if pair in meanings else sentence
-    meanings[rpc.NOT_SUPPORTED] = "The path does not take this method; `Allow` says which it takes."
-    meanings[rpc.INTERNAL] = "The service failed. The log has the cause under the request's id."
+    meanings[rpc.NOT_SUPPORTED] = "The path does not support this method; `Allow` lists the supported ones."
+    meanings[rpc.INTERNAL] = "The service failed. The log shows the cause under the request's id."
     return dict(sorted(meanings.items()))
 
 
@@ -305,7 +308,7 @@ def _introduction(settings: Settings) -> str:
 
 
 def _skill(settings: Settings) -> str:
-    """Return the page from which a language model learns to trade here."""
+    """Return the page that teaches a language model to trade here."""
     text = resources.files("trader.api.reference").joinpath("skill.md").read_text(encoding="utf-8")
     return text.replace("{server}", base_url(settings))
 

@@ -1,9 +1,9 @@
-"""Origins and hosts: which requests of browsers the service refuses.
+"""Origins and hosts: which browser requests the service refuses.
 
-Browsers enforce by the headers of aiohttp-cors which pages may read a response. A POST does its work before the browser
-hides the response, and a stream is opened, so the service itself refuses foreign origins (`OriginRule`). A page whose
-host name resolves to this machine (DNS rebinding) is of the same origin to the browser: `HostRule` refuses names that
-are not the service's.
+Browsers use the headers of aiohttp-cors to enforce which pages may read a response. But a POST takes effect, and a
+stream opens, before the browser hides the response, so the service itself refuses foreign origins (`OriginRule`). To
+the browser, a page whose host name resolves to this machine (DNS rebinding) has the same origin: `HostRule` refuses
+names that are not the service's.
 """
 
 import logging
@@ -16,7 +16,7 @@ from aiohttp import web
 from aiohttp.hdrs import HOST, ORIGIN
 from multidict import istr
 
-from trader.settings import Settings
+from trader.settings.settings import Settings
 
 FETCH_SITE, FETCH_MODE, FETCH_DEST = istr("Sec-Fetch-Site"), istr("Sec-Fetch-Mode"), istr("Sec-Fetch-Dest")
 
@@ -40,7 +40,7 @@ def origin_of(address: str) -> str | None:
 
 
 class _LoggedOnce:
-    """Logs each refused name once, and no more than a hundred: callers can make up any number."""
+    """Logs each refused name once, and at most a hundred, because callers can invent any number."""
 
     def __init__(self, message: str) -> None:
         self._message = message
@@ -55,14 +55,14 @@ class _LoggedOnce:
 class OriginRule:
     """Which `Origin` a request may carry: one of CORS_ORIGINS, or the server's own.
 
-    The server's own are the origin of SERVER_URL and the listen address as `localhost` and `127.0.0.1`; never what the
-    Host header says, since the caller chooses it (DNS rebinding).
+    The server's own origins are SERVER_URL's and the listen address as `localhost` and `127.0.0.1`; never the
+    Host header, because the caller chooses it (DNS rebinding).
     """
 
     def __init__(self, settings: Settings) -> None:
         self._listed = {*settings.cors_origins, origin_of(settings.server_url)}
         self._port = settings.port
-        self._refused = _LoggedOnce("refused the origin %s; CORS_ORIGINS lists those that are allowed")
+        self._refused = _LoggedOnce("refused the origin %s; CORS_ORIGINS lists the allowed ones")
 
     def refusal(self, request: web.Request) -> str | None:
         """Return why the request is refused, or None. Callers without the header are not browsers."""
@@ -73,7 +73,7 @@ class OriginRule:
             return None
         shown = ", ".join(origins)[:_NAME_SHOWN]
         self._refused.log(ascii(shown))
-        return f"the origin {shown} is not allowed; CORS_ORIGINS lists those that are"
+        return f"the origin {shown} is not allowed; CORS_ORIGINS lists the allowed ones"
 
     def allows(self, origins: Iterable[str], port: int) -> bool:
         here = {origin_of(f"http://{host}:{port}") for host in ("localhost", "127.0.0.1")}
@@ -81,9 +81,9 @@ class OriginRule:
 
 
 def _refusal_of_site(request: web.Request) -> str | None:
-    """Return why a request without an origin is refused: a page of another site embeds it, or has a stream opened.
+    """Return why a request without an origin is refused: a page of another site embeds it or opens a stream.
 
-    Such requests come from images, scripts and frames. Links to the pages of the service may be anywhere.
+    Such requests come from images, scripts and frames. Links to the service's pages are allowed anywhere.
     """
     is_link = request.headers.get(FETCH_MODE) == "navigate" and request.headers.get(FETCH_DEST) == "document"
     if request.headers.get(FETCH_SITE) != "cross-site" or (is_link and not request.path.startswith("/api/events")):
@@ -92,16 +92,18 @@ def _refusal_of_site(request: web.Request) -> str | None:
 
 
 class HostRule:
-    """Which names the `Host` header may have: those of this machine, the host of SERVER_URL, and ALLOWED_HOSTS.
+    """Which names the `Host` header may have: this machine's, the host of SERVER_URL, and ALLOWED_HOSTS.
 
-    Those of this machine are loopback, HOST, and the address that the caller reached.
+    This machine's names are loopback, HOST, and the address that the caller reached.
     """
 
     def __init__(self, settings: Settings) -> None:
         server = urlsplit(settings.server_url).hostname
         self._names = {"localhost", settings.host.lower(), *settings.allowed_hosts, *([server] if server else [])}
-        self._accepted: set[str] = set()  # whole headers, so that not every request takes its own apart
-        self._refused = _LoggedOnce("refused the host %s; ALLOWED_HOSTS lists names of the service beside SERVER_URL")
+        self._accepted: set[str] = set()  # whole headers, so that most requests need no parsing
+        self._refused = _LoggedOnce(
+            "refused the host %s; ALLOWED_HOSTS lists names of the service in addition to SERVER_URL"
+        )
 
     def refusal(self, request: web.Request) -> str | None:
         """Return why the request is refused, or None. Callers of HTTP/1.0 may name no host."""

@@ -1,4 +1,4 @@
-"""The record at `GET /api/record`: the links of the chain with their canonical records, for whoever verifies them."""
+"""The record at `GET /api/record`: the links of the chain with their canonical records, for verifiers."""
 
 import re
 from collections.abc import Sequence
@@ -7,14 +7,14 @@ from typing import Annotated, Final
 from aiohttp import hdrs, web
 from msgspec import Meta
 
+from trader.agents.verification import read_record
 from trader.api.context import DATABASE
 from trader.api.routes import Documented, Route, json_answer
 from trader.api.schemas.common import Refusal, Wire
-from trader.errors import InvalidInput, Issue
-from trader.services.agents.chain import read_record
+from trader.core.errors import InvalidInput, Issue
 
 LINKS_MAX: Final = 200
-"""Most links of one page; one that would have over a megabyte of records has fewer."""
+"""Maximum links per page; a page stops earlier before its records exceed a megabyte."""
 
 _POSITION: Final = re.compile(r"[0-9]{1,16}", re.ASCII)
 
@@ -31,7 +31,7 @@ class RecordHead(Wire):
 class RecordLink(Wire):
     """A link of the chain. `recordDigest` is the SHA-256 of `record`, canonical JSON; null: its row is gone.
 
-    `digest` is the SHA-256 of the digest before it (of the first: 32 zero bytes) and of `recordDigest`, as bytes.
+    `digest` is the SHA-256 of the previous digest (for the first link, 32 zero bytes) and `recordDigest`, as bytes.
     """
 
     position: int
@@ -42,7 +42,7 @@ class RecordLink(Wire):
 
 
 class RecordPage(Wire):
-    """Links in the order of the chain, its head (null: it has no link yet), and what to pass as `after` next."""
+    """Links in chain order, the head (null: no link yet), and the next value for `after`."""
 
     links: Sequence[RecordLink]
     head: RecordHead | None
@@ -52,14 +52,14 @@ class RecordPage(Wire):
 RECORD: Final = Route(
     "/api/record",
     "The links of the chain, with their records",
-    description="What decides a ranking, as it was recorded: every decision and every result, in one chain of digests. "
-    "`docs/record.md` says what a record has and how to verify it.",
+    description="Everything that determines a ranking: every decision and every result, in one chain of digests. "
+    "`docs/record.md` describes the records and how to verify them.",
     tag="record",
-    parameters={"after": "the position after which the links are, 0 without it"},
+    parameters={"after": "return the links after this position; default: 0"},
     forms={"after": {"type": "integer", "minimum": 0, "maximum": 10**16 - 1}},
     responses={
-        200: Documented("The next links; those of the end have no `next`.", RecordPage),
-        400: Documented("`after` is no position.", Refusal),
+        200: Documented("The next links; the last page has no `next`.", RecordPage),
+        400: Documented("`after` is not a position.", Refusal),
     },
 )
 

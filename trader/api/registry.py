@@ -1,4 +1,4 @@
-"""Procedures: what each module of `api/procedures` declares, by name."""
+"""Registry of the procedures that the modules of `api/procedures` declare, by name."""
 
 import importlib
 import pkgutil
@@ -9,26 +9,26 @@ from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
 import msgspec
 
 from trader.api.schemas.common import LongOutput
-from trader.domain.operations.credentials import Scope
+from trader.operations.domain.credentials import Scope
 
-Handler = Callable[..., Awaitable[Any]]
+ProcedureHandler = Callable[..., Awaitable[Any]]
 Token = Callable[[Any], object | None]
-H = TypeVar("H", bound=Handler)
+H = TypeVar("H", bound=ProcedureHandler)
 
 
 @dataclass(frozen=True, slots=True)
 class Procedure:
-    """One remote procedure: its input, its output, and the function that does it.
+    """One remote procedure: its input, its output, and its function.
 
-    `changes`: it changes something, so API_TOKEN guards it. `operates`: so much that a token needs the scope `operate`
-    for it, not `trade`. `private`: it is not for the readers of a public service.
-    `paper_only`: it is refused in live trading. `token`: what its answers are made of, while they may be kept
-    (`api/response_cache.py`). `scope`: it acts for the account of its caller, an external agent, whose key needs this
-    scope and is passed to the handler as its third argument.
+    `changes`: it changes something, so API_TOKEN guards it. `operates`: a token needs the scope `operate` for it
+    instead of `trade`. `private`: readers of a public service may not call it. `paper_only`: it is refused in live
+    trading. `token`: the version of the data behind its responses, if they may be cached (`api/response_cache.py`).
+    `scope`: it acts on the account of its caller, an external agent, whose key needs this scope and is passed to the
+    handler as its third argument.
     """
 
     name: str
-    handler: Handler
+    handler: ProcedureHandler
     input_type: type[Any]
     output_type: Any
     changes: bool
@@ -64,15 +64,14 @@ class Registry:
     ) -> Callable[[H], H]:
         """Declare the decorated `async def (context, request: Input) -> Output` as the procedure `domain.verb`.
 
-        The types come from its annotations. A name that is taken, or a contradiction, raises `ValueError`
-        at import.
+        The types come from its annotations. A duplicate name or a contradiction raises `ValueError` at import.
         """
 
         def declare(handler: H) -> H:
             if name in self._procedures:
                 raise ValueError(f"the procedure {name} is declared twice")
             if (changes or private or scope is not None) and token is not None:
-                raise ValueError(f"the procedure {name} is guarded, so its answers cannot be kept")
+                raise ValueError(f"the procedure {name} is guarded, so its responses cannot be cached")
             hints = get_type_hints(handler, include_extras=True)
             output_type = hints.pop("return")
             if get_origin(output_type) is LongOutput:
@@ -102,7 +101,7 @@ procedure: Final = REGISTRY.procedure
 
 
 def load_procedures() -> None:
-    """Import every module of `api/procedures`, so that each declares its procedures."""
+    """Import every module of `api/procedures`, which declares its procedures."""
     package = importlib.import_module("trader.api.procedures")
     for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
         importlib.import_module(module.name)

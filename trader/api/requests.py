@@ -1,4 +1,4 @@
-"""Requests: ids, bodies with limits of size and time, latencies of each, and a log line of those that matter."""
+"""Requests: ids, bodies with size and time limits, latencies, and log lines for the ones that matter."""
 
 import asyncio
 import logging
@@ -15,18 +15,18 @@ from typing import Final
 from aiohttp import web
 from aiohttp.http_exceptions import ContentEncodingError
 
-from trader.errors import InvalidInput, Issue, PayloadTooLarge, RequestError
-from trader.services.operations.access import ANYBODY, Caller
+from trader.core.errors import InvalidInput, Issue, PayloadTooLarge, RequestError
+from trader.operations.access import ANYBODY, Caller
 
 log = logging.getLogger("trader.request")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 BODY_SIZE_MAX: Final = 64 * 2**10
-"""Bytes of a request body, after decompression. No procedure needs more, and parsing them takes milliseconds."""
+"""Maximum bytes of a decompressed request body. No procedure needs more, and parsing it takes milliseconds."""
 
 WAITING_BYTES_MAX: Final = 16 * 2**20
-"""Bytes of all bodies together that have arrived in part."""
+"""Maximum bytes of all partially received bodies together."""
 
 _BROKEN: Final = (ContentEncodingError, web.RequestPayloadError, ConnectionError)
 """Errors of reading a body; the last one means that the caller has disconnected."""
@@ -35,7 +35,7 @@ BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 
 """Upper ends of the latency histogram, in seconds."""
 
 SLOW_S: Final = 1.0
-"""A request that takes longer is logged at level info, whatever it asks for."""
+"""A request that takes longer is logged at level info."""
 
 UNKNOWN: Final = "unknown"
 """The name of every request for an unknown path: callers must not add names."""
@@ -43,18 +43,18 @@ UNKNOWN: Final = "unknown"
 
 @dataclass(slots=True)
 class RequestInfo:
-    """What is known of a request while it is answered."""
+    """State of a request while it is being answered."""
 
     id: str
     """In its log line, and in the header `X-Request-Id` of its response."""
     caller: Caller = ANYBODY
-    """Who sends it: anybody, until its bearer secret says more."""
+    """Its caller: anonymous, until the bearer secret identifies one."""
     changes: bool = False
     """Whether it changes something."""
     given_up: bool = False
-    """Whether nothing may wait for the rest of the body: the connection closes after the response."""
+    """Whether to close the connection after the response without waiting for the rest of the body."""
     name: str = UNKNOWN
-    """Its name in the log and in metrics when no path of the application takes it."""
+    """Its name in logs and metrics if no route matches it."""
 
 
 INFO: Final = web.RequestKey("info", RequestInfo)
@@ -74,7 +74,7 @@ class RequestLog:
     """Issues request ids, and records how each request ended.
 
     Requests that change something, fail or are slow are logged at level info, all others at level debug: dashboards
-    send thousands of reads for each order, and their lines would hide it.
+    send thousands of reads per order, whose lines would hide the order.
     """
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class RequestLog:
         return f"{self._boot}-{next(self._count)}"
 
     def finished(self, name: str, status: int, started_s: float, request_id: str, *, changes: bool) -> None:
-        """Record the end of a request. `name` is one of a few; `started_s` is of `time.perf_counter`."""
+        """Record the end of a request. `name` is from a fixed set; `started_s` comes from `time.perf_counter`."""
         duration_s = time.perf_counter() - started_s
         latencies = self.latencies[name, status]
         latencies.counts[bisect_left(BUCKETS_S, duration_s)] += 1
@@ -107,14 +107,14 @@ class BodyTimeout(RequestError):
 
 
 class WaitingBodies:
-    """The bodies that have arrived in part. Beyond `WAITING_BYTES_MAX` the one that waits longest is given up."""
+    """The partially received bodies. Beyond `WAITING_BYTES_MAX` the one that has waited longest is dropped."""
 
     def __init__(self) -> None:
         self._sizes: dict[asyncio.Timeout, int] = {}
         self.bytes = 0
 
     def grow(self, deadline: asyncio.Timeout, size: int) -> None:
-        """Count bytes of the body that has this deadline."""
+        """Count bytes of the body with this deadline."""
         self._sizes[deadline] = self._sizes.get(deadline, 0) + size
         self.bytes += size
         while self.bytes > WAITING_BYTES_MAX:
@@ -123,7 +123,7 @@ class WaitingBodies:
             oldest.reschedule(asyncio.get_running_loop().time())
 
     def end(self, deadline: asyncio.Timeout) -> None:
-        """Count no longer the body that has this deadline."""
+        """Stop counting the body with this deadline."""
         self.bytes -= self._sizes.pop(deadline, 0)
 
 
@@ -131,7 +131,7 @@ WAITING_BODIES: Final = web.AppKey("waiting_bodies", WaitingBodies)
 
 
 def address_of(request: web.Request) -> str:
-    """Return where a request comes from: an IPv4 address, the network of 64 bits of an IPv6 one, or empty text."""
+    """Return the source of a request: an IPv4 address, the 64-bit network of an IPv6 one, or empty text."""
     try:
         address = ip_address((request.remote or "").partition("%")[0])
     except ValueError:  # a Unix socket
@@ -143,16 +143,16 @@ def address_of(request: web.Request) -> str:
 
 
 def arrived_body(request: web.Request) -> bytes | None:
-    """Return the request's body when all of it has come with the head, as short ones do; else None.
+    """Return the request's body if all of it arrived with the head, as short ones do; otherwise None.
 
-    :raises PayloadTooLarge: it is over `BODY_SIZE_MAX`
+    :raises PayloadTooLarge: the body exceeds `BODY_SIZE_MAX`
     """
     content = request.content
     if not content.is_eof():
         return None
     try:
         body = content.read_nowait()
-    except _BROKEN:  # `read_body` says what is wrong
+    except _BROKEN:  # `read_body` reports the error
         return None
     if len(body) > BODY_SIZE_MAX:
         raise _too_large()
@@ -162,9 +162,9 @@ def arrived_body(request: web.Request) -> bytes | None:
 async def read_body(request: web.Request, wait_s: float) -> bytes:
     """Return the request's body, decompressed, waiting at most `wait_s` seconds.
 
-    A body that declares its size is refused before it is read; any other, a compressed one too, once it exceeds it.
+    A body with a declared size is refused before it is read; any other, including a compressed one, once it is too big.
 
-    :raises PayloadTooLarge: it is over `BODY_SIZE_MAX`
+    :raises PayloadTooLarge: the body exceeds `BODY_SIZE_MAX`
     :raises InvalidInput: its compression is broken, or it ends early
     :raises BodyTimeout: it did not arrive in time
     """
@@ -188,7 +188,7 @@ async def read_body(request: web.Request, wait_s: float) -> bytes:
         request[INFO].given_up = True
         raise InvalidInput(Issue((), "the body cannot be read: it is cut off, or its encoding is broken")) from None
     except PayloadTooLarge:
-        if "Content-Encoding" in request.headers:  # aiohttp would go on to inflate the rest, to reuse the connection
+        if "Content-Encoding" in request.headers:  # aiohttp would keep inflating the rest to reuse the connection
             request[INFO].given_up = True
         raise
     finally:

@@ -1,9 +1,9 @@
-"""Response cache: encoded answers kept until their data changes.
+"""Response cache: encoded responses kept until their data changes.
 
-A procedure whose answers may be kept names a token: a function of the context that reads, in microseconds, what its
-answers are made of. An answer is given again only while the token equals the one that was read before the answer was
-made, so whoever reads after a write sees that write; in a process that follows the leader, as soon as it has seen the
-change itself. A token of None keeps nothing now.
+A procedure with cacheable responses names a token: a function of the context that reads, in microseconds, the version
+of the underlying data. A response is reused only while the token equals the one read before the response was computed,
+so a read after a write always sees that write; in a follower, once it has read the change. A token of None
+disables caching for the moment.
 """
 
 import asyncio
@@ -15,22 +15,22 @@ from typing import Final
 
 from trader.api.compression import compressed
 from trader.api.context import Context
-from trader.domain.portfolio.histories import minute_end
+from trader.portfolio.domain.histories import minute_end
 
 ENTRIES_MAX: Final = 512
 BYTES_MAX: Final = 128 * 2**20
-"""Room for a few equity histories of a hundred models, which have 20 MB each."""
+"""Room for a few equity histories of a hundred models, at 20 MB each."""
 
 INPUT_BYTES_MAX: Final = 512
-"""Longer inputs are seldom sent twice."""
+"""Longer inputs are rarely repeated."""
 
 WAITS_MAX: Final = 2
-"""Failed computations of other callers that a caller waits for before it computes its own answer."""
+"""How many failed computations of other callers a caller waits for before it computes its own response."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """The response to one call. `headers` come beside the content type and the request id."""
+    """The response to one call. `headers` are in addition to the content type and the request id."""
 
     status: int
     body: bytes
@@ -39,7 +39,7 @@ class Answer:
     _compressing: asyncio.Lock = field(default_factory=asyncio.Lock, compare=False, repr=False)
 
     async def compressed(self) -> bytes:
-        """Return the body as gzip, which is made once; that of a short one without letting other tasks run first."""
+        """Return the body as gzip, computed once; for a short body, without yielding to other tasks."""
         async with self._compressing:
             self._compressed = self._compressed or await compressed(self.body)
         return self._compressed
@@ -50,12 +50,12 @@ class Answer:
         return len(self.body) + len(self._compressed)
 
 
-Key = tuple[Hashable, bytes]
-"""The procedure with the style of its caller, and the input as it came."""
+CacheKey = tuple[Hashable, bytes]
+"""The procedure with its caller's body style, and the raw input."""
 
 
 class _Entry:
-    """Cache entry for one token. `settled` is set once the answer was computed, or computing it failed."""
+    """Cache entry for one token. `settled` is set once the response was computed or the computation failed."""
 
     __slots__ = ("answer", "settled", "token")
 
@@ -66,10 +66,10 @@ class _Entry:
 
 
 class ResponseCache:
-    """At most `ENTRIES_MAX` answers of at most `BYTES_MAX` bytes together; the oldest go first."""
+    """At most `ENTRIES_MAX` responses and `BYTES_MAX` bytes in total; the oldest are evicted first."""
 
     def __init__(self, *, entries_max: int = ENTRIES_MAX, bytes_max: int = BYTES_MAX) -> None:
-        self._entries: dict[Key, _Entry] = {}
+        self._entries: dict[CacheKey, _Entry] = {}
         self._entries_max = entries_max
         self._bytes_max = bytes_max
         self.hits = 0
@@ -80,22 +80,22 @@ class ResponseCache:
 
     @property
     def size(self) -> int:
-        """Bytes of all that is kept."""
+        """Total bytes in the cache."""
         return sum(entry.answer.size for entry in self._entries.values() if entry.answer is not None)
 
-    def find(self, key: Key, token: object) -> Answer | None:
-        """Return the answer that was made for this token."""
+    def find(self, key: CacheKey, token: object) -> Answer | None:
+        """Return the response cached for this token."""
         entry = self._entries.get(key)
         if entry is None or entry.answer is None or entry.token != token:
             return None
         self.hits += 1
         return entry.answer
 
-    async def make(self, key: Key, token: object, answer: Callable[[], Awaitable[Answer]]) -> Answer:
-        """Compute the answer and keep it on success. Callers with the same key and token wait for this one.
+    async def make(self, key: CacheKey, token: object, answer: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Compute the response and cache it on success. Callers with the same key and token wait for it.
 
-        A caller that has waited for failures makes its own answer and waits no more: in a line of many each would fail
-        after the other.
+        A caller that has waited for failures computes its own response and waits no more: in a long queue each would
+        fail in turn.
         """
         for _ in range(WAITS_MAX):
             entry = self._entries.get(key)
@@ -121,7 +121,7 @@ class ResponseCache:
                 self._settle(key, entry)
         return made
 
-    def _settle(self, key: Key, entry: _Entry) -> None:
+    def _settle(self, key: CacheKey, entry: _Entry) -> None:
         if entry.answer is None or len(entry.answer.body) > self._bytes_max:
             del self._entries[key]
             return
@@ -129,17 +129,17 @@ class ResponseCache:
             del self._entries[next(iter(self._entries))]
 
 
-# Tokens. Accounts, models and snapshots count their changes; marks and quotes are compared themselves. Windows end with
-# the running minute, and so do the answers made of rows that a script may write beside the service, such as models.
+# Tokens. Accounts, models and snapshots count their changes; marks and quotes are compared by value. Windows end with
+# the current minute, and so do responses based on rows that a script may write while the service runs, such as models.
 
 
 def constant_token(_: Context) -> object:
-    """Return the token of data that is fixed while the service runs."""
+    """Return the token of data that never changes while the service runs."""
     return ()
 
 
 def prices_token(context: Context) -> object | None:
-    """Return the token of prices; None while one is stale, since a stale one shows its age."""
+    """Return the token of prices; None while one is stale, because a stale price shows its age."""
     now, quotes = context.clock.now(), tuple(context.market.quotes().values())
     return None if any(quote.is_stale(now) for quote in quotes) else (quotes, context.market.troubles())
 
@@ -147,17 +147,17 @@ def prices_token(context: Context) -> object | None:
 def positions_token(context: Context) -> object:
     """Return the token of the accounts, valued at the marks."""
     exchange = context.exchange
-    return exchange.version, context.agents.version, *exchange.marks().items()
+    return exchange.version, context.models.version, *exchange.marks().items()
 
 
 def trades_token(context: Context) -> object:
     """Return the token of completed trades with the names of their models."""
-    return context.exchange.version, context.agents.version, _minute(context)
+    return context.exchange.version, context.models.version, _minute(context)
 
 
 def histories_token(context: Context) -> object:
     """Return the token of portfolio snapshots."""
-    return context.exchange.term, context.portfolio.version, context.agents.version, _minute(context)
+    return context.exchange.term, context.portfolio.version, context.models.version, _minute(context)
 
 
 def rankings_token(context: Context) -> object:

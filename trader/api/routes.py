@@ -1,4 +1,4 @@
-"""Routes of GET requests, each declared once with its path and documentation, and the JSON answers that all share."""
+"""Routes of GET requests, each declared once with its path and documentation, and their common JSON responses."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,11 +6,12 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 from aiohttp import HttpVersion11, hdrs, web
+from multidict import CIMultiDict
 
 from trader.api.requests import Handler
 from trader.api.schemas.common import ENCODER, Refusal
-from trader.logs import printable
-from trader.settings import Settings
+from trader.core.logs import printable
+from trader.settings.settings import Settings
 
 JSON: Final = "application/json"
 
@@ -28,8 +29,8 @@ class Documented(NamedTuple):
 class Route:
     """A path for GET requests, with its documentation.
 
-    `event_data` is the type of what a stream sends as the data of an event; `parameters` are those of the query, with
-    their descriptions, and `forms` the JSON Schemas of those that are no text.
+    `event_data` is the type of a stream's event data; `parameters` are the query parameters with their descriptions,
+    and `forms` the JSON Schemas of those that are not text.
     """
 
     path: str
@@ -64,18 +65,20 @@ async def answer_expectation(request: web.Request) -> None:
 
 
 def unmet_expectation(request: web.Request) -> str | None:
-    """Return what a request expects beside `100-continue`. That of a caller of HTTP/1.0 is ignored."""
+    """Return an expectation of the request other than `100-continue`. HTTP/1.0 expectations are ignored."""
     expected = request.headers.get(hdrs.EXPECT, "100-continue")
     return None if expected.lower() == "100-continue" or request.version < HttpVersion11 else expected
 
 
 def base_url(settings: Settings) -> str:
-    """Return the public address without a slash at its end; nothing when the system chooses the port."""
+    """Return the public address without a trailing slash; empty if the system chooses the port."""
     return "" if settings.server_url.endswith(":0") else settings.server_url.rstrip("/")
 
 
 def json_answer(status: int, body: msgspec.Struct, headers: Mapping[str, str] | None = None) -> web.Response:
-    return web.Response(status=status, body=ENCODER.encode(body), headers={hdrs.CONTENT_TYPE: JSON, **(headers or {})})
+    own = CIMultiDict(headers or {})  # several lines of one name stay several lines
+    own.setdefault(hdrs.CONTENT_TYPE, JSON)
+    return web.Response(status=status, body=ENCODER.encode(body), headers=own)
 
 
 def refusal(status: int, error: str, headers: Mapping[str, str] | None = None) -> web.Response:

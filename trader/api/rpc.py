@@ -1,7 +1,7 @@
 """RPC endpoint: the dispatch of procedures, and the HTTP status of each error.
 
-Every error that a procedure raises is answered here. One without a status in `STATUSES` is a bug: it is logged with the
-request id and answered with 500 and nothing about its cause.
+Every error raised by a procedure is answered here. An error without a status in `STATUSES` is a bug: it is logged with
+the request id, and answered with 500 without its cause.
 """
 
 import asyncio
@@ -16,19 +16,18 @@ from http import HTTPStatus
 from typing import Any, Final, TypeVar
 
 from aiohttp import hdrs, web
+from multidict import CIMultiDict
 
 from trader.api import batch, envelope
 from trader.api.compression import BYTES_MIN, GZIP, accepts_gzip
 from trader.api.context import ACCESS, Context
-from trader.api.envelope import Style
-from trader.api.inputs import decode_input
+from trader.api.envelope import BodyStyle
 from trader.api.registry import REGISTRY, Procedure, Registry, load_procedures
 from trader.api.requests import INFO, REQUESTS, UNKNOWN, BodyTimeout, address_of, arrived_body, read_body
 from trader.api.response_cache import INPUT_BYTES_MAX, Answer, ResponseCache
 from trader.api.routes import JSON, answer_expectation, refusal
 from trader.api.schemas.common import ENCODER, LongOutput
-from trader.domain.operations.credentials import Credential, Scope
-from trader.errors import (
+from trader.core.errors import (
     Conflict,
     Forbidden,
     ForeignAccount,
@@ -51,20 +50,25 @@ from trader.errors import (
     ViewExpired,
     ViewUnknown,
 )
-from trader.services.operations.access import Access, Caller, require_agent, require_operator, require_reader
+from trader.core.inputs import decode_input
+from trader.operations.access import Access, Caller, require_agent, require_operator, require_reader
+from trader.operations.domain.credentials import Credential, Scope
 
 PREFIX: Final = "/api/rpc/"
 
 OTHERS: Final = "rpc"
-"""The name of the catch-all resource below `PREFIX`, for requests to other paths than those of procedures."""
+"""The name of the catch-all resource below `PREFIX`, for requests to paths without a procedure."""
 
 LARGE_BYTES: Final = 1_000_000
-"""Answers above this are counted, for monitoring."""
+"""Answers above this size are counted for monitoring."""
 
 LARGE_LOGGED_EVERY_S: Final = 3600.0
 
+CHECKS_EVERY_OUTPUT = False
+"""Whether to validate every output against its struct before sending, as in tests, or only a procedure's first."""
+
 PARSED_INLINE_BYTES_MAX: Final = 4096
-"""Bytes of a body that is parsed on the event loop, in 2 ms at most. One of 64 KiB takes up to 30 ms."""
+"""Maximum bytes of a body parsed on the event loop, which takes 2 ms at most; 64 KiB take up to 30 ms."""
 
 T = TypeVar("T")
 
@@ -101,21 +105,21 @@ _NOT_FOUND: Final = Answer(HTTPStatus.NOT_FOUND, b'{"error":"Not Found"}')
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Target:
-    """The procedure and the style of callers that a raw path stands for. There is one object for each such path."""
+    """The procedure and the caller style of a raw path. There is one object per path."""
 
     procedure: Procedure
-    style: Style
+    style: BodyStyle
 
 
 class LargeAnswers:
-    """Counts answers over `LARGE_BYTES` by procedure, and logs the size of one at most once an hour for each."""
+    """Counts answers over `LARGE_BYTES` by procedure, and logs a size at most once an hour per procedure."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self._logged_s: dict[str, float] = {}
 
     def note(self, name: str, size: int) -> None:
-        """Count the answer when it is large."""
+        """Count the answer if it is large."""
         if size <= LARGE_BYTES:
             return
         self.counts[name] += 1
@@ -137,15 +141,16 @@ class Dispatcher:
         self._targets: dict[str, Target] = {}
         self._enveloped: dict[str, Target] = {}
         for name, declared in registry.procedures.items():
-            for path, style in ((name, Style.PLAIN), (name.replace(".", "/"), Style.ORPC)):
+            for path, style in ((name, BodyStyle.PLAIN), (name.replace(".", "/"), BodyStyle.ORPC)):
                 self._targets[PREFIX + path] = self._targets[f"{PREFIX}{path}/"] = Target(declared, style)
             self._enveloped[name] = self._targets[PREFIX + path]
         self._parsing = asyncio.Lock()
+        self._checked: set[str] = set()
         self.cache = ResponseCache()
         self.large_answers = LargeAnswers()
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the routes of the procedures, and one for batches, which are accepted on every path."""
+        """Return the routes of the procedures, and a route for batches, which are accepted on every path."""
         calls = [
             web.post(path, partial(self._handle, target), expect_handler=answer_expectation)
             for path, target in self._targets.items()
@@ -167,7 +172,7 @@ class Dispatcher:
         token_of = target.procedure.token
         answer = None if token_of is None else self.cache.find((target, body), token_of(self._context))
         if answer is None:
-            answer = await self.kept_or_called(target, body, info.caller, info.id)
+            answer = await self.cached_or_call(target, body, info.caller, info.id)
         return _response(answer) if len(answer.body) < BYTES_MIN else await self._long_response(request, target, answer)
 
     async def _handle_other(self, request: web.Request) -> web.StreamResponse:
@@ -187,21 +192,21 @@ class Dispatcher:
         return await batch.respond(request, items, call, mode, HTTPStatus.MULTI_STATUS)
 
     def refuse_path(self, request: web.Request) -> web.Response:
-        """Answer a request that is no POST: 405 at the path of a procedure, else 404."""
+        """Answer a request other than POST: 405 at the path of a procedure, else 404."""
         target = self._targets.get(request.rel_url.raw_path)
         if target is None:
             return _response(_NOT_FOUND)
         request[INFO].name = target.procedure.name
         return _response(_method_not_supported(request.method, target.style))
 
-    def style_of(self, request: web.Request) -> Style:
-        """Return the style of an answer before the request's body is known."""
+    def style_of(self, request: web.Request) -> BodyStyle:
+        """Return the style of an answer before the request body is known."""
         target = self._targets.get(request.rel_url.raw_path)
-        is_enveloped = batch.HEADER in request.headers or (target is not None and target.style is Style.ORPC)
-        return Style.ORPC if is_enveloped else Style.PLAIN
+        is_enveloped = batch.HEADER in request.headers or (target is not None and target.style is BodyStyle.ORPC)
+        return BodyStyle.ORPC if is_enveloped else BodyStyle.PLAIN
 
     async def _long_response(self, request: web.Request, target: Target, answer: Answer) -> web.Response:
-        """Return a response with the answer as gzip, made once, for a caller that accepts it."""
+        """Return the response, with gzip that is computed once for all callers that accept it."""
         self.large_answers.note(target.procedure.name, len(answer.body))
         response = _response(answer)
         response.headers[hdrs.VARY] = hdrs.ACCEPT_ENCODING
@@ -210,8 +215,8 @@ class Dispatcher:
             response.headers[hdrs.CONTENT_ENCODING] = GZIP
         return response
 
-    async def kept_or_called(self, target: Target, body: bytes, caller: Caller, request_id: str) -> Answer:
-        """Return the answer that was kept for the same input, or call the procedure when its data has changed."""
+    async def cached_or_call(self, target: Target, body: bytes, caller: Caller, request_id: str) -> Answer:
+        """Return the cached answer to the same input, or call the procedure if its data has changed."""
         token_of = target.procedure.token
         if token_of is None or len(body) > INPUT_BYTES_MAX or (token := token_of(self._context)) is None:
             return await self.call(target, body, caller, request_id)
@@ -240,19 +245,19 @@ class Dispatcher:
         return _failure(style, INTERNAL, "Internal server error")
 
     async def _parsed(self, body: bytes, parse: Callable[..., T], *arguments: Any) -> T:
-        """Parse a body, a long one in a thread and one at a time, so that other callers wait for none of them."""
+        """Parse a body. Long bodies are parsed in a thread, one at a time, so that they delay no other callers."""
         if len(body) <= PARSED_INLINE_BYTES_MAX:
             return parse(*arguments)
         async with self._parsing:
             return await asyncio.to_thread(parse, *arguments)
 
     def _check_reading(self, declared: Procedure, access: Access, caller: Caller) -> None:
-        """Check that the caller may read, for a procedure that does not check its caller itself."""
+        """Check that the caller may read, unless the procedure checks its caller itself."""
         if access.closes_reading and not declared.changes and declared.scope is None:
             require_reader(caller, declared.name)
 
     def _check_allowed(self, declared: Procedure, caller: Caller) -> tuple[Credential, ...]:
-        """Return what the handler is passed of its caller: the key of an agent, or nothing."""
+        """Return the caller's credentials to pass to the handler: an agent's key, or nothing."""
         if self._live and declared.paper_only:
             raise Precondition(f"{declared.name} needs TRADING_MODE=simulated; this service runs with live")
         if declared.scope is not None:
@@ -268,22 +273,29 @@ class Dispatcher:
         return ()
 
     async def _output(self, declared: Procedure, request: Any, keys: tuple[Credential, ...]) -> bytes:
-        """Return the encoded output, decoded once against its type as a caller would read it."""
+        """Return the encoded output. A procedure's first output is validated against its struct.
+
+        :raises msgspec.ValidationError: the output does not fit its struct
+        """
         output = await declared.handler(self._context, request, *keys)
-        if isinstance(output, LongOutput):
-            return await output.encode(declared.output_decoder)
-        text = ENCODER.encode(output)
-        declared.output_decoder.decode(text)
+        is_long = isinstance(output, LongOutput)
+        text = output.encode() if is_long else ENCODER.encode(output)
+        if CHECKS_EVERY_OUTPUT or declared.name not in self._checked:
+            if is_long:
+                await output.check(declared.output_decoder)
+            else:
+                declared.output_decoder.decode(text)
+            self._checked.add(declared.name)
         return text
 
     async def _call_item(self, request: web.Request, item: batch.Item, caller: Caller, request_id: str) -> Answer:
-        """Answer one call of a batch. It comes from the oRPC client, so it has its style whatever the path."""
+        """Answer one call of a batch, in the style of the oRPC client, which sends batches, whatever the path."""
         started_s = time.perf_counter()
         target = self._targets.get(item.path)
         if target is None:
             answer = _NOT_FOUND
         elif item.method != "POST":
-            answer = _method_not_supported(item.method, Style.ORPC)
+            answer = _method_not_supported(item.method, BodyStyle.ORPC)
         else:
             enveloped = self._enveloped[target.procedure.name]
             answer = await self._call_as(request, enveloped, item, caller, request_id)
@@ -295,7 +307,7 @@ class Dispatcher:
     async def _call_as(
         self, request: web.Request, target: Target, item: batch.Item, caller: Caller, request_id: str
     ) -> Answer:
-        """Answer one call of a batch, in the name of its own header if it has one."""
+        """Answer one call of a batch, with the credentials of its own header if it has one."""
         access = request.app[ACCESS]
         try:
             if item.authorization is not None:
@@ -304,40 +316,41 @@ class Dispatcher:
             self._check_reading(target.procedure, access, caller)
         except ANSWERED as error:
             return _error_answer(error, target.style)
-        return await self.kept_or_called(target, item.body, caller, request_id)
+        return await self.cached_or_call(target, item.body, caller, request_id)
 
 
-def _method_not_supported(method: str, style: Style) -> Answer:
+def _method_not_supported(method: str, style: BodyStyle) -> Answer:
     answer = _failure(style, NOT_SUPPORTED, f"{method[:20]} is not supported here; use POST")
     return replace(answer, headers={"Allow": "POST"})
 
 
 def refuse(request: web.Request, error: TraderError) -> web.Response:
-    """Return the response for an error of `ANSWERED` that was raised outside a call, in the style of the path."""
+    """Return the response for an error of `ANSWERED` raised outside a call, in the style of the path."""
     dispatcher = request.app.get(DISPATCHER)
     if dispatcher is not None and request.path.startswith(PREFIX):
         return _response(_error_answer(error, dispatcher.style_of(request)))
     return refusal(_status_of(error)[0], str(error), _headers_of(error))
 
 
-def _error_answer(error: TraderError, style: Style) -> Answer:
+def _error_answer(error: TraderError, style: BodyStyle) -> Answer:
     issues = error.issues if isinstance(error, InvalidInput) else ()
     message = "; ".join(map(_sentence, issues)) if issues else str(error)
     return replace(_failure(style, _status_of(error), message, issues), headers=_headers_of(error))
 
 
-def _headers_of(error: TraderError) -> dict[str, str]:
+def _headers_of(error: TraderError) -> Mapping[str, str]:
     if isinstance(error, Unavailable | TooManyRequests):
         return {"Retry-After": str(error.retry_after_s)}
     if isinstance(error, MarketUnavailable):
         return {"Retry-After": "1"}
     if isinstance(error, ReadingClosed):
-        return {"WWW-Authenticate": 'Basic realm="trader", charset="UTF-8", Bearer'}
+        basic = 'Basic realm="trader", charset="UTF-8"'
+        return CIMultiDict([("WWW-Authenticate", basic), ("WWW-Authenticate", "Bearer")])  # browsers need two lines
     return {"WWW-Authenticate": "Bearer"} if isinstance(error, Unauthorized) else {}
 
 
 def _status_of(error: TraderError) -> tuple[HTTPStatus, str]:
-    """Return the status and the code of an error, or of the nearest of its base classes that has one."""
+    """Return the status and the code of an error, or of its nearest base class that has one."""
     return next((STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES), INTERNAL)
 
 
@@ -353,7 +366,7 @@ def _sentence(issue: Issue) -> str:
     return f"{place}: {issue.message}" if place else issue.message
 
 
-def _failure(style: Style, kind: tuple[HTTPStatus, str], message: str, issues: tuple[Issue, ...] = ()) -> Answer:
+def _failure(style: BodyStyle, kind: tuple[HTTPStatus, str], message: str, issues: tuple[Issue, ...] = ()) -> Answer:
     status, code = kind
     return Answer(status, envelope.failure(style, status, code, message, issues))
 

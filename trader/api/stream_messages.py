@@ -1,9 +1,9 @@
 """Messages of the event streams, and their compression.
 
-A compressed stream is one gzip header and a sequence of deflate blocks; it has no end but that of its connection, and
-therefore no gzip trailer. Whole states and long messages are compressed once for all subscribers, to blocks that refer
-to nothing before them. Patches and events are short and much like one another, so each connection compresses its own by
-what it has sent before: names, keys and ids that were sent already cost next to nothing.
+A compressed stream is one gzip header and a sequence of deflate blocks; it ends only with its connection, and therefore
+has no gzip trailer. Whole states and long messages are compressed once for all subscribers, to blocks without
+references to earlier ones. Patches and events are short and similar, so each connection compresses them in the context
+of its earlier messages: names, keys and ids that were already sent cost almost nothing.
 """
 
 import asyncio
@@ -14,19 +14,19 @@ from typing import Final, NamedTuple
 from trader.api.compression import LEVEL, THREAD_BYTES_MIN
 
 SHARED_BYTES_MIN: Final = 32 * 1024
-"""Longer messages are compressed once for all: they fill the window of a connection, and would hold the loop."""
+"""Longer messages are compressed once for all: they fill a connection's window, and would block the loop."""
 
 CONTEXT_BYTES_MIN: Final = 64
-"""Shorter texts, such as pings, do not begin a context, which takes 256 KiB of memory."""
+"""Shorter texts, such as pings, do not start a context, which takes 256 KiB of memory."""
 
 GZIP_HEADER: Final = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
 
 
 class MessageForm(NamedTuple):
-    """How a subscriber reads its messages.
+    """The form in which a subscriber reads its messages.
 
-    `numbered`: all have the name of their stream or event, and an id. `patched`: a state that the subscriber has is
-    followed by patches of it.
+    `numbered`: all have the name of their stream or event, and an id. `patched`: states are keyed, and patches follow
+    the first one.
     """
 
     numbered: bool = False
@@ -51,13 +51,13 @@ def deflated(text: bytes) -> bytes:
 
 
 def _context() -> Callable[[bytes], bytes]:
-    """Return a compressor of texts into blocks that may refer to the texts before."""
+    """Return a compressor of texts into blocks that may refer to earlier texts."""
     packer = zlib.compressobj(LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
     return lambda text: packer.compress(text) + packer.flush(zlib.Z_SYNC_FLUSH)
 
 
 class Packer:
-    """Compressor of one connection: deflate blocks in the order in which they are sent."""
+    """Compressor of one connection: deflate blocks in sending order."""
 
     __slots__ = ("_context",)
 
@@ -65,7 +65,7 @@ class Packer:
         self._context: Callable[[bytes], bytes] | None = None
 
     def pack(self, text: bytes) -> bytes:
-        """Return the block of the next text, which may refer to those before it."""
+        """Return the block of the next text, which may refer to earlier texts."""
         if self._context is None:
             if len(text) <= CONTEXT_BYTES_MIN:
                 return deflated(text)
@@ -79,9 +79,9 @@ class Packer:
 
 
 class Message:
-    """Text for subscribers. Of messages with the same `state` only the newest is kept for one that is behind.
+    """Text for subscribers. For a slow subscriber only the newest message of each `state` is kept.
 
-    `numbered` is that of the subscriber's form.
+    `numbered` comes from the subscriber's form.
     """
 
     __slots__ = ("_blocks", "_texts", "state")
@@ -92,13 +92,13 @@ class Message:
         self._blocks: dict[bool, bytes] = {}
 
     def text(self, numbered: bool) -> bytes:
-        """Return the text, made once."""
+        """Return the text, encoded once."""
         if numbered not in self._texts:
             self._texts[numbered] = self._make_text(numbered)
         return self._texts[numbered]
 
     def block(self, numbered: bool) -> bytes | None:
-        """Return the block that all compressed subscribers share, made once; None when each makes its own."""
+        """Return the block shared by all compressed subscribers, computed once; None if each computes its own."""
         if not self._is_shared(numbered):
             return None
         if numbered not in self._blocks:
@@ -116,17 +116,19 @@ class Message:
 
 
 class StateMessage(Message):
-    """The state of a stream, or a patch of the state before it. `event_id` is set when it is sent.
+    """The state of a stream, or a patch of the previous state. `event_id` is set when it is sent.
 
-    `version` is that of a state that everyone gets, and `patch` makes it of the version before.
+    `keyed` is the state for subscribers of patches. `version` identifies one that all of them get, and `patch` derives
+    it from the previous version.
     """
 
-    __slots__ = ("_data", "_data_block", "_is_patch", "_name", "event_id", "patch", "version")
+    __slots__ = ("_data", "_data_block", "_is_patch", "_name", "event_id", "keyed", "patch", "version")
 
     def __init__(self, stream: str, data: bytes, *, is_patch: bool = False) -> None:
         super().__init__(stream)
         self.event_id = ""
         self.version: int | None = None
+        self.keyed: StateMessage | None = None
         self.patch: StateMessage | None = None
         self._is_patch = is_patch
         self._name = f"{stream}:patch" if is_patch else stream
@@ -134,7 +136,7 @@ class StateMessage(Message):
         self._data_block: bytes | None = None
 
     async def compress(self) -> None:
-        """Compress the data, a long one in a thread; that of a short patch is left to each connection."""
+        """Compress the data, in a thread if it is long; each connection compresses short patches itself."""
         if self._data_block is None and self._is_shared(numbered=False):
             is_long = len(self._data) >= THREAD_BYTES_MIN
             self._data_block = await asyncio.to_thread(deflated, self._data) if is_long else deflated(self._data)
@@ -155,7 +157,7 @@ class StateMessage(Message):
 
 
 class NumberedEvent(NamedTuple):
-    """A named event as JSON text, and the id after which a returning client has seen it."""
+    """A named event as JSON text, and the id with which a returning client has seen it."""
 
     name: str
     data: bytes
@@ -163,7 +165,7 @@ class NumberedEvent(NamedTuple):
 
 
 class EventsMessage(Message):
-    """Events that are sent together, in their order."""
+    """Events that are sent together, in order."""
 
     __slots__ = ("_events",)
 

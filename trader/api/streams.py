@@ -1,9 +1,9 @@
 """Event streams: `GET /api/events/<stream>`, and `GET /api/events` with several in one; `text/event-stream`.
 
 Each response has one writer, its handler. It waits for the next frame until the ping is due; every write has a timeout,
-and a client that does not read is disconnected. Beside the kernel's buffer there is at most one message in its
-transport, and one message (or the backlog) in its subscriber. The streams end when the application shuts down, else an
-open one would hold the process for the whole shutdown timeout.
+and a client that does not read is disconnected. In addition to the kernel's buffer there is at most one message in its
+transport, and one message (or the backlog) in its subscriber. The streams end when the application shuts down;
+otherwise an open one would delay the process for the whole shutdown timeout.
 """
 
 import asyncio
@@ -22,42 +22,41 @@ from typing import Any, Final
 import msgspec
 from aiohttp import hdrs, web
 
-from trader.api.broadcast import Broadcaster, EventBroadcaster
+from trader.api.broadcast import ID_PATTERN, Broadcaster, EventBroadcaster, EventRing
 from trader.api.compression import GZIP, accepts_gzip
+from trader.api.context import ACCESS
 from trader.api.requests import INFO, address_of
 from trader.api.routes import Documented, Route, answer_expectation, refusal
 from trader.api.schemas.common import ENCODER, Refusal, iso
 from trader.api.schemas.health import HaltInForce
 from trader.api.state_broadcast import Load, StateBroadcaster
-from trader.api.stream_events import ID_PATTERN, EventRing
 from trader.api.stream_messages import GZIP_HEADER, MessageForm
 from trader.api.stream_table import STREAMS, StreamEvents
 from trader.api.subscriber import Subscriber
-from trader.clock import Clock
-from trader.errors import InvalidInput, Issue, Unavailable
-from trader.services.events import (
+from trader.core.clock import Clock
+from trader.core.errors import InvalidInput, Issue, Unavailable
+from trader.core.events import (
     ConversationsChanged,
     Event,
     EventBus,
-    HaltsChanged,
     LeadershipChanged,
     PositionsChanged,
-    TradesChanged,
     WorkflowProgress,
 )
+from trader.exchange.events import HaltsChanged, TradesChanged
 
 log = logging.getLogger(__name__)
 
 PING = b"event: ping\ndata:\n\n"
 
 GONE_MS: Final = 30_000
-"""A client that acknowledges nothing for this long is disconnected, whatever the kernel would still retry."""
+"""A client that acknowledges nothing for this long is disconnected, regardless of the kernel's retries."""
 
 EOF_S: Final = 1.0
-"""The timeout of a write after the stream has ended: it must not hold up a shutdown."""
+"""The timeout of a write after the stream has ended, which must not delay a shutdown."""
 
 SEND_BUFFER_BYTES: Final = 128 * 1024
-"""What the kernel buffers for a client that has stopped reading; newer states replace those beyond it."""
+"""How much the kernel buffers for a client that has stopped reading; beyond that, newer states replace older ones."""
 
 PATH: Final = "/api/events"
 PREFIX: Final = f"{PATH}/"
@@ -77,9 +76,7 @@ _RESPONSES: Final = {
         "text/event-stream",
     ),
     500: Documented("The state cannot be read.", Refusal, headers=()),
-    503: Documented(
-        "The stream has all its subscribers, or the state cannot be read now.", Refusal, ("X-Request-Id", "Retry-After")
-    ),
+    503: Documented("The stream is full, or the state cannot be read now.", Refusal, ("X-Request-Id", "Retry-After")),
 }
 
 
@@ -92,52 +89,59 @@ ROUTES: Final[Mapping[str, Route]] = {
 ONE_STREAM: Final = Route(
     PATH,
     "Several streams in one",
-    "An event has the name of its stream, or the workflow event's own, and an `id`. A client that returns with the "
-    "last id (the header `Last-Event-ID`, or `lastEventId`) gets the newest states and the workflow events it missed; "
-    "when some of those are lost, an event `reset` comes first. It takes a place in each of its streams.",
+    "An event has the name of its stream, or the workflow event's own, and an `id`. A client that reconnects with the "
+    "last id (the header `Last-Event-ID`, or `lastEventId`) gets the latest states and the workflow events it missed; "
+    "if some of those are lost, an event `reset` comes first. It takes a slot in each of its streams.",
     "streams",
     {
         200: _RESPONSES[200],
-        400: Documented("A stream that does not exist, or an id of another form.", Refusal),
+        400: Documented("An unknown stream, or a malformed id.", Refusal),
         500: _RESPONSES[500],
         503: _RESPONSES[503],
     },
     {
         "streams": f"Which streams, separated by commas: any of {', '.join(ROUTES)}. Without it, all of them.",
-        "patches": "With `true`, events `<stream>:patch` with what changed follow the first state of a stream.",
+        "patches": "With `true`, states are keyed, and followed by events `<stream>:patch` with JSON Merge Patches.",
         "lastEventId": "The id of the last message, for clients that cannot send the header.",
     },
     StreamEvents,
 )
-"""The stream of a page, which would else use up the connections that its browser has for an origin."""
+"""The combined stream for a page, which would otherwise use up its browser's connections to an origin."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Real time: between pings, for one write, between two checks that the client is connected, until a client is
-    disconnected that takes nothing of what waits for it, and until it returns.
+    """Real times: between pings, for one write, between two checks that the client is connected and its key is valid,
+    until a client that reads nothing is disconnected, and until it returns.
 
-    `retry_ms` is the first line of the one stream: how long a browser waits before it connects again.
+    `retry_ms` is the first line of the combined stream: how long a browser waits before it reconnects.
     """
 
     ping_s: float = 15.0
     write_s: float = 10.0
-    watch_s: float = 1.0
+    watch_s: float = 0.4
     stalled_s: float = 30.0
     retry_ms: float = 2000
 
 
-class Hubs:
+class Broadcasters:
     """The broadcasters of all streams, fed by the events of the services.
 
-    `loads` has, for each state stream, the function that returns the current state as JSON.
+    `loads` maps each state stream to the function that returns its current state as JSON. `is_shared`: on a full stream
+    a caller from another address may take the slot of an open one, as a public service requires.
     """
 
-    def __init__(self, loads: Mapping[str, Load], events: EventBus, clock: Clock) -> None:
+    def __init__(self, loads: Mapping[str, Load], events: EventBus, clock: Clock, *, is_shared: bool = False) -> None:
         ring = EventRing(lambda kind: _workflow_data(kind, iso(clock.now()), {}))
-        self.workflow = EventBroadcaster("workflow", ring)
+        self.workflow = EventBroadcaster("workflow", ring, is_shared=is_shared)
         self.states = {
-            stream.name: StateBroadcaster(stream.name, loads[stream.name], ring.last_id, spacing_s=stream.spacing_s)
+            stream.name: StateBroadcaster(
+                stream.name,
+                loads[stream.name],
+                ring.last_id,
+                stream.options,
+                is_shared=is_shared,
+            )
             for stream in STREAMS
             if stream.load is not None
         }
@@ -147,18 +151,18 @@ class Hubs:
         events.subscribe(self._on_event)
 
     async def start(self) -> None:
-        for hub in self.all.values():
-            await hub.start()
+        for broadcaster in self.all.values():
+            await broadcaster.start()
 
     async def close(self) -> None:
-        """End every stream and accept no more subscribers; closing twice does no harm."""
-        for hub in self.all.values():
-            await hub.close()
+        """End every stream and accept no more subscribers; closing twice is harmless."""
+        for broadcaster in self.all.values():
+            await broadcaster.close()
 
     def _on_event(self, event: Event) -> None:
         for stream in STREAMS:
             if isinstance(event, stream.changed_by):
-                self.states[stream.name].changed()
+                self.states[stream.name].changed(urgent=isinstance(event, stream.urgent))
         match event:
             case PositionsChanged(at=at, account_ids=account_ids):
                 self._post("positions:changed", at, {"accountIds": account_ids})
@@ -177,7 +181,7 @@ class Hubs:
         try:
             data = _workflow_data(kind, iso(at), details)
         except (TypeError, ValueError, msgspec.MsgspecError) as error:
-            # The publisher must not fail because a detail cannot be encoded.
+            # An encoding error in a detail must not fail the publisher.
             log.error("workflow event %s cannot be encoded: %s", kind, error)
             return
         self.workflow.post(kind, data)
@@ -187,7 +191,7 @@ def _workflow_data(kind: str, timestamp: str, details: Mapping[str, Any]) -> byt
     return ENCODER.encode({**details, "type": kind, "timestamp": timestamp})
 
 
-HUBS: Final = web.AppKey("hubs", Hubs)
+BROADCASTERS: Final = web.AppKey("broadcasters", Broadcasters)
 
 
 def routes(timing: Timing | None = None) -> list[web.RouteDef]:
@@ -201,20 +205,20 @@ def routes(timing: Timing | None = None) -> list[web.RouteDef]:
 
 async def run(app: web.Application) -> AsyncIterator[None]:
     """Load and send states while the application runs."""
-    hubs = app[HUBS]
-    await hubs.start()
+    broadcasters = app[BROADCASTERS]
+    await broadcasters.start()
     yield
-    await hubs.close()
+    await broadcasters.close()
 
 
 async def end(app: web.Application) -> None:
-    """End the open streams, for which the server would otherwise wait when it stops."""
-    await app[HUBS].close()
+    """End the open streams, because the server would otherwise wait for them when it stops."""
+    await app[BROADCASTERS].close()
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What a request asks for. `numbered`: the one stream, whose messages have names and ids."""
+    """The parameters of a request. `numbered`: the combined stream, whose messages have names and ids."""
 
     streams: Sequence[str]
     numbered: bool = False
@@ -233,7 +237,7 @@ def _only(name: str) -> Choose:
 def _chosen(request: web.Request) -> _Wanted:
     """Return the streams that the query names, or all, and the id with which the client returns.
 
-    :raises InvalidInput: a stream does not exist, or the id has another form
+    :raises InvalidInput: a stream does not exist, or the id is malformed
     """
     named = request.query.getall("streams", [])
     streams = dict.fromkeys(name for text in named for name in text.split(","))
@@ -257,9 +261,9 @@ async def _refuse_name(_: web.Request) -> web.Response:
 
 
 async def _stream(choose: Choose, timing: Timing, request: web.Request) -> web.StreamResponse:
-    hubs, wanted = request.app[HUBS], choose(request)
-    followed = [hubs.all[name] for name in wanted.streams]
-    states = [hub.name for hub in followed if isinstance(hub, StateBroadcaster)]
+    broadcasters, wanted = request.app[BROADCASTERS], choose(request)
+    followed = [broadcasters.all[name] for name in wanted.streams]
+    states = [broadcaster.name for broadcaster in followed if isinstance(broadcaster, StateBroadcaster)]
     subscriber = Subscriber(
         MessageForm(wanted.numbered, accepts_gzip(request), wanted.patched),
         address=address_of(request),
@@ -267,9 +271,9 @@ async def _stream(choose: Choose, timing: Timing, request: web.Request) -> web.S
     )
     names, request_id = ", ".join(wanted.streams), request[INFO].id
     try:
-        for hub in followed:
-            hub.add(subscriber, wanted.last_id)
-        # Nothing is sent before the first states are loaded, so a failure can still be answered by its status.
+        for broadcaster in followed:
+            broadcaster.add(subscriber, wanted.last_id)
+        # Nothing is sent before the first states are loaded, so a failure can still set the status.
         while not subscriber.has(states) and not subscriber.ended and _is_connected(request):
             await subscriber.wait(timing.watch_s)
         if not subscriber.has(states) or subscriber.ended:
@@ -282,8 +286,8 @@ async def _stream(choose: Choose, timing: Timing, request: web.Request) -> web.S
         log.info("stream %s opened (request %s)", names, request_id)
         return await _send(request, followed, subscriber, timing)
     finally:
-        for hub in followed:
-            hub.unsubscribe(subscriber)
+        for broadcaster in followed:
+            broadcaster.unsubscribe(subscriber)
 
 
 async def _send(
@@ -307,7 +311,7 @@ async def _send(
         ping_at, reader = loop.time() + timing.ping_s, _Reader(request)
         retry = b"retry: %d\n\n" % timing.retry_ms if form.numbered else b""
         alive = await is_quick(write((GZIP_HEADER if form.compressed else b"") + subscriber.take(before=retry)))
-        while alive and not subscriber.ended and _is_connected(request):
+        while alive and not subscriber.ended and _is_connected(request) and await _is_admitted(request):
             await subscriber.wait(max(0.0, min(ping_at - loop.time(), timing.watch_s)))
             is_ping_due = (now := loop.time()) >= ping_at
             if reader.stalled_s(now) > timing.stalled_s:
@@ -318,17 +322,17 @@ async def _send(
                 alive = await is_quick(write(message))
             if is_ping_due:
                 ping_at += timing.ping_s
-                if ping_at <= now:  # pings missed during a wait are not made up for
+                if ping_at <= now:  # pings missed during a wait are not sent later
                     ping_at = now + timing.ping_s
         if not alive and not subscriber.ended:
-            for hub in followed:
-                hub.drop(subscriber)
+            for broadcaster in followed:
+                broadcaster.drop(subscriber)
         await is_quick(response.write_eof())
     return response
 
 
 class _Reader:
-    """Whether a client takes what waits for it in the buffers of this machine, where messages of hours have room."""
+    """Detects whether a client reads from the buffers of this machine, which can hold hours of messages."""
 
     def __init__(self, request: web.Request) -> None:
         self._request = request
@@ -336,7 +340,7 @@ class _Reader:
         self._since_s = asyncio.get_running_loop().time()
 
     def stalled_s(self, now_s: float) -> float:
-        """Return for how long something waits and the client has taken nothing."""
+        """Return how long data has been waiting without the client reading any."""
         waiting_bytes = _waiting_bytes(self._request)
         taken_bytes = self._request.writer.output_size - waiting_bytes
         if not waiting_bytes or taken_bytes > self._taken_bytes:
@@ -345,7 +349,7 @@ class _Reader:
 
 
 def _waiting_bytes(request: web.Request) -> int:
-    """Return how many bytes the other side has not acknowledged; 0 where the system does not say."""
+    """Return how many bytes the other side has not acknowledged; 0 if the system does not report it."""
     sock, queued = request.get_extra_info("socket"), bytearray(4)
     if sock is not None and sock.family in {socket.AF_INET, socket.AF_INET6}:
         with suppress(OSError):
@@ -357,9 +361,9 @@ def _waiting_bytes(request: web.Request) -> int:
 async def _in_time(
     request: web.Request, subscriber: Subscriber, timeout_s: float, sending: Coroutine[Any, Any, None]
 ) -> bool:
-    """Send something to the client. Return False when it was too slow and is disconnected.
+    """Send something to the client. Return False if it was too slow and was disconnected.
 
-    The end of the subscription disconnects a client that is behind, which would hold up a shutdown.
+    The end of the subscription disconnects a client that is behind, which would delay a shutdown.
     """
     transport = request.transport
     subscriber.cut = None if transport is None else transport.abort
@@ -379,8 +383,14 @@ def _is_connected(request: web.Request) -> bool:
     return request.transport is not None and not request.transport.is_closing()
 
 
+async def _is_admitted(request: web.Request) -> bool:
+    """Return whether the caller's key or token is still valid."""
+    access = request.app.get(ACCESS)
+    return access is None or await access.is_valid(request[INFO].caller)
+
+
 def _tune(request: web.Request) -> None:
-    """Keep buffers for the client small, and detect early that it has vanished.
+    """Keep the client's buffers small, and detect early that it has vanished.
 
     Without a write buffer the transport keeps only the unsent rest of one message, and a newer state replaces the next.
     """

@@ -11,9 +11,9 @@ BACKLOG_BYTES_MAX = 256 * 1024
 class Subscriber:
     """Queue of the messages for one open response, from which its handler takes them.
 
-    Of states only the newest is kept, of each stream one; events wait in order: one message of any size, and beside it
-    at most `backlog_bytes_max` bytes. `ended` is set when nothing more will come; `error` is the failure that ended it,
-    if one did. `cut` is set during each write, and ends its wait for the reader.
+    It keeps only the newest state of each stream; events wait in order: one message of any size, plus at most
+    `backlog_bytes_max` bytes. `ended` is set when no more messages will come; `error` is the failure that ended it, if
+    any. `cut` is set during each write, and ends its wait for the reader.
     """
 
     __slots__ = (
@@ -53,13 +53,13 @@ class Subscriber:
         self.cut: Callable[[], None] | None = None
 
     def offer(self, message: Message) -> bool:
-        """Keep a message for the reader. Return False when the backlog is full; an empty one takes any message."""
+        """Queue a message for the reader. Return False if the backlog is full; an empty one accepts any message."""
         if self.ended:
             return True
         if self.form.patched and isinstance(message, StateMessage):
             message = self._patch_or_whole(message)
         if message.state is not None:
-            self._waiting.pop(message.state, None)  # the ids of what waits must ascend, so it goes to the end
+            self._waiting.pop(message.state, None)  # the ids of waiting messages must ascend, so it moves to the end
             self._waiting[message.state] = message
         elif not self._keep_event(message):
             return False
@@ -67,7 +67,7 @@ class Subscriber:
         return True
 
     def _keep_event(self, message: Message) -> bool:
-        # The first is not counted: it may be all the events that a returning client has missed.
+        # The first message does not count: it may hold all the events that a returning client has missed.
         if any(waiting.state is None for waiting in self._waiting.values()):
             self._backlog_bytes += len(message.text(self.form.numbered))
         if self._backlog_bytes > self._backlog_bytes_max:
@@ -76,16 +76,16 @@ class Subscriber:
         return True
 
     def _patch_or_whole(self, message: StateMessage) -> StateMessage:
-        """Return the patch when everything before it was written, else the whole state."""
+        """Return the patch if everything before it was written, otherwise the whole state in its keyed form."""
         stream, version = message.state, message.version
         assert stream is not None
         known, self._versions[stream] = self._versions.get(stream), version
         if message.patch is None or version is None or known != version - 1 or stream in self._waiting:
-            return message
+            return message.keyed or message
         return message.patch
 
     def _bytes_of(self, message: Message) -> bytes:
-        """Encode a message. Compressed messages refer to earlier ones, so they are encoded in the order of sending."""
+        """Encode a message. Compressed messages refer to earlier ones, so they are encoded in sending order."""
         if self._packer is None:
             return message.text(self.form.numbered)
         shared = message.block(self.form.numbered)
@@ -106,7 +106,7 @@ class Subscriber:
             self._woken.clear()
 
     def take(self, before: bytes = b"", after: bytes = b"") -> bytes:
-        """Remove and return the waiting messages as one, between two more texts. The caller must send it next."""
+        """Remove and return the waiting messages as one, between two other texts. The caller must send it next."""
         self._woken.clear()
         messages, self._waiting, self._backlog_bytes = self._waiting, {}, 0
         return b"".join((self._packed(before), *map(self._bytes_of, messages.values()), self._packed(after)))

@@ -1,1 +1,1 @@
-"""Commands of the command line: one module for each group, loaded when one of its commands is called."""
+"""The command line: one module per group of commands, imported when one of its commands runs."""

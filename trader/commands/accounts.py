@@ -1,21 +1,21 @@
-"""The commands accounts and positions: stored accounts, valued at the last recorded prices."""
+"""The commands accounts and positions: stored accounts, at the last recorded prices."""
 
 import argparse
 from collections.abc import Collection, Iterator, Mapping
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-from trader.commands.command import EXIT_DONE, Result, allowed, moment, money, table
+from trader.agents.sql.models import select_models
+from trader.commands.command import EXIT_DONE, Result, allowed, moment, money, price, table
 from trader.commands.database import TargetDatabase, database_command
 from trader.commands.operate import add_confirmation, ask_and_operate
-from trader.domain.exchange import account as figures
-from trader.domain.exchange.account import Account, Position
-from trader.domain.exchange.halts import Verb
-from trader.domain.money import format_decimal
-from trader.errors import StartError
-from trader.store.agents.models import select_models
-from trader.store.database.pool import Connection
-from trader.store.exchange.accounts import select_accounts, select_fill_count, select_last_marks
+from trader.core.errors import StartError
+from trader.core.money import format_decimal
+from trader.database.pool import Connection
+from trader.exchange.domain import account as figures
+from trader.exchange.domain.account import Account, Position
+from trader.exchange.domain.halts import Verb
+from trader.exchange.sql.accounts import select_accounts, select_fill_count, select_last_marks
 
 
 class Recorded(NamedTuple):
@@ -25,24 +25,24 @@ class Recorded(NamedTuple):
     models: Collection[str]
 
     def is_manual(self, account: Account, position: Position) -> bool:
-        """Whether it is a position of a model that was opened by hand."""
+        """Return whether this is a model's position that was opened manually."""
         return account.id in self.models and position.invocation_id is None
 
 
 async def known_account(conn: Connection, account_id: str) -> str:
     """Return the id of an account that exists.
 
-    :raises StartError: there is no such account; the message names those that there are
+    :raises StartError: there is no such account; the message lists the existing ones
     """
     accounts = await select_accounts(conn)
     if account_id not in accounts:
-        raise StartError(f"There is no account {account_id!r}. There are: {allowed(accounts)}.")
+        raise StartError(f"There is no account {account_id!r}. Existing accounts: {allowed(accounts)}.")
     return account_id
 
 
 @database_command("accounts list", example="trader accounts list")
 async def list_accounts(_: argparse.Namespace, target: TargetDatabase) -> Result:
-    """List every account in its present run, with its equity at the last recorded prices."""
+    """List every account in its current run, with its equity at the last recorded prices."""
     accounts, recorded = await _read(target)
     heads = ("account", "equity", "cash", "capital", "return %", "positions", "orders", "run")
     rows = []
@@ -62,7 +62,7 @@ async def list_accounts(_: argparse.Namespace, target: TargetDatabase) -> Result
 
 
 def _account_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("account", metavar="ID", help="the account; that of a model has the model's id")
+    parser.add_argument("account", metavar="ID", help="the account; a model's account has the model's id")
 
 
 @database_command("accounts show", example="trader accounts show apex-rules", arguments=_account_argument)
@@ -82,7 +82,7 @@ def _describe(account: Account, recorded: Recorded) -> Iterator[str]:
     fees, funding = money(account.fees), f"{account.funding:+,.2f}"
     yield f"realized   {account.realized:+,.2f} before fees of {fees} and funding of {funding}"
     if account.insurance:
-        yield f"insurance  {money(account.insurance)}, losses beyond equity that were written off"
+        yield f"insurance  {money(account.insurance)}, losses beyond equity, written off"
     if account.positions:
         yield from ("", *_position_table([(account, position) for position in account.positions.values()], recorded))
     if account.resting:
@@ -110,9 +110,9 @@ def _reset_arguments(parser: argparse.ArgumentParser) -> None:
     "accounts reset", example="trader accounts reset apex-rules", arguments=_reset_arguments, changes=True
 )
 async def reset_account(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """Close the run of a simulated account at the market's prices and begin a new one with SIM_INITIAL_CAPITAL.
+    """Close the run of a simulated account at market prices and start a new one with SIM_INITIAL_CAPITAL.
 
-    It asks first. The running service executes the reset. The trades of the closed run stay recorded.
+    Asks for confirmation. The running service executes the reset. The trades of the closed run stay recorded.
     """
     async with target.reading() as conn:
         await known_account(conn, options.account)
@@ -120,7 +120,7 @@ async def reset_account(options: argparse.Namespace, target: TargetDatabase) -> 
 
 
 def _remove_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("account", metavar="ID", help="an account that belongs to no model")
+    parser.add_argument("account", metavar="ID", help="an account without a model")
     add_confirmation(parser)
     parser.set_defaults(reason="removed by an operator")
 
@@ -129,25 +129,25 @@ def _remove_arguments(parser: argparse.ArgumentParser) -> None:
 async def remove_account(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """Remove a simulated account that has never traded, with its resting orders, and free its place.
 
-    It asks first. The running service removes it; the next accepted order for its id opens it anew. An account that has
-    traded stays with its record, and that of a model goes with no command.
+    Asks for confirmation. The running service removes the account; the next accepted order for its id opens it again.
+    Accounts that have traded, and accounts of models, cannot be removed.
     """
     async with target.reading() as conn:
         account_id = await known_account(conn, options.account)
         if account_id in {model.id for model in await select_models(conn)}:
-            raise StartError(f"{account_id!r} is the account of a model and is kept; `models pause` stops the model.")
+            raise StartError(f"{account_id!r} is a model's account and stays; `models pause` stops the model.")
         if count := await select_fill_count(conn, account_id):
             raise StartError(f"{account_id!r} has traded ({count} fills); its record is kept. Nothing was changed.")
     return await ask_and_operate(Verb.REMOVE, options, target)
 
 
 def _positions_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--account", metavar="ID", help="of one account or model; default: all")
+    parser.add_argument("--account", metavar="ID", help="only this account or model; default: all")
 
 
 @database_command("positions", example="trader positions --account apex-rules", arguments=_positions_arguments)
 async def positions(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """List open positions, the oldest first, valued at the last recorded prices."""
+    """List open positions, oldest first, at the last recorded prices."""
     accounts, recorded = await _read(target, options.account)
     held = [(account, position) for account in accounts.values() for position in account.positions.values()]
     held.sort(key=lambda pair: (pair[1].opened_at, pair[0].id, pair[1].symbol))
@@ -176,12 +176,11 @@ def _position_table(held: list[tuple[Account, Position]], recorded: Recorded) ->
     rows = []
     for account, position in held:
         mark = recorded.marks.get(position.symbol)
-        notional, gain = (None, None) if mark is None else (position.quantity * mark, position.unrealized(mark))
+        notional, gain = (None, None) if mark is None else (position.notional(mark), position.unrealized(mark))
         stops = [
-            "none" if price is None else f"{price:,.6g}"
-            for price in (position.exit_plan.stop, position.exit_plan.target)
+            "none" if level is None else price(level) for level in (position.exit_plan.stop, position.exit_plan.target)
         ]
-        prices = [f"{position.entry_price:,.6g}", "unknown" if mark is None else f"{mark:,.6g}"]
+        prices = [price(position.entry_price), "unknown" if mark is None else price(mark)]
         quantity = format_decimal(position.quantity)
         by_hand = "manual" if recorded.is_manual(account, position) else ""
         what = account.id, position.symbol, position.side, by_hand

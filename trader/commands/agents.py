@@ -7,13 +7,19 @@ from typing import Any, Final
 
 import msgspec
 
-from trader.clock import SystemClock
+from trader.agents.domain.models import EXTERNAL, Declared, Every, ModelId, WebAddress
+from trader.agents.models_file import ModelEntry, variant_argument
+from trader.agents.providers.webhook import check_address, new_secret
+from trader.agents.sql.external import Webhook, delete_webhook, select_webhooks, upsert_webhook
+from trader.agents.sql.models import select_models, update_model_active
 from trader.commands.command import Result, allowed, moment, table
 from trader.commands.database import TargetDatabase, database_command
-from trader.commands.models import Opening, create_models
-from trader.commands.models_file import Entry, variant_argument
-from trader.domain.models import EXTERNAL, Declared, Every, ModelId, WebAddress
-from trader.domain.operations.credentials import (
+from trader.commands.models_seed import Opening, create_models
+from trader.core.clock import SystemClock
+from trader.core.errors import StartError, WebhookError
+from trader.database.pool import Connection
+from trader.exchange.sql.halts import select_known_account
+from trader.operations.domain.credentials import (
     AGENT_MARK,
     DECISIONS_PER_MINUTE,
     REQUESTS_PER_MINUTE,
@@ -23,20 +29,14 @@ from trader.domain.operations.credentials import (
     issue,
     reissue,
 )
-from trader.errors import StartError, WebhookError
-from trader.gateways.agents.webhook import check_address, new_secret
-from trader.settings import read_some
-from trader.store.agents.external import Webhook, delete_webhook, select_webhooks, upsert_webhook
-from trader.store.agents.models import select_models, update_model_active
-from trader.store.database.pool import Connection
-from trader.store.operations.credentials import (
+from trader.operations.sql.credentials import (
     insert_credential,
     select_credentials,
     update_credential_limits,
     update_credentials_revoked,
 )
-from trader.store.operations.halts import select_known_account
-from trader.store.operations.status import select_service_facts
+from trader.operations.sql.status import select_service_facts
+from trader.settings.settings import read_some
 
 _LIMIT_MAX: Final = 60_000
 _DEFAULT_SCOPES: Final[tuple[Scope, ...]] = ("read", "trade")
@@ -54,7 +54,7 @@ def _limit(text: str) -> int:
 
 
 def _value(kind: Any, expected: str) -> Callable[[str], str]:
-    """Return the parser of an argument that must fit a type of the models file."""
+    """Return a parser for an argument that must match a type of the models file."""
 
     def parse(text: str) -> str:
         try:
@@ -71,14 +71,14 @@ _cadence: Final = _value(Every, 'minutes or hours, such as "5m" or "1h", at most
 
 
 def scopes_argument(text: str) -> tuple[Scope, ...]:
-    """Return the scopes that an argument names, in their order.
+    """Return the scopes that an argument names, in canonical order.
 
     :raises argparse.ArgumentTypeError: it names another, or none
     """
     names = {name.strip() for name in text.split(",")}
     if unknown := names.difference(SCOPES):
         raise argparse.ArgumentTypeError(
-            f"there is no scope {min(unknown)!r}; there are {', '.join(SCOPES)}, separated by commas"
+            f"there is no scope {min(unknown)!r}; expected any of {', '.join(SCOPES)}, separated by commas"
         )
     return tuple(scope for scope in SCOPES if scope in names)
 
@@ -89,8 +89,8 @@ def _name_argument(parser: argparse.ArgumentParser) -> None:
 
 def _limit_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=_limit, metavar="N", help="requests a minute")
-    parser.add_argument("--decisions", type=_limit, metavar="N", help="decisions a minute of the market's time")
-    parser.add_argument("--scopes", type=scopes_argument, help="what the key may do: read, trade, operate; with commas")
+    parser.add_argument("--decisions", type=_limit, metavar="N", help="decisions a minute of market time")
+    parser.add_argument("--scopes", type=scopes_argument, help="scopes of the key, with commas: read, trade, operate")
 
 
 def _limits_arguments(parser: argparse.ArgumentParser) -> None:
@@ -99,30 +99,30 @@ def _limits_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", type=id_argument, metavar="NAME", help="its id, and that of its account")
+    parser.add_argument("name", type=id_argument, metavar="NAME", help="id of the agent and its account")
     parser.add_argument(
-        "--variant", type=variant_argument, required=True, help="the variant whose prompt and limits it has"
+        "--variant", type=variant_argument, required=True, help="the variant whose prompt and limits apply"
     )
-    parser.add_argument("--owner", type=id_argument, help="who it belongs to")
-    parser.add_argument("--model", help="the model that it says it is, until it declares another")
+    parser.add_argument("--owner", type=id_argument, help="the agent's owner")
+    parser.add_argument("--model", help="its declared model, until it declares another one")
     parser.add_argument("--every", type=_cadence, help='how often a decision is due, such as "5m"; default: 1m')
     parser.add_argument("--capital", type=float, metavar="N", help="starting capital; default: SIM_INITIAL_CAPITAL")
-    parser.add_argument("--webhook", type=_address, metavar="URL", help="where it is sent each view that is due")
+    parser.add_argument("--webhook", type=_address, metavar="URL", help="address to send each due view to")
     _limit_arguments(parser)
 
 
 def _webhook_arguments(parser: argparse.ArgumentParser) -> None:
     _name_argument(parser)
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("url", nargs="?", type=_address, metavar="URL", help="where it is sent each view that is due")
-    which.add_argument("--off", action="store_true", help="do not call it any more")
+    which.add_argument("url", nargs="?", type=_address, metavar="URL", help="address to send each due view to")
+    which.add_argument("--off", action="store_true", help="stop calling it")
 
 
 @database_command(
     "agents add", example="trader agents add scout --variant Apex --owner alice", arguments=_add_arguments, changes=True
 )
 async def add(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """Add an external agent with an account of its own, and print its key once."""
+    """Add an external agent with its own account, and print its key once."""
     entry = _entry(options)
     capital, currency, accounts_max = read_some(
         os.environ, options.env_file, "initial_capital", "quote_currency", "max_accounts"
@@ -131,11 +131,11 @@ async def add(options: argparse.Namespace, target: TargetDatabase) -> Result:
     now = SystemClock().now()
     async with target.database.transaction() as conn:
         if (await select_service_facts(conn)).trading_mode == "live":
-            raise StartError("External agents trade on paper only, and this database is for live trading.")
+            raise StartError("External agents can only trade on paper, and this database is for live trading.")
         if entry.id in {model.id for model in await select_models(conn)}:
-            raise StartError(f"There is a model {entry.id!r} already; `trader agents rotate` gives an agent a new key.")
+            raise StartError(f"The model {entry.id!r} already exists; `trader agents rotate` gives an agent a new key.")
         if await select_known_account(conn, entry.id):
-            raise StartError(f"There is an account {entry.id!r} already, which others have traded; take another name.")
+            raise StartError(f"The account {entry.id!r} already exists, and others traded it; choose another name.")
         await create_models(conn, [entry], now, Opening(capital, currency, accounts_max, is_live=False))
         key, credential = issue(
             AGENT_MARK,
@@ -152,7 +152,7 @@ async def add(options: argparse.Namespace, target: TargetDatabase) -> Result:
     return _with_key(entry.id, key, webhook)
 
 
-def _entry(options: argparse.Namespace) -> Entry:
+def _entry(options: argparse.Namespace) -> ModelEntry:
     given = {
         "id": options.name,
         "variant": options.variant,
@@ -164,7 +164,7 @@ def _entry(options: argparse.Namespace) -> Entry:
         "initial_capital": options.capital,
     }
     try:
-        return msgspec.convert({name: value for name, value in given.items() if value is not None}, Entry)
+        return msgspec.convert({name: value for name, value in given.items() if value is not None}, ModelEntry)
     except msgspec.ValidationError as error:
         raise StartError(f"The agent cannot be added: {error}.") from None
 
@@ -179,14 +179,14 @@ def _with_key(account_id: str, key: str, webhook: Webhook | None = None) -> Resu
 
 
 def _webhook_lines(name: str, webhook: Webhook) -> list[str]:
-    head = f"{name} is sent its views at {webhook.url}. The secret that signs them:"
+    head = f"The service sends views for {name} to {webhook.url}. The secret that signs them:"
     return [head, "", f"  {webhook.secret}", "", "This is the only time that the secret is shown."]
 
 
 def _new_webhook(options: argparse.Namespace, url: str) -> Webhook:
     """Return a webhook with a new secret.
 
-    :raises StartError: it could not be called
+    :raises StartError: the service cannot call this address
     """
     (loopback,) = read_some(os.environ, options.env_file, "webhook_loopback")
     try:
@@ -243,12 +243,12 @@ async def list_agents(options: argparse.Namespace, target: TargetDatabase) -> Re
 
 
 async def _present_keys(conn: Connection) -> dict[str, Credential]:
-    """Return the latest key of each agent, which may be a revoked one."""
+    """Return the latest key of each agent, which may be revoked."""
     return {key.account_id: key for key in await select_credentials(conn) if key.account_id is not None}
 
 
 def shown_secret(key: Credential) -> str:
-    """Return what people see of a key or token: its first characters, and whether it was revoked."""
+    """Return the displayed form of a key or token: its first characters, and whether it was revoked."""
     return f"{key.prefix}…" if key.revoked_at is None else f"{key.prefix}… revoked"
 
 
@@ -269,7 +269,7 @@ def _agent_json(account_id: str, owner: str | None, key: Credential) -> dict[str
 
 @database_command("agents rotate", example="trader agents rotate scout", arguments=_name_argument, changes=True)
 async def rotate(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """Give an agent a new key and print it once; the one before is refused within a second."""
+    """Give an agent a new key and print it once; the old one stops working within a second."""
     async with target.database.transaction() as conn:
         before = await _key_of(conn, options.name)
         key = await replace_secret(conn, before)
@@ -279,12 +279,12 @@ async def rotate(options: argparse.Namespace, target: TargetDatabase) -> Result:
 
 @database_command("agents revoke", example="trader agents revoke scout", arguments=_name_argument, changes=True)
 async def revoke(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """Refuse the key of an agent from now on; its positions and their exit plans, and its results stay."""
+    """Revoke an agent's key; its positions, their exit plans and its results stay."""
     async with target.database.transaction() as conn:
         await _key_of(conn, options.name)
         count = await update_credentials_revoked(conn, options.name, options.name)
         await update_model_active(conn, options.name, is_active=False)
-    line = f"The key of {options.name} is revoked." if count else f"The key of {options.name} was revoked already."
+    line = f"The key of {options.name} is revoked." if count else f"The key of {options.name} was already revoked."
     return Result({"id": options.name, "revoked": count}, [line])
 
 
@@ -292,7 +292,7 @@ async def revoke(options: argparse.Namespace, target: TargetDatabase) -> Result:
     "agents limits", example="trader agents limits scout --requests 300", arguments=_limits_arguments, changes=True
 )
 async def limits(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """Show what the key of an agent may do and how often, and change what is given."""
+    """Show the scopes and rate limits of an agent's key, and change the given ones."""
     async with target.database.transaction() as conn:
         await _key_of(conn, options.name)
         key = await update_credential_limits(conn, options.name, options.requests, options.decisions, options.scopes)
@@ -312,9 +312,9 @@ async def limits(options: argparse.Namespace, target: TargetDatabase) -> Result:
     changes=True,
 )
 async def webhook(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """Have the service send an agent each view that is due, and take the answer as its decision; with `--off` no more.
+    """Make the service send an agent each due view and use the response as its decision; `--off` stops that.
 
-    The secret that signs the requests is printed once; the same command makes a new one.
+    The command prints the secret that signs the requests once; running it again creates a new one.
     """
     new = None if options.off else _new_webhook(options, options.url)
     async with target.database.transaction() as conn:
@@ -329,7 +329,7 @@ async def webhook(options: argparse.Namespace, target: TargetDatabase) -> Result
 
 
 async def replace_secret(conn: Connection, before: Credential) -> str:
-    """Revoke a key or token and return the new secret of its holder."""
+    """Revoke a key or token and return its holder's new secret."""
     await update_credentials_revoked(conn, before.name, before.account_id)
     secret, credential = reissue(before, SystemClock().now())
     await insert_credential(conn, credential)
@@ -340,5 +340,5 @@ async def _key_of(conn: Connection, name: str) -> Credential:
     keys = await _present_keys(conn)
     if name not in keys:
         known: Sequence[str] = sorted(keys)
-        raise StartError(f"There is no external agent {name!r}. There are: {allowed(known)}.")
+        raise StartError(f"There is no external agent {name!r}. Existing agents: {allowed(known)}.")
     return keys[name]

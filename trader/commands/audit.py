@@ -9,35 +9,56 @@ from uuid import UUID
 
 import msgspec
 
+from trader.agents import verification as chain
+from trader.agents.reproduction import InvocationReproduction, reproduce_invocation
 from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result
-from trader.commands.database import TargetDatabase, database_command
-from trader.domain.agents.chain import Anchor
-from trader.errors import StartError
-from trader.gateways.agents.anchor_sinks import AnchorLine
-from trader.services.agents import chain
-from trader.services.agents.reproduction import InvocationReproduction, reproduce_invocation
-from trader.services.exchange import audit as books
+from trader.commands.database import TargetDatabase, database_command, require_writable
+from trader.commands.operate import operator
+from trader.core.errors import StartError
+from trader.core.files import require_regular
+from trader.operations.sql.history import MaintenanceTask, upsert_maintenance
+from trader.portfolio import audit as books
+from trader.record.anchor_sinks import AnchorLine
+from trader.record.domain.chain import Anchor
+from trader.record.results import correct_first_record
 
 LINES_MAX: Final = 200
 WORDS: Final = {True: "same", False: "DIFFERENT", None: "unknown"}
 
 
-@database_command("audit", example="trader audit")
-async def audit(_: argparse.Namespace, target: TargetDatabase) -> Result:
+def add_record_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option of a command that runs on a schedule."""
+    record = "record the result in the database, for the metrics of the service"
+    parser.add_argument("--record", action="store_true", help=record)
+
+
+async def record_run(target: TargetDatabase, task: MaintenanceTask, problems: int) -> None:
+    """Record the result of a scheduled command.
+
+    :raises Unavailable: the database did not accept it
+    """
+    async with target.database.writing() as conn:
+        await upsert_maintenance(conn, task, problems)
+
+
+@database_command("audit", example="trader audit", arguments=add_record_option)
+async def audit(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """Recompute every account from its fills, funding and insurance, and compare with the stored rows.
 
-    Fills are compared with what the tools answered to the agents, and the hourly equity of accounts and baselines with
-    the ledger and the candles of the market. In live trading fills are compared with the venue's trades that they were
-    booked from, and equity is not: a trade may be learned of later.
+    The audit also compares fills with the results of the agents' tool calls, and the hourly equity of accounts and
+    baselines with the ledger and the candles of the market. In live trading it compares fills with the venue's trades
+    from which they were booked, and skips equity, because the venue may report a trade later.
     """
     report = await books.audit(target.database, _show_progress)
-    counts = f"{report.runs} runs, {report.orders} orders, {report.entries} ledger entries"
+    counts = f"{report.runs} runs, {report.orders} positions, {report.entries} ledger entries"
     lines = [
         f"{counts}{f', {report.trades} trades of the venue' if report.trades else ''}, {report.hours} hours of equity",
         *_first(report.problems),
         "clean" if report.is_clean else f"NOT clean: {len(report.problems)} problems",
     ]
     value = {"isClean": report.is_clean, "audit": report}
+    if options.record:
+        await record_run(target, "audit", len(report.problems))
     return Result(value, lines, EXIT_DONE if report.is_clean else EXIT_FAILED)
 
 
@@ -53,32 +74,53 @@ def _first(problems: list[str]) -> list[str]:
 
 
 def anchors_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--anchors", type=Path, metavar="FILE", help="anchors that were kept outside, as lines of JSON")
+    parser.add_argument("--anchors", type=Path, metavar="FILE", help="external anchors, as lines of JSON")
 
 
-@database_command("verify", example="trader verify --anchors anchors.jsonl", arguments=anchors_argument)
+def _verify_arguments(parser: argparse.ArgumentParser) -> None:
+    anchors_argument(parser)
+    add_record_option(parser)
+    correct = "append a correction if the first record of results is out of order; nothing is rewritten"
+    parser.add_argument("--correct", action="store_true", help=correct)
+
+
+@database_command("verify", example="trader verify --anchors anchors.jsonl", arguments=_verify_arguments)
 async def verify(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """Check whether decisions or results were changed, inserted, removed or cut off since they were recorded."""
+    """Check whether decisions or results were changed, inserted, removed or cut off since they were recorded.
+
+    A first record of results that was read before another record and appended after it is `out of order`: no change,
+    but a defect of the version that wrote it. `--correct` appends a correction, after which the record is intact.
+    """
     outside = [] if options.anchors is None else read_anchors(options.anchors)
     checked = await chain.verify(target.database, outside)
+    corrected = []
+    if options.correct and checked.out_of_order:
+        require_writable(options, target)
+        await correct_first_record(target.database, checked.out_of_order, operator())
+        corrected = [f"A correction was appended; rows: {len(checked.out_of_order)}. Nothing was rewritten."]
+        checked = await chain.verify(target.database, outside)
     lines = [
+        *corrected,
         f"{checked.links} invocations of the chain were checked, {checked.payloads} of them with their payloads, "
         f"against {checked.anchors} anchors, {len(outside)} of them from outside.",
         *_describe_results(checked),
     ]
     if checked.before_chain:
-        lines.append(
-            f"{checked.before_chain} invocations are from before the chain began: nothing can be said about them."
-        )
+        lines.append(f"{checked.before_chain} invocations are older than the chain and cannot be checked.")
     findings = [
         f"{finding.kind}{'' if finding.position is None else f' at position {finding.position}'}: {finding.text}"
         for finding in checked.findings
     ]
     lines += _first(findings)
     if not outside:
-        lines.append("Without anchors from outside (--anchors) nobody can tell whether the whole chain was made anew.")
-    lines.append("NOT intact." if findings else "Intact.")
+        lines.append("Without external anchors (--anchors) a rebuilt chain cannot be detected.")
+    if checked.out_of_order and len(checked.out_of_order) == len(findings):
+        lines.append("Unchanged, but out of order: `trader verify --correct` appends the correction.")
+    else:
+        lines.append("NOT intact." if findings else "Intact.")
     value = {"isIntact": not findings, "verification": checked}
+    if options.record:
+        await record_run(target, "verify", len(findings))
     return Result(value, lines, EXIT_FAILED if findings else EXIT_DONE)
 
 
@@ -86,22 +128,17 @@ def _describe_results(checked: chain.Verification) -> Iterator[str]:
     yield f"{checked.records} records of results were compared with the tables, row by row: {checked.rows} rows."
     if not checked.has_results:
         yield "The chain of results begins when a service of this version leads on this database."
-    if checked.accounts_before:
-        yield (
-            f"The ledger and hours of {checked.accounts_before} accounts from before an upgrade are in no record: "
-            "nothing can be said about them."
-        )
     if checked.waiting:
-        yield f"The ledger of {checked.waiting} accounts goes on since the last record; the next minute records it."
+        yield f"The ledger of {checked.waiting} accounts has rows since the last record; the next minute records them."
 
 
 def read_anchors(file: Path) -> list[Anchor]:
     """Return the anchors of a file.
 
-    :raises StartError: it cannot be read, or a line is no anchor
+    :raises StartError: the file cannot be read, or a line is not an anchor
     """
     try:
-        lines = file.read_bytes().splitlines()
+        lines = require_regular(file).read_bytes().splitlines()
     except OSError as error:
         raise StartError(f"{file}: {error.strerror}.") from None
     anchors = []
@@ -123,13 +160,13 @@ def _invocation_argument(parser: argparse.ArgumentParser) -> None:
     "reproduce", example="trader reproduce 0f4c1f2e-8d0e-5b2a-9c55-3f0f6a1f9f10", arguments=_invocation_argument
 )
 async def reproduce(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """Execute the recorded calls of an invocation again and report whether the books come out the same.
+    """Re-execute the recorded calls of an invocation and report whether the books are identical.
 
-    Every call is decoded again from the model's raw arguments, judged again by the guard on the account and marks of
-    that moment, and executed again by the rules of the exchange on the recorded order books; the result is compared
-    with the recorded one and with the rows of the books, digit for digit. Nothing is written. A call that a venue
-    executed in live trading cannot be executed again: only the guard's verdict is compared, and the result stays
-    unknown. Fails when they are not the same, or when not all of it is recorded.
+    The command decodes every call from the model's raw arguments, runs the guard on the account and marks of that
+    moment, executes the call by the rules of the exchange on the recorded order books, and compares the result with the
+    recorded one and with the rows of the books, digit for digit. It writes nothing. For a call that a venue executed in
+    live trading, it compares only the guard's verdict; the result stays unknown. It fails if anything differs or is not
+    recorded.
     """
     reproduction = await reproduce_invocation(target.database, options.invocation)
     value = {
@@ -151,8 +188,8 @@ def _describe(reproduction: InvocationReproduction) -> Iterator[str]:
         name = call.type if call.metadata["raw"] is None else call.metadata["raw"]["name"]
         yield f"  {call.number}. {name} ({call.status}): {WORDS[comparison.same]}: {comparison.detail}"
     if reproduction.is_same:
-        yield "The books come out the same."
+        yield "The books are identical."
     elif any(comparison.same is False for _, comparison in reproduction.calls):
-        yield "The books do NOT come out the same."
+        yield "The books are NOT identical."
     else:
-        yield "Not all inputs of the invocation are recorded; the rest comes out the same."
+        yield "Not all inputs of the invocation are recorded; everything else is identical."

@@ -15,12 +15,16 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from trader.clock import iso
-from trader.commands.backtest_conditions import compare_conditions, kept_options
-from trader.commands.backtest_models import Chosen, choose_models
-from trader.commands.backtest_options import add_arguments, environ_of, open_source
-from trader.commands.backtest_output import Output, Progress, Reserve
-from trader.commands.backtest_result import (
+from trader.agents.variants import VARIANTS
+from trader.backtest.answers import AskingEnded
+from trader.backtest.conditions import compare_conditions, kept_options
+from trader.backtest.database import DatabaseJournal
+from trader.backtest.ledger import LedgerLines
+from trader.backtest.market import BacktestMarket
+from trader.backtest.models import Chosen, choose_models
+from trader.backtest.options import add_arguments, environ_of, open_source
+from trader.backtest.output import Output, Reserve
+from trader.backtest.result import (
     account_value,
     answers_value,
     baselines_value,
@@ -32,8 +36,12 @@ from trader.commands.backtest_result import (
     model_lines,
     strategy_value,
 )
-from trader.commands.backtest_sweep import is_sweep, sweep
-from trader.commands.backtest_trials import add_trials, deflated_line
+from trader.backtest.run import Backtest, RunJournal, TableJournal
+from trader.backtest.sources import AiSource, DecisionLines, RecordingStrategySource
+from trader.backtest.statistics import judge
+from trader.backtest.sweep import is_sweep, sweep
+from trader.backtest.trials import add_trials, deflated_line
+from trader.commands.backtest_lines import conditions_lines, sweep_lines
 from trader.commands.command import (
     EXIT_DONE,
     EXIT_FAILED,
@@ -45,27 +53,21 @@ from trader.commands.command import (
     table,
     to_wire,
 )
-from trader.commands.reports import make_standings
+from trader.commands.progress import Progress
 from trader.commands.serve import program_version
-from trader.domain.market.markets import INTERVALS, Interval
-from trader.dotenv import DEFAULT_FILE, quoted
-from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres, database_name
-from trader.errors import SettingsError, StartError
-from trader.gateways.market.replay import ReplaySource
-from trader.reports.season_page import Season, Standing, page
-from trader.results import Results, check_format
-from trader.services.backtest.answers import AskingEnded
-from trader.services.backtest.database import DatabaseJournal
-from trader.services.backtest.ledger import LedgerLines
-from trader.services.backtest.market import BacktestMarket
-from trader.services.backtest.run import Backtest, RunJournal, TableJournal
-from trader.services.backtest.sources import AiSource, DecisionLines, NotedSource
-from trader.services.backtest.statistics import judge
-from trader.services.portfolio.evidence import EvidenceReport
-from trader.settings import Settings
-from trader.store.database.pool import Database
-from trader.store.database.schema import apply_schema
-from trader.variants import VARIANTS
+from trader.core.clock import iso
+from trader.core.errors import SettingsError, StartError
+from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres, database_name
+from trader.database.pool import Database
+from trader.database.schema import apply_schema
+from trader.market.domain.markets import INTERVALS, Interval
+from trader.market.sources.replay import ReplaySource
+from trader.portfolio.evidence import EvidenceReport
+from trader.portfolio.tables import Results, check_format
+from trader.seasons.page import RankedModel, SeasonReport, page
+from trader.seasons.standings import make_standings
+from trader.settings.dotenv import DEFAULT_FILE, quoted
+from trader.settings.settings import Settings
 
 LEDGER, DECISIONS, RESULT, REPORT = "ledger.jsonl", "decisions.jsonl", "result.json", "report.html"
 """The files of a backtest, in its folder."""
@@ -79,23 +81,24 @@ def backtest(options: argparse.Namespace) -> int:
     """Backtest agents on recorded candles, with the rules of the service and the ledger of a lockstep replay.
 
     Without --models, --models-from and --strategy the rule agents trade. --strategy sma.py:SmaCross --param window=20
-    lets a class of your own decide. AI models are called within --budget-usd; their answers are stored, and
-    --models-from executes them again without an API key.
+    runs your own class. AI models are called within --budget-usd; their answers are stored, and --models-from
+    re-executes them without an API key.
 
-    --run RUN --taker-fee 8 --latency 900 --guard leverage-max=3 executes the decisions of an earlier backtest under
+    --run RUN --taker-fee 8 --latency 900 --guard leverage-max=3 re-executes the decisions of an earlier backtest under
     other conditions, writes nothing, and prints how each condition changed the result.
 
     Writes a database, the ledger as JSON lines, the result and a report into a new folder, where `trader serve --demo`
-    shows it. Ctrl+C ends it early; the results so far are written, and marked as incomplete.
+    shows them. Ctrl+C ends the run early; the results so far are written and marked as incomplete.
     """
     if options.folder is not None:
-        return print_result(asyncio.run(compare_conditions(options)), as_json=options.json)
+        compared = asyncio.run(compare_conditions(options))
+        return print_result(Result(compared, conditions_lines(compared)), as_json=options.json)
     problems = ["--data is missing: the folder of the candles"] if options.data is None else []
     if options.guard and (options.models or options.models_from):
         problems.append("--guard: not with AI models, whose prompts state the limits of their variant")
     if options.mask and not options.no_database:
-        problems.append("--mask: only with --no-database, since a service would show prompts that its books contradict")
-    problems += ["--cluster: only of a sweep"] if options.cluster and not is_sweep(options) else []
+        problems.append("--mask: only with --no-database, as a service would show prompts that contradict its books")
+    problems += ["--cluster: only for a sweep"] if options.cluster and not is_sweep(options) else []
     problems += ["--param: only with --strategy"] if options.param and not options.strategy else []
     if options.models is None:
         asking = {"--budget-usd": options.budget_usd, "--cassette": options.cassette}
@@ -106,10 +109,25 @@ def backtest(options: argparse.Namespace) -> int:
     if is_sweep(options):
         if options.models or options.models_from or options.mask:
             raise SettingsError(["--seeds, --walk-forward and ranges of --param: not with AI models or --mask"])
-        return print_result(run_to_end(sweep(options)), as_json=options.json)
+        return _sweep(options)
     if options.out.exists():
         raise StartError(f"{options.out} exists already; --out names a new folder.")
     return asyncio.run(_backtest(options))
+
+
+def _sweep(options: argparse.Namespace) -> int:
+    progress: Progress | None = None
+
+    def show_runs(done: int, count: int) -> None:
+        nonlocal progress
+        progress = progress or Progress(0, count, "runs")
+        progress.show(done)
+
+    value = run_to_end(sweep(options, show_runs))
+    if progress is not None:
+        progress.end()
+    code = EXIT_FAILED if value["failed"] else EXIT_DONE
+    return print_result(Result(value, sweep_lines(value, options), code), as_json=options.json)
 
 
 async def _backtest(options: argparse.Namespace) -> int:
@@ -133,14 +151,14 @@ async def _backtest(options: argparse.Namespace) -> int:
                     books = DatabaseJournal(await _open_database(options.out, source, stack), settings)
                 tables = TableJournal()
                 journals: list[RunJournal] = [ledger, tables] if books is None else [ledger, tables, books]
-                run = Backtest(market, settings, chosen.models, journals)
+                run = Backtest.fresh(market, settings, chosen.models, journals)
                 if books is not None:
                     await books.begin(source.identity, run.starts_at, run.ends_at, run.baselines)
                 output = Output({options.out / LEDGER: ledger, options.out / DECISIONS: decisions}, books)
                 interrupted = files.enter_context(_noticing_interrupts())
-                unbegun.pop_all()  # what was done from here on is kept
+                unbegun.pop_all()  # from here on, keep the files
                 end = await _go(run, output, decisions, interrupted)
-            reserve.free()  # a database that still ran would take the space
+            reserve.free()  # a running database would take the space
             digest = ledger.digest()
             decisions.flush()
             if end.cause == "missing":
@@ -164,7 +182,7 @@ async def _backtest(options: argparse.Namespace) -> int:
 
 
 async def _open_database(out: Path, source: ReplaySource, stack: AsyncExitStack) -> Database:
-    """Return the database that a service in the folder would use for this market, with its tables."""
+    """Create the database, with tables, that a service in the folder would use for this market."""
     server = await stack.enter_async_context(EmbeddedPostgres(out / EMBEDDED_FOLDER))
     dsn = await server.ensure_database(database_name(source.identity))
     database = await Database.connect(dsn, size=2, command_timeout_s=_STATEMENT_TIMEOUT_S)
@@ -174,17 +192,22 @@ async def _open_database(out: Path, source: ReplaySource, stack: AsyncExitStack)
 
 
 def _intervals(chosen: Chosen) -> set[Interval]:
-    """Return the candle intervals that the models may read: all of them when there are AI models."""
+    """Return the candle intervals that the models may read: all of them if there are AI models."""
     if any(isinstance(source, AiSource) for _, source in chosen.models):
         return set(INTERVALS)
-    own = {each for _, source in chosen.models if isinstance(source, NotedSource) for each in source.strategy.intervals}
+    own = {
+        each
+        for _, source in chosen.models
+        if isinstance(source, RecordingStrategySource)
+        for each in source.strategy.intervals
+    }
     return own | {each for model, _ in chosen.models for each in VARIANTS[model.variant].agent.intervals}
 
 
 def _write_settings(
     options: argparse.Namespace, environ: Mapping[str, str], starts_at: datetime, reached: datetime
 ) -> None:
-    """Write the .env file with which a service in the folder shows the result as of the time reached."""
+    """Write the .env file that makes a service in the folder show the result as of the time reached."""
     data = options.data.absolute()
     shown = {
         **environ,
@@ -193,16 +216,15 @@ def _write_settings(
         "REPLAY_END": iso(reached),
         "REPLAY_SPEED": "0",
     }
-    lines = ["# The settings of this backtest, with which `trader serve --demo` in this folder shows its result."]
+    lines = ["# The settings of this backtest; `trader serve --demo` in this folder shows its result."]
     lines += [f"{name}={quoted(value)}" for name, value in shown.items()]
     (options.out / DEFAULT_FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 class End(NamedTuple):
-    """Where a backtest ended: the time reached, and the cause of an early end (None: it reached its end).
+    """The end of a backtest: the time reached, and the cause of an early end (None: it reached its end).
 
-    An early end means that no model could be called any more, that a strategy failed, or that the disk or the database
-    refused writes.
+    It ends early if no model can be called any more, a strategy fails, or the disk or the database refuses writes.
     """
 
     reached: datetime
@@ -211,12 +233,12 @@ class End(NamedTuple):
 
 
 async def _go(run: Backtest, output: Output, decisions: DecisionLines, interrupted: "Interrupts") -> End:
-    """Run to the end, or until no model can be called, a strategy or writing fails, or Ctrl+C.
+    """Run to the end, or until no model can be called, a strategy or a write fails, or Ctrl+C arrives.
 
     It always stops at a time that all accounts have reached.
     """
     gc.collect()
-    gc.freeze()  # candles and indicators would be walked again by every full collection
+    gc.freeze()  # otherwise every full collection would traverse the candles and indicators
     reached, progress = run.starts_at, Progress(run.starts_at, run.ends_at)
     ended: AskingEnded | None = None
     unwritten: str | None = None
@@ -246,12 +268,12 @@ def _write_result(
     options: argparse.Namespace,
     run: Backtest,
     value: Mapping[str, Any],
-    standings: Sequence[Standing],
+    standings: Sequence[RankedModel],
     evidence: EvidenceReport,
 ) -> None:
     """Write the result and the report. Raises `OSError`."""
     (options.out / RESULT).write_bytes(msgspec.json.format(_ENCODER.encode(to_wire(value))) + b"\n")
-    season = Season(options.data.name, standings, [], run.outcomes(), evidence, "Backtest")
+    season = SeasonReport(options.data.name, standings, [], run.outcomes(), evidence, "Backtest")
     (options.out / REPORT).write_text(page(season), encoding="utf-8")
 
 
@@ -265,7 +287,7 @@ def _write_tables(options: argparse.Namespace, tables: Results) -> None:
             file.unlink(missing_ok=True)
             raise StartError(
                 f"{file} cannot be written: {error.strerror}. It is left out; "
-                f"{LEDGER}, {DECISIONS}, {RESULT} and {REPORT} are whole."
+                f"{LEDGER}, {DECISIONS}, {RESULT} and {REPORT} are complete."
             ) from error
 
 
@@ -316,7 +338,7 @@ def _value(
     chosen: Chosen,
     end: End,
     digest: str,
-    standings: Sequence[Standing],
+    standings: Sequence[RankedModel],
 ) -> dict[str, Any]:
     """Return the JSON object of the result."""
     by_files = sorted(source.funded_by_files)
@@ -349,7 +371,7 @@ def _value(
     }
 
 
-def _lines(value: Mapping[str, Any], standings: Sequence[Standing], options: argparse.Namespace) -> Iterator[str]:
+def _lines(value: Mapping[str, Any], standings: Sequence[RankedModel], options: argparse.Namespace) -> Iterator[str]:
     heads = ("account", "equity", "return", "drawdown", "trades", "fees", "funding")
     yield from table(
         heads,
@@ -377,8 +399,8 @@ def _lines(value: Mapping[str, Any], standings: Sequence[Standing], options: arg
     for account in value["accounts"]:
         yield deflated_line(account["id"], account["deflated"])
     if not value["complete"] and value["ended"] is None:
-        yield "Interrupted: this is a part of the period that was asked for."
+        yield "Interrupted: this is only part of the requested period."
     yield f"ledger SHA-256 {value['ledgerSha256']}"
     yield f"{options.out}: {LEDGER}, {DECISIONS}, {RESULT}, {REPORT}"
     if not options.no_database and (options.out / DEFAULT_FILE).exists():
-        yield f"The page on it: cd {shlex.quote(str(options.out))} && trader serve --demo"
+        yield f"Dashboard: cd {shlex.quote(str(options.out))} && trader serve --demo"

@@ -2,49 +2,68 @@
 
 import argparse
 import asyncio
+import fcntl
 import os
+import re
+import shutil
+import stat
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
 
 import asyncpg
 
-from trader.commands.audit import LINES_MAX
+from trader.agents.sql.external import select_webhooks
+from trader.agents.sql.models import select_models
+from trader.agents.verification import verify
+from trader.commands.audit import LINES_MAX, add_record_option, record_run
 from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, command, print_result, run_to_end, show
 from trader.commands.database import TargetDatabase, add_database_options, database_command
-from trader.embedded import dumps
-from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres, database_name
-from trader.errors import StartError
-from trader.services.agents.chain import verify
-from trader.services.exchange.audit import audit
-from trader.settings import read_database_url
-from trader.store.database.loading import (
+from trader.core.clock import SystemClock
+from trader.core.errors import StartError
+from trader.database.embedded import dumps
+from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres, database_name
+from trader.database.loading import (
     COPY_TIMEOUT_S,
     empty_tables,
     enable_tables,
     select_object_names,
     select_schema_name,
+    select_superuser,
     select_tables,
 )
-from trader.store.database.partitions import create_partition, partitioned_table
-from trader.store.database.pool import Connection, Database, place
-from trader.store.database.schema import (
-    SCHEMA_VERSION,
+from trader.database.partitions import create_partition, partitioned_table
+from trader.database.pool import Connection, Database, place
+from trader.database.schema import (
+    UNRELEASED_TYPE,
     apply_schema,
     open_database,
     require_schema,
     schema_text,
+    schema_version,
     select_schema_version,
+    unreleased,
     upgrade,
 )
-from trader.store.operations.status import analyze, select_table_count
+from trader.operations.sql.status import analyze, select_table_count
+from trader.portfolio.audit import audit
+from trader.settings.settings import read_database_url
+
+_NAMED: Final = re.compile(r"trader-\d{4}-\d\d-\d\dT\d{6}Z\.dump")
+
+_SCRATCH: Final = ".trader-backup-"
+_LOCK: Final = "lock"
+_UNLOCKED_S: Final = 60.0
+"""How long a scratch folder may lack its lock, which is created right after it."""
 
 _NULL: Final = r"\N"
 
 _IGNORED: Final = ("ENCODING", "STDSTRINGS", "SEARCHPATH", "SCHEMA", "COMMENT", "ACL", "DEFAULT ACL")
-"""Kinds of entries of a dump that belong to every database; like all others, they are never executed."""
+"""Kinds of dump entries that every database has; like all others, they are never executed."""
 
 
 class Checked(NamedTuple):
@@ -64,59 +83,82 @@ class Checked(NamedTuple):
 
 
 def _backup_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", type=Path, help="a file that does not exist yet; it gets pg_dump's custom format")
+    meaning = "a file that does not exist yet; it gets pg_dump's custom format"
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("file", type=Path, nargs="?", help=meaning)
+    where.add_argument("--into", type=Path, metavar="FOLDER", help="a folder for a file named after the present time")
+    parser.add_argument("--keep", type=_count, metavar="N", help="with --into: keep only the newest N backups there")
+    add_record_option(parser)
     parser.add_argument("--encrypt", metavar="RECIPIENT", help="encrypt it with age for this public key (age1…)")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 10_000:
+        raise argparse.ArgumentTypeError(f"{text!r} is not from 1 to 10000")
+    return int(text)
 
 
 @database_command(
     "backup", example="trader backup trader-2026-11-22.dump", arguments=_backup_arguments, of_any_version=True
 )
 async def backup(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """Back up the database as of one moment to a file, while the service runs, and test that it can be restored.
+    """Back up a consistent snapshot of the database to a file while the service runs, and test a restore.
 
-    The file is restored into a server of its own in the folder for temporary files (TMPDIR), and audited and verified
-    there; only then it gets its name. Fails when it cannot, or when the books or the record are not clean. A database
-    of an earlier version is backed up as it is.
+    The command restores the file into a separate server in the folder for temporary files (TMPDIR), and audits and
+    verifies it there; only then does the file get its name. It fails if this fails, or if the books or the record are
+    not clean. It backs up a database of an earlier version unchanged. With `--into` and `--keep` it also deletes the
+    oldest backups that it has named itself, after a clean one.
     """
-    checked = await _write_backup(options.file, target, options.encrypt)
-    size = options.file.stat().st_size
-    lines = [*checked.lines, f"{options.file}: {size / 1e6:,.1f} MB"]
-    value = {"file": str(options.file), "bytes": size, "isClean": not checked.problems, "checked": checked}
+    file = options.file or options.into / f"trader-{SystemClock().now():%Y-%m-%dT%H%M%SZ}.dump"
+    await asyncio.to_thread(file.parent.mkdir, parents=True, exist_ok=True)
+    checked = await _write_backup(file, target, options.encrypt)
+    size = file.stat().st_size
+    lines = [*checked.lines, f"{file}: {size / 1e6:,.1f} MB"]
+    outdated = _outdated(options.into, options.keep) if options.into and options.keep and not checked.problems else []
+    for old in outdated:
+        old.unlink()
+        lines.append(f"deleted {old}")
+    value = {"file": str(file), "bytes": size, "isClean": not checked.problems, "checked": checked}
+    if options.record:
+        await record_run(target, "backup", len(checked.problems))
     return Result(value, lines, EXIT_FAILED if checked.problems else EXIT_DONE)
 
 
-async def _write_backup(file: Path, target: TargetDatabase, recipient: str | None) -> Checked:
-    """Write a backup that was restored, upgraded and checked, encrypted for a recipient if there is one.
+def _outdated(folder: Path, keep: int) -> list[Path]:
+    """Return the backups in a folder beyond the newest ones, oldest first, by the names that --into gives."""
+    return sorted(path for path in folder.iterdir() if _NAMED.fullmatch(path.name))[:-keep]
 
-    :raises StartError: the file exists, or there can be no such backup
+
+async def _write_backup(file: Path, target: TargetDatabase, recipient: str | None) -> Checked:
+    """Write a backup after restoring, upgrading and checking it, encrypted if there is a recipient.
+
+    :raises StartError: the file exists, or the backup failed
     """
     if await asyncio.to_thread(file.exists):
         raise StartError(f"{file} exists already; name a new file.")
-    unfinished = file.with_name(f"{file.name}.unfinished")
     async with target.database.connection() as conn:
         schema = await select_schema_name(conn)
     try:
-        await dumps.back_up(target.dsn, unfinished, schema)
-        show(
-            f"dumped {unfinished.stat().st_size / 1e6:,.1f} MB; restoring it into a server of its own to check it",
-            on_stderr=True,
-        )
-        checked = await _check_copy(unfinished)
-        if recipient is None:
-            unfinished.rename(file)
-        else:
-            await dumps.encrypt(unfinished, recipient, file)
+        with _scratch_folder(file.parent) as folder:
+            unfinished = folder / file.name
+            await dumps.back_up(target.dsn, unfinished, schema)
+            size_mb = unfinished.stat().st_size / 1e6
+            show(f"dumped {size_mb:,.1f} MB; restoring it into a separate server to check it", on_stderr=True)
+            checked = await _check_copy(unfinished)
+            if recipient is None:
+                unfinished.rename(file)
+            else:
+                await dumps.encrypt(unfinished, recipient, folder / "encrypted")
+                (folder / "encrypted").rename(file)
     except OSError as error:
         raise StartError(f"{file} cannot be written: {error.strerror}.") from None
-    finally:
-        unfinished.unlink(missing_ok=True)
     return checked
 
 
 def _upgrade_arguments(parser: argparse.ArgumentParser) -> None:
     meaning = "the backup, a file that does not exist yet; default: before-version-… in the working folder"
     parser.add_argument(
-        "file", type=Path, nargs="?", default=Path(dumps.upgrade_backup_name(SCHEMA_VERSION)), help=meaning
+        "file", type=Path, nargs="?", default=Path(dumps.upgrade_backup_name(schema_version())), help=meaning
     )
 
 
@@ -124,36 +166,37 @@ def _upgrade_arguments(parser: argparse.ArgumentParser) -> None:
     "upgrade", example="trader upgrade before.dump", arguments=_upgrade_arguments, changes=True, of_any_version=True
 )
 async def upgrade_database(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """Upgrade the database to the schema of this version, after a backup on which the upgrade is tried first.
+    """Upgrade the database to the schema of this version, after testing the upgrade on a backup.
 
-    The backup is restored into a server of its own, upgraded and audited there. Only when that is clean the database is
-    upgraded, in one transaction. A database that a service works on is refused.
+    The command restores the backup into a separate server, and upgrades and audits it there. Only if the result is
+    clean does it upgrade the database, in one transaction. It refuses a database that a service is using.
     """
     async with target.database.connection() as conn:
         version = await select_schema_version(conn)
-    value: dict[str, Any] = {"from": version, "to": SCHEMA_VERSION, "backup": None}
-    if version == SCHEMA_VERSION:
-        return Result(value, [f"The database has schema version {SCHEMA_VERSION} already."])
-    if version is None or version > SCHEMA_VERSION:
+    value: dict[str, Any] = {"from": version, "to": schema_version(), "backup": None}
+    if version == schema_version():
+        return Result(value, [f"The database already has schema version {schema_version()}."])
+    if version is None or version > schema_version():
         await require_schema(target.database, target.dsn)
     if target.is_served:
-        raise StartError("A service of an earlier version works on this database: stop it first. Nothing was changed.")
+        raise StartError("A service of an earlier version is using this database: stop it first. Nothing was changed.")
     checked = await _write_backup(options.file, target, None)
     lines = [*checked.lines, f"backup: {options.file}"]
     value["backup"] = str(options.file)
     if checked.problems:
         return Result(value, [*lines, "Nothing was upgraded."], EXIT_FAILED)
     await apply_schema(target.database, backup=str(options.file.absolute()))
-    return Result(value, [*lines, f"upgraded from schema version {version} to {SCHEMA_VERSION}"])
+    return Result(value, [*lines, f"upgraded from schema version {version} to {schema_version()}"])
 
 
 async def _check_copy(file: Path) -> Checked:
     """Restore the file into a scratch server, and audit and verify the copy.
 
-    :raises StartError: it cannot be restored
+    :raises StartError: the restore failed
     """
     try:
-        with _scratch_folder() as folder:
+        with _scratch_folder(Path(tempfile.gettempdir())) as folder:
+            folder.chmod(0o755)  # under root the server runs as another user, who needs access
             async with EmbeddedPostgres(folder / "server", durable=False) as server:
                 dsn = await server.ensure_database("copy")
                 await restore_file(file, dsn, (await _read_facts(file)).schema_version)
@@ -166,27 +209,48 @@ async def _check_copy(file: Path) -> Checked:
 
 
 @contextmanager
-def _scratch_folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="trader-backup-") as name:
-        folder = Path(name)
-        folder.chmod(0o755)  # as root the server runs as another user, who must have access
-        yield folder
+def _scratch_folder(place: Path) -> Iterator[Path]:
+    """Make a folder for unfinished work, remove it at the end, and first remove those left by killed commands."""
+    for leftover in place.glob(f"{_SCRATCH}*"):
+        if _is_abandoned(leftover):
+            show(f"removing {leftover}, left by an interrupted backup", on_stderr=True)
+            shutil.rmtree(leftover, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=place) as name, Path(name, _LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the lock ends with the process, however the process ends
+        yield Path(name)
+
+
+def _is_abandoned(folder: Path) -> bool:
+    """Return whether a scratch folder of this user belongs to no running process."""
+    try:
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            return False
+        with (folder / _LOCK).open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return time.time() - found.st_mtime > _UNLOCKED_S
+    except OSError:
+        return False
+    return True
 
 
 async def restore_file(file: Path, dsn: str, version: int) -> None:
     """Create the tables of a version in an empty database, copy the rows of a file into them, and upgrade them.
 
-    All of it or, with an error, nothing.
+    An error changes nothing.
 
-    :raises StartError: the database is not empty or does not take the rows, or the file cannot be read
+    :raises StartError: the user is a superuser, the database is not empty or rejects the rows, or the file cannot be
+        read
     """
     database = await Database.connect(dsn, size=1)
     try:
         async with database.transaction() as conn:
+            await _refuse_superuser(conn, place(dsn))
             if tables := await select_table_count(conn):
                 raise StartError(
-                    f"The database at {place(dsn)} has {tables} tables already; a backup is restored into an empty one "
-                    "only. Nothing was changed."
+                    f"The database at {place(dsn)} already has {tables} tables; a backup can only be restored into an "
+                    "empty one. Nothing was changed."
                 )
             await conn.execute(schema_text(version))
             await _copy_rows(file, conn)
@@ -194,15 +258,24 @@ async def restore_file(file: Path, dsn: str, version: int) -> None:
         async with database.connection() as conn:
             await analyze(conn)
     except asyncpg.PostgresError as error:
-        raise StartError(f"The database does not take {file}: {error}. Nothing was restored.") from error
+        raise StartError(f"The database rejects {file}: {error}. Nothing was restored.") from error
     finally:
         await database.close()
 
 
-async def _copy_rows(file: Path, conn: Connection) -> None:
-    """Copy the rows of a file into the empty tables.
+async def _refuse_superuser(conn: Connection, where: str) -> None:
+    if user := await select_superuser(conn):
+        raise StartError(
+            f"The user {user} of {where} is a superuser, who may write outside of trader's tables. Restore as a role "
+            "that owns nothing but the database: `createuser --pwprompt trader`, `createdb --owner trader trader`, and "
+            f"trader instead of {user} in the address. Nothing was changed."
+        )
 
-    :raises StartError: the file has anything that the schema does not have, or lacks the rows of a table
+
+async def _copy_rows(file: Path, conn: Connection) -> None:
+    """Copy the rows of a file into the empty tables, after checking all of the file.
+
+    :raises StartError: the file has objects or rows outside the schema, or lacks the rows of a table
     """
     entries = await dumps.list_entries(file)
     with_rows = {entry.tag: entry for entry in entries if entry.kind == dumps.ROWS}
@@ -214,17 +287,23 @@ async def _copy_rows(file: Path, conn: Connection) -> None:
     for entry in entries:
         for word in () if entry.kind in _IGNORED else entry.tag.partition("(")[0].split():
             if word not in names and not word.startswith(tuple(partitions) or "\0"):
-                raise StartError(f"{file} has the {entry.kind.lower()} {entry.tag}, which no database of trader has.")
-    ordered = [table for table in await select_tables(conn) if table in with_rows]
+                raise _unknown(file, entry)
+    ordered = [with_rows.pop(table) for table in await select_tables(conn) if table in with_rows]
+    for entry in with_rows.values():
+        raise _unknown(file, entry)
+    await dumps.check_rows(file, ordered)
     await empty_tables(conn)
-    copied = set()
-    async with dumps.reading(file, [with_rows[table] for table in ordered]) as source:
+    schema = await select_schema_name(conn)
+    async with dumps.reading(file, ordered) as source:
         async for table, columns in source.tables():
-            await conn.copy_to_table(table, columns=columns, source=source.rows(), timeout=COPY_TIMEOUT_S)
-            copied.add(table)
-    if missing := with_rows.keys() - copied:
-        raise StartError(f"{file} has no rows to copy of {', '.join(sorted(missing))}. Nothing was restored.")
+            await conn.copy_to_table(
+                table, schema_name=schema, columns=columns, source=source.rows(), timeout=COPY_TIMEOUT_S
+            )
     await enable_tables(conn)
+
+
+def _unknown(file: Path, entry: dumps.DumpEntry) -> StartError:
+    return StartError(f"{file} has the {entry.kind.lower()} {entry.tag}, which no database of trader has.")
 
 
 async def _check(dsn: str) -> Checked:
@@ -236,17 +315,17 @@ async def _check(dsn: str) -> Checked:
 
 
 def _restore_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", type=Path, help="a file of `trader backup`, or another of pg_dump's custom format")
+    parser.add_argument("file", type=Path, help="a file from `trader backup`, or another in pg_dump's custom format")
     add_database_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
 
 
 @command("restore", example="trader restore trader-2026-11-22.dump", arguments=_restore_arguments)
 def restore(options: argparse.Namespace) -> int:
-    """Restore a backup into an empty place: the database of DATABASE_URL, or the embedded one of the working folder.
+    """Restore a backup into an empty database: that of DATABASE_URL, or the embedded one of the working folder.
 
-    Moving from the embedded PostgreSQL to a server, or back, is a backup and a restore. It is restored as a whole or
-    not at all, and then audited and verified. A database that has tables is refused.
+    To move from the embedded PostgreSQL to a server, or back, make a backup and restore it. The restore is atomic; the
+    command then audits and verifies the result. It refuses a database that has tables.
     """
     if not options.file.is_file():
         raise StartError(f"There is no file {options.file}.")
@@ -261,13 +340,32 @@ async def _run_restore(options: argparse.Namespace) -> Result:
         show(f"database: {where}", on_stderr=True)
         await restore_file(file, dsn, facts.schema_version)
         checked = await _check(dsn)
-    lines = [*checked.lines, f"restored {file}, of {facts.market_identity} ({facts.trading_mode}), into {where}"]
+        brought = await _reaches_outside(dsn)
+    lines = [
+        *checked.lines,
+        *brought,
+        f"restored {file}, of {facts.market_identity} ({facts.trading_mode}), into {where}",
+    ]
     if not has_checksum:
-        lines.append("It has no checksum, unlike those of `trader backup`, so damage of it may go unnoticed.")
-    if facts.schema_version < SCHEMA_VERSION:
-        lines.append(f"Its schema version was {facts.schema_version}; it was upgraded to {SCHEMA_VERSION}.")
+        lines.append("Unlike files from `trader backup` it has no checksum, so damage may go unnoticed.")
+    if facts.schema_version < schema_version():
+        lines.append(f"Its schema version was {facts.schema_version}; it was upgraded to {schema_version()}.")
     value = {"file": str(file), "place": where, "backup": facts, "problems": checked.problems}
     return Result(value, lines, EXIT_FAILED if checked.problems else EXIT_DONE)
+
+
+async def _reaches_outside(dsn: str) -> list[str]:
+    """Return a line for each file that restored models run, and each address to which they send prompts or views."""
+    async with open_database(dsn) as database, database.connection() as conn:
+        models, webhooks = await select_models(conn), await select_webhooks(conn)
+    lines = [f"{model.id} runs {model.router_model_name}" for model in models if model.provider == "strategy"]
+    lines += [
+        f"{model.id} sends its prompts to {urlsplit(provider.base_url).hostname}"
+        for model in models
+        if (provider := model.configuration.provider_definition) is not None
+    ]
+    lines += [f"{model_id} gets its views at {urlsplit(each.url).hostname}" for model_id, each in webhooks.items()]
+    return ["check these before the service starts:", *(f"  {line}" for line in lines)] if lines else []
 
 
 class BackupFacts(NamedTuple):
@@ -282,21 +380,23 @@ class BackupFacts(NamedTuple):
 async def _read_facts(file: Path) -> BackupFacts:
     """Return the metadata of a backup.
 
-    :raises StartError: it is no backup of this program, or one of a newer version
+    :raises StartError: the file is not a backup of this program, or comes from a newer or an unreleased version
     """
+    if any(entry.kind == "TYPE" and entry.tag == UNRELEASED_TYPE for entry in await dumps.list_entries(file)):
+        raise unreleased(str(file))
     rows = await dumps.read_rows(file, "schema_version", "service_state")
     versions, states = rows.get("schema_version"), rows.get("service_state")
     if not versions:
-        raise StartError(f"{file} is no backup of trader: it has no table schema_version.")
+        raise StartError(f"{file} is not a backup of trader: it has no table schema_version.")
     if not states:
-        raise StartError(f"{file} is of a database on which no service has ever run: there is nothing to restore.")
+        raise StartError(f"{file} comes from a database on which no service has ever run: there is nothing to restore.")
     text, state = versions[0].get("version", ""), states[0]
     if not text.isdecimal() or not int(text) >= 1:
-        raise StartError(f"{file} is no backup of trader: its schema version is {text[:20]!r}.")
+        raise StartError(f"{file} is not a backup of trader: its schema version is {text[:20]!r}.")
     version = int(text)
-    if version > SCHEMA_VERSION:
+    if version > schema_version():
         raise StartError(
-            f"{file} has schema version {version}, made by a newer version of trader; this one has {SCHEMA_VERSION}. "
+            f"{file} has schema version {version}, made by a newer version of trader; this one has {schema_version()}. "
             "Restore it with the newer version."
         )
     account = state.get("venue_account_index", _NULL)

@@ -1,7 +1,7 @@
 """Declaration of commands, their parser, and the printing of their results.
 
-Exit codes of every command: 0 done, and nothing is wrong; 1 not all is done, something is wrong, or it cannot be told;
-2 wrong arguments or settings; 130 interrupted.
+Exit codes of every command: 0 success; 1 the command could not finish, found a problem, or cannot tell; 2 wrong
+arguments or settings; 130 interrupted.
 """
 
 import argparse
@@ -10,7 +10,6 @@ import difflib
 import importlib
 import inspect
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -20,9 +19,12 @@ from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
 import msgspec
 
-from trader.domain.money import format_decimal
-from trader.errors import ArgumentsError
-from trader.logs import printable
+from trader.core.errors import ArgumentsError, SettingsError
+from trader.core.logs import printable
+from trader.core.money import format_decimal
+from trader.operations.supervisor import end_signals
+from trader.settings.checks import local_address
+from trader.settings.settings import read_some
 
 T = TypeVar("T")
 
@@ -35,7 +37,7 @@ MODULES: Final[Mapping[str, str]] = {
     "status": "status",
     "alarms": "status",
     "models": "models",
-    "budgets": "models_budgets",
+    "budgets": "models",
     "agents": "agents",
     "tokens": "tokens",
     "accounts": "accounts",
@@ -54,11 +56,12 @@ MODULES: Final[Mapping[str, str]] = {
     "report": "reports",
     "drift": "reports",
     "reproduce": "audit",
+    "candles": "candles",
     "backtest": "backtest",
     "compare": "compare",
     "season": "season",
 }
-"""The module of each command, or of each group of commands, by its first word."""
+"""The module of each command or group of commands, by its first word."""
 
 EXIT_DONE: Final = 0
 EXIT_FAILED: Final = 1
@@ -78,7 +81,7 @@ class Result(NamedTuple):
 
 
 class Command(NamedTuple):
-    """A command as it was declared; `name` is of one word or, in a group, of two."""
+    """A declared command; `name` is one word or, in a group, two."""
 
     name: str
     run: Callable[[argparse.Namespace], int]
@@ -88,9 +91,9 @@ class Command(NamedTuple):
 
 
 REGISTRY: Final[dict[str, Command]] = {}
-"""The commands of the modules that are loaded."""
+"""The commands of the loaded modules."""
 
-Declared = Callable[[argparse.Namespace], int]
+CommandFunction = Callable[[argparse.Namespace], int]
 
 
 def no_arguments(_: argparse.ArgumentParser) -> None:
@@ -99,10 +102,10 @@ def no_arguments(_: argparse.ArgumentParser) -> None:
 
 def command(
     name: str, *, example: str, arguments: Callable[[argparse.ArgumentParser], None] = no_arguments
-) -> Callable[[Declared], Declared]:
-    """Declare a function as a command; its docstring is its help, `example` a call of it."""
+) -> Callable[[CommandFunction], CommandFunction]:
+    """Declare a function as a command; its docstring is its help, `example` a sample call."""
 
-    def declare(run: Declared) -> Declared:
+    def declare(run: CommandFunction) -> CommandFunction:
         REGISTRY[name] = Command(name, run, inspect.getdoc(run) or "", example, arguments)
         return run
 
@@ -110,13 +113,13 @@ def command(
 
 
 def load(first: str) -> None:
-    """Import the module of a command, or every module when there is no such command (as for `--help`)."""
+    """Import the module of a command, or every module if there is no such command (as for `--help`)."""
     for module in [MODULES[first]] if first in MODULES else dict.fromkeys(MODULES.values()):
         importlib.import_module(f"trader.commands.{module}")
 
 
 def unknown_command(words: Sequence[str]) -> str | None:
-    """Return a sentence about a command that does not exist, with the nearest that does; None when it exists."""
+    """Return an error message with the closest match for an unknown command; None if the command exists."""
     first, second = [*words, ""][:2]
     if first.startswith("-"):
         return None
@@ -133,14 +136,14 @@ def unknown_command(words: Sequence[str]) -> str | None:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Parser that raises `ArgumentsError` where its base class prints the error and ends the process."""
+    """Parser that raises `ArgumentsError` instead of printing the error and ending the process."""
 
     def error(self, message: str) -> NoReturn:
         raise ArgumentsError(message, self.format_usage())
 
 
 def make_parser(description: str, epilog: str) -> argparse.ArgumentParser:
-    """Return the parser of the commands that are loaded; it raises `ArgumentsError`."""
+    """Return the parser of the loaded commands; it raises `ArgumentsError`."""
     parser = CommandParser(
         prog="trader",
         description=description,
@@ -168,8 +171,20 @@ def make_parser(description: str, epilog: str) -> argparse.ArgumentParser:
     return parser
 
 
+def service_addresses(options: argparse.Namespace) -> list[str]:
+    """Return the addresses at which the service may respond.
+
+    :raises SettingsError: there is no address, or a setting is wrong
+    """
+    host, port, server_url = read_some(os.environ, options.env_file, "host", "port", "server_url")
+    urls = [url for url in (local_address(host, port) if port else None, server_url) if url]
+    if not urls:
+        raise SettingsError(["PORT=0 is any free port, and SERVER_URL is not set"])
+    return urls
+
+
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, text_columns: int = 1) -> Iterator[str]:
-    """Yield the lines of a table: the first `text_columns` columns to the left, figures to the right."""
+    """Yield the lines of a table, with the first `text_columns` columns left-aligned and the others right-aligned."""
     cells = [tuple(heads), *map(tuple, rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
@@ -190,6 +205,12 @@ def money(amount: Decimal | None) -> str:
     return "unknown" if amount is None else f"{amount:,.2f}"
 
 
+def price(amount: Decimal) -> str:
+    """Format a price with six significant digits, or all those before the point, and never an exponent."""
+    text = f"{round(amount, max(0, 5 - amount.adjusted())):,f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
 def allowed(names: Iterable[str]) -> str:
     """Format the allowed names for an error message; at most 20 of them."""
     listed = list(names)
@@ -198,7 +219,7 @@ def allowed(names: Iterable[str]) -> str:
 
 
 def to_wire(value: Any) -> Any:
-    """Return a value with its structs and named tuples as objects with camelCase names, as the API has them."""
+    """Return a value with its structs and named tuples as objects with camelCase names, as in the API."""
     if isinstance(value, msgspec.Struct):
         fields = msgspec.structs.fields(value)
         value = {_camel(field.encode_name): getattr(value, field.name) for field in fields}
@@ -217,9 +238,9 @@ def _camel(name: str) -> str:
 
 
 def run_to_end(work: Coroutine[Any, Any, T]) -> T:
-    """Run a command; SIGTERM interrupts it as Ctrl+C does, so that it ends its processes and removes temporary files.
+    """Run a command; SIGTERM and SIGHUP interrupt it like Ctrl+C: it ends its processes and removes its files.
 
-    :raises KeyboardInterrupt: it was interrupted
+    :raises KeyboardInterrupt: the command was interrupted
     """
     try:
         return asyncio.run(_cancellable(work))
@@ -228,15 +249,16 @@ def run_to_end(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _cancellable(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a command, unless it was cancelled: an await that has just ended may lose that.
+    """Return the result of a command, unless it was cancelled: an await that has just ended may lose the cancellation.
 
-    Not by way of SIGINT, which a shell has programs in the background ignore, nor by an exception out of a signal
-    handler, which is lost where Python runs hooks of its own, such as those after a fork.
+    This does not rely on SIGINT, which shells make background programs ignore, nor on an exception from a signal
+    handler, which is lost while Python runs its own hooks, such as after a fork.
     """
     task = asyncio.current_task()
     assert task is not None
-    if threading.current_thread() is threading.main_thread():  # of tests, several commands run in one process
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    if threading.current_thread() is threading.main_thread():  # tests run several commands in one process
+        for number in end_signals():
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     try:
         return await work
     finally:
@@ -245,13 +267,13 @@ async def _cancellable(work: Coroutine[Any, Any, T]) -> T:
 
 
 def show(text: str, *, on_stderr: bool = False) -> None:
-    """Print a text of one or more lines, whose control and direction characters are shown as escapes."""
+    """Print one or more lines of text, with control and direction characters escaped."""
     file = sys.stderr if on_stderr else sys.stdout
     print(*map(printable, text.split("\n")), sep="\n", file=file, flush=True)
 
 
 def print_error(text: str, problems: Sequence[str] = (), *, as_json: bool) -> None:
-    """Print why a command failed on standard error; for programs, as one JSON object on standard output as well."""
+    """Print why a command failed on standard error and, with `as_json`, as one JSON object on standard output."""
     show("\n".join([text, *(f"  {problem}" for problem in problems)]), on_stderr=True)
     if as_json:
         error = {"error": {"message": text.removeprefix("trader: "), "problems": list(problems)}}
@@ -266,6 +288,6 @@ def print_result(result: Result, *, as_json: bool) -> int:
         else:
             for line in result.lines:
                 show(line)
-    except BrokenPipeError:  # the reader, such as `head`, has enough; what is flushed at the end goes nowhere
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe; discard the final flush
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return result.code

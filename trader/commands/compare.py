@@ -11,19 +11,18 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from trader import results
 from trader.commands.command import Result, command, print_result, table
-from trader.domain.portfolio.evidence import compare, judge_family
-from trader.domain.portfolio.intervals import percent, student_quantile
-from trader.domain.portfolio.replicates import mean_series
-from trader.domain.portfolio.returns import ReturnSeries
-from trader.errors import SettingsError
+from trader.core.errors import SettingsError
+from trader.core.intervals import percent, student_quantile
+from trader.portfolio import tables as results
+from trader.portfolio.domain.evidence import compare, judge_family
+from trader.portfolio.domain.returns import ReturnSeries, mean_series
 
 _HOUR = timedelta(hours=1)
 
 
 class _Run(NamedTuple):
-    """A finished backtest: what it was of but for its seed, and the hourly log returns of its account."""
+    """A finished backtest: its identity without the seed, its seed, and the hourly log returns of its account."""
 
     label: str
     key: str
@@ -38,17 +37,18 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 @command("compare", example="trader compare sweep/runs/*", arguments=_arguments)
 def compare_runs(options: argparse.Namespace) -> int:
-    """Compare finished backtests of one period with the first of them, paired by seed and by hour.
+    """Compare finished backtests of one period with the first one, paired by seed and by hour.
 
-    Runs that differ in their seed alone are one row. `by hours` is the 95 % interval of the difference in return, from
-    the paired hours; `by seeds` that of the mean over the paired seeds. The verdict is corrected for all rows together.
+    Runs that differ only in their seed share a row. `by hours` is the 95 % interval of the difference in return from
+    the paired hours; `by seeds` is the interval of its mean over the paired seeds. The verdict is corrected for all
+    rows together.
     """
     runs = [_read(folder) for folder in options.runs]
     groups: dict[str, list[_Run]] = {}
     for run in runs:
         groups.setdefault(run.key, []).append(run)
     if len(groups) < 2:
-        raise SettingsError(["compare needs backtests that differ in more than their seed"])
+        raise SettingsError(["compare needs backtests that differ in more than the seed"])
     reference, *others = groups.values()
     statements = [compare(*_paired(reference, group)) for group in others]
     rows = [_row(reference, None, None, "")]
@@ -86,7 +86,7 @@ def _read(folder: Path) -> _Run:
 
 
 def _paired(reference: Sequence[_Run], group: Sequence[_Run]) -> tuple[ReturnSeries | None, ReturnSeries | None]:
-    """Return the mean returns of both over the seeds that both have, or over all where they have none in common."""
+    """Return the mean returns of both over their common seeds, or over all seeds if they have none in common."""
     seeds = {run.seed for run in reference} & {run.seed for run in group}
     sides = ([run.returns for run in side if run.seed in seeds or not seeds] for side in (group, reference))
     mine, others = (mean_series(side) for side in sides)

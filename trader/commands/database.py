@@ -1,27 +1,28 @@
-"""Database of a command: that of DATABASE_URL, or the embedded one of the working folder.
+"""The database a command uses: DATABASE_URL, or the embedded database of the working folder.
 
-Commands read and write the database and, but for `status`, never call the service's port: so they need no address and
-no token, and work whether the service runs or not. An embedded server that does not run is started for the duration of
-the command.
+Commands read and write the database and, except for `status`, never call the service's port: they need no address and
+no token, and work with or without a running service. If the embedded server is not running, the command starts it
+temporarily.
 """
 
 import argparse
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, NamedTuple
 
 import asyncpg
 
 from trader.commands.command import Result, command, no_arguments, print_result, run_to_end, show
-from trader.dotenv import add_env_file_option
-from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
-from trader.errors import StartError
-from trader.settings import read_database_url, read_some
-from trader.store.database.leadership import select_leader_schedulers
-from trader.store.database.pool import Connection, Database, place
-from trader.store.database.schema import open_database
-from trader.store.operations.halts import select_has_leader
+from trader.composition.external import make_source
+from trader.core.errors import StartError
+from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres, database_name
+from trader.database.leadership import select_leader_schedulers
+from trader.database.pool import Connection, Database, place
+from trader.database.schema import apply_schema, open_database, select_schema_version
+from trader.exchange.sql.halts import select_has_leader
+from trader.settings.dotenv import add_env_file_option
+from trader.settings.settings import Settings, read_database_url, read_some
 
 
 class TargetDatabase(NamedTuple):
@@ -41,7 +42,7 @@ class TargetDatabase(NamedTuple):
 
     @property
     def service(self) -> str:
-        """The state of the service: running, starting, not running, or without a database that it can write."""
+        """The state of the service: running, starting, not running, or not trading on a read-only database."""
         if self.is_served:
             return "running"
         if self.is_read_only:
@@ -55,7 +56,7 @@ class TargetDatabase(NamedTuple):
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[Connection]:
-        """Borrow a connection that reads the database as of one moment."""
+        """Borrow a connection that reads a consistent snapshot of the database."""
         async with self.database.reading() as conn:
             yield conn
 
@@ -74,47 +75,62 @@ def database_command(
     changes: bool = False,
     of_any_version: bool = False,
 ) -> Callable[[DatabaseRun], DatabaseRun]:
-    """Declare a command that works on the database: it gets `--json` and the options that choose the database.
+    """Declare a command that works on the database: it gets `--json` and the options that select the database.
 
-    One that `changes` something is refused where a database may only be read. Only with `of_any_version` it may have
-    the schema of an earlier or a later version.
+    The keyword arguments are the same as for `run_in_database`.
     """
 
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         arguments(parser)
-        add_database_options(parser)
-        parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
+        add_target_arguments(parser)
 
     def declare(run: DatabaseRun) -> DatabaseRun:
-        def run_in_database(options: argparse.Namespace) -> int:
-            return print_result(
-                run_to_end(_run(run, options, changes=changes, of_any_version=of_any_version)), as_json=options.json
-            )
+        def run_command(options: argparse.Namespace) -> int:
+            work = run_in_database(run, options, changes=changes, of_any_version=of_any_version)
+            return print_result(run_to_end(work), as_json=options.json)
 
-        run_in_database.__doc__ = run.__doc__
-        command(name, example=example, arguments=add_arguments)(run_in_database)
+        run_command.__doc__ = run.__doc__
+        command(name, example=example, arguments=add_arguments)(run_command)
         return run
 
     return declare
 
 
-async def _run(run: DatabaseRun, options: argparse.Namespace, *, changes: bool, of_any_version: bool) -> Result:
+def add_target_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add `--json` and the options that select the database."""
+    add_database_options(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
+
+
+async def run_in_database(
+    run: DatabaseRun,
+    options: argparse.Namespace,
+    *,
+    changes: bool = False,
+    of_any_version: bool = False,
+    creates: bool = False,
+) -> Result:
+    """Open the database that the options select, print which one it is, and run a command on it.
+
+    A command that `changes` something is refused on a read-only database. Only `of_any_version` allows the schema of an
+    earlier or later version. `creates` creates a missing database (see `find_database`).
+    """
     try:
-        async with find_database(options, of_any_version=of_any_version) as target:
+        async with find_database(options, of_any_version=of_any_version, creates=creates) as target:
             show(str(target), on_stderr=True)
             if changes:
-                _require_writable(options, target)
+                require_writable(options, target)
             result = await run(options, target)
     except asyncpg.InsufficientPrivilegeError as error:
-        raise StartError(f"The database's user may not do what this command needs: {error}.") from error
+        raise StartError(f"The database user lacks the privileges that this command needs: {error}.") from error
     facts: dict[str, Any] = {"place": target.place, "service": target.service}
     return result._replace(value={"database": facts, **result.value})
 
 
-def _require_writable(options: argparse.Namespace, target: TargetDatabase) -> None:
-    """Refuse to change a replica, or the database of a reader unless --database-url names it.
+def require_writable(options: argparse.Namespace, target: TargetDatabase) -> None:
+    """Refuse to change a replica, or a reader's database unless --database-url names it.
 
-    :raises StartError: nothing may be changed here; the message names the leader's address if it is known
+    :raises StartError: changes are not allowed here; the message names the leader's address if it is known
     """
     is_reader = options.database_url is None and read_some(os.environ, options.env_file, "role") == ["reader"]
     if not (target.is_replica or is_reader):
@@ -123,7 +139,7 @@ def _require_writable(options: argparse.Namespace, target: TargetDatabase) -> No
     (leader_url,) = read_some(os.environ, options.env_file, "leader_url")
     where = "the machine of the leader" if leader_url is None else f"the machine of the leader, {leader_url}"
     raise StartError(
-        f"{what}: nothing was changed. Give this command on {where}, or with the --database-url of its database."
+        f"{what}: nothing was changed. Run this command on {where}, or with the --database-url of its database."
     )
 
 
@@ -135,17 +151,22 @@ def add_database_options(parser: argparse.ArgumentParser) -> None:
 
 
 @asynccontextmanager
-async def find_database(options: argparse.Namespace, *, of_any_version: bool = False) -> AsyncIterator[TargetDatabase]:
-    """Open the database: of --database-url, of DATABASE_URL, or of the embedded PostgreSQL of this folder.
+async def find_database(
+    options: argparse.Namespace, *, of_any_version: bool = False, creates: bool = False
+) -> AsyncIterator[TargetDatabase]:
+    """Open the database of --database-url, of DATABASE_URL, or of the embedded PostgreSQL of this folder.
 
-    Of several embedded databases that of the running service is taken.
+    Of several embedded databases, the running service's is used. With `creates` and without a service, the database of
+    the settings (with `options.demo`, the demo's) is used, and it and its tables are created if missing.
 
-    :raises StartError: it cannot be opened, or there is a choice
-    :raises SettingsError: DATABASE_URL is not the address of a database
+    :raises StartError: the database cannot be opened, or the choice is ambiguous
+    :raises SettingsError: DATABASE_URL is not a database address
     """
     async with AsyncExitStack() as stack:
         url = options.database_url or read_database_url(os.environ, options.env_file)
         if url:
+            if creates:
+                await _create_tables(url)
             database = await stack.enter_async_context(open_database(url, of_any_version=of_any_version))
             is_replica = await database.is_replica()
             where = f"{place(url)} (a replica, read-only)" if is_replica else place(url)
@@ -162,8 +183,10 @@ async def find_database(options: argparse.Namespace, *, of_any_version: bool = F
                 is_read_only=is_read_only,
             )
             return
-        server = await stack.enter_async_context(EmbeddedPostgres(EMBEDDED_FOLDER).attach())
-        name = await _choose(server, options.database)
+        server = await stack.enter_async_context(EmbeddedPostgres(EMBEDDED_FOLDER).attach(creates=creates))
+        name = await _choose(server, options, creates=creates)
+        if creates:
+            await _create_tables(server.dsn(name))
         opening = open_database(server.dsn(name), of_any_version=of_any_version)
         database = await stack.enter_async_context(opening)
         where = f"embedded in ./{EMBEDDED_FOLDER} ({name})"
@@ -171,22 +194,60 @@ async def find_database(options: argparse.Namespace, *, of_any_version: bool = F
         yield TargetDatabase(database, server.dsn(name), where, True, is_served, server.is_own)
 
 
-async def _choose(server: EmbeddedPostgres, wanted: str | None) -> str:
-    names = await server.databases()
+async def _choose(server: EmbeddedPostgres, options: argparse.Namespace, *, creates: bool) -> str:
+    names, wanted = await server.databases(), options.database
     if wanted is not None and wanted not in names:
-        raise StartError(f"There is no embedded database {wanted!r}. There are: {', '.join(names) or 'none'}.")
-    if wanted is not None or len(names) == 1:
-        return wanted or names[0]
-    for name in names:
-        with suppress(StartError):  # one of an earlier version, so not that of the running service
-            async with open_database(server.dsn(name)) as database:
-                if await _has_leader(database):
-                    return name
+        raise StartError(f"There is no embedded database {wanted!r}. Existing databases: {', '.join(names) or 'none'}.")
+    if wanted is not None:
+        return str(wanted)
+    served = [] if server.is_own else [name for name in names if await _is_served(server, name)]
+    if len(served) == 1:
+        return served[0]
+    if len(names) == 1 and not (creates and server.is_own):
+        return names[0]
+    if creates and not served:
+        return await _create(server, options, names)
     raise StartError(f"Choose one with --database: {', '.join(names) or 'there is none'}.")
 
 
+async def _is_served(server: EmbeddedPostgres, name: str) -> bool:
+    with suppress(StartError):  # of an earlier version, so not the running service's
+        async with open_database(server.dsn(name)) as database:
+            return await _has_leader(database)
+    return False
+
+
+async def _create(server: EmbeddedPostgres, options: argparse.Namespace, names: Sequence[str]) -> str:
+    """Create the database of the settings if it is missing, and return its name."""
+    settings = Settings.load(os.environ, options.env_file, demo=options.demo)
+    source = make_source(settings)
+    await source.open()
+    try:
+        account = settings.venue_account_index if settings.trading_mode == "live" else None
+        name = database_name(source.identity, account)
+    finally:
+        await source.close()
+    await server.ensure_database(name)
+    if others := [other for other in names if other != name]:
+        why = f"MARKET_SOURCE is {settings.market_source}; --database selects another one: {', '.join(others)}"
+        show(f"no service is running in this folder, and {why}", on_stderr=True)
+    return name
+
+
+async def _create_tables(dsn: str) -> None:
+    """Create the tables in an empty, writable database."""
+    database = await Database.connect(dsn, size=1)
+    try:
+        async with database.connection() as conn:
+            is_empty = await select_schema_version(conn) is None
+        if is_empty and not await database.is_replica():
+            await apply_schema(database)
+    finally:
+        await database.close()
+
+
 async def _has_leader(database: Database) -> bool:
-    """Return whether a service leads: it holds the lock or, for a replica, which sees no locks, has a heartbeat."""
+    """Return whether a service leads: it holds the lock or, on a replica, which shows no locks, has a heartbeat."""
     is_replica = await database.is_replica()
     async with database.connection() as conn:
         if is_replica:

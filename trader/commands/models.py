@@ -1,48 +1,39 @@
-"""The commands models list, add, pause and resume."""
+"""The commands models list, pause and resume, and budgets: the models' cost today, and the rest of their budgets."""
 
 import argparse
 import os
-from collections.abc import Sequence
-from datetime import datetime
-from decimal import Decimal
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Final
 
+import trader.commands.models_seed
 import trader.commands.models_try  # noqa: F401 - declares its command
-from trader.clock import SystemClock
-from trader.commands.command import EXIT_WRONG_SETTINGS, Result, allowed, moment, table
-from trader.commands.database import TargetDatabase, database_command
-from trader.commands.models_budgets import STATES, read_budgets
-from trader.commands.models_file import Entry, day_cost_of, read_models, surplus_replicates
-from trader.domain.exchange.ledger import unopened_account
-from trader.domain.models import Model
-from trader.domain.money import format_decimal, from_number
-from trader.errors import SettingsError, StartError
-from trader.services.agents.budgets import Budget
-from trader.settings import read_some
-from trader.store.agents.models import (
+from trader.agents.budgets import Budget, Budgets
+from trader.agents.domain.models import Model
+from trader.agents.sql.models import (
     ModelActivity,
     select_model_activity,
     select_models,
     update_model_active,
-    update_provider_definition,
-    update_venue_account_index,
-    upsert_model,
 )
-from trader.store.database.pool import Connection
-from trader.store.exchange.accounts import insert_account, select_accounts
-from trader.store.operations.status import select_service_facts
+from trader.commands.command import Result, allowed, moment, table
+from trader.commands.database import TargetDatabase, database_command
+from trader.core.clock import SystemClock
+from trader.core.errors import StartError
+from trader.core.money import format_decimal
+from trader.exchange.sql.accounts import select_lived_until
+from trader.settings.settings import read_some
 
-_SOON = "A running service takes this up with its next cycle, within a minute."
+STATES: Final = {"open": "open", "manage": "only reduces", "pause": "paused by its budget"}
+_SOON = "A running service applies this in its next cycle, within a minute."
 
 
 @database_command("models list", example="trader models list")
 async def list_models(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """List every model, the oldest first, with its state, budget and number of invocations."""
+    """List every model, oldest first, with its state, budget and number of invocations."""
     async with target.reading() as conn:
         models, activity = await select_models(conn), await select_model_activity(conn)
     by_id = {model.id: model for model in models}
-    budgets = (await read_budgets(options, target, by_id)).states(by_id)
+    kept = (await read_budgets(options, target, by_id)).states(by_id)
     heads = ("model", "variant", "provider", "name at the provider", "state", "every", "invocations", "last")
     listed = [(model, activity.get(model.id, ModelActivity())) for model in models]
     rows = [
@@ -51,7 +42,7 @@ async def list_models(options: argparse.Namespace, target: TargetDatabase) -> Re
             model.variant,
             model.provider,
             model.router_model_name,
-            _state(model, budgets.get(model.id)) + (", manual" if done.manual_since else ""),
+            _state(model, kept.get(model.id)) + (", manual" if done.manual_since else ""),
             model.configuration.every or "1m",
             f"{done.invocation_count:,}",
             moment(done.last_invoked_at),
@@ -78,89 +69,13 @@ def _state(model: Model, budget: Budget | None) -> str:
     return "active" if budget is None or budget.state == "open" else STATES[budget.state]
 
 
-def _file_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", type=Path, help="a TOML file of models")
-
-
-@database_command("models add", example="trader models add models.toml", arguments=_file_argument, changes=True)
-async def add_models(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """Add the models of a file, update those that are there, and open missing accounts."""
-    try:
-        entries = read_models(options.file, options.env_file)
-    except SettingsError as error:
-        lines = ["Nothing was changed:", *(f"  {problem}" for problem in error.problems)]
-        return Result({"problems": error.problems}, lines, EXIT_WRONG_SETTINGS)
-    capital, currency, accounts_max = read_some(
-        os.environ, options.env_file, "initial_capital", "quote_currency", "max_accounts"
-    )
-    async with target.database.transaction() as conn:
-        is_live = (await select_service_facts(conn)).trading_mode == "live"
-        opening = Opening(capital, currency, accounts_max, is_live)
-        added, opened, notes = await create_models(conn, entries, SystemClock().now(), opening)
-    lines = [f"{added} of {len(entries)} models are new, {opened} accounts were opened. {_SOON}", *notes]
-    lines += filter(None, map(day_cost_of, entries))
-    return Result({"models": len(entries), "added": added, "opened": opened, "notes": notes}, lines)
-
-
-class Opening(NamedTuple):
-    """Terms for opening accounts. In live trading the service opens them, with their balances at the venue."""
-
-    initial_capital: Decimal
-    quote_currency: str
-    accounts_max: int
-    is_live: bool
-
-
-async def create_models(
-    conn: Connection, entries: Sequence[Entry], at: datetime, opening: Opening
-) -> tuple[int, int, list[str]]:
-    """Add new models, update the others, and open missing accounts.
-
-    Replicates that are not among the entries any more are deactivated. Return how many models and accounts were added,
-    and a sentence for each of those, and for each capital that stays as it is.
-
-    :raises StartError: there would be more accounts than SIM_MAX_ACCOUNTS
-    """
-    known = {model.id for model in await select_models(conn)}
-    accounts = await select_accounts(conn)
-    if len(known | {entry.id for entry in entries}) > opening.accounts_max:
-        raise StartError(f"That would be more models than SIM_MAX_ACCOUNTS, {opening.accounts_max}.")
-    notes = []
-    for entry in entries:
-        model = Model(
-            id=entry.id, name=entry.name or entry.id, variant=entry.variant, provider=entry.provider,
-            router_model_name=entry.router_model, logo=entry.logo, active=entry.active, created_at=at,
-            configuration=entry.configuration,
-        )  # fmt: skip
-        await upsert_model(conn, model)
-        if entry.venue_account_index is not None:
-            await update_venue_account_index(conn, entry.id, entry.venue_account_index)
-        if opening.is_live:
-            continue
-        capital = opening.initial_capital if entry.initial_capital is None else from_number(entry.initial_capital)
-        await insert_account(conn, entry.id, unopened_account(entry.id, capital, opening.quote_currency, at).run)
-        account = accounts.get(entry.id)
-        if account is not None and entry.initial_capital is not None and account.run.initial_capital != capital:
-            stays = format_decimal(account.run.initial_capital)
-            notes.append(f"{entry.id} is open with {stays} already; its capital stays.")
-    definitions = {entry.provider: entry.provider_definition for entry in entries if entry.provider_definition}
-    for name, definition in definitions.items():
-        await update_provider_definition(conn, name, definition)
-    present = {model.id: model for model in await select_models(conn)}
-    for model_id in surplus_replicates(present, entries):
-        await update_model_active(conn, model_id, is_active=False)
-        notes.append(f"{model_id} is a replicate too many now and was deactivated; its results stay.")
-    opened = 0 if opening.is_live else sum(entry.id not in accounts for entry in entries)
-    return sum(entry.id not in known for entry in entries), opened, notes
-
-
 def _model_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="ID", help="the model, as `trader models list` shows it")
 
 
 @database_command("models pause", example="trader models pause apex-rules", arguments=_model_argument, changes=True)
 async def pause(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """Stop the invocations of a model; the exit plans of its positions stay in force."""
+    """Stop the invocations of a model; the exit plans of its positions stay active."""
     return await _set_active(target, options.model, is_active=False)
 
 
@@ -174,10 +89,66 @@ async def _set_active(target: TargetDatabase, model_id: str, *, is_active: bool)
     async with target.database.transaction() as conn:
         models = {model.id: model for model in await select_models(conn)}
         if model_id not in models:
-            raise StartError(f"There is no model {model_id!r}. There are: {allowed(models)}.")
+            raise StartError(f"There is no model {model_id!r}. Existing models: {allowed(models)}.")
         await update_model_active(conn, model_id, is_active=is_active)
     state = "active" if is_active else "paused"
     line = f"{model_id} is {state}. {_SOON}"
     if models[model_id].active == is_active:
-        line = f"{model_id} was {state} already."
+        line = f"{model_id} was already {state}."
     return Result({"modelId": model_id, "active": is_active}, [line])
+
+
+@database_command("budgets", example="trader budgets")
+async def budgets(options: argparse.Namespace, target: TargetDatabase) -> Result:
+    """Show the budget of every model that has one, its cost today (UTC), and the remaining tokens.
+
+    Costs that a provider did not report are estimated and marked with "~". Reservations of running invocations are
+    not included.
+    """
+    async with target.reading() as conn:
+        models = {model.id: model for model in await select_models(conn)}
+    kept = await read_budgets(options, target, models)
+    total_usd, states = kept.total_usd, kept.states(models)
+    rows = [
+        (model_id, models[model_id].configuration.owner or "", *_budget_row(state))
+        for model_id, state in states.items()
+    ]
+    lines = list(table(("model", "owner", "budget", "today", "state", "tokens left"), rows, text_columns=2))
+    if total_usd is not None:
+        spent = format_decimal(kept.total_spent)
+        lines += [f"All models: {spent} of {format_decimal(total_usd)} USD (AI_BUDGET_USD_PER_DAY)."]
+    value = {
+        "totalUsd": total_usd,
+        "totalSpentUsd": kept.total_spent,
+        "budgets": {
+            model_id: {
+                "usd": state.usd,
+                "spentUsd": state.spent,
+                "isEstimated": state.is_estimated,
+                "state": state.state,
+            }
+            for model_id, state in states.items()
+        },
+    }
+    return Result(value, lines if states else ["No model has a budget."])
+
+
+async def read_budgets(options: argparse.Namespace, target: TargetDatabase, models: Mapping[str, Model]) -> Budgets:
+    """Return the budgets with the costs of the current day; in a replay, the market's day."""
+    total_usd, run_tokens, answer_tokens = read_some(
+        os.environ, options.env_file, "ai_budget_usd_per_day", "run_tokens_max", "answer_tokens_max"
+    )
+    async with target.reading() as conn:
+        now = await select_lived_until(conn) or SystemClock().now()
+    kept = Budgets(target.database, total_usd, run_tokens, answer_tokens)
+    await kept.follow(now, models)
+    return kept
+
+
+def _budget_row(budget: Budget) -> tuple[str, ...]:
+    return (
+        "shared" if budget.usd is None else f"{format_decimal(budget.usd)} USD",
+        f"{'~' if budget.is_estimated else ''}{budget.spent:.4f} USD",
+        STATES[budget.state],
+        f"{budget.tokens:,}",
+    )

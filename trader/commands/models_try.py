@@ -12,37 +12,40 @@ from typing import Final
 import orjson
 from msgspec.structs import replace
 
-from trader.clock import Clock, LockstepClock, SystemClock
+from trader.agents.conversation import InvocationLimits
+from trader.agents.domain.invocations import Invocation, Step
+from trader.agents.domain.models import Model, ModelConfiguration
+from trader.agents.entrants import Entrants
+from trader.agents.environment import ServiceEnvironment
+from trader.agents.models_file import ModelEntry, read_models, request_fields, variant_argument
+from trader.agents.observer import Observer
+from trader.agents.payloads import PayloadPacker, unpacked
+from trader.agents.providers.providers import make_providers
+from trader.agents.providers.taapi import make_supplier
+from trader.agents.recorder import InvocationRecorder, RecorderServices
+from trader.agents.sql.invocations import select_payloads, select_steps, select_tool_calls
+from trader.agents.sql.models import upsert_model
+from trader.agents.variants import limits_of
+from trader.agents.workflow import Workflow
 from trader.commands.command import EXIT_WRONG_SETTINGS, command, show
-from trader.commands.models_file import Entry, read_models, request_fields, variant_argument
-from trader.domain.agents.invocations import Invocation, Step
-from trader.domain.models import Model, ModelConfiguration
-from trader.domain.money import format_decimal
-from trader.dotenv import add_env_file_option
-from trader.embedded.server import EmbeddedPostgres
-from trader.errors import SettingsError, TraderError
-from trader.external import make_source, settle_seed
-from trader.gateways.agents.providers import make_providers
-from trader.gateways.agents.taapi import make_supplier
-from trader.logs import configure_logs
-from trader.provider_settings import PROVIDERS
-from trader.services.agents.entrants import Entrants
-from trader.services.agents.observer import Observer
-from trader.services.agents.payloads import PayloadPacker, unpacked
-from trader.services.agents.recorder import InvocationRecorder
-from trader.services.agents.workflow import InvocationLimits, Workflow
-from trader.services.events import EventBus
-from trader.services.exchange.accounts import Accounts
-from trader.services.exchange.halts import Halts
-from trader.services.exchange.ledger_writer import LedgerWriter
-from trader.services.exchange.paper import PaperExchange
-from trader.services.market.feed import MarketFeed
-from trader.settings import Settings, require_provider
-from trader.store.agents.invocations import select_payloads, select_steps, select_tool_calls
-from trader.store.agents.models import upsert_model
-from trader.store.database.partitions import ensure_partitions
-from trader.store.database.pool import Database
-from trader.store.database.schema import apply_schema
+from trader.composition.external import make_source, settle_seed
+from trader.core.clock import Clock, LockstepClock, SystemClock
+from trader.core.errors import SettingsError, TraderError
+from trader.core.events import EventBus
+from trader.core.logs import configure_logs
+from trader.core.money import format_decimal
+from trader.database.embedded.server import EmbeddedPostgres
+from trader.database.partitions import ensure_partitions
+from trader.database.pool import Database
+from trader.database.schema import apply_schema
+from trader.exchange.accounts import Accounts
+from trader.exchange.halts import Halts
+from trader.exchange.ledger_writer import LedgerWriter
+from trader.exchange.paper import PaperExchange
+from trader.market.feed import MarketFeed
+from trader.settings.dotenv import add_env_file_option
+from trader.settings.providers import PROVIDERS
+from trader.settings.settings import Settings, require_provider
 
 QUOTES_WAIT_S: Final = 15.0
 
@@ -66,10 +69,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 def try_model(options: argparse.Namespace) -> int:
     """Run one invocation of one model on the current market and print everything. Nothing is stored.
 
-    Keys and the market source are read like those of the service; --demo uses the synthetic market. The model sees a
+    The command reads keys and the market source as the service does; --demo uses the synthetic market. The model sees a
     new account with SIM_INITIAL_CAPITAL. Its calls pass the real workflow, the real guard and the paper exchange,
-    whatever TRADING_MODE says: its orders are filled on the current books, in a temporary database that is gone
-    afterwards, so the model is shown the answers that it would have had.
+    regardless of TRADING_MODE: its orders fill on the current books, in a temporary database that is deleted
+    afterwards, so the model gets realistic results.
     """
     configure_logs("warning", "console")
     try:
@@ -78,7 +81,7 @@ def try_model(options: argparse.Namespace) -> int:
         if model.configuration.provider_definition is None:
             require_provider(settings)
         with tempfile.TemporaryDirectory(prefix="trader-try-") as folder:
-            Path(folder).chmod(0o755)  # as root the server runs as another user, who must have access
+            Path(folder).chmod(0o755)  # under root the server runs as another user, who needs access
             return asyncio.run(_try(settings, model, Path(folder)))
     except SettingsError as error:
         show(f"models try: {error}", on_stderr=True)
@@ -91,7 +94,7 @@ def try_model(options: argparse.Namespace) -> int:
 def _chosen(options: argparse.Namespace) -> Model:
     """Return the model described by the arguments, or the one chosen from the file.
 
-    :raises SettingsError: they describe none, or the file has no such model
+    :raises SettingsError: the arguments describe no model, or the file has no such model
     """
     if options.file is not None:
         entries = read_models(options.file, options.env_file)
@@ -111,7 +114,7 @@ def _chosen(options: argparse.Namespace) -> Model:
     )  # fmt: skip
 
 
-def _ids(entries: Sequence[Entry]) -> str:
+def _ids(entries: Sequence[ModelEntry]) -> str:
     return ", ".join(entry.id for entry in entries) or "none"
 
 
@@ -139,7 +142,7 @@ async def _try(settings: Settings, chosen: Model, folder: Path) -> int:
         supplier = make_supplier(settings, clock)
         if supplier is not None:
             stack.push_async_callback(supplier.close)
-            supplier.latest(next(iter(market.markets)))  # one market only: a free plan allows one request at a time
+            supplier.latest(next(iter(market.markets)))  # only one market: a free plan allows one request at a time
             await supplier.settled()
         observer = Observer(database, exchange, market, settings, supplier)
         model = replace(chosen, created_at=clock.now())
@@ -148,10 +151,12 @@ async def _try(settings: Settings, chosen: Model, folder: Path) -> int:
             await ensure_partitions(conn, clock.now())
             await upsert_model(conn, model)
         entrants = Entrants(database, settings)
-        record = InvocationRecorder(database, events, PayloadPacker(), entrants, model, clock.now(), exchange.settle)
+        recorders = RecorderServices(database, events, PayloadPacker(), entrants, exchange.settle)
+        record = InvocationRecorder(recorders, model, clock.now())
         limits = InvocationLimits(settings.run_tokens_max, settings.answer_tokens_max, settings.attempt_timeout_s)
         async with clock.busy():
-            await Workflow(record, providers, exchange, observer, clock, events, limits).execute()
+            environment = ServiceEnvironment(record, exchange, observer, clock, limits_of(model, limits.attempt_s))
+            await Workflow(record, providers, environment, events, limits).execute()
         await _print(database, record.invocation)
         return 0 if record.invocation.status == "completed" else 1
 
@@ -169,7 +174,7 @@ async def _first_quotes(market: MarketFeed, clock: Clock) -> None:
 
 
 async def _print(database: Database, invocation: Invocation) -> None:
-    """Print the messages, calls, steps and response of an invocation, as they are recorded."""
+    """Print the recorded messages, calls, steps and response of an invocation."""
     async with database.connection() as conn:
         payloads = await select_payloads(conn, [invocation])
         steps = (await select_steps(conn, [invocation.id])).get(invocation.id, [])
@@ -193,18 +198,18 @@ async def _print(database: Database, invocation: Invocation) -> None:
 
 
 def _total(invocation: Invocation, steps: Sequence[Step]) -> str:
-    """Describe the cost of the decision, its tokens, and the share of its input read from the cache."""
+    """Describe the decision's cost, its tokens, and the share of its input read from the cache."""
     cached = sum(step.cached_tokens or 0 for step in steps)
     share = f"{100 * cached / invocation.input_tokens:.0f} %" if invocation.input_tokens else "unknown"
     if all(step.cached_tokens is None for step in steps):
         share = "not reported"
     cost = "unknown" if invocation.cost_usd is None else f"{format_decimal(invocation.cost_usd)} USD"
-    mark = ", a part of it estimated" if invocation.is_cost_estimated else ""
-    mark += ", a part of it unknown" if invocation.is_cost_partial else ""
+    mark = ", partly estimated" if invocation.is_cost_estimated else ""
+    mark += ", partly unknown" if invocation.is_cost_partial else ""
     tokens = (
-        f"{invocation.input_tokens:,} tokens of input ({share} from the cache), {invocation.output_tokens:,} of output"
+        f"{invocation.input_tokens:,} input tokens ({share} from the cache), {invocation.output_tokens:,} output tokens"
     )
-    return f"in all: {tokens}, cost {cost}{mark}"
+    return f"total: {tokens}, cost {cost}{mark}"
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

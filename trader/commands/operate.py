@@ -1,7 +1,8 @@
 """The operator's commands: halt, resume and flatten.
 
-A command is written into the database: a halt is in force from that moment, over restarts, until it is lifted. The
-running service reads it within a second, carries it out and writes the outcome, which the command waits for and prints.
+A command is a row in the database: a halt takes effect at once and survives restarts until it is lifted. The running
+service reads the row within a second, executes it and writes the outcome, which the command waits for and prints. A
+halt is first sent to the service, which enforces it even without the database.
 """
 
 import argparse
@@ -12,44 +13,68 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from decimal import Decimal
-from typing import Final, NamedTuple
-from uuid import uuid4
+from functools import partial
+from http import HTTPStatus
+from typing import Any, Final, NamedTuple
+from uuid import UUID, uuid4
 
-from trader.clock import SystemClock
-from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, moment, show
-from trader.commands.database import TargetDatabase, database_command
-from trader.domain.exchange.halts import LIMITS, REASON_MAX, HaltCause, OperatorCommand, Outcome, Verb, scope
-from trader.domain.money import format_decimal
-from trader.errors import StartError, Unavailable
-from trader.store.database.pool import Database
-from trader.store.exchange.accounts import select_last_marks
-from trader.store.operations import halts as store
-from trader.store.operations.loss_baselines import update_baselines_reset
+import aiohttp
+import msgspec
+
+from trader.api.schemas.common import ErrorBody
+from trader.api.schemas.operations import HaltOutput
+from trader.commands.command import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    Result,
+    command,
+    moment,
+    print_result,
+    run_to_end,
+    service_addresses,
+    show,
+)
+from trader.commands.database import TargetDatabase, add_target_arguments, database_command, run_in_database
+from trader.core.clock import SystemClock
+from trader.core.errors import DatabaseUnavailable, SettingsError, StartError, Unavailable
+from trader.core.money import format_decimal
+from trader.database.embedded.server import place_of_data
+from trader.database.pool import Database
+from trader.exchange.domain.halts import LIMITS, REASON_MAX, CommandOutcome, HaltCause, OperatorCommand, Verb, scope
+from trader.exchange.sql import halts as store
+from trader.exchange.sql.accounts import select_last_marks
+from trader.operations.sql.loss_baselines import update_baselines_reset
+from trader.operations.sql.status import select_lock_holders
+from trader.settings.settings import read_database_url, read_some
 
 _POLL_S: Final = 0.2
 _GRACE_S: Final = 5.0
 """How long a command waits for a service that is starting or taking over."""
 
 SILENT_S: Final = 3.0
-"""How long a service that leads may take to begin with a command; it looks for commands twice a second."""
+"""How long a leading service may take to start a command; it checks for commands twice a second."""
 
 _RESTART_S: Final = 60.0
-"""How long a command that was begun waits for the service to come back."""
+"""How long a started command waits for the service to come back."""
 
 _LIMIT_S: Final = 120.0
-"""How long a command waits for its outcome; the service goes on with it after that."""
+"""How long a command waits for its outcome; the service continues it after that."""
 
-_BY_THE_SERVICE: Final = {Verb.RESET: "a new run has begun", Verb.REMOVE: "the account is removed"}
-"""Commands that only a running service carries out, and what is then true."""
+_BY_THE_SERVICE: Final = {Verb.RESET: "a new run has started", Verb.REMOVE: "the account is removed"}
+"""Commands that only a running service executes, with their confirmation texts."""
+
+_HALT_S: Final = 15.0
+"""How long the service may take to halt at once: a second for the database, ten for a resting order that is locked."""
 
 _LINES_MAX: Final = 200
-_WITHDRAWN: Final = "no service ran; nothing was cancelled or closed"
+_WITHDRAWN: Final = "no service was running; nothing was cancelled or closed"
 
 
 class Written(NamedTuple):
-    """A command as it was written, and when, the halts that it lifted, and whether its halt was in force before."""
+    """A written command and its time, the halts that it lifted, and whether its halt was already in force."""
 
     command: OperatorCommand
     at: datetime
@@ -60,7 +85,7 @@ class Written(NamedTuple):
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--account", metavar="ID", help="one account; default: all")
     reason = "reason for the record and for rejected orders"
-    parser.add_argument("--reason", type=_reason, default="asked by an operator", help=reason)
+    parser.add_argument("--reason", type=_reason, default="requested by an operator", help=reason)
 
 
 def _reason(text: str) -> str:
@@ -69,12 +94,76 @@ def _reason(text: str) -> str:
     return text
 
 
-@database_command(
-    "halt", example='trader halt --account apex-rules --reason "strange prices"', arguments=_arguments, changes=True
-)
-async def halt(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """Halt trading: no position is opened or increased; reducing orders, stops and closing stay allowed."""
-    return await operate(Verb.HALT, options, target)
+def _halt_arguments(parser: argparse.ArgumentParser) -> None:
+    _arguments(parser)
+    add_target_arguments(parser)
+
+
+@command("halt", example='trader halt --account apex-rules --reason "strange prices"', arguments=_halt_arguments)
+def halt(options: argparse.Namespace) -> int:
+    """Halt trading: no position is opened or increased; reducing orders, stops and closes stay allowed.
+
+    The running service puts the halt in force at once, even if the database does not accept it. If no service answers
+    at HOST and PORT or SERVER_URL, the halt is written to the database.
+    """
+    return print_result(run_to_end(_halt(options)), as_json=options.json)
+
+
+async def _halt(options: argparse.Namespace) -> Result:
+    taken = await _halt_at_service(options)
+    if taken is None:
+        return await run_in_database(partial(operate, Verb.HALT), options, changes=True)
+    show(taken.message, on_stderr=options.json)
+    value: dict[str, Any] = {"keptIn": taken.kept_in, "outcome": None}
+    if taken.kept_in != "database" or not taken.command_id:
+        return Result(value, [], EXIT_FAILED if taken.kept_in == "memory" else EXIT_DONE)
+    halting = OperatorCommand(
+        id=UUID(taken.command_id),
+        verb=Verb.HALT,
+        account_id=options.account,
+        reason=options.reason,
+        asked_by=operator(),
+    )
+    written = Written(halting, SystemClock().now(), [], was_halted=False)
+    value["command"] = halting
+
+    async def finish(_: argparse.Namespace, target: TargetDatabase) -> Result:
+        return await _finish(written, value, target)
+
+    return await run_in_database(finish, options)
+
+
+async def _halt_at_service(options: argparse.Namespace) -> HaltOutput | None:
+    """Have the service that leads on this database halt at once. Return None if none answers here.
+
+    :raises StartError: the service knows no such account
+    """
+    url = options.database_url or read_database_url(os.environ, options.env_file)
+    content = {"reason": options.reason, "by": operator(), "place": place_of_data(url)}
+    if options.account is not None:
+        content["accountId"] = options.account
+    (token,) = read_some(os.environ, options.env_file, "api_token")
+    headers = {} if token is None else {"Authorization": f"Bearer {token.reveal()}"}
+    addresses: list[str] = []
+    if options.database is None:  # the embedded one of several that it names may not be the service's
+        with suppress(SettingsError):
+            addresses = service_addresses(options)
+    for address in addresses:
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_HALT_S), headers=headers) as http,
+                http.post(f"{address}/api/rpc/operations.halt", json=content, allow_redirects=False) as response,
+            ):
+                answer = await response.read()
+            if response.status == HTTPStatus.OK:
+                return msgspec.json.decode(answer, type=HaltOutput)
+            refusal = msgspec.json.decode(answer, type=ErrorBody).error
+        except (aiohttp.ClientError, TimeoutError, msgspec.MsgspecError):
+            continue  # nothing, or something else, answers there
+        if response.status == HTTPStatus.NOT_FOUND:
+            raise StartError(refusal)
+        show(f"{address}: {refusal}", on_stderr=True)
+    return None
 
 
 @database_command("resume", example="trader resume --account apex-rules", arguments=_arguments, changes=True)
@@ -89,27 +178,27 @@ def _flatten_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_confirmation(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a command that closes positions: it shows them, and asks first."""
-    parser.add_argument("--yes", action="store_true", help="do not ask, for scripts")
-    parser.add_argument("--dry-run", action="store_true", help="only show what would be closed, and at which price")
+    """Add the options of a command that shows the positions to close and asks for confirmation."""
+    parser.add_argument("--yes", action="store_true", help="do not ask for confirmation, for scripts")
+    parser.add_argument("--dry-run", action="store_true", help="only show what would be closed, and at what price")
 
 
 @database_command("flatten", example="trader flatten --dry-run", arguments=_flatten_arguments, changes=True)
 async def flatten(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """Halt, cancel every resting order and close every position at market, after a question."""
+    """Halt, cancel every resting order and close every position at market, after confirmation."""
     return await ask_and_operate(Verb.FLATTEN, options, target)
 
 
 async def ask_and_operate(verb: Verb, options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """Show what a command would close, ask, and carry it out; with --dry-run only show it.
+    """Show what a command would close, ask for confirmation, and execute it; with --dry-run only show it.
 
-    :raises StartError: nobody can be asked, or the answer is no; nothing was changed
+    :raises StartError: there is no terminal, or the answer is no; nothing was changed
     """
     async with target.reading() as conn:
         if options.account is not None and not await store.select_known_account(conn, options.account):
             raise StartError(f"There is no account {options.account!r}. Nothing was changed.")
         exposures, marks = await store.select_exposures(conn, options.account), await select_last_marks(conn)
-    lines = [_describe_exposure(exposure, marks) for exposure in exposures] or ["  nothing is held, nothing rests"]
+    lines = [_describe_exposure(exposure, marks) for exposure in exposures] or ["  no positions and no resting orders"]
     if len(lines) > _LINES_MAX:
         lines[_LINES_MAX:] = [f"  and {len(lines) - _LINES_MAX} more"]
     title = f"{verb} of {scope(options.account)} would close or cancel, at about the last recorded prices:"
@@ -118,8 +207,8 @@ async def ask_and_operate(verb: Verb, options: argparse.Namespace, target: Targe
     if not options.yes:
         show("\n".join([title, *lines]), on_stderr=True)
         if not sys.stdin.isatty():
-            raise StartError(f"`{verb}` asks first, and nobody can answer here: add --yes. Nothing was changed.")
-        show("Type yes to go on:", on_stderr=True)
+            raise StartError(f"`{verb}` needs confirmation, and there is no terminal: add --yes. Nothing was changed.")
+        show("Type yes to continue:", on_stderr=True)
         if (await asyncio.to_thread(sys.stdin.readline)).strip().lower() != "yes":
             raise StartError("Not confirmed. Nothing was changed.")
     return await operate(verb, options, target)
@@ -134,35 +223,58 @@ def _describe_exposure(exposure: store.Exposure, marks: Mapping[str, Decimal]) -
 
 
 def operator() -> str:
-    """Return the user and the machine that give the command, for the audit trail."""
+    """Return the user and machine that issue the command, for the audit trail."""
     try:
         name = getpass.getuser()
-    except (KeyError, OSError):  # the user of a container has no name
+    except (KeyError, OSError):  # a container's user has no name
         name = f"user {os.getuid()}"
     return f"{name}@{socket.gethostname()}"
 
 
 async def operate(verb: Verb, options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """Write a command, and wait for its outcome where a service may run.
+    """Write a command, and wait for its outcome if a service may be running.
 
     :raises StartError: there is no such account
     """
-    database = target.database
-    written = await _write(database, verb, options.account, options.reason)
-    # What is in force already is said at once: the outcome may take a minute.
+    try:
+        written = await _write(target.database, verb, options.account, options.reason)
+    except DatabaseUnavailable as error:
+        raise StartError(await _describe_unwritten(target, verb, error)) from error
+    # Report at once which halts are already in force: the outcome may take a minute.
     show(_describe_written(written), on_stderr=options.json)
     value = {"command": written.command, "lifted": written.lifted, "outcome": None}
     if verb is Verb.RESUME and not written.lifted:
-        return await _with_halts(database, Result(value, [], EXIT_FAILED))
+        return await _with_halts(target.database, Result(value, [], EXIT_FAILED))
+    return await _finish(written, value, target)
+
+
+async def _describe_unwritten(target: TargetDatabase, verb: Verb, error: DatabaseUnavailable) -> str:
+    """Return why a command was not written, who holds the locks, and how to stop trading now."""
+    state = {Verb.HALT: "NOT halted, trading continues", Verb.FLATTEN: "NOT flattened, trading continues"}
+    text = f"{state.get(verb, 'NOT done')}. {error}"
+    with suppress(Unavailable):
+        async with target.database.connection() as conn:
+            text = " ".join([text, *(f"{holder}." for holder in await select_lock_holders(conn))])
+    if verb in (Verb.HALT, Verb.FLATTEN):
+        text += (
+            " To stop now: `trader halt` where the service's HOST, PORT and API_TOKEN are set, or stop the service "
+            "(SIGTERM)."
+        )
+    return text
+
+
+async def _finish(written: Written, value: dict[str, Any], target: TargetDatabase) -> Result:
+    """Wait for the outcome of a written command if a service may be running, and describe it."""
+    database, verb = target.database, written.command.verb
     try:
         is_served, outcome = (False, None) if target.is_alone else await _wait(database, written)
     except asyncio.CancelledError:  # by Ctrl+C
-        show("\nStopped waiting; the command stays written, and the service goes on with it.", on_stderr=True)
+        show("\nStopped waiting; the command stays recorded, and the service continues it.", on_stderr=True)
         raise
     if outcome is None and (is_served or not await _withdraw(database, written.command)):
         who = "the service" if is_served else "a service that starts soon"
-        line = f"It is NOT finished; {who} goes on with it. See the log and the table `commands` for its outcome."
-        return Result(value, [f"It is recorded since {moment(written.at)}.", line], EXIT_FAILED)
+        line = f"It is NOT finished; {who} will continue it. See the log and the table `commands` for its outcome."
+        return Result(value, [f"It was recorded at {moment(written.at)}.", line], EXIT_FAILED)
     if outcome is None:
         done, lines = await _describe_unserved(database, written.command)
     else:
@@ -191,10 +303,10 @@ async def _write(database: Database, verb: Verb, account_id: str | None, reason:
     return Written(command, at, lifted, not is_new)
 
 
-async def _wait(database: Database, written: Written) -> tuple[bool, Outcome | None]:
-    """Wait for the outcome and print the progress. Return whether a service runs, and the outcome if there is one.
+async def _wait(database: Database, written: Written) -> tuple[bool, CommandOutcome | None]:
+    """Wait for the outcome and print the progress. Return whether a service is running, and the outcome if any.
 
-    A service that leads and does not answer is reported: the command is recorded, and not yet obeyed.
+    If a leading service does not respond, report that the command is recorded but not yet executed.
     """
     started_s = alive_s = time.monotonic()
     printed, taken, was_silent = "", False, False
@@ -208,15 +320,15 @@ async def _wait(database: Database, written: Written) -> tuple[bool, Outcome | N
         else:
             assert state is not None, "nobody deletes commands"
             if state.taken and not taken and was_silent:
-                show(f"  obeyed at {moment(SystemClock().now())}", on_stderr=True)
+                show(f"  executed at {moment(SystemClock().now())}", on_stderr=True)
             if state.outcome is not None:
                 return True, state.outcome
             taken, news = state.taken, state.progress or ""
             if not taken and now_s - started_s > SILENT_S:
                 was_silent = True
-                news = f"recorded at {moment(written.at)}, and not yet obeyed: the service does not answer"
+                news = f"recorded at {moment(written.at)}, but not yet executed: the service does not respond"
             if taken and now_s - alive_s > _GRACE_S:
-                news = "the service is gone; waiting for it to come back and go on"
+                news = "the service is gone; waiting for it to come back and continue"
         if news not in ("", printed):
             printed = news
             show(f"  {news}", on_stderr=True)
@@ -228,7 +340,7 @@ async def _wait(database: Database, written: Written) -> tuple[bool, Outcome | N
 
 async def _withdraw(database: Database, command: OperatorCommand) -> bool:
     async with database.connection() as conn:
-        return await store.update_command_withdrawn(conn, command.id, Outcome(note=_WITHDRAWN))
+        return await store.update_command_withdrawn(conn, command.id, CommandOutcome(note=_WITHDRAWN))
 
 
 def _describe_written(written: Written) -> str:
@@ -242,7 +354,7 @@ def _describe_written(written: Written) -> str:
     return f"Halted {whom}, until the halt is lifted with `resume`."
 
 
-def _describe_outcome(outcome: Outcome, verb: Verb) -> Iterator[str]:
+def _describe_outcome(outcome: CommandOutcome, verb: Verb) -> Iterator[str]:
     """Yield lines on the completed and the remaining work of a command."""
     lines = [
         f"  cancelled: {order.account_id}: {order.side} {format_decimal(order.quantity)} {order.symbol} "
@@ -264,21 +376,21 @@ def _describe_outcome(outcome: Outcome, verb: Verb) -> Iterator[str]:
         counts = "the service trades again"
     elif verb in _BY_THE_SERVICE:
         counts = _BY_THE_SERVICE[verb]
-    yield f"NOT all done: {counts}." if outcome.left else f"Done: {counts}."
+    yield f"NOT complete: {counts}." if outcome.left else f"Done: {counts}."
     if outcome.note is not None:
         yield outcome.note
 
 
 async def _describe_unserved(database: Database, command: OperatorCommand) -> tuple[bool, list[str]]:
-    """Return whether the command is complete although no service runs, and lines on the remaining work."""
+    """Return whether the command is complete although no service is running, and lines on the remaining work."""
     if command.verb is Verb.RESUME:
-        return True, ["No service runs; it trades again from its next start on."]
+        return True, ["No service is running; it trades again from its next start."]
     if command.verb in _BY_THE_SERVICE:
-        return False, [f"No service runs, so NOTHING was done. Start the service and {command.verb} again."]
+        return False, [f"No service is running, so NOTHING was done. Start the service and {command.verb} again."]
     async with database.connection() as conn:
         holdings = await store.select_exposures(conn, command.account_id)
     lines = [
-        "No service runs. From its next start on the halt holds, and resting orders that could open are cancelled."
+        "No service is running. At its next start the halt holds, and resting orders that could open are cancelled."
     ]
     for exposure in holdings[:_LINES_MAX]:
         limit = "" if exposure.limit_price is None else f", resting at {format_decimal(exposure.limit_price)}"

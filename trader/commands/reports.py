@@ -1,30 +1,29 @@
-"""The commands report and drift: HTML reports on a season, and on paper prices against venue fills."""
+"""The commands report and drift: HTML reports on a season, and on paper prices versus venue fills."""
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 from pathlib import Path
 
-from trader.clock import LockstepClock
+from trader.agents.sql.models import select_models
 from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, table
 from trader.commands.database import TargetDatabase, database_command
-from trader.domain.portfolio.evidence import compare, comparisons_among, judge_family, missing_trades, state_return
-from trader.domain.portfolio.returns import EquitySeries, ReturnSeries
-from trader.domain.portfolio.statistics import EquityPoint, max_drawdown
-from trader.errors import StartError
-from trader.reports import drift as drift_report
-from trader.reports import recorded_books, season_page
-from trader.reports.season_page import Season, Standing
-from trader.services.portfolio.evidence import Evidence
-from trader.services.portfolio.luck import NoLuck
-from trader.services.portfolio.run_statistics import CurrentRuns
-from trader.store.live import drift as drift_store
-from trader.store.portfolio import season as store
+from trader.core.errors import StartError
+from trader.live import recorded_books
+from trader.live.sql import drift as drift_store
+from trader.portfolio.evidence import last_whole_hour, make_report
+from trader.portfolio.luck import NoLuck
+from trader.portfolio.run_statistics import CurrentRuns
+from trader.portfolio.seasons import read_accounts
+from trader.seasons import drift_page as drift_report
+from trader.seasons import page as season_page
+from trader.seasons.page import SeasonReport
+from trader.seasons.sql import report as store
+from trader.seasons.standings import make_standings
 
 
 def _report_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--name", help="of the season, for its title; default: the database")
+    parser.add_argument("--name", help="name of the season, for the title; default: the database")
     parser.add_argument("output", nargs="?", type=Path, default=Path("season.html"), help="default: season.html")
 
 
@@ -32,7 +31,9 @@ def _report_arguments(parser: argparse.ArgumentParser) -> None:
 async def report(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """Render the current runs as one HTML file: equity curves, drawdowns, trades, costs, leaderboard and evidence.
 
-    Fails when the books do not explain the equity; the report says of which accounts.
+    The result of a season has its own report.
+
+    Fails if the books do not explain the equity; the report names the accounts.
     """
     season = await read_season(options.name or target.name, target)
     _write(options.output, season_page.page(season))
@@ -40,7 +41,7 @@ async def report(options: argparse.Namespace, target: TargetDatabase) -> Result:
     if season.unvalued:
         names = ", ".join(model.model_id for model in season.unvalued[:10])
         lines.append(
-            f"Without a snapshot in their current run, so in no figure: {len(season.unvalued)} models: {names}"
+            f"Excluded from all figures, as their run has no snapshot yet: {len(season.unvalued)} models: {names}"
         )
     if season.unexplained:
         lines.append(f"NOT explained by the books: the equity of {len(season.unexplained)} accounts")
@@ -54,7 +55,7 @@ async def report(options: argparse.Namespace, target: TargetDatabase) -> Result:
     return Result(value, lines, EXIT_FAILED if season.unexplained else EXIT_DONE)
 
 
-async def read_season(name: str, target: TargetDatabase) -> Season:
+async def read_season(name: str, target: TargetDatabase) -> SeasonReport:
     """Return the content of the report on the current runs.
 
     :raises StartError: there is nothing to report
@@ -66,9 +67,13 @@ async def read_season(name: str, target: TargetDatabase) -> Season:
         unvalued = await store.select_unvalued_models(conn)
     if not accounts:
         raise StartError(f"{target.place} has no model with a snapshot: there is nothing to report.")
-    clock = LockstepClock(max(account.at for account in accounts))  # the time of its market, which may be a replay's
-    evidence = await Evidence(target.database, CurrentRuns(target.database), NoLuck(), clock).report("run")
-    return Season(name, make_standings(accounts, hours), unvalued, trades, evidence)
+    until = last_whole_hour(max(account.at for account in accounts))  # in market time, which may be a replay's
+    current = CurrentRuns(target.database)
+    runs = await current.refresh()
+    async with target.reading() as conn:
+        models, past = {model.id: model for model in await select_models(conn)}, await read_accounts(conn)
+    evidence = await make_report(models, runs, current.baselines, NoLuck(), until, accounts=past)
+    return SeasonReport(name, make_standings(accounts, hours), unvalued, trades, evidence)
 
 
 def _write(file: Path, text: str) -> None:
@@ -78,46 +83,9 @@ def _write(file: Path, text: str) -> None:
         raise StartError(f"{file} cannot be written: {error.strerror}.") from None
 
 
-def make_standings(
-    accounts: Sequence[store.AccountReport], hours: Mapping[str, Sequence[EquityPoint]]
-) -> list[Standing]:
-    """Return the accounts with their statistics, best return first."""
-    standings: list[Standing] = []
-    series: dict[str, ReturnSeries | None] = {}
-    for account in accounts:
-        points, capital = hours.get(account.model_id, ()), float(account.initial_capital)
-        fall = max_drawdown([capital, *(point.value for point in points)])
-        returns = series[account.model_id] = _returns(points, capital)
-        curve = [(point.hour, 100 * point.value / capital - 100) for point in points]
-        evidence = state_return(returns, account.trades)
-        standings.append(Standing(account, curve, evidence, fall.percent if fall else 0.0))
-    standings.sort(
-        key=lambda standing: (-standing.account.change / standing.account.initial_capital, standing.account.model_id)
-    )
-    statements = [
-        compare(
-            series[account.model_id],
-            series[other.model_id],
-            missing_trades(account.trades),
-            missing_trades(other.trades),
-        )
-        for account, other in pairwise(standing.account for standing in standings)
-    ]
-    verdicts = judge_family(statements, comparisons_among(len(standings)))
-    return [standing._replace(verdict=verdict) for standing, verdict in zip(standings, [*verdicts, None], strict=True)]
-
-
-def _returns(points: Sequence[EquityPoint], capital: float) -> ReturnSeries | None:
-    if not points:
-        return None
-    equity = EquitySeries(capital)
-    equity.set(points)
-    return equity.returns(points[-1].hour + timedelta(hours=1))
-
-
 def _drift_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--days", type=float, metavar="N", help="only the last N days; default: all")
-    parser.add_argument("--recording", type=Path, metavar="FOLDER", help="compare the market model with its books, too")
+    parser.add_argument("--recording", type=Path, metavar="FOLDER", help="also compare the market model with its books")
     parser.add_argument("output", nargs="?", type=Path, default=Path("drift.html"), help="default: drift.html")
 
 
@@ -125,8 +93,9 @@ def _drift_arguments(parser: argparse.ArgumentParser) -> None:
 async def drift(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """Report the drift between paper and venue: the error of each fill against its simulation, in basis points.
 
-    Positive is where the venue was dearer than paper. p95 is of the errors without sign, worst the largest of them.
-    With the recording of a venue's market, orders of four sizes are tried on its books and on those of the model.
+    Positive means that the venue was more expensive than paper. p95 and worst refer to absolute errors.
+
+    With a recording of the venue's market, it also simulates orders of four sizes on the recorded and the model books.
     """
     since = datetime(1970, 1, 1, tzinfo=UTC)
     if options.days is not None:
@@ -145,9 +114,9 @@ async def drift(options: argparse.Namespace, target: TargetDatabase) -> Result:
             sections.append(drift_report.of_books(books.figures, notes))
             notes = []
     if not sections:
-        recorded = "" if options.recording is None else f", and {options.recording} no book that can be compared"
+        recorded = "" if options.recording is None else f", and {options.recording} has no comparable book"
         reasons = "; ".join(["there is nothing to compare", *notes])
-        raise StartError(f"{target.place} has no fill of a venue that was simulated{recorded}: {reasons}.")
+        raise StartError(f"{target.place} has no simulated venue fill{recorded}: {reasons}.")
     _write(options.output, drift_report.page(target.name, sections))
     lines = [*(line for section in sections for line in _lines_of(section)), *notes]
     lines.append(

@@ -2,14 +2,20 @@
 
 import argparse
 import asyncio
+import hashlib
 import os
+import shutil
 from collections.abc import Awaitable, Callable, Iterator
+from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 import msgspec
 
+from trader.agents.domain.models import Line
+from trader.agents.sql.models import select_models
+from trader.agents.verification import read_links
 from trader.commands.audit import anchors_argument, read_anchors
 from trader.commands.command import (
     EXIT_DONE,
@@ -21,39 +27,24 @@ from trader.commands.command import (
     print_result,
 )
 from trader.commands.database import TargetDatabase, database_command
-from trader.commands.reports import read_season
 from trader.commands.season_plan import read_rules
-from trader.commands.toml_lines import located
-from trader.domain.models import Line
-from trader.domain.portfolio.seasons import (
-    Season,
-    SeasonRules,
-    entrant_issues,
-)
-from trader.errors import InvalidInput, SettingsError, StartError
-from trader.reports import season_page
-from trader.reports.season_bundle import (
-    CARD,
-    Bundle,
-    digest_code,
-    read_bundle,
-    read_facts,
-    read_tables,
-    records_of,
-    write_bundle,
-)
-from trader.reports.season_card import Card, card_schema, differences, is_decided, make_card
-from trader.reports.season_record import compare_record, read_record
-from trader.results import Format, check_format
-from trader.services.portfolio import seasons as service
-from trader.services.portfolio.evidence import last_whole_hour
-from trader.settings import Settings
-from trader.store.agents.models import select_models
-from trader.store.database.pool import Connection
-from trader.store.portfolio.analytics import select_current_runs
-from trader.store.portfolio.seasons import select_latest_season, select_seasons
+from trader.core.clock import iso
+from trader.core.errors import InvalidInput, SettingsError, StartError
+from trader.database.pool import Connection
+from trader.portfolio import seasons as service
+from trader.portfolio.domain.seasons import Season, SeasonResult, SeasonRules, entrant_issues
+from trader.portfolio.sql.analytics import select_current_runs
+from trader.portfolio.sql.seasons import select_seasons
+from trader.portfolio.tables import Format, check_format
+from trader.seasons.bundle import CARD, RECORD, Basis, CardHead, digest_code, digest_files
+from trader.seasons.card import Card, is_decided, judge, make_card, write_files
+from trader.seasons.check import check_result
+from trader.seasons.recorded import RecordReader, season_tables
+from trader.settings.settings import Settings
+from trader.settings.toml_lines import located
 
 DIFFERENCES_MAX: Final = 50
+LINKS_MAX: Final = 500
 
 
 def _file_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +54,7 @@ def _file_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _amend_arguments(parser: argparse.ArgumentParser) -> None:
     _file_arguments(parser)
-    parser.add_argument("--reason", type=_reason, required=True, help="why, which every board shows")
+    parser.add_argument("--reason", type=_reason, required=True, help="the reason, which every board shows")
 
 
 def _reason(text: str) -> str:
@@ -75,9 +66,9 @@ def _reason(text: str) -> str:
 
 @database_command("season open", example="trader season open season.toml", arguments=_file_arguments, changes=True)
 async def open_season(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """Open a season by the rules of a file, which are frozen from then on.
+    """Open a season with the rules in a file, which are then frozen.
 
-    It has to begin later. Nothing is opened when a rule is wrong, or not kept by the service.
+    It must start in the future. The command fails if a rule is wrong or the service does not comply with it.
     """
     return await _change(options, target, "Opened", service.open_season)
 
@@ -89,7 +80,7 @@ async def open_season(options: argparse.Namespace, target: TargetDatabase) -> Re
     changes=True,
 )
 async def amend_season(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """Change the rules of the open season to those of a file; the amendment is shown for good."""
+    """Change the rules of the open season to those in a file; the amendment stays visible permanently."""
     return await _change(options, target, "Amended", partial(service.amend_season, reason=options.reason))
 
 
@@ -122,46 +113,87 @@ def _close_arguments(parser: argparse.ArgumentParser) -> None:
 
 @database_command("season close", example="trader season close winter", arguments=_close_arguments, changes=True)
 async def close_season(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """Close the open season, and write its result into a new folder: card, schema, rows, and the report.
+    """Close the open season, and write its result into a new folder: card, schema, rows, record and report.
 
-    Without an open season nothing is closed: the result is that of the current runs until the last whole hour. Whoever
-    has the folder can compute the card again with `trader season check`.
+    Anyone with the folder can derive the result again from the record in it with `trader season check`.
     """
     check_format(options.tables)
-    settings = Settings.load(os.environ, options.env_file, demo=options.demo)
     if options.folder.exists():
         raise StartError(f"{options.folder} exists already; the result needs a new folder.")
-    report = await read_season(target.name, target)
-    until = last_whole_hour(max(account.at for account in report.accounts))
     async with target.reading() as conn:
-        latest = await select_latest_season(conn)
-        season = None if latest is None or latest.closed_at is not None else latest
-        if season is not None:
-            report, until = report._replace(name=season.rules.name), min(until, season.rules.end)
-        facts = await read_facts(conn, settings, report.name, season, until)
-        record = await read_record(conn)
-    bundle = Bundle(facts, await read_tables(target.database, season, until), record)
-    decided = season is not None and is_decided(await make_card(bundle))
-    async with target.database.transaction() as conn:  # what cannot be written leaves the season open
-        if season is not None:
-            season = await service.close_season(conn, season, is_decided=decided)
-            facts.records = records_of(season)
-        try:
-            card = await _write_result(options.folder, bundle, options.tables, season_page.page(report))
-        except OSError as error:
-            raise StartError(f"{error.filename or options.folder} cannot be written: {error.strerror}.") from None
-    head = f"{season.title} is closed" if season is not None else "No season is open: the result is that of today"
-    lines = [f"{head}, {moment(until)}: {len(card.accounts)} models.", f"{options.folder}: {', '.join(card.digests)}"]
+        season = await service.require_open(conn)
+    try:
+        options.folder.mkdir(parents=True)
+    except OSError as error:
+        raise StartError(f"{options.folder} cannot be made: {error.strerror}.") from None
+    is_closed = False
+    try:
+        card = await _close(options.folder, options.tables, target, season)
+        is_closed = True
+    except OSError as error:
+        raise StartError(f"{error.filename or options.folder} cannot be written: {error.strerror}.") from None
+    finally:
+        if not is_closed:  # an open season has no result
+            shutil.rmtree(options.folder)
+    lines = [
+        f"{season.title} is closed, {moment(datetime.fromisoformat(card.period.until))}: {len(card.accounts)} models.",
+        f"{options.folder}: {', '.join([CARD, RECORD, *card.digests])}",
+    ]
     return Result({"folder": str(options.folder), "card": card}, lines)
 
 
-async def _write_result(folder: Path, bundle: Bundle, form: Format, report: str) -> Card:
-    write_bundle(folder, bundle, form)
-    (folder / "report.html").write_text(report, encoding="utf-8")
-    (folder / "card.schema.json").write_bytes(msgspec.json.format(msgspec.json.encode(card_schema())))
-    card = await make_card(read_bundle(folder))
-    (folder / CARD).write_bytes(msgspec.json.format(msgspec.json.encode(card)))
+async def _close(folder: Path, form: Format, target: TargetDatabase, season: Season) -> Card:
+    """Write the result of a season as the record has it, then close the season with the digest of its card."""
+    reader = RecordReader()
+    with (folder / RECORD).open("w", encoding="utf-8", newline="\n") as file:
+        await _copy_links(file, reader, target)
+        if not reader.seasons[season.number]:
+            raise StartError(f"{season.title} is not in the record.")
+        complete = reader.complete_until(season.rules)
+        if complete is None:
+            raise StartError(f"The record of {season.title} has no hour of equity yet.")
+        until = min(complete, season.rules.end)
+        head = CardHead(position=reader.position, digest=reader.digest.hex())
+        code, tables = digest_code(), season_tables(reader, reader.season(season.number), until)
+        judged = await judge(Basis(reader.season(season.number), until, head, code, tables))
+        write_files(folder, judged, form)
+        card = make_card(judged, digest_files(folder, form))
+        encoded = msgspec.json.format(msgspec.json.encode(card))
+        (folder / CARD).write_bytes(encoded)
+        result = SeasonResult(
+            until=iso(until),
+            position=head.position,
+            head=head.digest,
+            card=hashlib.sha256(encoded).hexdigest(),
+            version=code.version,
+            code=code.digest,
+        )
+        async with target.database.transaction() as conn:  # a failed write leaves the season open
+            await service.close_season(conn, season, result, is_decided=is_decided(judged.report))
+            await _copy_links(file, reader, target, conn)
     return card
+
+
+async def _copy_links(
+    file: TextIO, reader: RecordReader, target: TargetDatabase, conn: Connection | None = None
+) -> None:
+    """Copy the links after the last one read to a file, until the last one.
+
+    :raises StartError: the rows of a decision are gone
+    """
+    while True:
+        if conn is None:
+            async with target.reading() as own:
+                links = await read_links(own, reader.position, LINKS_MAX)
+        else:
+            links = await read_links(conn, reader.position, LINKS_MAX)
+        for link, text in links:
+            if text is None:
+                raise StartError(f"The decision at position {link.position} of the record is gone: `trader verify`.")
+            reader.read(text)
+            file.write(f"{text}\n")
+        if not links:
+            return
 
 
 def _check_arguments(parser: argparse.ArgumentParser) -> None:
@@ -170,39 +202,31 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
 
 
-@command("season check", example="trader season check winter", arguments=_check_arguments)
+@command("season check", example="trader season check winter --anchors anchors.jsonl", arguments=_check_arguments)
 def check(options: argparse.Namespace) -> int:
-    """Compute the card of a season again from the other files of its folder, and report every field that differs.
+    """Derive the result of a season again from the record in its folder, and report everything that differs.
 
-    Fills, equity, runs, entrants and rules are compared with the record in the folder, and that with anchors. It needs
-    neither the service nor its database.
+    Only the record and the anchors are trusted: tables, card and report must be exactly what follows from them. The
+    command needs neither the service nor its database.
     """
-    bundle = read_bundle(options.folder)
     anchors = [] if options.anchors is None else read_anchors(options.anchors)
-    try:
-        written = msgspec.json.decode((options.folder / CARD).read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.MsgspecError) as error:
-        raise SettingsError([f"{options.folder / CARD} cannot be read: {error}"]) from None
-    unrecorded: list[str] = []
-    wrong = list(differences(written.get("digests"), bundle.digests, "digests"))
-    if not wrong:  # rows that were changed need not fit together
-        computed = msgspec.json.decode(msgspec.json.encode(asyncio.run(make_card(bundle))))
-        wrong = [*differences(written, computed), *compare_record(bundle, anchors).differences]
-        unrecorded = [f"{count} of {name}" for name, count in computed["unrecorded"].items() if count]
-    lines = [f"Rows in no record: {', '.join(unrecorded)}."] if unrecorded else []
-    lines += [f"  {each.field}: {each.written!r}; computed {each.computed!r}" for each in wrong[:DIFFERENCES_MAX]]
+    checked = asyncio.run(check_result(options.folder, anchors))
+    wrong = checked.differences
+    lines = [f"  {each.field}: {each.written!r}; by the record {each.computed!r}" for each in wrong[:DIFFERENCES_MAX]]
     if len(wrong) > DIFFERENCES_MAX:
         lines.append(f"  and {len(wrong) - DIFFERENCES_MAX} more")
-    if (own := digest_code()) != bundle.facts.code:
-        lines.append(
-            f"The card was made by another program: trader {bundle.facts.code.version}; this is {own.version}."
-        )
+    if checked.judged is not None and (own := digest_code()) != checked.judged.basis.code:
+        version = checked.judged.basis.code.version
+        lines.append(f"The card was made by another program: trader {version}; this is {own.version}.")
+    if checked.anchored < checked.links:
+        since = f"after position {checked.anchored} " if checked.anchored else ""
+        lines.append(f"No anchor covers the record {since}(--anchors): whether it was rebuilt there is unknown.")
     lines.append(
-        f"NOT the card of these files and their record: {len(wrong)} fields or rows differ."
-        if wrong
-        else "The card is that of its files, and no row contradicts the record."
+        f"NOT what the record says: {len(wrong)} differences."
+        if wrong or checked.judged is None
+        else f"Everything in {options.folder} follows from its record: {checked.judged.basis.season.title}."
     )
-    value = {"isSame": not wrong, "differences": [each._asdict() for each in wrong]}
+    value = {"isSame": not wrong, "differences": [each._asdict() for each in wrong], "anchored": checked.anchored}
     return print_result(Result(value, lines, EXIT_FAILED if wrong else EXIT_DONE), as_json=options.json)
 
 

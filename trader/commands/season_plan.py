@@ -1,4 +1,4 @@
-"""The command that plans a season: what its boards could find out, before it is opened."""
+"""The command that plans a season: what its boards could detect, before it is opened."""
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
@@ -8,18 +8,18 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from trader.commands.backtest_output import Progress
 from trader.commands.command import EXIT_DONE, Result, command, print_result, table
-from trader.commands.toml_lines import located, read_toml, struct_issues
-from trader.domain.portfolio.board import NO_SEASON
-from trader.domain.portfolio.intervals import HOURS_PER_DAY
-from trader.domain.portfolio.plan import Power, Question, SeasonOutline, plan_season
-from trader.domain.portfolio.seasons import SeasonRules, ServiceTerms, rule_issues, term_issues
-from trader.errors import SettingsError
+from trader.commands.progress import Progress
+from trader.core.errors import SettingsError
+from trader.core.intervals import HOURS_PER_DAY
+from trader.portfolio.domain.board import NO_SEASON
+from trader.portfolio.domain.seasons import SeasonRules, ServiceTerms, rule_issues, term_issues
+from trader.seasons.domain.plan import Power, Question, SeasonOutline, plan_season
+from trader.settings.toml_lines import located, read_toml, struct_issues
 
 DAYS_SHOWN: Final = (7, 14, 30, 60, 90, 180, 365, 730, 1095)
 SHOWN_MAX: Final = 6
-"""Most days for which the table has a column: the last of them."""
+"""The table's columns, in days; the last one is the longest season."""
 
 QUESTIONS: Final[dict[Question, str]] = {
     "holdNothing": "better than holding nothing",
@@ -42,10 +42,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sharpe", type=_numbers(float), default=_SHARPES, metavar="S,S", help=sharpes)
     parser.add_argument("--days", type=int, metavar="N", help="longest season; default: the file's, or 365")
     parser.add_argument("--replicates", type=_numbers(int), metavar="N,N", help="default: the file's, or 1,3,5")
-    parser.add_argument("--volatility", type=float, default=0.5, metavar="%", help="of an hour; default: 0.5")
-    parser.add_argument("--noise", type=float, default=30, metavar="%", help="variance that is own noise; default: 30")
-    parser.add_argument("--leverage", type=float, default=1, metavar="X", help="largest of an account; default: 1")
-    parser.add_argument("--seasons", type=int, default=100, metavar="N", help="simulated ones; default: 100")
+    parser.add_argument("--volatility", type=float, default=0.5, metavar="%", help="hourly volatility; default: 0.5")
+    parser.add_argument("--noise", type=float, default=30, metavar="%", help="own noise in the variance; default: 30")
+    parser.add_argument("--leverage", type=float, default=1, metavar="X", help="largest leverage; default: 1")
+    parser.add_argument("--seasons", type=int, default=100, metavar="N", help="simulated seasons; default: 100")
     parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
 
 
@@ -61,11 +61,11 @@ def _numbers(kind: Callable[[str], float]) -> Callable[[str], tuple[float, ...]]
 
 @command("season plan", example="trader season plan season.toml", arguments=_arguments)
 def plan(options: argparse.Namespace) -> int:
-    """Say what a season can find out: how soon its boards would call a true edge of such a Sharpe ratio.
+    """Estimate what a season can detect: how soon its boards would call a true edge of a given Sharpe ratio.
 
-    Seasons are simulated with the verdicts of the boards: daily looks, both sequences, all comparisons corrected
-    together. By the file these are the comparisons of the season at its α, in its days, with its replicates. Every
-    figure is the share of seasons that have called the edge until then.
+    The command simulates seasons with the verdicts of the boards: daily looks, both sequences, all comparisons
+    corrected together. A file supplies the season's comparisons, α, days and replicates. Every figure is the share of
+    seasons that have called the edge by that day.
     """
     rules = None if options.file is None else read_rules(options.file)[1]
     _fill(options, rules)
@@ -113,9 +113,9 @@ def _lines(outline: SeasonOutline, days: Sequence[int], powers: Sequence[tuple[f
 
 
 def _fill(options: argparse.Namespace, rules: SeasonRules | None) -> None:
-    """Take what is not asked for from the rules.
+    """Fill missing options from the rules.
 
-    :raises SettingsError: a figure is missing, or not possible
+    :raises SettingsError: an option is missing or out of range
     """
     if options.models is None and rules is not None and rules.entrants:
         options.models = len(rules.entrants)
@@ -125,7 +125,7 @@ def _fill(options: argparse.Namespace, rules: SeasonRules | None) -> None:
         options.replicates = _REPLICATES if rules is None else (rules.replicates,)
     if options.models is None:
         whose = "the file names no entrants, so" if rules is not None else "without a file"
-        raise SettingsError([f"--models is needed: {whose} nothing says how many there are"])
+        raise SettingsError([f"--models is needed: {whose} the number of entrants is unknown"])
     problems = [
         f"--{name}: {value:g} is not from {low} to {high}"
         for name, (low, high) in _BOUNDS.items()
@@ -137,9 +137,9 @@ def _fill(options: argparse.Namespace, rules: SeasonRules | None) -> None:
 
 
 def read_rules(file: Path, terms: ServiceTerms | None = None) -> tuple[str, SeasonRules]:
-    """Return the text of a season file and its rules, which by themselves and for a service (None: any) are right.
+    """Return the text of a season file and its rules, validated on their own and for a service (None: any).
 
-    :raises SettingsError: with every mistake, its line, and what is allowed there
+    :raises SettingsError: the rules are wrong; lists every error, its line, and the allowed values
     """
     text, document = read_toml(file)
     issues = list(struct_issues(SeasonRules, document))

@@ -24,11 +24,19 @@ from trader.commands.command import (
     print_result,
     table,
 )
-from trader.dotenv import add_env_file_option, read_dotenv
-from trader.errors import TraderError
-from trader.logs import configure_logs
-from trader.provider_settings import BASE_URL_NAMES, KEY_NAME, KEY_NAMES, OTHER_KEY_NAME
-from trader.settings import SECRET_NAMES, VARIABLES, Settings, effective_texts, find_risks, merged_texts
+from trader.core.errors import SettingsError, TraderError
+from trader.core.logs import configure_logs
+from trader.settings.dotenv import add_env_file_option, read_dotenv
+from trader.settings.providers import BASE_URL_NAMES, KEY_NAME, KEY_NAMES, OTHER_KEY_NAME
+from trader.settings.settings import (
+    SECRET_NAMES,
+    VARIABLES,
+    Settings,
+    effective_texts,
+    find_misspelled,
+    find_risks,
+    merged_texts,
+)
 
 log = logging.getLogger("trader")
 
@@ -39,8 +47,8 @@ def _demo_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="history",
         choices=["history", "fresh"],
-        help="run rule agents on a synthetic market; needs no API key and no database. In an empty database they have "
-        "traded for three days already; --demo=fresh leaves that out",
+        help="run rule agents on a synthetic market; needs no API key and no database. An empty database starts with "
+        "three days of trading; --demo=fresh omits them",
     )
     add_env_file_option(parser)
 
@@ -67,7 +75,7 @@ def serve(options: argparse.Namespace) -> int:
 
 @command("check", example="trader check --env-file /etc/trader.env", arguments=_check_arguments)
 def check(options: argparse.Namespace) -> int:
-    """Check the settings, connect to the market and to the database, and exit; nothing is changed."""
+    """Check the settings, connect to the market and to the database, and exit without changes."""
     return _start(options, is_check=True, as_json=options.json)
 
 
@@ -75,7 +83,7 @@ def check(options: argparse.Namespace) -> int:
 def settings(options: argparse.Namespace) -> int:
     """Show every setting in force with its source: the environment, the file, or a default. Secrets are not shown.
 
-    Fails with 2 and all mistakes when the service could not start with them.
+    Fails with 2 and lists all errors if the service could not start with these settings.
     """
     shown = list(_shown_settings(os.environ, options.env_file, demo=options.demo is not None))
     rows = [(each.name, each.value or "none", each.source) for each in shown]
@@ -86,7 +94,7 @@ def settings(options: argparse.Namespace) -> int:
 
 
 class ShownSetting(NamedTuple):
-    """A setting as operators are shown it, without secrets; `value` is None when it has none."""
+    """A setting as shown to operators, without secrets; `value` is None if it has none."""
 
     name: str
     value: str | None
@@ -97,7 +105,7 @@ def _shown_settings(environ: Mapping[str, str], dotenv: Path, *, demo: bool) -> 
     """Yield every setting in force, right or wrong, and the keys and addresses of AI providers."""
     file = read_dotenv(dotenv).values
     for name, (text, source) in effective_texts(environ, file, demo=demo).items():
-        is_secret = name in SECRET_NAMES or "@" in text  # before an @ there may be a password
+        is_secret = name in SECRET_NAMES or "@" in text  # a password may precede an @
         yield ShownSetting(name, ("(secret)" if is_secret else text) if text else None, source)
     for name in merged_texts(environ, file):
         if name in BASE_URL_NAMES or KEY_NAME.fullmatch(name) or (OTHER_KEY_NAME.fullmatch(name) and name in file):
@@ -131,10 +139,10 @@ def _start(options: argparse.Namespace, *, is_check: bool, as_json: bool = False
         os.environ, options.env_file, demo=options.demo is not None, demo_history=options.demo == "history"
     )
     configure_logs(settings.log_level, settings.log_format, threaded=not is_check)
-    for risk in find_risks(settings, options.env_file):
-        log.warning(risk)
-    from trader import app  # noqa: PLC0415 - so that --help and wrong settings are answered at once
-    from trader.gateways.operations.supervisor import Supervisor  # noqa: PLC0415 - as above
+    for warning in (*find_misspelled(os.environ, options.env_file), *find_risks(settings, options.env_file)):
+        log.warning(warning)
+    from trader import app  # noqa: PLC0415 - so that --help and wrong settings respond at once
+    from trader.operations.supervisor import Supervisor  # noqa: PLC0415 - as above
 
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
@@ -142,6 +150,8 @@ def _start(options: argparse.Namespace, *, is_check: bool, as_json: bool = False
                 lines = runner.run(app.check(settings))
                 return print_result(Result({"checks": lines}, lines), as_json=as_json)
             runner.run(app.serve(settings, Supervisor(os.environ)))
+    except SettingsError:
+        raise
     except TraderError as error:
         print_error(f"trader cannot start: {error}", as_json=as_json)
         return EXIT_FAILED
@@ -151,7 +161,7 @@ def _start(options: argparse.Namespace, *, is_check: bool, as_json: bool = False
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return uvloop's loop factory, where it is installed."""
+    """Return uvloop's loop factory if it is installed."""
     try:
         import uvloop  # noqa: PLC0415 - not available on Windows
     except ImportError:
@@ -166,7 +176,7 @@ def program_version() -> str:
 
 def settings_help() -> str:
     """Return the settings as `--help` shows them."""
-    lines = ["settings, read from the environment and from .env in the working folder (the environment wins):", ""]
+    lines = ["settings, from the environment or from .env in the working folder (the environment wins):", ""]
     for variable in VARIABLES.values():
         lines += _entry(variable.name, f"{variable.meaning} Default: {variable.default_text}.")
     providers = (

@@ -2,27 +2,39 @@
 
 import argparse
 import os
+import re
 import socket
-from collections.abc import Iterator, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 import aiohttp
 import msgspec
 
 from trader.api.schemas.health import HealthReport, SchedulersReport
-from trader.clock import SystemClock
-from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, command, moment, print_result, run_to_end
-from trader.commands.database import TargetDatabase, database_command
-from trader.domain.exchange.halts import Halt
-from trader.domain.operations.alarms import AlarmCause, Notice
-from trader.dotenv import add_env_file_option
-from trader.errors import SettingsError, SinkUnavailable, TraderError
-from trader.gateways.operations.notifications import make_sinks
-from trader.setting_checks import local_address
-from trader.settings import read_some
-from trader.store.operations.halts import select_halts
-from trader.store.operations.status import ServiceFacts, select_service_facts
+from trader.commands.command import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    Result,
+    command,
+    moment,
+    print_result,
+    run_to_end,
+    service_addresses,
+)
+from trader.commands.database import TargetDatabase, add_target_arguments, run_in_database
+from trader.core.clock import SystemClock
+from trader.core.errors import SettingsError, SinkUnavailable, StartError, TraderError, Unavailable
+from trader.database.pool import Connection
+from trader.exchange.domain.halts import Halt, scope
+from trader.exchange.sql.halts import select_halts
+from trader.operations.domain.alarms import AlarmCause, Notice
+from trader.operations.notifications import make_sinks
+from trader.operations.sql.history import select_alarms
+from trader.operations.sql.status import SET_LOCK_TIMEOUT, ServiceFacts, select_lock_holders, select_service_facts
+from trader.settings.settings import read_some
 
 _SILENT: Final = timedelta(seconds=30)
 """A leader records its schedulers more often."""
@@ -32,6 +44,7 @@ ASK_S: Final = 3.0
 """How long the service may take to answer; it waits for its database for a second."""
 
 
+_T = TypeVar("_T")
 _Report = TypeVar("_Report", HealthReport, SchedulersReport)
 
 
@@ -44,29 +57,68 @@ class Health(NamedTuple):
     hangs: bool = False
 
 
-@database_command("status", example="trader status")
-async def status(options: argparse.Namespace, target: TargetDatabase) -> Result:
+@command("status", example="trader status", arguments=add_target_arguments)
+def status(options: argparse.Namespace) -> int:
     """Show the state of the service and of its database.
 
-    Fails when no service runs, it is unhealthy, one of its schedulers does not run, or trading is halted. The service
-    is asked for its health at HOST and PORT, then at SERVER_URL; where none answers, the database alone is shown.
+    Fails if no service is running, it is unhealthy, one of its schedulers is not running, or trading is halted. The
+    command requests the health report at HOST and PORT, then at SERVER_URL; without one, it shows only the database.
+    It lists anything that the database does not return within two seconds, with the session that holds the lock.
     """
-    async with target.reading() as conn:
-        facts, halts = await select_service_facts(conn), await select_halts(conn)
+    return print_result(run_to_end(_status(options)), as_json=options.json)
+
+
+async def _status(options: argparse.Namespace) -> Result:
     health = await _find_health(options)
-    troubles = list(_troubles(facts, halts, target, health))
+    try:
+        return await run_in_database(partial(_describe_target, health), options)
+    except (StartError, Unavailable) as error:
+        if health.report is None:
+            raise
+        troubles = [*_health_troubles(health), f"the database cannot be read: {error}"]
+        lines = [f"health      {_describe_health(health)}", *(f"NOT well    {trouble}" for trouble in troubles)]
+        return Result({"troubles": troubles, "health": health, "status": None, "halts": None}, lines, EXIT_FAILED)
+
+
+async def _describe_target(health: Health, _: argparse.Namespace, target: TargetDatabase) -> Result:
+    halts, unread_halts = await _read(target, select_halts)
+    facts, unread_facts = await _read(target, select_service_facts)
+    unread = list(dict.fromkeys([*unread_halts, *unread_facts]))
+    troubles = [
+        *_service_troubles(facts, target, health),
+        *(_health_troubles(health) if target.is_served or target.is_read_only or health.hangs else ()),
+        *_halt_troubles(halts, health),
+        *(f"not read: {each}" for each in unread),
+        *(["no model is active"] if facts is not None and facts.models_active == 0 else []),
+    ]
+    text = _describe_health(health)
+    if health.report is not None and not target.is_served:
+        text += ", but none leads on this database"
+    lines = [f"health      {text}", *_describe(facts), *(f"NOT well    {trouble}" for trouble in troubles)]
     value = {"troubles": troubles, "health": health, "status": facts, "halts": halts}
-    return Result(
-        value, _describe(facts, _describe_health(health, target), troubles), EXIT_FAILED if troubles else EXIT_DONE
-    )
+    return Result(value, lines if troubles else [*lines, "all well"], EXIT_FAILED if troubles else EXIT_DONE)
+
+
+async def _read(target: TargetDatabase, select: Callable[[Connection], Awaitable[_T]]) -> tuple[_T | None, list[str]]:
+    """Return the result of a query, or None and the problems: why the database did not answer, and who holds locks."""
+    try:
+        async with target.reading() as conn:
+            await conn.execute(SET_LOCK_TIMEOUT)
+            return await select(conn), []
+    except Unavailable as error:
+        problems = [str(error)]
+    with suppress(Unavailable):
+        async with target.database.connection() as conn:
+            problems += [f"{holder}." for holder in await select_lock_holders(conn)]
+    return None, problems
 
 
 async def _find_health(options: argparse.Namespace) -> Health:
     """Query the configured addresses in turn until a service answers."""
     try:
-        urls = _addresses(options)
-    except SettingsError as error:  # the database has been shown all the same
-        return Health(None, problem=f"cannot be asked: {error}")
+        urls = service_addresses(options)
+    except SettingsError as error:  # the database is shown anyway
+        return Health(None, problem=f"unavailable: {error}")
     problem: ServiceSilent | None = None
     for url in urls:
         try:
@@ -76,20 +128,8 @@ async def _find_health(options: argparse.Namespace) -> Health:
     return Health(urls[-1], problem=str(problem), hangs=problem is not None and problem.hangs)
 
 
-def _addresses(options: argparse.Namespace) -> list[str]:
-    """Return where the service may answer.
-
-    :raises SettingsError: there is no address, or a setting of one is wrong
-    """
-    host, port, server_url = read_some(os.environ, options.env_file, "host", "port", "server_url")
-    urls = [url for url in (local_address(host, port) if port else None, server_url) if url]
-    if not urls:
-        raise SettingsError(["PORT=0 is any free port, and SERVER_URL is not set"])
-    return urls
-
-
 class ServiceSilent(TraderError):
-    """No service answers at an address. `hangs`: something listens there and did not answer in time."""
+    """No service responds at an address. `hangs`: something listens there but did not respond in time."""
 
     def __init__(self, message: str, *, hangs: bool = False) -> None:
         super().__init__(message)
@@ -99,7 +139,7 @@ class ServiceSilent(TraderError):
 async def _ask(url: str, answer: type[_Report]) -> _Report:
     """Return a report of the service.
 
-    :raises ServiceSilent: there was no answer
+    :raises ServiceSilent: there was no response
     """
     host = url.partition("/api/")[0]
     try:
@@ -109,7 +149,7 @@ async def _ask(url: str, answer: type[_Report]) -> _Report:
         ):
             return msgspec.json.decode(await response.read(), type=answer)
     except msgspec.DecodeError:
-        problem = f"something else than trader answers at {host}"
+        problem = f"something other than trader answers at {host}"
     except TimeoutError:
         raise ServiceSilent(f"no service answers at {host} within {ASK_S:g} s", hangs=True) from None
     except aiohttp.ClientConnectorError as error:
@@ -119,34 +159,44 @@ async def _ask(url: str, answer: type[_Report]) -> _Report:
     raise ServiceSilent(problem)
 
 
-def _troubles(facts: ServiceFacts, halts: Sequence[Halt], target: TargetDatabase, health: Health) -> Iterator[str]:
+def _service_troubles(facts: ServiceFacts | None, target: TargetDatabase, health: Health) -> Iterator[str]:
     if not target.is_served:
         yield f"the service is {target.service}"
+    elif facts is None:
+        return
     elif facts.heartbeat_at is None or facts.now - facts.heartbeat_at > _SILENT:
         or_what = "hangs" if health.report is None else "cannot write"
         yield f"the service has just started, or {or_what}: its last heartbeat was {moment(facts.heartbeat_at)}"
     else:
-        yield from (f"{name} does not run" for name, runs in (facts.schedulers or {}).items() if not runs)
-    if health.report is not None and (target.is_served or target.is_read_only):
+        yield from (f"{name} is not running" for name, runs in (facts.schedulers or {}).items() if not runs)
+
+
+def _health_troubles(health: Health) -> Iterator[str]:
+    if health.report is not None:
         yield from (f"unhealthy: {reason}" for reason in health.report.reasons or ())
     elif health.problem is not None and health.hangs:
         yield health.problem
-    yield from (f"halted: {halt}" for halt in halts)
-    if facts.models_active == 0:
-        yield "no model is active"
 
 
-def _describe_health(health: Health, target: TargetDatabase) -> str:
-    if health.report is None:
-        return health.problem or ""
-    text = f"{health.report.status}, at {health.url}"
-    return text if target.is_served else f"{text}, but none leads on this database"
+def _halt_troubles(halts: Sequence[Halt] | None, health: Health) -> Iterator[str]:
+    """Yield the halts in force: those of the database or, if it cannot be read, those that the service reports."""
+    if halts is not None:
+        yield from (f"halted: {halt} (since {moment(halt.at)}, by {halt.by})" for halt in halts)
+    elif health.report is not None:
+        for each in health.report.halts or ():
+            since = moment(datetime.fromisoformat(each.since))
+            yield f"halted: {scope(each.account_id or None)}: {each.cause}: {each.reason} (since {since})"
 
 
-def _describe(facts: ServiceFacts, health: str, troubles: Sequence[str]) -> Iterator[str]:
+def _describe_health(health: Health) -> str:
+    return health.problem or "" if health.report is None else f"{health.report.status}, at {health.url}"
+
+
+def _describe(facts: ServiceFacts | None) -> Iterator[str]:
+    if facts is None:
+        return
     yield f"market      {facts.market_identity or 'none yet'} ({facts.trading_mode or 'never started'})"
     yield f"heartbeat   {moment(facts.heartbeat_at)}"
-    yield f"health      {health}"
     yield f"models      {facts.models_active} active of {facts.models}, {facts.invocations:,} invocations" + (
         "" if facts.cost_usd is None else f", {facts.cost_usd:.2f} USD"
     )
@@ -157,31 +207,58 @@ def _describe(facts: ServiceFacts, health: str, troubles: Sequence[str]) -> Iter
     yield f"database    {facts.size_bytes / 1e6:,.1f} MB, schema version {facts.schema_version}"
     if facts.open_commands:
         yield f"commands    {facts.open_commands} not finished"
-    yield from (f"NOT well    {trouble}" for trouble in troubles)
-    if not troubles:
-        yield "all well"
 
 
 def _alarms_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", nargs="?", choices=["list", "test"], default="list", help="default: list")
-    add_env_file_option(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
+    since = "list the notices of the past instead, from the database: since a time (ISO 8601), or 90m, 24h or 7d ago"
+    parser.add_argument("--since", type=_moment_argument, metavar="WHEN", help=since)
+    add_target_arguments(parser)
+
+
+def _moment_argument(text: str) -> datetime:
+    if (match := re.fullmatch(r"(\d{1,6})([mhd])", text)) is not None:
+        unit = {"m": "minutes", "h": "hours", "d": "days"}[match[2]]
+        return SystemClock().now() - timedelta(**{unit: int(match[1])})
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither a time such as 2026-11-25T18:00Z nor 90m, 24h or 7d"
+        ) from None
+    return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
 
 
 @command("alarms", example="trader alarms test", arguments=_alarms_arguments)
 def alarms(options: argparse.Namespace) -> int:
-    """List the alarms that fire now, or send a test notice to every sink of NOTIFY_URL.
+    """List the firing alarms, or send a test notice to every sink of NOTIFY_URL.
 
-    The list is that of the service at HOST and PORT, or else at SERVER_URL; it needs no database. Fails when an alarm
-    fires or no service answers; `test`, when a sink does not take the notice or there is none.
+    The list comes from the service at HOST and PORT, or else at SERVER_URL, and needs no database. Fails if an alarm is
+    firing or no service responds; `test` fails if a sink does not accept the notice or there is none. `--since` lists
+    the reports of the last 90 days, including changes of the leader.
     """
+    if options.since is not None:
+        return print_result(run_to_end(run_in_database(_list_past, options)), as_json=options.json)
     work = _test_sinks(options) if options.action == "test" else _list_alarms(options)
     return print_result(run_to_end(work), as_json=options.json)
 
 
+async def _list_past(options: argparse.Namespace, target: TargetDatabase) -> Result:
+    async with target.reading() as conn:
+        past = await select_alarms(conn, options.since)
+    lines = [
+        f"{moment(each.at)}  {each.state:8}  {each.cause} {each.subject}".rstrip()
+        + f": {each.message}{f'; {each.impact}' if each.impact else ''}"
+        + (f" [since {moment(each.since)}]" if each.state == "resolved" else "")
+        + f" ({each.sender})"
+        for each in past
+    ]
+    return Result({"notices": past}, lines or [f"nothing was reported since {moment(options.since)}"])
+
+
 async def _list_alarms(options: argparse.Namespace) -> Result:
     problems = []
-    for url in _addresses(options):
+    for url in service_addresses(options):
         try:
             report = await _ask(f"{url}/api/health/schedulers", SchedulersReport)
         except ServiceSilent as error:

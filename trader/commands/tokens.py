@@ -1,18 +1,18 @@
-"""The commands tokens add, list, rotate and revoke: the tokens of operators, beside those of the settings."""
+"""The commands tokens add, list, rotate and revoke: operators' tokens, in addition to those in the settings."""
 
 import argparse
 from typing import Any, Final
 
 import asyncpg
 
-from trader.clock import SystemClock
 from trader.commands.agents import id_argument, replace_secret, scopes_argument, shown_secret
 from trader.commands.command import Result, allowed, moment, table
 from trader.commands.database import TargetDatabase, database_command
-from trader.domain.operations.credentials import OPERATOR_MARK, Credential, Scope, issue
-from trader.errors import StartError
-from trader.store.database.pool import Connection
-from trader.store.operations.credentials import insert_credential, select_credentials, update_credentials_revoked
+from trader.core.clock import SystemClock
+from trader.core.errors import StartError
+from trader.database.pool import Connection
+from trader.operations.domain.credentials import OPERATOR_MARK, Credential, Scope, issue
+from trader.operations.sql.credentials import insert_credential, select_credentials, update_credentials_revoked
 
 _ONCE: Final = "This is the only time that the token is shown; the database keeps its digest."
 
@@ -22,9 +22,9 @@ def _name_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", type=id_argument, metavar="NAME", help="who or what it is for")
+    parser.add_argument("name", type=id_argument, metavar="NAME", help="its user: a person or a program")
     parser.add_argument(
-        "--scopes", type=scopes_argument, required=True, help="what it may do: read, trade, operate; with commas"
+        "--scopes", type=scopes_argument, required=True, help="scopes of the token, with commas: read, trade, operate"
     )
 
 
@@ -32,14 +32,14 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     "tokens add", example="trader tokens add dashboard --scopes read", arguments=_add_arguments, changes=True
 )
 async def add(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """Make a token for an operator or a program, and print it once; the service knows it within a second."""
+    """Create a token for an operator or a program, and print it once; it works within a second."""
     token, credential = issue(OPERATOR_MARK, options.name, SystemClock().now(), options.scopes)
     try:
         async with target.database.transaction() as conn:
             await insert_credential(conn, credential)
     except asyncpg.UniqueViolationError:
         raise StartError(
-            f"There is a token {options.name!r} already; `trader tokens rotate` replaces it by a new one."
+            f"The token {options.name!r} already exists; `trader tokens rotate` replaces it with a new one."
         ) from None
     return _with_token(options.name, token, credential.scopes)
 
@@ -60,7 +60,7 @@ async def list_tokens(options: argparse.Namespace, target: TargetDatabase) -> Re
 
 
 async def _present_tokens(conn: Connection) -> dict[str, Credential]:
-    """Return the latest token of each name, which may be a revoked one."""
+    """Return the latest token of each name, which may be revoked."""
     return {token.name: token for token in await select_credentials(conn) if token.account_id is None}
 
 
@@ -76,7 +76,7 @@ def _token_json(token: Credential) -> dict[str, Any]:
 
 @database_command("tokens rotate", example="trader tokens rotate dashboard", arguments=_name_argument, changes=True)
 async def rotate(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """Replace a token by a new one with its scopes and print it once; the one before is refused within a second."""
+    """Replace a token, with the same scopes, and print it once; the old one stops working within a second."""
     async with target.database.transaction() as conn:
         before = await _token_of(conn, options.name)
         token = await replace_secret(conn, before)
@@ -85,16 +85,16 @@ async def rotate(options: argparse.Namespace, target: TargetDatabase) -> Result:
 
 @database_command("tokens revoke", example="trader tokens revoke dashboard", arguments=_name_argument, changes=True)
 async def revoke(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """Refuse a token, from within a second on and for good."""
+    """Revoke a token permanently, within a second."""
     async with target.database.transaction() as conn:
         await _token_of(conn, options.name)
         count = await update_credentials_revoked(conn, options.name, None)
-    line = f"The token {options.name} is revoked." if count else f"The token {options.name} was revoked already."
+    line = f"The token {options.name} is revoked." if count else f"The token {options.name} was already revoked."
     return Result({"name": options.name, "revoked": count}, [line])
 
 
 async def _token_of(conn: Connection, name: str) -> Credential:
     tokens = await _present_tokens(conn)
     if name not in tokens:
-        raise StartError(f"There is no token {name!r}. There are: {allowed(sorted(tokens))}.")
+        raise StartError(f"There is no token {name!r}. Existing tokens: {allowed(sorted(tokens))}.")
     return tokens[name]

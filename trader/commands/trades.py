@@ -5,44 +5,44 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final, get_args
 
+from trader.agents.models_file import variant_argument
+from trader.agents.sql.models import select_models
 from trader.api.schemas.analytics import LeaderboardDetails, LeaderboardRow
 from trader.api.schemas.common import chosen_variant
 from trader.api.schemas.trades import TradeView
 from trader.commands.accounts import known_account
-from trader.commands.command import Result, moment, money, table
+from trader.commands.command import Result, moment, money, price, table
 from trader.commands.database import TargetDatabase, database_command
-from trader.commands.models_file import variant_argument
-from trader.domain.money import format_decimal
-from trader.domain.portfolio.histories import WINDOWS, minute_end, value_account
-from trader.errors import StartError
-from trader.results import check_format, empty
-from trader.services.portfolio.leaderboard import RankedEntrant, SortKey, make_board, make_entries
-from trader.services.portfolio.run_statistics import CurrentRuns, count_contenders
-from trader.services.portfolio.seasons import read_standing
-from trader.store.agents.models import select_models
-from trader.store.database.pool import Page
-from trader.store.exchange.accounts import select_accounts, select_last_marks, select_lived_until
-from trader.store.exchange.trades import select_account_trades, select_trades
-from trader.store.portfolio.export import select_exported
+from trader.core.errors import StartError
+from trader.core.money import format_decimal
+from trader.database.pool import Page
+from trader.exchange.sql.accounts import select_accounts, select_last_marks, select_lived_until
+from trader.exchange.sql.trades import select_account_trades, select_trades
+from trader.portfolio.domain.histories import WINDOWS, minute_end, value_account
+from trader.portfolio.leaderboard import RankedEntrant, SortKey, make_board, make_entries
+from trader.portfolio.run_statistics import CurrentRuns, count_contenders
+from trader.portfolio.seasons import read_standing
+from trader.portfolio.sql.export import select_exported
+from trader.portfolio.tables import check_format, empty
 
 _ALL: Final = 10**9
 """More trades than a database has."""
 
 
 def _trades_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--account", metavar="ID", help="of one account or model; default: all")
+    parser.add_argument("--account", metavar="ID", help="only this account or model; default: all")
     parser.add_argument("--limit", type=_count, metavar="N", help="only the latest N; default: all")
 
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a number from 1 on, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
     return int(text)
 
 
 @database_command("trades", example="trader trades --account apex-rules --limit 5", arguments=_trades_arguments)
 async def trades(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """List completed trades, the latest first."""
+    """List completed trades, newest first."""
     page = Page(_ALL if options.limit is None else options.limit)
     async with target.reading() as conn:
         if options.account is None:
@@ -60,8 +60,8 @@ async def trades(options: argparse.Namespace, target: TargetDatabase) -> Result:
             trade.close_reason,
             "manual" if view.manual is True else "",
             format_decimal(trade.quantity),
-            f"{trade.entry_price:,.6g}",
-            f"{trade.exit_price:,.6g}",
+            price(trade.entry_price),
+            price(trade.exit_price),
             f"{trade.net_pnl:+,.2f}",
             view.holding_time,
         )

@@ -8,24 +8,24 @@ from typing import Any
 import pytest
 from pytest_aiohttp.plugin import AiohttpClient
 from support.agent_desk import AgentContext, Command, Desk
-from support.floor import Floor, open_floor
 from support.served import make_app
+from support.trading_floor import Floor, open_floor
 
 from trader.__main__ import main
 from trader.api import openapi
 from trader.api.mcp import McpServer
 from trader.api.rpc import make_dispatcher
-from trader.services.operations import access
-from trader.services.portfolio.analytics import Analytics
-from trader.services.portfolio.run_statistics import CurrentRuns
-from trader.store.database.pool import Database
+from trader.database.pool import Database
+from trader.operations import access
+from trader.portfolio.analytics import Analytics
+from trader.portfolio.run_statistics import CurrentRuns
 
 
 @pytest.fixture
 def command(dsn: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
     """Run a command on the database of the test, and return its JSON."""
     monkeypatch.setenv("DATABASE_URL", dsn)
-    monkeypatch.setattr(access, "READ_EVERY_S", 0.0)  # a change counts at once
+    monkeypatch.setattr(access, "READ_EVERY_S", 0.0)  # a change takes effect at once
 
     async def run(*arguments: str, code: int = 0) -> Any:
         assert await asyncio.to_thread(main, [*arguments, "--json"]) == code, capsys.readouterr().err
@@ -45,7 +45,8 @@ async def floor(database: Database) -> AsyncIterator[Floor]:
 async def desk(floor: Floor, aiohttp_client: AiohttpClient) -> Desk:
     await floor.agents.start()
     analytics = Analytics(floor.database, floor.exchange, floor.clock, CurrentRuns(floor.database))
-    context: Any = AgentContext(floor.settings, floor.clock, floor.market, floor.exchange, floor.agents, analytics)
+    floor_parts = floor.settings, floor.clock, floor.market, floor.exchange
+    context: Any = AgentContext(*floor_parts, floor.models, floor.invocations, floor.agents, analytics)
     mcp = McpServer(make_dispatcher(context), body_wait_s=10).routes()
     pages = openapi.routes(floor.settings)
     return Desk(floor, await aiohttp_client(make_app(mcp, pages, context=context, database=floor.database)))

@@ -1,4 +1,4 @@
-"""The examples of the documents, run as they are, and the page for language models."""
+"""The examples of the documents, executed unchanged, and the page for language models."""
 
 import asyncio
 import os
@@ -12,18 +12,18 @@ from support.agent_desk import Command, Desk
 from support.orpc import installed_packages
 from support.tasks import ended
 
+from trader.agents.providers.webhook import WebhookClient
+from trader.agents.webhooks import Webhooks
 from trader.api import openapi
 from trader.api.registry import REGISTRY
 from trader.api.schemas.agents import ViewOutput
 from trader.api.schemas.common import ENCODER
-from trader.gateways.agents.webhook import WebhookClient
-from trader.services.agents.webhooks import Webhooks
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 
 
 async def run_example(desk: Desk, key: str, *command: str) -> str:
-    """Return what an agent prints that decides once."""
+    """Return the output of an agent that decides once."""
     environment = {**os.environ, "TRADER_URL": str(desk.client.make_url("")), "TRADER_KEY": key, "CYCLES": "1"}
     process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=PIPE)
     out, _ = await asyncio.wait_for(process.communicate(), 60)
@@ -76,15 +76,15 @@ async def test_the_example_of_a_webhook_is_called_and_trades(
     try:
         assert process.stdout is not None
         assert url.startswith((await process.stdout.readline()).decode().split()[-1])
-        await desk.floor.agents.reload_models()
-        await webhooks.begin_cycle([desk.floor.agents.models["called"]])
+        await desk.floor.models.reload()
+        await webhooks.begin_cycle([desk.floor.models.by_id["called"]])
         await ended("webhook of called")
         (record,) = (await desk.call("agent.getHistory", added["key"]))["conversations"]
         assert (record["status"], record["toolCalls"][0]["status"]) == ("completed", "ok")
         again = await command("agents", "webhook", "called", url)
         assert again["webhookSecret"] != added["webhookSecret"]
         await desk.floor.see()
-        await webhooks.begin_cycle([desk.floor.agents.models["called"]])
+        await webhooks.begin_cycle([desk.floor.models.by_id["called"]])
         await ended("webhook of called")
         latest = (await desk.call("agent.getHistory", added["key"]))["conversations"][0]
         assert (latest["status"], latest["failureReason"]) == ("failed", "the webhook answered with HTTP 401")

@@ -1,4 +1,4 @@
-"""Keys of external agents over HTTP: who may do what, how often, and what the commands change beside the service."""
+"""Keys of external agents over HTTP: permissions, limits, and changes by commands while the service runs."""
 
 import asyncio
 from datetime import timedelta
@@ -10,25 +10,26 @@ import msgspec
 import pytest
 from pytest_aiohttp.plugin import AiohttpClient
 from support.agent_desk import AgentContext, Command, Desk, order_of
-from support.floor import calling, hold, open_floor, opening
 from support.scripted import START
 from support.served import make_app
+from support.trading_floor import calling, hold, open_floor, opening
+from support.waiting import until
 
-from trader.domain.agents.tools import PlaceOrder, PlannedExit
-from trader.domain.exchange.orders import Order, OrderAnswer
-from trader.domain.portfolio.seasons import SeasonRecord, SeasonRules
-from trader.services.agents.chain import verify
-from trader.services.agents.reproduction import reproduce_invocation
-from trader.services.operations import access
-from trader.services.operations.loss_limits import LossLimits
-from trader.services.operations.operator_commands import OperatorCommands
-from trader.services.portfolio.analytics import Analytics
-from trader.services.portfolio.run_statistics import CurrentRuns
-from trader.store.database.pool import Database
-from trader.store.portfolio.seasons import insert_season_record
+from trader.agents.domain.tools import PlaceOrder, PlannedExit
+from trader.agents.reproduction import reproduce_invocation
+from trader.agents.verification import verify
+from trader.database.pool import Database
+from trader.exchange.domain.orders import Order, OrderAnswer
+from trader.operations import access
+from trader.operations.loss_limits import LossLimits
+from trader.operations.operator_commands import OperatorCommands
+from trader.portfolio.analytics import Analytics
+from trader.portfolio.domain.seasons import SeasonRecord, SeasonRules
+from trader.portfolio.run_statistics import CurrentRuns
+from trader.portfolio.sql.seasons import insert_season_record
 
 
-async def test_a_key_speaks_for_its_account_alone(desk: Desk, command: Command) -> None:
+async def test_a_key_belongs_to_one_account(desk: Desk, command: Command) -> None:
     scout = await command("agents", "add", "scout", "--variant", "Apex", "--owner", "alice", "--capital", "500")
     other = await command("agents", "add", "other", "--variant", "Contrarian")
     assert (scout["id"], scout["accountId"]) == ("scout", "scout")
@@ -45,7 +46,7 @@ async def test_a_key_speaks_for_its_account_alone(desk: Desk, command: Command) 
     assert (await desk.call("agent.whoami", other["key"]))["accountId"] == "other"
 
 
-async def test_an_account_of_an_agent_is_traded_by_its_key_alone(desk: Desk, command: Command) -> None:
+async def test_only_its_key_trades_an_agents_account(desk: Desk, command: Command) -> None:
     key = (await command("agents", "add", "scout", "--variant", "Apex"))["key"]
     await desk.call("agent.whoami", key)
     order: dict[str, Any] = {"symbol": "BTC", "side": "buy", "quantity": 0.01}
@@ -58,7 +59,7 @@ async def test_an_account_of_an_agent_is_traded_by_its_key_alone(desk: Desk, com
         assert await conn.fetchval("SELECT count(*) FROM order_requests WHERE account_id = 'scout'") == 0
 
 
-async def test_keys_are_rotated_and_revoked_beside_the_service(
+async def test_keys_are_rotated_and_revoked_while_the_service_runs(
     desk: Desk, command: Command, database: Database
 ) -> None:
     first = (await command("agents", "add", "scout", "--variant", "Apex"))["key"]
@@ -97,7 +98,7 @@ async def test_the_name_of_a_model_is_taken(desk: Desk, command: Command) -> Non
     await desk.floor.add("ada")
     assert "already" in await command("agents", "add", "ada", "--variant", "Apex", code=1)
     await desk.call("simulator.placeOrder", None, accountId="taken", symbol="BTC", side="buy", quantity=0.01)
-    assert "which others have traded" in await command("agents", "add", "taken", "--variant", "Apex", code=1)
+    assert "and others traded it" in await command("agents", "add", "taken", "--variant", "Apex", code=1)
 
 
 async def test_a_decision_is_an_invocation_like_any_other(desk: Desk, key: str) -> None:
@@ -151,7 +152,7 @@ async def test_the_guard_of_the_variant_judges_every_order(desk: Desk, key: str)
         "agent.placeOrder", key, **order_of(view, "rests", type="limit", limitPrice=93000, quantity=0.5, leverage=10)
     )
     assert resting["status"] == "resting"
-    assert await rule(quantity=0.1, leverage=10) == "notional"  # what rests counts
+    assert await rule(quantity=0.1, leverage=10) == "notional"  # resting orders count
     cancelled = await desk.call("agent.cancelOrder", key, orderId=resting["orderId"])
     assert cancelled["order"]["status"] == "cancelled"
     assert (await desk.call("agent.placeOrder", key, **order_of(view, "small", quantity=0.1)))["result"] == "ok"
@@ -170,7 +171,7 @@ async def test_silence_is_a_missed_decision(desk: Desk, key: str) -> None:
     (record,) = (await desk.call("agent.getHistory", key))["conversations"]
     assert record["status"] == "timeout"
     begins_late, cycle = timedelta(milliseconds=3), START.replace(minute=10, second=0)
-    scout = desk.floor.agents.models["scout"]
+    scout = desk.floor.models.by_id["scout"]
     for minute in range(-1, 3):
         await desk.floor.agents.external.begin_cycle([scout], cycle + timedelta(minutes=minute) + begins_late)
     async with desk.floor.database.connection() as conn:
@@ -192,7 +193,7 @@ async def test_an_order_after_the_end_of_the_season_is_refused(desk: Desk, key: 
     async with database.connection() as conn:
         await insert_season_record(conn, opened)
     assert await desk.call("agent.placeOrder", key, 409, **order_of(view, "two")) == "SEASON_OVER"
-    assert (await desk.call("agent.placeOrder", key, **order_of(view)))["result"] == "ok"  # the first answer again
+    assert (await desk.call("agent.placeOrder", key, **order_of(view)))["result"] == "ok"  # the first answer, repeated
     out = order_of(view, "out", side="sell", reduceOnly=True, exitPlan=None)
     assert (await desk.call("agent.placeOrder", key, **out))["account"]["positions"] == []
     async with database.connection() as conn:
@@ -202,7 +203,7 @@ async def test_an_order_after_the_end_of_the_season_is_refused(desk: Desk, key: 
     assert (await desk.call("agent.placeOrder", key, **order_of(view, "two")))["result"] == "ok"
 
 
-async def test_what_does_not_exist_has_a_code(desk: Desk, key: str) -> None:
+async def test_a_missing_resource_has_a_code(desk: Desk, key: str) -> None:
     view = await desk.call("agent.getView", key)
     assert await desk.call("agent.getCandles", key, 404, symbol="DOGE", interval="1h") == "NOT_FOUND"
     assert await desk.call("agent.cancelOrder", key, 404, orderId="6f1b9e0a-5d0c-5c11-8e0e-3f6f0b1f7a52") == "NOT_FOUND"
@@ -238,7 +239,7 @@ async def test_a_restart_keeps_the_view_and_the_first_answer(
         symbol="BTC", side="buy", quantity=0.02, client_order_id="dying", exit_plan=PlannedExit(stop=90000)
     )
     with pytest.raises(SystemExit):
-        await desk.floor.agents.external.decide(desk.floor.agents.models["scout"], view["viewId"], decision)
+        await desk.floor.agents.external.decide(desk.floor.models.by_id["scout"], view["viewId"], decision)
     monkeypatch.undo()
     monkeypatch.setattr(access, "READ_EVERY_S", 0.0)
     desk.floor.agents.external.close()
@@ -255,7 +256,7 @@ async def test_a_restart_keeps_the_view_and_the_first_answer(
         assert await conn.fetchval("SELECT sum(quantity) FROM fills WHERE account_id = 'scout'") == Decimal("0.03")
     assert not (await verify(desk.floor.database, [])).findings
     reproduced = await reproduce_invocation(desk.floor.database, UUID(view["viewId"]))
-    assert [finding.same for _, finding in reproduced.calls][::2] == [True, True]  # the one that was cut off is between
+    assert [finding.same for _, finding in reproduced.calls][::2] == [True, True]  # the interrupted one is in between
 
 
 async def test_an_agent_that_declares_another_model_is_another_entrant(desk: Desk, command: Command, key: str) -> None:
@@ -299,8 +300,8 @@ async def test_an_agent_that_declares_another_model_is_another_entrant(desk: Des
         assert await desk.call("agent.declare", twin, 400, **wrong) == "VALIDATION_ERROR"
 
 
-async def test_one_decision_of_a_moment_is_all_that_its_id_allows(desk: Desk, key: str) -> None:
-    """Where time stands still, another view would have the id of the decision before and leave no record."""
+async def test_one_moment_allows_one_decision(desk: Desk, key: str) -> None:
+    """At the same time, another view would have the id of the previous decision and leave no record."""
     view = await desk.call("agent.getView", key)
     await desk.call("agent.hold", key, viewId=view["viewId"], reason="waits")
     assert await desk.call("agent.getView", key, 429) == "TOO_MANY_REQUESTS"
@@ -308,15 +309,14 @@ async def test_one_decision_of_a_moment_is_all_that_its_id_allows(desk: Desk, ke
     assert (await desk.call("agent.getView", key))["viewId"] != view["viewId"]
 
 
-async def test_what_an_agent_declares_holds_beside_readers_that_began_before(desk: Desk, key: str) -> None:
-    """Readers of the models that are slow do not bring back what was declared before."""
+async def test_a_declaration_reaches_readers_that_started_before(desk: Desk, key: str) -> None:
+    """Slow readers of the models do not restore an earlier declaration."""
     await desk.call("agent.declare", key, model="lab/one")
     async with desk.floor.database.transaction() as conn:
         await conn.execute("LOCK TABLE invocation_counts IN ACCESS EXCLUSIVE MODE")
         reading = asyncio.create_task(desk.call("models.getModels"))
         waits = "SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'invocation_counts'::regclass AND NOT granted)"
-        while not await conn.fetchval(waits):
-            await asyncio.sleep(0.01)
+        await until(lambda: conn.fetchval(waits))
         assert (await desk.call("agent.declare", key, model="lab/two"))["model"] == "lab/two"
     await reading
     view = await desk.call("agent.getView", key)
@@ -349,7 +349,7 @@ async def test_a_key_with_operate_halts_and_flattens_its_account(desk: Desk, com
     await operators.close()
 
 
-async def test_an_order_by_hand_on_a_models_account_is_marked_and_ends_its_rank(desk: Desk, command: Command) -> None:
+async def test_a_manual_order_on_a_models_account_is_marked_and_ends_its_rank(desk: Desk, command: Command) -> None:
     await desk.floor.add("ada", "bob")
     desk.floor.provider.scripts["ada"] = [calling(opening()), hold()]
     await desk.floor.cycle()
@@ -385,7 +385,8 @@ async def test_manual_orders_can_be_refused(database: Database, aiohttp_client: 
     async with open_floor(database, MANUAL_ORDERS="off") as floor:
         await floor.add("ada")
         await floor.agents.start()
-        context: Any = AgentContext(floor.settings, floor.clock, floor.market, floor.exchange, floor.agents, None)
+        floor_parts = floor.settings, floor.clock, floor.market, floor.exchange
+        context: Any = AgentContext(*floor_parts, floor.models, floor.invocations, floor.agents, None)
         desk = Desk(floor, await aiohttp_client(make_app(context=context, database=database)))
         order: dict[str, Any] = {"symbol": "BTC", "side": "buy", "quantity": 0.01}
         assert await desk.call("simulator.placeOrder", None, 403, accountId="ada", **order) == "MANUAL_ORDERS_OFF"

@@ -13,7 +13,7 @@ from mcp.client.streamable_http import streamable_http_client
 from support.agent_desk import Desk, order_of
 from support.orpc import installed_packages
 
-from trader.domain.agents.tools import AGENT_TOOLS, TOOL_NAMES, tool_schemas
+from trader.agents.domain.tools import AGENT_TOOLS, TOOL_NAMES, tool_schemas
 
 MODERN: Final = "2026-07-28"
 META: Final = "io.modelcontextprotocol/"
@@ -66,7 +66,7 @@ async def test_the_official_client_drives_every_tool(desk: Desk, key: str, mode:
         assert (result.is_error, result.structured_content["rule"]) == (True, "leverage")
 
 
-async def test_the_wire_refuses_what_the_revision_says(desk: Desk, key: str) -> None:
+async def test_the_wire_enforces_the_revisions_rules(desk: Desk, key: str) -> None:
     url, own = desk.client.make_url("/mcp"), {"Authorization": f"Bearer {key}"}
 
     async def post(body: Any, **headers: str) -> tuple[int, Any]:
@@ -97,6 +97,10 @@ async def test_the_wire_refuses_what_the_revision_says(desk: Desk, key: str) -> 
     assert await failed([modern("ping")]) == (400, -32600)
     assert (await post({"jsonrpc": "2.0", "method": "notifications/initialized"}))[0] == 202
     assert await failed({"jsonrpc": "2.0", "id": 1, "method": "resources/list"}) == (200, -32601)
+    initialize = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": "2025-06-18"}}
+    assert "sent no key" not in (await post(initialize))[1]["result"]["instructions"]
+    async with ClientSession() as session, session.post(url, json=initialize) as response:
+        assert "sent no key" in (await response.json())["result"]["instructions"]
     whoami = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "whoami"}}
     assert (await post(whoami, Authorization="Bearer tra_wrong"))[0] == 401
     async with ClientSession(headers=own) as session:
@@ -110,7 +114,7 @@ async def test_the_wire_refuses_what_the_revision_says(desk: Desk, key: str) -> 
 @pytest.mark.processes
 @pytest.mark.parametrize("scenario", ["server-initialize", "ping", "tools-list", "dns-rebinding-protection"])
 async def test_the_conformance_suite_passes(desk: Desk, scenario: str) -> None:
-    """The scenarios of the official suite that any server of tools must pass; the others need tools of their own."""
+    """The scenarios of the official suite that every server of tools must pass; the others require special tools."""
     program = installed_packages(Path(__file__).parent / "conformance") / ".bin" / "conformance"
     url = f"http://localhost:{desk.client.port}/mcp"
     process = await asyncio.create_subprocess_exec(
@@ -121,7 +125,7 @@ async def test_the_conformance_suite_passes(desk: Desk, scenario: str) -> None:
     assert b"0 failed, 0 warnings" in out
 
 
-async def test_pages_of_allowed_origins_alone_may_call(desk: Desk, key: str) -> None:
+async def test_only_pages_of_allowed_origins_may_call(desk: Desk, key: str) -> None:
     asked = {
         "Access-Control-Request-Method": "POST",
         "Access-Control-Request-Headers": "authorization,content-type,mcp-method,mcp-name,mcp-protocol-version",

@@ -1,16 +1,16 @@
-"""Tokens of operators over HTTP: what their scopes allow, and what the commands change beside the service."""
+"""Tokens of operators over HTTP: the permissions of their scopes, and changes by commands while the service runs."""
 
 from typing import Any
 
 from support.agent_desk import Command, Desk
 
 from trader.api.context import ACCESS
-from trader.store.database.pool import Database
+from trader.database.pool import Database
 
 ORDER: dict[str, Any] = {"accountId": "default", "symbol": "BTC", "side": "buy", "quantity": 0.01}
 
 
-async def test_a_token_may_do_what_its_scopes_say(desk: Desk, command: Command) -> None:
+async def test_a_token_allows_what_its_scopes_allow(desk: Desk, command: Command) -> None:
     reader, trader, operator = [
         (await command("tokens", "add", scopes, "--scopes", scopes))["token"] for scopes in ("read", "trade", "operate")
     ]
@@ -37,7 +37,7 @@ async def test_closed_reading_is_open_to_tokens_that_may_read(desk: Desk, comman
             assert answer.status == status
 
 
-async def test_tokens_are_rotated_and_revoked_beside_the_service(
+async def test_tokens_are_rotated_and_revoked_while_the_service_runs(
     desk: Desk, command: Command, database: Database
 ) -> None:
     first = (await command("tokens", "add", "page", "--scopes", "trade,read"))["token"]
@@ -50,7 +50,7 @@ async def test_tokens_are_rotated_and_revoked_beside_the_service(
     await desk.call("simulator.placeOrder", second, **ORDER)
     assert [(await command("tokens", "revoke", "page"))["revoked"] for _ in range(2)] == [1, 0]
     assert await desk.call("simulator.placeOrder", second, 401, **ORDER) == "KEY_REVOKED"
-    assert "no token 'nobody'. There are: page." in await command("tokens", "revoke", "nobody", code=1)
+    assert "no token 'nobody'. Existing tokens: page." in await command("tokens", "revoke", "nobody", code=1)
     (listed,) = (await command("tokens", "list"))["tokens"]
     assert (listed["name"], listed["tokenPrefix"], listed["revokedAt"] is None) == ("page", second[:12], False)
     async with database.connection() as conn:
@@ -66,3 +66,20 @@ async def test_an_agent_and_a_token_may_have_one_name(desk: Desk, command: Comma
     assert (await desk.call("agent.whoami", key))["agentId"] == "scout"
     (agent,) = (await command("agents", "list"))["agents"]
     assert agent["revokedAt"] is None
+
+
+async def test_closed_reading_leaves_agents_their_own_procedures(desk: Desk, command: Command) -> None:
+    key = (await command("agents", "add", "scout", "--variant", "Apex", "--scopes", "read,trade,operate"))["key"]
+    await desk.call("simulator.getAccount", key, accountId="another")  # open to everybody
+    desk.client.app[ACCESS].closes_reading = True
+    for name in ("simulator.getAccount", "models.getModels", "trading.getPositions", "analytics.getLeaderboard"):
+        assert await desk.call(name, key, 403) == "FORBIDDEN"
+    assert (await desk.call("agent.whoami", key))["agentId"] == "scout"
+    await desk.call("agent.getBoard", key)
+    for path, status in (("/skill.md", 200), ("/api/contract.d.ts", 200), ("/api/docs", 403)):
+        async with desk.client.get(path, headers={"Authorization": f"Bearer {key}"}) as answer:
+            assert answer.status == status
+    tools = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+    for headers, status in (({"Authorization": f"Bearer {key}"}, 200), ({}, 401)):
+        async with desk.client.post("/mcp", json=tools, headers=headers) as answer:
+            assert answer.status == status

@@ -1,4 +1,4 @@
-"""GET /api/record: the chain for everybody who verifies it, and the verifier of the documents on a real record."""
+"""GET /api/record: the chain for external verification, and the documented verifier on a real record."""
 
 import asyncio
 import json
@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from pytest_aiohttp.plugin import AiohttpClient
-from support.floor import Floor, calling, hold, opening
 from support.served import AppClient, make_app
+from support.trading_floor import Floor, calling, hold, opening
 
 from trader.api import record
 from trader.api.context import DATABASE
-from trader.services.agents.results import record_results
-from trader.store.agents.chain import insert_anchor, select_anchors
+from trader.record.results import record_results
+from trader.record.sql.chain import insert_anchor, select_anchors
 
 VERIFIER = Path(__file__).parents[3] / "docs" / "examples" / "verify_record.py"
 
@@ -47,13 +47,13 @@ async def _verify(client: AppClient, anchors: Path) -> tuple[int | None, str]:
     return process.returncode, out.decode()
 
 
-async def test_pages_go_on_to_the_head(client: AppClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pages_continue_to_the_head(client: AppClient, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = await _page(client, 0)
     assert [link["kind"] for link in whole["links"]] == [
-        "entrants", "entrants", "invocation", "invocation", "begin", "results",
+        "models", "entrants", "entrants", "invocation", "invocation", "begin", "results",
     ]  # fmt: skip
     last = whole["links"][-1]
-    assert (whole["head"], whole["next"]) == ({"position": 6, "digest": last["digest"]}, None)
+    assert (whole["head"], whole["next"]) == ({"position": 7, "digest": last["digest"]}, None)
     assert [fill["quantity"] for fill in json.loads(last["record"])["rows"]["fills"]] == ["0.1", "0.1"]
     monkeypatch.setattr(record, "LINKS_MAX", 4)
     first, rest = await _page(client, 0), await _page(client, 4)
@@ -63,11 +63,11 @@ async def test_pages_go_on_to_the_head(client: AppClient, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("after", ["-1", "x", "1e3", "9" * 17, "", "%D9%A1"])
-async def test_what_is_no_position_is_refused(client: AppClient, after: str) -> None:
+async def test_an_invalid_position_is_refused(client: AppClient, after: str) -> None:
     assert "is not a position of the chain" in (await _page(client, after, 400))["error"]
 
 
-async def test_the_verifier_of_the_documents_finds_what_was_done(
+async def test_the_documented_verifier_detects_tampering(
     client: AppClient, floor: Floor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(record, "LINKS_MAX", 4)
@@ -79,12 +79,14 @@ async def test_the_verifier_of_the_documents_finds_what_was_done(
     anchors.write_text(json.dumps(line) + "\n")
     code, said = await _verify(client, anchors)
     assert (code, said.splitlines()[-1]) == (0, "intact"), said
-    assert said.startswith(f"6 links, the head is {anchor.digest.hex()}: {{'entrants': 2, 'invocation': 2,")
+    assert said.startswith(
+        f"7 links, the head is {anchor.digest.hex()}: {{'models': 1, 'entrants': 2, 'invocation': 2,"
+    )
     for statement, found in (
-        ("UPDATE invocations SET response = 'x' WHERE status = 'completed'", "position 3: the record is not as it was"),
-        ("UPDATE chain_links SET record = replace(record, '0.1', '2') WHERE kind = 'results'", "6: the record is not"),
+        ("UPDATE invocations SET response = 'x' WHERE status = 'completed'", "position 4: the record was changed"),
+        ("UPDATE chain_links SET record = replace(record, '0.1', '2') WHERE kind = 'results'", "7: the record"),
         ("UPDATE chain_links SET digest = sha256('x') WHERE position = 2", "position 2: the link does not follow"),
-        ("DELETE FROM chain_links WHERE position = 6", "position 6: the chain is cut off before this anchor"),
+        ("DELETE FROM chain_links WHERE position = 7", "position 7: the chain is cut off before this anchor"),
         ("DELETE FROM chain_links WHERE position = 4", "position 4: the link is gone"),
     ):  # fmt: skip
         async with floor.database.connection() as conn:

@@ -12,6 +12,7 @@ from aiohttp.test_utils import TestServer
 from support.chromium import browsing, chromium_program, open_tab
 from support.orpc import installed_packages
 from support.process import ServiceProcess, serving
+from support.waiting import becomes
 
 pytestmark = pytest.mark.processes
 
@@ -46,7 +47,7 @@ class Frontend:
         return f"http://{host}:{self.server.port}"
 
     async def visit(self, folder: Path, host: str, service: ServiceProcess) -> dict[str, Any]:
-        """Open the page in a browser; what its steps saw."""
+        """Open the page in a browser, and return the results of its steps."""
         address = f"{self.origin(host)}/?service={service.url}"
         async with browsing(folder / host, "--remote-debugging-port=0", address) as browser:
             ended = asyncio.create_task(browser.wait())
@@ -83,9 +84,7 @@ async def frontend() -> AsyncIterator[Frontend]:
 async def test_a_listed_origin_works_and_another_is_refused(frontend: Frontend, tmp_path: Path, dsn: str) -> None:
     listed = frontend.origin("localhost")
     async with serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0", CORS_ORIGINS=listed) as service:
-        async with asyncio.timeout(20):  # the schedulers run soon after the start
-            while (await service.get("/health"))[0] != 200:
-                await asyncio.sleep(0.1)
+        await becomes(service.status, 200)  # the schedulers run soon after the start
         assert await frontend.visit(tmp_path, "localhost", service) == {
             "plain": 4,
             "requestId": "string",
@@ -107,7 +106,8 @@ async def test_a_listed_origin_works_and_another_is_refused(frontend: Frontend, 
         assert account["positions"][0]["quantity"] == 0.03
 
         seen = await frontend.visit(tmp_path, "127.0.0.1", service)
-        # What a browser may send without asking, it sends and hides the answer: so the service itself refuses it.
+        # A browser sends simple requests without a preflight and only hides the answer, so the service refuses them
+        # itself.
         assert seen.pop("blindOrder") == "opaque"
         assert {name: kind for name, kind in seen.items() if kind not in {"TypeError", "Error"}} == {}
         account = (await service.call("simulator.getAccount", accountId="127.0.0.1"))["account"]
@@ -126,7 +126,7 @@ TRY = """(async () => {
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_the_reference_page_is_found_through_and_shown_in_both_schemes(
+async def test_the_reference_page_is_searchable_and_shown_in_both_schemes(
     service: ServiceProcess, tmp_path: Path
 ) -> None:
     chromium_program()

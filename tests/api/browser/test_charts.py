@@ -32,7 +32,7 @@ CLOSE_TO = 1.5
 """Pixels: edges are drawn on whole ones."""
 
 
-async def test_charts_show_their_data_where_it_belongs(service: ServiceProcess, tmp_path: Path) -> None:
+async def test_charts_show_their_data_in_place(service: ServiceProcess, tmp_path: Path) -> None:
     chromium_program()
     start_ms = 1772582400000
     markers = [
@@ -49,7 +49,7 @@ async def test_charts_show_their_data_where_it_belongs(service: ServiceProcess, 
 
 
 def check_candles(market: dict[str, Any]) -> None:
-    """Every body, wick, marker and level is at its price, on one scale, and in its colour."""
+    """Every body, wick, marker and level is at its price, on one scale, and in its color."""
     drawn = market["candles"]
     assert [candle["color"] for candle in drawn] == [GAIN if bar[3] >= bar[0] else LOSS for bar in BARS]
     (top_y, bottom_y), (_, top, bottom, _) = drawn[0]["wick"], BARS[0]
@@ -73,7 +73,7 @@ def check_candles(market: dict[str, Any]) -> None:
 
 
 def check_curves(seen: dict[str, Any]) -> None:
-    """Lines run between their values, their badges stand at their last ones, and a dot leads to its trade."""
+    """Lines run between their values, their badges are at their last values, and a dot links to its trade."""
     (rising_early, falling_early), (rising_late, falling_late) = seen["lines"]
     assert rising_early == pytest.approx(falling_late, abs=CLOSE_TO)
     assert rising_late == pytest.approx(falling_early, abs=CLOSE_TO)

@@ -1,4 +1,4 @@
-"""The dashboard in a real browser: what it shows is what the procedures answer, live, through restarts, and as text."""
+"""The dashboard in a real browser: it shows the procedures' answers live, across restarts, and as text."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -11,10 +11,11 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 from support.chromium import Tab, chromium_program
-from support.dashboard import choose_moment, gone, on_page, shows, shows_figures, until, visit
+from support.dashboard import choose_moment, gone, on_page, shows, shows_figures, visit
 from support.orpc import installed_packages
 from support.process import ServiceProcess, serving
-from support.switch import switching
+from support.tcp_forwarder import forwarding
+from support.waiting import until
 
 pytestmark = pytest.mark.processes
 
@@ -66,7 +67,7 @@ async def trade(service: ServiceProcess, account: str, symbol: str = "BTC") -> N
         assert order["status"] == "filled", order
 
 
-async def test_figures_are_those_of_the_procedures_and_hostile_texts_do_nothing(tmp_path: Path, dsn: str) -> None:
+async def test_figures_equal_the_procedures_and_hostile_texts_do_nothing(tmp_path: Path, dsn: str) -> None:
     chromium_program()
     async with serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0") as service:
         await add_hostile_model(dsn)
@@ -102,7 +103,7 @@ async def test_figures_are_those_of_the_procedures_and_hostile_texts_do_nothing(
 
 
 async def shows_a_trade_and_its_market(tab: Tab, service: ServiceProcess) -> None:
-    """The page of a trade draws its candles; its market's page draws them with the marks of all trades, live."""
+    """The page of a trade draws its candles; its market's page draws them live, with the marks of all trades."""
     drawn = "performance.getEntriesByName('candles').length > 0"
     await until(lambda: tab.evaluate(drawn), "the candles of the trade")
     await shows(tab, "Plan and outcome")
@@ -166,7 +167,7 @@ async def test_the_budget_of_a_model_is_on_its_page(
         assert tab.problems == []
 
 
-async def test_evidence_is_in_words_and_a_new_arena_shows_its_whole_run(tmp_path: Path, dsn: str) -> None:
+async def test_evidence_is_in_words_and_a_new_service_shows_its_whole_run(tmp_path: Path, dsn: str) -> None:
     chromium_program()
     async with (
         serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0") as service,
@@ -182,7 +183,7 @@ async def test_evidence_is_in_words_and_a_new_arena_shows_its_whole_run(tmp_path
             assert f"Not distinguishable yet: {difference['reason']}." in text
         await shows(tab, "Leverage by volatility")
         await visit(tab, service.url, "/#/models?window=nothing")
-        await shows(tab, "No entrant has enough hours and trades to be called the best.")
+        await shows(tab, "No entrant can be called the best.")
         assert tab.problems == []
 
 
@@ -228,14 +229,14 @@ async def test_an_order_is_on_the_page_within_a_second(tmp_path: Path, dsn: str)
         assert await tab.evaluate("window.shift") < 0.05, "nothing jumps under the reader"
 
 
-async def test_it_lives_through_a_takeover_and_a_restart(tmp_path: Path, dsn: str) -> None:
+async def test_the_page_survives_a_takeover_and_a_restart(tmp_path: Path, dsn: str) -> None:
     chromium_program()
-    async with switching() as switch:
+    async with forwarding() as switch:
         shared = {"DATABASE_URL": dsn, "SIM_LATENCY_MS": "0", "SERVER_URL": switch.url}
         async with serving(tmp_path, **shared) as first, serving(tmp_path, **shared) as second:
             switch.to(first.url)
             async with on_page(tmp_path / "profile", switch.url) as tab:
-                await until(lambda: order_is_shown(tab, first, "before"))  # it has heard from the service
+                await until(lambda: order_is_shown(tab, first, "before"))  # it has received data from the service
                 await first.kill()
                 switch.to(None)
                 await shows(tab, "The connection to the service is lost. What you see is as of")
@@ -386,7 +387,7 @@ async def test_every_choice_is_in_the_address(service: ServiceProcess, tmp_path:
             "only that the range was refused"
         )
         tab.problems.clear()
-        # Until the page is long enough, and stays so: its parts come one after the other.
+        # Until the page is long enough and stays so, since its parts arrive in turn.
         await until(
             lambda: tab.evaluate("(scrollTo(0, 300), history.state?.scroll === 300)"), "the scroll in the history"
         )

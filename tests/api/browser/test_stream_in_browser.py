@@ -1,4 +1,4 @@
-"""The one stream in a real browser: its EventSource over a connection that breaks, and the tabs of one origin."""
+"""The combined stream in a real browser: its EventSource over a breaking connection, and the tabs of one origin."""
 
 import asyncio
 import os
@@ -17,9 +17,9 @@ from support.records import START
 from support.served import Client, make_stream_app, served
 
 from trader.api import streams
-from trader.api.stream_events import EVENTS_MAX
-from trader.services.events import EventBus, WorkflowProgress
-from trader.settings import Settings
+from trader.api.broadcast import EVENTS_MAX
+from trader.core.events import EventBus, WorkflowProgress
+from trader.settings.settings import Settings
 
 pytestmark = pytest.mark.processes
 
@@ -34,7 +34,7 @@ BEHIND_MAX = EVENTS_MAX // 2
 
 
 class Service:
-    """A page, the streams, and something to call."""
+    """A page, the streams, and a procedure to call."""
 
     def __init__(self) -> None:
         self.positions = 0
@@ -42,14 +42,14 @@ class Service:
         self._random = Random(2)
         self.events = EventBus()
         loads = dict.fromkeys(("positions", "trades", "conversations", "portfolio", "candles"), self._load)
-        self.hubs = streams.Hubs(loads, self.events, ManualClock(START))
+        self.broadcasters = streams.Broadcasters(loads, self.events, ManualClock(START))
 
     def make_app(self, origins: str) -> web.Application:
         routes = [web.get("/page", self._page), web.get("/empty", self._empty), web.post("/call", self._call)]
         for name, folder in (("module", MODULE), ("here", HERE)):
             routes.append(web.get(f"/{name}/{{path:.*}}", partial(self._file, folder)))
         settings = Settings.load({"PORT": "0", "CORS_ORIGINS": origins}, None, demo=True)
-        return make_stream_app(self.hubs, streams.Timing(watch_s=0.05, retry_ms=1), routes, settings)
+        return make_stream_app(self.broadcasters, streams.Timing(watch_s=0.05, retry_ms=1), routes, settings)
 
     async def _load(self) -> bytes:
         return b'[{"modelId":"a","pnl":%d},{"modelId":"b","pnl":"%b"}]' % (self.positions, b"7" * 300)
@@ -70,12 +70,12 @@ class Service:
 
     def step(self) -> None:
         self.steps += 1
-        text = self._random.randbytes(150).hex()  # as long when it is compressed as the text of a model
+        text = self._random.randbytes(150).hex()  # as long, once compressed, as the text of a model
         self.events.publish(WorkflowProgress("workflow:step", START, {"step": self.steps, "text": text}))
 
     def move(self) -> None:
         self.positions += 1
-        self.hubs.states["positions"].changed()
+        self.broadcasters.states["positions"].changed()
 
 
 @asynccontextmanager
@@ -86,7 +86,7 @@ async def serving(origins: str = "") -> AsyncIterator[tuple[Service, Client]]:
 
 
 class Scissors:
-    """A proxy that, once it is `cutting`, ends each connection after a random number of bytes of the response."""
+    """A proxy that, while `cutting`, ends each connection after a random number of bytes of the response."""
 
     def __init__(self) -> None:
         self.port = 0
@@ -116,7 +116,7 @@ class Scissors:
                 writer.write(data)
 
     async def _pass_some(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # Not within the head of the response: a browser takes a part of it for a whole one, and that is no stream.
+        # Not within the head of the response: a browser takes a partial head for a complete one, which is no stream.
         allowance = self._random.randrange(450, 1200)
         while data := await reader.read(allowance if self.cutting else 65536):
             writer.write(data)
@@ -127,7 +127,7 @@ class Scissors:
                 return
 
 
-async def test_cuts_neither_lose_nor_double_an_event(tmp_path: Path) -> None:
+async def test_cuts_neither_lose_nor_duplicate_an_event(tmp_path: Path) -> None:
     scissors = Scissors()
     proxy = await asyncio.start_server(scissors.serve, "127.0.0.1", 0)
     origin = f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
@@ -164,11 +164,11 @@ async def test_five_tabs_share_a_connection_and_procedures_answer_at_once(tmp_pa
         others = [await first.open_another(address) for _ in range(4)]
         for tab in (first, *others):
             await tab.until("tab.positions !== null && tab.states.includes('open')")
-        assert len(service.hubs.states["positions"]) == len(service.hubs.workflow) == 1
+        assert len(service.broadcasters.states["positions"]) == len(service.broadcasters.workflow) == 1
         call = "fetch('/call', { method: 'POST' }).then(answer => answer.status)"
         assert await asyncio.gather(*(tab.evaluate(call) for tab in (first, *others))) == [200] * 5
 
-        # The tab with the connection is closed; the next one goes on where it ended.
+        # The tab with the connection is closed; the next one continues where it ended.
         for _ in range(3):
             service.step()
         await others[-1].until("tab.steps.length === 3")
@@ -179,7 +179,7 @@ async def test_five_tabs_share_a_connection_and_procedures_answer_at_once(tmp_pa
         for tab in others:
             await tab.until(f"tab.steps.length === 6 && tab.positions[0].pnl === {service.positions}")
             assert await tab.evaluate("[tab.steps.join(), tab.resets]") == ["1,2,3,4,5,6", 0]
-        assert len(service.hubs.states["positions"]) == 1
+        assert len(service.broadcasters.states["positions"]) == 1
 
 
 async def test_five_tabs_of_other_pages_leave_a_connection_for_procedures(tmp_path: Path) -> None:
@@ -189,6 +189,6 @@ async def test_five_tabs_of_other_pages_leave_a_connection_for_procedures(tmp_pa
             await tab.evaluate("globalThis.source = new EventSource('/api/events'); 0")
         for tab in (first, *others):
             await tab.until("source.readyState === 1")
-        assert len(service.hubs.workflow) == 5
+        assert len(service.broadcasters.workflow) == 5
         call = "fetch('/call', { method: 'POST' }).then(answer => answer.status)"
         assert [await tab.evaluate(call) for tab in (first, *others)] == [200] * 5

@@ -1,4 +1,4 @@
-"""The adapter that the documents give to another frontend: run on answers of the contract, with the names it reads."""
+"""The documented adapter for another frontend: run on answers of the contract, with the names that it reads."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The TypeScript contract and the clients it is for: compiled with tsc, and run against the service."""
+"""The TypeScript contract and its clients: compiled with tsc, and run against the service."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ def project(tmp_path: Path, packages: Path) -> Path:
 
 
 def compile_project(project: Path) -> set[tuple[str, int]]:
-    """The places of the compiler's errors, apart from those within the packages."""
+    """The locations of the compiler's errors, except within the packages."""
     compiler = project / "node_modules" / ".bin" / "tsc"
     done = subprocess.run(
         [compiler, "-p", project, "--pretty", "false"],
@@ -54,11 +54,11 @@ def compile_project(project: Path) -> set[tuple[str, int]]:
     }
 
 
-def test_right_use_compiles_and_wrong_use_does_not(project: Path) -> None:
+def test_correct_use_compiles_and_wrong_use_does_not(project: Path) -> None:
     lines = (project / "wrong.ts").read_text().splitlines()
     wrong = {("wrong.ts", number) for number, line in enumerate(lines, start=1) if line.endswith("// wrong")}
     assert len(wrong) > 15
-    # A mistake in the contract itself is found too, not passed over as a declaration that nobody looks at.
+    # Errors in the contract itself are found too, not skipped as in an unused declaration.
     contract = project / "trader.d.ts"
     declared = contract.read_text().splitlines()
     contract.write_text("\n".join([*declared, "export type Broken = NoSuchType"]))
@@ -108,6 +108,7 @@ async def test_every_client_calls_every_procedure(packages: Path, tmp_path: Path
         "trading.getCandles": {"symbol": "BTC", "interval": "1m"},
         "analytics.getTradeTotals": {"by": "day"},
         "analytics.getBehaviour": {"modelId": "apex-rules"},
+        "operations.halt": {"accountId": "apex-rules", "reason": "a test of clients"},
     }
     names = re.findall(r"ProcedureClient<TContext, '([\w.]+)'>", make_contract().stdout)
     calls = [{"path": name.split("."), "input": inputs.get(name, {})} for name in names]
@@ -120,7 +121,7 @@ async def test_every_client_calls_every_procedure(packages: Path, tmp_path: Path
         answers = dict(zip(names, group["answers"], strict=True))
         for name in ("simulator.cancelOrder", "models.getConversation", "trading.getTrade"):
             assert answers.pop(name)["error"]["code"] == "NOT_FOUND"
-        for name in [name for name in answers if name.startswith("agent.")]:  # these speak for the account of a key
+        for name in [name for name in answers if name.startswith("agent.")]:  # these act for the account of a key
             assert answers.pop(name)["error"]["code"] == "UNAUTHORIZED", name
         assert [name for name, answer in answers.items() if "output" not in answer] == []
         assert answers["simulator.placeOrder"]["output"]["order"]["status"] == "filled"

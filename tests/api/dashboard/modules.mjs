@@ -9,7 +9,7 @@ Object.assign(globalThis, {
   addEventListener() {},
   document: { documentElement: { dataset: {} }, body: { dataset: {} } },
 })
-const { applyPatch, openStream } = await import(`${folder}/events.js`)
+const { listed, mergePatch, openStream } = await import(`${folder}/events.js`)
 const { number, signedPercent } = await import(`${folder}/format.js`)
 const { connect } = await import(`${folder}/store.js`)
 const { troublesOf } = await import(`${folder}/system.js`)
@@ -47,7 +47,7 @@ const streamsOf = models => {
 
 const textOf = (connection, health) => troublesOf({ connection, dataAt: null }, health, {}, undefined).map(({ kind, text }) => `${kind}: ${text}`)
 console.log(JSON.stringify({
-  applied: patches.map(([state, patch]) => applyPatch(state, patch)),
+  applied: patches.map(([state, patch]) => listed(mergePatch(state, patch))),
   states,
   connections,
   few: streamsOf('4'),

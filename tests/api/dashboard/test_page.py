@@ -1,4 +1,4 @@
-"""The page at `/` and its files: compressed, kept by browsers, without anything inline; and what PUBLIC=on refuses."""
+"""The page at `/` and its files: compressed, cached by browsers, without inline code; and refusals with PUBLIC=on."""
 
 import gzip
 import hashlib
@@ -12,7 +12,7 @@ from PIL import Image
 from support.process import ServiceProcess, serving
 
 from trader.api.dashboard import assets, page, preview
-from trader.settings import Settings
+from trader.settings.settings import Settings
 
 pytestmark = pytest.mark.processes
 
@@ -21,7 +21,7 @@ GZIP = {"Accept-Encoding": "gzip"}
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_the_page_is_small_compressed_and_kept(service: ServiceProcess) -> None:
+async def test_the_page_is_small_compressed_and_cached(service: ServiceProcess) -> None:
     async with service.http.get(f"{service.url}/", headers=GZIP, auto_decompress=False) as response:
         body = await response.read()
         assert response.headers["Content-Encoding"] == "gzip"
@@ -94,7 +94,7 @@ def test_the_picture_has_each_curve_where_its_values_are() -> None:
     assert {(0, 255, 0), (255, 0, 0), (0, 0, 255)} <= names
 
 
-def test_a_name_that_the_font_may_lack_is_replaced_and_an_account_without_a_value_left_out() -> None:
+def test_a_name_outside_the_font_is_replaced_and_an_account_without_a_value_omitted() -> None:
     record = '{"id":"%s","name":"%s","variant":"Apex","values":%s}'
     rows = [("a", "Ünïted", "[null,100,150]"), ("b", "模型", "[50,25]"), ("c", "none", "[null,null]")]
     curves = preview.curves_of([(record % row).encode() for row in rows], {"a": "#123456"})
@@ -102,7 +102,7 @@ def test_a_name_that_the_font_may_lack_is_replaced_and_an_account_without_a_valu
     assert curves[0].color == "#123456"
 
 
-def test_vendored_files_are_those_of_the_list() -> None:
+def test_vendored_files_match_the_list() -> None:
     listed = re.findall(r"^([0-9a-f]{64})  (\S+)$", assets.text_of("vendor/LICENSES.txt"), re.MULTILINE)
     files = {name: body for name, body in assets.FILES.items() if name.startswith("vendor/")}
     assert {f"vendor/{name}": digest for digest, name in listed} == {
@@ -110,7 +110,7 @@ def test_vendored_files_are_those_of_the_list() -> None:
     }
 
 
-async def test_without_the_dashboard_the_root_says_where_things_are(tmp_path: Path, dsn: str) -> None:
+async def test_without_the_dashboard_the_root_lists_addresses(tmp_path: Path, dsn: str) -> None:
     async with serving(tmp_path, DATABASE_URL=dsn, DASHBOARD="off") as service:
         status, places = await service.get("/")
         assert (status, places["reference"]) == (200, "/api/docs")

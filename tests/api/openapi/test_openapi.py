@@ -1,4 +1,4 @@
-"""The OpenAPI document: valid, complete, and as the wire is; and the page made of it."""
+"""The OpenAPI document: valid, complete, and true to the wire; and the page rendered from it."""
 
 import re
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from trader.api import openapi, rpc
 from trader.api.dashboard import assets
 from trader.api.reference import page
 from trader.api.registry import REGISTRY, load_procedures
-from trader.settings import Settings
+from trader.settings.settings import Settings
 
 Document = dict[str, Any]
 
@@ -58,7 +58,7 @@ def test_the_document_is_valid(document: Document) -> None:
     assert [str(error) for error in OpenAPIV31SpecValidator(document).iter_errors()] == []
 
 
-def test_every_procedure_stream_and_report_is_there(document: Document) -> None:
+def test_every_procedure_stream_and_report_is_documented(document: Document) -> None:
     wanted = {f"/api/rpc/{name}" for name in REGISTRY.procedures}
     streams = ("positions", "trades", "conversations", "portfolio", "candles", "workflow")
     wanted |= {f"/api/events/{name}" for name in streams}
@@ -104,7 +104,7 @@ def test_each_error_has_its_status_and_code(document: Document) -> None:
     assert all(f"`{code}`" in document["info"]["description"] for code in codes)
 
 
-def test_only_what_changes_something_names_the_token(document: Document) -> None:
+def test_only_procedures_with_changes_mention_the_token(document: Document) -> None:
     guarded = {path for path, operation in operations(document) if "security" in operation}
     declared = REGISTRY.procedures
     assert guarded == {f"/api/rpc/{name}" for name in declared if declared[name].changes or declared[name].scope}
@@ -127,7 +127,7 @@ def test_only_what_changes_something_names_the_token(document: Document) -> None
         ("PortfolioUpdate", contract.LIVE_PORTFOLIO),
     ],
 )
-def test_fields_are_those_of_the_contract(document: Document, name: str, shape: dict[str, Any]) -> None:
+def test_fields_match_the_contract(document: Document, name: str, shape: dict[str, Any]) -> None:
     schema = document["components"]["schemas"][name]
     assert set(schema["properties"]) == {key.removesuffix("?") for key in shape}
     assert set(schema["required"]) == {key for key in shape if not key.endswith("?")}
@@ -145,7 +145,7 @@ def test_fields_are_those_of_the_contract(document: Document, name: str, shape: 
             assert kinds == {"integer"}, key
 
 
-def test_null_absence_and_alternatives_are_told_apart(document: Document) -> None:
+def test_null_absence_and_alternatives_are_distinguished(document: Document) -> None:
     schemas = document["components"]["schemas"]
     assert schemas["OverallStats"]["properties"]["sharpeRatio"] == {
         "anyOf": [{"type": "number"}, {"type": "string", "enum": ["N/A", "Infinity"]}]
@@ -159,7 +159,7 @@ def test_null_absence_and_alternatives_are_told_apart(document: Document) -> Non
     assert '"format":"decimal"' not in orjson.dumps(document).decode()
 
 
-def test_the_introduction_tells_the_real_limits() -> None:
+def test_the_introduction_states_the_real_limits() -> None:
     text = make(SERVER_URL="https://api.example/")["info"]["description"]
     for told in (
         "at most 65,536 bytes",
@@ -177,7 +177,7 @@ def test_the_introduction_tells_the_real_limits() -> None:
 def test_choices_are_in_the_order_of_their_definition(document: Document) -> None:
     schemas = document["components"]["schemas"]
     assert schemas["VariantId"]["enum"] == ["Apex", "Trendsurfer", "Contrarian", "Sovereign"]
-    assert schemas["GetVariantHistoryInput"]["properties"]["window"]["enum"] == ["24h", "7d", "30d"]
+    assert schemas["GetVariantHistoryInput"]["properties"]["window"]["anyOf"][0]["enum"] == ["24h", "7d", "30d"]
     resolutions = ["1m", "5m", "15m", "1h", "4h", "1d"]
     assert schemas["GetPortfolioHistoryOutput"]["properties"]["resolution"]["enum"] == resolutions
     assert schemas["OrderStatus"]["enum"][0] == "filled"
@@ -191,7 +191,7 @@ def test_examples_are_inputs(document: Document, name: str) -> None:
     assert media["example"] == openapi.EXAMPLES[name]
 
 
-def test_a_body_is_required_where_a_field_is(document: Document) -> None:
+def test_a_body_is_required_if_a_field_is(document: Document) -> None:
     for path, operation in operations(document):
         if not path.startswith(rpc.PREFIX):
             continue
@@ -212,11 +212,11 @@ def test_a_body_is_required_where_a_field_is(document: Document) -> None:
         ({"PORT": "0"}, "/"),
     ],
 )
-def test_the_server_is_that_of_the_settings(environment: dict[str, str], url: str) -> None:
+def test_the_server_address_comes_from_the_settings(environment: dict[str, str], url: str) -> None:
     assert make(**environment)["servers"] == [{"url": url}]
 
 
-def test_metrics_are_told_of_only_when_they_are_on() -> None:
+def test_the_metrics_address_is_listed_only_if_enabled() -> None:
     assert "/metrics" in make(METRICS="on")["paths"]
     assert "/metrics" not in make(METRICS="off")["paths"]
 
@@ -232,7 +232,7 @@ async def test_the_document_is_served(client: AppClient, document: Document) -> 
 
 
 class Page(HTMLParser):
-    """What a browser would see of a page: whether its elements nest, its anchors, and what it would fetch."""
+    """A page as a browser would parse it: whether its elements nest, its anchors, and the resources it would fetch."""
 
     VOID = frozenset({"meta", "link", "input", "br"})
 

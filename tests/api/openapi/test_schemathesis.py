@@ -1,4 +1,4 @@
-"""Schemathesis against the running service: whatever is sent, it answers as its OpenAPI document says."""
+"""Schemathesis against the running service: it answers any request according to its OpenAPI document."""
 
 import asyncio
 import re
@@ -16,7 +16,7 @@ TIMEOUT_S = 300
 
 
 async def run(folder: Path, service: ServiceProcess, *arguments: str) -> str:
-    """Let it call the service; what it reports. Fails when it found anything."""
+    """Let it call the service, and return its report. Fails if it finds anything."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(CONFIG), "run"),
         *(f"{service.url}/api/openapi.json", "--no-color", "--seed", "1", *arguments),
@@ -31,7 +31,7 @@ async def run(folder: Path, service: ServiceProcess, *arguments: str) -> str:
         raise
     report = output.decode()
     assert process.returncode == 0, report
-    # Some of what it sends is not even HTTP; the server says so on its own, before the service sees anything.
+    # Some requests are not even HTTP; the server refuses these itself, before the service sees them.
     assert [line for line in service.traceback().splitlines() if "BadHttpMessage" not in line] == []
     return report
 
@@ -44,14 +44,14 @@ def counted(report: str, pattern: str) -> int:
 
 async def test_schemathesis_finds_nothing(tmp_path: Path, dsn: str) -> None:
     async with serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0") as service:
-        # An endless stream is no answer to wait for; the streams have tests of their own.
+        # An endless stream never ends its answer; the streams have separate tests.
         report = await run(tmp_path, service, "--exclude-path-regex", "^/api/events", "--workers", "2")
-        assert counted(report, r"Tested: (\d+)") == 48
+        assert counted(report, r"Tested: (\d+)") == 49
         assert counted(report, r"(\d+) generated") > 500
         assert (await service.get("/health"))[0] == 200
 
 
-async def test_the_token_guards_what_the_document_says(tmp_path: Path, dsn: str) -> None:
+async def test_the_token_guards_the_documented_procedures(tmp_path: Path, dsn: str) -> None:
     async with serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0", API_TOKEN=TOKEN) as service:
         names = ("simulator.resetAccount", "simulator.getAccount")
         only = (*(f"--include-operation-id={name}" for name in names), "--phases", "coverage")

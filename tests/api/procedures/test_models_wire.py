@@ -1,4 +1,4 @@
-"""models.* over HTTP: the runs of real agents on a real database, as callers see them."""
+"""`models.*` over HTTP: the runs of real agents on a real database, as callers see them."""
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -6,30 +6,30 @@ from typing import Any
 
 import pytest
 from pytest_aiohttp.plugin import AiohttpClient
-from support.floor import Floor, calling, hold, open_floor, opening
 from support.records import make_model
 from support.scripted import START
 from support.served import AppClient, make_app
+from support.trading_floor import Floor, calling, hold, open_floor, opening
 
-from trader.clock import iso
-from trader.domain.models import VariantId
-from trader.errors import ProviderError
-from trader.services.agents.schedule import Agents
-from trader.settings import Settings
-from trader.store.database.pool import Database
-from trader.variants import color_of
+from trader.agents.invocations import InvocationReader
+from trader.agents.variants import color_of
+from trader.core.clock import iso
+from trader.core.errors import ProviderError
+from trader.core.variant_id import VariantId
+from trader.database.pool import Database
+from trader.settings.settings import Settings
 
 
 @dataclass
 class AgentsContext:
-    """What the procedures of the models use of the context."""
+    """The part of the context that the procedures of the models use."""
 
     settings: Settings
-    agents: Agents
+    invocations: InvocationReader
 
 
 class Caller:
-    """A floor, and a caller of its procedures."""
+    """A floor with a caller of its procedures."""
 
     def __init__(self, floor: Floor, client: AppClient) -> None:
         self.floor = floor
@@ -45,11 +45,11 @@ class Caller:
 @pytest.fixture
 async def caller(database: Database, aiohttp_client: AiohttpClient) -> AsyncIterator[Caller]:
     async with open_floor(database) as floor:
-        context: Any = AgentsContext(floor.settings, floor.agents)
+        context: Any = AgentsContext(floor.settings, floor.invocations)
         yield Caller(floor, await aiohttp_client(make_app(context=context)))
 
 
-async def test_models_with_their_activity(caller: Caller) -> None:
+async def test_models_are_listed_with_their_activity(caller: Caller) -> None:
     assert await caller.call("models.getModels") == {
         "models": [],
         "warning": "No model is active, so nothing trades. Add models with `trader models add FILE`.",
@@ -86,7 +86,7 @@ async def test_a_model_that_failed_three_times_in_a_row_is_named(caller: Caller)
     assert "warning" not in await caller.call("models.getModels")
 
 
-async def test_an_invocation_in_full(caller: Caller) -> None:
+async def test_an_invocation_is_returned_in_full(caller: Caller) -> None:
     await caller.floor.add("ada")
     caller.floor.provider.scripts["ada"] = [calling(opening(leverage=11), text="all in"), hold("told off")]
     (record,) = await caller.floor.cycle()
@@ -126,6 +126,7 @@ async def test_filters_order_and_failures(caller: Caller) -> None:
     assert await listed(variant="all", modelId="ada") == [ada, ada]
     assert await listed(variant="Contrarian") == []
     assert await listed(modelId="nobody") == []
+    assert await listed(modelId="x" * 129) == []
     (failed,) = (await caller.call("models.getInvocations", {"variant": "Sovereign", "limit": 1}))["conversations"]
     assert failed["failureReason"] == "every key of fake rests"
     assert failed["toolCalls"] == []
@@ -141,7 +142,6 @@ async def test_filters_order_and_failures(caller: Caller) -> None:
         ({"limit": 1.5}, "limit"),
         ({"variant": "apex"}, "variant"),
         ({"modelId": 5}, "modelId"),
-        ({"modelId": "x" * 129}, "modelId"),
         ({"model": "ada"}, "model"),
     ],
 )

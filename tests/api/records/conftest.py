@@ -1,4 +1,4 @@
-"""The procedures over the records, on a small season of real rows."""
+"""The procedures for the records, on a small season of real rows."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -24,26 +24,26 @@ from support.records import (
 )
 from support.scripted import make_settings
 
+from trader.agents.budgets import Budgets
+from trader.agents.domain.invocations import Step
+from trader.agents.sql import invocations as agents_store
 from trader.api import rpc
-from trader.api.envelope import Style
+from trader.api.envelope import BodyStyle
 from trader.api.registry import REGISTRY, load_procedures
-from trader.domain.agents.invocations import Step
-from trader.domain.models import VariantId
-from trader.gateways.market.synthetic import SyntheticSource
-from trader.services.agents.budgets import Budgets
-from trader.services.market.candles import Candles
-from trader.services.market.feed import MarketFeed
-from trader.services.operations.access import ANYBODY
-from trader.services.portfolio.analytics import Analytics
-from trader.services.portfolio.evidence import Evidence
-from trader.services.portfolio.luck import LuckTable
-from trader.services.portfolio.run_statistics import CurrentRuns
-from trader.services.portfolio.snapshots import Portfolio
-from trader.settings import Settings
-from trader.store.agents import invocations as agents_store
-from trader.store.database.partitions import ensure_partitions
-from trader.store.database.pool import Database
-from trader.store.portfolio import snapshots as portfolio_store
+from trader.core.variant_id import VariantId
+from trader.database.partitions import ensure_partitions
+from trader.database.pool import Database
+from trader.market.candles import Candles
+from trader.market.feed import MarketFeed
+from trader.market.sources.synthetic import SyntheticSource
+from trader.operations.access import ANYBODY
+from trader.portfolio.analytics import Analytics
+from trader.portfolio.evidence import Evidence
+from trader.portfolio.luck import LuckTable
+from trader.portfolio.run_statistics import CurrentRuns
+from trader.portfolio.snapshots import PortfolioService
+from trader.portfolio.sql import snapshots as portfolio_store
+from trader.settings.settings import Settings
 
 Call = Callable[..., Awaitable[Any]]
 CallRaw = Callable[..., Awaitable[bytes]]
@@ -64,7 +64,7 @@ class RecordsContext:
 
     settings: Settings
     clock: ManualClock
-    portfolio: Portfolio
+    portfolio: PortfolioService
     analytics: Analytics
     evidence: Evidence
     agents: RecordsAgents
@@ -83,7 +83,7 @@ async def context(database: Database) -> RecordsContext:
     return RecordsContext(
         settings=settings,
         clock=clock,
-        portfolio=Portfolio(database, exchange, clock, settings),
+        portfolio=PortfolioService(database, exchange, clock, settings),
         analytics=Analytics(database, exchange, clock, CurrentRuns(database)),
         evidence=Evidence(database, CurrentRuns(database), luck, clock),
         agents=RecordsAgents(Budgets(database, None, 60_000, 8_192)),
@@ -101,10 +101,10 @@ def dispatcher(context: RecordsContext) -> rpc.Dispatcher:
 
 @pytest.fixture
 def call(dispatcher: rpc.Dispatcher) -> Call:
-    """Call a procedure by its name with an input object; its output, or its status and the paths of its issues."""
+    """Call a procedure by name with an input object. Return its output, or its status and the paths of its issues."""
 
     async def call_procedure(name: str, **request: object) -> Any:
-        target = rpc.Target(REGISTRY.procedures[name], Style.PLAIN)
+        target = rpc.Target(REGISTRY.procedures[name], BodyStyle.PLAIN)
         answer = await dispatcher.call(target, json.dumps(request).encode(), ANYBODY, "test")
         body = json.loads(answer.body, parse_float=Decimal)
         return body if answer.status == 200 else (answer.status, [issue["path"] for issue in body["issues"]])
@@ -114,10 +114,10 @@ def call(dispatcher: rpc.Dispatcher) -> Call:
 
 @pytest.fixture
 def call_raw(dispatcher: rpc.Dispatcher) -> CallRaw:
-    """The same, and the body as it is on the wire."""
+    """The same, with the body as sent on the wire."""
 
     async def call_procedure(name: str, **request: object) -> bytes:
-        target = rpc.Target(REGISTRY.procedures[name], Style.PLAIN)
+        target = rpc.Target(REGISTRY.procedures[name], BodyStyle.PLAIN)
         answer = await dispatcher.call(target, json.dumps(request).encode(), ANYBODY, "test")
         assert answer.status == 200
         return answer.body

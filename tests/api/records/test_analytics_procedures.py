@@ -1,4 +1,4 @@
-"""Variants and statistics, byte for byte as a caller sees them."""
+"""Variants and statistics, byte for byte as seen by a caller."""
 
 import json
 import re
@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from support.records import HOUR, START, id_of, make_model
 from support.seasons import add_season
 
-from trader.domain.portfolio.seasons import SeasonRecord
-from trader.store.database.pool import Database
-from trader.store.portfolio.seasons import insert_season_record
-from trader.variants import color_of
+from trader.agents.variants import color_of
+from trader.database.pool import Database
+from trader.portfolio.domain.seasons import SeasonRecord
+from trader.portfolio.sql.seasons import insert_season_record
 
 Call = Callable[..., Awaitable[Any]]
 CallRaw = Callable[..., Awaitable[bytes]]
@@ -24,7 +24,7 @@ CallRaw = Callable[..., Awaitable[bytes]]
 # -- variants
 
 
-async def test_variants_are_those_of_the_build(call: Call) -> None:
+async def test_every_variant_of_the_build_is_listed(call: Call) -> None:
     answer = await call("variants.getVariants")
     assert [(each["id"], each["label"], each["temperature"], each["color"]) for each in answer["variants"]] == [
         ("Apex", "Apex (Kelly Engine)", Decimal("0.7"), "#a855f7"),
@@ -54,7 +54,7 @@ async def test_variant_history(call: Call) -> None:
 
 @pytest.mark.usefixtures("season")
 async def test_numbers_are_written_plainly(call_raw: CallRaw) -> None:
-    """The database gives 10000 as 1E+4, which is the same number and looks like a mistake."""
+    """The database returns 10000 as 1E+4, which is the same number but looks like a mistake."""
     for name, request in (
         ("variants.getVariantHistory", {"window": "30d"}),
         ("trading.getPortfolioHistory", {}),
@@ -325,6 +325,7 @@ async def test_a_season_is_named_with_every_board(call: Call, database: Database
         amended = replace(rules, alpha=0.01, end=rules.end + HOUR)
         record = SeasonRecord(step="amended", season=1, number=1, at=START, rules=amended, reason="agreed by all")
         await insert_season_record(conn, record)
+        await conn.execute("UPDATE invocation_counts SET season = 1")  # they started within it
     season = (await call("analytics.getSeason"))["season"]
     assert (season["state"], season["rules"]["alpha"]) == ("running", Decimal("0.01"))
     (amendment,) = season["amendments"]
@@ -341,7 +342,7 @@ async def test_a_season_is_named_with_every_board(call: Call, database: Database
 
 
 @pytest.mark.usefixtures("season")
-async def test_trades_are_summed_up_by_what_they_have_in_common(call: Call) -> None:
+async def test_trades_are_totaled_by_group(call: Call) -> None:
     won = {"trades": 1, "won": 1, "grossPnl": Decimal("20.5"), "fees": Decimal("0.5"), "funding": Decimal("-0.25")}
     lost = {"trades": 1, "won": 0, "grossPnl": -10, "fees": 1, "funding": 0}
     parts = [{"key": "SHORT", **lost, "netPnl": -11}, {"key": "LONG", **won, "netPnl": Decimal("19.75")}]
@@ -378,7 +379,7 @@ async def test_an_empty_database_is_answered(call: Call) -> None:
         ("trading.getTrades", {"limit": 0}, "limit"),
         ("trading.getTrades", {"limit": 501}, "limit"),
         ("trading.getTrades", {"limit": "5"}, "limit"),
-        ("trading.getTrades", {"variant": None}, "variant"),
+        ("trading.getTrades", {"variant": "none"}, "variant"),
         ("simulator.getCompletedTradesFromDB", {"variant": "all"}, "variant"),
         ("analytics.getModelStats", {"mode": "all"}, "mode"),
         ("analytics.getLeaderboard", {"sortBy": "name"}, "sortBy"),
@@ -388,5 +389,5 @@ async def test_an_empty_database_is_answered(call: Call) -> None:
         ("variants.getVariants", {"x": 1}, "x"),
     ],
 )
-async def test_an_input_that_does_not_fit(call: Call, name: str, request_fields: dict[str, object], path: str) -> None:
+async def test_an_invalid_input(call: Call, name: str, request_fields: dict[str, object], path: str) -> None:
     assert await call(name, **request_fields) == (400, [[path]])

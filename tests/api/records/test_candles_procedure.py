@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trader.clock import iso
+from trader.core.clock import iso
 
 Call = Callable[..., Awaitable[Any]]
 

@@ -1,4 +1,4 @@
-"""A service with a few procedures of its own, so that dispatch is tested apart from what the procedures do."""
+"""A service with a few demonstration procedures, so that dispatch is tested independently of the real ones."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,7 +15,7 @@ from support.served import AppClient, Client, make_app, served
 from trader.api.registry import Registry
 from trader.api.routes import Route
 from trader.api.schemas.common import Empty, Input, LongOutput, Number, Wire
-from trader.errors import (
+from trader.core.errors import (
     InvalidInput,
     Issue,
     LedgerViolated,
@@ -27,14 +27,14 @@ from trader.errors import (
     StartError,
     Unavailable,
 )
-from trader.settings import Settings
+from trader.settings.settings import Settings
 
 ServiceFactory = Callable[..., Awaitable[AppClient]]
 
 
 @dataclass
 class DemoContext:
-    """What the demonstration procedures may use, and what they did."""
+    """The context of the demonstration procedures, and a record of their effects."""
 
     settings: Settings
     calls: list[str] = field(default_factory=list)
@@ -99,7 +99,7 @@ async def echo(context: DemoContext, request: EchoInput) -> EchoOutput:
 
 @registry.procedure("demo.long", token=lambda context: context.version)
 async def list_long(context: DemoContext, request: EchoInput) -> LongOutput[Figures]:
-    """As many figures as asked for, in chunks of a hundred, the last of them followed by `items` as they are."""
+    """As many figures as requested, in chunks of a hundred, followed by `items` unchanged."""
     context.calls.append("demo.long")
     records = [b'{"value":%d}' % number for number in range(int(request.text or 0))]
     records += [item.encode() for item in request.items]
@@ -147,7 +147,7 @@ async def simulate(context: DemoContext, request: Empty) -> Figure:
 
 @registry.procedure("demo.wait")
 async def wait(context: DemoContext, request: Empty) -> Figure:
-    """Ends only when another call opened the gate."""
+    """Ends only after another call has opened the gate."""
     await asyncio.wait_for(context.gate.wait(), 10)
     return Figure(value=4)
 

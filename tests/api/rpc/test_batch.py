@@ -34,7 +34,7 @@ async def replies(client: AppClient, *items: dict[str, object]) -> list[Any]:
     return sorted(answer, key=lambda reply: int(reply["index"]))
 
 
-async def test_each_item_is_answered_in_the_clients_style_whatever_its_path(client: AppClient) -> None:
+async def test_each_item_gets_the_clients_style_regardless_of_its_path(client: AppClient) -> None:
     assert await replies(
         client,
         item("demo/echo"),
@@ -70,13 +70,13 @@ async def test_errors_stay_within_their_item(client: AppClient) -> None:
     assert "headers" not in answers[4]
 
 
-async def test_the_calls_run_side_by_side_and_answer_in_the_order_of_their_ends(client: AppClient) -> None:
+async def test_calls_run_concurrently_and_respond_as_they_end(client: AppClient) -> None:
     status, answer = await send(client, [item("demo/wait"), item("demo/open")])
     assert status == 207
     assert [reply["index"] for reply in answer] == [1, 0]
 
 
-async def test_a_streamed_batch_sends_each_answer_when_it_is_there(client: AppClient) -> None:
+async def test_a_streamed_batch_sends_each_response_as_soon_as_it_is_ready(client: AppClient) -> None:
     body = json.dumps([item("demo/wait"), item("demo/echo"), item("demo/none")])
     async with client.post(BATCH, data=body, headers={batch.HEADER: "streaming"}) as response:
         assert response.status == 207
@@ -106,7 +106,7 @@ async def test_a_streamed_batch_is_kept_alive_while_it_waits(
         assert (await response.content.read()).endswith(b'"value":4}}}\n\n')
 
 
-async def test_a_caller_who_leaves_does_not_undo_what_has_begun(client: AppClient, context: Any) -> None:
+async def test_a_disconnect_does_not_undo_a_call_in_progress(client: AppClient, context: Any) -> None:
     body = json.dumps([item("demo/wait"), item("demo/change")])
     response = await client.post(BATCH, data=body, headers={batch.HEADER: "streaming"})
     response.close()
@@ -132,13 +132,13 @@ async def test_a_caller_who_leaves_does_not_undo_what_has_begun(client: AppClien
         "[" * 60_000,
     ],
 )
-async def test_what_is_no_batch_is_a_bad_request(client: AppClient, items: str) -> None:
+async def test_a_malformed_batch_is_a_bad_request(client: AppClient, items: str) -> None:
     status, answer = await send(client, items)
     assert status == 400
     assert answer["json"]["code"] == "VALIDATION_ERROR"
 
 
-async def test_a_batch_holds_at_most_ten(client: AppClient) -> None:
+async def test_a_batch_has_at_most_ten_calls(client: AppClient) -> None:
     status, answer = await send(client, [item("demo/echo")] * 10)
     assert (status, len(answer)) == (207, 10)
     status, answer = await send(client, [item("demo/echo")] * 11)

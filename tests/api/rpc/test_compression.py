@@ -1,4 +1,4 @@
-"""Compression of answers: for callers that accept it, once for a kept answer, never long on the event loop."""
+"""Compression of answers: for callers that accept it, once per cached answer, and never long on the event loop."""
 
 import asyncio
 import gzip
@@ -15,7 +15,7 @@ from trader.api.compression import BYTES_MIN, THREAD_BYTES_MIN
 from trader.api.registry import Registry
 from trader.api.routes import Route
 from trader.api.schemas.common import Empty, Wire
-from trader.settings import Settings
+from trader.settings.settings import Settings
 
 LONG = "x" * THREAD_BYTES_MIN
 
@@ -61,7 +61,7 @@ async def fetch(url: str, accepted: str | None, **options: Any) -> tuple[aiohttp
 
 @pytest.mark.parametrize("accepted", ["gzip", "br, GZIP;q=0.5", "*", "identity;q=0.5, gzip"])
 @pytest.mark.parametrize("path", ["/api/rpc/demo.kept", "/page"])
-async def test_a_long_answer_is_compressed_for_who_accepts_it(address: str, accepted: str, path: str) -> None:
+async def test_a_long_response_is_compressed_for_callers_that_accept_it(address: str, accepted: str, path: str) -> None:
     response, body = await fetch(address + path, accepted, method="GET" if path == "/page" else "POST")
     assert response.headers["Content-Encoding"] == "gzip"
     assert int(response.headers["Content-Length"]) == len(body) < BYTES_MIN
@@ -70,21 +70,21 @@ async def test_a_long_answer_is_compressed_for_who_accepts_it(address: str, acce
 
 
 @pytest.mark.parametrize("accepted", [None, "", "identity", "br", "gzip;q=0", "*;q=0.0", "gzip;q=0, *"])
-async def test_nobody_else_gets_it(address: str, accepted: str | None) -> None:
+async def test_responses_to_other_callers_are_not_compressed(address: str, accepted: str | None) -> None:
     response, body = await fetch(f"{address}/api/rpc/demo.kept", accepted)
     assert "Content-Encoding" not in response.headers
     assert "Accept-Encoding" in response.headers["Vary"]
     assert LONG in body.decode()
 
 
-async def test_a_short_answer_and_an_error_stay_as_they_are(address: str) -> None:
+async def test_short_answers_and_errors_are_not_compressed(address: str) -> None:
     for name, status in (("demo.short", 200), ("demo.none", 404)):
         response, _ = await fetch(f"{address}/api/rpc/{name}", "gzip")
         assert response.status == status
         assert "Content-Encoding" not in response.headers
 
 
-async def test_a_kept_answer_is_compressed_once(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cached_answer_is_compressed_once(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     compressed = compression.compressed
 

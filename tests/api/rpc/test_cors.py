@@ -4,7 +4,7 @@ import pytest
 from support.served import AppClient
 
 from trader.api.origins import OriginRule, origin_of
-from trader.settings import Settings
+from trader.settings.settings import Settings
 
 ServiceFactory = Callable[..., Awaitable[AppClient]]
 
@@ -24,11 +24,11 @@ PATHS = [
 
 @pytest.fixture
 async def service(make_service: ServiceFactory) -> AppClient:
-    return await make_service(CORS_ORIGINS=f"{LISTED},http://localhost:3000", SERVER_URL="https://api.example:8443/x")
+    return await make_service(CORS_ORIGINS=f"{LISTED}/,http://localhost:3000", SERVER_URL="https://api.example:8443/x")
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_listed_origin_may_ask_and_read(service: AppClient, path: str) -> None:
+async def test_a_listed_origin_may_send_requests_and_read_responses(service: AppClient, path: str) -> None:
     async with service.options(path, headers={"Origin": LISTED, **PREFLIGHT}) as response:
         assert response.status == 200
         assert response.headers["Access-Control-Allow-Origin"] == LISTED
@@ -41,6 +41,15 @@ async def test_a_listed_origin_may_ask_and_read(service: AppClient, path: str) -
             assert response.headers["Access-Control-Allow-Origin"] == LISTED
             assert "Origin" in response.headers["Vary"]
             assert response.headers["X-Request-Id"]
+
+
+@pytest.mark.parametrize("header", ["accept", "cache-control", "Cache-Control, Accept"])
+async def test_a_listed_origin_may_send_the_headers_of_stream_readers(service: AppClient, header: str) -> None:
+    asked = {"Access-Control-Request-Method": "GET", "Access-Control-Request-Headers": header}
+    async with service.options("/api/events/positions", headers={"Origin": LISTED, **asked}) as response:
+        assert response.status == 200
+        allowed = set(response.headers["Access-Control-Allow-Headers"].lower().split(","))
+        assert allowed == set(header.lower().replace(" ", "").split(","))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +89,7 @@ async def test_paths_elsewhere_have_no_cross_origin_answers(service: AppClient) 
         assert not [name for name in response.headers if name.startswith("Access-Control")]
 
 
-async def test_a_post_of_a_foreign_origin_does_nothing(service: AppClient) -> None:
+async def test_a_post_from_a_foreign_origin_does_nothing(service: AppClient) -> None:
     for origin in ("https://evil.example", "null", "https://api.example", "https://api.example:8443/x", "file://", ""):
         for path, inner in (("/api/rpc/demo.echo", False), ("/api/rpc/demo/echo", True)):
             async with service.post(path, headers={"Origin": origin}) as response:
@@ -89,7 +98,7 @@ async def test_a_post_of_a_foreign_origin_does_nothing(service: AppClient) -> No
                 assert (answer["json"] if inner else answer)["code"] == "FORBIDDEN"
 
 
-async def test_the_host_header_makes_no_origin_its_own(service: AppClient) -> None:
+async def test_the_host_header_makes_no_origin_same_origin(service: AppClient) -> None:
     headers = {"Origin": "http://rebound.example", "Host": "rebound.example"}
     async with service.post("/api/rpc/demo.echo", headers=headers) as response:
         assert response.status == 421
@@ -113,7 +122,7 @@ async def test_two_origins_must_both_be_allowed(service: AppClient) -> None:
         assert response.status == 403
 
 
-def test_the_default_port_is_no_part_of_an_origin() -> None:
+def test_the_default_port_is_not_part_of_an_origin() -> None:
     rule = OriginRule(Settings.load({"CORS_ORIGINS": "none"}, None, demo=True))
     assert rule.allows(["http://localhost"], 80)
     assert not rule.allows(["http://localhost:80"], 80)
@@ -147,7 +156,7 @@ async def test_a_refused_origin_is_logged_once(service: AppClient, caplog: pytes
         async with service.post("/api/rpc/demo.echo", headers={"Origin": "https://evil.example"}) as response:
             assert response.status == 403
     assert [m for m in caplog.messages if "evil" in m] == [
-        "refused the origin 'https://evil.example'; CORS_ORIGINS lists those that are allowed"
+        "refused the origin 'https://evil.example'; CORS_ORIGINS lists the allowed ones"
     ]
 
 

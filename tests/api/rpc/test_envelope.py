@@ -4,21 +4,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trader.api.envelope import Style, Unwrapped, failure, success, text_issue, unwrap
-from trader.domain.agents.conversation import NESTED_MAX
-from trader.errors import Issue
+from trader.agents.domain.conversation import NESTED_MAX
+from trader.api.envelope import BodyStyle, Unwrapped, failure, success, text_issue, unwrap
+from trader.core.errors import Issue
 
-PLAIN, ORPC = Style.PLAIN, Style.ORPC
+PLAIN, ORPC = BodyStyle.PLAIN, BodyStyle.ORPC
 
 
-def read(unwrapped: Unwrapped) -> tuple[Style, object]:
+def read(unwrapped: Unwrapped) -> tuple[BodyStyle, object]:
     assert unwrapped.issue is None
     return unwrapped.style, json.loads(bytes(unwrapped.input))
 
 
 @pytest.mark.parametrize("style", [PLAIN, ORPC])
 @pytest.mark.parametrize("body", [b"", b"{}", b" \n", b"{ }\n", b"\xef\xbb\xbf", b"\xef\xbb\xbf{}"])
-def test_undefined_input_is_the_empty_object_in_the_style_of_the_path(style: Style, body: bytes) -> None:
+def test_undefined_input_is_the_empty_object_in_the_style_of_the_path(style: BodyStyle, body: bytes) -> None:
     assert read(unwrap(body, style)) == (style, {})
 
 
@@ -36,7 +36,7 @@ def test_undefined_input_is_the_empty_object_in_the_style_of_the_path(style: Sty
         (ORPC, b'{"meta":[]}', PLAIN, {"meta": []}),
     ],
 )
-def test_the_body_overrides_the_path(path: Style, body: bytes, style: Style, value: object) -> None:
+def test_the_body_overrides_the_path(path: BodyStyle, body: bytes, style: BodyStyle, value: object) -> None:
     assert read(unwrap(body, path)) == (style, value)
 
 
@@ -52,8 +52,8 @@ def test_the_body_overrides_the_path(path: Style, body: bytes, style: Style, val
         (b'{"json":{},"meta":"x"}', ("meta",)),
     ],
 )
-def test_an_envelope_that_holds_no_object_or_has_a_strange_meta_is_refused_as_orpc(
-    path: Style, body: bytes, issue_path: tuple[str, ...]
+def test_an_envelope_without_an_object_or_with_an_invalid_meta_is_refused_as_orpc(
+    path: BodyStyle, body: bytes, issue_path: tuple[str, ...]
 ) -> None:
     style, _, issue = unwrap(body, path)
     assert style is ORPC
@@ -92,7 +92,7 @@ def test_an_envelope_that_holds_no_object_or_has_a_strange_meta_is_refused_as_or
     ],
 )
 @pytest.mark.parametrize("path", [PLAIN, ORPC])
-def test_what_is_no_json_object_is_refused_in_the_style_of_the_path(path: Style, body: bytes) -> None:
+def test_a_body_that_is_not_a_json_object_is_refused_in_the_style_of_the_path(path: BodyStyle, body: bytes) -> None:
     style, _, issue = unwrap(body, path)
     assert style is path
     assert issue is not None
@@ -108,7 +108,7 @@ def test_a_duplicate_is_named() -> None:
 
 
 @given(st.binary(max_size=60))
-def test_no_body_makes_it_raise(body: bytes) -> None:
+def test_no_body_raises(body: bytes) -> None:
     for path in (PLAIN, ORPC):
         unwrapped = unwrap(body, path)
         if unwrapped.issue is None:
@@ -116,7 +116,7 @@ def test_no_body_makes_it_raise(body: bytes) -> None:
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists))
-def test_an_envelope_gives_what_was_put_in(value: object) -> None:
+def test_an_envelope_round_trips_its_input(value: object) -> None:
     body = json.dumps({"json": {"value": value}}).encode()
     unwrapped = unwrap(body, PLAIN)
     if unwrapped.issue is None:
@@ -140,7 +140,7 @@ def test_failures_have_exactly_the_keys_of_their_style() -> None:
     assert json.loads(failure(ORPC, 400, "C", "m")) == {"json": inner}
 
 
-def test_json_may_be_nested_so_deep_and_no_deeper() -> None:
+def test_json_nesting_has_a_limit() -> None:
     def nested(depth: int) -> bytes:
         return b'{"a":' + b"[" * (depth - 1) + b"]" * (depth - 1) + b"}"
 

@@ -1,4 +1,4 @@
-"""The wire as the public oRPC client sees it: the real npm package against the dispatcher."""
+"""The wire as seen by the public oRPC client: the real npm package against the dispatcher."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -29,7 +29,7 @@ def call(name: str, *inputs: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("link", LINKS)
-async def test_outputs_arrive_whole(orpc_client: Path, client: AppClient, link: str) -> None:
+async def test_outputs_arrive_complete(orpc_client: Path, client: AppClient, link: str) -> None:
     calls = [call("echo"), call("echo", {}), call("echo", {"text": "é😀", "window": "24h"}), call("list", {})]
     nested, flat = await run(
         orpc_client, client, {"link": link, "calls": calls}, {"link": link, "flat": True, "calls": calls[1:]}

@@ -1,4 +1,4 @@
-"""However the bytes of many requests arrive on one connection, each of them is answered, and in order."""
+"""No matter how the bytes of many requests arrive on one connection, each request is answered, in order."""
 
 import asyncio
 import gzip
@@ -14,7 +14,7 @@ ServiceFactory = Callable[..., Awaitable[AppClient]]
 Reply = tuple[str, dict[str, str], bytes]
 
 CHUNKS_HELD = 2**14
-"""Beyond so many chunks of a body that nobody has read yet, the framework's parser stops."""
+"""Number of unread chunks of a body beyond which the framework's parser stops."""
 
 PATHS = (
     *["demo.echo", "demo/echo"] * 5,
@@ -37,7 +37,7 @@ def in_chunks(body: bytes, size: int) -> bytes:
 
 
 async def reply_of(reader: asyncio.StreamReader) -> Reply:
-    """The next answer, without what differs from one to the next."""
+    """The next answer, without the parts that always differ."""
     async with asyncio.timeout(10):
         first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().strip().split("\r\n")
         told = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
@@ -56,7 +56,7 @@ async def connected(client: AppClient | Client) -> AsyncIterator[tuple[asyncio.S
 
 
 async def replies_of(client: AppClient | Client, pieces: Sequence[bytes], number: int) -> list[Reply]:
-    """The answers to so many requests, sent in these pieces."""
+    """The answers to this many requests, sent in these pieces."""
     async with connected(client) as (reader, writer), asyncio.TaskGroup() as group:
 
         async def send() -> None:
@@ -78,7 +78,7 @@ async def test_an_answer_over_http_1_0_ends_the_connection(limited_client: Clien
         assert await reader.read() == b""
 
 
-async def test_a_connection_goes_on_after_an_answer(limited_client: Client) -> None:
+async def test_a_connection_stays_usable_after_a_response(limited_client: Client) -> None:
     async with connected(limited_client) as (reader, writer):
         for _ in range(5):
             writer.write(sized(b"{}"))
@@ -109,7 +109,7 @@ async def test_nothing_waits_behind_a_body_of_many_small_chunks(limited_client: 
     assert all(b'"text":"b"' in other[2] for other in others)
 
 
-async def test_a_body_whose_chunks_are_broken_is_given_up_in_its_time(make_service: ServiceFactory) -> None:
+async def test_a_body_with_broken_chunks_times_out(make_service: ServiceFactory) -> None:
     async with connected(await make_service(HTTP_BODY_TIMEOUT_S="1")) as (reader, writer):
         writer.write(call(b"", "Expect: 100-continue", "Transfer-Encoding: chunked"))
         assert (await reply_of(reader))[0] == "HTTP/1.1 100 Continue"
@@ -117,11 +117,11 @@ async def test_a_body_whose_chunks_are_broken_is_given_up_in_its_time(make_servi
         await assert_given_up(reader)
 
 
-async def test_a_broken_body_behind_others_is_given_up_once_they_are_answered(make_service: ServiceFactory) -> None:
+async def test_a_broken_body_behind_others_is_refused_after_their_responses(make_service: ServiceFactory) -> None:
     client = await make_service(HTTP_BODY_TIMEOUT_S="1")
     async with connected(client) as (reader, writer):
         writer.write(sized(b"", path="demo.wait") + sized(b"") + call(b"", "Transfer-Encoding: chunked"))
-        await replies_of(client, [sized(b"")], 1)  # so the service has read what was sent before
+        await replies_of(client, [sized(b"")], 1)  # so the service has read everything sent before
         writer.write(b"2\r\n{}\r\nzz\r\n")
         await replies_of(client, [sized(b"") + sized(b"", path="demo.open")], 2)
         assert [(await reply_of(reader))[0] for _ in range(2)] == ["HTTP/1.1 200 OK"] * 2
@@ -129,7 +129,7 @@ async def test_a_broken_body_behind_others_is_given_up_once_they_are_answered(ma
 
 
 async def assert_given_up(reader: asyncio.StreamReader) -> None:
-    """The body ends nowhere: aiohttp's parser has stopped, and does not say so to who reads the body."""
+    """The body never ends: aiohttp's parser has stopped without notifying the reader of the body."""
     first, headers, body = await reply_of(reader)
     assert (first, headers["connection"]) == ("HTTP/1.1 408 Request Timeout", "close")
     assert b"the body did not arrive within 1 s" in body
@@ -150,7 +150,7 @@ def any_request(rnd: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_pieces_of_any_size_are_answered_as_one_request_after_the_other(
+async def test_pieces_of_any_size_are_served_as_sequential_requests(
     limited_client: Client, client: AppClient, seed: int
 ) -> None:
     rnd = random.Random(seed)

@@ -12,6 +12,7 @@ import pytest
 from support.served import AppClient
 from yarl import URL
 
+from trader.api import rpc
 from trader.api.registry import REGISTRY, Registry, load_procedures
 from trader.api.schemas.common import Empty
 
@@ -60,7 +61,7 @@ async def test_an_output_may_be_a_list(client: AppClient) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 100, 60_000])
-async def test_a_long_answer_arrives_whole(client: AppClient, length: int) -> None:
+async def test_a_long_answer_arrives_complete(client: AppClient, length: int) -> None:
     text = "x" * length
     _, plain = await send(client, PLAIN, json.dumps({"text": text}))
     _, enveloped = await send(client, ORPC, json.dumps({"json": {"text": text}}))
@@ -69,7 +70,7 @@ async def test_a_long_answer_arrives_whole(client: AppClient, length: int) -> No
 
 
 @pytest.mark.parametrize("figures", [0, 1, 100, 101, 100_000])
-async def test_a_long_list_arrives_whole(client: AppClient, figures: int) -> None:
+async def test_a_long_list_arrives_complete(client: AppClient, figures: int) -> None:
     wanted = {"figures": [{"value": value} for value in range(figures)], "text": "x"}
     request = {"text": str(figures)}
     assert await send(client, "/api/rpc/demo.long", json.dumps(request)) == (200, wanted)
@@ -88,7 +89,7 @@ async def test_a_long_list_with_one_wrong_record_is_a_failure(client: AppClient,
         assert (status, answer) == (500, {"error": "Internal server error", "code": "INTERNAL_SERVER_ERROR"})
 
 
-async def test_an_answer_is_made_again_when_its_token_changes(client: AppClient, context: Any) -> None:
+async def test_a_response_is_recomputed_when_its_token_changes(client: AppClient, context: Any) -> None:
     for made in (1, 1, 2, 2):
         if made > context.version + 1:
             context.version += 1
@@ -105,7 +106,7 @@ async def test_the_content_type_of_the_request_does_not_matter(client: AppClient
 
 
 @pytest.mark.parametrize("path", [f"{PLAIN}/", f"{ORPC}/", f"{PLAIN}?a=b", f"{ORPC}?data=%7B%7D"])
-async def test_a_trailing_slash_and_a_query_do_no_harm(client: AppClient, path: str) -> None:
+async def test_a_trailing_slash_and_a_query_are_harmless(client: AppClient, path: str) -> None:
     status, _ = await send(client, path, "{}")
     assert status == 200
 
@@ -134,7 +135,7 @@ async def test_a_trailing_slash_and_a_query_do_no_harm(client: AppClient, path: 
     ],
 )
 @pytest.mark.parametrize("body", ["{}", '{"json":{}}', "["])
-async def test_an_unknown_path_is_answered_alike_in_both_styles(client: AppClient, path: str, body: str) -> None:
+async def test_an_unknown_path_gets_the_same_response_in_both_styles(client: AppClient, path: str, body: str) -> None:
     assert await send(client, path, body) == (404, {"error": "Not Found"})
 
 
@@ -171,7 +172,8 @@ async def test_paths_elsewhere_answer_json_too(client: AppClient) -> None:
         ("[]", [[]]),
         ('"x"', [[]]),
         ('{"window":"90d"}', [["window"]]),
-        ('{"window":null}', [["window"]]),
+        ('{"unknown":null}', [["unknown"]]),
+        ('{"window":null,"number":0}', [["number"]]),
         ('{"number":"1"}', [["number"]]),
         ('{"number":1.5}', [["number"]]),
         ('{"number":11.0}', [["number"]]),
@@ -198,9 +200,7 @@ async def test_paths_elsewhere_answer_json_too(client: AppClient) -> None:
         ('{"inner":' * 3000 + "1" + "}" * 3000, [[]]),
     ],
 )
-async def test_an_input_that_does_not_fit_says_where(
-    client: AppClient, body: bytes | str, paths: list[list[str]]
-) -> None:
+async def test_an_invalid_input_reports_its_path(client: AppClient, body: bytes | str, paths: list[list[str]]) -> None:
     status, answer = await send(client, PLAIN, body)
     assert status == 400
     assert plain_issue_paths(answer) == paths
@@ -227,7 +227,7 @@ async def test_messages_say_what_was_given_and_what_is_allowed(client: AppClient
     }
 
 
-async def test_a_thousand_mistakes_make_a_short_answer(client: AppClient) -> None:
+async def test_a_thousand_errors_give_a_short_response(client: AppClient) -> None:
     body = json.dumps({f"field{number}": "x" * 40 for number in range(1000)})
     status, answer = await send(client, PLAIN, body)
     assert status == 400
@@ -236,7 +236,7 @@ async def test_a_thousand_mistakes_make_a_short_answer(client: AppClient) -> Non
 
 @pytest.mark.parametrize("body", ['{"json":null}', '{"json":[]}', '{"json":{},"meta":{}}', '{"json":{},"meta":null}'])
 @pytest.mark.parametrize("path", [PLAIN, ORPC])
-async def test_a_strange_envelope_is_a_bad_request(client: AppClient, path: str, body: str) -> None:
+async def test_a_malformed_envelope_is_a_bad_request(client: AppClient, path: str, body: str) -> None:
     status, answer = await send(client, path, body)
     assert status == 400
     assert isinstance(answer, dict)
@@ -271,13 +271,13 @@ async def test_each_error_has_its_status(client: AppClient, error: str, status: 
     assert "secret" not in json.dumps(answer)
 
 
-async def test_what_is_unavailable_says_when_to_try_again(client: AppClient) -> None:
+async def test_an_unavailable_response_says_when_to_retry(client: AppClient) -> None:
     async with client.post("/api/rpc/demo.raise", json={"error": "unavailable"}) as response:
         assert response.headers["Retry-After"] == "7"
 
 
 @pytest.mark.parametrize("name", ["wrong", "notANumber"])
-async def test_an_output_that_does_not_fit_is_a_failure_whose_log_has_the_request(
+async def test_an_invalid_output_is_a_failure_and_its_log_has_the_request(
     client: AppClient, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     async with client.post(f"/api/rpc/demo.{name}") as response:
@@ -287,6 +287,19 @@ async def test_an_output_that_does_not_fit_is_a_failure_whose_log_has_the_reques
     (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert request_id in record.getMessage()
     assert record.exc_info is not None
+
+
+async def test_in_production_the_first_output_of_a_procedure_is_checked(
+    client: AppClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rpc, "CHECKS_EVERY_OUTPUT", False)
+    wrong = json.dumps({"items": ['{"value":"1"}']})
+    assert [await status_of(client, body) for body in (wrong, wrong, '{"text":"3"}', wrong)] == [500, 500, 200, 200]
+
+
+async def status_of(client: AppClient, body: str) -> int:
+    status, _ = await send(client, "/api/rpc/demo.long", body)
+    return status
 
 
 async def test_each_request_is_one_line_in_the_log(client: AppClient, caplog: pytest.LogCaptureFixture) -> None:
@@ -317,7 +330,7 @@ async def test_the_log_has_the_id_of_every_answer(
     assert [(line["request_id"], line["status"]) for line in lines] == answered
 
 
-async def test_an_output_of_a_constant_token_is_made_once_for_each_style(client: AppClient, context: Any) -> None:
+async def test_an_output_with_a_constant_token_is_computed_once_per_style(client: AppClient, context: Any) -> None:
     for path in ("/api/rpc/demo.static", "/api/rpc/demo/static"):
         for _ in range(2):
             status, answer = await send(client, path, "{}")
@@ -399,7 +412,7 @@ async def exchange_bytes(client: AppClient, *parts: bytes, close: bool = True) -
         await writer.wait_closed()
 
 
-async def test_a_body_that_does_not_come_is_waited_for_only_so_long(make_service: ServiceFactory) -> None:
+async def test_a_missing_body_times_out(make_service: ServiceFactory) -> None:
     client = await make_service(HTTP_BODY_TIMEOUT_S="1")
     head = b"POST /api/rpc/demo.echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\nConnection: close\r\n\r\n{"
     answer = await exchange_bytes(client, head, close=False)
@@ -407,7 +420,7 @@ async def test_a_body_that_does_not_come_is_waited_for_only_so_long(make_service
     assert b'"code":"TIMEOUT"' in answer
 
 
-async def test_a_caller_who_leaves_within_the_body_is_no_error(
+async def test_a_disconnect_within_the_body_is_not_an_error(
     client: AppClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     head = b"POST /api/rpc/demo.echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{"
@@ -440,7 +453,7 @@ async def test_pipelined_requests_are_answered_in_order(client: AppClient) -> No
     assert re.findall(rb'"text":"(\d)"', answer) == [b"0", b"1", b"2", b"3", b"4"]
 
 
-async def test_what_changes_something_needs_the_token(make_service: ServiceFactory) -> None:
+async def test_changes_need_the_token(make_service: ServiceFactory) -> None:
     client = await make_service(API_TOKEN="open-sesame-0123456789")
     path = "/api/rpc/demo.change"
     for authorization in (None, "", "Bearer", "Bearer wrong", "Basic open-sesame-0123456789", "Bearer \u00e9"):
@@ -455,7 +468,7 @@ async def test_what_changes_something_needs_the_token(make_service: ServiceFacto
     assert (await send(client, PLAIN))[0] == 200
 
 
-async def test_without_a_token_in_the_settings_nobody_is_asked(client: AppClient) -> None:
+async def test_without_a_token_in_the_settings_callers_need_none(client: AppClient) -> None:
     assert (await send(client, "/api/rpc/demo.change"))[0] == 200
 
 
@@ -472,7 +485,7 @@ def test_a_name_is_declared_once() -> None:
         registry.procedure("a.c", changes=True, token=lambda _: ())(handler)
 
 
-def test_what_live_trading_refuses_is_the_simulator_and_external_agents() -> None:
+def test_live_trading_refuses_only_the_simulator_and_external_agents() -> None:
     load_procedures()
     assert {name for name, declared in REGISTRY.procedures.items() if declared.paper_only} == {
         name for name in REGISTRY.procedures if name.startswith(("simulator.", "agent."))

@@ -1,1 +1,1 @@
-"""The page at `/`, and the static files that it, the reference page and the reports share."""
+"""The page at `/`, and its static files, shared with the reference page and the reports."""

@@ -1,6 +1,6 @@
 """Static files of the pages: style sheets, modules, the font and vendored libraries, read and compressed once.
 
-Their address contains a digest of all of them, so that browsers keep them for ever and never mix two versions.
+Their address contains a digest of all of them, so that browsers cache them forever and never mix two versions.
 """
 
 import gzip
@@ -29,7 +29,7 @@ PAGE_HEADERS: Final = {
     "require-trusted-types-for 'script'; trusted-types 'none'",
     "Referrer-Policy": "no-referrer",
 }
-"""Headers of an HTML page: nothing inline is executed, and nothing is loaded from elsewhere."""
+"""Headers of an HTML page: no inline code runs, and no external resources load."""
 
 
 class Content(NamedTuple):
@@ -48,7 +48,7 @@ class Content(NamedTuple):
         return f'"{hashlib.sha256(self.body).hexdigest()[:20]}"'
 
     def respond(self, request: web.Request, headers: Mapping[str, str]) -> web.Response:
-        """Answer with the form that the caller accepts, or with 304 when it has this version already."""
+        """Respond with the form that the caller accepts, or with 304 if it already has this version."""
         shared = {hdrs.ETAG: self.etag, hdrs.VARY: hdrs.ACCEPT_ENCODING, **headers}
         if self.etag in request.headers.get(hdrs.IF_NONE_MATCH, ""):
             return web.Response(status=304, headers=shared)

@@ -1,4 +1,4 @@
-"""The page at `/`: the dashboard, or, with `DASHBOARD=off`, a short JSON list of where things are."""
+"""The page at `/`: the dashboard, or, with `DASHBOARD=off`, a short JSON list of addresses."""
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -13,8 +13,8 @@ from trader import __version__
 from trader.api.context import Context
 from trader.api.dashboard import assets, preview
 from trader.api.routes import JSON, Route, base_url
-from trader.clock import floor_time, iso
-from trader.settings import Settings
+from trader.core.clock import floor_time, iso
+from trader.settings.settings import Settings
 
 INDEX: Final = Route("/", head=True)
 
@@ -38,10 +38,10 @@ def routes(context: Context) -> list[web.RouteDef]:
         if context.settings.dashboard == "off":
             return places.respond(request, {})
         accounts = context.exchange.accounts
-        starts = [accounts[model_id].run.started_at for model_id in context.agents.models if model_id in accounts]
+        starts = [accounts[model_id].run.started_at for model_id in context.models.by_id if model_id in accounts]
         ends_at = context.market.ends_at
         now = None if ends_at is None else floor_time(context.clock.now(), _MINUTE)
-        content = page(len(context.agents.models), min(starts, default=None), now, ends_at)
+        content = page(len(context.models.by_id), min(starts, default=None), now, ends_at)
         return content.respond(request, assets.PAGE_HEADERS)
 
     return [*INDEX.get(answer), *preview.routes(context), *assets.routes()]
@@ -63,8 +63,8 @@ def render(
 ) -> str:
     """Return the HTML of the dashboard.
 
-    The data attributes of its body say what it shows of the settings, and what its curves depend on, so that they need
-    not wait for another answer: the number of models, since when they run, and of a replay its time and its end.
+    The data attributes of its body hold the settings that it shows, and the parameters of its curves, so that these
+    need not wait for another response: the number of models, their start, and a replay's time and end.
     """
     market = settings.market_source.partition(":")[0]
     demo = "history" if settings.demo_history and market == "synthetic" else "fresh"

@@ -1,4 +1,4 @@
-"""Picture of the equity curves at `/preview.png`, for previews of links to the page: drawn in a thread, and kept."""
+"""Picture of the equity curves at `/preview.png`, for link previews of the page: drawn in a thread, and cached."""
 
 import asyncio
 import io
@@ -11,26 +11,26 @@ import msgspec
 from aiohttp import hdrs, web
 from PIL import Image, ImageDraw, ImageFont
 
+from trader.agents.variants import color_of
 from trader.api.context import Context
 from trader.api.dashboard.assets import Content
 from trader.api.response_cache import Answer, ResponseCache
 from trader.api.routes import Route
 from trader.api.schemas.portfolio import EquityCurve
-from trader.clock import floor_time
-from trader.settings import Settings
-from trader.variants import color_of
+from trader.core.clock import floor_time
+from trader.settings.settings import Settings
 
 PREVIEW: Final = Route("/preview.png", head=True)
 
 SIZE: Final = (1200, 630)
-"""Pixels, in the proportions that previews of links have."""
+"""Pixels, in the proportions of link previews."""
 
 PLOT: Final = (48, 150, 820, 560)
 """Left, top, right and bottom of the curves, in pixels of the picture."""
 
 _KEPT_FOR: Final = timedelta(minutes=10)
 _HEADERS: Final[Mapping[str, str]] = {hdrs.CACHE_CONTROL: f"private, max-age={_KEPT_FOR.seconds}"}
-"""Reading may be closed, and no shared cache shall open it."""
+"""Reading may be restricted, and a shared cache must not bypass that."""
 
 _POINTS: Final = 200
 _NAMED: Final = 5
@@ -38,14 +38,14 @@ _NAME_MAX: Final = 18
 _LAST_LATIN: Final = "\u024f"
 _LINE_PX: Final = 34
 _FINE: Final = 2
-"""Pixels of the drawing for each of the picture, in each direction: Pillow draws lines with hard edges."""
+"""Drawing pixels per picture pixel, in each direction: Pillow draws lines with hard edges."""
 
 _GROUND, _TEXT, _SOFT = "#0b0d10", "#e7eaef", "#98a1b0"
 _DECODER: Final = msgspec.json.Decoder(EquityCurve)
 
 
 class Curve(NamedTuple):
-    """A line of the picture: percent above its first value at each time, None where nothing was recorded."""
+    """A line of the picture: percent above its first value at each time, None without a record."""
 
     name: str
     color: str
@@ -62,7 +62,7 @@ def routes(context: Context) -> list[web.RouteDef]:
     cache = ResponseCache(entries_max=1)
 
     async def answer(request: web.Request) -> web.Response:
-        token = floor_time(context.clock.now(), _KEPT_FOR), context.agents.version
+        token = floor_time(context.clock.now(), _KEPT_FOR), context.models.version
         key = PREVIEW.path, b""
         kept = cache.find(key, token) or await cache.make(key, token, partial(_make, context))
         return Content.of(kept.body, "image/png", compress=False).respond(request, _HEADERS)
@@ -71,14 +71,14 @@ def routes(context: Context) -> list[web.RouteDef]:
 
 
 def title_of(settings: Settings, model_count: int) -> str:
-    """Return what a link to the page says, and what stands above its picture."""
+    """Return the title of a link to the page, also shown above its picture."""
     who = "1 model trades" if model_count == 1 else f"{model_count} models trade"
     return f"{who} perpetuals {'live' if settings.trading_mode == 'live' else 'on paper'}"
 
 
 async def _make(context: Context) -> Answer:
-    """Draw the curves of all models since the first of them began."""
-    models, now = context.agents.models, context.clock.now()
+    """Draw the curves of all models since the first one started."""
+    models, now = context.models.by_id, context.clock.now()
     accounts = context.exchange.accounts
     start = min((accounts[model_id].run.started_at for model_id in models if model_id in accounts), default=now)
     kept = await context.portfolio.equity_curves(start=start, end=now, points_max=_POINTS)
@@ -88,7 +88,7 @@ async def _make(context: Context) -> Answer:
 
 
 def curves_of(records: Sequence[bytes], colors: Mapping[str, str]) -> list[Curve]:
-    """Return the lines of models that have a value; one whose name the font may lack is called by its id."""
+    """Return the lines of models that have a value; if the font may lack a name's characters, use the id."""
     curves = []
     for record in map(_DECODER.decode, records):
         name = record.name if max(record.name) <= _LAST_LATIN else record.id
@@ -98,13 +98,13 @@ def curves_of(records: Sequence[bytes], colors: Mapping[str, str]) -> list[Curve
 
 
 def returns_of(values: Sequence[float | None]) -> list[float | None]:
-    """Return percent above the first value; nothing without one that is above zero."""
+    """Return percent above the first value; an empty list if that is not above zero."""
     first = next((value for value in values if value is not None and value > 0), None)
     return [] if first is None else [None if value is None else 100 * value / first - 100 for value in values]
 
 
 def draw(curves: Sequence[Curve], heading: str, start: datetime, end: datetime) -> bytes:
-    """Return a PNG of the curves, the best of them named, under a heading and the days that they cover."""
+    """Return a PNG of the curves, with the best ones named, a heading, and the days that they cover."""
     image = Image.new("RGB", (SIZE[0] * _FINE, SIZE[1] * _FINE), _GROUND)
     canvas = ImageDraw.Draw(image)
     low = min((value for curve in curves for value in curve.returns if value is not None), default=0.0)
@@ -121,7 +121,7 @@ def draw(curves: Sequence[Curve], heading: str, start: datetime, end: datetime) 
     write((PLOT[0], 582), f"{start:%Y-%m-%d} to {end:%Y-%m-%d %H:%M} UTC", 22, _SOFT)
     canvas.line([(left, y_of(0)), (right, y_of(0))], fill=_SOFT, width=_FINE)
     ranked = sorted(curves, key=lambda curve: curve.last, reverse=True)
-    for place in reversed(range(len(ranked))):  # the best above the others
+    for place in reversed(range(len(ranked))):  # the best ones on top
         curve, width = ranked[place], (3 if place < _NAMED else 1) * _FINE
         step = (right - left) / max(1, len(curve.returns) - 1)
         points = [(left + at * step, y_of(value)) for at, value in enumerate(curve.returns) if value is not None]
@@ -136,5 +136,5 @@ def draw(curves: Sequence[Curve], heading: str, start: datetime, end: datetime) 
 
 
 def _write(canvas: ImageDraw.ImageDraw, at: tuple[int, int], text: str, size: int, color: str) -> None:
-    """Write a line of text whose top left corner is at a place of the picture."""
+    """Write a line of text with its top left corner at a position in the picture."""
     canvas.text((at[0] * _FINE, at[1] * _FINE), text, fill=color, font=ImageFont.load_default(size * _FINE))

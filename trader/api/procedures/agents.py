@@ -1,4 +1,4 @@
-"""Procedures of `agent`: what external agents see, and what they decide, each for the account of its key."""
+"""Procedures of `agent`: views and decisions of external agents, each for the account of its key."""
 
 import inspect
 from collections.abc import Callable
@@ -6,11 +6,23 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from trader.agents.domain.models import Declared, Model
+from trader.agents.domain.tools import (
+    AGENT_TOOLS,
+    ClosePosition,
+    Decision,
+    FetchIndicators,
+    FetchOrderBook,
+    Holding,
+    Note,
+    PlaceOrder,
+    UpdateExitPlan,
+)
 from trader.api.context import Context
 from trader.api.procedures.analytics import get_leaderboard
 from trader.api.procedures.models import get_invocations
 from trader.api.procedures.simulator import account_output
-from trader.api.registry import Handler, procedure
+from trader.api.registry import ProcedureHandler, procedure
 from trader.api.schemas.agents import (
     AgentBoardInput,
     AgentBookInput,
@@ -34,27 +46,15 @@ from trader.api.schemas.agents import (
 from trader.api.schemas.analytics import GetLeaderboardInput, GetLeaderboardOutput
 from trader.api.schemas.models import GetInvocationsInput, GetInvocationsOutput
 from trader.api.schemas.simulator import AccountOutput, OrderOutput, OrderView
-from trader.domain.agents.tools import (
-    AGENT_TOOLS,
-    ClosePosition,
-    Decision,
-    FetchIndicators,
-    FetchOrderBook,
-    Holding,
-    Note,
-    PlaceOrder,
-    UpdateExitPlan,
-)
-from trader.domain.exchange.halts import Verb
-from trader.domain.models import Declared, Model
-from trader.domain.operations.credentials import Credential, Scope
-from trader.errors import ForeignAccount
+from trader.core.errors import ForeignAccount
+from trader.exchange.domain.halts import Verb
+from trader.operations.domain.credentials import Credential, Scope
 
-H = TypeVar("H", bound=Handler)
+H = TypeVar("H", bound=ProcedureHandler)
 
 
 def _tool(name: str, scope: Scope) -> Callable[[H], H]:
-    """Declare the procedure of a tool, which is described as models have it; its docstring adds what it raises."""
+    """Declare the procedure of a tool with the models' description of it; its docstring adds the errors."""
 
     def declare(handler: H) -> H:
         handler.__doc__ = f"{inspect.getdoc(AGENT_TOOLS[name])}\n\n{inspect.getdoc(handler)}"
@@ -75,30 +75,30 @@ class _Decides(_NamesAccount, Protocol):
 
 @procedure("agent.whoami", paper_only=True, scope="read")
 async def whoami(context: Context, request: AgentInput, key: Credential) -> WhoAmIOutput:
-    """Show which agent the key belongs to, and what it may do."""
+    """Show which agent the key belongs to, and its permissions."""
     return WhoAmIOutput.of(await _agent_of(context, request, key), key)
 
 
 @procedure("agent.declare", paper_only=True, scope="trade")
 async def declare(context: Context, request: AgentDeclareInput, key: Credential) -> WhoAmIOutput:
-    """Say which model the agent is, its version, and the SHA-256 digest of its prompt. It is shown as declared.
+    """Declare the agent's model, its version, and the SHA-256 digest of its prompt. They are shown as declared.
 
-    From its next decision on an agent that says something else is another entrant, whose results begin anew.
+    An agent that declares something else becomes a new entrant with its next decision, and its results start over.
     """
     model = await _agent_of(context, request, key)
     declared = Declared(version=request.version, prompt_digest=request.prompt_digest)
     await context.agents.external.declare(model, request.model, declared)
-    await context.agents.reload_models()
+    await context.models.reload()
     return WhoAmIOutput.of(await _agent_of(context, request, key), key)
 
 
 @procedure("agent.getView", paper_only=True, scope="trade")
 async def get_view(context: Context, request: AgentInput, key: Credential) -> ViewOutput:
-    """Open a decision: show what a model of the variant is shown, and until when the agent may act on it.
+    """Open a decision: return the view of a model of the variant, and the deadline for acting on it.
 
-    While a decision is open the same view is shown again. `hold` or the deadline ends it.
+    While the decision is open, the same view is returned again. `hold` or the deadline ends it.
 
-    :raises TooManyRequests: the key has decided often enough in this minute.
+    :raises TooManyRequests: the key has used up its decisions of this minute.
     """
     model = await _agent_of(context, request, key)
     return ViewOutput.of(await context.agents.external.view(model, key.decisions_per_minute))
@@ -135,7 +135,7 @@ async def place_order(context: Context, request: AgentOrderInput, key: Credentia
 
 @procedure("agent.cancelOrder", paper_only=True, scope="trade")
 async def cancel_order(context: Context, request: AgentCancelInput, key: Credential) -> OrderOutput:
-    """Cancel an order that rests in the book; it needs no view.
+    """Cancel a resting order; this needs no view.
 
     :raises NotFound: the account has no such order.
     """
@@ -181,7 +181,7 @@ async def note(context: Context, request: AgentNoteInput, key: Credential) -> De
 
 @procedure("agent.halt", paper_only=True, scope="operate")
 async def halt(context: Context, request: AgentOperateInput, key: Credential) -> OperateOutput:
-    """Halt the account: resting orders that could open are cancelled, and nothing opens until an operator lifts it."""
+    """Halt the account: cancel resting orders that could open, and open nothing until an operator lifts the halt."""
     model = await _agent_of(context, request, key)
     return OperateOutput.of(await context.agents.external.operate(model, Verb.HALT, request.reason))
 
@@ -195,9 +195,9 @@ async def flatten(context: Context, request: AgentOperateInput, key: Credential)
 
 @procedure("agent.getHistory", paper_only=True, scope="read")
 async def get_history(context: Context, request: AgentHistoryInput, key: Credential) -> GetInvocationsOutput:
-    """List the agent's decisions with their calls and results, the latest first."""
+    """List the agent's decisions with their calls and results, newest first."""
     model = await _agent_of(context, request, key)
-    asked = GetInvocationsInput(model_id=model.id, limit=request.limit, before=request.before)
+    asked = GetInvocationsInput(model_id=model.id, limit=request.limit, before=request.before, skip=request.skip)
     return await get_invocations(context, asked)
 
 
@@ -209,7 +209,7 @@ async def get_board(context: Context, request: AgentBoardInput, key: Credential)
 
 
 async def _decide(context: Context, request: _Decides, tool: type[Decision], key: Credential) -> DecisionOutput:
-    """Execute a call in the name of the agent whose key it is."""
+    """Execute a call on behalf of the key's agent."""
     model = await _agent_of(context, request, key)
     decision = msgspec.convert(request, tool, from_attributes=True)
     return DecisionOutput.of(await context.agents.external.decide(model, request.view_id, decision))
@@ -231,8 +231,8 @@ async def _agent_of(context: Context, request: _NamesAccount, key: Credential) -
     assert key.account_id is not None, "the dispatcher lets only keys of agents through"
     if request.account_id not in (None, key.account_id):
         raise ForeignAccount(f"this key speaks for the account {key.account_id} and not for {request.account_id}")
-    if key.account_id not in context.agents.models:  # a command has added it since the last cycle
-        await context.agents.reload_models()
+    if key.account_id not in context.models.by_id:  # added by a command since the last cycle
+        await context.models.reload()
     if context.exchange.term is not None and key.account_id not in context.exchange.accounts:
         await context.exchange.open_account(key.account_id)
-    return context.agents.models[key.account_id]
+    return context.models.by_id[key.account_id]

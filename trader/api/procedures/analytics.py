@@ -1,5 +1,6 @@
-"""Procedures of `analytics`: statistics, leaderboard, failures, and the current runs together."""
+"""Procedures of `analytics`: statistics, leaderboard, failures, and totals of the current runs."""
 
+import asyncio
 from operator import attrgetter
 
 from trader.api.context import Context
@@ -42,9 +43,9 @@ async def get_model_stats(context: Context, request: GetModelStatsInput) -> GetM
 
 @procedure("analytics.getLeaderboard", token=rankings_token)
 async def get_leaderboard(context: Context, request: GetLeaderboardInput) -> GetLeaderboardOutput:
-    """Rank the models by what they made of their accounts within a window, the best first.
+    """Rank the models by the results of their accounts within a window, best first.
 
-    A model that was opened within the window counts from its opening, one that was configured otherwise from then on.
+    A model that was opened or reconfigured within the window counts from that time.
     """
     entries = await context.analytics.leaderboard(request.window, request.sort_by, chosen_variant(request.variant))
     rows = [
@@ -63,42 +64,42 @@ async def get_season(context: Context, _: Empty) -> GetSeasonOutput:
 
 @procedure("analytics.getEvidence", token=evidence_token)
 async def get_evidence(context: Context, request: GetEvidenceInput) -> GetEvidenceOutput:
-    """Compare every entrant with its references, and say what can be told apart: an addition to the specification.
+    """Compare every entrant with its references, with verdicts: an addition to the specification.
 
-    References are the variant's rule agent on the same ticks, holding nothing, buying and holding, and the best other
+    References are the variant's rule agent on the same ticks, holding nothing, buy and hold, and the best other
     entrant.
     """
     report = await context.evidence.report(request.window, chosen_variant(request.variant), or_none(request.model_id))
-    return GetEvidenceOutput.of(request.window, report)
+    return await asyncio.to_thread(GetEvidenceOutput.of, request.window, report)  # a hundred models take 0.1 s
 
 
 @procedure("analytics.getBehaviour", token=evidence_token)
 async def get_behaviour(context: Context, request: GetBehaviourInput) -> GetBehaviourOutput:
-    """Describe how the present entrant of a model trades: an addition to the specification."""
+    """Describe how the current entrant of a model trades: an addition to the specification."""
     behaviour = await context.evidence.behaviour(request.model_id)
     return GetBehaviourOutput(behaviour=None if behaviour is None else BehaviourView.of(behaviour))
 
 
 @procedure("analytics.getFailures")
 async def get_failures(context: Context, request: GetFailuresInput) -> GetFailuresOutput:
-    """List invocations that failed or in which a tool call failed, the latest first, and failure counts by model."""
-    page = page_of(request.limit, request.before)
+    """List invocations that failed or in which a tool call failed, newest first, and failure counts by model."""
+    page = page_of(request.limit, request)
     failures = await context.analytics.failures(
         page, chosen_variant(request.variant), with_answers=context.settings.public == "off"
     )
-    shown, next_before = cut_page(failures.invocations, page, attrgetter("started_at"))
-    return GetFailuresOutput.of(failures._replace(invocations=shown), next_before)
+    cut = cut_page(failures.invocations, page, attrgetter("started_at"))
+    return GetFailuresOutput.of(failures._replace(invocations=cut.rows), cut.next_before, cut.next_skip)
 
 
 @procedure("analytics.getTradeTotals", token=trades_token)
 async def get_trade_totals(context: Context, request: GetTradeTotalsInput) -> GetTradeTotalsOutput:
-    """Sum up the completed trades of the current runs by day, week, market, side or exit reason (UTC)."""
+    """Total the completed trades of the current runs by day, week, market, side or exit reason (UTC)."""
     rows = await context.analytics.trade_totals(request.by, or_none(request.model_id), chosen_variant(request.variant))
     return GetTradeTotalsOutput(rows=[TradeTotalsRow.from_attributes(row) for row in rows])
 
 
 @procedure("analytics.getRunInfo")
 async def get_run_info(context: Context, _: Empty) -> GetRunInfoOutput:
-    """Return when the current runs began, the trading mode, and the numbers of models, invocations and trades, also by
-    entrant."""
+    """Return the start of the current runs, the trading mode, and the numbers of models, invocations and trades, also
+    by entrant."""
     return GetRunInfoOutput.of(await context.analytics.run_info(), context.settings.trading_mode)

@@ -24,37 +24,37 @@ from trader.api.schemas.trades import (
     GetCompletedTradesInput,
     GetCompletedTradesOutput,
 )
-from trader.errors import ForeignAccount, ManualOrdersOff
+from trader.core.errors import ForeignAccount, ManualOrdersOff
 
 
 @procedure("simulator.placeOrder", changes=True, paper_only=True)
 async def place_order(context: Context, request: PlaceOrderInput) -> OrderOutput:
     """Place an order on a simulated account; one that does not exist is opened.
 
-    An order that the exchange refuses (no margin, below the minimum, nothing to reduce) is answered with status
-    `rejected` and a reason. The same `clientOrderId` on the same account gets the first answer again and trades once.
-    A limit order needs `limitPrice`; a market order takes none. On the account of a model it is marked `manual`, and
-    the model leaves the board until its account is reset.
+    An order that the exchange refuses (no margin, below the minimum, nothing to reduce) returns the status `rejected`
+    and a reason. The same `clientOrderId` on the same account returns the first response again and trades once. A limit
+    order needs `limitPrice`; a market order takes none. An order on a model's account is marked `manual`, and the model
+    is off the board until its account is reset.
 
-    :raises Conflict: the `clientOrderId` was used on this account for an order with other contents.
-    :raises ManualOrdersOff: the account is a model's, and MANUAL_ORDERS=off.
-    :raises ForeignAccount: the account is an external agent's, whom nobody else may trade for.
+    :raises Conflict: the `clientOrderId` was already used on this account for a different order.
+    :raises ManualOrdersOff: the account belongs to a model, and MANUAL_ORDERS=off.
+    :raises ForeignAccount: the account belongs to an external agent, and only its key may trade it.
     """
     await _require_not_external(context, request.account_id)
     order = request.to_order()
-    if request.account_id in context.agents.models:
+    if request.account_id in context.models.by_id:
         if context.settings.manual_orders == "off":
-            raise ManualOrdersOff(f"{request.account_id} is a model, and MANUAL_ORDERS=off refuses orders by hand")
+            raise ManualOrdersOff(f"{request.account_id} is a model, and MANUAL_ORDERS=off refuses manual orders")
         order = msgspec.structs.replace(order, manual=True)
     return OrderOutput(order=OrderView.of(await context.exchange.place_order(order)))
 
 
 @procedure("simulator.cancelOrder", changes=True, paper_only=True)
 async def cancel_order(context: Context, request: CancelOrderInput) -> OrderOutput:
-    """Cancel an order that rests in the book.
+    """Cancel a resting order.
 
     :raises NotFound: the account has no such order.
-    :raises ForeignAccount: the account is an external agent's, whom nobody else may trade for.
+    :raises ForeignAccount: the account belongs to an external agent, and only its key may trade it.
     """
     await _require_not_external(context, request.account_id)
     return OrderOutput(order=OrderView.of(await context.exchange.cancel_order(request.account_id, request.order_id)))
@@ -62,15 +62,15 @@ async def cancel_order(context: Context, request: CancelOrderInput) -> OrderOutp
 
 @procedure("simulator.getAccount", paper_only=True)
 async def get_account(context: Context, request: AccountInput) -> AccountOutput:
-    """Show a simulated account; one that does not exist is shown as it would open, and not stored."""
+    """Return a simulated account, or the new account that an order would open, without storing it."""
     return account_output(context, request.account_id)
 
 
 @procedure("simulator.resetAccount", changes=True, operates=True, paper_only=True)
 async def reset_account(context: Context, request: AccountInput) -> AccountOutput:
-    """Close the account's run at the market's prices and begin a new one with the starting capital.
+    """Close the account's run at market prices and start a new one with the starting capital.
 
-    :raises ForeignAccount: the account is an external agent's, whom nobody else may trade for.
+    :raises ForeignAccount: the account belongs to an external agent, and only its key may trade it.
     """
     await _require_not_external(context, request.account_id)
     await context.exchange.reset_account(request.account_id)
@@ -79,16 +79,17 @@ async def reset_account(context: Context, request: AccountInput) -> AccountOutpu
 
 @procedure("simulator.getCompletedTradesFromDB", paper_only=True, token=trades_token)
 async def get_completed_trades(context: Context, request: GetCompletedTradesInput) -> GetCompletedTradesOutput:
-    """List completed trades of simulated accounts, the latest first, and figures over those that are listed."""
-    page = page_of(request.limit, request.before)
+    """List completed trades of simulated accounts, newest first, and figures over the listed ones."""
+    page = page_of(request.limit, request)
     rows = await context.portfolio.trades(account_id=or_none(request.model_id), page=page)
-    trades, next_before = cut_page(rows, page, attrgetter("closed_at"))
-    completed = [CompletedTrade.of(trade) for trade in trades]
-    return GetCompletedTradesOutput(trades=completed, stats=CompletedStats.of(completed), next_before=next_before)
+    cut = cut_page(rows, page, attrgetter("closed_at"))
+    completed = [CompletedTrade.of(trade) for trade in cut.rows]
+    stats = CompletedStats.of(completed)
+    return GetCompletedTradesOutput(trades=completed, stats=stats, next_before=cut.next_before, next_skip=cut.next_skip)
 
 
 def account_output(context: Context, account_id: str) -> AccountOutput:
-    """Return an account with the figures of this moment; one that does not exist as it would open."""
+    """Return an account with its current figures, or the new account that an order would open."""
     exchange = context.exchange
     account = exchange.account(account_id)
     is_open = account.id in exchange.accounts
@@ -96,12 +97,12 @@ def account_output(context: Context, account_id: str) -> AccountOutput:
 
 
 async def _require_not_external(context: Context, account_id: str) -> None:
-    """Check that the account is not an external agent's, whom nobody else may trade for.
+    """Check that the account does not belong to an external agent, because only its key may trade it.
 
-    :raises ForeignAccount: it is
+    :raises ForeignAccount: it does
     """
     if account_id not in context.exchange.accounts:  # a command may have added an agent of this name just now
-        await context.agents.reload_models()
-    model = context.agents.models.get(account_id)
+        await context.models.reload()
+    model = context.models.by_id.get(account_id)
     if model is not None and model.is_external:
         raise ForeignAccount(f"the account {account_id} belongs to an external agent: only its key trades, by agent.*")

@@ -1,4 +1,4 @@
-"""Procedures of `trading`: positions, prices, candles, completed trades, and the equity of models over time."""
+"""Procedures of `trading`: positions, prices, candles, completed trades, and the models' equity over time."""
 
 import asyncio
 from datetime import datetime, timedelta
@@ -38,11 +38,11 @@ from trader.api.schemas.trades import (
     TradeView,
     trade_details_of,
 )
-from trader.domain.exchange.account import Account
-from trader.domain.market.markets import canonical_symbol
-from trader.domain.portfolio.histories import RESOLUTIONS, minute_end
-from trader.errors import InvalidInput, Issue, MarketUnavailable
-from trader.services.market.candles import CANDLES_MAX
+from trader.core.errors import InvalidInput, Issue, MarketUnavailable
+from trader.exchange.domain.account import Account, Trade
+from trader.market.candles import CANDLES_MAX
+from trader.market.domain.markets import canonical_symbol
+from trader.portfolio.domain.histories import RESOLUTIONS, minute_end
 
 DEFAULT_RANGE: Final = timedelta(days=7)
 CANDLES_WAIT_S: Final = 0.5
@@ -51,8 +51,8 @@ CANDLES_WAIT_S: Final = 0.5
 
 @procedure("trading.getPositions", token=positions_token)
 async def get_positions(context: Context, request: GetPositionsInput) -> list[PositionView]:
-    """List open positions with their live figures, the oldest first."""
-    exchange, models = context.exchange, context.agents.models
+    """List open positions with their live figures, oldest first."""
+    exchange, models = context.exchange, context.models.by_id
 
     def is_asked_for(account: Account) -> bool:
         if request.model_id is not UNSET and account.id != request.model_id:
@@ -66,9 +66,9 @@ async def get_positions(context: Context, request: GetPositionsInput) -> list[Po
 
 @procedure("trading.getCryptoPrices", token=prices_token)
 async def get_crypto_prices(context: Context, request: GetCryptoPricesInput) -> GetCryptoPricesOutput:
-    """Show mark prices, of all markets or of those that are asked for.
+    """Show mark prices of all markets or of the requested ones.
 
-    A market that is not traded here, or has had no price yet, is left out.
+    Markets that are not traded here, or have had no price yet, are omitted.
     """
     traded = context.market.markets
     asked = traded if request.symbols is UNSET else dict.fromkeys(map(canonical_symbol, request.symbols))
@@ -85,7 +85,7 @@ async def get_crypto_prices(context: Context, request: GetCryptoPricesInput) -> 
 
 
 async def _day_before(context: Context, symbol: str) -> Decimal | None:
-    """Return the price 24 hours before the last full hour; None when the source does not say it soon."""
+    """Return the price 24 hours before the last full hour; None if the source does not respond soon."""
     try:
         async with asyncio.timeout(CANDLES_WAIT_S):
             candles = await context.market.candles(symbol, "1h", 24)
@@ -96,28 +96,30 @@ async def _day_before(context: Context, symbol: str) -> Decimal | None:
 
 @procedure("trading.getTrades", token=trades_token)
 async def get_trades(context: Context, request: GetTradesInput) -> GetTradesOutput:
-    """List completed trades, the latest first."""
-    page = page_of(request.limit, request.before)
+    """List completed trades, newest first."""
+    page = page_of(request.limit, request)
     rows = await context.portfolio.trades(
         account_id=or_none(request.model_id),
         variant=chosen_variant(request.variant),
         symbol=None if request.symbol is UNSET else canonical_symbol(request.symbol),
         page=page,
     )
-    trades, next_before = cut_page(rows, page, attrgetter("closed_at"))
-    return GetTradesOutput(trades=[TradeView.of(trade) for trade in trades], next_before=next_before)
+    cut = cut_page(rows, page, attrgetter("closed_at"))
+    trades = [TradeView.of(trade) for trade in cut.rows]
+    return GetTradesOutput(trades=trades, next_before=cut.next_before, next_skip=cut.next_skip)
 
 
 @procedure("trading.getTrade")
 async def get_trade(context: Context, request: GetTradeInput) -> GetTradeOutput:
-    """Show one trade or position whole: its plan, fills, costs, and how far the price went for and against it.
+    """Show one trade or position in full: its plan, fills, costs, and its favorable and adverse excursions.
 
     :raises NotFound: There is no such trade.
     """
-    trade = await context.portfolio.trade(request.id)
-    end = trade.closed_at or context.clock.now()
+    whole = await context.portfolio.trade(request.id)
+    trade, model = whole.trade, context.models.by_id.get(whole.account_id)
+    end = trade.closed_at if isinstance(trade, Trade) else context.clock.now()
     extremes = await context.candles.extremes(trade.symbol, trade.opened_at, end)
-    return GetTradeOutput(trade=trade_details_of(trade, context.agents.models.get(trade.account_id), extremes))
+    return GetTradeOutput(trade=trade_details_of(whole, model, extremes))
 
 
 @procedure("trading.getPortfolioHistory", token=histories_token)
@@ -126,7 +128,7 @@ async def get_portfolio_history(
 ) -> LongOutput[GetPortfolioHistoryOutput]:
     """Show the equity of models over time, at the finest resolution that stays within `maxPoints` per model.
 
-    The range ends now unless it says otherwise, and begins 7 days before its end.
+    By default the range ends now and begins 7 days before its end.
     """
     start, end = _range(context, request)
     history = await context.portfolio.history(
@@ -141,10 +143,10 @@ async def get_portfolio_history(
 
 @procedure("trading.getEquityCurves", token=histories_token)
 async def get_equity_curves(context: Context, request: GetEquityCurvesInput) -> LongOutput[GetEquityCurvesOutput]:
-    """Show the equity of models for a chart: one list of times, and one of values for each model.
+    """Show the equity of models for a chart: one list of times, and one list of values per model.
 
-    The range is that of `getPortfolioHistory`, and so are the resolutions. A value stands for at most 65 minutes when
-    no newer one was recorded. With `baselines`, the curves of the baselines follow those of the models.
+    Range and resolutions are the same as in `getPortfolioHistory`. A value stays valid for at most 65 minutes if there
+    is no newer one. With `baselines`, the baselines' curves follow the models'.
     """
     start, end = _range(context, request)
     curves = await context.portfolio.equity_curves(
@@ -160,9 +162,7 @@ async def get_equity_curves(context: Context, request: GetEquityCurvesInput) -> 
 
 def _range(context: Context, request: RangeInput) -> tuple[datetime, datetime]:
     end = request.end() or minute_end(context.clock.now())
-    start = request.start()
-    if start is None:
-        start = end - min(DEFAULT_RANGE, end - end.min.replace(tzinfo=end.tzinfo))
+    start = request.start() or end - DEFAULT_RANGE
     if start > end:
         raise InvalidInput(Issue(("startDate",), "must not be after endDate"))
     return start, end
@@ -170,9 +170,9 @@ def _range(context: Context, request: RangeInput) -> tuple[datetime, datetime]:
 
 @procedure("trading.getCandles")
 async def get_candles(context: Context, request: GetCandlesInput) -> GetCandlesOutput:
-    """List candles of a market for a chart, of the prices that models see.
+    """List candles of a market for a chart, from the prices that models see.
 
-    The range ends now unless it says otherwise. The candle of the running minute is in the stream `candles`.
+    By default the range ends now. The stream `candles` has the candle of the current minute.
     """
     symbol = canonical_symbol(request.symbol)
     if symbol not in context.market.markets:

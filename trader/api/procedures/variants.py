@@ -2,6 +2,7 @@
 
 import msgspec
 
+from trader.agents.variants import VARIANTS
 from trader.api.context import Context
 from trader.api.registry import procedure
 from trader.api.response_cache import constant_token, histories_token, trades_token
@@ -15,7 +16,6 @@ from trader.api.schemas.variants import (
     VariantView,
     variant_history_of,
 )
-from trader.variants import VARIANTS
 
 
 @procedure("variants.getVariants", token=constant_token)
@@ -29,14 +29,14 @@ async def get_variants(_: Context, __: Empty) -> GetVariantsOutput:
 async def get_variant_history(context: Context, request: GetVariantHistoryInput) -> GetVariantHistoryOutput:
     """Return the hourly average equity of each variant's models, and of the variants together.
 
-    A variant without data has an empty history; the aggregate holds the hours in which at least one has a value.
+    A variant without data has an empty history; the aggregate has the hours in which at least one has a value.
     """
     return variant_history_of(await context.portfolio.variant_history(request.window))
 
 
 @procedure("variants.getVariantStats", token=trades_token)
 async def get_variant_stats(context: Context, _: Empty) -> GetVariantStatsOutput:
-    """Return the aggregated performance of each variant's models; all four variants, always."""
+    """Return the aggregated performance of each variant's models, including variants without models."""
     return GetVariantStatsOutput(
         stats=[VariantStatsView.of(stats) for stats in await context.analytics.variant_stats()]
     )

@@ -1,1 +1,1 @@
-"""The page to read at `/api/docs`: the OpenAPI document as HTML."""
+"""The human-readable page at `/api/docs`: the OpenAPI document as HTML."""

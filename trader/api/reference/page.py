@@ -1,4 +1,8 @@
-"""Reference page: the OpenAPI document as one HTML page, whose script searches, copies and calls procedures."""
+"""Reference page: the OpenAPI document as one HTML page, whose script searches, copies and calls procedures.
+
+A vendored viewer would need a weaker content security policy: Scalar, Redoc and RapiDoc show nothing unless inline
+styles are allowed and Trusted Types are not required. With the document they are five to twenty times as large.
+"""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,17 +20,17 @@ _MARKDOWN: Final = mistune.create_markdown(escape=True, plugins=["table"])
 
 
 def to_html(text: str) -> str:
-    """Return Markdown as HTML; everything in it is escaped. Wide tables scroll."""
+    """Return Markdown as HTML, with all text escaped. Wide tables scroll."""
     return str(_MARKDOWN(text)).replace("<table>", '<div class="scroll"><table>').replace("</table>", "</table></div>")
 
 
 def inline(text: str) -> str:
-    """Return Markdown within a line as HTML."""
+    """Return inline Markdown as HTML."""
     return str(_MARKDOWN(" ".join(text.split()))).strip().removeprefix("<p>").removesuffix("</p>")
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table of cells that are HTML already."""
+    """Return a table of cells that already are HTML."""
     shown = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
     heads = "".join(f"<th>{cell}</th>" for cell in head)
     return f'<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{shown}</tbody></table></div>'
@@ -125,7 +129,7 @@ class _Page:
         return f'<article class="panel" id="{operation["operationId"]}" data-words="{words}">{"".join(parts)}</article>'
 
     def _words(self, path: str, operation: Mapping[str, Any]) -> str:
-        """Return the text that the search looks through: path, summary, description, and the names of all fields."""
+        """Return the text for the search: path, summary, description, and the names of all fields."""
         parts = [path, operation["summary"], *operation["tags"], operation.get("description", "")]
         schemas = [media["schema"] for media in operation.get("requestBody", {}).get("content", {}).values()]
         schemas += [media["schema"] for media in operation["responses"]["200"]["content"].values()]
@@ -184,7 +188,7 @@ class _Page:
         return text + self._fields(schema)
 
     def _kind(self, schema: Schema) -> str:
-        """Return one of several schemas that differ by `type`."""
+        """Return one of several schemas that differ in `type`."""
         name = schema["properties"]["type"]["enum"][0]
         text = inline(schema.get("description", ""))
         return f"<details><summary><code>{escape(name)}</code> {text}</summary>{self._fields(schema)}</details>"
@@ -225,7 +229,7 @@ class _Page:
             yield from self._objects(inner)
 
     def _type(self, schema: Schema) -> str:
-        """Return the type in few words, as HTML."""
+        """Return a short description of the type, as HTML."""
         schema = self._resolved(schema)
         if "enum" in schema:
             return " | ".join(escape(json.dumps(value), quote=False) for value in schema["enum"])

@@ -1,4 +1,4 @@
-"""External agents on the wire: who they are, what they are shown, and what they decide."""
+"""External agents on the wire: their identity, views and decisions."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -6,13 +6,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from trader.api.schemas.common import UNSET, DecimalText, Input, Timestamp, UnsetType, VariantId, Wire, iso
-from trader.api.schemas.models import DeclaredView
-from trader.api.schemas.paging import IsoTime
-from trader.api.schemas.positions import ExitPlanView
-from trader.api.schemas.simulator import AccountId
-from trader.domain.agents.invocations import ToolCallStatus
-from trader.domain.agents.tools import (
+from trader.agents.domain.invocations import ToolCallStatus
+from trader.agents.domain.models import DeclaredName, Model, PromptDigest
+from trader.agents.domain.tools import (
     ClosePosition,
     FetchIndicators,
     FetchOrderBook,
@@ -21,34 +17,38 @@ from trader.domain.agents.tools import (
     PlaceOrder,
     UpdateExitPlan,
 )
-from trader.domain.exchange.halts import REASON_MAX, OperatorCommand, Verb
-from trader.domain.exchange.orders import OrderSide, OrderStatus, Side
-from trader.domain.market.markets import Interval
-from trader.domain.models import DeclaredName, Model, PromptDigest
-from trader.domain.operations.credentials import Credential, Scope
-from trader.domain.portfolio.histories import RunWindow
-from trader.services.agents.external import ExternalDecision
+from trader.agents.external import ExternalDecision
+from trader.api.schemas.common import UNSET, DecimalText, Input, Timestamp, UnsetType, VariantId, Wire, iso
+from trader.api.schemas.models import DeclaredView
+from trader.api.schemas.paging import PageInput
+from trader.api.schemas.positions import ExitPlanView
+from trader.api.schemas.simulator import AccountId
+from trader.exchange.domain.halts import REASON_MAX, OperatorCommand, Verb
+from trader.exchange.domain.orders import OrderSide, OrderStatus, Side
+from trader.market.domain.markets import Interval
+from trader.operations.domain.credentials import Credential, Scope
+from trader.portfolio.domain.histories import RunWindow
 
 
 class AgentInput(Input, kw_only=True):
-    """Input of an agent. A key speaks for one account, so `accountId` may be left out; another's is refused."""
+    """Input of an agent. A key belongs to one account, so `accountId` is optional; any other account is refused."""
 
     account_id: AccountId | None = None
 
 
 class AgentDeclareInput(AgentInput, kw_only=True):
-    """What an agent says of itself, whole: what is left out is no longer said."""
+    """An agent's complete declaration: it replaces the previous one, including omitted fields."""
 
     model: DeclaredName
     version: DeclaredName | None = None
     prompt_digest: PromptDigest | None = None
 
 
-ViewId = Annotated[str, Meta(min_length=1, max_length=64, description="the id of the view that is decided from")]
+ViewId = Annotated[str, Meta(min_length=1, max_length=64, description="the id of the view behind the decision")]
 
 
 class ViewOutput(Wire, kw_only=True):
-    """A decision that is open until its deadline, and what a model of the variant is shown: its prompt and its view."""
+    """A decision that is open until its deadline, with the prompt and the view of a model of the variant."""
 
     view_id: str
     opened_at: Timestamp
@@ -102,7 +102,7 @@ class AgentBookInput(FetchOrderBook, frozen=True, kw_only=True):
 
 
 class AgentCancelInput(AgentInput, kw_only=True):
-    order_id: Annotated[str, Meta(min_length=1, max_length=64, description="the `orderId` of an order that rests")]
+    order_id: Annotated[str, Meta(min_length=1, max_length=64, description="the `orderId` of a resting order")]
 
 
 class AgentOperateInput(AgentInput, kw_only=True):
@@ -110,7 +110,7 @@ class AgentOperateInput(AgentInput, kw_only=True):
 
 
 class OperateOutput(Wire, kw_only=True):
-    """A command that is written; the service carries it out within a second. `by` is how the halt names the agent."""
+    """A recorded command, which the service executes within a second. `by` is the agent's name in the halt."""
 
     command_id: str
     verb: Verb
@@ -121,9 +121,9 @@ class OperateOutput(Wire, kw_only=True):
         return cls(command_id=str(command.id), verb=command.verb, by=command.asked_by)
 
 
-class AgentHistoryInput(AgentInput, kw_only=True):
+class AgentHistoryInput(PageInput, kw_only=True):
+    account_id: AccountId | None = None
     limit: Annotated[int, Meta(ge=1, le=200)] = 20
-    before: IsoTime | UnsetType = UNSET
 
 
 class AgentBoardInput(AgentInput, kw_only=True):
@@ -147,7 +147,7 @@ class HeldAccount(Wire, kw_only=True):
 class DecisionOutput(Wire, kw_only=True):
     """The result of a call, as a model sees it. `rejected` names the rule and its reason, `failed` the error.
 
-    Of an order: its id, its status at the exchange, what of it was filled, at which price and fees.
+    For an order: its id, its status at the exchange, the filled quantity, price and fees.
     """
 
     result: ToolCallStatus
@@ -174,7 +174,7 @@ class DecisionOutput(Wire, kw_only=True):
 
 
 class MarketOutput(Wire, kw_only=True):
-    """What was read of a market: candles and indicators, or the best levels of its order book; or why nothing was."""
+    """Data of a market: candles and indicators, or the best levels of its order book; or why there are none."""
 
     result: ToolCallStatus
     error: str | UnsetType = UNSET
@@ -188,9 +188,9 @@ class MarketOutput(Wire, kw_only=True):
 
 
 class WhoAmIOutput(Wire, kw_only=True):
-    """An agent, what it says of itself, and its key: how to tell it, what it may do, and how often a minute.
+    """An agent, its declaration, and its key with fingerprint, scopes and rate limits per minute.
 
-    A decision is due every `decisionEverySeconds`; what is not decided by then counts as missed.
+    A decision is due every `decisionEverySeconds`; otherwise the cycle counts as missed.
     """
 
     agent_id: str

@@ -1,4 +1,4 @@
-"""Leaderboard and failures on the wire. Percentages are percent, amounts in the quote currency."""
+"""Leaderboard and failures on the wire. Percentages are in percent, amounts in the quote currency."""
 
 from datetime import date
 from decimal import Decimal
@@ -6,6 +6,9 @@ from typing import Annotated, Any, Literal, Self
 
 from msgspec import Meta
 
+from trader.agents.domain.invocations import Invocation, Step, ToolCall, ToolCallType
+from trader.agents.domain.models import Contamination, Model, contamination
+from trader.agents.variants import color_of
 from trader.api.schemas.common import (
     ENCODER,
     UNSET,
@@ -15,33 +18,26 @@ from trader.api.schemas.common import (
     VariantFilter,
     VariantId,
     Wire,
-    iso,
-    or_unset,
 )
 from trader.api.schemas.models import DeclaredView
-from trader.api.schemas.paging import IsoTime
-from trader.api.schemas.positions import ModelId
+from trader.api.schemas.paging import PageInput, PageOutput
 from trader.api.schemas.seasons import SeasonView
-from trader.domain.agents.invocations import Invocation, Step, ToolCall, ToolCallType
-from trader.domain.models import Contamination, Model, contamination
-from trader.domain.portfolio.evidence import Word
-from trader.domain.portfolio.histories import RunWindow
-from trader.domain.portfolio.intervals import Interval
-from trader.domain.portfolio.replicates import ReplicateNoise
-from trader.services.portfolio.analytics import FailureCounts, Failures
-from trader.services.portfolio.leaderboard import LeaderboardEntry, NeighbourVerdict, ReplicatesEntry, SortKey
-from trader.variants import color_of
+from trader.core.intervals import ConfidenceInterval
+from trader.portfolio.analytics import FailureCounts, Failures
+from trader.portfolio.domain.evidence import Word
+from trader.portfolio.domain.histories import RunWindow
+from trader.portfolio.leaderboard import LeaderboardEntry, NeighbourVerdict, ReplicatesEntry, SortKey
 
 Percent = Annotated[float, Meta(description="in percent")]
 
 
 def day(moment: date | None) -> str | None:
-    """Return a date as it is written on the wire, such as 2025-06-30."""
+    """Return a date in its wire format, such as 2025-06-30."""
     return None if moment is None else moment.isoformat()
 
 
 class GetLeaderboardInput(Input, kw_only=True):
-    """The window `run` is all of the current runs; with `details` each entry has them. Both are additions to the
+    """The window `run` covers the whole current runs; with `details` each entry has details. Both are additions to the
     specification."""
 
     window: RunWindow = "7d"
@@ -51,26 +47,26 @@ class GetLeaderboardInput(Input, kw_only=True):
 
 
 class Bounds(Wire, kw_only=True):
-    """Bounds that hold the true value in 95 % of cases, at one look."""
+    """Bounds that contain the true value in 95 % of cases, for one look."""
 
     low: float
     high: float
 
     @classmethod
-    def of(cls, interval: Interval | None) -> Self | None:
+    def of(cls, interval: ConfidenceInterval | None) -> Self | None:
         return None if interval is None else cls.from_attributes(interval)
 
 
 class IntervalPercent(Bounds, kw_only=True):
-    """Bounds in percent that hold the true value in 95 % of cases, at one look."""
+    """Bounds in percent that contain the true value in 95 % of cases, for one look."""
 
 
 class Neighbour(Wire, kw_only=True):
-    """A verdict on a model of the board against its neighbour, over all whole hours that both have in their runs.
+    """A verdict on a model of the board against an adjacent one, over the common whole hours of their runs.
 
-    `smallestDifference` is the true difference that four of five such seasons would have called, in percent over these
-    hours; null when there is too little for any figure. `reason` says why the two cannot be told apart; null when they
-    can.
+    `smallestDifference` is the true difference that four of five such seasons would detect, in percent over these
+    hours; null with too little data for any figure. `reason` says why the two are indistinguishable; null if they are
+    not.
     """
 
     model_id: str
@@ -93,7 +89,7 @@ class Neighbour(Wire, kw_only=True):
 class Neighbours(Wire, kw_only=True):
     """The verdicts against the model ranked above (null for the first) and against the one below (null for the last).
 
-    They may be looked at every day: all verdicts of a board are wrong in at most 5 % of cases together, at any time.
+    They stay valid for daily looks: at any time, the verdicts of a board are wrong in at most 5 % of cases together.
     """
 
     above: Neighbour | None
@@ -101,10 +97,10 @@ class Neighbours(Wire, kw_only=True):
 
 
 class Replicates(Wire, kw_only=True):
-    """Accounts of one configuration, in the hours that all of them have.
+    """Accounts of one configuration, in their common hours.
 
     `spreadPercent` is the standard deviation of their returns. `noisePercent` is the share of an hour's variance in
-    which they differ, which is the model's own noise; the rest is the market's. Null when nothing varied.
+    which they differ, which is the model's own noise; the rest is the market's. Null if nothing varied.
     """
 
     model_ids: list[str]
@@ -114,15 +110,11 @@ class Replicates(Wire, kw_only=True):
     spread_percent: Percent
     noise_percent: Percent | None
 
-    @classmethod
-    def of(cls, noise: ReplicateNoise) -> "Replicates":
-        return cls.from_attributes(noise)
-
 
 class ReplicatesRow(Wire, kw_only=True):
-    """The models that a row of the leaderboard is made of, and how far their returns in the window lie apart.
+    """The models of a leaderboard row, and the spread of their returns in the window.
 
-    `noise` is over all hours that they have in common; null while there are fewer than 24.
+    `noise` covers all their common hours; null while there are fewer than 24.
     """
 
     model_ids: list[str]
@@ -135,19 +127,18 @@ class ReplicatesRow(Wire, kw_only=True):
         return cls.from_attributes(
             entry,
             model_ids=[model.id for model in entry.models],
-            noise=None if entry.noise is None else Replicates.of(entry.noise),
+            noise=None if entry.noise is None else Replicates.from_attributes(entry.noise),
         )
 
 
 class LeaderboardDetails(Wire, kw_only=True):
-    """What an entry of the leaderboard is worth, and what it is made of.
+    """Reliability and composition of a leaderboard entry.
 
-    `ci95Reason` says why there is no `ci95`. `tie`: a neighbour in the order has the same figure. `verdict` is null in
-    the order of maxDrawdown. `runNumber` above 1 says that the account was reset; p values are multiplied by its
-    square. `coverage` is how many of the cycles that were due the entrant decided, in percent. `contamination` says
-    whether the entry begins after the end of what the model was trained on (`trainingCutoff` of the models file).
-    `declared` is what an external agent says of itself. `offBoard` says why the season gives it no rank; absent without
-    such a reason.
+    `ci95Reason` says why there is no `ci95`. `tie`: an adjacent entry has the same figure. `verdict` is null if sorted
+    by maxDrawdown. A `runNumber` above 1 means that the account was reset; p values are multiplied by its square.
+    `coverage` is the share of due cycles that the entrant decided, in percent. `contamination` says whether the entry
+    starts after the model's training cutoff (`trainingCutoff` of the models file). `declared` is an external agent's
+    declaration. `offBoard` says why the season gives it no rank; absent without such a reason.
     """
 
     ci95_reason: str | None
@@ -168,9 +159,9 @@ class LeaderboardDetails(Wire, kw_only=True):
     def of(cls, entry: LeaderboardEntry, sort_by: SortKey) -> "LeaderboardDetails":
         neighbours = Neighbours(above=Neighbour.of(entry.above), below=Neighbour.of(entry.below))
         training_cutoff = entry.model.configuration.training_cutoff
-        return cls(
+        return cls.from_attributes(
+            entry,
             ci95_reason=entry.evidence.reason,
-            tie=entry.tie,
             verdict=None if sort_by == "maxDrawdown" else neighbours,
             entrant=entry.record.number,
             run_number=entry.attempt,
@@ -180,19 +171,17 @@ class LeaderboardDetails(Wire, kw_only=True):
             contamination=contamination(training_cutoff, entry.since),
             owner=entry.model.configuration.owner,
             declared=DeclaredView.of_entrant(entry.record),
-            replicates=UNSET if entry.replicates is None else ReplicatesRow.of(entry.replicates),
-            off_board=or_unset(entry.off_board),
+            replicates=None if entry.replicates is None else ReplicatesRow.of(entry.replicates),
         )
 
 
 class LeaderboardRow(Wire, kw_only=True):
-    """A model's present entrant within the window, live at its end.
+    """A model's current entrant within the window, live at its end.
 
-    An entrant that decided less than 95 % of the cycles that were due, or has no place on the board of the season that
-    has begun, is listed without a `rank`, after those that have one. Models that are replicates of one configuration
-    are one row with their means, the sum of their trades, and the first of them as `modelId`. `ci95` is the 95 %
-    interval of the return in the whole hours of the window, for one look. It needs 24 hours and 10 completed trades in
-    the window; before that it is null.
+    An entrant that decided less than 95 % of its due cycles, or is excluded from the board of the current season, is
+    listed without a `rank`, after the ranked ones. Replicates of one configuration share a row with their means, the
+    sum of their trades, and the first of them as `modelId`. `ci95` is the 95 % interval of the return in the whole
+    hours of the window, for one look. It needs 24 hours and 10 completed trades in the window; before that it is null.
     """
 
     rank: int | None
@@ -230,9 +219,8 @@ class GetLeaderboardOutput(Wire, kw_only=True):
     season: SeasonView | UnsetType = UNSET
 
 
-class GetFailuresInput(Input, kw_only=True):
+class GetFailuresInput(PageInput, kw_only=True):
     limit: Annotated[int, Meta(ge=1, le=100)] = 50
-    before: IsoTime | UnsetType = UNSET
     variant: VariantFilter = "all"
 
 
@@ -265,16 +253,16 @@ class StepTelemetry(Wire, kw_only=True):
             step,
             step_number=step.number,
             total_tokens=_total(step.input_tokens, step.output_tokens),
-            timestamp=iso(step.created_at),
+            timestamp=step.created_at,
         )
 
 
 class Failure(Wire, kw_only=True):
     """An invocation that failed, or in which a tool call failed (then `failureReason` is null).
 
-    `responsePayload` holds the provider's raw answers while they are kept: of one at most 256 KiB and of all together
-    8 MiB, the latest first; what is longer is null. The steps and their totals are absent when no step ended, and
-    a total is when a part of it was not reported.
+    `responsePayload` holds the provider's raw answers as long as they are retained: at most 256 KiB each and 8 MiB in
+    total, newest first; longer ones are null. The steps and their totals are absent if no step ended; a total is absent
+    if part of it was not reported.
     """
 
     invocation_id: str
@@ -295,20 +283,20 @@ class Failure(Wire, kw_only=True):
         steps = [StepTelemetry.of(step) for step in failures.steps.get(invocation.id, ())]
         return cls.from_attributes(
             invocation,
-            invocation_id=str(invocation.id),
+            invocation_id=invocation.id,
             model_name=model.name,
             response_payload=failures.answers.get(invocation.id),
-            created_at=iso(invocation.started_at),
+            created_at=invocation.started_at,
             tool_calls=[FailureToolCall.of(call) for call in failures.tool_calls.get(invocation.id, ())],
-            step_telemetry=steps or UNSET,
-            total_steps=len(steps) or UNSET,
-            total_input_tokens=or_unset(_total(*(step.input_tokens for step in steps)) if steps else None),
-            total_output_tokens=or_unset(_total(*(step.output_tokens for step in steps)) if steps else None),
+            step_telemetry=steps or None,
+            total_steps=len(steps) or None,
+            total_input_tokens=_total(*(step.input_tokens for step in steps)) if steps else None,
+            total_output_tokens=_total(*(step.output_tokens for step in steps)) if steps else None,
         )
 
 
 def _total(*tokens: int | None) -> int | None:
-    """Return the sum; None when a part of it is not known."""
+    """Return the sum; None if part of it is unknown."""
     known = [count for count in tokens if count is not None]
     return sum(known) if len(known) == len(tokens) else None
 
@@ -339,13 +327,14 @@ class FailureStats(Wire, kw_only=True):
         )
 
 
-class GetFailuresOutput(Wire, kw_only=True):
+class GetFailuresOutput(PageOutput, kw_only=True):
     failures: list[Failure]
     model_stats: list[FailureStats]
-    next_before: str | UnsetType = UNSET
 
     @classmethod
-    def of(cls, failures: Failures, next_before: str | UnsetType = UNSET) -> "GetFailuresOutput":
+    def of(
+        cls, failures: Failures, next_before: str | UnsetType = UNSET, next_skip: int | UnsetType = UNSET
+    ) -> "GetFailuresOutput":
         return cls(
             failures=[
                 Failure.of(invocation, failures.models[invocation.model_id], failures)
@@ -353,19 +342,20 @@ class GetFailuresOutput(Wire, kw_only=True):
             ],
             model_stats=[FailureStats.of(counts) for counts in failures.counts],
             next_before=next_before,
+            next_skip=next_skip,
         )
 
 
 class GetTradeTotalsInput(Input, kw_only=True):
-    """A week is named by its Monday; days and weeks are those in which trades were closed."""
+    """A week is named by its Monday; trades count on the day or week of their close."""
 
     by: Literal["day", "week", "market", "side", "reason"]
     variant: VariantFilter = "all"
-    model_id: ModelId | UnsetType = UNSET
+    model_id: str | UnsetType = UNSET
 
 
 class TradeTotalsRow(Wire, kw_only=True):
-    """Completed trades that have something in common. `netPnl = grossPnl − fees + funding`."""
+    """A group of completed trades. `netPnl = grossPnl − fees + funding`."""
 
     key: str
     trades: int

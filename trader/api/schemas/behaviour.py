@@ -1,13 +1,12 @@
-"""Behaviour on the wire: how the present entrant of a model trades."""
+"""Behavior on the wire: how the current entrant of a model trades."""
 
 from trader.api.schemas.analytics import Percent
-from trader.api.schemas.common import Input, Timestamp, Wire, iso
-from trader.api.schemas.positions import ModelId
-from trader.services.portfolio.behaviour import EntrantBehaviour
+from trader.api.schemas.common import Input, Timestamp, Wire
+from trader.portfolio.behaviour import EntrantBehaviour
 
 
 class GetBehaviourInput(Input, kw_only=True):
-    model_id: ModelId
+    model_id: str
 
 
 class HoldingTimesView(Wire, kw_only=True):
@@ -19,7 +18,7 @@ class HoldingTimesView(Wire, kw_only=True):
 
 
 class PlanOutcomeView(Wire, kw_only=True):
-    """How the completed positions that had a stop (or a target) at their end were closed."""
+    """Close reasons of the completed positions that had a stop (or a target) at the end."""
 
     planned: int
     by_stop: int
@@ -31,12 +30,13 @@ class PlanOutcomeView(Wire, kw_only=True):
 class BehaviourView(Wire, kw_only=True):
     """How an entrant trades, from `since` until `until`: positions that it opened itself.
 
-    `timeInMarket` is the share of the time with a position, in percent. `leverageByVolatility` is its mean leverage in
-    six equal groups of hours by the volatility of the 24 hours before, the calmest first; null of under 60 hours.
-    `turnover` is what was traded in parts of the equity at the start, `fees` are in percent of the gross gains, `flips`
-    entries on the other side within an hour of a close, and `plansChanged` the positions whose exit plan was changed.
-    `captured` is the gross profit in percent of the most that the completed positions were ahead. `alike` is how much
-    of the time in which either of two of its `replicates` held a market both held the same side, in percent.
+    `timeInMarket` is the share of time with a position, in percent. `leverageByVolatility` is its mean leverage in six
+    equal groups of hours by the volatility of the preceding 24 hours, calmest first; null for under 60 hours.
+    `turnover` is the traded notional divided by the equity at the start, `fees` are in percent of the gross gains,
+    `flips` counts entries on the opposite side within an hour of a close, and `plansChanged` positions with a changed
+    exit plan. `captured` is the gross profit in percent of the completed positions' largest unrealized gains. `alike`
+    is the share of the time in which either of two of its `replicates` held a market that both held the same side, in
+    percent.
     """
 
     since: Timestamp
@@ -61,8 +61,8 @@ class BehaviourView(Wire, kw_only=True):
         times, leverage = behaviour.holding_times, behaviour.leverage_by_volatility
         return cls.from_attributes(
             behaviour,
-            since=iso(entrant.since),
-            until=iso(entrant.until),
+            since=entrant.since,
+            until=entrant.until,
             time_in_market=behaviour.time_in_market_percent,
             holding_times=None if times is None else HoldingTimesView.from_attributes(times),
             leverage_by_volatility=None if leverage is None else list(leverage),
@@ -76,6 +76,6 @@ class BehaviourView(Wire, kw_only=True):
 
 
 class GetBehaviourOutput(Wire, kw_only=True):
-    """`behaviour` is null until the model has an account whose entrant is known."""
+    """`behaviour` is null until the model has an account with a known entrant."""
 
     behaviour: BehaviourView | None

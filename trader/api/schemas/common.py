@@ -1,4 +1,4 @@
-"""Common parts of the wire structs: naming, strictness, the form of decimals and times, and the bodies of errors."""
+"""Common parts of the wire structs: naming, strictness, the format of decimals and times, and error bodies."""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ from uuid import UUID
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from trader.clock import iso
-from trader.domain.models import VariantId
-from trader.domain.money import format_decimal
-from trader.services.agents.budgets import Budget
+from trader.agents.budgets import Budget
+from trader.core.clock import iso
+from trader.core.money import format_decimal
+from trader.core.variant_id import VariantId
 
 T = TypeVar("T")
 
@@ -38,7 +38,6 @@ __all__ = [
     "format_decimal",
     "iso",
     "or_none",
-    "or_unset",
     "trimmed",
 ]
 
@@ -49,14 +48,14 @@ if TYPE_CHECKING:
     VariantFilter = str
 else:
     VariantFilter = Literal[(*(variant.value for variant in VariantId), "all")]
-    """The values of `VariantId`, and `all`: msgspec takes no union of an enum and a literal."""
+    """The values of `VariantId`, and `all`: msgspec does not support a union of an enum and a literal."""
 
 Number = int | float
-"""A strict, finite JSON number; `domain.money.from_number` makes the Decimal of it."""
+"""A strict, finite JSON number; `domain.money.from_number` converts it to a Decimal."""
 
 PositiveNumber = Annotated[int, Meta(gt=0, le=10**12)] | Annotated[float, Meta(gt=0, le=1e12)]
 
-# These two describe what the service itself writes, so they are in the JSON schema and cost no answer a check.
+# These two describe the service's own output, so they are in the JSON schema but not checked per response.
 Timestamp = Annotated[
     str,
     Meta(
@@ -78,13 +77,11 @@ class Wire(msgspec.Struct, rename="camel", kw_only=True):
 
     @classmethod
     def from_attributes(cls, source: object, **others: Any) -> Self:
-        """Return the record of the attributes of `source` with the names of its fields, and of the `others`.
-
-        Ids and times become text, numbers lose trailing zeros, and None is absence in a field that may be absent.
-        """
-        values = {name: _shown(getattr(source, name)) for name in cls.__struct_fields__ if name not in others}
-        absent = [name for name in _optional_fields(cls) if values.get(name, UNSET) is None]
-        return cls(**{**values, **others, **dict.fromkeys(absent, UNSET)})
+        """Return a record from the `others`, and from the attributes of `source` that match its other fields."""
+        own = {name: _shown(getattr(source, name)) for name in cls.__struct_fields__ if name not in others}
+        values = own | {name: _as_text(value) for name, value in others.items()}
+        absent = [name for name in _optional_fields(cls) if values[name] is None]
+        return cls(**values | dict.fromkeys(absent, UNSET))
 
 
 @cache
@@ -94,9 +91,11 @@ def _optional_fields(kind: type[Wire]) -> tuple[str, ...]:
 
 
 def _shown(value: Any) -> Any:
+    return trimmed(value) if isinstance(value, Decimal) else _as_text(value)
+
+
+def _as_text(value: Any) -> Any:
     match value:
-        case Decimal():
-            return trimmed(value)
         case datetime():
             return iso(value)
         case UUID():
@@ -104,16 +103,24 @@ def _shown(value: Any) -> Any:
     return value
 
 
+class OfModel(Wire, kw_only=True):
+    """A record of a model. For an account without a model, modelId and modelName are the account's id."""
+
+    id: str
+    model_id: str
+    model_name: str
+
+
 class Input(msgspec.Struct, rename="camel", kw_only=True, forbid_unknown_fields=True):
     """An input: unknown fields are refused, optional ones have defaults."""
 
 
 class BudgetUse(Wire, kw_only=True):
-    """What a model has cost today (UTC) and may cost. `usdPerDay` is absent when only AI_BUDGET_USD_PER_DAY limits it.
+    """A model's cost today (UTC) and its budget. `usdPerDay` is absent if only AI_BUDGET_USD_PER_DAY limits it.
 
-    `reservedUsd` is what its invocation under way may cost at most. `state` is `open` until a budget is spent; then,
-    until 00:00 UTC, it is `manage` (the model may only reduce, once in 15 minutes) or `pause`. `isEstimated` is true
-    when a part of the cost was not reported.
+    `reservedUsd` is the maximum cost of its running invocation. `state` is `open` until a budget is spent; then, until
+    00:00 UTC, it is `manage` (the model may only reduce, once every 15 minutes) or `pause`. `isEstimated` is true if
+    part of the cost was not reported.
     """
 
     usd_per_day: float | UnsetType = UNSET
@@ -134,20 +141,20 @@ class BudgetUse(Wire, kw_only=True):
 
 
 class Refusal(Wire):
-    """The body of an answer that is neither a stream nor a report."""
+    """The body of a refusal."""
 
     error: str
 
 
 class InputIssue(Wire, kw_only=True):
-    """One field that does not fit: where it is in the input, and what was expected."""
+    """One invalid field: its path in the input, and what was expected."""
 
     path: list[str | int]
     message: str
 
 
 class ErrorBody(Wire, kw_only=True):
-    """Why a call was not answered. `error` is for people, `code` for programs; `issues` comes with VALIDATION_ERROR."""
+    """Why a call failed. `error` is for people, `code` for programs; `issues` comes with VALIDATION_ERROR."""
 
     error: str
     code: str
@@ -159,7 +166,7 @@ class Empty(Input):
 
 
 class LongOutput(Generic[T]):
-    """An output whose one long list is JSON text already: the output with that list empty, and the list in chunks.
+    """An output whose one long list is already JSON text: the output with that list empty, and the list in chunks.
 
     Each chunk has some of the list's records, joined by commas.
     """
@@ -170,27 +177,20 @@ class LongOutput(Generic[T]):
         self._records = records
         self._chunks = chunks
 
-    async def encode(self, decoder: msgspec.json.Decoder[T]) -> bytes:
-        """Return the whole text, checked part by part: to decode 20 MB at once would hold the event loop.
+    def encode(self) -> bytes:
+        """Return the whole text."""
+        head, tail = ENCODER.encode(self._frame).split(b"[]")
+        return b"".join((head, b"[", b",".join(self._chunks), b"]", tail))
 
-        :raises msgspec.ValidationError: a part does not fit its type
+    async def check(self, decoder: msgspec.json.Decoder[T]) -> None:
+        """Decode the output part by part, because decoding 20 MB at once would block the event loop.
+
+        :raises msgspec.ValidationError: a part does not match its type
         """
-        frame = ENCODER.encode(self._frame)
-        decoder.decode(frame)
-        head, tail = frame.split(b"[]")
-        parts = [head, b"["]
+        decoder.decode(ENCODER.encode(self._frame))
         for chunk in self._chunks:
             self._records.decode(b"[%b]" % chunk)
-            parts += (chunk, b",")
             await asyncio.sleep(0)
-        if self._chunks:
-            del parts[-1]
-        return b"".join((*parts, b"]", tail))
-
-
-def or_unset(value: T | None) -> T | UnsetType:
-    """Return the value, or absence on the wire when there is none."""
-    return UNSET if value is None else value
 
 
 def optional_text(value: Decimal | None) -> str | UnsetType:
@@ -204,7 +204,7 @@ def trimmed(value: Decimal) -> Decimal:
 
 
 def or_none(value: T | UnsetType) -> T | None:
-    """Return the value of an optional input field, or None when it is absent."""
+    """Return the value of an optional input field, or None if it is absent."""
     return None if value is UNSET else value
 
 

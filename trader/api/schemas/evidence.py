@@ -1,38 +1,36 @@
 """Evidence on the wire: the result of each entrant compared with its references."""
 
+from trader.agents.domain.models import Contamination, contamination
 from trader.api.schemas.analytics import IntervalPercent, Percent, Replicates, day
-from trader.api.schemas.common import UNSET, Input, Timestamp, UnsetType, VariantFilter, VariantId, Wire, iso, or_unset
+from trader.api.schemas.common import UNSET, Input, Timestamp, UnsetType, VariantFilter, VariantId, Wire
 from trader.api.schemas.models import DeclaredView
-from trader.api.schemas.positions import ModelId
 from trader.api.schemas.seasons import SeasonView
-from trader.domain.models import Contamination, contamination
-from trader.domain.portfolio.board import Comparison, Reference
-from trader.domain.portfolio.evidence import Word
-from trader.domain.portfolio.histories import RunWindow
-from trader.domain.portfolio.luck import Luck
-from trader.services.portfolio.evidence import EntrantEvidence, EvidenceReport
-from trader.services.portfolio.seasons import AccountPast
-from trader.store.portfolio.analytics import PastEntrant
+from trader.portfolio.domain.board import Comparison, Reference
+from trader.portfolio.domain.evidence import Verdict, Word
+from trader.portfolio.domain.histories import RunWindow
+from trader.portfolio.domain.luck import Luck
+from trader.portfolio.evidence import EntrantEvidence, EvidenceReport
+from trader.portfolio.seasons import AccountPast
 
 
 class GetEvidenceInput(Input, kw_only=True):
-    """`run` is all hours of the current runs."""
+    """`run` covers all hours of the current runs."""
 
     window: RunWindow = "run"
     variant: VariantFilter = "all"
-    model_id: ModelId | UnsetType = UNSET
+    model_id: str | UnsetType = UNSET
 
 
 class Difference(Wire, kw_only=True):
-    """An entrant's paired hourly differences to one reference, over the whole hours that both have.
+    """An entrant's paired hourly differences from one reference, over their common whole hours.
 
-    `referenceId` is the baseline or the model; null for `holdNothing`, and where there is none. `hours`,
-    `differencePercent` and its 95 % `interval` are of the window, for one look. `verdict` and `pValue` are of all
-    common hours of the run: a confidence sequence and a bet that bounds the hourly loss not seen yet must agree,
-    corrected for all comparisons on the board, which holds however often one looks. `smallestDifference` is the true
-    difference that four of five such seasons would have called, in percent over these hours; `daysNeeded` after how
-    many days they would call one as large as was seen (null: more than ten years). `reason` says why there is no
-    figure, or why the two cannot be told apart.
+    `referenceId` is the baseline or the model; null for `holdNothing`, or if there is none. `hours`,
+    `differencePercent` and its 95 % `interval` cover the window, for one look. `verdict` and `pValue` cover all common
+    hours of the run: a confidence sequence and a bet that bounds hourly losses not yet seen must agree, corrected for
+    all comparisons on the board; they stay valid however often one looks. `smallestDifference` is the true difference
+    that four of five such seasons would detect, in percent over these hours; `daysNeeded` is the number of days until
+    they would detect one as large as the observed one (null: not within the season, or ten years). `reason` says why
+    there is no figure, or why the two are indistinguishable.
     """
 
     reference: Reference
@@ -45,9 +43,11 @@ class Difference(Wire, kw_only=True):
     smallest_difference: Percent | None
     days_needed: int | None
     reason: str | None
+    verdict_before: Word | UnsetType = UNSET
+    p_value_before: float | UnsetType | None = UNSET
 
     @classmethod
-    def of(cls, comparison: Comparison) -> "Difference":
+    def of(cls, comparison: Comparison, before: Verdict | None = None) -> "Difference":
         window, verdict = comparison.window, comparison.verdict
         return cls(
             reference=comparison.reference,
@@ -60,17 +60,20 @@ class Difference(Wire, kw_only=True):
             smallest_difference=verdict.visible_percent,
             days_needed=verdict.days_needed,
             reason=verdict.why or window.reason,
+            verdict_before=UNSET if before is None else before.word,
+            p_value_before=UNSET if before is None else None if before.statement.estimate is None else before.p_value,
         )
 
 
 class LuckRow(Wire, kw_only=True):
-    """An entrant against random traders who make its trades at random moments of the same period.
+    """An entrant compared with random traders who make its trades at random times of the same period.
 
-    Each makes as many trades, on the same sides, as large in parts of its equity and held as long, by the rules of the
-    exchange on the candles that it saw. `returnPercent` is that of the model's equity over its first `hours`, the last
-    age at which it was compared, with `tradesCount` positions, open ones included; `quantile` the part of the random
-    traders that made less, in percent. `pValue` is the chance that one of them makes as much, corrected for all looks
-    and all models. `low`, `median` and `high` are quantiles of their returns: 2.5, 50 and 97.5 %.
+    Each makes the same number of trades, on the same sides, with the same sizes relative to equity and the same holding
+    times, by the rules of the exchange on the candles that it saw. `returnPercent` is the return of the model's equity
+    over its first `hours`, its last comparison age, with `tradesCount` positions, including open ones; `quantile` is
+    the share of random traders with a lower return, in percent. `pValue` is the probability that one of them does at
+    least as well, corrected for all looks and all models. `low`, `median` and `high` are quantiles of their returns:
+    2.5, 50 and 97.5 %.
     """
 
     hours: int
@@ -85,11 +88,9 @@ class LuckRow(Wire, kw_only=True):
 
     @classmethod
     def of(cls, luck: Luck, models: int) -> "LuckRow":
-        return cls(
-            hours=luck.hours,
-            traders=luck.traders,
+        return cls.from_attributes(
+            luck,
             trades_count=luck.trades,
-            return_percent=luck.return_percent,
             quantile=luck.quantile_percent,
             p_value=luck.corrected_p(models),
             low=luck.low_percent,
@@ -99,7 +100,7 @@ class LuckRow(Wire, kw_only=True):
 
 
 class Rank(Wire, kw_only=True):
-    """The places, from `first` to `last` of `among`, that cannot be told from an entrant's own."""
+    """The possible places of an entrant, from `first` to `last` of `among`."""
 
     first: int
     last: int
@@ -107,7 +108,7 @@ class Rank(Wire, kw_only=True):
 
 
 class PastEntrantRow(Wire, kw_only=True):
-    """An entrant in a run of its account; `endedAt` is null of the present one."""
+    """An entrant in a run of its account; `endedAt` is null for the current one."""
 
     run_number: int
     entrant: int
@@ -115,15 +116,11 @@ class PastEntrantRow(Wire, kw_only=True):
     began_at: Timestamp
     ended_at: Timestamp | None
 
-    @classmethod
-    def of(cls, past: PastEntrant) -> "PastEntrantRow":
-        return cls.from_attributes(past, entrant=past.number)
-
 
 class AccountOverRuns(Wire, kw_only=True):
-    """An account over all its runs: its return in percent, whatever was reset or configured anew in between.
+    """An account over all its runs: its return in percent, across resets and configuration changes.
 
-    In a season, all of it is of the hours of the season. `entrants` are all that it has had, the present one last.
+    In a season, everything covers the season's hours. `entrants` are all its entrants, the current one last.
     """
 
     runs: int
@@ -133,22 +130,24 @@ class AccountOverRuns(Wire, kw_only=True):
 
     @classmethod
     def of(cls, past: AccountPast) -> "AccountOverRuns":
-        return cls.from_attributes(past, entrants=[PastEntrantRow.of(each) for each in past.entrants])
+        return cls.from_attributes(
+            past, entrants=[PastEntrantRow.from_attributes(each, entrant=each.number) for each in past.entrants]
+        )
 
 
 class EntrantRow(Wire, kw_only=True):
-    """An entrant: a model as it was configured, in its part of the current run. `entrant` 0 is one that is not known.
+    """An entrant: a model in one configuration, in its part of the current run. `entrant` 0 is an unknown one.
 
-    `hours`, `returnPercent`, its 95 % `interval`, `tradesCount` and `losingTradesCount` are of the whole hours of the
-    window; `reason` says why there is no interval. Gains without a loss among few trades say little: no interval sees
-    a loss that has not come. `coverage` is how many of the cycles that were due it decided, in percent; below 95 it is
-    not `ranked`. `amongBest` says whether it cannot be told from the best entrant, and `rank` which places are possible
-    for it; null without a place on the board, for the reason `offBoard`. `ageHours` are all its whole hours, and
-    `account` is all that the account has done. Replicates are one row, of the first of them, with the figures of all
-    together; `account` and `luck` are its own. `luck` is computed
-    after it was first asked for; `luckReason` says why it is null. `replicates` is there when several models are one
-    configuration. `contamination` says whether all of it is after the end of what the model was trained on
-    (`trainingCutoff`, from the models file). `declared` is what an external agent said of itself.
+    `hours`, `returnPercent`, its 95 % `interval`, `tradesCount` and `losingTradesCount` cover the whole hours of the
+    window; `reason` says why there is no interval. Gains without a loss among few trades mean little: no interval
+    reflects a loss that has not occurred. `coverage` is the share of due cycles that it decided, in percent; below 95
+    it is not `ranked`. `amongBest` says whether it is indistinguishable from the best entrant, and `rank` gives its
+    possible places; null if it is excluded from the board, for the reason `offBoard`. `ageHours` counts all its whole
+    hours, and `account` covers the whole history of the account. Replicates share the row of the first of them, with
+    combined figures; `account` and `luck` are its own. `luck` is computed after its first request; `luckReason` says
+    why it is null. `replicates` is present if several models share one configuration. `contamination` says whether the
+    whole part is after the model's training cutoff (`trainingCutoff`, from the models file). `declared` is the external
+    agent's declaration at that time.
     """
 
     model_id: str
@@ -180,18 +179,19 @@ class EntrantRow(Wire, kw_only=True):
     luck_reason: str | None
     replicates: Replicates | UnsetType = UNSET
     off_board: str | UnsetType = UNSET
+    rank_before: Rank | UnsetType | None = UNSET
 
     @classmethod
     def of(cls, entrant: EntrantEvidence, contenders: int) -> "EntrantRow":
-        return cls(
+        before = entrant.before
+        return cls.from_attributes(
+            entrant,
             model_id=entrant.model.id,
             model_name=entrant.model.name,
             variant=entrant.model.variant,
             entrant=entrant.record.number,
             run_number=entrant.attempt,
             fingerprint=entrant.record.fingerprint,
-            started_at=iso(entrant.started_at),
-            ended_at=None if entrant.ended_at is None else iso(entrant.ended_at),
             coverage=entrant.record.coverage_percent,
             training_cutoff=day(entrant.model.configuration.training_cutoff),
             contamination=contamination(entrant.model.configuration.training_cutoff, entrant.started_at),
@@ -199,42 +199,61 @@ class EntrantRow(Wire, kw_only=True):
             hours=entrant.statement.hours,
             trades_count=entrant.trades,
             losing_trades_count=entrant.losing_trades,
-            return_percent=entrant.return_percent,
             interval=IntervalPercent.of(entrant.statement.interval_percent),
             reason=entrant.statement.reason,
             among_best=entrant.is_among_best,
             rank=None if entrant.rank is None else Rank.from_attributes(entrant.rank),
+            rank_before=UNSET if before is None else None if before.rank is None else Rank.from_attributes(before.rank),
             account=AccountOverRuns.of(entrant.account),
-            age_hours=entrant.age_hours,
-            off_board=or_unset(entrant.off_board),
             owner=entrant.model.configuration.owner,
             declared=DeclaredView.of_entrant(entrant.record),
-            differences=[Difference.of(each) for each in entrant.comparisons],
+            differences=[
+                Difference.of(each, None if before is None else before.verdicts.get(each.reference))
+                for each in entrant.comparisons
+            ],
             luck=None if isinstance(entrant.luck, str) else LuckRow.of(entrant.luck, contenders),
             luck_reason=entrant.luck if isinstance(entrant.luck, str) else None,
-            replicates=UNSET if entrant.replicates is None else Replicates.of(entrant.replicates),
+            replicates=None if entrant.replicates is None else Replicates.from_attributes(entrant.replicates),
         )
 
 
-class GetEvidenceOutput(Wire, kw_only=True):
-    """Those that cannot be told from the best come first. `until` is the end of the last whole hour.
+class SharpeResolution(Wire, kw_only=True):
+    """The smallest difference of annual Sharpe ratios that a board can detect between two entrants.
 
-    `best` is the model with the highest mean hourly return; null without one that has 168 hours and 10 trades. While a
-    season runs, and until it is closed, all of it is of the hours of the season and by its rules (`season`).
+    `now`, and `atEnd` of the season; null if it cannot detect any, or has no end.
+    """
+
+    now: float | None
+    at_end: float | None
+
+
+class GetEvidenceOutput(Wire, kw_only=True):
+    """Entrants indistinguishable from the best come first. `until` is the end of the last full hour.
+
+    `best` is the model that the first place alone is left for; null while another may have it. `resolution` says which
+    entrants the board cannot separate. Every figure is of one market path, in which buying and holding returned
+    `marketReturn` percent. While a season runs, and until it is closed, everything covers the season's hours by its
+    rules (`season`). If a rule was loosened after the start, `verdictBefore`, `pValueBefore` and `rankBefore` are by
+    the rules at the start.
     """
 
     window: RunWindow
     until: Timestamp
     best: str | None
+    resolution: SharpeResolution
+    market_return: Percent | None
     entrants: list[EntrantRow]
     season: SeasonView | UnsetType = UNSET
 
     @classmethod
     def of(cls, window: RunWindow, report: EvidenceReport) -> "GetEvidenceOutput":
-        return cls(
+        first = {each.model.id for each in report.entrants if each.rank is not None and each.rank.last == 1}
+        return cls.from_attributes(
+            report,
             window=window,
-            until=iso(report.until),
-            best=report.best,
+            best=report.best if report.best in first else None,
+            resolution=SharpeResolution.from_attributes(report.resolution),
+            market_return=report.market_percent,
             entrants=[EntrantRow.of(each, report.contenders) for each in report.entrants],
-            season=UNSET if report.season is None else SeasonView.of(report.season, report.state),
+            season=None if report.season is None else SeasonView.of(report.season, report.state),
         )

@@ -5,12 +5,12 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
-from trader.api.schemas.common import BudgetUse, Timestamp, Wire, iso, or_unset
-from trader.domain.exchange.halts import Halt
+from trader.api.schemas.common import BudgetUse, Timestamp, Wire
+from trader.exchange.domain.halts import Halt
 
 
 class HaltInForce(Wire, kw_only=True):
-    """A halt: no position is opened or added to for the account, or, if absent, for any. `since` is real time."""
+    """A halt: no position is opened or increased for the account, or, if absent, for any. `since` is real time."""
 
     account_id: str | UnsetType = UNSET
     cause: str
@@ -19,21 +19,21 @@ class HaltInForce(Wire, kw_only=True):
 
     @classmethod
     def of(cls, halt: Halt) -> "HaltInForce":
-        return cls(account_id=or_unset(halt.account_id), cause=halt.cause.value, reason=halt.reason, since=iso(halt.at))
+        return cls.from_attributes(halt, since=halt.at)
 
 
 def halts_in_force(halts: Sequence[Halt]) -> list[HaltInForce] | UnsetType:
-    """Return the halts on the wire; absent when there are none."""
+    """Return the halts on the wire; absent if there are none."""
     return [HaltInForce.of(halt) for halt in halts] or UNSET
 
 
 class HealthReport(Wire):
-    """`GET /health`. `schedulers` holds whether each of the three is running; `halts` is absent when nothing is halted.
+    """`GET /health`. `schedulers` says whether each of the three is running; `halts` is absent if nothing is halted.
 
-    A halt is deliberate and leaves the service healthy. `reconciliation` is there in live trading when books and venue
-    disagree: by account, why nothing is opened for it. Then the service is unhealthy and an operator has to look.
-    `reasons` is there when the service is unhealthy, in words. `lagSeconds` is how old the newest record is that a
-    process has of the leader which it follows; absent on the leader.
+    A halt is deliberate and leaves the service healthy. `reconciliation` is present in live trading if books and venue
+    disagree: for each account, why its openings are blocked. The service is then unhealthy and needs an operator.
+    `reasons` is present if the service is unhealthy, in plain text. `lagSeconds` is the age of a follower's newest
+    record from its leader; absent on the leader.
     """
 
     status: Literal["healthy", "unhealthy"]
@@ -46,21 +46,21 @@ class HealthReport(Wire):
 
 
 class LiveReport(Wire):
-    """`GET /health/live`: the process answers, whatever else is wrong."""
+    """`GET /health/live`: the process responds, whatever else is wrong."""
 
     status: Literal["alive"]
     timestamp: Timestamp
 
 
 class DatabaseHealth(Wire):
-    """`latency_ms` is null when the database did not answer."""
+    """`latency_ms` is null if the database did not respond."""
 
     ok: bool
     latency_ms: float | None
 
 
 class MarketHealth(Wire):
-    """`last_update_at` is null before the first update. `trouble` says why there are no prices, if so."""
+    """`last_update_at` is null before the first update. `trouble` says why there are no prices, if there are none."""
 
     source: str
     last_update_at: Timestamp | None
@@ -74,7 +74,7 @@ class StreamHealth(Wire):
 
 
 class SchedulerHealth(Wire):
-    """Times are null before the first run; `last_error` is null when the last run went well."""
+    """Times are null before the first run; `last_error` is null if the last run succeeded."""
 
     running: bool
     interval_ms: int
@@ -99,7 +99,7 @@ class ModelWaiting(Wire):
 
 
 class ModelFailing(Wire):
-    """A model whose last invocations failed, three or more in a row; `reason` is that of the last one."""
+    """A model whose last three or more invocations failed; `reason` is the last failure's."""
 
     model_id: str
     failures: int
@@ -107,7 +107,7 @@ class ModelFailing(Wire):
 
 
 class AlarmFiring(Wire):
-    """An alarm that fires: it began `count` times since then. `consequences` are the alarms that it explains."""
+    """A firing alarm: it has started `count` times since then. `consequences` are the alarms that it explains."""
 
     cause: str
     subject: str
@@ -120,11 +120,10 @@ class AlarmFiring(Wire):
 class SchedulersReport(Wire):
     """`GET /health/schedulers`. Of several processes one leads and trades; the others stand by, or only read.
 
-    `modelsWaiting` are the models that wait for a slot (`MAX_PARALLEL_MODELS`); absent without any.
-    `modelsFailing` failed three times in a row or more often, and `providersResting` are the AI providers and keys that
-    no model can use now, with the reasons; both are absent when there are none, and leave the service healthy.
-    `budgets` are those of the models that have one, by id. `lagSeconds` is that of `GET /health`. `alarms` are those
-    that fire now; absent without any.
+    `modelsWaiting` are the models waiting for a slot (`MAX_PARALLEL_MODELS`); absent without any. `modelsFailing` have
+    failed at least three times in a row, and `providersResting` are the AI providers and keys that no model can use
+    now, with the reasons; both are absent if empty, and leave the service healthy. `budgets` are the models' budgets by
+    id. `lagSeconds` is the same as in `GET /health`. `alarms` are the firing alarms; absent without any.
     """
 
     timestamp: Timestamp

@@ -1,12 +1,14 @@
-"""Statistics of models on the wire: of their current runs, and of each entrant within its run.
+"""Statistics of models on the wire: for their current runs, and for each entrant within its run.
 
-Percentages are percent, durations minutes, amounts in the quote currency.
+Percentages are in percent, durations in minutes, amounts in the quote currency.
 """
 
 import math
 from decimal import Decimal
 from typing import Any, Literal
 
+from trader.agents.budgets import Budget
+from trader.agents.domain.models import Model
 from trader.api.schemas.analytics import Bounds, IntervalPercent, Percent
 from trader.api.schemas.common import (
     UNSET,
@@ -20,18 +22,16 @@ from trader.api.schemas.common import (
     iso,
 )
 from trader.api.schemas.models import DeclaredView
-from trader.domain.models import Model
-from trader.services.agents.budgets import Budget
-from trader.services.portfolio.analytics import EntrantStats, ModelStats, RunInfo
-from trader.services.portfolio.figures import TradeFigures
-from trader.services.portfolio.run_statistics import EntrantPeriod
+from trader.portfolio.analytics import EntrantStats, ModelStats, RunInfo
+from trader.portfolio.figures import TradeFigures
+from trader.portfolio.run_statistics import EntrantPeriod
 
 Figure = float | Literal["N/A", "Infinity"]
-"""A figure of getModelStats: `N/A` has no value, `Infinity` is unbounded."""
+"""A figure of getModelStats: `N/A` means no value, `Infinity` unbounded."""
 
 
 def figure(value: float | Decimal | None) -> Figure:
-    """Return the figure on the wire. A Decimal becomes a float, as a reader of a JSON number would make it."""
+    """Return the figure on the wire. A Decimal becomes a float, as when reading a JSON number."""
     if value is None:
         return "N/A"
     return "Infinity" if value == math.inf else float(value)
@@ -45,11 +45,10 @@ class GetModelStatsInput(Input, kw_only=True):
 class OverallFigures(Wire, kw_only=True):
     """`totalPnl` is the net pnl of the completed trades.
 
-    The tokens and `costUsd` are what the model's providers charged (`N/A`: none reported a cost);
-    `unmeteredAttempts`, when there are any, counts the requests that may have cost tokens which nobody reported, and
-    `costIsPartial` is true when the cost of a part is not known.
-    `netAfterCost` is the account's gain, open positions included, less that cost. The intervals hold the true value in
-    95 % of cases, for one look; null of under 10 trades or days.
+    The tokens and `costUsd` are the providers' charges (`N/A`: none reported a cost); `unmeteredAttempts`, if any,
+    counts the requests that may have cost unreported tokens, and `costIsPartial` is true if part of the cost is
+    unknown. `netAfterCost` is the account's gain, including open positions, minus that cost. The intervals contain the
+    true value in 95 % of cases, for one look; null for under 10 trades or days.
     """
 
     model_id: str
@@ -78,7 +77,7 @@ class OverallFigures(Wire, kw_only=True):
 class AdvancedFigures(Wire, kw_only=True):
     """`failedCount` counts each failed invocation once: those that failed, and those in which a tool call failed.
 
-    The tokens, `costUsd` and `netAfterCost` are those of the overall figures.
+    The tokens, `costUsd` and `netAfterCost` are the same as in the overall figures.
     """
 
     model_id: str
@@ -125,7 +124,7 @@ class AdvancedFigures(Wire, kw_only=True):
 
 
 def _figures(stats: ModelStats, shown: type[OverallFigures | AdvancedFigures]) -> dict[str, Any]:
-    """Return the figures that a struct shows, by its fields."""
+    """Return the figures for the fields of a struct."""
     (trades, equity), totals, failures = stats.figures, stats.totals, stats.failures
     figures = {
         **_trade_figures(trades),
@@ -189,12 +188,12 @@ def _trade_figures(trades: TradeFigures) -> dict[str, Any]:
 
 
 class EntrantOverall(OverallFigures, kw_only=True):
-    """The figures of an entrant: the model as it was configured, from `startedAt` until the next change.
+    """The figures of an entrant: the model in one configuration, from `startedAt` until the next change.
 
-    They begin with what the account was worth then, positions of its predecessor included. `endedAt` is null of the
-    present entrant, whose `accountValue` is live. `entrant` 0 is one that is not known. `coverage` is how many of the
-    cycles that were due it decided, in percent; below 95 it is not `ranked`.
-    `declared` is what an external agent said of itself.
+    They start with the account's value at that time, including its predecessor's positions. `endedAt` is null for the
+    current entrant, whose `accountValue` is live. `entrant` 0 is an unknown one. `coverage` is the share of due cycles
+    that it decided, in percent; below 95 it is not `ranked`. `declared` is the external agent's declaration at that
+    time.
     """
 
     entrant: int
@@ -211,7 +210,7 @@ class EntrantOverall(OverallFigures, kw_only=True):
 
 
 class EntrantAdvanced(AdvancedFigures, kw_only=True):
-    """The advanced figures of an entrant, which is described as with the overall ones."""
+    """The advanced figures of an entrant, with the same description as the overall ones."""
 
     entrant: int
     fingerprint: str | None
@@ -267,14 +266,14 @@ def _budget(budget: Budget | None) -> BudgetUse | UnsetType:
 
 
 class GetModelStatsOutput(Wire, kw_only=True):
-    """Only the list of the requested mode is there."""
+    """Only the list of the requested mode is present."""
 
     overall: list[OverallStats] | UnsetType = UNSET
     advanced: list[AdvancedStats] | UnsetType = UNSET
 
 
 class EntrantInfo(Wire, kw_only=True):
-    """An entrant in its model's run: `endedAt` is null of the present one; `trades` were completed in its time."""
+    """An entrant in its model's run: `endedAt` is null for the current one; `trades` were completed in its time."""
 
     model_id: str
     entrant: int
@@ -290,12 +289,11 @@ class EntrantInfo(Wire, kw_only=True):
     @classmethod
     def of(cls, model: Model, period: EntrantPeriod) -> "EntrantInfo":
         record = period.entrant.record
-        return cls(
+        return cls.from_attributes(
+            period,
             model_id=model.id,
             entrant=record.number,
             fingerprint=record.fingerprint,
-            started_at=iso(period.started_at),
-            ended_at=None if period.ended_at is None else iso(period.ended_at),
             invocations=period.entrant.totals.finished,
             trades=period.trades_count,
             coverage=record.coverage_percent,
@@ -305,7 +303,7 @@ class EntrantInfo(Wire, kw_only=True):
 
 
 class GetRunInfoOutput(Wire, kw_only=True):
-    """The current runs of all models together, since the first of them started, and each entrant within its run."""
+    """Totals of the current runs of all models, since the first of them started, and each entrant within its run."""
 
     run_start_time: Timestamp | None
     trading_mode: str
@@ -316,11 +314,9 @@ class GetRunInfoOutput(Wire, kw_only=True):
 
     @classmethod
     def of(cls, info: RunInfo, trading_mode: str) -> "GetRunInfoOutput":
-        return cls(
-            run_start_time=None if info.started_at is None else iso(info.started_at),
+        return cls.from_attributes(
+            info,
+            run_start_time=info.started_at,
             trading_mode=trading_mode,
-            models=info.models,
-            invocations=info.invocations,
-            trades=info.trades,
             entrants=[EntrantInfo.of(model, period) for model, period in info.periods],
         )

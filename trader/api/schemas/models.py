@@ -8,31 +8,30 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
+from trader.agents.domain.conversation import ChatMessage
+from trader.agents.domain.entrants import EntrantRecord
+from trader.agents.domain.invocations import ToolCall, ToolCallStatus, ToolCallType
+from trader.agents.domain.models import Model
+from trader.agents.invocations import FinishedInvocation, ModelSummary
+from trader.agents.variants import color_of
 from trader.api.schemas.common import (
     ENCODER,
     UNSET,
     Input,
+    OfModel,
     Timestamp,
     UnsetType,
     VariantFilter,
     VariantId,
     Wire,
-    iso,
-    or_unset,
 )
-from trader.api.schemas.paging import IsoTime
-from trader.domain.agents.conversation import Message
-from trader.domain.agents.entrants import EntrantRecord
-from trader.domain.agents.invocations import ToolCall, ToolCallStatus, ToolCallType
-from trader.domain.models import Model
-from trader.services.agents.invocations import FinishedInvocation, ModelSummary
-from trader.variants import color_of
+from trader.api.schemas.paging import PageInput, PageOutput
 
 FinishedStatus = Literal["completed", "failed", "timeout"]
 
 
 class DeclaredView(Wire, kw_only=True):
-    """What an agent says of itself. Nothing of it is checked."""
+    """An agent's declaration, which is not verified."""
 
     model: str
     version: str | UnsetType = UNSET
@@ -40,21 +39,21 @@ class DeclaredView(Wire, kw_only=True):
 
     @classmethod
     def of(cls, model: Model) -> "DeclaredView | UnsetType":
-        """Return what the agent of this model says; unset for one that has said nothing, and for other models."""
+        """Return the declaration of this model's agent; unset without one, and for other models."""
         declared = model.configuration.declared
         return UNSET if declared is None else cls.from_attributes(declared, model=model.router_model_name)
 
     @classmethod
     def of_entrant(cls, record: EntrantRecord) -> "DeclaredView | UnsetType":
-        """Return what the agent said when it was this entrant."""
+        """Return the agent's declaration as this entrant."""
         return UNSET if record.declared is None else msgspec.convert(record.declared, cls)
 
 
 class ModelView(Wire, kw_only=True):
-    """A model. `invocation_count` counts its finished runs. `warning` says what is wrong with it, when something is.
+    """A model. `invocation_count` counts its finished runs. `warning` describes a problem, if there is one.
 
-    `declared` is what an external agent says of itself. `manualSince` is the time of the first order by hand in its
-    account's run: from then on it is on no board.
+    `declared` is an external agent's declaration. `manualSince` is the time of the first manual order in its account's
+    run: from then on it is on no board.
     """
 
     id: str
@@ -74,36 +73,35 @@ class ModelView(Wire, kw_only=True):
 
     @classmethod
     def of(cls, summary: ModelSummary, warning: str | None) -> "ModelView":
-        model, last = summary.model, summary.last_invoked_at
+        model = summary.model
         return cls.from_attributes(
             model,
             declared=DeclaredView.of(model),
             color=color_of(model),
             invocation_count=summary.invocation_count,
-            last_invoked_at=UNSET if last is None else iso(last),
-            manual_since=UNSET if summary.manual_since is None else iso(summary.manual_since),
-            warning=or_unset(warning),
+            last_invoked_at=summary.last_invoked_at,
+            manual_since=summary.manual_since,
+            warning=warning,
         )
 
 
 class GetModelsOutput(Wire, kw_only=True):
-    """Every model, the oldest first. `warning` says why some of them do not run."""
+    """Every model, oldest first. `warning` says why some of them do not run."""
 
     models: list[ModelView]
     warning: str | UnsetType = UNSET
 
 
-class GetInvocationsInput(Input, kw_only=True):
-    model_id: Annotated[str, Meta(max_length=128)] | UnsetType = UNSET
+class GetInvocationsInput(PageInput, kw_only=True):
+    model_id: str | UnsetType = UNSET
     variant: VariantFilter = "all"
     limit: Annotated[int, Meta(ge=1, le=200)] = 50
-    before: IsoTime | UnsetType = UNSET
 
 
 class ToolCallMetadata(Wire, kw_only=True):
-    """What a tool call was: as the model wrote it, the decisions parsed from it, and the result of each.
+    """Contents of a tool call: the raw call, the decisions parsed from it, and the result of each.
 
-    `raw` is null for a call whose order was found after a restart, and text that is no JSON as it came.
+    `raw` is null for a call whose order was found after a restart, and the unchanged text if it is not JSON.
     """
 
     raw: Any
@@ -123,24 +121,21 @@ class ToolCallView(Wire, kw_only=True):
     @classmethod
     def of(cls, call: ToolCall) -> "ToolCallView":
         metadata = msgspec.convert(call.metadata, ToolCallMetadata)
-        return cls.from_attributes(call, metadata=metadata, timestamp=iso(call.created_at))
+        return cls.from_attributes(call, metadata=metadata, timestamp=call.created_at)
 
 
-class InvocationView(Wire, kw_only=True):
+class InvocationView(OfModel, kw_only=True):
     """One finished run of a model. `steps` counts its exchanges with the provider; `timestamp` is its start.
 
-    Tokens are those that the provider reported (null: none were). `unmeteredAttempts`, when there are any, counts the
-    requests that may have cost others, such as those that timed out. `costIsPartial` is true when it has cost more than
-    `costUsd`, because a part was not reported and the model has no price; `costIsEstimated` when such a part is in it,
-    at the most that it may have been.
+    Tokens are as reported by the provider (null: none). `unmeteredAttempts`, if any, counts the requests that may have
+    cost further tokens, such as those that timed out. `costIsPartial` is true if the true cost exceeds `costUsd`,
+    because part was not reported and the model has no price; `costIsEstimated` is true if `costUsd` includes such a
+    part, at its possible maximum.
 
-    `responsePayload` holds the provider's raw answers, one text per step, in `getInvocations` only, and while they are
-    kept: of a run at most 32 KiB and of all together 512 KiB, the latest runs first; what is longer is left out.
+    `responsePayload` holds the provider's raw answers, one text per step, only in `getInvocations`, as long as they are
+    retained: at most 32 KiB per run and 512 KiB in total, newest runs first; longer ones are omitted.
     """
 
-    id: str
-    model_id: str
-    model_name: str
     model_variant: VariantId
     model_logo: str | None
     response: str | None
@@ -159,9 +154,8 @@ class InvocationView(Wire, kw_only=True):
     tool_calls: list[ToolCallView]
 
 
-class GetInvocationsOutput(Wire, kw_only=True):
+class GetInvocationsOutput(PageOutput, kw_only=True):
     conversations: list[InvocationView]
-    next_before: str | UnsetType = UNSET
 
 
 class GetConversationInput(Input, kw_only=True):
@@ -175,7 +169,7 @@ class MessageView(Wire, kw_only=True):
     text: str
 
     @classmethod
-    def of(cls, message: Message) -> "MessageView":
+    def of(cls, message: ChatMessage) -> "MessageView":
         content, calls = message.get("content"), message.get("tool_calls")
         parts = [content if isinstance(content, str) else ENCODER.encode(content).decode()] if content else []
         if calls:
@@ -201,15 +195,15 @@ def invocation_of(record: FinishedInvocation) -> InvocationView:
         model_name=model.name,
         model_variant=model.variant,
         model_logo=model.logo,
-        response_payload=or_unset(record.answers),
+        response_payload=record.answers,
         steps=invocation.step_count,
         input_tokens=None if nothing_known else invocation.input_tokens,
         output_tokens=None if nothing_known else invocation.output_tokens,
-        unmetered_attempts=invocation.unmetered_attempts or UNSET,
-        cost_is_partial=invocation.is_cost_partial or UNSET,
-        cost_is_estimated=invocation.is_cost_estimated or UNSET,
-        cost_usd=or_unset(invocation.cost_usd),
+        unmetered_attempts=invocation.unmetered_attempts or None,
+        cost_is_partial=invocation.is_cost_partial or None,
+        cost_is_estimated=invocation.is_cost_estimated or None,
+        cost_usd=invocation.cost_usd,
         duration_ms=(ended_at - invocation.started_at) // timedelta(milliseconds=1),
-        timestamp=iso(invocation.started_at),
+        timestamp=invocation.started_at,
         tool_calls=[ToolCallView.of(call) for call in record.tool_calls],
     )

@@ -1,19 +1,20 @@
 """Times in inputs, and pages of lists that are read newest first.
 
-A page that is cut carries `nextBefore`, the time of its last row, for the `before` of the next one. When rows of the
-same millisecond follow, the last three of nine decimals count those that the pages so far have had: none is lost.
+A truncated page includes `nextBefore`, the time of its last row, for the `before` of the next one. Rows of one
+millisecond stay together: a page ends before a group that does not fit. If a group does not fit on one page, `nextSkip`
+counts its rows on the pages so far, so that none is lost.
 """
 
-import re
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
-from typing import Annotated, Final, TypeVar
+from datetime import datetime, timedelta
+from typing import Annotated, Final, Generic, NamedTuple, TypeVar
 
 from msgspec import UNSET, Meta, UnsetType
 
-from trader.clock import cut_to_ms, iso
-from trader.errors import InvalidInput, Issue
-from trader.store.database.pool import Page
+from trader.api.schemas.common import Input, Timestamp, Wire
+from trader.core.clock import cut_to_ms, input_time, iso
+from trader.core.errors import InvalidInput, Issue
+from trader.database.pool import Page
 
 T = TypeVar("T")
 
@@ -22,46 +23,74 @@ IsoTime = Annotated[
     Meta(
         min_length=10,
         max_length=40,
-        description="an ISO 8601 time or date",
+        description="an ISO 8601 time or date from 1970-01-01 to 2200-01-01",
         extra_json_schema={"anyOf": [{"format": "date-time"}, {"format": "date"}]},
     ),
 ]
 
 _EXAMPLE = "expected an ISO 8601 time such as 2025-01-31T12:00:00.000Z"
 
-_COUNTED: Final = re.compile(r"(.*\.\d{3})000(\d{3})Z")
 _MILLISECOND: Final = timedelta(milliseconds=1)
-_SKIP_MAX: Final = 999
+_SKIP_MAX: Final = 1_000_000
+
+
+class PageInput(Input, kw_only=True):
+    """Where a page begins."""
+
+    before: IsoTime | UnsetType = UNSET
+    skip: Annotated[int, Meta(ge=0, le=_SKIP_MAX)] = 0
+    """The `nextSkip` of the previous page, together with its `nextBefore`."""
+
+
+class PageOutput(Wire, kw_only=True):
+    """Where the next page begins."""
+
+    next_before: Timestamp | UnsetType = UNSET
+    next_skip: int | UnsetType = UNSET
+
+
+class Cut(NamedTuple, Generic[T]):
+    """The rows of a page, and where the next page begins."""
+
+    rows: Sequence[T]
+    next_before: str | UnsetType = UNSET
+    next_skip: int | UnsetType = UNSET
 
 
 def moment_of(written: str, field: str) -> datetime:
     """Return the time of an input field, to the millisecond; without a zone it is UTC."""
     try:
         moment = datetime.fromisoformat(written)
-        return cut_to_ms(moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC))
-    except (ValueError, OverflowError):
+    except ValueError:
         raise InvalidInput(Issue((field,), _EXAMPLE)) from None
+    return bounded(moment, field)
 
 
-def page_of(limit: int, before: str | UnsetType) -> Page:
-    """Return the page to read: one row more than asked for, which shows whether the page is cut."""
-    if before is UNSET:
+def bounded(moment: datetime, *path: str) -> datetime:
+    """Return the time of an input field in UTC, to the millisecond; without a zone it is UTC.
+
+    :raises InvalidInput: it is not from 1970-01-01 to 2200-01-01
+    """
+    try:
+        return input_time(moment)
+    except ValueError as error:
+        raise InvalidInput(Issue(path, str(error))) from None
+
+
+def page_of(limit: int, request: PageInput) -> Page:
+    """Return the page to read: one row more than requested, which shows whether more rows follow."""
+    if request.before is UNSET:
         return Page(limit + 1)
-    counted = _COUNTED.fullmatch(before)
-    if counted is None:
-        return Page(limit + 1, moment_of(before, "before"))
-    skip = int(counted[2])
-    return Page(limit + 1, moment_of(counted[1] + "Z", "before") + (_MILLISECOND if skip else timedelta(0)), skip)
+    until = moment_of(request.before, "before")
+    return Page(limit + 1, until + _MILLISECOND, request.skip) if request.skip else Page(limit + 1, until)
 
 
-def cut_page(rows: Sequence[T], page: Page, time_of: Callable[[T], datetime]) -> tuple[Sequence[T], str | UnsetType]:
-    """Return the rows of a page without the one too many, and `nextBefore` if there was one."""
+def cut_page(rows: Sequence[T], page: Page, time_of: Callable[[T], datetime]) -> Cut[T]:
+    """Return the rows of a page without the extra row, and, if there was one, where the next page begins."""
     if len(rows) < page.limit:
-        return rows, UNSET
-    shown, last = rows[:-1], cut_to_ms(time_of(rows[-2]))
-    if cut_to_ms(time_of(rows[-1])) != last:
-        return shown, iso(last)
-    same = sum(cut_to_ms(time_of(row)) == last for row in shown)
-    if page.until == last + _MILLISECOND and same == len(shown):
-        same += page.skip
-    return shown, f"{iso(last)[:-1]}000{min(same, _SKIP_MAX):03d}Z"
+        return Cut(rows)
+    times = [cut_to_ms(time_of(row)) for row in rows]
+    if fitting := times.index(times[-1]):
+        return Cut(rows[:fitting], iso(times[fitting - 1]))
+    skipped = page.skip if page.until == times[0] + _MILLISECOND else 0
+    return Cut(rows[:-1], iso(times[0]), skipped + len(rows) - 1)

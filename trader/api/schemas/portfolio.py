@@ -8,6 +8,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
+from trader.agents.domain.models import Model
 from trader.api.schemas.common import (
     UNSET,
     Input,
@@ -18,20 +19,17 @@ from trader.api.schemas.common import (
     VariantId,
     Wire,
     iso,
-    trimmed,
 )
 from trader.api.schemas.paging import IsoTime, moment_of
-from trader.api.schemas.positions import ModelId
-from trader.domain.models import Model
-from trader.domain.portfolio.histories import Resolution
-from trader.services.portfolio.snapshots import Curves, History, LiveValues
+from trader.portfolio.domain.histories import Resolution
+from trader.portfolio.snapshots import Curves, EquityHistory, LiveValues
 
 
 class RangeInput(Input, kw_only=True):
-    """A range of time, and the models it is asked of."""
+    """A time range, and the requested models."""
 
     variant: VariantFilter = "all"
-    model_id: ModelId | UnsetType = UNSET
+    model_id: str | UnsetType = UNSET
     start_date: IsoTime | UnsetType = UNSET
     end_date: IsoTime | UnsetType = UNSET
 
@@ -51,7 +49,7 @@ class GetPortfolioHistoryInput(RangeInput, kw_only=True):
 class GetEquityCurvesInput(RangeInput, kw_only=True):
     """A time without a zone is UTC; a date alone is its first moment. `points` limits the times, not the models.
 
-    An answer grows with both: 100 models with 600 points and more are over 150 kB, compressed.
+    The response grows with both: 100 models with 600 points or more exceed 150 kB, compressed.
     """
 
     points: Annotated[int, Meta(ge=50, le=2000)] = 300
@@ -65,7 +63,7 @@ class HistoryModel(Wire, kw_only=True):
 
 
 class HistoryEntry(Wire, kw_only=True, gc=False):
-    """The last snapshot of a model in one bucket of time. The id is that of the snapshot at every resolution."""
+    """The last snapshot of a model in one time bucket. The id is the snapshot's at every resolution."""
 
     id: str
     model_id: str
@@ -83,16 +81,16 @@ class GetPortfolioHistoryOutput(Wire, kw_only=True):
 _RECORDS: Final = msgspec.json.Decoder(list[HistoryEntry])
 
 
-def history_of(history: History) -> LongOutput[GetPortfolioHistoryOutput]:
-    """Return the output of records that the database has written: a hundred models have 67,000 of them, 19 MB."""
+def history_of(history: EquityHistory) -> LongOutput[GetPortfolioHistoryOutput]:
+    """Return the output of records encoded by the database: a hundred models have 67,000 of them, 19 MB."""
     frame = GetPortfolioHistoryOutput(history=[], resolution=history.resolution)
     return LongOutput(frame, _RECORDS, history.chunks)
 
 
 class EquityCurve(Wire, kw_only=True, gc=False):
-    """The equity of a model at each time, in cents; null before its first snapshot and where none was taken.
+    """The equity of a model at each time, to the cent; null before its first snapshot and where none was taken.
 
-    `baseline` marks a baseline, which is no model: its variant is that of a rule agent, else null.
+    `baseline` marks a baseline, which is not a model: its variant is a rule agent's, otherwise null.
     """
 
     id: str
@@ -103,7 +101,7 @@ class EquityCurve(Wire, kw_only=True, gc=False):
 
 
 class GetEquityCurvesOutput(Wire, kw_only=True):
-    """One list of times for all models: the ends of the buckets, the last of which may still be running."""
+    """One list of times for all models: the ends of the buckets, the last of which may be incomplete."""
 
     times: list[Timestamp]
     resolution: Resolution
@@ -114,7 +112,7 @@ _CURVES: Final = msgspec.json.Decoder(list[EquityCurve])
 
 
 def curves_of(curves: Curves) -> LongOutput[GetEquityCurvesOutput]:
-    """Return the output of records that the database has written."""
+    """Return the output of records encoded by the database."""
     frame = GetEquityCurvesOutput(times=[iso(time) for time in curves.times], resolution=curves.resolution, models=[])
     return LongOutput(frame, _CURVES, curves.records)
 
@@ -130,7 +128,7 @@ class LiveSnapshot(Wire, kw_only=True):
 
 
 class PortfolioUpdate(Wire, kw_only=True):
-    """A message of the portfolio stream. `snapshotsCreated` is how many rows the last snapshot job wrote."""
+    """A message of the portfolio stream. `snapshotsCreated` is the row count of the last snapshot job."""
 
     last_updated_at: Timestamp
     models_updated: int
@@ -142,14 +140,8 @@ class PortfolioUpdate(Wire, kw_only=True):
         """Return the message with the models that have a value now, in the order given."""
         at = iso(live.at)
         snapshots = [
-            LiveSnapshot(
-                model_id=model.id,
-                model_name=model.name,
-                variant=model.variant,
-                net_portfolio=trimmed(value.net_portfolio),
-                cash=trimmed(value.cash),
-                unrealized_pnl=trimmed(value.unrealized_pnl),
-                created_at=at,
+            LiveSnapshot.from_attributes(
+                value, model_id=model.id, model_name=model.name, variant=model.variant, created_at=at
             )
             for model in models
             if (value := live.values.get(model.id)) is not None

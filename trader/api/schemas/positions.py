@@ -1,7 +1,7 @@
 """Positions, prices and candles on the wire. `getPositions` and the positions stream show the same records, made here.
 
-Amounts of a position are decimal text, except the prices of its exit plan. A figure that needs a price which is not
-known yet (no source was reached since the start) is null, never zero.
+Amounts of a position are decimal text, except the prices of its exit plan. A figure that depends on an unknown price
+(no source was reached since the start) is null, never zero.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,10 +12,12 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from trader.agents.domain.models import Model
 from trader.api.schemas.common import (
     UNSET,
     DecimalText,
     Input,
+    OfModel,
     Timestamp,
     UnsetType,
     VariantFilter,
@@ -27,22 +29,19 @@ from trader.api.schemas.common import (
     trimmed,
 )
 from trader.api.schemas.paging import IsoTime
-from trader.domain.exchange.account import Account, Marks, Position, liquidation_price
-from trader.domain.exchange.orders import Side
-from trader.domain.market.markets import Candle, Market, Quote
-from trader.domain.models import Model
-from trader.domain.money import ceil_to, floor_to
-from trader.domain.portfolio.histories import Resolution
+from trader.core.money import ceil_to, floor_to
+from trader.exchange.domain.account import Account, Marks, Position, liquidation_price
+from trader.exchange.domain.orders import Side
+from trader.market.domain.markets import Candle, Market, Quote
+from trader.portfolio.domain.histories import Resolution
 
 Markets = Mapping[str, Market]
 
 SYMBOLS_MAX = 100
 
-ModelId = Annotated[str, Meta(max_length=128)]
-
 
 class ExitPlanView(Wire, kw_only=True):
-    """When a position is closed; every key is there, null when it is not set."""
+    """When to close a position; every key is present, null if it is not set."""
 
     stop: Decimal | None
     target: Decimal | None
@@ -51,16 +50,13 @@ class ExitPlanView(Wire, kw_only=True):
     time_exit: Timestamp | None
 
 
-class PositionView(Wire, kw_only=True):
+class PositionView(OfModel, kw_only=True):
     """An open position, valued at the current mark price.
 
-    A position of an account that belongs to no model carries the account's id as modelId and modelName, and no variant.
-    `manual` is true of a position of a model that was opened by hand.
+    A position of an account without a model has the account's id as modelId and modelName, and no variant. `manual` is
+    true for a model's position that was opened manually.
     """
 
-    id: str
-    model_id: str
-    model_name: str
     model_variant: VariantId | UnsetType = UNSET
     symbol: str
     side: Side
@@ -78,7 +74,7 @@ class PositionView(Wire, kw_only=True):
 
 
 class GetPositionsInput(Input, kw_only=True):
-    model_id: ModelId | UnsetType = UNSET
+    model_id: str | UnsetType = UNSET
     variant: VariantFilter = "all"
 
 
@@ -87,10 +83,10 @@ class GetCryptoPricesInput(Input, kw_only=True):
 
 
 class CryptoPrice(Wire, kw_only=True):
-    """The mark price of a market and its time. `message` is there when it is stale.
+    """The mark price of a market and its time. `message` is present if it is stale.
 
-    `change24hPercent` compares it with the price at the full hour 24 hours before the last full hour; it is absent when
-    that is not known.
+    `change24hPercent` compares it with the price at the full hour 24 hours before the last full hour; it is absent if
+    that is unknown.
     """
 
     symbol: str
@@ -123,7 +119,7 @@ def position_of(
         confidence=UNSET if position.confidence is None else trimmed(position.confidence),
         opened_at=iso(position.opened_at),
         current_price=None if mark is None else format_decimal(mark),
-        notional=None if mark is None else format_decimal(position.quantity * mark),
+        notional=None if mark is None else format_decimal(position.notional(mark)),
         unrealized_pnl=None if mark is None else format_decimal(position.unrealized(mark)),
         liquidation_price=optional_text(_liquidation_price(account, position, marks, markets)),
         manual=True if model is not None and position.invocation_id is None else UNSET,
@@ -131,14 +127,14 @@ def position_of(
 
 
 def _liquidation_price(account: Account, position: Position, marks: Marks, markets: Markets) -> Decimal | None:
-    """Return the tick at which the position is liquidated: what is computed has digits that no mark has."""
+    """Return the tick at which the position is liquidated: the computed price has more digits than any mark."""
     price = liquidation_price(account, position.symbol, marks, markets)
-    to_tick = ceil_to if position.side is Side.LONG else floor_to
+    to_tick = ceil_to if position.is_long else floor_to
     return None if price is None else to_tick(price, markets[position.symbol].tick)
 
 
 def positions_of_account(account: Account, marks: Marks, markets: Markets, model: Model | None) -> list[PositionView]:
-    """Return the wire records of an account's positions, the oldest first."""
+    """Return the wire records of an account's positions, oldest first."""
     ordered = sorted(account.positions.values(), key=_age)
     return [position_of(account, position, marks, markets, model) for position in ordered]
 
@@ -146,7 +142,7 @@ def positions_of_account(account: Account, marks: Marks, markets: Markets, model
 def positions_of(
     accounts: Iterable[Account], marks: Marks, markets: Markets, models: Mapping[str, Model]
 ) -> list[PositionView]:
-    """Return the wire records of all positions of the accounts, the oldest first."""
+    """Return the wire records of all positions of the accounts, oldest first."""
     held = [(account, position) for account in accounts for position in account.positions.values()]
     held.sort(key=lambda pair: _age(pair[1]))
     return [position_of(account, position, marks, markets, models.get(account.id)) for account, position in held]
@@ -162,7 +158,7 @@ def _age(position: Position) -> tuple[datetime, str]:
 
 
 def price_of(quote: Quote, now: datetime, trouble: str | None, day_before: Decimal | None) -> CryptoPrice:
-    """Return the wire record of a market's price. `trouble` is why orders are refused at it, if they are."""
+    """Return the wire record of a market's price. `trouble` is why orders at this price are refused, if they are."""
     message: str | UnsetType = UNSET if trouble is None else f"not traded on: {trouble}"
     if quote.is_stale(now):
         age_s = int((now - quote.at).total_seconds())
@@ -180,7 +176,7 @@ def price_of(quote: Quote, now: datetime, trouble: str | None, day_before: Decim
 class GetCandlesInput(Input, kw_only=True):
     """The candles that open at `from` or later, and before `to` and `before`; a time without a zone is UTC.
 
-    `symbol` takes any spelling of a market.
+    `symbol` accepts any spelling of a market.
     """
 
     symbol: Annotated[str, Meta(max_length=32)]
@@ -191,10 +187,11 @@ class GetCandlesInput(Input, kw_only=True):
 
 
 class GetCandlesOutput(Wire, kw_only=True):
-    """Candles in columns, ascending; `times` are when they open, the last may still be running.
+    """Candles in columns, ascending; `times` are their opening times, and the last may still be running.
 
-    `volume` is in base units, null where the source has none. An answer has the latest 1,000 of its range, and
-    `nextBefore` when there are earlier ones. Candles under an hour are kept for CANDLE_RETENTION_DAYS, others for good.
+    `volume` is in base units, null if the source has none. A response has the latest 1,000 of its range, and
+    `nextBefore` if there are earlier ones. Candles under an hour are kept for CANDLE_RETENTION_DAYS, others
+    permanently.
     """
 
     symbol: str
@@ -209,7 +206,7 @@ class GetCandlesOutput(Wire, kw_only=True):
 
 
 class RunningCandle(Wire, kw_only=True):
-    """The candle of the running minute of a market. `time` is when it opened."""
+    """A market's candle of the current minute. `time` is its opening time."""
 
     symbol: str
     time: Timestamp
@@ -220,4 +217,4 @@ class RunningCandle(Wire, kw_only=True):
 
     @classmethod
     def of(cls, symbol: str, candle: Candle) -> "RunningCandle":
-        return cls.from_attributes(candle, symbol=symbol, time=iso(candle.open_time))
+        return cls.from_attributes(candle, symbol=symbol, time=candle.open_time)

@@ -1,19 +1,18 @@
 """Seasons on the wire: their rules, digests and amendments."""
 
-from datetime import datetime
 from typing import Any
 
-from trader.api.schemas.common import UNSET, Timestamp, UnsetType, Wire, iso
-from trader.domain.portfolio.board import Reference
-from trader.domain.portfolio.seasons import Change, Disqualification, Season, SeasonRules, SeasonState, Stopping
+from trader.api.schemas.common import UNSET, Timestamp, UnsetType, Wire
+from trader.portfolio.domain.board import Reference
+from trader.portfolio.domain.seasons import Disqualification, Season, SeasonState, Stopping
 
 
 class Rules(Wire, kw_only=True):
-    """The rules of a season that are in force. Fees are in basis points; `capital` is that of each account.
+    """The rules of a season in force. Fees are in basis points; `capital` is each account's capital.
 
-    `entrants` are models, or the ids that replicates have in common; empty: all. `lastEntry` is until when an entrant
-    has to have begun to be ranked. `compare` is one family, which errs with probability `alpha` at most. `stopping`:
-    `end`, or `decided` as soon as every comparison is.
+    `entrants` are models, or the common ids of replicates; empty: all. `lastEntry` is the latest start of a ranked
+    entrant. `compare` is one family, which errs with probability `alpha` at most. `stopping`: `end`, or `decided` as
+    soon as every comparison is decided.
     """
 
     name: str
@@ -34,26 +33,17 @@ class Rules(Wire, kw_only=True):
     coverage_min_percent: float
     age_min_hours: int
 
-    @classmethod
-    def of(cls, rules: SeasonRules) -> "Rules":
-        return cls.from_attributes(rules)
-
 
 class RuleChange(Wire, kw_only=True):
-    """A rule that an amendment changed; the name is that of the season file."""
+    """A rule changed by an amendment, with its name in the season file."""
 
     rule: str
     before: Any
     after: Any
 
-    @classmethod
-    def of(cls, change: Change) -> "RuleChange":
-        before, after = (iso(each) if isinstance(each, datetime) else each for each in change[1:])
-        return cls(rule=change.rule, before=before, after=after)
-
 
 class AmendmentRow(Wire, kw_only=True):
-    """An amendment: when and why, what it changed, and the SHA-256 of its record."""
+    """An amendment: its time, reason and changes, and the SHA-256 of its record."""
 
     at: Timestamp
     reason: str
@@ -62,10 +52,10 @@ class AmendmentRow(Wire, kw_only=True):
 
 
 class SeasonView(Wire, kw_only=True):
-    """A season. `digest` is the SHA-256 of the record that opened it, at `openedAt` in real time.
+    """A season. `digest` is the SHA-256 of its opening record, made at `openedAt` in real time.
 
-    `rules` are those in force, after all `amendments`. `seedDigest` is the SHA-256 of the secret seed from which the
-    market is drawn, in decimal digits; `seed` is that seed once the season is closed, or one that was never secret.
+    `rules` are in force, after all `amendments`. `seedDigest` is the SHA-256 of the market's secret seed, in decimal
+    digits; `seed` is that seed once the season is closed, or a seed that was never secret.
     """
 
     number: int
@@ -84,13 +74,12 @@ class SeasonView(Wire, kw_only=True):
             season,
             state=state,
             digest=season.digest.hex(),
-            opened_at=iso(season.records[0].at),
-            rules=Rules.of(season.rules),
+            opened_at=season.records[0].at,
+            rules=Rules.from_attributes(season.rules),
             amendments=[
-                AmendmentRow(
-                    at=iso(each.at),
-                    reason=each.reason,
-                    changes=[RuleChange.of(change) for change in each.changes],
+                AmendmentRow.from_attributes(
+                    each,
+                    changes=[RuleChange.from_attributes(change) for change in each.changes],
                     digest=each.digest.hex(),
                 )
                 for each in season.amendments
@@ -99,7 +88,7 @@ class SeasonView(Wire, kw_only=True):
 
 
 def shown_season(latest: tuple[Season, SeasonState] | None) -> SeasonView | UnsetType:
-    """Return the season of the boards: one that has begun, and is not closed."""
+    """Return the season of the boards: one that has started and is not closed."""
     return UNSET if latest is None or latest[1] in {"announced", "closed"} else SeasonView.of(*latest)
 
 

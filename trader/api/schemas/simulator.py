@@ -1,19 +1,20 @@
 """Orders and accounts of the simulator on the wire. Every amount is a JSON number in the quote currency."""
 
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from decimal import Decimal
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from trader.api.schemas.common import UNSET, Input, PositiveNumber, Timestamp, UnsetType, Wire, iso, trimmed
+from trader.api.schemas.common import UNSET, Input, PositiveNumber, Timestamp, UnsetType, Wire, trimmed
+from trader.api.schemas.paging import bounded
 from trader.api.schemas.positions import ExitPlanView, Markets, shown
-from trader.clock import cut_to_ms
-from trader.domain.exchange import account as figures
-from trader.domain.exchange.account import Account, Marks, Position
-from trader.domain.exchange.orders import (
-    AnswerFill,
+from trader.core.errors import InvalidInput, Issue
+from trader.core.money import from_number
+from trader.exchange.domain import account as figures
+from trader.exchange.domain.account import Account, Marks, Position
+from trader.exchange.domain.orders import (
     ExitPlan,
     Order,
     OrderAnswer,
@@ -22,10 +23,8 @@ from trader.domain.exchange.orders import (
     OrderType,
     Side,
 )
-from trader.domain.money import from_number
-from trader.errors import InvalidInput, Issue
 
-# `$` alone would let a last line feed pass.
+# `$` alone would accept a trailing line feed.
 AccountId = Annotated[
     str,
     Meta(
@@ -34,7 +33,7 @@ AccountId = Annotated[
     ),
 ]
 ClientOrderId = Annotated[str, Meta(pattern=r"^[ -~]{1,128}$(?!\n)", description="1 to 128 printable ASCII characters")]
-Symbol = Annotated[str, Meta(min_length=1, max_length=32, description="the symbol of a market, such as BTC")]
+SymbolText = Annotated[str, Meta(min_length=1, max_length=32, description="the symbol of a market, such as BTC")]
 Leverage = Annotated[
     Annotated[int, Meta(ge=1, le=1000)] | Annotated[float, Meta(ge=1, le=1000)],
     Meta(description="a number from 1 to the market's maximum"),
@@ -49,7 +48,7 @@ SIDES = {"buy": OrderSide.BUY, "long": OrderSide.BUY, "sell": OrderSide.SELL, "s
 
 
 class ExitPlanInput(Input, kw_only=True):
-    """When to close the position. A null field is not set, so that a plan that was read can be sent back."""
+    """When to close the position. A null field is not set, so that a plan can be read and sent back."""
 
     stop: PositiveNumber | None = None
     target: PositiveNumber | None = None
@@ -63,13 +62,13 @@ class ExitPlanInput(Input, kw_only=True):
             target=_decimal(self.target),
             invalidation=self.invalidation,
             invalidation_price=_decimal(self.invalidation_price),
-            time_exit=None if self.time_exit is None else _utc(self.time_exit, "exitPlan", "timeExit"),
+            time_exit=None if self.time_exit is None else bounded(self.time_exit, "exitPlan", "timeExit"),
         )
 
 
 class PlaceOrderInput(Input, kw_only=True):
     account_id: AccountId = DEFAULT_ACCOUNT
-    symbol: Symbol
+    symbol: SymbolText
     side: Literal["buy", "sell", "long", "short"]
     quantity: PositiveNumber
     type: OrderType = OrderType.MARKET
@@ -81,7 +80,7 @@ class PlaceOrderInput(Input, kw_only=True):
     client_order_id: ClientOrderId | UnsetType = UNSET
 
     def to_order(self) -> Order:
-        """The order that is asked for. Raises InvalidInput for a limit price that is missing, or has no use."""
+        """Return the requested order. Raises InvalidInput for a missing or superfluous limit price."""
         if self.type is OrderType.LIMIT and self.limit_price is UNSET:
             raise InvalidInput(Issue(("limitPrice",), "required for a limit order: expected a number above 0"))
         if self.type is OrderType.MARKET and self.limit_price is not UNSET:
@@ -117,15 +116,11 @@ class FillView(Wire, kw_only=True):
     maker: bool
     timestamp: Timestamp
 
-    @classmethod
-    def of(cls, fill: AnswerFill) -> "FillView":
-        return cls.from_attributes(fill, timestamp=iso(fill.at))
-
 
 class OrderView(Wire, kw_only=True):
-    """The status of an order, and what it has filled. `realizedPnl` is gross; `averagePrice` is null without a fill.
+    """The status and fills of an order. `realizedPnl` is gross; `averagePrice` is null without a fill.
 
-    `manual` is true of an order that was placed by hand on the account of a model.
+    `manual` is true for an order placed manually on a model's account.
     """
 
     id: str
@@ -147,9 +142,8 @@ class OrderView(Wire, kw_only=True):
 
     @classmethod
     def of(cls, answer: OrderAnswer) -> "OrderView":
-        fills = [FillView.of(fill) for fill in answer.fills]
-        manual = True if answer.manual else UNSET
-        return cls.from_attributes(answer, fills=fills, timestamp=iso(answer.at), manual=manual)
+        fills = [FillView.from_attributes(fill, timestamp=fill.at) for fill in answer.fills]
+        return cls.from_attributes(answer, fills=fills, timestamp=answer.at, manual=answer.manual or None)
 
 
 class OrderOutput(Wire, kw_only=True):
@@ -157,7 +151,7 @@ class OrderOutput(Wire, kw_only=True):
 
 
 class AccountPosition(Wire, kw_only=True):
-    """A position as its account sees it. Figures of the market are null while it has no price."""
+    """A position in its account. Market figures are null while the market has no price."""
 
     symbol: str
     side: Side
@@ -179,7 +173,7 @@ class AccountPosition(Wire, kw_only=True):
             position,
             avg_entry_price=trimmed(position.entry_price),
             mark_price=shown(mark),
-            notional=None if mark is None else trimmed(position.quantity * mark),
+            notional=None if mark is None else trimmed(position.notional(mark)),
             unrealized_pnl=None if mark is None else trimmed(position.unrealized(mark)),
             realized_pnl=trimmed(position.realized),
             liquidation_price=shown(figures.liquidation_price(account, position.symbol, marks, markets)),
@@ -188,7 +182,7 @@ class AccountPosition(Wire, kw_only=True):
 
 
 class OpenOrder(Wire, kw_only=True):
-    """A limit order, or the rest of one, that waits in the book."""
+    """A limit order, or the rest of one, resting in the book."""
 
     id: str
     symbol: str
@@ -200,7 +194,7 @@ class OpenOrder(Wire, kw_only=True):
 
 
 class AccountView(Wire, kw_only=True):
-    """An account in its present run. `runId` is null for one that is not open yet."""
+    """An account in its current run. `runId` is null if it is not open yet."""
 
     account_id: str
     run_id: str | None
@@ -218,7 +212,7 @@ class AccountView(Wire, kw_only=True):
     total_funding_pnl: Decimal
     total_insurance: Annotated[
         Decimal,
-        Meta(description="Losses beyond equity that were written off; part of the cash."),
+        Meta(description="Losses beyond equity, written off; part of the cash."),
     ]
     positions: list[AccountPosition]
     open_orders: list[OpenOrder]
@@ -256,11 +250,3 @@ class AccountOutput(Wire, kw_only=True):
 
 def _decimal(number: float | UnsetType | None) -> Decimal | None:
     return None if number is UNSET or number is None else from_number(number)
-
-
-def _utc(moment: datetime, *path: str) -> datetime:
-    """The moment in UTC, to the millisecond. Raises InvalidInput at the edges of the calendar."""
-    try:
-        return cut_to_ms(moment.astimezone(UTC))
-    except OverflowError:
-        raise InvalidInput(Issue(path, "the time is out of range")) from None

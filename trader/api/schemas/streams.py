@@ -3,19 +3,19 @@
 from decimal import Decimal
 from typing import Any, Literal
 
+from trader.agents.domain.invocations import ToolCallStatus, ToolCallType
+from trader.agents.domain.models import Model
+from trader.agents.variants import color_of
 from trader.api.schemas.common import UNSET, Timestamp, UnsetType, VariantId, Wire, trimmed
 from trader.api.schemas.health import HaltInForce
 from trader.api.schemas.positions import Markets, PositionView, positions_of_account
-from trader.domain.agents.invocations import ToolCallStatus, ToolCallType
-from trader.domain.exchange.account import Account, Marks, available_cash, has_marks, unrealized
-from trader.domain.models import Model
-from trader.variants import color_of
+from trader.exchange.domain.account import Account, Marks, available_cash, has_marks, unrealized
 
 
 class PositionEventData(Wire, kw_only=True):
-    """What one model holds. The two sums are null while a price they need is not known yet, never zero.
+    """The positions of one model. The two sums are null, never zero, while they depend on an unknown price.
 
-    An account that belongs to no model shows its id as modelId and modelName, and no variant.
+    An account without a model has its id as modelId and modelName, and no variant.
     """
 
     model_id: str
@@ -74,7 +74,7 @@ class WorkflowStep(RunEvent, kw_only=True, tag="workflow:step"):
 
 
 class WorkflowCall(RunEvent, kw_only=True, tag="workflow:call"):
-    """A tool call has ended: the decisions parsed from it and their results, without indicators that were fetched."""
+    """A tool call has ended: the decisions parsed from it and their results, without fetched indicators."""
 
     number: int
     call_type: ToolCallType
@@ -84,7 +84,7 @@ class WorkflowCall(RunEvent, kw_only=True, tag="workflow:call"):
 
 
 class WorkflowComplete(RunEvent, kw_only=True, tag="workflow:complete"):
-    """The run has ended well: by the model (`holding`, an `answer` without a call) or a limit (`steps`, `tokens`)."""
+    """The run has succeeded: a model (`holding`, `answer` without a call) or a limit (`steps`, `tokens`) ended it."""
 
     status: Literal["completed"]
     steps: int
@@ -102,7 +102,7 @@ class WorkflowFailed(RunEvent, kw_only=True, tag="workflow:failed"):
 
 
 class BatchComplete(WorkflowEvent, kw_only=True, tag="batch:complete"):
-    """Every model that was due has ended its run."""
+    """All due models have ended their runs."""
 
     model_ids: list[str]
 
@@ -126,7 +126,7 @@ class ConversationRecorded(WorkflowEvent, kw_only=True, tag="conversations:chang
 
 
 class HaltsMoved(WorkflowEvent, kw_only=True, tag="halts:changed"):
-    """A halt came into force or was lifted; `halts` are those in force now."""
+    """A halt took effect or was lifted; `halts` are the halts in force now."""
 
     halts: list[HaltInForce]
 
@@ -144,11 +144,18 @@ WorkflowMessage = (
     | ConversationRecorded
     | HaltsMoved
 )
-"""One message of the workflow stream, told apart by `type`."""
+"""One message of the workflow stream, distinguished by `type`."""
+
+
+class EmptyList(Wire, kw_only=True):
+    """The following list of a stream is still empty; `message` says why."""
+
+    stream: str
+    message: str
 
 
 class Reset(Wire, kw_only=True):
-    """Workflow events were lost: what the client has put together from them is to be read again."""
+    """Workflow events were lost: the client must reload any state that it built from them."""
 
     type: Literal["reset"]
     timestamp: Timestamp

@@ -4,44 +4,42 @@ from collections.abc import Sequence
 from datetime import timedelta
 from decimal import Decimal
 from statistics import median
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 from uuid import UUID
 
 from msgspec import Meta
 
+from trader.agents.domain.models import Model
 from trader.api.schemas.common import (
     UNSET,
     Input,
+    OfModel,
     Timestamp,
     UnsetType,
     VariantFilter,
     VariantId,
     Wire,
-    iso,
     trimmed,
 )
-from trader.api.schemas.paging import IsoTime
-from trader.api.schemas.positions import ExitPlanView, ModelId
-from trader.domain.exchange.orders import Cause, OrderSide, Side, Trade
-from trader.domain.models import Model
-from trader.domain.money import ZERO, divide
-from trader.domain.portfolio import behaviour
-from trader.services.market.candles import Extremes
-from trader.store.exchange.trades import TradeRecord
+from trader.api.schemas.paging import PageInput, PageOutput
+from trader.api.schemas.positions import ExitPlanView, shown
+from trader.core.money import ZERO, divide
+from trader.exchange.domain.account import Trade
+from trader.exchange.domain.orders import Cause, OrderSide, Side
+from trader.exchange.sql.trades import ModelTrade, WholeTrade
+from trader.market.candles import Extremes
+from trader.portfolio.domain import behaviour
 
 Limit = Annotated[int, Meta(ge=1, le=500)]
 
 
-class TradeView(Wire, kw_only=True):
-    """A completed trade. `netPnl = grossPnl − fees + funding`; `modelKey` is the router name, else the model's id.
+class TradeView(OfModel, kw_only=True):
+    """A completed trade. `netPnl = grossPnl − fees + funding`; `modelKey` is the router name, or else the model's id.
 
-    A trade of an account that belongs to no model carries the account's id as modelId and modelName, and no variant.
-    `manual` is true of a trade of a model that was opened by hand.
+    A trade of an account without a model has the account's id as modelId and modelName, and no variant. `manual` is
+    true for a model's trade that was opened manually.
     """
 
-    id: str
-    model_id: str
-    model_name: str
     model_variant: VariantId | UnsetType = UNSET
     model_router_name: str | None
     model_key: str
@@ -64,33 +62,32 @@ class TradeView(Wire, kw_only=True):
     manual: bool | UnsetType = UNSET
 
     @classmethod
-    def of(cls, trade: Trade) -> "TradeView":
+    def of(cls, trade: ModelTrade) -> "TradeView":
         return cls.from_attributes(
             trade,
+            leverage=shown(trade.given_leverage),
             model_id=trade.account_id,
             model_name=trade.model_name or trade.account_id,
             model_key=trade.model_router_name or trade.account_id,
             holding_time=hours_and_minutes(trade.closed_at - trade.opened_at),
-            timestamp=iso(trade.closed_at),
-            manual=True if trade.model_name is not None and trade.invocation_id is None else UNSET,
+            timestamp=trade.closed_at,
+            manual=True if trade.model_name is not None and trade.invocation_id is None else None,
         )
 
 
-class GetTradesInput(Input, kw_only=True):
-    """`symbol` takes any spelling of a market; one without trades has an empty list."""
+class GetTradesInput(PageInput, kw_only=True):
+    """`symbol` accepts any spelling of a market; a market without trades returns an empty list."""
 
     variant: VariantFilter = "all"
-    model_id: ModelId | UnsetType = UNSET
+    model_id: str | UnsetType = UNSET
     symbol: Annotated[str, Meta(max_length=32)] | UnsetType = UNSET
     limit: Limit = 100
-    before: IsoTime | UnsetType = UNSET
 
 
-class GetTradesOutput(Wire, kw_only=True):
-    """A list that is cut carries `nextBefore`, for the `before` of the next call."""
+class GetTradesOutput(PageOutput, kw_only=True):
+    """Trades, newest first. A truncated list includes `nextBefore`, for the `before` of the next call."""
 
     trades: list[TradeView]
-    next_before: str | UnsetType = UNSET
 
 
 class GetTradeInput(Input, kw_only=True):
@@ -100,7 +97,7 @@ class GetTradeInput(Input, kw_only=True):
 
 
 class TradeFillView(Wire, kw_only=True):
-    """A fill of a trade. `fee` includes the fee of a liquidation; `cause` is what the order was placed for."""
+    """A fill of a trade. `fee` includes the liquidation fee; `cause` is the reason for the order."""
 
     side: OrderSide
     quantity: Decimal
@@ -112,10 +109,10 @@ class TradeFillView(Wire, kw_only=True):
 
 
 class Excursion(Wire, kw_only=True):
-    """How far the price went while a trade was open: of the candles that lie wholly within it, and of its own prices.
+    """Price excursions while a trade was open, from the candles entirely within it and from its own prices.
 
     `adversePercent` (MAE) and `favourablePercent` (MFE) are percent of the entry price, without leverage; the first is
-    0 or below, the second 0 or above. `interval` is the length of the candles, absent when there were none.
+    0 or below, the second 0 or above. `interval` is the length of the candles, absent if there were none.
     """
 
     lowest: float
@@ -125,12 +122,13 @@ class Excursion(Wire, kw_only=True):
     interval: Literal["1m", "1h"] | UnsetType = UNSET
 
     @classmethod
-    def of(cls, trade: TradeRecord, extremes: Extremes | None) -> "Excursion":
-        prices = [float(fill.price) for fill in trade.fills] or [float(trade.entry_price)]
+    def of(cls, whole: WholeTrade, extremes: Extremes | None) -> "Excursion":
+        trade = whole.trade
+        prices = [float(fill.price) for fill in whole.fills] or [float(trade.entry_price)]
         if extremes is not None:
             prices += [extremes.low, extremes.high]
         entry = float(trade.entry_price)
-        moves = behaviour.Excursion.of(entry, prices, is_long=trade.side is Side.LONG)
+        moves = behaviour.PriceExcursion.of(entry, prices, is_long=trade.is_long)
         return cls(
             lowest=min(prices),
             highest=max(prices),
@@ -140,15 +138,12 @@ class Excursion(Wire, kw_only=True):
         )
 
 
-class TradeDetails(Wire, kw_only=True):
-    """One trade whole: a position (`OPEN`) has null where its close would say it. `exitPlan` is its last.
+class TradeDetails(OfModel, kw_only=True):
+    """One trade in full: for a position (`OPEN`), fields of the close are null. `exitPlan` is its last one.
 
-    `invocationId` is the run of the model that opened it, null for an order by hand.
+    `invocationId` is the model's run that opened it, null for a manual order.
     """
 
-    id: str
-    model_id: str
-    model_name: str
     model_variant: VariantId | UnsetType = UNSET
     symbol: str
     side: Side
@@ -176,25 +171,30 @@ class GetTradeOutput(Wire, kw_only=True):
     trade: TradeDetails
 
 
-def trade_details_of(trade: TradeRecord, model: Model | None, extremes: Extremes | None) -> TradeDetails:
+_CLOSING: Final = ("exit_price", "gross_pnl", "net_pnl", "close_reason", "closed_at")
+
+
+def trade_details_of(whole: WholeTrade, model: Model | None, extremes: Extremes | None) -> TradeDetails:
     """Return the wire record of one trade."""
+    account_id, trade, fills = whole
+    is_closed = isinstance(trade, Trade)
     return TradeDetails.from_attributes(
         trade,
-        model_id=trade.account_id,
-        model_name=trade.account_id if model is None else model.name,
-        model_variant=UNSET if model is None else model.variant,
+        model_id=account_id,
+        model_name=account_id if model is None else model.name,
+        model_variant=None if model is None else model.variant,
+        status="CLOSED" if is_closed else "OPEN",
+        leverage=shown(trade.given_leverage),
         exit_plan=ExitPlanView.from_attributes(trade.exit_plan),
-        fills=[TradeFillView.from_attributes(fill, timestamp=iso(fill.created_at)) for fill in trade.fills],
-        excursion=Excursion.of(trade, extremes),
+        fills=[TradeFillView.from_attributes(fill, timestamp=fill.created_at) for fill in fills],
+        excursion=Excursion.of(whole, extremes),
+        **({} if is_closed else dict.fromkeys(_CLOSING)),
     )
 
 
-class CompletedTrade(Wire, kw_only=True):
-    """A completed trade of the simulator. `notional` is that of its entry; `realizedPnl` is net."""
+class CompletedTrade(OfModel, kw_only=True):
+    """A completed trade of the simulator. `notional` is the entry notional; `realizedPnl` is net."""
 
-    id: str
-    model_id: str
-    model_name: str
     symbol: str
     direction: Side
     notional: Decimal
@@ -205,7 +205,7 @@ class CompletedTrade(Wire, kw_only=True):
     invocation_id: str | None
 
     @classmethod
-    def of(cls, trade: Trade) -> "CompletedTrade":
+    def of(cls, trade: ModelTrade) -> "CompletedTrade":
         return cls.from_attributes(
             trade,
             model_id=trade.account_id,
@@ -213,6 +213,7 @@ class CompletedTrade(Wire, kw_only=True):
             direction=trade.side,
             notional=trimmed(trade.entry_notional),
             realized_pnl=trimmed(trade.net_pnl),
+            leverage=shown(trade.given_leverage),
         )
 
 
@@ -249,20 +250,18 @@ class CompletedStats(Wire, kw_only=True):
         )
 
 
-class GetCompletedTradesInput(Input, kw_only=True):
-    model_id: ModelId | UnsetType = UNSET
+class GetCompletedTradesInput(PageInput, kw_only=True):
+    model_id: str | UnsetType = UNSET
     limit: Limit = 200
-    before: IsoTime | UnsetType = UNSET
 
 
-class GetCompletedTradesOutput(Wire, kw_only=True):
+class GetCompletedTradesOutput(PageOutput, kw_only=True):
     trades: list[CompletedTrade]
     stats: CompletedStats
-    next_before: str | UnsetType = UNSET
 
 
 def hours_and_minutes(span: timedelta) -> str:
-    """Return a duration as `26h 05m`; hours are not capped, seconds are left out."""
+    """Return a duration as `26h 05m`; hours are not capped, seconds are omitted."""
     hours, minutes = divmod(int(span.total_seconds()) // 60, 60)
     return f"{hours}h {minutes:02d}m"
 

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from decimal import Decimal
 
+from trader.agents.variants import VARIANTS
 from trader.api.schemas.analytics import IntervalPercent
 from trader.api.schemas.common import Input, Timestamp, VariantId, Wire, iso, trimmed
-from trader.domain.portfolio.histories import Point, Window
-from trader.services.portfolio.analytics import VariantStats
-from trader.services.portfolio.snapshots import VariantHistories
-from trader.variants import VARIANTS
+from trader.portfolio.analytics import VariantStats
+from trader.portfolio.domain.histories import Point, Window
+from trader.portfolio.snapshots import VariantHistories
 
 
 class VariantView(Wire, kw_only=True):
@@ -80,15 +80,13 @@ class VariantStatsView(Wire, kw_only=True):
     @classmethod
     def of(cls, stats: VariantStats) -> "VariantStatsView":
         variant = VARIANTS[stats.variant]
-        return cls(
+        return cls.from_attributes(
+            stats,
             variant_id=variant.id,
             label=variant.label,
             color=variant.color,
-            model_count=stats.model_count,
             total_trades=stats.trades,
-            win_rate=stats.win_rate,
             win_rate_interval=IntervalPercent.of(stats.win_rate_interval),
-            total_pnl=trimmed(stats.total_pnl),
             avg_pnl=None if stats.average_pnl is None else trimmed(stats.average_pnl),
         )
 

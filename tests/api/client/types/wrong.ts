@@ -14,7 +14,7 @@ export async function main(): Promise<unknown> {
   await client.simulator.placeOrder({ symbol: 'BTC', side: 'buy' }) // wrong
   await client.simulator.placeOrder({ symbol: 'BTC', side: 'up', quantity: 1 }) // wrong
   await client.simulator.placeOrder({ symbol: 'BTC', side: 'buy', quantity: '1' }) // wrong
-  await client.simulator.placeOrder({ symbol: 'BTC', side: 'buy', quantity: 1, leverage: null }) // wrong
+  await client.simulator.placeOrder({ symbol: 'BTC', side: 'buy', quantity: null }) // wrong
   await client.simulator.placeOrder({ symbol: 'BTC', side: 'buy', quantity: 1, size: 2 }) // wrong
   await client.trading.getTrades({ limit: '10' }) // wrong
   await flat['variants.getVariant']() // wrong

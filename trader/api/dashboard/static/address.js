@@ -1,4 +1,4 @@
-// The address: its page, and every choice that is made on it, so that a copied link shows the same.
+// The address: its page and every choice made on it, so that a copied link shows the same.
 import { useEffect, useState } from './lib.js'
 
 export function routeOf() {
@@ -11,7 +11,7 @@ function safely(text) {
   try { return decodeURIComponent(text) } catch { return text }
 }
 
-/** Write a choice into the address; without a value it is removed. */
+/** Write a choice to the address; without a value, remove it. */
 export function setChoice(name, value) {
   const [path, query] = location.hash.split('?')
   const parameters = new URLSearchParams(query)
@@ -22,7 +22,7 @@ export function setChoice(name, value) {
   dispatchEvent(new HashChangeEvent('hashchange'))
 }
 
-/** A choice that the address keeps: its value, and how to change it. */
+/** A choice kept in the address: its value and its setter. */
 export function useChosen(name, initial) {
   const read = () => routeOf().query.get(name) ?? initial
   const [value, setValue] = useState(read)
@@ -48,7 +48,7 @@ export function keepScroll() {
   let saving = null
   let restoring = null
   const stop = () => { clearTimeout(restoring); restoring = null }
-  addEventListener('scroll', () => { // written later, when the history may be at another page
+  addEventListener('scroll', () => { // written later, when the history may already be at another page
     clearTimeout(saving)
     const scrolled = location.href
     saving = setTimeout(() => { if (restoring === null && location.href === scrolled) history.replaceState({ scroll: scrollY }, '') }, TRY_MS)

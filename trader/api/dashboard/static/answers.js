@@ -1,4 +1,4 @@
-// Answers of procedures, kept by their input and read again while a part of the page shows them.
+// Answers of procedures, cached by input, and refreshed while a part of the page shows them.
 import { useEffect, useState } from './lib.js'
 
 const kept = new Map()
@@ -46,7 +46,7 @@ function refresh(entry) {
   return entry.loading
 }
 
-/** Read again what is shown of procedures whose name begins with one of `prefixes`. */
+/** Refresh the shown answers of procedures whose name begins with one of `prefixes`. */
 export function invalidate(...prefixes) {
   for (const entry of kept.values()) {
     if (entry.readers.size && prefixes.some(prefix => entry.key.startsWith(prefix))) refresh(entry)
@@ -58,7 +58,7 @@ function useKept(key, load, everyMs) {
   const entry = entryOf(key, load)
   useEffect(() => {
     entry.readers.add(render)
-    // Several parts of a page begin with the same answer; what one has just asked for serves the others.
+    // Several parts of a page begin with the same answer, so they share one recent request.
     if (!entry.loading && performance.now() - entry.readAt > FRESH_MS) refresh(entry)
     const isDue = () => !document.hidden && !entry.loading && performance.now() - entry.readAt > everyMs / 2
     const timer = everyMs && setInterval(() => { if (isDue()) refresh(entry) }, everyMs) // once for all parts of the page
@@ -67,7 +67,8 @@ function useKept(key, load, everyMs) {
   return entry
 }
 
-/** How many models there are: as last read, else as the page was served. Answers about many are long, and read again less often. */
+/** The number of models, as last read or else as served with the page. Answers about many models are long, and
+refreshed less often. */
 export const modelCount = () => knownAnswer('models.getModels')?.models.length ?? Number(document.body.dataset.models)
 export const hasMany = () => modelCount() > MANY
 export const shownMs = () => (hasMany() ? MANY_SHOWN_MS : SHOWN_MS)
@@ -76,10 +77,10 @@ export const shownMs = () => (hasMany() ? MANY_SHOWN_MS : SHOWN_MS)
 export const useAnswer = (procedure, input = {}, everyMs = shownMs()) => useKept(
   `${procedure} ${JSON.stringify(input)}`, () => call(procedure, input), everyMs)
 
-/** The same of anything else that is read: `load` returns a promise of it. */
+/** The same for anything else: `load` returns a promise. */
 export const useReport = (key, everyMs, load = () => get(key)) => useKept(key, load, everyMs)
 
-/** Read an answer before a part of the page shows it; a failure is shown by the parts that need it. */
+/** Read an answer before a part of the page shows it; the parts that need it show a failure. */
 export function readAhead(key, load) {
   const entry = entryOf(key, load)
   if (entry.data === null && !entry.loading) refresh(entry)
@@ -88,6 +89,6 @@ export function readAhead(key, load) {
 export const readAnswerAhead = (procedure, input = {}) => readAhead(
   `${procedure} ${JSON.stringify(input)}`, () => call(procedure, input))
 
-/** What was read under a key if it has been read, else null; and the answer of a procedure without an input. */
+/** The cached entry of a key, else null; and the cached answer of a procedure without an input. */
 export const knownReport = key => kept.get(key)?.data ?? null
 export const knownAnswer = procedure => knownReport(`${procedure} {}`)

@@ -58,7 +58,7 @@ function Page({ route }) {
   if (route.page === 'conversations') return html`<${Conversations} limit=${100} />`
   if (route.page === 'system') return html`<${SystemPage} />`
   if (route.page === '') return html`<${Overview} route=${route} />`
-  return html`<p class="notice">There is no page of this name. <a href="#/">Overview</a></p>`
+  return html`<p class="notice">There is no page with this name. <a href="#/">Overview</a></p>`
 }
 
 function Top({ route }) {
@@ -115,7 +115,7 @@ function shortcut(event) {
 }
 
 const { page, query } = routeOf()
-if (page === '') readCurvesAhead(query) // first: they are what is drawn first
+if (page === '') readCurvesAhead(query) // first, because they are drawn first
 readAnswerAhead('models.getModels')
 readAnswerAhead('analytics.getRunInfo')
 connect()

@@ -1,4 +1,4 @@
-// Candles: a chart of one market with what was traded on it, live, and the pages of a market and of a trade.
+// Candles: a live chart of one market with its trades, and the pages of a market and of a trade.
 import { call, useAnswer } from './answers.js'
 import { inks, onGround, onScheme } from './colors.js'
 import { Choice, Failed, Key, Money, Panel, Select, Side, Table, Tile, Time, useStages } from './components.js'
@@ -20,7 +20,7 @@ const TRADES = 500
 const AROUND = 0.4
 const AROUND_BARS = 20
 export const PRICES_MS = 10_000
-const CANDLES_MS = 300_000 // the stream brings what happens meanwhile
+const CANDLES_MS = 300_000 // the stream delivers the events of the meantime
 
 /** Draw in `host` with lightweight-charts. */
 function draw(library, host, label, pick) {
@@ -90,8 +90,8 @@ function draw(library, host, label, pick) {
 }
 
 /**
- * A chart of `candles`, an answer of getCandles. `markers` are {id, at, price, color, shape, position, text}; pressing one
- * calls `onPick(id)`. `levels` are {price, title, kind: 'gain' | 'loss'}; `running` is a candle of the stream.
+ * A chart of `candles`, an answer of getCandles. `markers` are {id, at, price, color, shape, position, text}; selecting
+ * one calls `onPick(id)`. `levels` are {price, title, kind: 'gain' | 'loss'}; `running` is a candle of the stream.
  */
 export function CandleChart({ label, candles, markers, levels, running, onPick }) {
   const host = useRef(null)
@@ -113,7 +113,7 @@ export function CandleChart({ label, candles, markers, levels, running, onPick }
   useEffect(() => { if (running && candles) chart?.extend(running) }, [chart, candles, running])
   return html`<div class="chart candles" role="img" aria-label=${label} ref=${host} style=${{ height: `${HEIGHT_PX}px` }}></div>
     ${error && html`<p class="notice bad">The chart cannot be drawn: ${error}.</p>`}
-    <p class="soft small">Candles are of the prices that models see, marks are at the price of their fills. Chart: <a href="https://www.tradingview.com/" rel="noreferrer">TradingView Lightweight Charts™</a>, © 2026 TradingView, Inc.</p>`
+    <p class="soft small">Candles show the prices that models see; marks are at the prices of fills. Chart: <a href="https://www.tradingview.com/" rel="noreferrer">TradingView Lightweight Charts™</a>, © 2026 TradingView, Inc.</p>`
 }
 
 const readers = new Set()
@@ -134,7 +134,7 @@ function useRunning(symbol) {
   return running.find(candle => candle.symbol === symbol)
 }
 
-/** The marks of trades or positions: where each was entered, and where it was left. */
+/** The marks of trades or positions: each entry and exit. */
 function marksOf(trades, known, isNamed = true) {
   return trades.flatMap(trade => {
     const color = known.colorOf(trade.modelId, trade.modelVariant)
@@ -149,7 +149,7 @@ function marksOf(trades, known, isNamed = true) {
   })
 }
 
-/** The prices that a position is watched by. */
+/** The trigger prices of a position. */
 const levelsOf = (position, name = '') => [
   { price: position.entryPrice, title: `${name} entry`.trim() },
   { price: position.exitPlan.stop, title: `${name} stop`.trim(), kind: 'loss' },
@@ -167,7 +167,7 @@ export function MarketPage({ route, id: symbol }) {
   const modelId = route.query.get('model') ?? ''
   const prices = useAnswer('trading.getCryptoPrices', {}, PRICES_MS)
   const entry = useAnswer('trading.getCandles', { symbol, interval }, CANDLES_MS)
-  const { trades } = useTrades({ symbol, limit: TRADES, modelId }) // as the table below asks
+  const { trades } = useTrades({ symbol, limit: TRADES, modelId }) // the same input as the table below
   const [older, setOlder] = useState({ key: '', pages: [] })
   const key = `${symbol} ${interval}`
   const pages = older.key === key ? older.pages : []
@@ -206,7 +206,7 @@ const COLUMNS = ['times', 'open', 'high', 'low', 'close', 'volume']
 const joined = pages => ({ ...pages[0], interval: pages.at(-1).interval,
   ...Object.fromEntries(COLUMNS.map(column => [column, pages.flatMap(page => page[column])])) })
 
-/** The candles around a trade: an interval by which it has some hundred of them, and where they begin and end. */
+/** The candles around a trade: an interval that gives it about a hundred candles, and their start and end. */
 function sliceOf(trade) {
   const [begin, end] = [Date.parse(trade.openedAt), trade.closedAt ? Date.parse(trade.closedAt) : serviceNow()]
   const interval = Object.keys(SPANS_MS).find(key => (end - begin) / SPANS_MS[key] <= BARS) ?? '1d'
@@ -243,22 +243,22 @@ function Details({ entry, trade }) {
         <${Tile} label="Price profit" value=${signed(trade.grossPnl)} note=${`− fees ${number(trade.fees)} ${signed(trade.funding)} funding`} />`}
       ${isOpen && html`<${Tile} label="Fees so far" value=${number(trade.fees)} note=${`funding ${signed(trade.funding)}`} />`}
       <${Tile} label="Quantity" value=${quantity(trade.quantity)} note=${`notional ${number(trade.quantity * trade.entryPrice)}, margin ${number(trade.margin)}`} />
-      <${Tile} label="Most it was up (MFE)" value=${percent(trade.excursion.favourablePercent)} note=${`at ${price(trade.side === 'LONG' ? trade.excursion.highest : trade.excursion.lowest)}`} />
-      <${Tile} label="Most it was down (MAE)" value=${percent(trade.excursion.adversePercent)} note=${`at ${price(trade.side === 'LONG' ? trade.excursion.lowest : trade.excursion.highest)}`} />
+      <${Tile} label="Largest unrealized gain (MFE)" value=${percent(trade.excursion.favourablePercent)} note=${`at ${price(trade.side === 'LONG' ? trade.excursion.highest : trade.excursion.lowest)}`} />
+      <${Tile} label="Largest unrealized loss (MAE)" value=${percent(trade.excursion.adversePercent)} note=${`at ${price(trade.side === 'LONG' ? trade.excursion.lowest : trade.excursion.highest)}`} />
       <${Tile} label="Held" value=${span(held)} note=${`since ${moment(trade.openedAt)}`} />
     </div></section>
     <${Panel} title="Price while it was open"><div class="body">
       <${Failed} entry=${candles} what="The candles" />
-      ${candles.data?.times.length === 0 && html`<p class="empty">No candles of this time are kept.</p>`}
+      ${candles.data?.times.length === 0 && html`<p class="empty">The candles of this time are no longer kept.</p>`}
       <${CandleChart} label=${`Candles of ${trade.symbol} around this trade, with its entry, exit, stop and target`} candles=${candles.data} markers=${markers} levels=${levels} running=${isOpen ? latest : undefined} />
-      <p class="soft small">${trade.excursion.interval ? `Up and down are of the candles of ${trade.excursion.interval} that lie wholly within the trade, and of its own fills.` : 'It was shorter than a candle: up and down are those of its own fills.'}</p>
+      <p class="soft small">${trade.excursion.interval ? `Gain and loss are from the ${trade.excursion.interval} candles entirely within the trade, and from its own fills.` : 'It was shorter than a candle, so gain and loss are from its own fills.'}</p>
     </div></${Panel}>
     <div class="pair"><${Plan} trade=${trade} /><${Fills} trade=${trade} /></div>
     <${Said} trade=${trade} at=${trade.openedAt} isOpening=${true} title="Why it was opened" />
     ${!isOpen && html`<${Said} trade=${trade} at=${trade.closedAt} title="Why it was closed" />`}`
 }
 
-/** The last exit plan against what happened; R is the profit in multiples of what the stop would have lost. */
+/** The last exit plan compared with the outcome; R is the profit in multiples of the loss at the stop. */
 function Plan({ trade }) {
   const { stop, target, invalidation, invalidationPrice, timeExit } = trade.exitPlan
   const sign = trade.side === 'LONG' ? 1 : -1
@@ -283,10 +283,10 @@ function Fills({ trade }) {
     { key: 'fee', title: 'Fee', by: fill => Number(fill.fee), cell: fill => html`<${Money} value=${-fill.fee} places=${4} />` },
     { key: 'cause', title: 'By', isText: true, by: fill => fill.cause, cell: fill => `${fill.cause}${fill.maker ? ', maker' : ''}` },
   ]
-  return html`<${Panel} title="Fills"><${Table} label="Fills" columns=${columns} rows=${trade.fills} empty="No fill of it is recorded." /></${Panel}>`
+  return html`<${Panel} title="Fills"><${Table} label="Fills" columns=${columns} rows=${trade.fills} empty="No fills of this trade are recorded." /></${Panel}>`
 }
 
-/** The conversation in which a trade was opened or closed: the last one that had begun by then. */
+/** The conversation in which a trade was opened or closed: the last one begun by then. */
 function Said({ trade, at, title, isOpening = false }) {
   const known = useModels()
   const before = new Date(Date.parse(at) + 1).toISOString()
@@ -296,7 +296,7 @@ function Said({ trade, at, title, isOpening = false }) {
   if (!isOpening && !isOfIt) return null
   return html`<${Panel} title=${title}>
     <${Failed} entry=${entry} what="The conversation" />
-    ${entry.data && !isOfIt && html`<p class="empty">${trade.invocationId ? 'Its conversation is not kept.' : 'It was opened by hand.'}</p>`}
+    ${entry.data && !isOfIt && html`<p class="empty">${trade.invocationId ? 'Its conversation is no longer kept.' : 'It was opened manually.'}</p>`}
     ${isOfIt && html`<ol class="turns"><${Turn} turn=${turn} known=${known} /></ol>`}
   </${Panel}>`
 }

@@ -23,7 +23,7 @@ function axes(show, width, height) {
   ]
 }
 
-/** Days at midnight, else the time of day. */
+/** The date at midnight, otherwise the time of day. */
 function timeMarks(marks) {
   return marks.map(mark => (mark % 86400 === 0 ? day(mark * 1000) : clock(mark * 1000, false)))
 }
@@ -95,7 +95,7 @@ export function timeChart(host, times, series, values, options) {
       }
       else build()
     },
-    /** Move the crosshair by so many points, for those who use the keyboard. */
+    /** Move the crosshair by this many points, for keyboard users. */
     move(step) {
       const last = data[0].length - 1
       const place = Math.min(last, Math.max(0, (chart.cursor.idx ?? last) + step))
@@ -110,7 +110,7 @@ const isAlike = (one, other) => one.name === other.name && one.color === other.c
 
 const dpr = () => globalThis.devicePixelRatio ?? 1
 
-/** Badge, name and value at the right end of each line that is shown, moved apart where they would cover each other. */
+/** Badge, name and value at the right end of each visible line, moved apart where they would overlap. */
 function drawEnds(chart, series, options) {
   const { ctx } = chart
   const least = 13 * dpr()
@@ -141,7 +141,7 @@ export function lettersOf(name) {
   return (second ? first[0] + second[0] : [...first].slice(0, 2).join('')).toUpperCase()
 }
 
-/** The letters of a line on a disc of its colour: the logo of a model, since the page loads no picture from elsewhere. */
+/** The letters of a line on a disc in its color: a model's logo, since the page loads no images from elsewhere. */
 function drawBadge(ctx, one, x, y) {
   const color = onGround(one.color)
   ctx.beginPath()
@@ -155,7 +155,7 @@ function drawBadge(ctx, one, x, y) {
   ctx.textAlign = 'start'
 }
 
-/** The moments that a series marks: up is a gain, down a loss. */
+/** The marked moments of a series: up is a gain, down a loss. */
 function drawMarks(chart, series) {
   const { ctx } = chart
   for (const one of series) {
@@ -170,7 +170,7 @@ function drawMarks(chart, series) {
   }
 }
 
-/** The mark that is nearest to the pointer, if one is near. */
+/** The mark nearest to the pointer, if any is near. */
 function markAt(chart, series) {
   const { left, top } = chart.cursor
   const distanceOf = mark => Math.hypot(chart.valToPos(mark.at, 'x') - left, chart.valToPos(mark.value, 'y') - top)
@@ -225,7 +225,7 @@ export function histogram(host, groups, low, high, bins, height) {
   onScheme(() => { chart.destroy(); chart = build() })
 }
 
-/** Percent above the first value of a line that has one. */
+/** Percent above the first value of a line that has a value. */
 export function returnsOf(values) {
   const first = values.find(value => value != null && value > 0)
   return values.map(value => (value == null || first === undefined ? null : (100 * value) / first - 100))
@@ -241,13 +241,13 @@ export function drawdownsOf(values) {
   })
 }
 
-/** The quantile of the values that are there, between 0 and 1; null of none. */
+/** The quantile, between 0 and 1, of the existing values; null if there are none. */
 export function quantileOf(values, share) {
   const sorted = values.filter(value => value != null).sort((one, other) => one - other)
   return sorted.length ? sorted[Math.round(share * (sorted.length - 1))] : null
 }
 
-/** The average of several lines at each time, over those that have a value there. */
+/** The average of several lines at each time, over the lines with a value. */
 export function averageOf(lines) {
   return (lines[0] ?? []).map((_, place) => {
     let sum = 0

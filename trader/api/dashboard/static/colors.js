@@ -1,4 +1,4 @@
-// Colours of models and variants, readable on both grounds.
+// Colors of models and variants, readable on both backgrounds.
 const FALLBACK = '#6b7686'
 
 function channels(color) {
@@ -18,7 +18,7 @@ export function isDark() {
   return chosen ? chosen === 'dark' : system.matches
 }
 
-/** The colour, darkened on a light ground or lightened on a dark one until a thin line of it has a contrast of 3 : 1. */
+/** The color, darkened on a light background or lightened on a dark one until a thin line has a contrast of 3 : 1. */
 export function onGround(color) {
   const dark = isDark()
   const key = `${dark} ${color}`
@@ -39,10 +39,10 @@ function readable(color, dark) {
   return `#${parts.map(part => Math.round(part).toString(16).padStart(2, '0')).join('')}`
 }
 
-/** Black or white, whichever is easier to read on the colour. */
+/** Black or white, whichever is easier to read on the color. */
 export const inkOn = color => (luminance(channels(color)) > 0.18 ? '#000000' : '#ffffff')
 
-/** Call `change` whenever the colour scheme changes; returns how to stop. */
+/** Call `change` whenever the color scheme changes; returns a function that stops this. */
 export function onScheme(change) {
   const observer = new MutationObserver(change)
   system.addEventListener('change', change)

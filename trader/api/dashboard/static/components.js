@@ -14,7 +14,7 @@ export const Panel = ({ title, tools, children, className = '' }) => html`
 export const Tile = ({ label, value, note, kind = '' }) => html`
   <div class="tile"><span>${label}</span><b class=${kind}>${value}</b>${note && html`<small>${note}</small>`}</div>`
 
-/** A dot in the colour of a model or a variant. Colours are set by script: the page's policy allows no inline style. */
+/** A dot in the color of a model or a variant. Scripts set colors, since the page's policy allows no inline styles. */
 export const Key = ({ color }) => html`<i class="key" aria-hidden="true" style=${{ '--key': onGround(color) }}></i>`
 
 export function ModelName({ id, name, color, isLinked = true }) {
@@ -37,18 +37,18 @@ export const Time = ({ at }) => html`<time datetime=${at} title=${at}>${moment(a
 
 export const Side = ({ side }) => html`<span class=${`badge ${side === 'LONG' || side === 'buy' ? 'gain' : 'loss'}`}>${side}</span>`
 
-/** What an external agent says of itself. */
+/** An external agent's declaration about itself. */
 export const Declared = ({ by }) => by && html` <span class="soft">${by.model} ${by.version}</span>
-  <span class="badge" title=${`the agent says this of itself, and nobody checks it${by.promptDigest ? `; its prompt has the digest ${by.promptDigest}` : ''}`}>declared</span>`
+  <span class="badge" title=${`declared by the agent itself, not verified${by.promptDigest ? `; its prompt has the digest ${by.promptDigest}` : ''}`}>declared</span>`
 
-/** The mark of what was traded by hand on the account of a model. */
-export const Manual = () => html`<span class="badge warn" title="traded by hand, not by the model">manual</span>`
+/** The badge of manual trades on a model's account. */
+export const Manual = () => html`<span class="badge warn" title="traded manually, not by the model">manual</span>`
 
-/** The market of a position or a trade, with its side, its leverage, and the mark of one that was opened by hand. */
+/** The market of a position or a trade, with its side, its leverage, and a badge if it was opened manually. */
 export const Market = ({ trade }) => html`<a class="inline" href=${`#/markets/${trade.symbol}`}>${trade.symbol}</a> <${Side} side=${trade.side} /> ${
   trade.leverage && html`<span class="soft">${quantity(trade.leverage)}×</span>`} ${trade.manual && html`<${Manual} />`}`
 
-/** A time that leads to the page of its trade. */
+/** A time that links to the page of its trade. */
 export const TradeTime = ({ at, id }) => html`<a href=${`#/trades/${id}`}><${Time} at=${at} /></a>`
 
 export function Choice({ label, options, value, onChange }) {
@@ -75,7 +75,7 @@ export function Interval({ low, high, value, least, most, color, reason }) {
     low == null && reason ? html`<span class="sub">${reason}</span>` : isCut ? html`<span class="sub">${signed(low, 0)} to ${signed(high, 0)} %, cut</span>` : ''}`
 }
 
-/** The scale on which intervals of several rows can be compared; the widest fiftieth is cut off. */
+/** The scale on which intervals of several rows can be compared; the widest 2 % are cut off. */
 export function scaleOf(figures) {
   const sorted = figures.filter(figure => figure != null).sort((one, other) => one - other)
   const cut = Math.floor(sorted.length / 50)
@@ -113,12 +113,12 @@ export function Table({ label, columns, rows, empty, first = STEP, isEven = fals
 
 const slugOf = label => label.toLowerCase().replaceAll(/[^a-z0-9]+/g, '-')
 
-/** Save the rows of a table as CSV: the figures by which its columns are sorted, so none is rounded. */
+/** Save the rows of a table as CSV, with the figures by which its columns sort, so that none is rounded. */
 function download(label, columns, rows) {
   const fields = columns.filter(column => column.by)
   const quoted = value => {
     const text = String(value ?? '')
-    const safe = typeof value === 'string' && /^[=+\-@\t\r]/.test(text) ? `'${text}` : text // no formula for a spreadsheet
+    const safe = typeof value === 'string' && /^[=+\-@\t\r]/.test(text) ? `'${text}` : text // not a formula in a spreadsheet
     return `"${safe.replaceAll('"', '""')}"`
   }
   const lines = [fields.map(column => quoted(column.title)), ...rows.map(row => fields.map(column => quoted(column.by(row))))]

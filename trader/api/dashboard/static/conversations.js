@@ -1,4 +1,4 @@
-// Conversations: what a model saw, said and called, what was refused and why, step by step as it happens.
+// Conversations: everything a model saw, said and called, and every refusal with its reason, step by step and live.
 import { useChosen } from './address.js'
 import { call, useAnswer } from './answers.js'
 import { Choice, Failed, ModelName, Panel, Select, Time } from './components.js'
@@ -13,7 +13,7 @@ const KINDS = { rejected: 'loss', failed: 'warn' }
 const FEED = 25
 const SHOW = [['all', 'All'], ['acted', 'Acted'], ['refused', 'Refused']]
 
-/** The conversations of a model, a variant or all of them; those that come by the stream are offered, not pushed in. */
+/** The conversations of a model, a variant or all models; new ones from the stream are offered, not inserted. */
 export function Conversations({ modelId, variant, title = 'Conversations', isFeed = false, limit = 50 }) {
   const known = useModels()
   const state = useLive()
@@ -46,7 +46,7 @@ export function Conversations({ modelId, variant, title = 'Conversations', isFee
   return html`<${Panel} title=${title} tools=${tools}>
     ${(!isFeed || isChosen) && html`<${Earlier} key=${JSON.stringify([chosen, limit])} chosen=${chosen} limit=${limit} onRead=${setRead} />`}
     <details class="now" onToggle=${event => setLooking(event.target.open)}><summary>${running.length ? `Deciding: ${running.map(([, run]) => run.name).join(', ')}`
-      : isHeard ? 'Nobody is deciding' : 'Who is deciding'}</summary>
+      : isHeard ? 'No model is deciding' : 'Who is deciding'}</summary>
       <ol class="turns">${running.map(([id, run]) => html`<${Running} key=${run.id} id=${id} run=${run} known=${known} />`)}</ol></details>
     <p class="newer"><button class="button" type="button" disabled=${!newer.length} onClick=${see}>${newer.length ? `Show ${newer.length} newer` : 'Nothing newer'}</button></p>
     <div class=${isFeed ? 'feed' : ''}>
@@ -58,7 +58,7 @@ export function Conversations({ modelId, variant, title = 'Conversations', isFee
     </div></${Panel}>`
 }
 
-/** Read what is older than the stream once; the stream brings the rest. */
+/** Read everything older than the stream once; the stream delivers the rest. */
 function Earlier({ chosen, limit, onRead }) {
   const entry = useAnswer('models.getInvocations', { limit, modelId: chosen.modelId || undefined, variant: chosen.variant || 'all' }, 0)
   useEffect(() => onRead({ data: entry.data }), [entry.data])
@@ -67,7 +67,7 @@ function Earlier({ chosen, limit, onRead }) {
 
 const isHold = turn => turn.status === 'completed' && turn.toolCalls.length > 0 && turn.toolCalls.every(each => each.type === 'HOLDING')
 
-/** Neighbours that only held, together; each other turn alone. */
+/** Adjacent turns that only held as one group; every other turn alone. */
 function folded(turns) {
   const groups = []
   for (const turn of turns) {
@@ -117,7 +117,7 @@ export function Turn({ turn, known, isCut }) {
   </li>`
 }
 
-/** What else is known of a run: its messages are read when they are asked for. */
+/** Further details of a run; its messages are read on demand. */
 function Details({ one }) {
   const [isOpen, setOpen] = useState(false)
   const [found, setFound] = useState(null)
@@ -131,7 +131,7 @@ function Details({ one }) {
       one.costUsd != null ? ` · ${number(one.costUsd, 4)} USD` : ''} · what it saw</summary>
     ${isOpen && (found === null ? html`<p class="soft small">Reading …</p>`
     : found.error ? html`<p class="soft small">Not shown: ${found.error}</p>`
-    : html`${!found.messages.length && html`<p class="soft small">A rule agent decides on figures; it is sent no messages. Or they are no longer kept.</p>`}
+    : html`${!found.messages.length && html`<p class="soft small">No messages: either a rule agent, which decides on figures, or they are no longer kept.</p>`}
       ${found.messages.map((each, place) => html`<div class="message" key=${place}><span class="badge">${each.role}</span><pre>${each.text}</pre></div>`)}`)}
     ${isOpen && one.toolCalls.length > 0 && html`<div class="message"><span class="badge">calls as JSON</span><pre tabindex="0">${
       JSON.stringify(one.toolCalls.map(each => ({ type: each.type, status: each.status, ...each.metadata })), null, 2)}</pre></div>`}

@@ -17,8 +17,8 @@ const ENDS = 5
 const LEAST_SPAN = 0.2
 const AFTER_EQUITY_MS = 30
 
-/** `only(model)` chooses the models that are shown, and `variant` those of the query; `main` is drawn thicker, with
- * the ends of its `trades`. */
+/** `only(model)` selects the models to show, and `variant` the models of the query; `main` is drawn thicker, with the
+ends of its `trades`. */
 export function Curves({ title = 'Equity', window, onWindow, only, main, trades, onDrawn }) {
   const known = useModels()
   const [from, setFrom] = useChosen('from', '')
@@ -34,7 +34,7 @@ export function Curves({ title = 'Equity', window, onWindow, only, main, trades,
   const [lifted, setLifted] = useState(null)
 
   const expected = known.models.length ? known.models.filter(model => !only || only(model)).length : modelCount()
-  const isReady = Boolean(entry.data && (known.entry.data || known.entry.error)) // without the models a line has no color
+  const isReady = Boolean(entry.data && (known.entry.data || known.entry.error)) // a line has no color before the models are known
   const lines = useMemo(() => (isReady ? linesOf(entry.data, to ? null : state.portfolio, known, by, only) : null), [entry.data, isReady, to, state.portfolio, known, by, only])
   const isMoney = unit !== '%' && by === 'models'
   const isMany = (lines?.length ?? expected) > MANY && chosen.size === 0 && !main
@@ -47,7 +47,7 @@ export function Curves({ title = 'Equity', window, onWindow, only, main, trades,
     (host, ...inputs) => {
       const chart = timeChart(host, ...inputs, { height, show: value => showNow(value), sync: 'equity', onCursor: setAt, onLift: setLifted,
         lifts: true, zooms: true, ends: true, span: LEAST_SPAN, limits: (low, high) => limitsNow ?? [low, high] })
-      performance.mark('curves') // what the benchmark waits for
+      performance.mark('curves') // the benchmark waits for this
       onDrawn?.()
       return chart
     }, drawn?.equity)
@@ -97,7 +97,8 @@ export function Curves({ title = 'Equity', window, onWindow, only, main, trades,
   </div></${Panel}>`
 }
 
-/** The limits of an axis that a few outliers do not stretch: the last values between the 5th and 95th percentile, and half as much again. */
+/** The limits of an axis, robust against a few outliers: the last values between the 5th and 95th percentile, and half
+as much again. */
 function robust(values) {
   const last = values.map(line => line.findLast(value => value != null))
   const [low, high] = [quantileOf(last, 0.05), quantileOf(last, 0.95)]
@@ -109,15 +110,15 @@ let showNow = number
 
 const keyOf = (...range) => `trading.getEquityCurves ${range}`
 
-/** Read the curves of an address before they are shown. */
+/** Read the curves of an address before showing them. */
 export function readCurvesAhead(query) {
   const range = [windowOf(query), query.get('from') ?? '', query.get('to') ?? '']
   readAhead(keyOf(...range), () => readCurves(...range))
 }
 
 /**
- * Read the curves of a window, or of a range of one's own, whose open end is that of the window: of many models with
- * less detail.
+ * Read the curves of a window, or of a custom range whose open end is the window's; many models are read with less
+ * detail.
  */
 const readCurves = (window, from, to) => call('trading.getEquityCurves', {
   startDate: from || startOf(window), endDate: to || undefined, points: hasMany() ? 200 : 750, baselines: true })
@@ -130,8 +131,8 @@ function Legend({ lines, place, chosen, toggle, isMoney }) {
   const last = lines.times.length - 1
   const sorted = useMemo(() => [...lines].sort((line, other) => (other.returns[last] ?? -Infinity) - (line.returns[last] ?? -Infinity)), [lines])
   const shown = sorted.filter(line => chosen.has(line.id) || line.name.toLowerCase().includes(text.toLowerCase()))
-  return html`${lines.length > MANY && html`<input type="search" aria-label="Search the lines" placeholder=${`Search ${lines.length} lines`} value=${text} onInput=${event => setText(event.target.value)} />`}
-  <div class=${`legend ${chosen.size ? 'isolating' : ''}`} role="group" aria-label="Lines; press one to show it alone">
+  return html`${lines.length > MANY && html`<input type="search" aria-label="Search lines" placeholder=${`Search ${lines.length} lines`} value=${text} onInput=${event => setText(event.target.value)} />`}
+  <div class=${`legend ${chosen.size ? 'isolating' : ''}`} role="group" aria-label="Lines; select one to show only that line">
     ${shown.map((line, number_) => html`<button type="button" key=${number_} class=${line.isBaseline ? 'baseline' : ''}
       aria-pressed=${chosen.has(line.id) ? 'true' : 'false'} onClick=${() => toggle(line.id)}
       title=${`${line.name}: drawdown ${percent(line.drawdowns[place])}`}>
@@ -141,13 +142,13 @@ function Legend({ lines, place, chosen, toggle, isMoney }) {
   </div>`
 }
 
-/** A baseline has a line once it has two values; that of a rule agent only where no model is that agent itself. */
+/** A baseline has a line once it has two values; a rule agent's baseline only if no model is that rule agent. */
 function isWorthALine(one, known) {
   const isDouble = one.variant && known.models.some(model => model.provider === 'rules' && model.variant === one.variant)
   return !isDouble && one.values.filter(value => value != null).length > 1
 }
 
-/** The lines of an answer, to the live values at their end: {id, name, color, values, returns, drawdowns}, and `times`. */
+/** The lines of an answer, extended to the live values: {id, name, color, values, returns, drawdowns}, and `times`. */
 function linesOf(answer, portfolio, known, by, only) {
   const members = answer.models.filter(one => (!only || only(one)) && (!one.baseline || isWorthALine(one, known)))
   const now = Date.parse(portfolio?.lastUpdatedAt) / 1000
@@ -155,7 +156,7 @@ function linesOf(answer, portfolio, known, by, only) {
   const all = answer.times.map(time => Date.parse(time) / 1000)
   const begin = Math.max(0, all.findIndex((_, place) => members.some(one => one.values[place] != null)))
   let end = all.length
-  while (end > begin && all[end - 1] >= now) end -= 1 // the bucket that is still running ends with the live value
+  while (end > begin && all[end - 1] >= now) end -= 1 // the current bucket ends with the live value
   const times = all.slice(begin, end)
   if (now) times.push(now)
   const models = members.map(one => {
@@ -175,7 +176,8 @@ function linesOf(answer, portfolio, known, by, only) {
   return Object.assign(lines, { times })
 }
 
-/** What is drawn: every line, or of many the best and worst with the band of the middle half. `trades` are marked on `main`. */
+/** The drawn lines: all of them or, if there are many, the best and worst with the band of the middle half. `trades`
+are marked on `main`. */
 function drawingOf(lines, chosen, isMoney, main, isEnds, trades) {
   const valuesOf = line => (isMoney ? line.values : line.returns)
   const rated = lines.filter(line => !line.isBaseline && line.returns.at(-1) != null).sort((line, other) => other.returns.at(-1) - line.returns.at(-1))
@@ -195,7 +197,7 @@ function drawingOf(lines, chosen, isMoney, main, isEnds, trades) {
   }
 }
 
-/** Where trades were closed on a curve: at the last value before. */
+/** The closes of trades on a curve, each at the last value before it. */
 function marksOn(times, values, trades = []) {
   return trades.flatMap(trade => {
     const at = Date.parse(trade.closedAt) / 1000

@@ -1,70 +1,30 @@
 // The live data of a page: one connection to `GET /api/events`, shared by all tabs of an origin.
 //
-// One tab holds a lock and the connection, and passes on what it hears; when it is closed, the next one goes on after
-// the last message. Without Web Locks (plain http from another machine) each tab has a connection of its own.
+// One tab holds a lock and the connection, and forwards its messages; when it is closed, the next one continues after
+// the last message. Without Web Locks (plain http from another machine) each tab has its own connection.
 const STATES = ['positions', 'trades', 'conversations', 'portfolio', 'candles']
 const STREAMS = ['positions', 'trades', 'conversations', 'portfolio', 'workflow']
 const UNNUMBERED = [...STATES, 'connected', 'reset', 'ping']
 const SILENT_MS = 19_000 // a ping comes every 15 s
 const AGAIN_MS = 2_000
 
-/** Apply a patch of the service to a state. Return the new state; the old one is used up. */
-export function applyPatch(state, patch) {
+/** Return what a JSON Merge Patch (RFC 7396) makes of a value; the value stays as it is. */
+export function mergePatch(value, patch) {
   if (!isObject(patch)) return patch
-  const { '@': marks, '-': gone = [], '+': added = [], '=': tables = [], ...changes } = patch
-  if (marks) state.forEach(entry => revalue(entry, marks))
-  for (const key of gone) Array.isArray(state) ? state.splice(key, 1) : delete state[key]
-  for (const [index, item] of added) state.splice(index, 0, item)
-  for (const [paths, rows] of tables) for (const [index, ...values] of rows) changes[index] = patchOf(paths, values)
-  for (const [key, change] of Object.entries(changes)) {
-    const isPatch = isObject(change) && typeof state[key] === 'object' && state[key] !== null
-    state[key] = isPatch ? applyPatch(state[key], change) : change
+  const merged = isObject(value) ? { ...value } : {}
+  for (const [name, change] of Object.entries(patch)) {
+    if (change === null) delete merged[name]
+    else merged[name] = mergePatch(merged[name], change)
   }
-  return state
+  return merged
 }
 
-// Decimals as whole numbers with so many digits behind the point, which no product of an amount and a price exceeds.
-const PLACES = 60
-const ONE = 10n ** BigInt(PLACES)
-
-function decimal(text) {
-  const [whole, part = ''] = `${text}`.split('.')
-  return BigInt(whole + part.padEnd(PLACES, '0'))
-}
-
-function textOf(value) {
-  const text = `${value < 0 ? -value : value}`.padStart(PLACES + 1, '0')
-  return (value < 0 ? '-' : '') + `${text.slice(0, -PLACES)}.${text.slice(-PLACES)}`.replace(/\.?0*$/, '')
-}
-
-/** Value the positions of a model at new marks, exactly. */
-function revalue(entry, marks) {
-  let [gained, total] = [0n, 0n]
-  for (const position of entry.positions) {
-    const mark = marks[position.symbol]
-    if (mark && position.currentPrice) {
-      const amount = decimal(position.quantity)
-      const gain = amount * (decimal(mark) - decimal(position.currentPrice)) / (position.side === 'LONG' ? ONE : -ONE)
-      position.currentPrice = mark
-      position.notional = textOf(amount * decimal(mark) / ONE)
-      position.unrealizedPnl = textOf(decimal(position.unrealizedPnl) + gain)
-      gained += gain
-    }
-    total += decimal(position.unrealizedPnl ?? 0)
-  }
-  const { totalUnrealizedPnl, availableCash: cash } = entry
-  if (totalUnrealizedPnl != null) entry.totalUnrealizedPnl = Number(textOf(total))
-  if (gained && cash >= 1 && cash < 1e15) entry.availableCash = Number(textOf(decimal(cash) + gained))
-}
-
-/** The patch that has each value at its path. */
-function patchOf(paths, values) {
-  const patch = {}
-  paths.forEach((path, place) => {
-    const last = path.slice(0, -1).reduce((part, key) => (part[key] ??= {}), patch)
-    last[path.at(-1)] = values[place]
-  })
-  return patch
+/** Return a state from its keyed form, in which lists of items with ids are objects of `ids` and `items`. */
+export function listed(value) {
+  if (!isObject(value)) return value
+  const { ids, items } = value
+  if (Array.isArray(ids) && isObject(items) && ids.every(id => Object.hasOwn(items, id))) return ids.map(id => listed(items[id]))
+  return Object.fromEntries(Object.entries(value).map(([name, member]) => [name, listed(member)]))
 }
 
 const isObject = value => typeof value === 'object' && value !== null && !Array.isArray(value)
@@ -95,7 +55,7 @@ export function openStream(names, on, { base = '', streams = STREAMS } = {}) {
     const [sequence, number] = id.split('-')
     const [ours, last] = lastId.split('-')
     const isOld = sequence === ours && Number(number) <= Number(last)
-    if (isOld && !UNNUMBERED.includes(name)) return // another tab has passed it on already
+    if (isOld && !UNNUMBERED.includes(name)) return // another tab has already forwarded it
     if (id && !isOld) lastId = id
     if (STATES.includes(name)) states.set(name, data)
     if (names.includes(name)) on.message(name, data)
@@ -126,13 +86,17 @@ export function openStream(names, on, { base = '', streams = STREAMS } = {}) {
     source = new EventSource(`${base}/api/events?${query}`)
     source.onopen = () => { show('open'); alive() }
     source.onerror = () => (source.readyState === EventSource.CLOSED ? lost('refused') : show('lost')) // no browser retries a 503
-    for (const name of new Set([...names, ...STATES, 'connected', 'ping'])) {
+    for (const name of new Set([...names.filter(name => !STATES.includes(name)), 'connected', 'ping'])) {
       source.addEventListener(name, event => pass({ name, data: event.data && JSON.parse(event.data), id: event.lastEventId }))
     }
+    const keyed = new Map()
     for (const name of STATES) {
-      source.addEventListener(`${name}:patch`, event => {
-        pass({ name, data: applyPatch(states.get(name), JSON.parse(event.data)), id: event.lastEventId })
-      })
+      const change = makeState => event => {
+        keyed.set(name, makeState(JSON.parse(event.data)))
+        pass({ name, data: listed(keyed.get(name)), id: event.lastEventId })
+      }
+      source.addEventListener(name, change(state => state))
+      source.addEventListener(`${name}:patch`, change(patch => mergePatch(keyed.get(name), patch)))
     }
   }
 
@@ -165,7 +129,7 @@ export function openStream(names, on, { base = '', streams = STREAMS } = {}) {
     source = channel = null
   }
 
-  // A browser may keep a page that one has left, with its lock and its connection, to show it again at once.
+  // A browser may keep a page after the user leaves it, with its lock and connection, to show it again instantly.
   const onShow = event => event.persisted && begin()
   globalThis.addEventListener?.('pagehide', end)
   globalThis.addEventListener?.('pageshow', onShow)

@@ -1,4 +1,4 @@
-// Evidence: what the result of a model is worth against its references, with intervals and in words.
+// Evidence: the result of a model against its references, with intervals and in words.
 import { useAnswer } from './answers.js'
 import { Declared, Failed, Interval, ModelName, Panel, SeasonLine, Table, scaleOf } from './components.js'
 import { number, percent, signed, signedPercent, tone, whole } from './format.js'
@@ -7,21 +7,26 @@ import { useModels } from './models.js'
 
 const REFERENCES = { ruleAgent: 'its rule agent', holdNothing: 'holding nothing', buyAndHold: 'buying and holding', bestOther: 'the best other' }
 const CONTAMINATION = {
-  'after cut-off': ['gain', 'after training', 'the whole result is of a time after the end of what the model was trained on'],
-  'before cut-off': ['warn', 'may be trained on', 'the result begins before the end of what the model was trained on'],
-  unknown: ['', 'unknown', 'the models file names no training cut-off'],
+  'after cut-off': ['gain', 'after training', 'the whole result is after the end of its training data'],
+  'before cut-off': ['warn', 'may be trained on', 'the result begins before the end of its training data'],
+  unknown: ['', 'unknown', 'the models file gives no training cut-off'],
 }
 
 const capital = text => text[0].toUpperCase() + text.slice(1)
 const kindOf = word => (word === 'better' ? 'gain' : word === 'worse' ? 'loss' : '')
 const pOf = value => (value == null ? '' : value < 0.001 ? 'p under 0.001' : `p ${number(value, 3)}`)
 
-/** A verdict as a sentence: why the two cannot be told apart, or how sure it is that they can. */
-export const sentenceOf = one => `${capital(one.verdict)}${one.reason ? `: ${one.reason}` : `, ${pOf(one.pValue)} after correction`}.`
+/** A verdict as a sentence: why the two are indistinguishable, or how certain their difference is. */
+export const sentenceOf = one => `${capital(one.verdict)}${one.reason ? `: ${one.reason}` : `, ${pOf(one.pValue)} after correction`}.${
+  one.verdictBefore ? ` By the rules before the amendment: ${one.verdictBefore}.` : ''}`
+
+/** What a verdict against holding nothing is of, in words. */
+const pathOf = (one, market) => (one.reference === 'holdNothing' && one.verdict !== 'not distinguishable yet'
+  ? ` on one market path${market == null ? '' : market > 0 ? ', in a rising market' : ', in a falling market'}` : '')
 
 const scaleOfDifferences = differences => scaleOf(differences.flatMap(one => [one.differencePercent, one.interval?.low, one.interval?.high]))
 
-/** What the result of one model is worth: a row per reference, and what else must be known about it. */
+/** The evidence for one model: a row per reference, and the facts that qualify it. */
 export function ModelEvidence({ id, window }) {
   const known = useModels()
   const entry = useAnswer('analytics.getEvidence', { window, modelId: id })
@@ -31,11 +36,11 @@ export function ModelEvidence({ id, window }) {
     one.amongBest ? 'not distinguishable from the best' : 'behind the best'}</span>`}>
     <${Failed} entry=${entry} what="The evidence" />
     ${entry.data && !one && html`<p class="empty">There is no entrant of this model in the current run yet.</p>`}
-    ${one && html`<${Differences} one=${one} known=${known} /><${Facts} one=${one} entry=${entry} />`}
+    ${one && html`<${Differences} one=${one} known=${known} market=${entry.data.marketReturn} /><${Facts} one=${one} entry=${entry} />`}
   </${Panel}>`
 }
 
-function Differences({ one, known }) {
+function Differences({ one, known, market }) {
   const [least, most] = scaleOfDifferences(one.differences)
   const color = known.colorOf(one.modelId, one.variant)
   const nameOf = each => (each.reference === 'bestOther' && each.referenceId
@@ -47,17 +52,17 @@ function Differences({ one, known }) {
       <small class="sub">${each.hours ? `${whole(each.hours)} common ${each.hours === 1 ? 'hour' : 'hours'}` : ''}</small></span>
     <span class="figure">${each.differencePercent != null && html`<${Interval} low=${each.interval?.low} high=${each.interval?.high}
       value=${each.differencePercent} least=${least} most=${most} reason=${each.reason} color=${color} />
-      <small class="sub">${each.interval ? `95 %: ${signed(each.interval.low, 1)} to ${signed(each.interval.high, 1)} %` : 'no interval yet'}</small>`}</span>
-    <span class=${kindOf(each.verdict)}>${sentenceOf(each)}</span></li>`)}</ul>`
+      <small class="sub">${each.interval ? `95 %, one look: ${signed(each.interval.low, 1)} to ${signed(each.interval.high, 1)} %` : 'no interval yet'}</small>`}</span>
+    <span class=${kindOf(each.verdict)}>${sentenceOf(each)}${pathOf(each, market) && html` <small class="sub">${pathOf(each, market)}</small>`}</span></li>`)}</ul>`
 }
 
 function Facts({ one, entry }) {
   const [kind, label, title] = CONTAMINATION[one.contamination]
   const facts = [
     ['Return', signedPercent(one.returnPercent)],
-    ['95 % interval', one.interval ? `${signed(one.interval.low, 1)} to ${signed(one.interval.high, 1)} %` : '–'],
+    ['95 % interval, one look', one.interval ? `${signed(one.interval.low, 1)} to ${signed(one.interval.high, 1)} %` : '–'],
     ['Trades, losing', `${whole(one.tradesCount)}, ${whole(one.losingTradesCount)}`],
-    ['Coverage', html`<span class=${one.ranked ? '' : 'warn'} title=${one.ranked ? 'of its cycles it decided' : 'under 95 %: it is not ranked'}>${percent(one.coverage, 1)}</span>`],
+    ['Coverage', html`<span class=${one.ranked ? '' : 'warn'} title=${one.ranked ? 'share of its due cycles in which it decided' : 'under 95 %, so it is not ranked'}>${percent(one.coverage, 1)}</span>`],
     ['Against luck', one.luck ? html`<span title=${luckOf(one.luck)}>above ${percent(one.luck.quantile, 0)}</span>` : html`<span class="soft" title=${one.luckReason}>${one.luckReason}</span>`],
     ['Trained on the period', html`<span class=${`badge ${kind}`} title=${title}>${label}</span>${one.trainingCutoff ? html` <span class="soft">${one.trainingCutoff}</span>` : ''}`],
     ['Entrant', html`<span title=${one.fingerprint ?? 'not recorded'}>${one.entrant}${one.fingerprint ? ` · ${one.fingerprint.slice(0, 8)}` : ''}</span>`],
@@ -71,7 +76,7 @@ function Facts({ one, entry }) {
 const shareOf = (count, all) => (all ? `${whole(count)} (${percent((100 * count) / all, 0)})` : '–')
 const endsOf = plan => `planned ${whole(plan.planned)}; by stop ${shareOf(plan.byStop, plan.planned)}, by target ${shareOf(plan.byTarget, plan.planned)}, by decision ${shareOf(plan.byDecision, plan.planned)}`
 
-/** How the present entrant of a model trades, whatever came of it. */
+/** How a model's present entrant trades, regardless of its result. */
 export function ModelBehaviour({ id }) {
   const entry = useAnswer('analytics.getBehaviour', { modelId: id })
   const one = entry.data?.behaviour
@@ -86,20 +91,21 @@ function behaviourOf(one) {
   const held = one.holdingTimes
   return [
     ['Positions, flips', `${whole(one.positions)}, ${whole(one.flips)}`, 'a flip enters the other side of a market within an hour of closing'],
-    ['Time in the market', percent(one.timeInMarket, 1), 'share of the time with a position'],
+    ['Time in the market', percent(one.timeInMarket, 1), 'share of time with a position'],
     ['Held', held ? `${whole(held.median)} min (${whole(held.low)} to ${whole(held.high)})` : '–', 'median, and the 10 and 90 % quantiles'],
     ['Leverage by volatility', one.leverageByVolatility ? one.leverageByVolatility.map(each => number(each, 2)).join(' · ') : '–', 'mean leverage in six equal groups of hours by the volatility of the day before, the calmest first; from 60 hours on'],
-    ['Turnover', one.turnover == null ? '–' : `${number(one.turnover, 1)} × equity`, 'entries and exits in parts of the equity at the start'],
-    ['Fees of gross gains', percent(one.fees, 1), 'fees of completed positions in percent of what the winners gained before costs'],
-    ['Of the most it was ahead', percent(one.captured, 1), 'gross profit of completed positions in percent of their favourable excursions (MFE)'],
+    ['Turnover', one.turnover == null ? '–' : `${number(one.turnover, 1)} × equity`, 'entries and exits relative to the initial equity'],
+    ['Fees of gross gains', percent(one.fees, 1), 'fees of completed positions in percent of the gross gains of winning positions'],
+    ['Of the most it was ahead', percent(one.captured, 1), 'gross profit of completed positions in percent of their favorable excursions (MFE)'],
     ['Stops', endsOf(one.stops), 'how completed positions with a stop ended'],
     ['Targets', endsOf(one.targets), 'how completed positions with a target ended'],
     ['Plans changed', whole(one.plansChanged), 'positions whose stop or target was changed while they were held'],
-    ...(one.replicates.length ? [['Alike over replicates', percent(one.alike, 1), `same side of the same market as ${one.replicates.join(', ')}, of the time in which either held one`]] : []),
+    ...(one.replicates.length ? [['Alike over replicates', percent(one.alike, 1), `share of the time with a position in which it and ${one.replicates.join(', ')} held the same side of the same market`]] : []),
   ]
 }
 
-/** All entrants against their references, those that cannot be told from the best first; `children` follow when they are read. */
+/** All entrants against their references, those indistinguishable from the best first; `children` follow once they are
+read. */
 export function EvidenceTable({ window, variant = 'all', children }) {
   const known = useModels()
   const entry = useAnswer('analytics.getEvidence', { window, variant })
@@ -115,15 +121,16 @@ export function EvidenceBoard({ answer, known, isLinked = true }) {
   const of = (one, reference) => one.differences.find(each => each.reference === reference)
   const [least, most] = scaleOf(entrants.flatMap(one => [one.returnPercent, one.interval?.low, one.interval?.high]))
   const against = (reference, title) => ({
-    key: reference, title, by: one => of(one, reference)?.differencePercent, cell: one => html`<${Against} found=${of(one, reference)} />`,
+    key: reference, title, by: one => of(one, reference)?.differencePercent, cell: one => html`<${Against} found=${of(one, reference)} market=${answer.marketReturn} />`,
   })
   const columns = [
     { key: 'model', title: 'Entrant', isText: true, by: one => one.modelName.toLowerCase(), cell: one => html`<${ModelName} id=${one.modelId}
       name=${one.modelName} color=${known.colorOf(one.modelId, one.variant)} isLinked=${isLinked} /><${Declared} by=${one.declared} />${one.endedAt && html` <span class="badge" title=${`ended at ${one.endedAt}`}>earlier, ${one.entrant}</span>`}` },
-    { key: 'rank', title: 'Rank', by: one => one.rank?.first, cell: one => html`<span title=${rankOf(one)}>${one.rank ? (one.rank.first === one.rank.last ? one.rank.first : `${one.rank.first}–${one.rank.last}`) : '–'}</span>` },
+    { key: 'rank', title: 'Rank', by: one => one.rank?.first, cell: one => html`<span title=${rankOf(one)}>${one.rank ? (one.rank.first === one.rank.last ? one.rank.first : `${one.rank.first}–${one.rank.last}`) : '–'}${
+      one.rankBefore ? ` (before: ${one.rankBefore.first}–${one.rankBefore.last})` : ''}</span>` },
     { key: 'account', title: 'Account', className: 'narrow-hide', by: one => one.account?.returnPercent, cell: one => html`<span class=${tone(one.account?.returnPercent)} title=${accountOf(one)}>${signedPercent(one.account?.returnPercent, 1)}</span>` },
     { key: 'best', title: 'Best?', isText: true, by: one => Number(one.amongBest), cell: one => html`<span class=${one.amongBest ? '' : 'soft'}>${one.amongBest ? 'possible' : 'no'}</span>` },
-    { key: 'interval', title: 'Return, 95 % interval', isText: true, by: one => one.returnPercent, cell: one => html`<${Interval} low=${one.interval?.low} high=${one.interval?.high}
+    { key: 'interval', title: 'Return, 95 % interval, one look', isText: true, by: one => one.returnPercent, cell: one => html`<${Interval} low=${one.interval?.low} high=${one.interval?.high}
       value=${one.returnPercent} least=${least} most=${most} reason=${one.reason} color=${known.colorOf(one.modelId, one.variant)} />` },
     against('ruleAgent', 'Rule agent'), against('holdNothing', 'Nothing held'), against('buyAndHold', 'Buy and hold'), against('bestOther', 'Best other'),
     { key: 'smallest', title: 'Visible', by: one => of(one, 'holdNothing')?.smallestDifference, cell: one => html`<span title=${visibleOf(of(one, 'holdNothing'))}>${percent(of(one, 'holdNothing')?.smallestDifference, 1)}</span>` },
@@ -138,34 +145,42 @@ export function EvidenceBoard({ answer, known, isLinked = true }) {
 
 /** The places that an entrant may have, in words. */
 const rankOf = ({ rank, offBoard }) => (rank
-  ? `of ${whole(rank.among)} ranked, ${whole(rank.first - 1)} are better and ${whole(rank.among - rank.last)} worse; the others cannot be told from it`
+  ? `of ${whole(rank.among)} ranked, ${whole(rank.first - 1)} are better and ${whole(rank.among - rank.last)} worse; the others are indistinguishable from it`
   : `not ranked: ${offBoard}`)
 
-/** What an account has done over all its runs, in words. */
+/** The history of an account over all its runs, in words. */
 const accountOf = one =>
   `the account since ${one.account.startedAt.slice(0, 10)}: ${whole(one.account.runs)} ${one.account.runs === 1 ? 'run' : 'runs'}, configuration ${whole(one.entrant)}, ${whole(one.ageHours)} hours old${one.owner ? `, owner ${one.owner}` : ''}`
 
 /** How an entrant compares with random traders, in words. */
 const luckOf = luck => `its equity after ${whole(luck.hours)} hours against ${whole(luck.traders)} random traders with its ${whole(luck.tradesCount)} positions: ${pOf(luck.pValue)} for all looks and models`
 
-/** What could have been seen against a reference, and when what was seen would be, in words. */
+/** The smallest detectable difference from a reference, and when the observed one would be detectable, in words. */
 const visibleOf = found => (found?.smallestDifference == null ? 'no difference can be seen yet'
-  : `four of five seasons with a true difference of ${number(found.smallestDifference, 1)} % over these ${whole(found.hours)} hours are called; one as large as was seen needs ${found.daysNeeded == null ? 'more than ten years' : `about ${whole(found.daysNeeded)} days`}`)
+  : `four of five seasons with a true difference of ${number(found.smallestDifference, 1)} % over these ${whole(found.hours)} hours are detected; a difference as large as the observed one ${found.daysNeeded == null ? 'cannot be seen in time' : `needs about ${whole(found.daysNeeded)} days`}`)
 
-function Against({ found }) {
+function Against({ found, market }) {
   if (found?.differencePercent == null) return html`<span class="soft" title=${found?.reason ?? ''}>–</span>`
   return html`<span class=${kindOf(found.verdict)} title=${sentenceOf(found)}>${signedPercent(found.differencePercent, 1)}</span>
-    <span class="sub">${found.verdict === 'not distinguishable yet' ? 'not yet' : found.verdict}</span>`
+    <span class="sub">${found.verdict === 'not distinguishable yet' ? 'cannot tell yet' : found.verdict}${pathOf(found, market)}${
+      found.verdictBefore ? `; before the amendment: ${found.verdictBefore}` : ''}</span>`
 }
 
-function summaryOf({ best, entrants, season }, known) {
+/** Which entrants a board cannot separate, in words. */
+const resolutionOf = ({ now, atEnd }, season) => {
+  const text = value => (value == null ? 'by any amount' : `by less than ${number(value, 1)}`)
+  return `This board cannot separate entrants whose Sharpe ratios differ ${text(now)} now${season ? `, and ${text(atEnd)} at the season's end` : ''}.`
+}
+
+function summaryOf({ best, entrants, season, resolution }, known) {
   const first = entrants.find(one => one.modelId === best && one.endedAt === null)
-  const caution = `The verdicts of all boards together are wrong in at most ${number(100 * (season?.rules.alpha ?? 0.05), 0)} % of cases, however often one looks, while no price moves more than 20 % in an hour. They say nothing about larger moves, nor about hours to come.`
-  if (!first) return `No entrant has enough hours and trades to be called the best. ${caution}`
+  const caution = `The verdicts of all boards together are wrong in at most ${number(100 * (season?.rules.alpha ?? 0.05), 0)} % of cases, however often you look, while no price moves more than 20 % in an hour. A larger move withdraws a verdict once it happens. They say nothing about future hours, or about an edge that turns within weeks: with a drift that turned every 30 days, 6 and 5 % of simulated seasons were called better and worse.`
+  const separable = resolutionOf(resolution, season)
+  if (!first) return `${separable} No entrant can be called the best. ${caution}`
   const others = entrants.filter(one => one.amongBest && one !== first).length
   const seen = first.differences.find(one => one.reference === 'bestOther')?.smallestDifference
   const name = known.byId.get(best)?.name ?? first.modelName
-  const told = others === 0 ? 'Every other can be told from it.'
+  const told = others === 0 ? 'It is distinguishable from every other.'
     : `${others} of the other ${entrants.length - 1} ${others === 1 ? 'is' : 'are'} not distinguishable from it yet${seen == null ? '.' : `: four of five such seasons would show a difference of ${number(seen, 1)} %.`}`
-  return `${name} has the highest mean return by the hour. ${told} ${caution}`
+  return `${separable} ${name} is the best. ${told} ${caution}`
 }

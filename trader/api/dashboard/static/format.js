@@ -1,4 +1,4 @@
-// How figures, times and names are written. Nothing is rounded away silently: titles carry the full figure.
+// Formats of figures, times and names. Nothing is rounded silently: titles have the full figure.
 const NONE = '–'
 const MINUS = '−'
 
@@ -26,7 +26,7 @@ export const percent = (value, places = 2) => (isFigure(value) ? `${number(value
 export const signedPercent = (value, places = 2) => signed(value, places, '\u00a0%')
 export const whole = value => number(value, 0)
 
-/** A price with the digits its size asks for. */
+/** A price with as many digits as its size requires. */
 export function price(value) {
   const figure = Number(value)
   if (value == null || !Number.isFinite(figure)) return NONE
@@ -45,7 +45,7 @@ export const tone = value => (Number(value) > 0 ? 'gain' : Number(value) < 0 ? '
 const two = value => String(value).padStart(2, '0')
 const MONTHS = ['Jan', 'Feb', 'Mar', 'Apr', 'May', 'Jun', 'Jul', 'Aug', 'Sep', 'Oct', 'Nov', 'Dec']
 
-/** Whether times are shown in the reader's time zone; else in UTC, as the service records them. */
+/** Whether times are shown in the reader's time zone, or in UTC, as the service records them. */
 export function isLocalTime() {
   try { return localStorage.getItem('times') === 'local' } catch { return false }
 }
@@ -58,19 +58,19 @@ export function switchTimes() {
 const isLocal = isLocalTime()
 export const ZONE = isLocal ? 'local time' : 'UTC'
 
-/** The date whose UTC parts are those to show. */
+/** The date whose UTC parts are to be shown. */
 function shown(value) {
   const at = new Date(value)
   return isLocal ? new Date(at.getTime() - at.getTimezoneOffset() * 60_000) : at
 }
 
-/** The minute of a time as an input of the type datetime-local has it; empty without a time. */
+/** The minute of a time as the value of a datetime-local input; empty without a time. */
 export function minuteOf(text) {
   const at = shown(text)
   return Number.isNaN(at.getTime()) ? '' : at.toISOString().slice(0, 16)
 }
 
-/** The time in UTC of what such an input has; empty when it is. */
+/** The time in UTC of such an input's value; empty if the value is. */
 export const timeOf = minute => (minute ? `${new Date(isLocal ? minute : `${minute}Z`).toISOString().slice(0, 16)}Z` : '')
 
 export function clock(value, withSeconds = true) {

@@ -1,4 +1,4 @@
-// What is known of models and variants, wherever one is named: colours, and which of them are rule baselines.
+// Shared knowledge of models and variants: colors, and which of them are rule baselines.
 import { knownAnswer, knownReport, useAnswer } from './answers.js'
 import { useMemo } from './lib.js'
 
@@ -26,19 +26,19 @@ export function useModels() {
   }, [models.data, models.error, variants.data])
 }
 
-/** Since when the models run: as last read, else as the page was served. */
+/** The start of the models, as last read or else as served with the page. */
 const runStart = () => Date.parse(knownAnswer('analytics.getRunInfo')?.runStartTime ?? document.body.dataset.run)
 
-/** The time of the service, which in a replay is that of its prices: as last read, else as the page was served. */
+/** The time of the service (in a replay, the time of its prices), as last read or else as served with the page. */
 export const serviceNow = () => Date.parse(knownReport('/health')?.timestamp ?? document.body.dataset.now) || Date.now()
 
-/** The window of an address. Without one in it: seven days, or all of a run that is younger than a day. */
+/** The window of an address. Default: seven days, or the whole run if it is younger than a day. */
 export function windowOf(query) {
   const asked = WINDOWS.find(([key]) => key === query.get('window'))?.[0]
   return asked ?? (serviceNow() - runStart() < WINDOWS_MS['24h'] ? 'run' : '7d')
 }
 
-/** The window of the address, and how to choose another. */
+/** The window of the address, and its setter. */
 export function useWindow(route) {
   useAnswer('analytics.getRunInfo')
   return [windowOf(route.query), window => route.set('window', window)]
@@ -55,7 +55,7 @@ export function startOf(window) {
 
 let names = { models: null, repeated: new Set() }
 
-/** The name of a model, with its variant where another model has the same name. */
+/** The name of a model, with its variant if another model has the same name. */
 export function distinctName(id, name) {
   const models = knownAnswer('models.getModels')?.models
   if (!models) return name

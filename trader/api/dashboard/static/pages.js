@@ -34,7 +34,7 @@ export function Overview({ route }) {
 /** All accounts of models together, from the live streams: the first four add up to the equity. */
 function Summary() {
   const state = useLive()
-  const stats = useAnswer('analytics.getModelStats', { variant: 'all' }) // as the leaderboard asks
+  const stats = useAnswer('analytics.getModelStats', { variant: 'all' }) // the same input as the leaderboard
   const run = useAnswer('analytics.getRunInfo')
   const snapshots = state.portfolio?.snapshots ?? []
   const ids = new Set(snapshots.map(snapshot => snapshot.modelId))
@@ -76,10 +76,10 @@ const FIGURES = [
   ['inputTokens', 'Tokens in', whole], ['outputTokens', 'Tokens out', whole],
 ]
 
-/** A figure with its 95 % interval; without one it says too little to be shown. */
+/** A figure with its 95 % interval; a figure without one is not shown. */
 const sure = (value, bounds, write) => (bounds ? `${write(value)} (${write(bounds.low)} to ${write(bounds.high)})` : '–')
 
-/** The share of wins with its 95 % interval, of at least ten trades. */
+/** The share of wins with its 95 % interval, for at least ten trades. */
 const wonOf = figures => (figures?.winRateInterval
   ? `won ${percent(figureOf(figures.winRate), 0)} (${percent(figures.winRateInterval.low, 0)} to ${percent(figures.winRateInterval.high, 0)})` : '')
 
@@ -91,7 +91,7 @@ export function ModelPage({ route, id }) {
   const advanced = useAnswer('analytics.getModelStats', { mode: 'advanced', variant: model?.variant ?? 'all' })
   const only = useMemo(() => one => one.id === id || (one.baseline ? !one.variant || one.variant === model?.variant
     : known.isBaseline(one.id) && one.variant === model?.variant), [id, known])
-  const { trades } = useTrades({ limit: 200, modelId: id }) // as the table below asks
+  const { trades } = useTrades({ limit: 200, modelId: id }) // the same input as the table below
   const figures = overall.data?.overall?.find(one => one.modelId === id)
   const more = advanced.data?.advanced?.find(one => one.modelId === id)
   if (known.entry.data && !model) return html`<p class="notice">There is no model ${id}. <a href="#/models">All models</a></p>`
@@ -171,7 +171,7 @@ export function ModelsPage({ route }) {
       ${quiet.length > 0 && html`<${Panel} title="Inactive models"><div class="body legend">${quiet.map(one => html`<${ModelName} key=${one.id} id=${one.id} name=${one.name} color=${known.colorOf(one.id)} />`)}</div></${Panel}>`}</${EvidenceTable}></${Board}>`
 }
 
-/** The leaderboard. `children` follow once it has been read: before it would push them down. */
+/** The leaderboard. `children` follow once it is read, since it would push them down before. */
 function Board({ window, onWindow, variant = 'all', isCompact = false, children }) {
   const known = useModels()
   const board = useAnswer('analytics.getLeaderboard', { window, variant, details: true })
@@ -180,13 +180,13 @@ function Board({ window, onWindow, variant = 'all', isCompact = false, children 
   const entries = board.data?.entries ?? []
   const [least, most] = useMemo(() => scaleOf(entries.flatMap(one => [one.pnlPercent, one.ci95?.low, one.ci95?.high])), [board.data])
   const columns = [
-    { key: 'rank', title: '#', by: one => one.rank, cell: one => one.rank ?? html`<span title=${`not ranked: ${one.details.offBoard ?? 'it decided under 95 % of its cycles'}`}>–</span>` },
+    { key: 'rank', title: 'Board', by: one => one.rank, cell: one => (one.rank ? '' : html`<span title=${`not ranked: ${one.details.offBoard ?? 'it decided under 95 % of its cycles'}`}>off</span>`) },
     { key: 'model', title: 'Model', isText: true, by: one => one.modelName.toLowerCase(),
       cell: one => html`<${ModelName} id=${one.modelId} name=${one.modelName} color=${one.color ?? known.colorOf(one.modelId, one.variant)} /><${Declared} by=${one.details.declared} />${one.details.replicates && html` <span title="replicates of one configuration: the row is their mean">× ${one.details.replicates.modelIds.length}</span>`}` },
     !isCompact && { key: 'variant', title: 'Variant', isText: true, className: 'narrow-hide', by: one => one.variant, cell: one => html`<${VariantName} variant=${one.variant} />` },
     { key: 'return', title: 'Return', by: one => one.pnlPercent,
       cell: one => html`<span class=${tone(one.pnlPercent)} title=${one.pnlPercent}>${signedPercent(one.pnlPercent)}</span>` },
-    { key: 'interval', title: '95 % interval', isText: true, by: one => one.ci95?.low,
+    { key: 'interval', title: '95 % interval, one look', isText: true, by: one => one.ci95?.low,
       cell: one => html`<${Interval} low=${one.ci95?.low} high=${one.ci95?.high} value=${one.pnlPercent} least=${least} most=${most}
         reason=${one.details.ci95Reason} color=${one.color ?? known.colorOf(one.modelId, one.variant)} />` },
     { key: 'verdict', title: 'Against the next', isText: true, by: one => one.details.verdict?.below?.verdict, cell: one => html`<${Verdict} found=${one.details.verdict?.below} known=${known} />` },
@@ -203,13 +203,13 @@ function Board({ window, onWindow, variant = 'all', isCompact = false, children 
   return html`<${Panel} title="Leaderboard" tools=${tools}>
     <${Failed} entry=${board} what="The leaderboard" />
     <${SeasonLine} season=${board.data?.season} />
-    <p class="body lede">Ranked by the return of this window alone. How far a rank is more than luck is in the columns beside it and in Evidence, which ranks by the mean return of common hours and may name another first.</p>
+    <p class="body lede">Ordered by the return of this window alone, which is no rank: Evidence has the possible places of each entrant, by what each pair has in common, so its order may differ.</p>
     ${board.data && html`<${Table} label="Leaderboard" columns=${columns} rows=${entries} first=${isCompact ? 20 : 100}
       empty=${known.warning ?? 'No model has traded in this window yet.'} />`}
   </${Panel}>${(board.data || board.error) && children}`
 }
 
-/** Whether a model is better than the one below it, in words; the title has the reason, and what could be shown. */
+/** Whether a model is better than the next one, in words; the title has the reason and the detectable difference. */
 function Verdict({ found, known }) {
   if (!found) return html`<span class="soft">–</span>`
   const name = known.byId.get(found.modelId)?.name ?? found.modelId

@@ -1,4 +1,4 @@
-// Charts and evidence of a report, drawn from the data that is in its file.
+// Charts and evidence of a report, drawn from the data in its file.
 import { averageOf, drawdownsOf, histogram, timeChart } from './charts.js'
 import { EvidenceBoard } from './evidence.js'
 import { clock, day, number, signedPercent } from './format.js'
@@ -11,7 +11,7 @@ const TRADE_PERCENT = 2
 const data = JSON.parse(document.getElementById('data').textContent)
 const show = value => `${number(value, Math.abs(value) >= 10 || Number.isInteger(value) ? 0 : 1)} %`
 
-/** The lines of a chart: the averages of the variants, and of one variant its models as thin lines. */
+/** The lines of a chart: the averages of the variants or, for one variant, also its models as thin lines. */
 function linesOf(variantId) {
   return data.variants.filter(one => !variantId || one.id === variantId).flatMap(variant => {
     const models = data.models.filter(one => one.variant === variant.id)

@@ -1,4 +1,4 @@
-// Live state: what the streams of the service last said, and when.
+// Live state: the last state of each stream of the service, and its time.
 import { hasMany, invalidate, SHOWN_MS } from './answers.js'
 import { openStream } from './events.js'
 import { useEffect, useState } from './lib.js'
@@ -6,7 +6,8 @@ import { useEffect, useState } from './lib.js'
 const QUIET_MS = 200
 const SETTLE_MS = 2_000
 
-/** `running` has the runs in progress by model; `heardAt` is when the service was last heard, `dataAt` its own time. */
+/** `running` has the runs in progress by model; `heardAt` is the time of the service's last message, `dataAt` the
+service's own time. */
 export const live = {
   positions: null, trades: null, conversations: null, portfolio: null,
   running: new Map(), connection: 'connecting', heardAt: null, dataAt: null,
@@ -16,7 +17,7 @@ const readers = new Set()
 let timer = null
 let renderedAt = 0
 
-/** Show a change: at once when the page has been quiet, and at most five times a second. */
+/** Show a change: immediately if the page has been quiet, and at most five times a second. */
 function changed() {
   if (timer !== null) return
   timer = setTimeout(() => {
@@ -35,7 +36,7 @@ export function useLive() {
 
 let settling = null
 let readAgainAt = -Infinity
-/** Completed trades change boards and statistics: they are read again soon, but only so often. */
+/** Completed trades change boards and statistics, which are refreshed soon, but not too often. */
 function readAgainSoon() {
   settling ??= setTimeout(() => {
     settling = null
@@ -44,7 +45,7 @@ function readAgainSoon() {
   }, Math.max(SETTLE_MS, readAgainAt + SHOWN_MS - performance.now()))
 }
 
-/** What the stream has brought and what was read before, each once, the newest first. */
+/** The entries from the stream and from earlier reads, without duplicates, newest first. */
 export function merged(newer, older) {
   const ids = new Set(newer.map(each => each.id))
   return [...newer, ...older.filter(each => !ids.has(each.id))].sort((one, other) => (one.timestamp < other.timestamp ? 1 : one.timestamp > other.timestamp ? -1 : 0))
@@ -53,15 +54,15 @@ export function merged(newer, older) {
 const heard = {
   positions(data) { live.positions = data },
   trades(data) {
-    if (live.trades && !hasMany()) readAgainSoon() // the first are read anyway; of many some trade always closes
-    live.trades = [...data] // a patch changes the state in place
+    if (live.trades && !hasMany()) readAgainSoon() // the first page is read anyway; among many models, some trade always closes
+    live.trades = data
   },
   conversations(data) {
     live.conversations = data
     for (const turn of data) if (live.running.get(turn.modelId)?.id === turn.id) live.running.delete(turn.modelId)
   },
   portfolio(data) {
-    live.portfolio = { ...data }
+    live.portfolio = data
     live.dataAt = data.lastUpdatedAt
   },
   'workflow:started'(data) {
@@ -98,7 +99,7 @@ export function useRuns(isLooking) {
 const STREAMS = ['positions', 'trades', 'conversations', 'portfolio']
 let end = null
 
-/** Listen to the streams. A page that the browser keeps for its back button must not keep a connection. */
+/** Listen to the streams. A page kept for the browser's back button must not keep a connection. */
 export function connect() {
   addEventListener('pagehide', () => end?.())
   addEventListener('pageshow', event => { if (event.persisted) listen() })

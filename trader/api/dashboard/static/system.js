@@ -1,4 +1,4 @@
-// The state of the service: health, market, schedulers, streams and halts, and what of it everybody should know.
+// The state of the service: health, market, schedulers, streams and halts, and the banners about them.
 import { useReport } from './answers.js'
 import { Failed, Panel, Table } from './components.js'
 import { ZONE, clock, moment, number, span, whole } from './format.js'
@@ -6,29 +6,29 @@ import { html } from './lib.js'
 import { useModels } from './models.js'
 import { useLive } from './store.js'
 
-const HEALTH_MS = 15_000 // a halt is read at once, when the stream says so
+const HEALTH_MS = 15_000 // halts are read as soon as the stream reports one
 const SYSTEM_MS = 30_000
 export const useHealth = () => useReport('/health', HEALTH_MS)
-const useRecord = () => useReport(`/api/record?after=${Number.MAX_SAFE_INTEGER}`, 2 * SYSTEM_MS) // the head alone
+const useRecord = () => useReport(`/api/record?after=${Number.MAX_SAFE_INTEGER}`, 2 * SYSTEM_MS) // only the head
 export const useSystem = (everyMs = SYSTEM_MS) => useReport('/health/schedulers', everyMs)
 
-/** When the replay that the service plays ended; null while it goes on, and of other markets. */
+/** The end of the service's replay; null while it continues, and for other markets. */
 export function endOf(health) {
   const { ends } = document.body.dataset
   return ends && Date.parse(health.data?.timestamp) > Date.parse(ends) ? ends : null
 }
 
-/** What is wrong now, the worst first: {kind, text}. */
+/** The current problems, the worst first: {kind, text}. */
 export function troublesOf(state, health, system, warning) {
   const found = []
   const since = state.dataAt ? `What you see is as of ${clock(state.dataAt)} ${ZONE}` : 'Nothing was received yet'
   if (state.connection === 'lost') found.push({ kind: 'bad', text: `The connection to the service is lost. ${since}; it is tried again every 2 seconds.` })
   const report = health.data
   if (state.connection === 'refused') found.push(health.error ? { kind: 'bad', text: `The connection to the service is lost. ${since}; it is tried again every 2 seconds.` }
-    : { kind: 'warn', text: `The service answers, and takes no more live streams now: all their places are taken. ${since}; it is tried again every 2 seconds.` })
+    : { kind: 'warn', text: `The service answers but accepts no more live streams: all their slots are taken. ${since}; it is tried again every 2 seconds.` })
   if (health.error && state.connection === 'open') found.push({ kind: 'bad', text: `The service does not answer: ${health.error}. ${since}.` })
   const ended = endOf(health)
-  if (ended) found.push({ kind: '', text: `The replay ended at ${moment(ended)} ${ZONE}: nothing is decided or traded any more.` })
+  if (ended) found.push({ kind: '', text: `The replay ended at ${moment(ended)} ${ZONE}: no more decisions or trades are made.` })
   if (report?.status === 'unhealthy' && !ended) {
     const stopped = Object.entries(report.schedulers).filter(([, runs]) => !runs).map(([name]) => name)
     const reasons = report.reasons ?? [...(stopped.length ? [`not running: ${stopped.join(', ')}`] : []),

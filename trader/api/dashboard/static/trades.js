@@ -15,7 +15,7 @@ export function positionsOf(state, only) {
   return (state.positions ?? []).flatMap(one => one.positions).filter(one => !only || only(one))
 }
 
-/** How far the price may move against the position until its stop, in percent of the price. */
+/** The distance to the stop, in percent of the price. */
 export function stopDistance(position) {
   const { stop } = position.exitPlan
   const mark = Number(position.currentPrice)
@@ -50,14 +50,14 @@ export function Positions({ only, title = 'Positions', hasNames = true, isCompac
   </${Panel}>`
 }
 
-/** The page of all positions; at once when they are known, since what comes later above them would push them down. */
+/** The page of all positions; shown at once when they are known, since later content above would push them down. */
 export function PositionsPage() {
   const state = useLive()
   if (!state.positions || !state.portfolio) return html`<p class="empty">Waiting for the positions stream.</p>`
   return html`<${Exposure} state=${state} /><${Positions} />`
 }
 
-/** What each model has at risk: the notional of its positions, their margin, and both against its equity. */
+/** Each model's exposure: the notional of its positions, their margin, and both relative to its equity. */
 function Exposure({ state }) {
   const known = useModels()
   const equity = new Map((state.portfolio?.snapshots ?? []).map(snapshot => [snapshot.modelId, snapshot.netPortfolio]))
@@ -76,10 +76,10 @@ function Exposure({ state }) {
     { key: 'margin', title: 'Margin', by: row => row.margin, cell: row => number(row.margin) },
     { key: 'cash', title: 'Available cash', by: row => row.availableCash, cell: row => number(row.availableCash) },
   ]
-  return html`<${Panel} title="Exposure and margin"><${Table} label="Exposure" columns=${columns} rows=${rows} first=${20} isEven=${true} empty="Nobody holds a position." /></${Panel}>`
+  return html`<${Panel} title="Exposure and margin"><${Table} label="Exposure" columns=${columns} rows=${rows} first=${20} isEven=${true} empty="No account holds a position." /></${Panel}>`
 }
 
-/** Completed trades: as they were answered once, with those that the stream has brought since. Returns {entry, trades}. */
+/** Completed trades: one answer, extended by trades from the stream since. Returns {entry, trades}. */
 export function useTrades({ limit, modelId, variant = 'all', symbol }) {
   const entry = useAnswer('trading.getTrades', { limit, variant, modelId: modelId || undefined, symbol }, 0)
   const { trades: latest } = useLive()
@@ -96,17 +96,14 @@ export function Trades({ modelId, variant, symbol, title = 'Trades', hasFilters 
   const filter = Object.fromEntries(FILTERS.map((name, place) => [name, chosen[place][0]]))
   const input = { limit, variant: variant ?? (filter.variant || 'all'), modelId: modelId ?? (filter.model || undefined), symbol }
   const { entry, trades } = useTrades(input)
-  const [older, setOlder] = useState({ rows: [], before: undefined })
+  const [older, setOlder] = useState([])
   const key = JSON.stringify(input)
-  useEffect(() => setOlder({ rows: [], before: undefined }), [key])
-  const all = hasFilters ? merged(trades, older.rows) : trades.slice(0, limit)
+  useEffect(() => setOlder([]), [key])
+  const all = hasFilters ? merged(trades, older.flatMap(page => page.trades)) : trades.slice(0, limit)
   const rows = all.filter(one => (!filter.market || one.symbol === filter.market) && (!filter.side || one.side === filter.side)
     && (!filter.result || (one.netPnl > 0) === (filter.result === 'won')) && (!filter.reason || one.closeReason === filter.reason))
-  const before = older.rows.length ? older.before : entry.data?.nextBefore
-  const readOlder = async () => {
-    const answer = await call('trading.getTrades', { ...input, before })
-    setOlder({ rows: [...older.rows, ...answer.trades], before: answer.nextBefore })
-  }
+  const last = older.at(-1) ?? entry.data
+  const readOlder = async () => setOlder([...older, await call('trading.getTrades', { ...input, before: last.nextBefore, skip: last.nextSkip })])
   const set = name => chosen[FILTERS.indexOf(name)][1]
   const valuesOf = name => [...new Set(all.map(one => one[name]))].sort().map(value => [value, value])
   const tools = hasFilters && html`<div class="filters">
@@ -117,7 +114,7 @@ export function Trades({ modelId, variant, symbol, title = 'Trades', hasFilters 
     ${!symbol && html`<${Select} label="Market" value=${filter.market} onChange=${set('market')} options=${[['', 'All markets'], ...valuesOf('symbol')]} />`}
     <${Select} label="Side" value=${filter.side} onChange=${set('side')} options=${[['', 'Both sides'], ['LONG', 'Long'], ['SHORT', 'Short']]} />
     <${Select} label="Result" value=${filter.result} onChange=${set('result')} options=${[['', 'Won and lost'], ['won', 'Won'], ['lost', 'Lost']]} />
-    <${Select} label="Closed by" value=${filter.reason} onChange=${set('reason')} options=${[['', 'Closed by anything'], ...valuesOf('closeReason')]} />
+    <${Select} label="Closed by" value=${filter.reason} onChange=${set('reason')} options=${[['', 'Any close reason'], ...valuesOf('closeReason')]} />
   </div>`
   const columns = [
     { key: 'closed', title: 'Closed', isText: true, by: one => one.closedAt, cell: one => html`<${TradeTime} at=${one.closedAt} id=${one.id} />` },
@@ -137,14 +134,14 @@ export function Trades({ modelId, variant, symbol, title = 'Trades', hasFilters 
   return html`<${Panel} title=${title} tools=${tools}>
     <${Failed} entry=${entry} what="The trades" />
     ${entry.data && html`<${Table} label=${title} columns=${columns} rows=${rows} first=${50}
-      empty=${all.length ? 'No trade fits these filters.' : 'No trade was completed yet.'} />`}
-    ${hasFilters && before && html`<p class="more"><button class="button" type="button" onClick=${readOlder}>Read older trades</button></p>`}
+      empty=${all.length ? 'No trade fits these filters.' : 'No trade has been completed yet.'} />`}
+    ${hasFilters && last?.nextBefore && html`<p class="more"><button class="button" type="button" onClick=${readOlder}>Read older trades</button></p>`}
   </${Panel}>`
 }
 
 const PARTS = [['day', 'Day'], ['week', 'Week'], ['market', 'Market'], ['side', 'Side'], ['reason', 'Closed by']]
 
-/** Completed trades of the current runs, summed up by what they have in common; `children` follow when they are read. */
+/** Completed trades of the current runs, totaled by a common property; `children` follow once they are read. */
 export function TradeTotals({ modelId, variant = 'all', children }) {
   const [by, setBy] = useChosen('by', 'day')
   const entry = useAnswer('analytics.getTradeTotals', { by, modelId, variant })
@@ -161,6 +158,6 @@ export function TradeTotals({ modelId, variant = 'all', children }) {
   const days = by === 'day' || by === 'week'
   return html`<${Panel} title="Trades summed up" tools=${html`<${Choice} label="By" value=${by} onChange=${setBy} options=${PARTS} />`}>
     <${Failed} entry=${entry} what="The sums" />
-    ${entry.data && html`<${Table} label="Trades summed up" columns=${columns} rows=${days ? [...rows].reverse() : rows} first=${10} empty="No trade was completed in this run yet." />`}
+    ${entry.data && html`<${Table} label="Trades summed up" columns=${columns} rows=${days ? [...rows].reverse() : rows} first=${10} empty="No trade has been completed in this run yet." />`}
   </${Panel}>${(entry.data || entry.error) && children}`
 }

@@ -1,0 +1,267 @@
+"""The prompt: figures in few digits, tables that grow at the end, and everything that changes every minute last."""
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from rs_bpe.bpe import openai
+
+from trader.agents.domain.memory import DECISIONS_ADDED_MAX, DECISIONS_SHOWN, LINE_MAX, REFUSAL_MAX, REFUSALS_SHOWN
+from trader.agents.domain.prompt import (
+    GLOSSARY,
+    INDICATOR_NAMES,
+    ROWS_ADDED_MAX,
+    ROWS_MIN,
+    cadence_text,
+    opening_messages,
+    rules_text,
+    view_text,
+)
+from trader.agents.domain.tools import NOTE_MAX, tool_schemas
+from trader.agents.domain.view import (
+    SERIES_SHOWN,
+    LastAction,
+    Memory,
+    ObservedAccount,
+    ObservedMarket,
+    ObservedOrder,
+    ObservedPosition,
+    ObservedStats,
+    ObservedTrade,
+    PastDecision,
+    Supplementary,
+    VariantLimits,
+    View,
+)
+from trader.agents.variants import VARIANTS
+from trader.core.clock import floor_time
+from trader.core.variant_id import VariantId
+from trader.exchange.domain.orders import ExitPlan, OrderSide, Side
+from trader.market.domain.indicators import Indicators
+from trader.market.domain.markets import INTERVALS, Candle, Interval
+
+NOW = datetime(2025, 1, 2, 12, 0, 0, 250_000, tzinfo=UTC)
+D = Decimal
+
+ACCOUNT = ObservedAccount(
+    initial_capital=D("1E+4"), equity=D("10012.3456789012345678"), cash=D(10_000), available_cash=D("9012.5"),
+    margin=D(1_000), exposure=D(9_400), day_opening_equity=D("1.0E+4"), peak_equity=D(10_100),
+    drawdown_percent=D("0.87"), day_loss_percent=D(0), taker_fee_rate=D("0.0005"),
+)  # fmt: skip
+POSITION = ObservedPosition(
+    symbol="BTC", side=Side.LONG, quantity=D("0.10000"), entry_price=D(94_000), mark=D("94100.50"),
+    notional=D("9410.05"), margin=D(940), leverage=D(10), unrealized=D("10.05"), fees=D("4.7"), funding=D("-0.0118"),
+    risk=D(100), liquidation_price=None, exit_plan=ExitPlan(stop=D(93_000), time_exit=NOW), confidence=D(55),
+    opened_at=NOW,
+)  # fmt: skip
+TRADE = ObservedTrade(
+    symbol="ETH", side=Side.SHORT, quantity=D(1), entry_price=D(3_300), exit_price=D(3_200), net_pnl=D("96.75"),
+    fees=D("3.25"), funding=D(0), close_reason="target", confidence=None, opened_at=NOW, closed_at=NOW,
+)  # fmt: skip
+MARKET = ObservedMarket(
+    symbol="BTC", quoted_at=NOW, stale=False, price=D("94100.50"), bid=D(94_100), ask=D(94_101), spread=D(1),
+    funding_rate=D("0.0000125"), tick=D("0.1"), lot=D("0.00001"), min_notional=D(10), leverage_max=40,
+    candles={"15m": (Candle(NOW, 94_000.123456789, 1.0, 2.0, 3.0, 0.000012345678912),)},
+    indicators={"15m": Indicators(close=94_100.5)},
+    last_action=LastAction(action="createPosition", side=Side.LONG, cycles_ago=2),
+)  # fmt: skip
+ORDER = ObservedOrder(
+    symbol="BTC", side=OrderSide.BUY, quantity=D(1), remaining=D(1), limit_price=D(93_500), reduce_only=False,
+    created_at=NOW,
+)  # fmt: skip
+SUPPLEMENTARY = Supplementary(source="taapi.io", venue="binance", interval="1h", fetched_at=NOW)
+VIEW = View(
+    at=NOW, account=ACCOUNT, positions=(POSITION,), trades=(TRADE,), stats=ObservedStats(trade_count=1),
+    markets={"BTC": MARKET},
+)  # fmt: skip
+
+
+def shown(view: View = VIEW) -> tuple[str, dict[str, Any]]:
+    text = opening_messages("Be calm.", VariantLimits(leverage_max=7), view)[1]["content"]
+    return text, msgspec.json.decode(text)
+
+
+def rows_of(table: list[list[Any]]) -> list[dict[str, Any]]:
+    names, *rows = table
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def test_amounts_have_at_most_eight_plain_digits() -> None:
+    text, data = shown()
+    assert '"initialCapital":10000,' in text
+    assert '"equity":10012.346,' in text
+    assert '"fundingRate":0.0000125' in text
+    assert "E+" not in text
+    assert "E-" not in text
+    (position,) = rows_of(data["positions"])
+    assert (position["quantity"], position["exitPlan"]["stop"], position["funding"]) == (0.1, 93_000, -0.0118)
+    assert data["now"]["BTC"]["lastAction"] == {"action": "createPosition", "side": "LONG", "cyclesAgo": 2}
+
+
+def test_all_times_have_the_same_format() -> None:
+    text, data = shown(replace(VIEW, orders=(ORDER,)))
+    (trade,), (position,) = rows_of(data["trades"]), rows_of(data["positions"])
+    times = [data["at"], trade["openedAt"], trade["closedAt"], position["openedAt"], position["exitPlan"]["timeExit"]]
+    assert {*times, data["orders"][0]["createdAt"]} == {"2025-01-02T12:00Z"}
+    assert data["15m"]["from"] == "2025-01-02T10:00Z"
+    assert set(re.findall(r"20\d\d-[^\"]*", text)) == {"2025-01-02T12:00Z", "2025-01-02T10:00Z"}
+
+
+def test_candles_are_rows_one_interval_apart_with_null_for_missing_ones() -> None:
+    candle = MARKET.candles["15m"][0]
+    later = replace(MARKET, candles={"15m": (candle, candle._replace(open_time=NOW + timedelta(minutes=30)))})
+    other = replace(MARKET, symbol="ETH", candles={"15m": ()}, indicators={"15m": Indicators()})
+    _, data = shown(replace(VIEW, at=NOW + timedelta(minutes=45), markets={"BTC": later, "ETH": other}))
+    values = [94_000.1, 1, 2, 3, 0.0000123]
+    assert data["15m"]["from"] == "2025-01-02T10:00Z"
+    assert data["15m"]["candles"] == [*[[None, None]] * 8, [values, None], [None, None], [values, None]]
+
+
+def test_named_indicators_are_series_at_the_decision_interval() -> None:
+    past = [Indicators(adx=20.0, rsi=40.0, vwap=7.0), Indicators(adx=21.0, rsi=41.0), Indicators(adx=22.123456)]
+    history = {"15m": past, "5m": past}
+    both = {"15m": past[-1], "5m": past[-1]}
+    market = replace(MARKET, candles={"15m": (), "5m": ()}, indicators=both, indicator_history=history)
+    view = replace(VIEW, markets={"BTC": market})
+    text = opening_messages("Trade `adx` over `vwap`.", VariantLimits(leverage_max=7), view)[1]["content"]
+    data = msgspec.json.decode(text)
+    assert data["15m"]["indicators"] == {"adx": [[20, 21, 22.1235]]}
+    assert data["5m"]["indicators"] == {"adx": [22.1235]}
+    assert data["session"] == {"vwap": [[7, None, None]]}
+    _, data = shown(view)
+    assert set(data["15m"]["indicators"]) | set(data["session"]) == set(INDICATOR_NAMES)
+
+
+@given(st.integers(1, 60), st.sampled_from([1, 5]), st.integers(0, 500))
+def test_the_view_shows_at_least_twenty_decisions_and_keeps_the_first_for_a_while(
+    count: int, every: int, start: int
+) -> None:
+    def lines(newest: int) -> list[str]:
+        moments = [NOW + n * timedelta(minutes=every) for n in range(start, start + newest)]
+        past = [PastDecision(at=at, text="holding") for at in moments][::-1][: DECISIONS_SHOWN + DECISIONS_ADDED_MAX]
+        view = replace(VIEW, every_minutes=every, memory=Memory(decisions=tuple(past)))
+        shown_lines: list[str] = msgspec.json.decode(view_text(view))["decisions"]
+        return shown_lines
+
+    runs = [lines(count + later) for later in range(5)]
+    for later, each in enumerate(runs):
+        assert min(count + later, DECISIONS_SHOWN) <= len(each) < DECISIONS_SHOWN + DECISIONS_ADDED_MAX
+    assert sum(before[0] != after[0] for before, after in pairwise(runs)) <= 1
+
+
+def test_every_field_of_the_view_is_shown() -> None:
+    view = replace(
+        VIEW,
+        markets={"BTC": replace(MARKET, open_interest=D(5), supplementary=SUPPLEMENTARY)},
+        orders=(ORDER,),
+        memory=Memory(note="mind the gap", decisions=(PastDecision(at=NOW, text="holding: flat"),), refused=("no",)),
+    )
+    text, data = shown(view)
+    named = set(re.findall(r'"(\w+)"', text))
+    for struct in (
+        ObservedAccount, ObservedPosition, ObservedStats, ObservedMarket, ObservedOrder, LastAction, Indicators,
+        Supplementary, ExitPlan,
+    ):  # fmt: skip
+        missing = {field.encode_name for field in msgspec.structs.fields(struct)} - named - NAMED_OTHERWISE
+        assert not missing, struct
+    assert data["decisions"] == ["2025-01-02T12:00Z holding: flat"]
+    assert (data["note"], data["refused"]) == ("mind the gap", ["no"])
+    assert data["orders"][0]["limitPrice"] == 93_500
+    assert data["now"]["BTC"]["openInterest"] == 5
+
+
+NAMED_OTHERWISE = {"symbol", "quotedAt", "candles", "indicators", "indicatorHistory", "close"}
+"""Markets are named by their keys, `stale` says what the time of the quote is for, and an interval has its tables."""
+
+
+@given(minutes=st.integers(0, 10_000))
+def test_a_minute_later_only_the_end_of_the_prompt_differs(minutes: int) -> None:
+    """Unless a candle has closed: then the table of its interval grows at the end, or begins a few rows later."""
+    before, after = (view_text(view_at(NOW + timedelta(minutes=minutes + later))) for later in (0, 1))
+    has_closed = (NOW + timedelta(minutes=minutes + 1)).minute % 5 == 0
+    kept = next(n for n, (pair, other) in enumerate(zip(before, after, strict=False)) if pair != other)
+    assert has_closed or kept > before.index('"at":')
+    for text in (before, after):
+        for interval, least in (("5m", ROWS_MIN), ("1h", ROWS_MIN // 2)):
+            rows = len(msgspec.json.decode(text)[interval]["candles"])
+            assert least <= rows < least + ROWS_ADDED_MAX
+
+
+@pytest.mark.parametrize("variant", VariantId)
+def test_a_full_view_fits_into_6500_tokens_with_the_tools(variant: VariantId) -> None:
+    """Three markets, each with a position and the maximum number of candles, five trades, a note and decisions."""
+    count, made = openai.o200k_base().count, VARIANTS[variant]
+    base, at = {"BTC": 106_521.3, "ETH": 3_368.25, "SOL": 253.591}, datetime(2025, 1, 3, 7, 59, tzinfo=UTC)
+    markets = {symbol: market_of(symbol, price, made.intervals, at) for symbol, price in base.items()}
+    said = "BTC: no range, ADX 27.1; ETH: range with ADX 15.2, but 3381.32 is 0.9 deviations from VWAP 3308.31; " * 2
+    view = replace(
+        VIEW,
+        at=at,
+        markets=markets,
+        positions=tuple(
+            replace(
+                POSITION, symbol=symbol, entry_price=D(repr(price)), unrealized=D("-123.4567890123"), confidence=D(62),
+                fees=D("4.70123456789"), liquidation_price=D("91234.56789012"),
+                exit_plan=ExitPlan(stop=D(93_000), target=D(99_000), invalidation=said, time_exit=NOW),
+            )
+            for symbol, price in base.items()
+        ),
+        trades=(replace(TRADE, quantity=D("12.3456"), net_pnl=D("-96.7512345678"), fees=D("3.2512345678")),) * 5,
+        memory=Memory(
+            note=(said * 6)[:NOTE_MAX],
+            decisions=(PastDecision(at=NOW, text=said[:LINE_MAX]),) * (DECISIONS_SHOWN + 3),
+            refused=(said[: LINE_MAX + REFUSAL_MAX],) * REFUSALS_SHOWN,
+        ),
+    )  # fmt: skip
+    messages = opening_messages(made.prompt, made.limits, view)
+    tools = msgspec.json.encode(tool_schemas(tuple(view.markets))).decode()
+    assert count("".join([tools, *(message["content"] for message in messages)])) <= 6_500
+
+
+def market_of(symbol: str, price: float, intervals: Sequence[Interval], at: datetime) -> ObservedMarket:
+    """A market with 24 candles and every indicator at each interval."""
+    values: dict[str, Any] = dict.fromkeys(Indicators.__struct_fields__, price / 3.1)
+    indicators = Indicators(**values)
+    candles: dict[Interval, tuple[Candle, ...]] = {}
+    for interval in intervals:
+        span = INTERVALS[interval]
+        opens = [floor_time(at, span) - n * span for n in range(24, 0, -1)]
+        prices = [price * (1 + n % 19 / 997) for n in range(24)]
+        candles[interval] = tuple(
+            Candle(opened, each, each * 1.0012, each * 0.9987, each * 1.0003, 1_234.5 + each)
+            for opened, each in zip(opens, prices, strict=True)
+        )
+    history = dict.fromkeys(intervals, (indicators,) * SERIES_SHOWN)
+    return replace(
+        MARKET, symbol=symbol, candles=candles, indicators=dict.fromkeys(intervals, indicators),
+        indicator_history=history, change_24h_percent=-12.3456,
+    )  # fmt: skip
+
+
+def view_at(at: datetime) -> View:
+    """A view with the candles closed at this time."""
+    candles: dict[Interval, tuple[Candle, ...]] = {}
+    for interval in ("5m", "1h"):
+        span = INTERVALS[interval]
+        opens = [floor_time(at, span) - n * span for n in range(24, 0, -1)]
+        candles[interval] = tuple(Candle(opened, 100 + opened.minute, 200, 50, 100, 7) for opened in opens)
+    indicators = {interval: Indicators(close=candles[interval][-1].close) for interval in candles}
+    return replace(VIEW, at=at, markets={"BTC": replace(MARKET, candles=candles, indicators=indicators)})
+
+
+def test_the_rules_state_the_limits_of_the_variant() -> None:
+    limits = VariantLimits(leverage_max=7, position_notional_max=4, day_loss_max_percent=12, reversal_cycles=6)
+    text = rules_text(limits)
+    for part in ("at most 7", "at most 4 × equity", "loss of 12 %", "within 6 cycles"):
+        assert part in text
+    system = opening_messages("Be calm.\n", limits, replace(VIEW, every_minutes=5))[0]["content"]
+    assert system == f"Be calm.\n\n{text}\n\n{GLOSSARY}\n\n{cadence_text(5)}"
+    assert "You are asked every 5 minutes." in system

@@ -1,0 +1,369 @@
+"""Every protocol in complete invocations, against servers as strict as its documentation."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import orjson
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from msgspec.structs import replace
+from support.chat_server import MODEL, TURN, completion, held, raw_answer
+from support.provider_documents import GeminiRequest, MessagesRequest, ResponsesRequest, application
+from support.trading_floor import Floor, open_floor
+
+from trader.agents.domain.models import ModelConfiguration, ProviderDefinition, TokenPrice
+from trader.agents.invocations import FinishedInvocation
+from trader.agents.providers.client import PROTOCOLS, AttemptTiming, ProviderAccess, ProviderClient
+from trader.agents.providers.protocols import ChatWire, StreamedProtocol, events_of
+from trader.agents.providers.providers import make_providers
+from trader.agents.providers.responses import ResponsesWire
+from trader.agents.schedule import InvocationScheduler
+from trader.agents.sql.invocations import select_steps
+from trader.core.errors import ProviderError
+from trader.database.pool import Database
+from trader.settings.forms import Secret
+
+KEY = "sk-lab-000000000001"
+BASES = {"responses": "v1", "messages": "v1", "gemini": "v1beta"}
+OWN: dict[str, dict[str, Any]] = {
+    "responses": {"reasoning": {"effort": "high"}},
+    "messages": {"thinking": {"type": "adaptive"}},
+    "gemini": {"generationConfig": {"thinkingConfig": {"thinkingLevel": "high"}}},
+}
+
+
+@asynccontextmanager
+async def floor_of(
+    database: Database, protocol: Any, own: dict[str, Any] | None = None, stream: bool = False, **settings: str
+) -> AsyncIterator[Floor]:
+    """A floor with one model, whose provider is defined as in a models file."""
+    async with TestServer(application(KEY)) as server, open_floor(database, LAB_API_KEY=KEY, **settings) as floor:
+        definition = ProviderDefinition(
+            name="lab", base_url=str(server.make_url(BASES[protocol])), protocol=protocol, key_variable="LAB_API_KEY",
+            stream=stream,
+        )  # fmt: skip
+        providers = make_providers(floor.settings)
+        floor.agents = InvocationScheduler(replace(floor.services, providers=providers))
+        configuration = ModelConfiguration(
+            request=own or OWN[protocol],
+            price=TokenPrice(input=1, cached=0.1, output=2),
+            provider_definition=definition,
+        )
+        await floor.add("ada", provider="lab", router_model="gemini-3.5-flash", configuration=configuration)
+        yield floor
+        await providers.close()
+
+
+async def run(floor: Floor) -> FinishedInvocation:
+    (record,) = await floor.cycle()
+    return record
+
+
+@pytest.mark.parametrize(("protocol", "stream"), [(name, False) for name in BASES] + [("responses", True)])
+async def test_an_invocation_in_two_steps(database: Database, protocol: str, stream: bool) -> None:
+    async with floor_of(database, protocol, stream=stream) as floor:
+        record = await run(floor)
+        async with database.connection() as conn:
+            steps = (await select_steps(conn, [record.invocation.id]))[record.invocation.id]
+    assert record.invocation.status == "completed", record.invocation.failure_reason
+    calls = [(call.type, call.status) for call in record.tool_calls]
+    assert calls == [("FETCH_INDICATORS", "ok"), ("FETCH_INDICATORS", "ok"), ("HOLDING", "ok")]
+    figures = {(step.input_tokens, step.cached_tokens, step.output_tokens) for step in steps}
+    assert figures == {(1000, 600, 70)}, "of the cache, and of reasoning, wherever the provider counts them"
+    written = 300 if protocol == "messages" else 0
+    assert {step.cache_write_tokens or 0 for step in steps} == {written}
+    assert float(record.invocation.cost_usd or 0) == pytest.approx(2 * (400 + written / 4 + 60 + 140) / 1e6)
+
+
+@pytest.mark.parametrize(("tokens", "steps"), [(8_000, 2), (3_000, 1)])
+async def test_a_thinking_budget_shrinks_with_the_tokens_that_are_left(
+    database: Database, tokens: int, steps: int
+) -> None:
+    thinking = {"thinking": {"type": "enabled", "budget_tokens": 4096}}
+    async with floor_of(database, "messages", own=thinking, RUN_TOKENS_MAX=str(tokens)) as floor:
+        ends = [(await run(floor)).invocation for _ in range(2)]
+    assert [(each.status, each.failure_reason, each.step_count) for each in ends] == [("completed", None, steps)] * 2
+
+
+async def test_a_refused_key_of_any_protocol_is_in_cooldown() -> None:
+    for protocol, base in BASES.items():
+        async with TestServer(application(KEY)) as server:
+            definition = ProviderDefinition(
+                name="lab",
+                base_url=str(server.make_url(base)),
+                protocol=protocol,
+            )
+            client = ProviderClient(definition, ProviderAccess([Secret("sk-wrong-0000000001")]))
+            with pytest.raises(ProviderError, match=r"key 1 was refused \(401: Invalid API key\)"):
+                await client.answer(replace(TURN, model=replace(MODEL, router_model_name="gemini-3.5-flash")))
+            await client.close()
+
+
+@asynccontextmanager
+async def client_of(protocol: Any, body: bytes, content_type: str = "application/json", **more: Any) -> Any:
+    """A client whose server answers everything with this body."""
+    app, answer = web.Application(), raw_answer(body, content_type)
+    app.router.add_post("/{path:.*}", answer)
+    async with TestServer(app) as server:
+        definition = ProviderDefinition(name="lab", base_url=str(server.make_url("/")), protocol=protocol, **more)
+        client = ProviderClient(definition, ProviderAccess([]), AttemptTiming(backoff_s=0.001))
+        yield client
+        await client.close()
+
+
+@pytest.mark.parametrize(
+    ("protocol", "body"),
+    [
+        ("messages", {"content": [], "stop_reason": "refusal"}),
+        (
+            "responses",
+            {
+                "output": [{"type": "message", "content": [{"type": "refusal", "refusal": "No."}]}],
+                "status": "completed",
+            },
+        ),
+        ("gemini", {"promptFeedback": {"blockReason": "PROHIBITED_CONTENT"}, "usageMetadata": {"promptTokenCount": 9}}),
+    ],
+)
+async def test_a_refusal_is_recognized(protocol: str, body: dict[str, Any]) -> None:
+    async with client_of(protocol, orjson.dumps(body)) as client:
+        assert (await client.answer(TURN)).is_refusal
+
+
+@pytest.mark.parametrize(
+    ("protocol", "body", "cut_by"),
+    [
+        ("messages", {"content": [{"type": "text", "text": "a"}], "stop_reason": "max_tokens"}, "length"),
+        (
+            "responses",
+            {
+                "output": [{"type": "reasoning"}],
+                "status": "incomplete",
+                "incomplete_details": {"reason": "max_output_tokens"},
+            },
+            "length",
+        ),
+        ("gemini", {"candidates": [{"content": {"parts": []}, "finishReason": "MAX_TOKENS"}]}, "length"),
+        ("gemini", {"candidates": [{"finishReason": "SAFETY"}]}, "content_filter"),
+    ],
+)
+async def test_an_answer_that_was_cut_off_says_so(protocol: str, body: dict[str, Any], cut_by: str) -> None:
+    async with client_of(protocol, orjson.dumps(body)) as client:
+        answer = await client.answer(TURN)
+    assert answer.cut_by == cut_by
+    assert sum(answer.unreported) > 0, "its usage is missing, so it is estimated"
+
+
+@pytest.mark.parametrize("protocol", BASES)
+@pytest.mark.parametrize(
+    "body", [{}, {"error": {"message": "overloaded"}}, {"output": 1, "content": 1, "candidates": 1}]
+)
+async def test_unusable_answers_are_failures(protocol: str, body: dict[str, Any]) -> None:
+    async with client_of(protocol, orjson.dumps(body)) as client:
+        with pytest.raises(ProviderError, match="lab answered"):
+            await client.answer(TURN)
+
+
+def chunks(*deltas: dict[str, Any], usage: dict[str, int] | None = None) -> bytes:
+    """The events of a streamed completion."""
+    bodies = [{"model": "qwen", "choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
+    bodies.append({"model": "qwen", "choices": [], "usage": usage})  # type: ignore[dict-item]
+    return b"".join(b"data: " + orjson.dumps(body) + b"\n\n" for body in bodies) + b"data: [DONE]\n\n"
+
+
+async def test_a_streamed_completion_is_joined() -> None:
+    function = held()["tool_calls"][0]["function"]
+    first, rest = function["arguments"][:5], function["arguments"][5:]
+    body = chunks(
+        {"role": "assistant", "content": None, "reasoning_content": "I "},
+        {"reasoning_content": "think", "content": "So"},
+        {
+            "tool_calls": [
+                {"index": 0, "id": "c1", "type": "function", "function": {"name": "holding", "arguments": ""}}
+            ]
+        },
+        {"tool_calls": [{"index": 0, "function": {"arguments": first}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": rest}}]},
+        usage={"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120},
+    )
+    async with client_of("chat", body, "text/event-stream", stream=True) as client:
+        answer = await client.answer(TURN)
+    assert [(call.id, call.name, call.arguments) for call in answer.calls] == [("c1", "holding", function["arguments"])]
+    assert (answer.text, answer.message["reasoning_content"]) == ("So", "I think")
+    assert (answer.input_tokens, answer.output_tokens, answer.model) == (100, 20, "qwen")
+
+
+RESPONSES_STREAM = (
+    b'event: response.created\ndata: {"type": "response.created", "response": {}}\n\nevent: response.completed\ndata: '
+    + orjson.dumps({"type": "response.completed", "response": {"output": [{"type": "message", "content": []}]}})
+    + b"\n\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("wire", "body"), [(ChatWire(), chunks(*({"content": "Half "}, held()))), (ResponsesWire(), RESPONSES_STREAM)]
+)
+def test_a_stream_without_its_end_is_no_answer(wire: StreamedProtocol, body: bytes) -> None:
+    wire.joined(events_of(body))
+    end = len(body.removesuffix(b"data: [DONE]\n\n").rstrip()) - 1
+    for length in range(end):
+        with pytest.raises(msgspec.ValidationError, match="the stream ended before the answer did"):
+            wire.joined(events_of(body[:length]))
+
+
+async def test_a_stream_that_breaks_off_is_retried_and_never_executed() -> None:
+    body = chunks({"content": "Half ", **held()}).removesuffix(b"data: [DONE]\n\n")
+    async with client_of("chat", body, "text/event-stream", stream=True) as client:
+        with pytest.raises(ProviderError, match="the stream ended before the answer did; gave up after 4 attempts"):
+            await client.answer(TURN)
+
+
+async def test_streamed_parts_are_joined() -> None:
+    def thought(**more: Any) -> dict[str, Any]:
+        return {"type": "reasoning.text", "index": 0, "format": "anthropic-claude-v1", **more}
+
+    sealed = {"type": "reasoning.encrypted", "index": 1, "data": "gAAA"}
+    body = chunks(
+        {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "Ca"}]}]},
+        {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "lm."}]}]},
+        {"content": "So "},
+        {"content": "hold", "reasoning_details": [thought(text="I "), sealed]},
+        {"reasoning_details": [thought(text="think")]},
+        {"reasoning_details": [thought(text=None, signature="EqQB")]},
+        {"tool_calls": [{"index": 0, **held()["tool_calls"][0]}]},
+    )
+    async with client_of("chat", body, "text/event-stream", stream=True) as client:
+        answer = await client.answer(TURN)
+    assert answer.text == "So hold"
+    assert answer.message["content"] == [
+        {"type": "thinking", "thinking": [{"type": "text", "text": "Calm."}]},
+        {"type": "text", "text": "So hold"},
+    ]
+    assert answer.message["reasoning_details"] == [thought(text="I think", signature="EqQB"), sealed]
+
+
+LIMIT = {"code": "rate_limit_exceeded", "message": "Rate limit reached"}
+
+
+@pytest.mark.parametrize(
+    ("protocol", "body", "stream"),
+    [
+        ("responses", {"status": "failed", "error": LIMIT}, False),
+        ("responses", {"type": "response.failed", "response": {"status": "failed", "error": LIMIT}}, True),
+        ("responses", {"type": "error", **LIMIT}, True),
+        ("responses", {"type": "error", "error": LIMIT}, True),
+        ("chat", {"error": LIMIT}, True),
+        ("chat", {"error": {"type": "rate_limit_error", "code": None}}, False),
+        ("messages", {"type": "error", "error": {"type": "rate_limit_error", "message": "slow"}}, False),
+        ("gemini", {"error": {"status": "RESOURCE_EXHAUSTED", "message": "slow"}}, False),
+    ],
+)
+async def test_a_rate_limit_inside_a_200_is_one(protocol: str, body: dict[str, Any], stream: bool) -> None:
+    encoded = orjson.dumps(body)
+    answer = (b"data: " + encoded + b"\n\n", "text/event-stream") if stream else (encoded, "application/json")
+    async with client_of(protocol, *answer, stream=stream) as client:
+        with pytest.raises(ProviderError, match=r"it is rate-limited \(429: .*\) and is in cooldown for 30 s"):
+            await client.answer(TURN)
+
+
+HOLD_TWICE: dict[str, tuple[dict[str, Any], Any]] = {
+    "messages": (
+        {
+            "content": [
+                {"type": "text", "text": ""},
+                *[{"type": "tool_use", "id": "toolu_1", "name": "fetch indicators", "input": {}}] * 2,
+            ]
+        },
+        MessagesRequest,
+    ),
+    "responses": (
+        {
+            "output": [
+                {"type": "function_call", "id": "fc", "call_id": "a", "name": "fetch indicators", "arguments": "{"}
+            ]
+            * 2
+        },
+        ResponsesRequest,
+    ),
+    "gemini": (
+        {
+            "candidates": [
+                {
+                    "content": {
+                        "parts": [
+                            {"text": ""},
+                            {"functionCall": {"name": "fetch indicators", "args": [], "id": "a"}},
+                            {"functionCall": {"name": "fetch indicators", "id": "a"}, "thoughtSignature": "s"},
+                        ]
+                    }
+                }
+            ]
+        },
+        GeminiRequest,
+    ),
+}
+"""Answers that each provider sends but would refuse as a part of the next request, and its document of a request."""
+
+
+@pytest.mark.parametrize("protocol", HOLD_TWICE)
+async def test_what_a_provider_would_refuse_is_mended_before_it_is_sent_back(protocol: str) -> None:
+    sent, document = HOLD_TWICE[protocol]
+    async with client_of(protocol, orjson.dumps(sent)) as client:
+        answer = await client.answer(TURN)
+    results = [{"role": "tool", "tool_call_id": call.id, "content": f"result {call.id}"} for call in answer.calls]
+    turn = replace(TURN, messages=[*TURN.messages, answer.message, *results])
+    body = PROTOCOLS[protocol].request(turn, PROTOCOLS[protocol].limit_fields[0], stream=False)
+    body.pop("temperature", None)
+    msgspec.convert(body, document)
+    encoded = orjson.dumps(body).decode()
+    ids = {call.id for call in answer.calls}
+    assert len(ids) == 2
+    assert all(encoded.count(f'"{each}"') == 2 for each in ids), "each call has its own result"
+    assert "fetch indicators" not in encoded
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [{"tool_calls": 5}, {"tool_calls": ["x"]}, {"tool_calls": [{"index": "a"}]}, {"tool_calls": [{"function": 1}]}],
+)
+async def test_odd_deltas_are_unusable(delta: dict[str, Any]) -> None:
+    async with client_of("chat", chunks(delta), "text/event-stream", stream=True) as client:
+        with pytest.raises(ProviderError, match="lab answered 200 with unusable JSON"):
+            await client.answer(TURN)
+
+
+async def test_a_server_that_does_not_stream_is_understood_too() -> None:
+    async with client_of("chat", orjson.dumps(completion(held())), stream=True) as client:
+        assert (await client.answer(TURN)).calls
+
+
+async def test_a_changed_definition_replaces_its_client(database: Database) -> None:
+    async with open_floor(database, LAB_API_KEY="k" * 20, LAB_API_KEY_2="l" * 20) as floor:
+        providers = make_providers(floor.settings)
+        first = ProviderDefinition(name="lab", base_url="http://127.0.0.1:1", key_variable="LAB_API_KEY")
+        model = replace(MODEL, provider="lab", configuration=ModelConfiguration(provider_definition=first))
+        providers.learn([model])
+        client = providers["lab"]
+        providers.learn([model])
+        assert providers["lab"] is client
+        moved = replace(first, base_url="http://127.0.0.1:2")
+        providers.learn([replace(model, configuration=ModelConfiguration(provider_definition=moved))])
+        assert providers["lab"] is not client
+        with pytest.raises(
+            ProviderError,
+            match=r"lab could not be reached at http://127\.0\.0\.1:2 \(base_url of its \[\[providers\]\]\)",
+        ):
+            await providers["lab"].answer(replace(TURN, model=model))
+        await providers.close()
+
+
+async def test_the_slots_of_a_provider_limit_its_models(database: Database) -> None:
+    definition = ProviderDefinition(name="fake", base_url="http://127.0.0.1:1", slots=1)
+    async with open_floor(database) as floor:
+        configuration = ModelConfiguration(provider_definition=definition)
+        await floor.add("ada", "bob", router_model="lab/one", configuration=configuration)
+        await floor.cycle()
+        assert floor.provider.active_max == 1

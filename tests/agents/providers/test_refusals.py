@@ -1,0 +1,159 @@
+"""Meaning of error answers, as providers and gateways word them."""
+
+from typing import Any, get_args
+
+import msgspec
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trader.agents.providers.refusals import About, refused_field, subject_of, words_of
+
+FIELDS = {
+    "temperature", "tool_choice", "max_tokens", "usage", "reasoning_effort", "reasoning", "provider", "top_p", "seed",
+    "cache_control", "parallel_tool_calls",
+}  # fmt: skip
+
+
+def encoded(error: Any) -> bytes:
+    return orjson.dumps(error) if not isinstance(error, str) else error.encode()
+
+
+@pytest.mark.parametrize(
+    ("field", "error"),
+    [
+        ("temperature", {"error": {"message": "no", "code": "unsupported_value", "param": "temperature"}}),
+        ("temperature", {"error": {"message": "no", "code": None, "param": "temperature"}}),
+        (
+            "temperature",
+            {
+                "error": {
+                    "message": "Unsupported value: 'temperature' does not support 0.7. Only the default (1) value."
+                }
+            },
+        ),
+        ("temperature", {"error": {"message": "`temperature` is deprecated for this model."}}),
+        ("temperature", {"error": {"message": "temperature may only be set to 1 when thinking is on: invalid"}}),
+        ("temperature", {"error": "This model does not support the temperature you sent"}),
+        ("temperature", {"detail": [{"loc": ["body", "temperature"], "msg": "Extra inputs are not permitted"}]}),
+        (
+            "reasoning_effort",
+            {
+                "object": "error",
+                "message": {
+                    "detail": [{"type": "extra_forbidden", "loc": ["body", "reasoning_effort"], "input": "low"}]
+                },
+            },
+        ),
+        (
+            "reasoning_effort",
+            {"error": {"message": "Unrecognized request argument supplied: reasoning_effort", "param": None}},
+        ),
+        ("reasoning", {"error": {"message": "Unknown parameter: 'reasoning.effort'.", "param": "reasoning.effort"}}),
+        ("reasoning", {"error": {"message": "parameter reasoning is not supported by this model"}}),
+        ("provider", {"error": {"message": "Unrecognized field `provider`"}}),
+        ("seed", {"error": {"message": 'unknown field "seed"'}}),
+        ("parallel_tool_calls", "parallel_tool_calls is not available here"),
+        (
+            "top_p",
+            {
+                "error": {
+                    "message": "Provider returned error",
+                    "code": 400,
+                    "metadata": {
+                        "raw": '{"error":{"message":"`temperature` and `top_p` cannot both be specified: unexpected"}}'
+                    },
+                }
+            },
+        ),
+        ("cache_control", {"error": {"message": "cache_control: Extra inputs are not permitted"}}),
+        (
+            "tool_choice",
+            {"error": {"message": '"auto" tool choice requires --enable-auto-tool-choice; remove tool_choice'}},
+        ),
+    ],
+)
+def test_a_field_that_is_refused_by_name_is_found(field: str, error: Any) -> None:
+    refused = refused_field(encoded(error), FIELDS)
+    assert refused == field or (field == "top_p" and refused == "temperature"), "either of two that exclude each other"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"error": {"message": "Provider returned error", "code": 400, "metadata": {"provider_name": "Lab"}}},
+        {"error": {"message": "The provider does not support this model"}},
+        {"error": {"message": "Your reasoning is not allowed to refer to usage of this kind"}},
+        {"error": {"message": "Invalid 'messages[2].content': unexpected", "param": "messages[2].content"}},
+        {"error": {"message": "lab/one is not a valid model ID", "code": 400}},
+        {"error": {"message": "no", "code": "unsupported_parameter", "param": "tools"}},
+        {
+            "detail": [
+                {"loc": ["body", "messages", 1], "msg": "invalid", "input": {"say": "'temperature' is unsupported"}}
+            ]
+        },
+        {"error": {"message": "The temperature of this answer is fine"}},
+        {},
+        [],
+        "",
+        "<html>",
+    ],
+)
+def test_other_errors_refuse_no_field(error: Any) -> None:
+    assert refused_field(encoded(error), FIELDS) is None
+
+
+@pytest.mark.parametrize(
+    ("about", "status", "error"),
+    [
+        ("rate", 429, {"error": {"message": "Rate limit reached for gpt in organization o on tokens per min"}}),
+        ("rate", 429, {"error": {"code": 429, "status": "RESOURCE_EXHAUSTED", "message": "You exceeded your quota"}}),
+        ("rate", 429, ""),
+        ("credit", 429, {"error": {"code": "insufficient_quota", "message": "You exceeded your current quota"}}),
+        ("credit", 429, {"error": {"type": "insufficient_quota", "message": "see billing"}}),
+        ("credit", 402, ""),
+        ("credit", 402, {"error": {"code": 402, "message": "Insufficient credits. Add more to continue."}}),
+        ("size", 402, {"error": {"message": "This request requires more credits, or fewer max_tokens.", "code": 402}}),
+        ("size", 402, {"error": {"code": 402, "message": "no", "metadata": {"provider_name": "Lab"}}}),
+        ("credit", 403, {"error": {"message": "Key limit exceeded (daily limit)", "code": 403}}),
+        ("credit", 403, {"code": "x", "error": "Your team has used all available credits"}),
+        ("credit", 400, {"error": {"message": "Your credit balance is too low to access the API"}}),
+        ("key", 401, {"error": {"message": "No auth credentials found", "code": 401}}),
+        ("key", 401, ""),
+        ("key", 403, {"error": {"message": "Incorrect API key provided", "code": "invalid_api_key"}}),
+        ("key", 400, {"error": {"status": "INVALID_ARGUMENT", "details": [{"reason": "API_KEY_INVALID"}]}}),
+        ("key", 400, {"code": "Client specified an invalid argument", "error": "Incorrect API key provided: ***."}),
+        ("model", 403, {"error": {"code": "model_not_found", "message": "Project has no access to model gpt-5"}}),
+        ("model", 403, ""),
+        ("request", 403, {"error": {"code": 403, "message": "flagged", "metadata": {"reasons": ["violence"]}}}),
+        ("request", 401, {"error": {"code": 401, "message": "no", "metadata": {"provider_name": "Lab"}}}),
+        ("request", 403, {"choices": [{"message": {}}], "error": {"code": 403}}),
+        ("request", 400, {"error": {"message": "max_tokens must be at most 4096"}}),
+        ("request", 400, {"error": {"message": "Invalid token in the JSON schema"}}),
+        ("request", 404, {"error": {"message": "The model `x` does not exist", "code": "model_not_found"}}),
+    ],
+)
+def test_the_subject_of_a_refusal(about: str, status: int, error: Any) -> None:
+    assert subject_of(status, encoded(error)) == about
+
+
+WORDS = st.sampled_from(["temperature", "is not supported", "'seed'", "api key", "invalid", "insufficient_quota", "x"])
+ERRORS = st.recursive(
+    st.none() | st.integers() | st.text() | st.lists(WORDS).map(" ".join),
+    lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["error", "message", "code", "param", "x"]), inner),
+)
+
+
+@given(status=st.integers(400, 499), content=st.binary() | ERRORS.map(msgspec.json.encode))
+def test_no_error_is_too_odd_to_be_read(status: int, content: bytes) -> None:
+    assert subject_of(status, content) in get_args(About)
+    assert refused_field(content, FIELDS) in {*FIELDS, None}
+    assert len(words_of(content)) <= 300
+
+
+def test_the_words_of_an_error() -> None:
+    assert words_of(encoded({"error": {"code": "x", "message": "too\n many"}})) == "too many"
+    assert words_of(encoded({"message": "plain"})) == "plain"
+    assert words_of(b"<html>\n no") == "<html> no"
+    assert words_of(b"") == words_of(b"null") == words_of(b"{}") == ""

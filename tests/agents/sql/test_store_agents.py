@@ -1,0 +1,297 @@
+"""Rows of models and invocations: round trips, closed invocations that stay closed, filters and order of lists."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+from uuid import UUID, uuid5
+
+import msgspec
+import pytest
+from support.tables import SELECT_IS_WAITING
+from support.waiting import until
+
+from trader.agents.domain.invocations import Invocation, Step, ToolCall
+from trader.agents.domain.models import Model
+from trader.agents.domain.observation import LastFill
+from trader.agents.sql.agent_view import (
+    HourlyEquity,
+    select_equity_curve,
+    select_lowest_equity,
+    select_run_past,
+)
+from trader.agents.sql.invocations import (
+    insert_invocation,
+    insert_payload,
+    insert_step,
+    insert_tool_call,
+    select_chosen_invocations,
+    select_invocations,
+    select_payloads,
+    select_steps,
+    select_tool_calls,
+    update_interrupted,
+    update_invocation,
+)
+from trader.agents.sql.models import ModelActivity, select_model_activity, select_models, upsert_model
+from trader.core.variant_id import VariantId
+from trader.database.partitions import ensure_partitions
+from trader.database.pool import Connection, Database, Page
+from trader.exchange.domain.orders import Cause, Side
+from trader.record.domain.chain import NO_PAYLOAD
+from trader.record.sql.chain import insert_link
+
+AT = datetime(2025, 1, 2, 12, tzinfo=UTC)
+SPACE = UUID("00000000-0000-4000-8000-000000000000")
+ADA = Model(
+    id="ada", name="Ada", variant=VariantId.APEX, provider="openai", router_model_name="gpt", created_at=AT,
+    logo="a.png",
+)  # fmt: skip
+BOB = Model(
+    id="bob", name="Bob", variant=VariantId.SOVEREIGN, provider="nim", router_model_name="llama",
+    created_at=AT - timedelta(days=1), active=False,
+)  # fmt: skip
+
+
+def running(model: Model, minute: int) -> Invocation:
+    at = AT + timedelta(minutes=minute)
+    return Invocation(id=uuid5(SPACE, f"{model.id}{minute}"), model_id=model.id, status="running", started_at=at)
+
+
+def ended(invocation: Invocation, **changes: Any) -> Invocation:
+    fields = {"status": "completed", "finished_at": invocation.started_at + timedelta(seconds=5)} | changes
+    return msgspec.structs.replace(invocation, **fields)
+
+
+async def add_models(conn: Connection) -> None:
+    for model in (ADA, BOB):
+        await upsert_model(conn, model)
+
+
+async def test_models_are_listed_oldest_first(database: Database) -> None:
+    async with database.connection() as conn:
+        await add_models(conn)
+        assert await select_models(conn) == [BOB, ADA]
+        changed = msgspec.structs.replace(ADA, name="Ada L.", active=False, created_at=AT + timedelta(days=9))
+        await upsert_model(conn, changed)
+        assert (await select_models(conn))[1] == msgspec.structs.replace(changed, created_at=AT)
+
+
+async def test_an_invocation_from_start_to_end(database: Database) -> None:
+    run = running(ADA, 0)
+    async with database.connection() as conn:
+        await add_models(conn)
+        await insert_invocation(conn, run)
+        assert await select_invocations(conn, Page(10)) == []
+        await update_invocation(conn, msgspec.structs.replace(run, step_count=1, input_tokens=5))
+        closed = ended(
+            run, status="failed", failure_reason="why", response="words", step_count=2, input_tokens=10,
+            output_tokens=20, cost_usd=Decimal("0.0025"),
+        )  # fmt: skip
+        await update_invocation(conn, closed)
+        assert await select_invocations(conn, Page(10)) == [closed]
+        await update_invocation(conn, ended(run))
+        assert await select_invocations(conn, Page(10)) == [closed], "what is closed stays as it is"
+
+
+async def test_lists_are_filtered_and_ordered_latest_first(database: Database) -> None:
+    async with database.connection() as conn:
+        await add_models(conn)
+        for minute, model in ((0, ADA), (1, BOB), (2, ADA), (3, BOB)):
+            await insert_invocation(conn, running(model, minute))
+            if minute < 3:
+                await update_invocation(conn, ended(running(model, minute)))
+
+        async def ids(model_id: str | None, variant: VariantId | None, limit: int = 10) -> list[UUID]:
+            chosen = await select_chosen_invocations(conn, model_id, variant, Page(limit))
+            if model_id is variant is None:
+                assert chosen == await select_invocations(conn, Page(limit))
+            return [entry.id for entry in chosen]
+
+        first, second, third = (running(m, n).id for n, m in ((0, ADA), (1, BOB), (2, ADA)))
+        assert await ids(None, None) == [third, second, first]
+        assert await ids(None, None, 2) == [third, second]
+        assert await ids("ada", None) == [third, first]
+        assert await ids(None, VariantId.SOVEREIGN) == [second]
+        assert await ids("ada", VariantId.SOVEREIGN) == []
+        assert await ids("nobody", None) == []
+        activity = await select_model_activity(conn)
+        ada, bob = ModelActivity(2, running(ADA, 2).started_at), ModelActivity(1, running(BOB, 3).started_at)
+        assert activity == {"ada": ada, "bob": bob}
+
+
+async def test_interrupted_invocations_are_closed(database: Database) -> None:
+    async with database.connection() as conn:
+        await add_models(conn)
+        for model in (ADA, BOB):
+            await insert_invocation(conn, running(model, 0))
+        await update_invocation(conn, ended(running(BOB, 0)))
+        assert await update_interrupted(conn, "interrupted", AT - timedelta(hours=1)) == [(running(ADA, 0).id, "ada")]
+        (first,) = await select_chosen_invocations(conn, "ada", None, Page(10))
+        assert (first.status, first.failure_reason, first.finished_at) == ("failed", "interrupted", AT)
+        assert await update_interrupted(conn, "interrupted", AT) == []
+
+
+async def test_closing_interrupted_invocations_never_deadlocks_with_a_closing_one(database: Database) -> None:
+    """A transaction that closes an invocation of the same model has appended it to the chain, and then counts it."""
+    async with database.connection() as conn:
+        await add_models(conn)
+        for minute in (0, 1):
+            await insert_invocation(conn, running(ADA, minute))
+        await update_invocation(conn, ended(running(ADA, 0)))
+    async with database.connection() as waiting:
+        pid = await waiting.fetchval("SELECT pg_backend_pid()")
+        async with database.connection() as watching, database.transaction() as closing:
+            await insert_link(closing, running(ADA, 0).id, NO_PAYLOAD, bytes(32))
+            interrupted = asyncio.create_task(update_interrupted(waiting, "interrupted", AT))
+            await until(lambda: watching.fetchval(SELECT_IS_WAITING, pid))
+            await insert_invocation(closing, running(ADA, 2))
+            await update_invocation(closing, ended(running(ADA, 2)))
+        assert await interrupted == [(running(ADA, 1).id, "ada")]
+
+
+async def test_steps_and_calls_are_kept_once_and_in_order(database: Database) -> None:
+    run = running(ADA, 0)
+    steps = [
+        Step(
+            invocation_id=run.id, number=number, provider="openai", key_number=2, model="gpt", tool_names=["holding"],
+            input_tokens=1, output_tokens=2, cost_usd=None, duration_ms=30, created_at=AT,
+        )
+        for number in (1, 2)
+    ]  # fmt: skip
+    calls = [
+        ToolCall(
+            id=uuid5(run.id, str(number)), invocation_id=run.id, number=number, type="HOLDING", status="ok",
+            metadata={"raw": {"name": "holding", "arguments": "{}"}, "decisions": [], "results": [{"n": number}]},
+            created_at=AT,
+        )
+        for number in (1, 2)
+    ]  # fmt: skip
+    async with database.connection() as conn:
+        await add_models(conn)
+        await insert_invocation(conn, run)
+        for _ in range(2):
+            for step in reversed(steps):
+                await insert_step(conn, step)
+            for call in reversed(calls):
+                await insert_tool_call(conn, call)
+        assert await select_steps(conn, [run.id]) == {run.id: steps}
+        assert await select_tool_calls(conn, [run.id, SPACE]) == {run.id: calls}
+
+
+async def test_payloads_are_kept(database: Database) -> None:
+    async with database.connection() as conn:
+        await ensure_partitions(conn, AT)
+        await insert_payload(conn, SPACE, b"\x00packed", AT)
+        await insert_payload(conn, SPACE, b"again", AT)
+        invocations = [Invocation(id=key, model_id="ada", status="completed", started_at=AT) for key in (SPACE, RUN)]
+        assert await select_payloads(conn, invocations) == {SPACE: b"\x00packed"}
+
+
+RUN = uuid5(SPACE, "run")
+OLD_RUN = uuid5(SPACE, "old run")
+
+
+@pytest.fixture
+async def traded(database: Database) -> Database:
+    """An account with a run of three trades and an open position, and an earlier run with one trade."""
+    async with database.connection() as conn:
+        await conn.execute("INSERT INTO accounts (id, created_at, changed_at) VALUES ('ada', $1, $1)", AT)
+        for run_id, number, end in ((OLD_RUN, 1, AT), (RUN, 2, None)):
+            await conn.execute(
+                "INSERT INTO runs (id, account_id, number, initial_capital, quote_currency, started_at, ended_at) "
+                "VALUES ($1, 'ada', $2, 1000, 'USDT', $3, $4)",
+                run_id, number, AT - timedelta(days=3 - number), end,
+            )  # fmt: skip
+        await add_trade(conn, OLD_RUN, "BTC", "LONG", "100", minute=0)
+        await add_trade(conn, RUN, "BTC", "LONG", "30", minute=1)
+        await add_trade(conn, RUN, "ETH", "SHORT", "-10", minute=2)
+        await add_trade(conn, RUN, "SOL", "LONG", "0", minute=3)
+        await add_trade(conn, RUN, "BTC", "SHORT", None, minute=4)
+    return database
+
+
+async def add_trade(conn: Connection, run_id: UUID, symbol: str, side: str, pnl: str | None, minute: int) -> None:
+    """A trade of 2 units at 50 that gained `pnl` (None: it is still open), and its fills."""
+    order_id, at = uuid5(run_id, str(minute)), AT + timedelta(minutes=minute)
+    gross = None if pnl is None else Decimal(pnl)
+    left = None if gross is None else 100 + (gross if side == "LONG" else -gross)
+    await conn.execute(
+        """INSERT INTO orders (id, account_id, run_id, symbol, side, status, quantity, entry_notional, margin,
+           leveraged, exit_notional, gross_pnl, fees, funding, net_pnl, close_reason, opened_at, funded_until,
+           closed_at) VALUES ($1, 'ada', $2, $3, $4, $5, 2, 100, 20, true, $6, $7, 0, 0, $7, $8, $9, $9, $10)""",
+        order_id, run_id, symbol, side, "OPEN" if pnl is None else "CLOSED", left, gross,
+        None if pnl is None else "order", at, None if pnl is None else at + timedelta(seconds=30),
+    )  # fmt: skip
+    opens, closes = ("buy", "sell") if side == "LONG" else ("sell", "buy")
+    fills = [(opens, at, "order")] + ([] if pnl is None else [(closes, at + timedelta(seconds=30), "order")])
+    for number, (fill_side, filled_at, cause) in enumerate(fills):
+        await conn.execute(
+            """INSERT INTO fills (account_id, sequence, run_id, order_id, symbol, side, quantity, price, fee,
+               liquidation_fee, maker, cause, created_at)
+               VALUES ('ada', $1, $2, $3, $4, $5, 2, 50, 0, 0, false, $6, $7)""",
+            minute * 10 + number, run_id, order_id, symbol, fill_side, cause, filled_at,
+        )  # fmt: skip
+
+
+async def test_trades_and_statistics_cover_only_the_run(traded: Database) -> None:
+    async with traded.connection() as conn:
+        past = (await select_run_past(conn, "ada", RUN, 2, [])).record
+        trades, stats = past.trades, past.stats
+        assert [(trade.symbol, trade.net_pnl) for trade in trades] == [("SOL", Decimal(0)), ("ETH", Decimal(-10))]
+        assert (trades[1].entry_price, trades[1].exit_price) == (Decimal(50), Decimal(55))
+        assert (stats.trade_count, stats.net_pnl) == (3, Decimal(20))
+        assert (stats.average_win, stats.average_loss) == (Decimal(30), Decimal(10))
+        assert stats.win_rate_percent == pytest.approx(100 / 3)
+        assert stats.expectancy is not None
+        assert float(stats.expectancy) == pytest.approx(20 / 3)
+        empty = (await select_run_past(conn, "ada", SPACE, 2, [])).record.stats
+        assert (empty.trade_count, empty.win_rate_percent, empty.average_win, empty.net_pnl) == (
+            0,
+            None,
+            None,
+            Decimal(0),
+        )
+
+
+async def test_last_actions(traded: Database) -> None:
+    async with traded.connection() as conn:
+        actions = (await select_run_past(conn, "ada", RUN, 2, ["BTC", "ETH", "SOL", "XRP"])).record.last_fills
+        assert actions == {
+            "BTC": LastFill(Side.SHORT, False, AT + timedelta(minutes=4)),
+            "ETH": LastFill(Side.SHORT, True, AT + timedelta(minutes=2, seconds=30)),
+            "SOL": LastFill(Side.LONG, True, AT + timedelta(minutes=3, seconds=30)),
+        }
+        shuffled = (await select_run_past(conn, "ada", RUN, 2, ["XRP", "SOL", "BTC", "ETH"])).record.last_fills
+        assert list(shuffled) == list(actions) == ["BTC", "ETH", "SOL"]
+
+
+@pytest.mark.parametrize("cause", Cause)
+async def test_a_close_is_the_last_action_regardless_of_its_cause(traded: Database, cause: Cause) -> None:
+    async with traded.connection() as conn:
+        await conn.execute("UPDATE fills SET cause = $1 WHERE symbol = 'ETH' AND side = 'buy'", cause)
+        actions = (await select_run_past(conn, "ada", RUN, 2, ["ETH"])).record.last_fills
+        assert actions == {"ETH": LastFill(Side.SHORT, True, AT + timedelta(minutes=2, seconds=30))}
+
+
+async def test_equity_of_the_run(traded: Database) -> None:
+    async with traded.connection() as conn:
+        await ensure_partitions(conn, AT)
+        for hour, run_id, last in ((0, OLD_RUN, 900), (1, RUN, 1000), (2, RUN, 1010)):
+            await conn.execute(
+                "INSERT INTO portfolio_hourly VALUES ('ada', $1, $2, $3, 1, $3, $1)",
+                AT + timedelta(hours=hour), run_id, Decimal(last),
+            )  # fmt: skip
+        for minute, run_id, worth in ((0, OLD_RUN, 1), (1, RUN, 5), (2, RUN, 7), (3, RUN, 6)):
+            await conn.execute(
+                "INSERT INTO portfolio_snapshots VALUES ('ada', $1, $2, $2, 0, $3)",
+                run_id, Decimal(worth), AT + timedelta(minutes=minute),
+            )  # fmt: skip
+        assert (await select_run_past(conn, "ada", RUN, 2, [])).curve == await select_equity_curve(conn, "ada", RUN)
+        assert await select_equity_curve(conn, "ada", RUN) == [
+            HourlyEquity(AT + timedelta(hours=1), Decimal(1000)),
+            HourlyEquity(AT + timedelta(hours=2), Decimal(1010)),
+        ]
+        assert await select_lowest_equity(conn, "ada", RUN, AT) == 5
+        assert await select_lowest_equity(conn, "ada", RUN, AT + timedelta(minutes=2)) == 6
+        assert await select_lowest_equity(conn, "ada", RUN, AT + timedelta(hours=1)) is None

@@ -1,0 +1,248 @@
+"""Cadence and budgets: when a model decides, and what it may do once its daily budget is spent."""
+
+import asyncio
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+import pytest
+from support.trading_floor import Floor, calling, hold, open_floor, opening
+from support.waiting import until
+
+from trader.agents.budgets import ASSUMED_PRICE
+from trader.agents.domain.conversation import ModelAnswer, Turn
+from trader.agents.domain.models import ModelConfiguration, TokenPrice
+from trader.agents.domain.prompt import estimated_tokens
+from trader.core.errors import ProviderTimeout
+from trader.database.pool import Database, Page
+
+PRICE = TokenPrice(input=1, cached=0.1, output=2)
+
+
+def priced(answer: ModelAnswer, **fields: Any) -> ModelAnswer:
+    """The answer as if a provider had been asked, with these figures."""
+    return msgspec.structs.replace(answer, duration_ms=5, **fields)
+
+
+async def run_minutes(floor: Floor, minutes: int) -> list[str]:
+    """Run the executor at every full minute; return when the models were asked, as HH:MM."""
+    before = len(floor.provider.turns)
+    for _ in range(minutes):
+        now = floor.clock.now()
+        until = now.replace(second=0, microsecond=0) + timedelta(minutes=1)
+        await floor.see(after_s=(until - now).total_seconds())
+        await floor.start_batch()
+        await floor.idle()
+    return [f"{turn.view.at:%H:%M}" for turn in floor.provider.turns[before:]]
+
+
+async def test_a_model_decides_on_the_grid_of_its_cadence(floor: Floor) -> None:
+    await floor.add("slow", configuration=ModelConfiguration(every="5m"))
+    assert await run_minutes(floor, 12) == ["12:05", "12:10"]
+    await floor.add("fast")
+    assert await run_minutes(floor, 3) == ["12:13", "12:14", "12:15", "12:15"]
+    assert not floor.agents.skipped
+
+
+async def test_a_cycle_missed_by_the_executor_is_made_up(floor: Floor) -> None:
+    await floor.add("slow", configuration=ModelConfiguration(every="5m"))
+    assert await run_minutes(floor, 4) == []
+    await floor.see(after_s=120)
+    await floor.start_batch()
+    await floor.idle()
+    assert [f"{turn.view.at:%H:%M}" for turn in floor.provider.turns] == ["12:06"]
+
+
+async def test_the_reservation_of_an_interrupted_invocation_counts_against_its_budget(database: Database) -> None:
+    """The cost of a request is unknown if its process is killed meanwhile, so the whole reservation counts."""
+
+    async def think(_: Turn) -> ModelAnswer:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with open_floor(database) as floor:
+        await floor.add("ada", configuration=ModelConfiguration(price=PRICE, budget_usd_per_day=1))
+        await floor.see()
+        floor.provider.scripts["ada"] = [think]
+        await floor.start_batch()
+        await until(lambda: floor.provider.turns)
+        reserved = floor.agents.budgets.states(floor.models.by_id)["ada"].reserved
+        assert reserved > 0
+        async with open_floor(database) as later:  # the process that follows after this one is killed
+            await later.agents.start()
+            await later.see()
+            await later.start_batch()
+            budget = later.agents.budgets.states(later.models.by_id)["ada"]
+            assert (budget.spent, budget.is_estimated) == (reserved, True)
+        await floor.agents.close()
+
+
+async def test_a_model_whose_budget_is_spent_only_reduces_once_in_15_minutes(floor: Floor) -> None:
+    configuration = ModelConfiguration(price=PRICE, budget_usd_per_day=0.1, manage_usd_per_day=0.05)
+    await floor.add("ada", configuration=configuration)
+    fields = {"input_tokens": 5_000, "output_tokens": 7_500, "cached_tokens": 0}  # 0.02 USD
+    floor.provider.scripts["ada"] = [priced(calling(opening()), **fields), priced(hold(), **fields)]
+    assert await run_minutes(floor, 1) == ["12:01", "12:01"]
+    (budget,) = floor.agents.budgets.states(floor.models.by_id).values()
+    assert (budget.usd, budget.spent, budget.state) == (Decimal("0.1"), Decimal("0.04"), "manage")
+    floor.provider.scripts["ada"] = [calling(opening(), ("closePosition", {"symbol": "BTC"})), hold()]
+    assert await run_minutes(floor, 20) == ["12:15", "12:15"]
+    view = floor.provider.turns[-1].view
+    assert view.restriction is not None
+    assert "your budget of 0.1 USD for the day is spent" in floor.provider.turns[-1].messages[1]["content"]
+    (record,) = await floor.invocations.finished(page=Page(1))
+    assert [call.status for call in record.tool_calls] == ["rejected", "ok", "ok"]
+    assert record.tool_calls[0].metadata["results"][0]["rule"] == "budget"
+    assert floor.exchange.account("ada").positions == {}
+    assert "ada only manages what it holds until 00:00 UTC" in (floor.agents.warnings().summary or "")
+
+
+def spending_all(turn: Turn) -> ModelAnswer:
+    """Answer with as many tokens as the turn allows; nothing of the prompt is cached."""
+    fetch = calling(("fetchIndicators", {"symbol": "BTC", "interval": "1h"}))
+    asked, said = estimated_tokens(turn.messages, turn.symbols), turn.answer_tokens_max
+    return priced(fetch, tokens_spent=asked + said, input_tokens=asked, output_tokens=said, cached_tokens=0)
+
+
+@pytest.mark.parametrize("when_spent", ["manage", "pause"])
+@pytest.mark.parametrize("budget", [0.02, 0.05, 0.4])
+async def test_a_budget_is_never_exceeded(floor: Floor, when_spent: Any, budget: float) -> None:
+    await floor.add(
+        "ada", configuration=ModelConfiguration(price=PRICE, budget_usd_per_day=budget, when_spent=when_spent)
+    )
+    floor.provider.scripts["ada"] = [spending_all]
+    await run_minutes(floor, 40)
+    (state,) = floor.agents.budgets.states(floor.models.by_id).values()
+    assert 0.5 * budget < float(state.spent) <= budget, "and most of it can be used"
+    assert state.state == "pause"
+    assert not state.reserved
+
+
+async def test_concurrent_models_do_not_exceed_the_combined_budget(database: Database) -> None:
+    async with open_floor(database, AI_BUDGET_USD_PER_DAY="0.3") as floor:
+        for number in range(8):
+            await floor.add(f"m{number}", configuration=ModelConfiguration(price=PRICE, when_spent="pause"))
+            floor.provider.scripts[f"m{number}"] = [spending_all]
+        await run_minutes(floor, 6)
+        assert Decimal("0.25") < floor.agents.budgets.total_spent <= Decimal("0.3")
+
+
+async def test_the_models_of_an_owner_share_a_budget(floor: Floor) -> None:
+    owned = ModelConfiguration(price=PRICE, owner="lab", owner_budget_usd_per_day=0.1, when_spent="pause")
+    await floor.add("ada", "bob", configuration=owned)
+    await floor.add("eve", configuration=ModelConfiguration(price=PRICE))
+    for name in ("ada", "bob", "eve"):
+        floor.provider.scripts[name] = [spending_all]
+    await run_minutes(floor, 10)
+    states = floor.agents.budgets.states(floor.models.by_id)
+    assert set(states) == {"ada", "bob"}
+    assert sum(state.spent for state in states.values()) <= Decimal("0.1")
+    assert floor.provider.turns[-1].model.id == "eve"
+
+
+async def test_a_prompt_that_a_budget_cannot_pay_is_not_sent(floor: Floor) -> None:
+    configuration = ModelConfiguration(price=PRICE, budget_usd_per_day=0.015, when_spent="pause", prompt="x" * 30_000)
+    await floor.add("ada", configuration=configuration)
+    (record,) = await floor.cycle()
+    assert "its budget leaves 8" in (record.invocation.failure_reason or "")
+    assert not floor.provider.turns
+
+
+async def test_unreported_tokens_are_estimated(database: Database) -> None:
+    """A model that times out is charged the maximum cost of its requests."""
+    timeout = ProviderTimeout("late", unmetered_attempts=1, unreported=(6_000, 8_000))
+    async with open_floor(database, AI_BUDGET_USD_PER_DAY="5") as floor:
+        await floor.add("ada", configuration=ModelConfiguration(price=PRICE))
+        await floor.add("bob")
+        for name in ("ada", "bob"):
+            floor.provider.scripts[name] = [timeout]
+        ada, bob = await floor.cycle()
+        assert (ada.invocation.cost_usd, ada.invocation.unpriced_steps) == (Decimal("0.044"), 0), "it was asked twice"
+        assert ada.invocation.is_cost_estimated
+        assert (bob.invocation.cost_usd, bob.invocation.unpriced_steps) == (None, 2)
+        states = floor.agents.budgets.states(floor.models.by_id)
+        assert (states["ada"].spent, states["ada"].is_estimated) == (Decimal("0.044"), True)
+        assert states["bob"].spent > 1, "without a price the dearest is assumed"
+        assert "bob has a budget and no price" in (floor.agents.warnings().summary or "")
+        floor.agents.budgets.forget()
+        await floor.agents.budgets.follow(floor.clock.now(), floor.models.by_id)
+        assert floor.agents.budgets.states(floor.models.by_id) == states, "as the rows say"
+
+
+async def test_the_price_of_the_file_wins_over_the_cost_of_the_provider(floor: Floor) -> None:
+    await floor.add("ada", configuration=ModelConfiguration(price=PRICE))
+    floor.provider.scripts["ada"] = [priced(hold(), input_tokens=1_000_000, output_tokens=0, cost_usd=Decimal(9))]
+    (record,) = await floor.cycle()
+    assert record.invocation.cost_usd == 1
+
+
+async def test_a_paused_model_is_asked_again_the_next_day(floor: Floor) -> None:
+    configuration = ModelConfiguration(budget_usd_per_day=1, when_spent="pause", every="1h")
+    await floor.add("ada", configuration=configuration)
+    floor.provider.scripts["ada"] = [priced(hold(), cost_usd=Decimal(1))]
+    await floor.clock.advance(timedelta(hours=9, minutes=58))
+    assert await run_minutes(floor, 3) == ["22:00"]
+    await floor.clock.advance(timedelta(minutes=56))
+    assert await run_minutes(floor, 3) == [], "at 23:00"
+    await floor.clock.advance(timedelta(minutes=57))
+    assert await run_minutes(floor, 3) == ["00:00"]
+
+
+async def test_the_budget_of_all_models_limits_each(database: Database) -> None:
+    async with open_floor(database, AI_BUDGET_USD_PER_DAY="3") as floor:
+        await floor.add("ada", "bob", configuration=ModelConfiguration(when_spent="pause"))
+        floor.provider.scripts["ada"] = [priced(hold(), cost_usd=Decimal("0.9"))]
+        floor.provider.scripts["bob"] = [priced(hold(), cost_usd=None)]
+        await run_minutes(floor, 5)
+        states = floor.agents.budgets.states(floor.models.by_id)
+        asked = {name: sum(turn.model.id == name for turn in floor.provider.turns) for name in states}
+        assert states["ada"][1:4] == (asked["ada"] * Decimal("0.9"), False, "pause")
+        assert states["bob"][1:4] == (asked["bob"] * ASSUMED_PRICE.cost(100, 0, 100), asked["bob"] > 0, "pause")
+        assert floor.agents.budgets.total_spent <= 3
+
+
+async def test_spending_before_a_restart_counts(database: Database) -> None:
+    configuration = ModelConfiguration(budget_usd_per_day=1, when_spent="pause")
+    async with open_floor(database) as floor:
+        await floor.add("ada", configuration=configuration)
+        floor.provider.scripts["ada"] = [priced(hold(), cost_usd=Decimal(5))]
+        assert len(await run_minutes(floor, 2)) == 1
+        floor.agents.budgets.forget()
+        assert await run_minutes(floor, 2) == []
+
+
+async def test_a_partly_known_cost_is_marked_partial(floor: Floor) -> None:
+    await floor.add("ada")
+    floor.provider.scripts["ada"] = [
+        priced(calling(("fetchIndicators", {"symbol": "BTC", "interval": "1h"})), cost_usd=Decimal("0.5")),
+        priced(hold(), cost_usd=None),
+    ]
+    (record,) = await floor.cycle()
+    assert (record.invocation.cost_usd, record.invocation.unpriced_steps) == (Decimal("0.5"), 1)
+    assert record.invocation.is_cost_partial
+    await floor.add("rules", provider="fake", configuration=ModelConfiguration(price=PRICE))
+    floor.provider.scripts["rules"] = [priced(hold(), input_tokens=1_000_000, output_tokens=0)]
+    _, record = await floor.cycle()
+    assert (record.invocation.cost_usd, record.invocation.is_cost_partial) == (Decimal(1), False)
+
+
+@pytest.mark.parametrize(("tokens_max", "steps"), [("12000", 1), ("13000", 2)])
+async def test_the_next_prompt_is_estimated_before_it_is_sent(database: Database, tokens_max: str, steps: int) -> None:
+    async with open_floor(database, RUN_TOKENS_MAX=tokens_max) as floor:
+        await floor.add("ada")
+        fetch = calling(("fetchIndicators", {"symbol": "BTC", "interval": "1h"}))
+        floor.provider.scripts["ada"] = [priced(fetch, input_tokens=6_000, output_tokens=100, tokens_spent=6_100)] * 10
+        (record,) = await floor.cycle()
+        assert record.invocation.status == "completed"
+        assert len(floor.provider.turns) == steps
+        assert len(floor.provider.turns) == 1 or 256 <= floor.provider.turns[1].answer_tokens_max < 900
+
+
+async def test_a_prompt_truncated_by_the_provider_is_reported_once(floor: Floor, caplog: Any) -> None:
+    await floor.add("ada")
+    floor.provider.scripts["ada"] = [priced(hold(), input_tokens=600, output_tokens=9)]
+    await floor.cycle()
+    await floor.cycle()
+    assert sum("num_ctx" in message for message in caplog.messages) == 1
+    assert "ada: its provider counted less than half" in (floor.agents.warnings().summary or "")

@@ -1,0 +1,114 @@
+"""The decision kernel: each path from a decision to its outcome, under the pure rules of the exchange."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import pytest
+from support.scripted import make_settings, make_tick
+
+from trader.agents.domain.guard import Approved, RiskContext
+from trader.agents.domain.tools import Change, ClosePosition, CreatePosition, UpdateExitPlan
+from trader.agents.domain.view import VariantLimits
+from trader.agents.execute import RulesEnvironment, execute_change, run_at_once
+from trader.exchange.domain.account import Account
+from trader.exchange.domain.ledger import unopened_account
+from trader.exchange.domain.orders import Order, Side
+from trader.exchange.domain.tick_rules import Moment
+from trader.exchange.protocol import rules_of
+from trader.market.domain.markets import MARKETS
+
+NOW = datetime(2025, 1, 2, 12, tzinfo=UTC)
+OPENING = CreatePosition(
+    symbol="btc-perp", side=Side.LONG, quantity=0.1, leverage=5, stop=99_000, invalidation="below 99 000", confidence=60
+)
+
+
+def environment(account: Account | None = None, *, quoted_at: datetime = NOW) -> RulesEnvironment:
+    account = account or unopened_account("a", Decimal(10_000), "USDT", NOW)
+    quotes = make_tick(quoted_at, {"BTC": "100000"}).quotes
+    marks = {"BTC": quotes["BTC"].mark}
+    context = RiskContext(
+        now=NOW,
+        account=account,
+        marks=marks,
+        quoted_at={"BTC": quoted_at},
+        leverage_max={"BTC": 50},
+        day_opening_equity=Decimal(10_000),
+        day_lowest_equity=None,
+        last_trades={},
+    )
+
+    def order(approved: Approved) -> Order:
+        return approved.order("a", UUID(int=1), 1)
+
+    rules = rules_of(make_settings(), {"BTC": MARKETS["BTC"]})
+    return RulesEnvironment(context, VariantLimits(leverage_max=5), Moment(NOW, quotes, marks), rules, rate, order)
+
+
+def rate(_symbol: str, _hour: datetime) -> Decimal:
+    return Decimal(0)
+
+
+def outcome(decision: Change, where: RulesEnvironment) -> tuple[str, dict[str, Any]]:
+    return run_at_once(execute_change(decision, where))
+
+
+def test_a_position_lives_through_the_kernel() -> None:
+    opened = environment()
+    status, result = outcome(OPENING, opened)
+    assert (status, result["status"], result["filledQuantity"]) == ("ok", "filled", "0.1")
+    assert opened.posting is not None
+    account = opened.posting.account
+    assert account.positions["BTC"].exit_plan.stop == 99_000
+    moved = environment(account)
+    assert outcome(UpdateExitPlan(symbol="BTC", stop=99_500), moved)[1]["exitPlan"]["stop"] == "99500"
+    assert moved.posting is not None
+    assert moved.posting.account.positions["BTC"].exit_plan.stop == 99_500
+    closed = environment(moved.posting.account)
+    assert outcome(ClosePosition(symbol="BTC", fraction=None), closed)[0] == "ok"
+    assert closed.posting is not None
+    assert not closed.posting.account.positions
+
+
+def test_decisions_refused_by_the_guard_never_reach_the_exchange() -> None:
+    where = environment()
+    status, result = outcome(ClosePosition(symbol="BTC"), where)
+    assert (status, result["rule"], where.posting) == ("rejected", "no position", None)
+
+
+def test_an_unknown_market_is_reported_with_the_known_ones() -> None:
+    where = environment()
+    assert outcome(ClosePosition(symbol="doge"), where) == (
+        "failed", {"error": "There is no market 'doge'; the markets are BTC."},
+    )  # fmt: skip
+    assert where.posting is None
+
+
+def test_an_old_book_refuses_to_close_and_keeps_the_position() -> None:
+    opened = environment()
+    outcome(OPENING, opened)
+    assert opened.posting is not None
+    late = environment(opened.posting.account, quoted_at=NOW - timedelta(minutes=1))
+    status, result = outcome(ClosePosition(symbol="BTC"), late)
+    assert status == "rejected"
+    assert result["reason"] == "the last BTC price is of 2025-01-02T11:59:00.000Z, too old to trade on"
+    assert late.posting is not None
+    assert late.posting.account.positions == opened.posting.account.positions
+
+
+def test_an_old_book_refuses_another_exit_plan() -> None:
+    opened = environment()
+    outcome(OPENING, opened)
+    assert opened.posting is not None
+    late = environment(opened.posting.account, quoted_at=NOW - timedelta(minutes=1))
+    status, result = outcome(UpdateExitPlan(symbol="BTC", stop=99_500), late)
+    assert (status, late.posting) == ("rejected", None)
+    assert result["reason"] == "the last BTC price is of 2025-01-02T11:59:00.000Z, too old to trade on"
+
+
+def test_a_waiting_coroutine_cannot_run_at_once() -> None:
+    with pytest.raises(RuntimeError, match="needs an event loop"):
+        run_at_once(asyncio.sleep(0))

@@ -1,0 +1,123 @@
+"""Strategy files as models of the service: decisions, states across restarts, and processes that fail or hang."""
+
+import os
+from pathlib import Path
+
+import pytest
+from support.trading_floor import Floor, open_floor
+
+from trader.agents.domain.models import ModelConfiguration
+from trader.agents.invocations import FinishedInvocation
+from trader.agents.models_file import read_models
+from trader.agents.providers.strategy_process import StrategyProvider
+from trader.agents.recorder import StoredStates
+from trader.core.errors import SettingsError
+from trader.database.pool import Database, Page
+
+OWN = """
+import os, time
+from trader.strategies import ClosePosition, CreatePosition, Holding, Side, Strategy
+
+class Own(Strategy):
+    intervals = ("1h", "4h")
+    deadline_s = 0.3
+
+    def __init__(self, symbol: str):
+        self.symbol, self.cycles = symbol, 0
+
+    def decide(self, view):
+        print("this is no answer")
+        self.cycles += 1
+        market = view.markets[self.symbol]
+        assert list(market.candles) == ["1h", "4h"] and "DATABASE_URL" not in os.environ
+        FAILURE
+        if view.position(self.symbol) is None:
+            yield CreatePosition(symbol=self.symbol, side=Side.LONG, quantity=0.1, leverage=2,
+                                 stop=market.price * 9 / 10, invalidation="none", confidence=50)
+        else:
+            yield ClosePosition(symbol=self.symbol, fraction=0.5)
+        yield Holding(reason=f"cycle {self.cycles} with {os.environ.get('STRATEGY_TEST')}")
+
+    def save(self):
+        return {"cycles": self.cycles}
+
+    def load(self, state):
+        self.cycles = state["cycles"]
+"""
+
+
+async def cycle(floor: Floor) -> FinishedInvocation:
+    await floor.see(after_s=60)
+    await floor.start_batch()
+    await floor.idle()
+    return (await floor.invocations.finished(page=Page(1)))[0]
+
+
+async def add(floor: Floor, tmp_path: Path, failure: str = "pass") -> None:
+    file = tmp_path / "own.py"
+    file.write_text(OWN.replace("FAILURE", failure))
+    configuration = ModelConfiguration(params={"symbol": "BTC"})
+    await floor.add("own", provider="strategy", router_model=f"{file}:Own", configuration=configuration)
+
+
+async def test_a_strategy_trades_and_its_state_outlives_its_process(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STRATEGY_TEST", "one")
+    monkeypatch.setenv("DATABASE_URL", "postgresql://user:secret@nowhere/trader")
+    provider = StrategyProvider(StoredStates(database))
+    async with open_floor(database, provider=provider) as floor:
+        await add(floor, tmp_path)
+        opened = await cycle(floor)
+        assert (opened.invocation.status, opened.invocation.failure_reason) == ("completed", None)
+        assert opened.invocation.response == "cycle 1 with one"
+        assert floor.exchange.account("own").positions.keys() == {"BTC"}
+        await provider.close()  # as at the end of the service; the next process finds the state in the database
+        reduced = await cycle(floor)
+        assert reduced.invocation.response == "cycle 2 with one"
+        assert [call.type for call in reduced.tool_calls] == ["CLOSE_POSITION"]
+        await provider.close()
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [
+        ("1 / 0", "own.py:18: decide raised ZeroDivisionError: division by zero"),
+        ("while True: pass", "own.py:18: decide took longer than its deadline_s of 0.3 s"),
+        (
+            "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM}); time.sleep(60)",
+            "the strategy's process did not answer within 1.3 s",
+        ),
+        ("os._exit(3)", "the strategy's process has ended"),
+    ],
+)
+async def test_a_failing_or_hanging_process_loses_only_its_own_cycle(
+    database: Database, tmp_path: Path, failure: str, reason: str
+) -> None:
+    provider = StrategyProvider(StoredStates(database))
+    async with open_floor(database, provider=provider) as floor:
+        await add(floor, tmp_path, f"if view.at.minute == 2:\n            {failure}")
+        assert (await cycle(floor)).invocation.status == "completed"
+        failed = await cycle(floor)
+        assert failed.invocation.status == "failed"
+        assert reason in (failed.invocation.failure_reason or "")
+        again = await cycle(floor)
+        assert (again.invocation.status, again.invocation.response) == ("completed", "cycle 2 with None")
+        await provider.close()
+
+
+def test_the_models_file_accepts_a_strategy_next_to_it_and_names_its_mistakes(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN.replace("FAILURE", "pass"))
+    file, row = tmp_path / "models.toml", 'id = "own"\nvariant = "Apex"\nprovider = "strategy"\n'
+    file.write_text(f'[[models]]\n{row}router_model = "own.py:Own"\nparams = {{symbol = "BTC"}}\n')
+    (entry,) = read_models(file, None)
+    assert entry.router_model == f"{tmp_path / 'own.py'}:Own"
+    assert entry.configuration.params == {"symbol": "BTC"}
+    file.write_text(
+        f'[[models]]\n{row}router_model = "own.py:Own"\nparams = {{size = 1}}\nprice = {{input = 1, output = 1}}\n'
+    )
+    with pytest.raises(SettingsError) as raised:
+        read_models(file, None)
+    assert "Own has no parameter 'size'; it has symbol" in str(raised.value)
+    assert "only an AI model has it, not strategy" in str(raised.value)
+    assert os.fspath(tmp_path) in str(raised.value)

@@ -1,0 +1,485 @@
+"""The trading workflow on a real database and exchange: the actions of an invocation, its end, and its record."""
+
+import asyncio
+import logging
+import zlib
+from contextlib import AsyncExitStack
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any, Literal
+
+import msgspec
+import orjson
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from support.scripted import START
+from support.trading_floor import MIDS, Floor, calling, hold, open_floor, opening, results_seen, run_one
+
+from trader.agents.domain.conversation import ModelAnswer, Turn
+from trader.agents.domain.invocations import invocation_id
+from trader.agents.domain.view import SERIES_SHOWN
+from trader.agents.providers.client import AttemptTiming, ProviderAccess, ProviderClient
+from trader.agents.providers.providers import PROVIDERS
+from trader.agents.sql.invocations import select_payloads, select_steps
+from trader.agents.variants import VARIANTS
+from trader.core.clock import iso
+from trader.core.errors import ProviderError
+from trader.core.events import ConversationsChanged
+from trader.core.variant_id import VariantId
+from trader.database.pool import Database, Page
+from trader.exchange.domain.orders import Side
+from trader.market.domain.markets import Quote
+from trader.settings.forms import Secret
+
+# --- actions of a run -------------------------------------------------------------------------------------------------
+
+
+async def test_holding_is_recorded_and_published(floor: Floor) -> None:
+    record = await run_one(floor, hold("BTC is quiet"))
+    invocation = record.invocation
+    assert invocation.id == invocation_id(record.model, invocation.started_at)
+    assert (invocation.status, invocation.failure_reason, invocation.response) == ("completed", None, "BTC is quiet")
+    assert (invocation.step_count, invocation.input_tokens, invocation.output_tokens) == (1, 100, 100)
+    (call,) = record.tool_calls
+    assert (call.type, call.status, call.number) == ("HOLDING", "ok", 1)
+    assert call.metadata == {
+        "raw": {"name": "holding", "arguments": '{"reason":"BTC is quiet"}'},
+        "decisions": [{"reason": "BTC is quiet"}],
+        "results": [{"holding": True}],
+    }
+    progress = floor.progress()
+    assert [event.type for event in progress] == [
+        "workflow:started", "workflow:step", "workflow:call", "workflow:complete", "batch:complete",
+    ]  # fmt: skip
+    assert progress[2].details["decisions"] == [{"reason": "BTC is quiet"}]
+    assert progress[1].details["invocationId"] == str(invocation.id)
+    assert progress[1].details["toolNames"] == ["holding"]
+    assert progress[3].details["endedBy"] == "holding"
+    assert progress[-1].details == {"modelIds": ["ada"]}
+    changes = [event for event in floor.events if isinstance(event, ConversationsChanged)]
+    assert [change.model_id for change in changes] == ["ada"]
+
+
+async def test_a_turn_contains_variant_and_market(floor: Floor) -> None:
+    await run_one(floor)
+    (turn,) = floor.provider.turns
+    apex = VARIANTS[VariantId.APEX]
+    assert turn.temperature == apex.temperature
+    system, user = turn.messages
+    assert system["content"].startswith(apex.prompt.strip())
+    assert "at most 10" in system["content"]
+    shown = orjson.loads(user["content"])
+    assert shown["account"]["equity"] == 10_000
+    assert {symbol: market["price"] for symbol, market in shown["now"].items()} == {
+        "BTC": 94_000, "ETH": 3_300, "SOL": 200,
+    }  # fmt: skip
+    assert shown["15m"]["indicators"]["momentum"] == [[None] * SERIES_SHOWN] * 3, "absent, not 0"
+
+
+async def test_position_is_opened_through_the_exchange(floor: Floor) -> None:
+    record = await run_one(floor, calling(opening(), text="breakout"), hold("done"))
+    position = floor.exchange.account("ada").positions["BTC"]
+    assert (position.side, position.quantity) == (Side.LONG, Decimal("0.1"))
+    assert (position.exit_plan.stop, position.exit_plan.invalidation) == (Decimal(90_000), "under 90 000")
+    assert (position.confidence, position.invocation_id) == (Decimal(70), record.invocation.id)
+    assert [(call.type, call.status) for call in record.tool_calls] == [("CREATE_POSITION", "ok"), ("HOLDING", "ok")]
+    result = record.tool_calls[0].metadata["results"][0]
+    assert (result["status"], result["averagePrice"]) == ("filled", "94000.1")
+    seen = results_seen(floor.provider.turns[1])[0]
+    assert seen["result"] == "ok"
+    assert seen["account"]["positions"] == [{"symbol": "BTC", "side": "LONG", "quantity": "0.1"}]
+    assert record.invocation.response == "breakout\n\ndone"
+    async with floor.database.connection() as conn:
+        assert await conn.fetchval("SELECT client_order_id FROM order_requests") == f"{record.invocation.id}:1"
+
+
+async def test_next_invocation_sees_position_and_last_action(floor: Floor) -> None:
+    await run_one(floor, calling(opening()), hold("in"))
+    await floor.see(after_s=60)
+    record = await run_one(floor, calling(("closePosition", {"symbol": "btcusdt", "fraction": 0.5})), hold())
+    view = floor.provider.turns[2].view
+    assert [(held.symbol, held.quantity, held.entry_price) for held in view.positions] == [
+        ("BTC", Decimal("0.1"), Decimal("94000.1"))
+    ]
+    assert view.positions[0].risk == Decimal("0.1") * Decimal("4000.1")
+    last = view.markets["BTC"].last_action
+    assert last is not None
+    assert (last.action, last.side, last.cycles_ago) == ("createPosition", Side.LONG, 1)
+    assert view.account.exposure == Decimal(9_400)
+    assert record.tool_calls[0].status == "ok"
+    assert floor.exchange.account("ada").positions["BTC"].quantity == Decimal("0.05")
+    await run_one(floor)
+    last = floor.provider.turns[-1].view.markets["BTC"].last_action
+    assert last is not None
+    assert last.action == "closePosition"
+    assert floor.provider.turns[-1].view.stats.trade_count == 1
+    assert floor.provider.turns[-1].view.trades[0].close_reason == "order"
+
+
+@pytest.mark.parametrize(
+    ("close_reason", "plan", "btc"),
+    [
+        ("stop", {"stop": 93_000}, "92000"),
+        ("invalidation", {"invalidationPrice": 93_000}, "92000"),
+        ("target", {"target": 95_000}, "96000"),
+        ("time", {"timeExit": iso(START + timedelta(minutes=1))}, "94000"),
+        ("liquidation", {"stop": 50_000, "quantity": 0.5, "leverage": 10}, "74000"),
+    ],
+)
+async def test_no_reversal_soon_after_an_exit_by_the_exchange(
+    floor: Floor, close_reason: str, plan: dict[str, Any], btc: str
+) -> None:
+    await run_one(floor, calling(opening(**plan)), hold("in"))
+    mids = MIDS | {"BTC": btc}
+    await floor.see(mids, after_s=60)
+    async with asyncio.timeout(10):
+        while floor.exchange.account("ada").positions:  # the rest follows if not everything closes at once
+            await floor.see(mids)
+    short = calling(opening(side="SHORT", quantity=0.01, stop=99_000, target=None))
+    record = await run_one(floor, short, hold("x"))
+    view = floor.provider.turns[-1].view
+    assert view.trades[0].close_reason == close_reason
+    last = view.markets["BTC"].last_action
+    assert last is not None
+    assert (last.action, last.side, last.cycles_ago) == ("closePosition", Side.LONG, 0)
+    call = record.tool_calls[0]
+    rule = "day loss" if close_reason == "liquidation" else "reversal"
+    assert (call.status, call.metadata["results"][0]["rule"]) == ("rejected", rule)
+    await floor.see(after_s=240)
+    record = await run_one(floor, short, hold("x"))
+    assert record.tool_calls[0].status == ("rejected" if close_reason == "liquidation" else "ok")
+
+
+async def test_the_exit_plan_is_changed(floor: Floor) -> None:
+    await run_one(floor, calling(opening()), hold("in"))
+    record = await run_one(
+        floor, calling(("updateExitPlan", {"symbol": "BTC", "stop": 93_000}), ("holding", {"reason": "x"}))
+    )
+    assert [call.status for call in record.tool_calls] == ["ok", "ok"]
+    plan = floor.exchange.account("ada").positions["BTC"].exit_plan
+    assert (plan.stop, plan.target) == (Decimal(93_000), Decimal(99_000))
+
+
+async def test_no_time_from_a_model_makes_its_account_unreadable(floor: Floor) -> None:
+    """PostgreSQL stores years that Python cannot represent: such a row would be unreadable at the next start."""
+    record = await run_one(floor, calling(opening(timeExit="9999-12-31T23:59:59-14:00")), hold("well"))
+    assert [call.status for call in record.tool_calls] == ["failed", "ok"]
+    assert record.invocation.status == "completed"
+    await floor.exchange.resign()
+    await floor.exchange.lead()
+    assert not floor.exchange.account("ada").positions
+
+
+async def test_guard_refuses_and_the_model_sees_why(floor: Floor) -> None:
+    record = await run_one(floor, calling(opening(leverage=11)), hold("well"))
+    assert not floor.exchange.account("ada").positions
+    call = record.tool_calls[0]
+    assert (call.type, call.status) == ("CREATE_POSITION", "rejected")
+    assert call.metadata["results"] == [
+        {"rule": "leverage", "reason": "Leverage 11 is above the 10 that your variant allows."}
+    ]
+    assert results_seen(floor.provider.turns[1])[0]["reason"] == "Leverage 11 is above the 10 that your variant allows."
+    async with floor.database.connection() as conn:
+        assert await conn.fetchval("SELECT count(*) FROM order_requests") == 0
+
+
+async def test_reversal_soon_after_is_refused_across_invocations(floor: Floor) -> None:
+    await run_one(floor, calling(opening()), hold("in"))
+    short = opening(side="SHORT", stop=99_000, target=90_000)
+    record = await run_one(floor, calling(("closePosition", {"symbol": "BTC"}), short), hold("x"))
+    assert [call.status for call in record.tool_calls] == ["ok", "rejected", "ok"]
+    assert record.tool_calls[1].metadata["results"][0]["rule"] == "reversal"
+
+
+async def test_a_refusal_by_the_exchange_is_recorded_as_rejected(floor: Floor) -> None:
+    record = await run_one(floor, calling(opening(quantity=0.00001)), hold())
+    call = record.tool_calls[0]
+    assert call.status == "rejected"
+    assert call.metadata["results"][0]["status"] == "rejected"
+    assert call.metadata["results"][0]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "error"),
+    [
+        ("createPosition", '{"symbol": "BTC"', "not JSON"),
+        ("createPosition", {"symbol": "BTC"}, "missing required field"),
+        ("createPosition", opening(quantity="0.1")[1], "Expected `float`, got `str`"),
+        ("closePosition", {"symbol": "BTC", "all": True}, "unknown field `all`"),
+        ("closePosition", {"symbol": "DOGE"}, "There is no market 'DOGE'; the markets are BTC, ETH, SOL."),
+        ("withdraw", {}, "There is no tool 'withdraw'"),
+        ("holding", {"reason": ""}, "length >= 1"),
+    ],
+)
+async def test_bad_calls_are_explained_and_counted(floor: Floor, name: str, arguments: Any, error: str) -> None:
+    record = await run_one(floor, calling((name, arguments)), hold("sorry"))
+    assert record.invocation.status == "completed"
+    assert [call.status for call in record.tool_calls] == ["failed", "ok"]
+    assert error in results_seen(floor.provider.turns[1])[0]["error"]
+    async with floor.database.connection() as conn:
+        assert await conn.fetchval("SELECT failed_tool_calls FROM invocations") == 1
+
+
+async def test_indicators_are_fetched(floor: Floor) -> None:
+    await run_one(floor, calling(("fetchIndicators", {"symbol": "ETH", "interval": "4h"})), hold())
+    seen = results_seen(floor.provider.turns[1])[0]
+    assert (seen["symbol"], seen["interval"], seen["candles"]) == ("ETH", "4h", [])
+    assert seen["indicators"]["atr"] is None
+
+
+# --- how a run ends ---------------------------------------------------------------------------------------------------
+
+
+async def test_ends_after_ten_steps(floor: Floor) -> None:
+    record = await run_one(floor, calling(("fetchIndicators", {"symbol": "ETH", "interval": "4h"})))
+    assert (record.invocation.status, record.invocation.step_count) == ("completed", 10)
+    async with floor.database.connection() as conn:
+        steps = (await select_steps(conn, [record.invocation.id]))[record.invocation.id]
+    assert [step.number for step in steps] == list(range(1, 11))
+    assert steps[0].tool_names == ["fetchIndicators"]
+    assert (steps[0].provider, steps[0].model, steps[0].key_number) == ("fake", "fake/one", 1)
+    assert floor.progress()[-2].details["endedBy"] == "steps"
+
+
+async def test_ends_when_the_tokens_are_spent(floor: Floor) -> None:
+    step = calling(("fetchIndicators", {"symbol": "ETH", "interval": "4h"}), tokens=14_999)
+    record = await run_one(floor, step)
+    assert record.invocation.step_count == 2, "2 × 29,998 leaves 4 of 60,000, too few for a third prompt"
+    assert floor.progress()[-2].details["endedBy"] == "tokens"
+
+
+async def test_the_settings_bound_the_tokens(database: Database) -> None:
+    step = calling(("fetchIndicators", {"symbol": "ETH", "interval": "4h"}), tokens=3_000)
+    async with open_floor(database, RUN_TOKENS_MAX="15000", ANSWER_TOKENS_MAX="600") as floor:
+        record = await run_one(floor, step)
+        assert [turn.answer_tokens_max for turn in floor.provider.turns] == [600, 600]
+        assert record.invocation.step_count == 2
+        assert floor.progress()[-2].details["endedBy"] == "tokens"
+
+
+async def test_ends_at_an_answer_without_calls(floor: Floor) -> None:
+    record = await run_one(floor, calling(text="I only talk."))
+    assert (record.invocation.status, record.invocation.response) == ("completed", "I only talk.")
+    assert floor.progress()[-2].details["endedBy"] == "answer"
+    assert record.tool_calls == ()
+
+
+@pytest.mark.parametrize(
+    ("cut_by", "cause"),
+    [("length", "at its limit of 8192 tokens (ANSWER_TOKENS_MAX)"), ("content_filter", "by a filter of the provider")],
+)
+async def test_an_answer_cut_off_before_any_call_is_a_failure(
+    floor: Floor, cut_by: Literal["length", "content_filter"], cause: str
+) -> None:
+    thinking = msgspec.structs.replace(calling(text="Let me think"), cut_by=cut_by)
+    record = await run_one(floor, thinking)
+    invocation = record.invocation
+    assert (invocation.status, invocation.response) == ("failed", "Let me think")
+    assert invocation.failure_reason == f"the answer was cut off {cause}, before any tool call"
+    assert (invocation.step_count, invocation.input_tokens) == (1, 100), "what it took is recorded"
+
+
+async def test_an_answer_cut_off_by_the_token_budget_ends_the_invocation(floor: Floor) -> None:
+    record = await run_one(floor, msgspec.structs.replace(calling(tokens=30_000), cut_by="length"))
+    assert record.invocation.status == "completed"
+    assert floor.progress()[-2].details["endedBy"] == "tokens"
+
+
+async def test_provider_failure_affects_only_its_invocation(floor: Floor) -> None:
+    await floor.add("bob")
+    await run_one_of_many(floor, calling(opening()), ProviderError("every key of fake rests"))
+    others = await floor.invocations.finished(model_id="bob")
+    assert [other.invocation.status for other in others] == ["completed"]
+    records = {record.model.id: record for record in await floor.invocations.finished()}
+    failed = records["ada"].invocation
+    assert (failed.status, failed.failure_reason, failed.step_count) == ("failed", "every key of fake rests", 1)
+    assert [call.status for call in records["ada"].tool_calls] == ["ok"], "what it did before is recorded"
+    assert "BTC" in floor.exchange.account("ada").positions
+
+
+async def test_the_first_cycle_waits_for_the_first_price(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    floor, asked = Floor(database), asyncio.Event()
+    quote_after = floor.market.quote_after
+
+    async def noted(symbol: str, moment: datetime) -> Quote:
+        asked.set()
+        return await quote_after(symbol, moment)
+
+    monkeypatch.setattr(floor.market, "quote_after", noted)
+    await floor.add("ada")
+    await floor.exchange.lead()
+    try:
+        await floor.start_batch()
+        async with asyncio.timeout(10):
+            await asked.wait()
+        assert floor.provider.turns == []
+        await floor.see()
+        await floor.idle()
+        (record,) = await floor.invocations.finished()
+    finally:
+        await floor.agents.close()
+        await floor.exchange.resign()
+    assert record.invocation.status == "completed"
+    assert set(floor.provider.turns[0].view.markets) == set(MIDS)
+
+
+async def test_unconfigured_provider(floor: Floor) -> None:
+    await floor.add("eve", provider="mistral")
+    (record,) = await floor.cycle()
+    assert record.invocation.failure_reason == "the provider 'mistral' is not configured; configured are: fake"
+    assert floor.agents.warnings().summary == "1 active model(s) name a provider that is not configured: eve (mistral)"
+    floor.provider.refused_fields = {"ada": ["top_p", "temperature"]}
+    await floor.add("ada")
+    await floor.cycle()
+    assert floor.agents.warnings().summary == (
+        "1 active model(s) name a provider that is not configured: eve (mistral); "
+        "ada is asked without temperature, top_p, which its provider refused"
+    )
+
+
+async def test_an_invocation_that_takes_too_long_is_a_timeout(database: Database) -> None:
+    async def think(_: Turn) -> ModelAnswer:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with open_floor(database, limit_s=0.3) as floor:
+        record = await run_one(floor, calling(opening()), think)
+        assert (record.invocation.status, record.invocation.step_count) == ("timeout", 1)
+        assert record.invocation.failure_reason == "the invocation took longer than 0.3 s"
+        assert floor.progress()[-2].type == "workflow:failed"
+        assert [call.status for call in record.tool_calls] == ["ok"]
+
+
+async def test_a_bug_is_recorded_and_does_not_stop_other_models(floor: Floor, caplog: pytest.LogCaptureFixture) -> None:
+    await floor.add("bob")
+    await run_one_of_many(floor, ZeroDivisionError("secret detail"))
+    records = {record.model.id: record.invocation for record in await floor.invocations.finished()}
+    assert records["ada"].failure_reason == "internal error (ZeroDivisionError)"
+    assert records["bob"].status == "completed"
+    assert "invocation of ada ended by a bug" in caplog.text
+    assert floor.progress()[-1].details == {"modelIds": ["ada", "bob"]}
+
+
+async def run_one_of_many(floor: Floor, *script: Any) -> None:
+    await floor.add("ada")
+    floor.provider.scripts["ada"] = list(script)
+    await floor.cycle()
+
+
+# --- payloads, rule agents, determinism -------------------------------------------------------------------------------
+
+
+async def test_messages_and_raw_answers_are_kept(floor: Floor) -> None:
+    record = await run_one(floor, calling(opening(leverage=11), text="a\x00b"), hold())
+    async with floor.database.connection() as conn:
+        (packed,) = (await select_payloads(conn, [record.invocation])).values()
+    kept = orjson.loads(zlib.decompress(packed))
+    assert [message["role"] for message in kept["messages"]] == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+        "tool",
+    ]
+    assert kept["answers"] == ['{"said": 1}', '{"said": 1}']
+
+
+async def test_the_same_script_gives_the_same_rows(dsn: str, database: Database) -> None:
+    tables = ("invocations", "invocation_steps", "tool_calls", "orders", "fills")
+    seen = []
+    for _ in range(2):
+        async with open_floor(database) as floor:
+            await floor.add("ada", "bob")
+            for name in ("ada", "bob"):
+                floor.provider.scripts[name] = [calling(opening(), text="in"), hold("so")]
+            await floor.cycle()
+        async with database.connection() as conn:
+            seen.append(
+                [[dict(row) for row in await conn.fetch(f"SELECT * FROM {t} ORDER BY 1, 2, 3")] for t in tables]
+            )
+            await conn.execute("TRUNCATE models, accounts, service_state, last_marks, chain_links CASCADE")
+    assert seen[0] == seen[1]
+    assert all(seen[0])
+
+
+async def test_a_failing_invocation_reveals_no_key(database: Database, caplog: pytest.LogCaptureFixture) -> None:
+    key = "sk-very-secret-0123456789"
+    replies = iter(
+        [
+            web.json_response({"error": f"bad gateway for {key}"}, status=502),
+            web.json_response({"choices": [{"message": {"content": f"I was called with {key}", "tool_calls": [
+                {"id": key, "function": {"name": "holdin", "arguments": f'{{"reason": "{key}"}}'}}
+            ]}}]}),
+            web.json_response({"error": {"message": f"Incorrect API key provided: {key}"}}, status=400),
+        ]
+    )  # fmt: skip
+
+    async def reply(request: web.Request) -> web.StreamResponse:
+        assert request.headers["Authorization"] == f"Bearer {key}"
+        return next(replies)
+
+    app = web.Application()
+    app.router.add_post("/chat/completions", reply)
+    caplog.set_level(logging.DEBUG)
+    async with TestServer(app) as server, AsyncExitStack() as stack:
+        row = msgspec.structs.replace(PROVIDERS["openai"], base_url=str(server.make_url("/")))
+        client = ProviderClient(row, ProviderAccess([Secret(key)]), AttemptTiming(backoff_s=0))
+        floor = await stack.enter_async_context(open_floor(database, provider=client, OPENAI_API_KEY=key))
+        await floor.add("ada", provider="openai")
+        (record,) = await floor.cycle()
+        await client.close()
+        async with database.connection() as conn:
+            rows = [
+                str(dict(row))
+                for table in ("invocations", "invocation_steps", "tool_calls", "models")
+                for row in await conn.fetch(f"SELECT * FROM {table}")
+            ]
+            (packed,) = (await select_payloads(conn, [record.invocation])).values()
+    produced = [
+        caplog.text,
+        *rows,
+        repr(floor.events),
+        repr(client),
+        repr(floor.settings),
+        str(zlib.decompress(packed)),
+    ]
+    assert "I was called with ***" in "".join(rows), "the answer did come through"
+    assert record.invocation.status == "failed"
+    assert not [text for text in produced if key in text]
+
+
+@pytest.mark.parametrize(("thinking", "answered_s", "price"), [("on", 22, "94200.1"), ("off", 2, "94000.1")])
+async def test_in_a_replay_an_order_meets_the_book_after_the_thinking_time(
+    database: Database, thinking: str, answered_s: int, price: str
+) -> None:
+    async with open_floor(database, REPLAY_THINKING=thinking) as floor:
+        await floor.add("ada")
+        await floor.agents.start()
+        answer = msgspec.structs.replace(calling(opening()), duration_ms=20_000)
+        floor.provider.scripts["ada"] = [answer, hold("done")]
+        await floor.see()
+        await floor.start_batch()
+        for _ in range(21):  # a frozen clock does not need them
+            await floor.see(MIDS | {"BTC": "94200"})
+        await floor.idle()
+        (record,) = await floor.invocations.finished(page=Page(1))
+        (call, _) = record.tool_calls
+        assert call.created_at == START + timedelta(seconds=answered_s)
+        assert call.metadata["results"][0]["averagePrice"] == price
+
+
+async def test_no_model_thinks_beyond_the_end_of_a_recording(database: Database) -> None:
+    async with open_floor(database, ends_at=START + timedelta(seconds=4), REPLAY_THINKING="on") as floor:
+        await floor.add("ada")
+        await floor.agents.start()
+        floor.provider.scripts["ada"] = [msgspec.structs.replace(calling(opening()), duration_ms=60_000), hold()]
+        await floor.see()
+        await floor.start_batch()
+        for _ in range(2):
+            await floor.see()
+        await floor.clock.advance(timedelta(seconds=31))
+        await asyncio.wait_for(floor.idle(), 5)
+        (record,) = await floor.invocations.finished(page=Page(1))
+        assert "30 s old" in record.tool_calls[0].metadata["results"][0]["reason"]

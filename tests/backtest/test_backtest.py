@@ -1,0 +1,217 @@
+"""The `backtest` command: its files, its errors, and its output after Ctrl+C."""
+
+import errno
+import hashlib
+import os
+import re
+import signal
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from support.candles import write_walk
+
+from trader.__main__ import main
+from trader.backtest.ledger import LedgerLines
+from trader.backtest.output import Reserve
+from trader.backtest.run import Backtest
+
+START = datetime(2025, 3, 1, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two markets of thirty hours, one with a funding file."""
+    folder = tmp_path_factory.mktemp("data")
+    write_walk(folder / "BTCUSDT-1m-2025-03.csv", START, 1_800, price=90_000, seed=1)
+    write_walk(folder / "ETHUSDT-1m-2025-03.csv", START, 1_800, price=2_200, seed=2)
+    hour = int((START + timedelta(hours=16)).timestamp() * 1000)
+    (folder / "ETHUSDT-fundingRate-2025-03.csv").write_text(
+        f"calc_time,funding_interval_hours,last_funding_rate\n{hour},8,0.0002\n"
+    )
+    return folder
+
+
+def backtest(data: Path, out: Path, *options: str) -> int:
+    """Run without a database, which the tests of the whole service cover."""
+    begin = ("--no-database", "--from", "2025-03-01T12:00:00Z")
+    return main(["backtest", "--data", str(data), "--out", str(out), *begin, *options])
+
+
+def test_two_runs_write_the_same_ledger_and_its_digest(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert backtest(data, tmp_path / "one", "--capital", "5000", "--taker-fee", "4", "--json") == 0
+    printed = orjson.loads(capsys.readouterr().out)
+    markets = ("--market", "ETH", "--market", "BTC")
+    assert backtest(data, tmp_path / "two", "--capital", "5000", "--taker-fee", "4", *markets) == 0
+    ledger = (tmp_path / "one" / "ledger.jsonl").read_bytes()
+    assert ledger == (tmp_path / "two" / "ledger.jsonl").read_bytes()
+    assert printed == orjson.loads((tmp_path / "one" / "result.json").read_bytes())
+    assert printed["ledgerSha256"] == hashlib.sha256(ledger).hexdigest()
+    assert printed["ledgerSha256"] in capsys.readouterr().out
+    assert printed["complete"] is True
+    decided = [orjson.loads(line) for line in (tmp_path / "one" / "decisions.jsonl").read_bytes().splitlines()]
+    assert {line["modelId"] for line in decided} >= {"trendsurfer-rules"}
+    report = (tmp_path / "one" / "report.html").read_text()
+    shown = orjson.loads(re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', report)[0])
+    returns = {entrant["modelId"]: entrant["returnPercent"] for entrant in shown["evidence"]["entrants"]}
+    assert returns == pytest.approx({account["id"]: account["returnPercent"] for account in printed["accounts"]})
+    assert printed["funding"] == {"fromFiles": ["ETH"], "hourlyRates": {"BTC": 0.0000125}}
+    rows = [orjson.loads(line) for line in ledger.splitlines()]
+    assert {row["table"] for row in rows} >= {"runs", "orders", "fills", "funding_payments", "order_requests"}
+    assert {row["row"]["initial_capital"] for row in rows if row["table"] == "runs"} == {"5000"}
+    accounts = {account["id"]: account for account in printed["accounts"]}
+    largest = printed["capacity"]["BTC"]["largestExecution"]
+    fills = [row["row"] for row in rows if row["table"] == "fills" and row["row"]["symbol"] == "BTC"]
+    assert printed["capacity"]["BTC"]["calmDepth"] == 300_000
+    assert max(float(fill["quantity"]) * float(fill["price"]) for fill in fills) <= largest < 50_000
+    assert len(accounts) == 4
+    for account in accounts.values():
+        assert account["decisions"] == 18 * 60 + 1
+        own = [row["row"] for row in rows if row["row"]["account_id"] == account["id"]]
+        closed = {row["id"] for row in own if row.get("status") == "CLOSED"}
+        assert account["trades"] == len(closed)
+    assert "<h1>Backtest</h1>" in (tmp_path / "one" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--to", "2025-03-09T00:00:00Z"), "--to is 2025-03-09T00:00:00.000Z, which is beyond that"),
+        (("--to", "2025-03-01T11:00:00Z"), "--to: expected a time after --from"),
+        (
+            ("--from", "2025-03-09T00:00:00Z"),
+            "--from and --to leave nothing to play: they are 2025-03-09T00:00:00.000Z",
+        ),
+    ],
+)
+def test_a_period_beyond_the_data_is_refused_in_terms_of_the_options(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], words: str
+) -> None:
+    assert backtest(data, tmp_path / "run", *options) in (1, 2)
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_variants_markets_funding_and_cadence_can_be_chosen(data: Path, tmp_path: Path) -> None:
+    options = ("--variant", "Apex", "--market", "BTC", "--funding", "0.0001", "--cadence", "15m", "--latency", "0")
+    assert backtest(data, tmp_path / "run", *options) == 0
+    result = orjson.loads((tmp_path / "run" / "result.json").read_bytes())
+    assert result["markets"] == ["BTC"]
+    assert result["accounts"][0]["deflated"] is None or result["accounts"][0]["deflated"]["trials"] == 1
+    assert len((tmp_path / "trials.jsonl").read_bytes().splitlines()) == 1
+    assert result["funding"] == {"fromFiles": [], "hourlyRates": {"BTC": 0.0001}}
+    assert [(account["id"], account["decisions"]) for account in result["accounts"]] == [("apex-rules", 18 * 4 + 1)]
+
+
+def test_ctrl_c_leaves_a_result_marked_as_interrupted(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = Backtest.run
+
+    def interrupted(run: Backtest) -> Iterator[datetime]:
+        for number, reached in enumerate(whole(run)):
+            if number == 200:
+                signal.raise_signal(signal.SIGINT)
+            yield reached
+
+    monkeypatch.setattr(Backtest, "run", interrupted)
+    assert backtest(data, tmp_path / "run") == 130
+    result = orjson.loads((tmp_path / "run" / "result.json").read_bytes())
+    assert result["complete"] is False
+    assert result["to"] < "2025-03-01T16:00"
+    assert "Interrupted" in capsys.readouterr().out
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+class SmallDisk(FileIO):
+    """A file on a disk that is full after some bytes, until space is freed."""
+
+    room = 20_000
+
+    def write(self, content: Any, /) -> int:
+        part = bytes(content)[: max(0, SmallDisk.room - self.tell())]
+        if content and not part:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(part)
+
+
+def test_a_full_disk_ends_the_run_names_the_line_and_leaves_complete_files(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full_soon(file: FileIO) -> LedgerLines:
+        return LedgerLines(SmallDisk(file.fileno(), "w", closefd=False))
+
+    def give_back(reserve: Reserve) -> None:
+        SmallDisk.room = 10**9
+
+    monkeypatch.setattr(SmallDisk, "room", SmallDisk.room)
+    monkeypatch.setattr(Reserve, "free", give_back)
+    monkeypatch.setattr("trader.backtest.ledger.BUFFER_MAX", 4_000)
+    monkeypatch.setattr("trader.commands.backtest.LedgerLines", full_soon)
+    run = tmp_path / "run"
+    assert backtest(data, run) == 1
+    result, ledger = orjson.loads((run / "result.json").read_bytes()), (run / "ledger.jsonl").read_bytes()
+    assert result["complete"] is False
+    assert result["to"] < "2025-03-02T00:00"
+    assert re.search(r"ledger.jsonl, after line \d+ \(byte \d+\): .*No space left on device", result["ended"])
+    assert result["ended"] in capsys.readouterr().out
+    assert result["ledgerSha256"] == hashlib.sha256(ledger).hexdigest()
+    assert len(ledger) > 10_000
+    decided = [orjson.loads(line)["startedAt"] for line in (run / "decisions.jsonl").read_bytes().splitlines()]
+    assert decided
+    assert max(decided) <= result["to"], "decisions are whole up to where the ledger is"
+    assert all(orjson.loads(line)["table"] for line in ledger.splitlines())
+    assert "<h1>Backtest</h1>" in (run / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (("--cadence", "7x"), 2, "--cadence is '7x'"),
+        (("--taker-fee", "much"), 2, "--taker-fee"),
+        (("--funding", "2"), 2, "--funding is '2'"),
+        (("--funding", "nan"), 2, "--funding is 'nan'"),
+        (("--market", "DOGE"), 1, "DOGE"),
+        (("--to", "2024-01-01T00:00:00Z"), 2, "--to"),
+        (("--mask", "dates", "--seeds", "2"), 2, "not with AI models or --mask"),
+    ],
+)
+def test_wrong_options_are_named(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], code: int, words: str
+) -> None:
+    assert backtest(data, tmp_path / "run", *options) == code
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_mask_names_its_parts_and_needs_no_database(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert backtest(data, tmp_path / "run", "--mask", "dates,colour") == 2
+    assert "expected some of symbols, dates, scale" in capsys.readouterr().err
+    assert main(["backtest", "--data", str(data), "--out", str(tmp_path / "run"), "--mask", "dates"]) == 2
+    assert "--mask: only with --no-database" in capsys.readouterr().err
+
+
+def test_a_broken_row_a_recording_and_an_existing_folder_are_named(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = (data / "BTCUSDT-1m-2025-03.csv").read_text().splitlines()
+    lines[700] = lines[700].rpartition(",")[0] + ",x"
+    broken = tmp_path / "BTCUSDT-1m.csv"
+    broken.write_text("\n".join(lines))
+    assert main(["backtest", "--data", str(broken), "--out", str(tmp_path / "run")]) == 1
+    assert f"{broken}, line 701: 'x' is not a number" in capsys.readouterr().err
+    recording = tmp_path / "recording"
+    recording.mkdir()
+    (recording / "2025-03-01T00.jsonl.gz").touch()
+    assert backtest(recording, tmp_path / "run") == 2
+    assert "is a recording of a market" in capsys.readouterr().err
+    assert backtest(data, tmp_path) == 1
+    assert "exists already" in capsys.readouterr().err

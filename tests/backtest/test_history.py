@@ -1,0 +1,122 @@
+"""Histories: the rule agents on past days of the synthetic market, in the database of a service."""
+
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from trader.agents.domain.models import rule_model
+from trader.agents.reproduction import reproduce_invocation
+from trader.backtest.accounts import ModelAccount
+from trader.backtest.baselines import open_baselines
+from trader.backtest.history import PastAgent, open_models, past_of, write_history
+from trader.backtest.market import BacktestMarket
+from trader.backtest.run import Backtest
+from trader.core.variant_id import VariantId
+from trader.database.pool import Database
+from trader.exchange.domain.ledger import Posting
+from trader.market.sources.synthetic import SyntheticPast, SyntheticSource
+from trader.portfolio.audit import audit
+from trader.portfolio.domain.baselines import BUY_AND_HOLD
+from trader.portfolio.domain.histories import Snapshot
+from trader.portfolio.sql.baselines import select_baseline_states
+from trader.settings.settings import Settings
+
+START = datetime(2025, 3, 4, 20, tzinfo=UTC)
+MIDDLE, END = START + timedelta(hours=9), START + timedelta(hours=18)
+CYCLE = timedelta(minutes=15)
+
+Fill = tuple[str, int, datetime, str, Decimal, Decimal]
+
+
+class Recorded:
+    """A journal of fills and snapshots."""
+
+    def __init__(self) -> None:
+        self.fills: list[Fill] = []
+        self.snapshots: list[tuple[str, datetime, Decimal]] = []
+
+    def open(self, followed: ModelAccount) -> None:
+        pass
+
+    def post(self, posting: Posting) -> None:
+        self.fills += [
+            (posting.account.id, fill.sequence, fill.at, fill.symbol, fill.quantity, fill.price)
+            for fill in posting.fills
+        ]
+
+    def snapshot(self, snapshot: Snapshot) -> None:
+        self.snapshots.append((snapshot.account_id, snapshot.created_at, snapshot.net_portfolio))
+
+
+@pytest.fixture
+def settings() -> Settings:
+    return Settings.load({"SIM_SEED": "7"}, None, demo=True)
+
+
+def past(settings: Settings, start: datetime, end: datetime) -> SyntheticPast:
+    return past_of(SyntheticSource(settings.seed, settings.markets), settings, start, end)
+
+
+async def traded_at_once(settings: Settings) -> tuple[Recorded, dict[str, Any]]:
+    """The results of the same agents in one backtest of the whole time, and the baselines' accounts after it."""
+    source = past(settings, START, END)
+    market = await BacktestMarket.open(source, ("15m", "1h"))
+    models = [rule_model(variant, START) for variant in VariantId]
+    agents = [(model, PastAgent(model, settings, END, CYCLE)) for model in models]
+    recorded = Recorded()
+    run = Backtest.fresh(market, settings, agents, [recorded], has_baselines=False)
+    run = Backtest(market, run.rules, run.accounts, open_baselines(market, settings, ()), [recorded])
+    for _ in run.run():
+        if run.is_due:
+            await run.invoke()
+    return recorded, {followed.baseline.id: followed.state.saved().account for followed in run.baselines}
+
+
+async def test_a_history_continued_has_the_rows_of_one_without_a_break(database: Database, settings: Settings) -> None:
+    async with database.transaction() as conn:
+        await open_models(conn, [rule_model(variant, START) for variant in VariantId], settings, START)
+    for start, end in ((START, MIDDLE), (MIDDLE, END)):
+        await write_history(database, settings, past(settings, start, end), CYCLE, lambda _: None)
+        assert (await audit(database)).is_clean
+    whole, baselines = await traded_at_once(settings)
+    async with database.connection() as conn:
+        fills = await conn.fetch(
+            "SELECT account_id, sequence, created_at, symbol, quantity, price FROM fills ORDER BY account_id, sequence"
+        )
+        snapshots = await conn.fetch("SELECT account_id, created_at, net_portfolio FROM portfolio_snapshots")
+        held = await conn.fetchval(
+            "SELECT count(*) FROM orders WHERE opened_at < $1 AND (closed_at IS NULL OR closed_at > $1)", MIDDLE
+        )
+        saved = {each.baseline.id: each.state.account for each in await select_baseline_states(conn)}
+    assert held, "a position is open at the break"
+    assert len(fills) > 10
+    assert [tuple(row) for row in fills] == sorted(whole.fills)
+    assert {tuple(row) for row in snapshots} ^ set(whole.snapshots) == set()
+    assert saved == baselines
+    assert saved[BUY_AND_HOLD.id].positions
+
+
+async def test_the_calls_of_a_history_are_reproduced_to_the_last_digit(database: Database, settings: Settings) -> None:
+    async with database.transaction() as conn:
+        await open_models(conn, [rule_model(variant, START) for variant in VariantId], settings, START)
+    await write_history(database, settings, past(settings, START, MIDDLE), CYCLE, lambda _: None)
+    async with database.connection() as conn:
+        acted = await conn.fetch("SELECT DISTINCT invocation_id FROM tool_calls WHERE type <> 'HOLDING'")
+    assert len(acted) > 5
+    for row in acted:
+        reproduced = await reproduce_invocation(database, row["invocation_id"])
+        assert reproduced.is_same, [finding.detail for _, finding in reproduced.calls]
+
+
+async def test_every_decision_of_a_history_has_its_rows(database: Database, settings: Settings) -> None:
+    async with database.transaction() as conn:
+        await open_models(conn, [rule_model(VariantId.APEX, START)], settings, START)
+    await write_history(database, settings, past(settings, START, START + timedelta(hours=2)), CYCLE, lambda _: None)
+    async with database.connection() as conn:
+        statuses = await conn.fetch("SELECT status, step_count > 0 AS has_steps FROM invocations ORDER BY started_at")
+        counted = await conn.fetchval("SELECT sum(finished) FROM invocation_counts")
+        holding = await conn.fetchval("SELECT count(*) FROM tool_calls WHERE type = 'HOLDING'")
+    assert [tuple(row) for row in statuses] == [("completed", True)] * 8
+    assert (counted, holding) == (8, 8)

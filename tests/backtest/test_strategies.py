@@ -1,0 +1,257 @@
+"""Strategy files in backtests: the built-in rule agents, the examples of the documentation, and mistakes."""
+
+import json
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from decimal import Decimal
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from support.candles import write_walk
+
+from trader.__main__ import main
+from trader.agents.strategy_files import LoadedStrategy, load_strategy
+from trader.core.variant_id import VariantId
+from trader.portfolio import tables as results
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "docs" / "examples"
+RULES = ROOT / "trader" / "agents" / "domain" / "rules"
+
+BUYER = """
+from trader.strategies import CreatePosition, Side
+
+class Buyer:
+    def __init__(self, leverage: float, symbol: str = "BTC"):
+        self.leverage, self.symbol, self.bought = leverage, symbol, 0
+
+    def decide(self, view):
+        price = view.markets[self.symbol].price
+        if view.position(self.symbol) is None:
+            self.bought += 1
+            return [CreatePosition(symbol=self.symbol, side=Side.LONG, quantity=view.account.equity / price,
+                                   leverage=self.leverage, stop=price * 8 / 10, invalidation="none", confidence=50)]
+
+    def save(self):
+        return {"bought": self.bought}
+
+    def load(self, state):
+        self.bought = state["bought"]
+"""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two markets of thirty hours."""
+    folder = tmp_path_factory.mktemp("data")
+    start = datetime(2025, 3, 1, tzinfo=UTC)
+    write_walk(folder / "BTCUSDT-1m-2025-03.csv", start, 1_800, price=90_000, seed=1)
+    write_walk(folder / "ETHUSDT-1m-2025-03.csv", start, 1_800, price=2_200, seed=2)
+    return folder
+
+
+@pytest.fixture
+def model_url() -> Iterator[str]:
+    """The address of a chat-completions server that answers LONG."""
+
+    class Server(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            body = json.dumps({"choices": [{"message": {"role": "assistant", "content": "long"}}]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            """Write nothing on standard error."""
+
+    with HTTPServer(("127.0.0.1", 0), Server) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def backtest(data: Path, out: Path, *options: str) -> tuple[int, dict[str, Any]]:
+    """Return the exit code and the result."""
+    code = main(["backtest", "--data", str(data), "--out", str(out), "--no-database", *options])
+    return code, orjson.loads((out / "result.json").read_bytes())
+
+
+@pytest.mark.parametrize("variant", VariantId)
+def test_the_file_of_a_rule_agent_gives_the_ledger_of_its_variant(
+    data: Path, tmp_path: Path, variant: VariantId
+) -> None:
+    start = ("--from", "2025-03-01T20:00:00Z")
+    _, built_in = backtest(data, tmp_path / "variant", "--variant", variant, *start)
+    _, loaded = backtest(data, tmp_path / "file", "--strategy", f"{RULES / variant.lower()}.py:{variant}", *start)
+    assert loaded["ledgerSha256"] == built_in["ledgerSha256"]
+    assert loaded["strategy"]["class"] == variant
+    assert built_in["strategy"] is None
+
+
+def test_the_examples_trade(data: Path, tmp_path: Path, model_url: str) -> None:
+    for reference, *params in (
+        ("sma_cross.py:SmaCross", "window=20", "fast=5"),
+        ("grid.py:Grid", "step=0.002"),
+        ("ask_model.py:AskModel", "model=some", f"base_url={model_url}"),
+    ):
+        options = [text for param in params for text in ("--param", param)]
+        out = tmp_path / reference.partition(".")[0]
+        code, result = backtest(data, out, "--strategy", str(EXAMPLES / reference), *options)
+        assert code == 0
+        assert result["accounts"][0]["trades"] > 0, reference
+        assert result["strategy"]["params"] == dict(param.split("=", 1) for param in params)
+
+
+@pytest.mark.filterwarnings("default")  # of quantstats about pandas
+def test_the_notebook_draws_the_tear_sheet_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Executes its cells in order, like a notebook, without the packages of Jupyter."""
+    write_walk(tmp_path / "BTCUSDT-1m-2025-03.csv", datetime(2025, 3, 1, tzinfo=UTC), 6 * 1440, price=90_000, seed=1)
+    options = ("--strategy", f"{EXAMPLES / 'sma_cross.py'}:SmaCross", "--param", "window=20", "--cadence", "15m")
+    code, result = backtest(tmp_path, tmp_path / "run", *options)
+    assert code == 0
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    names: dict[str, Any] = {}
+    for cell in json.loads((EXAMPLES / "tear_sheet.ipynb").read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)  # the notebook of the documentation
+    (account,) = result["accounts"]
+    assert names["account"] == account["id"]
+    assert names["by_market"]["net_pnl"].sum() == pytest.approx(names["trades"]["net_pnl"].sum())
+    assert set(names["equity"].columns) > {account["id"]}
+    assert names["equity"][account["id"]].iloc[-1] == pytest.approx(account["equity"])
+    assert len(names["daily"]) == 5
+    assert "Sharpe" in (tmp_path / "tear_sheet.html").read_text(encoding="utf-8")
+
+
+def test_the_guard_judges_a_strategy_unless_it_is_off(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "buyer.py"
+    file.write_text(BUYER)
+    options = ("--strategy", f"{file}:Buyer", "--param", "leverage=20", "--from", "2025-03-02T00:00:00Z")
+    _, judged = backtest(data, tmp_path / "judged", *options)
+    _, free = backtest(data, tmp_path / "free", *options, "--guard", "none")
+    assert judged["accounts"][0]["equity"] == 10_000
+    assert free["accounts"][0]["equity"] != 10_000
+    rejected = results.load(tmp_path / "judged").decisions
+    assert set(rejected["rule"]) == {"leverage"}
+    assert rejected["reason"][0] == "Leverage 20 is above the 10 that your variant allows."
+    run = results.load(tmp_path / "free")
+    assert set(run.decisions["status"]) == {"ok"}
+    assert len(run.trades) == free["accounts"][0]["trades"]
+    own = run.equity["account"] == "buyer"
+    assert set(run.equity["account"][~own]) == {"baseline/hold-nothing", "baseline/buy-and-hold", "baseline/apex-rules"}
+    assert np.diff(run.equity["at"][own]).max() <= np.timedelta64(1, "h")
+    # The repeated run has the same conditions.
+    capsys.readouterr()
+    assert main(["backtest", "--run", str(tmp_path / "free"), "--guard", "leverage-max=3", "--json"]) == 0
+    (account,) = orjson.loads(capsys.readouterr().out)["accounts"]
+    assert (account["recorded"], account["equity"]) == (free["accounts"][0]["equity"], 10_000)
+
+
+def test_a_decision_for_an_unknown_market_fails_as_in_a_service(data: Path, tmp_path: Path) -> None:
+    file = tmp_path / "lost.py"
+    file.write_text(
+        "from trader.strategies import ClosePosition\n"
+        "class Lost:\n    def decide(self, view):\n        return [ClosePosition(symbol='DOGE')]\n"
+    )
+    code, _ = backtest(data, tmp_path / "run", "--strategy", f"{file}:Lost", "--from", "2025-03-02T05:50:00Z")
+    assert code == 0
+    failed = results.load(tmp_path / "run").decisions
+    assert set(failed["status"]) == {"failed"}
+    assert failed["reason"][0] == "There is no market 'DOGE'; the markets are BTC, ETH."
+
+
+def load(tmp_path: Path, text: str, **params: Any) -> LoadedStrategy:
+    (tmp_path / "own.py").write_text(text)
+    return load_strategy("own.py:Buyer", params, tmp_path)
+
+
+def test_a_plain_class_gets_the_defaults_and_its_state_is_saved_and_loaded(tmp_path: Path) -> None:
+    strategy = load(tmp_path, BUYER, leverage="2")
+    assert (strategy.name, strategy.variant, strategy.intervals) == ("buyer", VariantId.APEX, ("15m",))
+    strategy.load({"bought": 7})
+    assert strategy.save() == {"bought": 7}
+    assert load(tmp_path, BUYER, leverage=Decimal(3)).save() == {"bought": 0}
+
+
+@pytest.mark.parametrize(
+    ("text", "params", "words"),
+    [
+        (
+            BUYER.replace("def decide", "def decides"),
+            ("leverage=2",),
+            "own.py:4: Buyer has no method decide(self, view)",
+        ),
+        (BUYER, (), "Buyer needs the parameter leverage"),
+        (BUYER, ("leverage=2", "windov=1"), "Buyer has no parameter 'windov'; it has leverage, symbol"),
+        (BUYER, ("leverage=high",), "the parameter leverage of Buyer is 'high'"),
+        (BUYER.replace("class Buyer", "class Seller"), ("leverage=2",), "has no class 'Buyer'; its classes are Seller"),
+        (BUYER.replace("class Buyer:", "class Buyer"), ("leverage=2",), "own.py:4: expected ':'"),
+        ("import nothing_here\n" + BUYER, ("leverage=2",), "own.py:1: raised ModuleNotFoundError"),
+        (BUYER.replace("symbol, 0", "symbol, 1 / 0"), ("leverage=2",), "own.py:6: Buyer() raised"),
+        (BUYER + "\n    variant = 'Best'", ("leverage=2",), "Buyer.variant is 'Best'; there are Apex"),
+        (BUYER + "\n    intervals = '15m'", ("leverage=2",), "Buyer.intervals is '15m'; it must be a tuple of 1m"),
+    ],
+)
+def test_a_wrong_file_class_or_parameter_is_named_before_anything_runs(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, params: tuple[str, ...], words: str
+) -> None:
+    (tmp_path / "own.py").write_text(text)
+    options = ["--strategy", f"{tmp_path / 'own.py'}:Buyer", *(word for param in params for word in ("--param", param))]
+    assert main(["backtest", "--data", str(data), "--out", str(tmp_path / "out"), "--no-database", *options]) == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        ("1 / 0", "own.py:10: decide raised ZeroDivisionError: division by zero"),
+        ("view.markets['XRP']", "own.py:10: decide raised KeyError: 'XRP'"),
+        ("raise SystemExit(3)", "own.py:10: decide raised SystemExit: 3"),
+        ("while True: pass", "own.py:10: decide took longer than its deadline_s of 0.2 s"),
+        ("return ['buy']", "own.py:8: decide returned 'buy'; allowed are CreatePosition"),
+        ("return 5", "decide raised TypeError: 'int' object is not iterable"),
+        ("price = -price", "own.py:8: decide returned a CreatePosition with Expected `float` > 0"),
+        ("price *= 10**9", "own.py:8: decide returned a CreatePosition with Expected `float`"),
+    ],
+)
+def test_a_failure_while_it_trades_ends_the_run_at_the_time_reached(
+    data: Path, tmp_path: Path, statement: str, words: str
+) -> None:
+    text = BUYER.replace("        if view.position", f"        {statement}\n        if view.position")
+    (tmp_path / "own.py").write_text(f"{text}\n    deadline_s = 0.2")
+    options = ("--strategy", f"{tmp_path / 'own.py'}:Buyer", "--param", "leverage=2", "--variant", "Apex")
+    code, result = backtest(data, tmp_path / "out", *options, "--from", "2025-03-02T00:00:00Z")
+    assert code == 1
+    assert result["complete"] is False
+    assert words in result["ended"]
+    assert {account["decisions"] for account in result["accounts"]} == {1}, "all accounts end at the same time"
+
+
+def test_rule_agents_decide_alike_behind_a_mask(data: Path, tmp_path: Path) -> None:
+    options = ("--mask", "symbols,dates,scale", "--from", "2025-03-01T20:00:00Z", "--to", "2025-03-02T02:00:00Z")
+    code, result = backtest(data, tmp_path / "run", *options)
+    assert code == 0
+    written = results.load(tmp_path / "run")
+    for table in (written.trades, written.fills, written.decisions):
+        columns = [values for name, values in table.arrays().items() if name != "account"]
+        rows: dict[str, list[str]] = {}
+        for account, *row in zip(table["account"], *columns, strict=True):
+            rows.setdefault(account, []).append(str(row))
+        assert {f"{account}:masked" for account in rows if ":" not in account} == {each for each in rows if ":" in each}
+        for account, own in rows.items():
+            assert own == rows[f"{account.removesuffix(':masked')}:masked"]
+    assert len(written.trades) > 0
+    assert [each["equity"] for each in result["masked"]["maskedMinusPlain"]] == [0] * 4

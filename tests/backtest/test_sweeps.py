@@ -1,0 +1,159 @@
+"""Sweeps: grids, seeds and walk-forwards; complete runs are not repeated, and failed runs are named."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from distributed import LocalCluster
+from support.candles import write_walk
+
+from trader.__main__ import main
+from trader.backtest import cluster as backtest_cluster
+from trader.backtest.sweep import folds_of, grid_of
+from trader.core.errors import SettingsError
+
+START, END = datetime(2025, 3, 1, tzinfo=UTC), datetime(2025, 3, 11, tzinfo=UTC)
+
+FLIPPER = """
+from trader.strategies import ClosePosition, CreatePosition, Side
+
+class Flipper:
+    def __init__(self, hours: int):
+        self.hours = hours
+
+    def decide(self, view):
+        1 / (self.hours - 3)
+        if view.at.minute:
+            return
+        if view.position("BTC") is not None:
+            yield ClosePosition(symbol="BTC")
+        elif view.at.hour % self.hours == 0:
+            price = view.markets["BTC"].price
+            yield CreatePosition(symbol="BTC", side=Side.LONG, quantity=view.account.equity / price, leverage=2,
+                                 stop=price * 8 / 10, invalidation="none", confidence=50)
+"""
+
+
+def test_a_grid_is_every_combination_of_ranges_and_repeated_values() -> None:
+    grid = grid_of(["window=10..30:10", "risk=0.1..0.2:0.05", "side=long", "side=short"])
+    assert len(grid) == 3 * 3 * 2
+    assert grid[0] == {"window": "10", "risk": "0.10", "side": "long"}
+    assert grid[-1] == {"window": "30", "risk": "0.20", "side": "short"}
+    assert grid_of(None) == [{}]
+    for wrong in ("window=10..5:1", "window=1..2:0"):
+        with pytest.raises(SettingsError, match=r"a range must be FIRST\.\.LAST:STEP"):
+            grid_of([wrong])
+
+
+def test_walk_forward_periods_never_overlap_their_selection_periods() -> None:
+    folds = folds_of("7d/1d", START, END)
+    assert len(folds) == 3
+    for choose, attempt in folds:
+        assert choose.end is not None
+        assert attempt.start is not None
+        assert choose.end < attempt.start
+    assert [attempt.start for _, attempt in folds[1:]] == [attempt.end for _, attempt in folds[:-1]]
+    with pytest.raises(SettingsError, match="one fold needs 360 hours"):
+        folds_of("14d/1d", START, END)
+    with pytest.raises(SettingsError, match="it must be CHOOSE/TRY in hours or days"):
+        folds_of("a week", START, END)
+
+
+@pytest.mark.processes
+def test_a_sweep_resumes_where_it_stopped_and_names_failed_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    write_walk(tmp_path / "data" / "BTCUSDT-1m-2025-03.csv", START, 1_800, price=90_000, seed=1)
+    (tmp_path / "flip.py").write_text(FLIPPER)
+
+    def sweep(*more: str) -> tuple[int, dict[str, Any]]:
+        options = ("--data", "data", "--strategy", "flip.py:Flipper", "--out", "sweep", *more)
+        code = main(["backtest", *options, "--from", "2025-03-01T23:00:00Z", "--json"])
+        captured = capsys.readouterr()
+        return code, orjson.loads(captured.out)
+
+    code, value = sweep("--param", "hours=2..4:1", "--seeds", "2")
+    assert code == 1
+    assert {row["params"]["hours"]: row["runs"] for row in value["parameters"]} == {"2": 2, "4": 2}
+    assert value["failed"] == ["run,hours=3,seed=0", "run,hours=3,seed=1"]
+    failures = {run["failure"] for run in value["runs"] if run["params"]["hours"] == "3"}
+    assert all("flip.py:9: decide raised ZeroDivisionError" in failure for failure in failures)
+    trials = (tmp_path / "trials.jsonl").read_bytes().splitlines()
+    assert value["trials"] == len({orjson.loads(line)["ledger"] for line in trials})
+    # Complete runs are not repeated.
+    kept = tmp_path / "sweep" / "runs" / "run,hours=4,seed=1" / "result.json"
+    written = kept.stat().st_mtime_ns
+    _, again = sweep("--param", "hours=2..4:1", "--seeds", "2")
+    assert kept.stat().st_mtime_ns == written
+    assert again["parameters"] == value["parameters"]
+    code, other = sweep("--param", "hours=2..6:2")
+    assert code == 1
+    assert "holds no sweep with these options" in str(other)
+    # The runs are compared, paired by their seeds.
+    runs = [f"sweep/runs/run,hours={hours},seed={seed}" for hours in (2, 4) for seed in (0, 1)]
+    assert main(["compare", *runs, "--json"]) == 0
+    first, second = orjson.loads(capsys.readouterr().out)["rows"]
+    means = {row["params"]["hours"]: row["meanReturnPercent"] for row in value["parameters"]}
+    assert (first["runs"], second["runs"]) == (2, 2)
+    assert second["difference"] == pytest.approx(means["4"] - means["2"], abs=0.1)
+    assert second["bySeeds"][0] <= second["difference"] <= second["bySeeds"][1]
+    assert main(["compare", *runs[:2]]) == 2
+    assert "differ in more than the seed" in capsys.readouterr().err
+
+
+@pytest.mark.processes
+def test_a_cluster_that_loses_a_worker_walks_forward_to_the_same_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    write_walk(tmp_path / "data" / "BTCUSDT-1m-2025-03.csv", START, 1_800, price=90_000, seed=1)
+    killed = tmp_path / "killed"
+    killer = f"""
+import os, pathlib, signal
+if not pathlib.Path({str(killed)!r}).exists():
+    pathlib.Path({str(killed)!r}).touch()
+    os.kill(os.getppid(), signal.SIGKILL)
+"""
+    (tmp_path / "flip.py").write_text(FLIPPER + killer)
+
+    def sweep(out: str, *more: str) -> dict[str, Any]:
+        options = ("--data", "data", "--strategy", "flip.py:Flipper", "--param", "hours=2..4:2", "--out", out)
+        period = ("--from", "2025-03-01T23:00:00Z", "--walk-forward", "3h/2h", "--trials", f"{out}.jsonl")
+        assert main(["backtest", *options, *period, *more, "--json"]) == 0
+        value: dict[str, Any] = orjson.loads(capsys.readouterr().out)
+        return value
+
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:  # type: ignore[no-untyped-call]
+        distant = sweep("distant", "--cluster", cluster.scheduler_address)
+    assert killed.exists()
+    near = sweep("near")
+    assert distant == near
+    assert [run["role"] for run in near["runs"]] == ["fold1-choose", "fold1-choose", "fold1-try"]
+    chosen = max(near["runs"][:2], key=lambda run: run["returnPercent"])
+    assert near["runs"][2]["params"] == chosen["params"]
+    assert near["runs"][2]["from"] > chosen["to"]
+    for run in near["runs"]:
+        here, there = (
+            orjson.loads((tmp_path / out / "runs" / run["name"] / "result.json").read_bytes())
+            for out in ("near", "distant")
+        )
+        assert {**here, "accounts": [], "options": {}} == {**there, "accounts": [], "options": {}}
+        ledgers = [(tmp_path / out / "runs" / run["name"] / "ledger.jsonl").read_bytes() for out in ("near", "distant")]
+        assert ledgers[0] == ledgers[1]
+
+
+def test_an_unreachable_cluster_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backtest_cluster, "CONNECT_TIMEOUT_S", 0.5)
+    write_walk(tmp_path / "BTCUSDT-1m-2025-03.csv", START, 1_800, price=90_000, seed=1)
+    options = ("--data", str(tmp_path), "--seeds", "2", "--out", str(tmp_path / "sweep"), "--cluster")
+    assert main(["backtest", *options, "tcp://127.0.0.1:1"]) == 1
+    assert "--cluster tcp://127.0.0.1:1: no scheduler with a worker answers there" in capsys.readouterr().err
+    assert main(["backtest", *options, "nonsense://there"]) == 1
+    assert not (tmp_path / "sweep").exists()

@@ -1,0 +1,192 @@
+"""A setting, a procedure, a stream, a market, a preset and a variant are each one row, as docs/doors.md says."""
+
+import textwrap
+from pathlib import Path
+
+import pytest
+from support.edited_copy import EditedCopy
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> EditedCopy:
+    return EditedCopy(tmp_path)
+
+
+DOCUMENT = """
+import msgspec
+from trader.api import openapi, typescript
+from trader.api.registry import REGISTRY, load_procedures
+from trader.settings.settings import Settings
+load_procedures()
+document = json.loads(msgspec.json.encode(openapi.make_document(REGISTRY, Settings.load({}, None, demo=True))))
+contract = typescript.declarations(document)
+"""
+LOAD = "from trader.settings.settings import Settings\nload = lambda **texts: Settings.load(texts, None, demo=True)\n"
+
+
+def test_a_setting_is_a_field(copy: EditedCopy) -> None:
+    field = """    greeting: Annotated[str, Variable(
+        "GREETING", "hello", forms.one_of("hello", "goodbye"), "What the service says.")]
+"""
+    copy.insert("settings/settings.py", field, before="    port: Annotated[int, Variable(\n")
+    assert copy.shows(LOAD + 'print(json.dumps([load().greeting, load(GREETING="goodbye").greeting]))') == [
+        "hello", "goodbye",
+    ]  # fmt: skip
+    assert "GREETING: expected one of hello, goodbye" in copy.fails(LOAD + 'load(GREETING="moin")')
+    told = copy.shows("from trader.commands.serve import settings_help\nprint(json.dumps(settings_help()))")
+    assert "GREETING" in str(told)
+
+
+def test_a_procedure_is_a_decorated_function_and_its_structs(copy: EditedCopy) -> None:
+    copy.write(
+        "api/procedures/greetings.py",
+        textwrap.dedent('''
+        """Greetings."""
+
+        from trader.api.context import Context
+        from trader.api.registry import procedure
+        from trader.api.schemas.common import Input, Wire
+
+
+        class GreetInput(Input):
+            """Whom to greet."""
+
+            name: str
+
+
+        class GreetOutput(Wire):
+            """The greeting."""
+
+            text: str
+
+
+        @procedure("greetings.greet")
+        async def greet(context: Context, request: GreetInput) -> GreetOutput:
+            """Greet somebody."""
+            return GreetOutput(text=f"hello {request.name}")
+        '''),
+    )
+    shown = copy.shows(DOCUMENT + 'print(json.dumps([list(document["paths"]), contract]))')
+    assert isinstance(shown, list)
+    assert "/api/rpc/greetings.greet" in shown[0]
+    assert "GreetOutput" in shown[1]
+
+
+def test_a_stream_is_a_row(copy: EditedCopy) -> None:
+    copy.insert(
+        "api/stream_table.py",
+        '    EventStream("greetings", "Greetings", "Sent at a new price.", list[str], _greetings, (PricesChanged,)),\n',
+        before='    EventStream(\n        "workflow",\n',
+    )
+    copy.insert(
+        "api/stream_table.py",
+        'async def _greetings(context: Context) -> list[str]:\n    return ["hello"]\n\n\n',
+        before="STREAMS: Final = (\n",
+    )
+    subscribe = """
+import asyncio
+from datetime import UTC, datetime
+from trader.api.stream_table import state_loaders
+from trader.api.streams import Broadcasters
+from trader.api.subscriber import Subscriber
+from trader.core.clock import SystemClock
+from trader.core.events import EventBus
+
+async def subscribed():
+    hubs = Broadcasters(state_loaders(None), EventBus(), SystemClock())
+    await hubs.all["greetings"].start()
+    subscriber = Subscriber()
+    hubs.all["greetings"].add(subscriber)
+    await subscriber.wait(10)
+    message = subscriber.take()
+    await hubs.close()
+    return message.decode()
+"""
+    shown = copy.shows(
+        DOCUMENT + subscribe + 'print(json.dumps([list(document["paths"]), contract, asyncio.run(subscribed())]))'
+    )
+    assert isinstance(shown, list)
+    assert "/api/events/greetings" in shown[0]
+    assert "greetings: string[]" in shown[1]
+    assert shown[2] == 'data: ["hello"]\n\n'
+
+
+MARKET = """        SimulatedMarket(
+            _market("LINK", "0.001", "0.1", 10, "0.05"),
+            Character(level=20, beta=1.3, own_volatility=0.6, minute_volume=150_000),
+            Calm(half_spread_bp=0.9{depth}),
+        ),
+"""
+QUOTE = """
+from trader.market.sources.rows import preset_rows
+from trader.market.sources.synthetic import SyntheticSource
+settings = load(MARKETS="BTC,LINK")
+source = SyntheticSource(7, settings.markets, preset_rows(settings.venue_preset, None))
+print(json.dumps(float(source.tick(1_750_000_000).quotes["LINK"].mark)))
+"""
+
+
+def test_a_market_that_ships_is_a_row_and_one_that_lacks_its_depth_does_not_import(copy: EditedCopy) -> None:
+    before = '        SimulatedMarket(\n            _market("DOGE"'
+    copy.insert("market/domain/markets.py", MARKET.format(depth=", depth=50_000"), before=before)
+    mark = copy.shows(LOAD + QUOTE)
+    assert isinstance(mark, float)
+    assert 5 < mark < 80
+    copy.insert("market/domain/markets.py", MARKET.format(depth="").replace("LINK", "UNI"), before=before)
+    assert "missing 1 required positional argument: 'depth'" in copy.fails("import trader.market.domain.markets")
+
+
+PRESET = """
+[dydx]
+markets = [
+  { symbol = "BTC", tick = "1", lot = "0.0001", min_notional = "5", leverage_max = 20, maintenance_rate = "0.03" },
+]
+
+[dydx.presets]
+dydx = { SIM_TAKER_FEE_BPS = "5.5" }
+"""
+SOURCES = '\n[dydx.sources]\n"fees" = "its page of fees, without a date"\n'
+FIGURES = """
+from trader.market.sources.rows import preset_rows
+settings = load(VENUE_PRESET="dydx")
+print(json.dumps([str(settings.taker_fee_bps), str(preset_rows(settings.venue_preset, None)["BTC"].rules.tick)]))
+"""
+
+
+def test_a_preset_is_a_row_with_sources(copy: EditedCopy) -> None:
+    file = copy.folder / "trader" / "market" / "presets.toml"
+    shipped = file.read_text(encoding="utf-8")
+    file.write_text(shipped + PRESET + SOURCES, encoding="utf-8")
+    assert copy.shows(LOAD + FIGURES) == ["5.5", "1"]
+    file.write_text(shipped + PRESET, encoding="utf-8")
+    assert "missing required field `sources`" in copy.fails(LOAD)
+    file.write_text(shipped + PRESET.replace('tick = "1", ', "") + SOURCES, encoding="utf-8")
+    assert "missing required field `tick`" in copy.fails(LOAD + FIGURES)
+
+
+VARIANT = """    Variant(
+        id=VariantId.CAUTIOUS,
+        label="Cautious",
+        description="Holds",
+        temperature=0.1,
+        color="#123456",
+        prompt=read_prompt(VariantId.CAUTIOUS),
+        limits=Apex.limits,
+        intervals=Apex.intervals,
+        agent=Apex,
+    ),
+"""
+
+
+def test_a_variant_is_one_definition_for_its_id(copy: EditedCopy) -> None:
+    copy.insert("core/variant_id.py", '    CAUTIOUS = "Cautious"\n', before='    SOVEREIGN = "Sovereign"\n')
+    assert "every variant must be defined once" in copy.fails("import trader.agents.variants")
+    copy.insert("agents/variants.py", VARIANT, before="    Variant(\n        id=VariantId.SOVEREIGN,")
+    assert "cautious.md" in copy.fails("import trader.agents.variants")
+    copy.write("agents/prompts/cautious.md", "You hold.")
+    listed = "from trader.agents.variants import VARIANTS\n" + DOCUMENT
+    listed += 'print(json.dumps([list(VARIANTS), document["components"]["schemas"]["VariantId"]["enum"]]))'
+    shown = copy.shows(listed)
+    assert isinstance(shown, list)
+    assert shown[0] == ["Apex", "Trendsurfer", "Contrarian", "Cautious", "Sovereign"]
+    assert sorted(shown[1]) == sorted(shown[0])

@@ -1,0 +1,223 @@
+"""Rules of exit plans and runs, one test each."""
+
+from datetime import timedelta
+
+import pytest
+from msgspec.structs import replace
+from support.books import START, deep_quote, moment_of, seconds
+from support.paper_bench import BUY, SELL, D, PaperBench, eth, leveraged
+
+from trader.exchange.domain.ledger import Posting
+from trader.exchange.domain.orders import Cause, ExitPlan, OrderSide, OrderStatus
+
+# --- exit plans -------------------------------------------------------------------------------------------------------
+
+LATER = START + timedelta(minutes=10)
+
+
+@pytest.mark.parametrize(
+    ("plan", "mark", "reason"),
+    [
+        (ExitPlan(stop=D(1_900)), 1_900, Cause.STOP),
+        (ExitPlan(invalidation_price=D(1_900)), 1_900, Cause.INVALIDATION),
+        (ExitPlan(target=D(2_100)), 2_100, Cause.TARGET),
+        (ExitPlan(time_exit=START + timedelta(seconds=1)), 2_000, Cause.TIME),
+        (ExitPlan(stop=D(1_900), invalidation_price=D(1_950)), 1_900, Cause.STOP),
+        (ExitPlan(stop=D(1_900), time_exit=START + timedelta(seconds=1)), 1_900, Cause.STOP),
+        (ExitPlan(target=D(2_100), time_exit=START + timedelta(seconds=1)), 2_100, Cause.TARGET),
+    ],
+)
+def test_a_trigger_closes_the_whole_position_at_market(plan: ExitPlan, mark: int, reason: Cause) -> None:
+    desk = PaperBench()
+    desk.order(BUY, "1", plan=plan)
+    posting = desk.eth(mark)
+    assert posting is not None
+    assert [(trade.close_reason, trade.quantity) for trade in posting.trades] == [(reason, D(1))]
+    assert posting.fills[0].price == mark - D("0.01")
+    assert posting.fills[0].request_id is None
+
+
+@pytest.mark.parametrize(("latency", "every"), [(1.5, 1), (0.25, 0.2)], ids=["seconds", "below a second"])
+def test_a_triggers_order_meets_the_first_book_after_the_latency(latency: float, every: float) -> None:
+    desk = PaperBench()
+    desk.rules = replace(desk.rules, latency=seconds(latency))
+    desk.order(BUY, "1", plan=ExitPlan(stop=D(1_900)))
+    fired = desk.eth(1_900)
+    assert fired is not None
+    assert (fired.fills, desk.position.closing) == ([], "stop")
+    assert desk.position.closing_at == desk.moment.at + seconds(latency)
+    assert desk.eth(1_950, after=seconds(every)) is None
+    posting = desk.eth(1_800, after=seconds(every))
+    assert posting is not None
+    assert [(fill.price, fill.cause) for fill in posting.fills] == [(D("1799.99"), Cause.STOP)]
+
+
+@pytest.mark.parametrize("mark", ["1900.01", "2099.99"])
+def test_nothing_fires_before_its_price(mark: str) -> None:
+    desk = PaperBench()
+    desk.order(BUY, "1", plan=ExitPlan(stop=D(1_900), target=D(2_100), time_exit=LATER))
+    assert desk.eth(mark) is None
+
+
+def test_the_triggers_of_a_short_are_mirrored() -> None:
+    for plan, mark in ((ExitPlan(stop=D(2_100)), 2_100), (ExitPlan(target=D(1_900)), 1_900)):
+        desk = PaperBench()
+        desk.order(SELL, "1", plan=plan)
+        assert desk.eth(mark) is not None
+        assert not desk.account.positions
+
+
+def test_triggers_are_checked_against_the_mark_and_not_the_book() -> None:
+    desk = PaperBench()
+    desk.order(BUY, "1", plan=ExitPlan(stop=D(1_900)))
+    assert desk.tick(eth([(1800, 9)], [(2050, 9)], mark="1900.01")) is None
+    assert desk.tick(eth([(1850, 9)], [(2050, 9)], mark="1900")) is not None
+
+
+def test_a_gap_fills_at_the_price_after_it() -> None:
+    desk = PaperBench()
+    desk.order(BUY, "1", plan=ExitPlan(stop=D(1_900)))
+    desk.eth(1_500)
+    assert desk.account.realized == D("1499.99") - D("2000.01")
+
+
+@pytest.mark.parametrize(
+    ("side", "plan"),
+    [
+        (BUY, ExitPlan(stop=D(2_000))),
+        (BUY, ExitPlan(invalidation_price=D(2_001))),
+        (BUY, ExitPlan(target=D(2_000))),
+        (SELL, ExitPlan(stop=D(2_000))),
+        (SELL, ExitPlan(invalidation_price=D(1_999))),
+        (SELL, ExitPlan(target=D(2_000))),
+        (BUY, ExitPlan(time_exit=START)),
+    ],
+)
+def test_a_plan_on_the_wrong_side_of_the_mark_is_refused(side: OrderSide, plan: ExitPlan) -> None:
+    desk = PaperBench()
+    assert desk.order(side, "1", plan=plan).status is OrderStatus.REJECTED
+    desk.order(side, "1")
+    assert desk.set_plan(plan) is not None
+    assert desk.position.exit_plan == ExitPlan()
+
+
+def test_the_stop_of_a_resting_order_is_checked_against_its_limit() -> None:
+    desk = PaperBench()
+    assert desk.order(BUY, "1", limit="1900", plan=ExitPlan(stop=D(1_950))).status is OrderStatus.REJECTED
+    assert desk.order(BUY, "1", limit="1900", plan=ExitPlan(stop=D(1_850))).status is OrderStatus.RESTING
+    desk.eth(1_899)
+    assert desk.position.exit_plan.stop == 1_850
+
+
+def test_a_plan_can_be_replaced_directly_or_by_an_addition() -> None:
+    desk = PaperBench()
+    desk.order(BUY, "1", plan=ExitPlan(stop=D(1_900)))
+    assert desk.set_plan(ExitPlan(target=D(2_200), invalidation="the trend breaks")) is None
+    assert desk.position.exit_plan == ExitPlan(target=D(2_200), invalidation="the trend breaks")
+    desk.order(BUY, "1")
+    assert desk.position.exit_plan.target == 2_200
+    desk.order(BUY, "1", plan=ExitPlan(stop=D(1_800)))
+    assert desk.position.exit_plan == ExitPlan(stop=D(1_800))
+
+
+def test_a_plan_without_a_position_is_refused() -> None:
+    assert PaperBench().set_plan(ExitPlan(stop=D(1_900))) == "there is no ETH position"
+
+
+def test_a_fired_trigger_keeps_closing_even_if_the_mark_recovers() -> None:
+    desk = PaperBench()
+    desk.order(BUY, "3", plan=ExitPlan(stop=D(1_900)))
+    desk.tick(eth([(1899, 1)], [(1901, 1)], mark="1900"))
+    assert (desk.position.quantity, desk.position.closing) == (D(2), "stop")
+    desk.eth(2_000)
+    assert not desk.account.positions
+    assert [trade.close_reason for b in desk.postings for trade in b.trades] == [Cause.STOP, Cause.STOP]
+
+
+def test_trigger_and_liquidation_and_manual_close_close_a_position_once() -> None:
+    desk = PaperBench(1_050)
+    desk.order(BUY, "10", leverage=20, plan=ExitPlan(stop=D(1_990)))
+    for _ in range(2):
+        posting = desk.eth("1900")
+        assert posting is not None
+        assert [trade.close_reason for trade in posting.trades] == [Cause.LIQUIDATION], "the stop waits until it ends"
+    assert desk.order(SELL, "10", reduce_only=True).status is OrderStatus.FILLED
+    closed = [trade.quantity for each in desk.postings for trade in each.trades]
+    assert closed == [D("2.5"), D("1.875"), D("5.625")]
+    assert desk.order(SELL, "10", reduce_only=True).status is OrderStatus.REJECTED
+    assert desk.eth("1900") is None
+
+
+def test_an_exit_plan_fires_after_a_liquidation_has_ended() -> None:
+    desk = PaperBench(1_050)
+    desk.order(BUY, "10", leverage=20, plan=ExitPlan(stop=D(1_930)))
+    desk.tick(eth([(1928, "0.1")], [(1932, 99)]))
+    assert (desk.position.quantity, desk.account.liquidating) == (D("9.9"), True)
+    desk.eth(1_928)
+    while desk.account.liquidating:
+        assert desk.position.closing is None
+        desk.eth(1_928)
+    assert not desk.account.positions
+    assert desk.postings[-1].trades[-1].close_reason is Cause.STOP
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_reset_cancels_closes_at_the_mark_without_fees_and_starts_a_run() -> None:
+    desk = PaperBench()
+    desk.order(BUY, "1")
+    desk.order(BUY, "1", limit="1900")
+    fees = desk.account.fees
+    desk.tick(eth([(2050, "0.1")], [(2150, "0.1")]))
+    before = desk.account
+    posting = desk.reset(5_000)
+    (trade,) = posting.trades
+    assert (trade.close_reason, trade.exit_notional, posting.fills[0].fee) == (Cause.RESET, D(2_100), D(0))
+    assert (trade.fees, posting.resting[0].cancel_reason) == (fees, "the account was reset")
+    assert posting.run == before.run
+    assert posting.starts_run
+    account = desk.account
+    assert (account.run.number, account.run.initial_capital, account.cash) == (2, D(5_000), D(5_000))
+    assert not account.positions
+    assert not account.resting
+    assert account.realized == account.fees == 0
+    assert account.sequence > before.sequence
+
+
+def test_the_same_orders_give_the_same_rows() -> None:
+    def rows() -> list[Posting]:
+        desk = leveraged()
+        desk.order(BUY, "0.01", limit="1900")
+        desk.tick(deep_quote("ETH", "1820"), deep_quote("SOL", 99))
+        desk.reset()
+        return desk.postings
+
+    assert rows() == rows()
+
+
+def test_the_order_in_which_an_account_holds_its_positions_changes_no_row() -> None:
+    """Positions opened by one update are read back from their rows in a different order."""
+
+    def rows(*, reverse: bool) -> list[object]:
+        desk = leveraged()
+        if reverse:
+            desk.account = replace(desk.account, positions=dict(reversed(list(desk.account.positions.items()))))
+        desk.tick(deep_quote("ETH", 2_000), deep_quote("SOL", 100), after=timedelta(hours=1))
+        desk.order(BUY, "0.01", limit="1900")
+        desk.tick(deep_quote("ETH", 2_000), deep_quote("SOL", 100), after=timedelta(hours=1))
+        desk.reset()
+        return [(posting.funding, posting.fills, posting.trades) for posting in desk.postings]
+
+    assert rows(reverse=False) == rows(reverse=True)
+
+
+def test_a_refusal_changes_nothing_but_its_answer() -> None:
+    desk = PaperBench()
+    desk.order(BUY, "1")
+    before = desk.account
+    desk.moment = moment_of(deep_quote("ETH", 2_000, at=START + seconds(1)))
+    desk.order(BUY, "1000")
+    posting = desk.postings[-1]
+    assert (posting.fills, posting.funding, posting.resting) == ((), (), ())
+    assert (desk.account.positions, desk.account.cash) == (before.positions, before.cash)

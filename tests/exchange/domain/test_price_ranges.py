@@ -1,0 +1,80 @@
+"""Price ranges: no tick within them affects an account that they leave unaffected."""
+
+from datetime import timedelta
+from decimal import Decimal
+
+from hypothesis import given
+from hypothesis import strategies as st
+from support.books import RULES
+from support.scripted import START, make_tick
+
+from trader.exchange.domain.account import Account, Run
+from trader.exchange.domain.ledger import row_id
+from trader.exchange.domain.orders import ExitPlan, Order, OrderSide, OrderType
+from trader.exchange.domain.rules import place
+from trader.exchange.domain.tick_rules import Moment, is_affected, is_unaffected, price_ranges
+from trader.market.domain.markets import PLAIN_FUNDING_RATE
+
+PRICES = {"BTC": 94000, "ETH": 3300}
+
+
+def moment_at(second: int, shifts: dict[str, int]) -> Moment:
+    mids = {symbol: str(price + price * shifts[symbol] // 1000) for symbol, price in PRICES.items()}
+    tick = make_tick(START + timedelta(seconds=second), mids)
+    return Moment(tick.at, tick.quotes, {s: q.mark for s, q in tick.quotes.items()}, frozenset(tick.quotes))
+
+
+def account_with(orders: list[tuple[str, OrderSide, int, int | None, int | None, int | None]]) -> Account:
+    """An account after these orders at the first prices; plan distances and the limit are in permille of the price."""
+    run = Run(id=row_id("a", 0), number=1, initial_capital=Decimal(10000), quote_currency="USDT", started_at=START)
+    account = Account(id="a", run=run, sequence=0, changed_at=START)
+    now = moment_at(0, dict.fromkeys(PRICES, 0))
+    for symbol, side, leverage, stop, target, limit in orders:
+        price, sign = Decimal(PRICES[symbol]), side.direction
+        plan = ExitPlan(
+            stop=None if stop is None else price * (1000 - sign * stop) / 1000,
+            target=None if target is None else price * (1000 + sign * target) / 1000,
+        )
+        order = Order(
+            account_id="a",
+            symbol=symbol,
+            side=side,
+            quantity=Decimal(3000 * leverage) / price,
+            leverage=Decimal(leverage),
+            exit_plan=plan if limit is None else None,
+            type=OrderType.MARKET if limit is None else OrderType.LIMIT,
+            limit_price=None if limit is None else price * (1000 - sign * limit) / 1000,
+        )
+        account = place(account, order, now, RULES, lambda _symbol, _hour: PLAIN_FUNDING_RATE).account
+    return account
+
+
+distances = st.none() | st.integers(1, 60)
+orders = st.lists(
+    st.tuples(
+        st.sampled_from(list(PRICES)), st.sampled_from(OrderSide), st.sampled_from([1, 5, 20]), distances, distances,
+        st.none() | st.integers(1, 40),
+    ),
+    max_size=4,
+)  # fmt: skip
+walks = st.lists(st.fixed_dictionaries({s: st.integers(-60, 60) for s in PRICES}), min_size=1, max_size=8)
+
+
+@given(orders, walks, st.sampled_from([0, 1700, 3590]))
+def test_no_tick_within_price_ranges_affects_an_account_that_they_leave_unaffected(
+    placed: list[tuple[str, OrderSide, int, int | None, int | None, int | None]],
+    walk: list[dict[str, int]],
+    start_s: int,
+) -> None:
+    account = account_with(placed)
+    moments = [moment_at(start_s + 1 + n, shifts) for n, shifts in enumerate(walk)]
+    if is_unaffected(account, price_ranges(moments), RULES):
+        assert not any(is_affected(account, moment, RULES) for moment in moments)
+
+
+def test_a_quiet_minute_leaves_a_safe_position_unaffected() -> None:
+    account = account_with([("BTC", OrderSide.BUY, 1, 50, 50, None), ("ETH", OrderSide.BUY, 1, None, None, 40)])
+    moments = [moment_at(1 + n, {"BTC": n % 5, "ETH": -n % 5}) for n in range(60)]
+    assert is_unaffected(account, price_ranges(moments), RULES)
+    fallen = [*moments, moment_at(61, {"BTC": -51, "ETH": 0})]
+    assert not is_unaffected(account, price_ranges(fallen), RULES)

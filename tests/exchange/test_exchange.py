@@ -1,0 +1,437 @@
+"""The paper exchange on a real PostgreSQL: every answer is in the rows, and a restart rebuilds everything from them."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from support.manual_clock import ManualClock
+from support.scripted import START, ScriptedSource, walk_script
+from support.venue import Venue, agree_with_rows, dump, running, without_depth
+
+from trader.core.errors import Conflict, InvalidInput, NotFound, StartError, Unavailable
+from trader.core.events import PositionsChanged
+from trader.core.money import format_decimal
+from trader.database.pool import Database
+from trader.exchange.domain.account import equity
+from trader.exchange.domain.orders import ExitPlan, OrderStatus, OrderType
+from trader.exchange.events import TradesChanged, log_trades
+
+QUIET = {"BTC": "94000", "ETH": "3300", "SOL": "200"}
+
+
+@pytest.fixture
+async def venue(database: Database) -> AsyncIterator[Venue]:
+    async with running(database, ScriptedSource(), ManualClock(START)) as venue:
+        await venue.see(QUIET)
+        yield venue
+        await agree_with_rows(venue)
+
+
+async def test_a_market_order_fills_from_the_book_and_is_stored(venue: Venue) -> None:
+    answer = await venue.buy("1.5", leverage=Decimal(20), confidence=Decimal(70))
+    assert answer.status is OrderStatus.FILLED
+    assert [(fill.price, fill.quantity) for fill in answer.fills] == [
+        (Decimal("94000.1"), Decimal(1)),
+        (Decimal("94000.2"), Decimal("0.5")),
+    ]
+    assert answer.total_fees == (Decimal("94000.1") + Decimal("47000.1")) * Decimal("0.0005")
+    position = venue.exchange.accounts["a"].positions["BTC"]
+    assert position.entry_notional == Decimal("141000.2")
+    assert any(isinstance(event, PositionsChanged) for event in venue.events)
+
+
+async def test_latency_below_a_second_decides_which_book_an_order_meets(database: Database) -> None:
+    clock = ManualClock(START)
+    async with running(database, ScriptedSource(), clock, SIM_LATENCY_MS="250") as venue:
+        await venue.see(QUIET)
+        orders = []
+        for arrival_ms in (750, 751):  # after the second of the last book
+            await clock.advance(START + timedelta(milliseconds=1000 + arrival_ms) - clock.now())
+            orders.append(asyncio.create_task(venue.buy("0.1", account_id=str(arrival_ms))))
+            while venue.market.orders_waiting < len(orders):
+                await asyncio.sleep(0)
+        for order, mid in zip(orders, ("95000", "96000"), strict=True):
+            assert not order.done()
+            await venue.see({"BTC": mid}, after_s=1 - clock.now().microsecond / 1_000_000)
+            assert [fill.price for fill in (await order).fills] == [Decimal(f"{mid}.1")]
+
+
+async def test_partial_closes_split_the_row_and_the_rest_stays_open(venue: Venue) -> None:
+    await venue.buy("0.3", leverage=Decimal(7))
+    await venue.see({"BTC": "95000"})
+    await venue.sell("0.1")
+    await venue.sell("0.1")
+    account = venue.exchange.accounts["a"]
+    assert account.positions["BTC"].quantity == Decimal("0.1")
+    assert account.positions["BTC"].realized == account.realized
+    async with venue.database.connection() as conn:
+        statuses = await conn.fetch("SELECT status, count(*) AS n FROM orders GROUP BY status ORDER BY status")
+    assert [(r["status"], r["n"]) for r in statuses] == [("CLOSED", 2), ("OPEN", 1)]
+
+
+async def test_a_flip_closes_first_and_opens_the_rest(venue: Venue) -> None:
+    await venue.buy("0.1", leverage=Decimal(5))
+    await venue.sell("0.25", leverage=Decimal(5))
+    account = venue.exchange.accounts["a"]
+    assert account.positions["BTC"].quantity == Decimal("0.15")
+    assert account.positions["BTC"].side == "SHORT"
+    assert any(isinstance(event, TradesChanged) for event in venue.events)
+
+
+async def test_the_same_client_order_id_trades_once(venue: Venue) -> None:
+    answers = await asyncio.gather(*(venue.buy("0.01", client_order_id="once") for _ in range(10)))
+    assert len({answer.id for answer in answers}) == 1
+    assert venue.exchange.accounts["a"].positions["BTC"].quantity == Decimal("0.01")
+    limit: dict[str, Any] = {"client_order_id": "too-much", "type": OrderType.LIMIT, "limit_price": Decimal(90000)}
+    refused = await venue.buy("1000", **limit)
+    assert refused.status is OrderStatus.REJECTED
+    assert await venue.buy("1000", **limit) == refused
+
+
+@pytest.mark.parametrize("other", [{"quantity": "0.02"}, {"leverage": Decimal(3)}, {"symbol": "ETH"}])
+async def test_a_client_order_id_with_different_contents_is_a_conflict(venue: Venue, other: dict[str, Any]) -> None:
+    await venue.buy("0.01", client_order_id="once")
+    with pytest.raises(Conflict, match=r"the clientOrderId 'once' was used for another order of a: buy 0\.01 BTC"):
+        await venue.buy(**{"quantity": "0.01", "client_order_id": "once", **other})
+    assert venue.exchange.accounts["a"].positions["BTC"].quantity == Decimal("0.01")
+
+
+async def test_concurrent_orders_of_many_accounts_are_all_posted(venue: Venue) -> None:
+    answers = await asyncio.gather(*(venue.buy("0.01", account_id=f"m{n % 20}") for n in range(100)))
+    assert {answer.status for answer in answers} == {OrderStatus.FILLED}
+    assert len({answer.id for answer in answers}) == 100
+    for n in range(20):
+        assert venue.exchange.accounts[f"m{n}"].positions["BTC"].quantity == Decimal("0.05")
+
+
+async def test_a_resting_order_reserves_margin_fills_as_maker_and_can_be_cancelled(venue: Venue) -> None:
+    resting = await venue.buy("0.05", type=OrderType.LIMIT, limit_price=Decimal("93000.05"))
+    other = await venue.buy("0.01", type=OrderType.LIMIT, limit_price=Decimal(90000))
+    assert resting.status is OrderStatus.RESTING
+    await venue.see({"BTC": "92990"})
+    account = venue.exchange.accounts["a"]
+    assert account.positions["BTC"].entry_notional == Decimal(93000) * Decimal("0.05")
+    assert account.fees == Decimal(93000) * Decimal("0.05") * Decimal("0.0002")
+    cancelled = await venue.exchange.cancel_order("a", str(other.id))
+    assert cancelled.status is OrderStatus.CANCELLED
+    assert (await venue.exchange.cancel_order("a", str(resting.id))).status is OrderStatus.FILLED
+    with pytest.raises(NotFound):
+        await venue.exchange.cancel_order("a", "no-such-order")
+    with pytest.raises(NotFound):
+        await venue.exchange.cancel_order("b", str(other.id))
+
+
+async def test_the_answer_of_a_cancelled_order_includes_its_realized_pnl(venue: Venue) -> None:
+    await venue.buy("0.1")
+    target = await venue.sell("0.1", type=OrderType.LIMIT, limit_price=Decimal(95000), reduce_only=True)
+    await venue.see({"BTC": "95000.1"}, size="0.04")  # one level at or beyond the limit
+    cancelled = await venue.exchange.cancel_order("a", str(target.id))
+    account = venue.exchange.accounts["a"]
+    assert (cancelled.status, cancelled.total_quantity) == (OrderStatus.CANCELLED, Decimal("0.04"))
+    assert cancelled.realized_pnl == account.realized > 0
+    flip = await venue.sell("0.1", type=OrderType.LIMIT, limit_price=Decimal(96000))
+    await venue.see({"BTC": "96000.1"})
+    filled = await venue.exchange.cancel_order("a", str(flip.id))
+    assert filled.status is OrderStatus.FILLED
+    assert filled.realized_pnl == venue.exchange.accounts["a"].realized - account.realized > 0
+
+
+async def test_the_answer_of_a_closing_resting_order_includes_its_realized_pnl(venue: Venue) -> None:
+    await venue.buy("0.05")
+    entry = venue.exchange.accounts["a"].positions["BTC"].entry_price
+    flip = await venue.sell("0.08", type=OrderType.LIMIT, limit_price=Decimal(95000))
+    await venue.sell("0.01")  # another order closes part of the position
+    by_others = venue.exchange.accounts["a"].realized
+    await venue.see({"BTC": "95100"})
+    answer = await venue.exchange.cancel_order("a", str(flip.id))
+    assert (answer.status, answer.total_quantity) == (OrderStatus.FILLED, Decimal("0.08"))
+    assert answer.realized_pnl == Decimal("0.04") * (95000 - entry)
+    assert venue.exchange.accounts["a"].realized == by_others + answer.realized_pnl
+    await venue.see({"BTC": "93000"})
+    await venue.buy("0.04")
+    assert await venue.exchange.cancel_order("a", str(flip.id)) == answer, "others closed the rest"
+
+
+async def test_a_stop_closes_the_position_at_the_books_prices(venue: Venue) -> None:
+    await venue.buy("0.1", leverage=Decimal(5), exit_plan=ExitPlan(stop=Decimal(93000), target=Decimal(99000)))
+    await venue.see({"BTC": "92000"})
+    account = venue.exchange.accounts["a"]
+    assert not account.positions
+    async with venue.database.connection() as conn:
+        row = await conn.fetchrow("SELECT close_reason, exit_notional FROM orders")
+    assert row is not None
+    assert (row["close_reason"], row["exit_notional"]) == ("stop", Decimal("9199.99"))
+
+
+async def test_exit_plans_are_replaced_and_invalid_ones_refused(venue: Venue) -> None:
+    assert await venue.exchange.set_exit_plan("a", "BTC", ExitPlan()) == "there is no BTC position"
+    await venue.buy("0.1", leverage=Decimal(5))
+    refusal = await venue.exchange.set_exit_plan("a", "BTC", ExitPlan(stop=Decimal(95000)))
+    assert refusal == "the stop 95000 of a long must be below the mark 94000"
+    assert await venue.exchange.set_exit_plan("a", "BTC", ExitPlan(stop=Decimal(93500))) is None
+    assert venue.exchange.accounts["a"].positions["BTC"].exit_plan.stop == Decimal(93500)
+
+
+async def test_completed_trades_are_logged(venue: Venue, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "trader.exchange")
+    await venue.buy("2", leverage=Decimal(40))
+    await venue.sell("0.1")
+    await venue.see({"BTC": "80000"}, size="5")
+    for event in venue.events:
+        log_trades(event)
+    records = [record for record in caplog.records if record.getMessage().startswith("closed by")]
+    (event,) = [event for event in venue.events if isinstance(event, TradesChanged)][-1:]
+    trade = event.trades[-1]
+    net = trade.gross_pnl - trade.fees + trade.funding
+    assert [record.levelno for record in records] == [logging.INFO, *[logging.WARNING] * (len(records) - 1)]
+    assert records[0].getMessage().startswith("closed by order: a: LONG 0.1 BTC at ")
+    assert records[-1].getMessage().startswith("closed by liquidation: a: LONG ")
+    assert records[-1].getMessage().endswith(f", net {format_decimal(net)}")
+
+
+async def test_a_gap_liquidates_and_the_insurance_row_closes_the_books(venue: Venue) -> None:
+    await venue.buy("2", leverage=Decimal(40))
+    await venue.see({"BTC": "80000"}, size="5")
+    assert venue.exchange.accounts["a"].positions["BTC"].quantity == Decimal("1.5"), "one step per update"
+    while venue.exchange.accounts["a"].positions:
+        await venue.see({"BTC": "80000"}, size="5", after_s=1)
+    account = venue.exchange.accounts["a"]
+    assert account.cash == 0
+    assert account.insurance > 0
+    async with venue.database.connection() as conn:
+        assert await conn.fetchval("SELECT sum(amount) FROM insurance_payments") == account.insurance
+
+
+async def test_funding_is_posted_once_per_boundary(venue: Venue) -> None:
+    await venue.buy("0.1", leverage=Decimal(5))
+    await venue.see({"BTC": "94100"}, after_s=3600)
+    await venue.see({"BTC": "94100"}, after_s=1)
+    assert venue.exchange.accounts["a"].funding == -Decimal("0.1") * Decimal(94000) * Decimal("0.0000125")
+    await venue.see({"BTC": "94200"}, after_s=2 * 3600)
+    async with venue.database.connection() as conn:
+        marks = await conn.fetch("SELECT mark FROM funding_payments ORDER BY boundary")
+    # Each boundary lay between two updates, so the last mark before it counts.
+    assert [row["mark"] for row in marks] == [Decimal(94000), Decimal(94100), Decimal(94100)]
+
+
+async def test_reset_starts_a_run_with_the_initial_capital_and_keeps_the_rows(venue: Venue) -> None:
+    await venue.buy("0.1", leverage=Decimal(5))
+    await venue.buy("0.1", leverage=Decimal(5), type=OrderType.LIMIT, limit_price=Decimal(90000))
+    account = await venue.exchange.reset_account("a")
+    assert (account.run.number, account.cash, account.resting) == (2, Decimal(10000), ())
+    async with venue.database.connection() as conn:
+        row = await conn.fetchrow("SELECT close_reason, exit_notional, fees FROM orders WHERE status = 'CLOSED'")
+        assert await conn.fetchval("SELECT count(*) FROM runs WHERE ended_at IS NOT NULL") == 1
+    assert row is not None
+    assert row["close_reason"] == "reset"
+    assert row["exit_notional"] == Decimal(9400)
+    await venue.buy("0.01")
+
+
+async def test_invalid_orders_are_refused_with_a_named_field(venue: Venue) -> None:
+    with pytest.raises(InvalidInput, match="doge"):
+        await venue.buy("1", symbol="doge")
+    with pytest.raises(InvalidInput, match="within 1 to 40"):
+        await venue.buy("1", leverage=Decimal(41))
+    with pytest.raises(InvalidInput, match="limit price"):
+        await venue.buy("1", type=OrderType.LIMIT)
+    assert (await venue.buy("0.01", symbol="btcusdt")).symbol == "BTC"
+
+
+async def test_the_account_limit_holds(database: Database) -> None:
+    async with running(database, ScriptedSource(), ManualClock(START), SIM_MAX_ACCOUNTS="1") as venue:
+        await venue.see({"BTC": "94000"})
+        await venue.buy("0.01")
+        with pytest.raises(InvalidInput, match="no more than 1"):
+            await venue.buy("0.01", account_id="b")
+
+
+async def test_the_account_limit_holds_under_concurrency(database: Database) -> None:
+    async with running(database, ScriptedSource(), ManualClock(START), SIM_MAX_ACCOUNTS="3") as venue:
+        await venue.see({"BTC": "94000"})
+        tried = await asyncio.gather(
+            *(venue.buy("0.01", account_id=f"m{n}") for n in range(6)),
+            return_exceptions=True,
+        )
+        assert len(venue.exchange.accounts) == 3
+        assert sum(isinstance(outcome, InvalidInput) for outcome in tried) == 3
+
+
+async def test_an_order_without_a_fresh_price_is_refused(database: Database) -> None:
+    async with running(database, ScriptedSource(), ManualClock(START)) as venue:
+        assert (await venue.buy("0.01")).reason == "there is no price for BTC yet"
+        await venue.see({"BTC": "94000"})
+        await venue.clock.advance(timedelta(seconds=31))
+        refused = await venue.buy("0.01")
+        assert refused.status is OrderStatus.REJECTED
+        assert refused.reason is not None
+        assert "too old to trade on" in refused.reason
+
+
+async def test_a_restart_rebuilds_every_account_to_the_last_digit(database: Database) -> None:
+    source, clock = ScriptedSource(), ManualClock(START)
+    async with running(database, source, clock) as before:
+        await before.see({"BTC": "94000", "ETH": "3300", "SOL": "200"})
+        await before.buy("0.3", leverage=Decimal(7), exit_plan=ExitPlan(stop=Decimal(90000), invalidation="no more"))
+        await before.sell("0.1")
+        await before.sell("2.5", symbol="ETH", leverage=Decimal(3), confidence=Decimal("62.5"))
+        await before.sell("1", symbol="SOL", type=OrderType.LIMIT, limit_price=Decimal(210), client_order_id="rest")
+        await before.see({"BTC": "94500", "ETH": "3310", "SOL": "201"}, after_s=3600)
+        kept = {account_id: without_depth(account) for account_id, account in before.exchange.accounts.items()}
+        worth = equity(before.exchange.accounts["a"], before.exchange.marks())
+    async with running(database, source, clock) as after:
+        assert {account_id: without_depth(account) for account_id, account in after.exchange.accounts.items()} == kept
+        assert equity(after.exchange.accounts["a"], after.exchange.marks()) == worth
+
+
+@pytest.mark.parametrize("shared", ["off", "on"])
+async def test_depth_recovers_with_its_half_life_across_a_restart(database: Database, shared: str) -> None:
+    """The books show a quantity of 10 on each side. If accounts share depth, what one took is missing for the other."""
+    source, clock = ScriptedSource(), ManualClock(START)
+    rich = {"SHARED_DEPTH": shared, "SIM_INITIAL_CAPITAL": "10000000"}
+    async with running(database, source, clock, **rich) as before:
+        await before.see(QUIET)
+        assert (await before.buy("16")).total_quantity == 10
+        other = await before.buy("10", account_id="b")
+        assert (other.status is OrderStatus.REJECTED) is (shared == "on")
+        await before.exchange.reset_account("b")
+    async with running(database, source, clock, **rich) as after:
+        await after.see(QUIET, after_s=5)
+        assert (await after.buy("10")).total_quantity == 5
+        await after.see(QUIET, after_s=5)
+        other = await after.buy("10", account_id="b")
+        assert other.total_quantity == (5 if shared == "on" else Decimal("7.5"))
+        await agree_with_rows(after)
+
+
+async def test_three_hours_of_downtime_leave_the_same_rows_as_never_stopping(database: Database, dsn: str) -> None:
+    """Across a stop, a target, a liquidation, a resting fill and funding boundaries."""
+    missed = {
+        3 + 60 * minute: {
+            "BTC": str(94000 - 20 * minute),
+            "ETH": str(3300 + 2 * minute),
+            "SOL": str(200 - (120 if 100 < minute < 105 else 0)),
+        }
+        for minute in range(1, 181)
+    }
+
+    async def trade(venue: Venue) -> None:
+        await venue.see(QUIET, size="300")
+        stop, target = ExitPlan(stop=Decimal(93000)), ExitPlan(target=Decimal(3400))
+        await venue.buy("0.1", account_id="stopped", leverage=Decimal(5), exit_plan=stop)
+        await venue.buy("1", account_id="paid", symbol="ETH", leverage=Decimal(5), exit_plan=target)
+        await venue.buy("400", account_id="bust", symbol="SOL", leverage=Decimal(20))
+        await venue.buy("0.1", account_id="rests", type=OrderType.LIMIT, limit_price=Decimal(92000))
+        await venue.buy("0.05", account_id="holds", leverage=Decimal(2))
+
+    source, clock = ScriptedSource(), ManualClock(START)
+    async with running(database, source, clock) as venue:
+        await trade(venue)
+        for tick in walk_script(missed):
+            await venue.see({s: str(q.mark) for s, q in tick.quotes.items()}, after_s=60, size="300")
+    expected = await dump(database)
+    async with database.connection() as conn:  # the same database again, emptied
+        await conn.execute("TRUNCATE accounts, order_requests, service_state, last_marks CASCADE")
+
+    clock = ManualClock(START)
+    stopped = ScriptedSource()
+    async with running(database, stopped, clock) as venue:
+        await trade(venue)
+    stopped.script = source.script
+    await clock.advance(source.script[-1].at - clock.now())
+    async with running(database, stopped, clock) as venue:
+        assert await dump(database) == expected
+        await agree_with_rows(venue)
+    reasons = {row[18] for row in expected[0]}
+    assert {"stop", "target", "liquidation"} <= reasons
+
+
+async def test_a_database_of_another_market_is_refused(database: Database) -> None:
+    async with running(database, ScriptedSource(), ManualClock(START)):
+        pass
+    other = ScriptedSource()
+    other.identity = "scripted:2"
+    with pytest.raises(StartError, match="scripted:1"):
+        async with running(database, other, ManualClock(START)):
+            pass
+
+
+async def test_a_position_in_a_market_that_is_no_longer_followed_stops_the_start(database: Database) -> None:
+    source, clock = ScriptedSource(), ManualClock(START)
+    async with running(database, source, clock) as venue:
+        await venue.see(QUIET)
+        await venue.buy("0.1", leverage=Decimal(5))
+    with pytest.raises(StartError, match="in BTC, which MARKETS leaves out"):
+        async with running(database, source, clock, MARKETS="ETH,SOL"):
+            pass
+    async with running(database, source, clock, MARKETS="BTC") as venue:
+        assert venue.exchange.accounts["a"].positions["BTC"].quantity == Decimal("0.1")
+
+
+async def test_an_unbalanced_ledger_stops_the_start(database: Database) -> None:
+    source, clock = ScriptedSource(), ManualClock(START)
+    async with running(database, source, clock) as venue:
+        await venue.see({"BTC": "94000"})
+        await venue.buy("0.1", leverage=Decimal(5))
+    async with database.connection() as conn:
+        await conn.execute("UPDATE fills SET fee = fee + 0.0000000000000001")
+    with pytest.raises(StartError, match="fees"):
+        async with running(database, source, clock):
+            pass
+
+
+async def test_a_leader_whose_term_is_over_writes_no_posting(database: Database) -> None:
+    source, clock = ScriptedSource(), ManualClock(START)
+    async with running(database, source, clock) as old:
+        await old.see(QUIET)
+        await old.buy("0.01")
+        async with running(database, source, clock) as new:
+            await new.see(QUIET, after_s=0)
+            with pytest.raises(Unavailable):
+                await old.buy("0.01")
+            assert (await new.buy("0.01")).status is OrderStatus.FILLED
+            assert new.exchange.accounts["a"].positions["BTC"].quantity == Decimal("0.02")
+            await agree_with_rows(new)
+
+
+async def test_a_leader_whose_term_is_over_records_no_checkpoint(database: Database) -> None:
+    """Otherwise the next start would skip what the true leader's accounts have missed."""
+    source, clock = ScriptedSource(), ManualClock(START)
+    async with running(database, source, clock) as old:
+        await old.see(QUIET)
+        await old.buy("0.01")
+        async with running(database, source, clock):
+            async with database.connection() as conn:
+                before = await conn.fetch("SELECT processed_until, mark FROM service_state, last_marks ORDER BY symbol")
+            for _ in range(13):
+                await old.see({**QUIET, "BTC": "94001"}, after_s=10)
+            async with database.connection() as conn:
+                after = await conn.fetch("SELECT processed_until, mark FROM service_state, last_marks ORDER BY symbol")
+            assert after == before
+
+
+async def test_a_follower_shows_what_the_leader_does_and_changes_nothing(database: Database) -> None:
+    source, clock = ScriptedSource(), ManualClock(START)
+    async with running(database, source, clock) as leader:
+        follower = Venue(database, source, clock)
+        await leader.see(QUIET)
+        await leader.buy("0.01")
+        await follower.exchange.follow()
+        assert without_depth(follower.exchange.accounts["a"]) == without_depth(leader.exchange.accounts["a"])
+        with pytest.raises(Unavailable, match="standby"):
+            await follower.buy("0.01")
+        await leader.sell("0.01")
+        await follower.exchange.follow()
+        assert not follower.exchange.accounts["a"].positions
+        await leader.exchange.open_account("b")
+        await follower.exchange.follow()
+        assert set(follower.exchange.accounts) == {"a", "b"}
+        assert await leader.exchange.remove_account("b")
+        await leader.see(QUIET, after_s=1)
+        await leader.exchange.open_account("c")
+        await follower.exchange.follow()
+        assert set(follower.exchange.accounts) == {"a", "c"}

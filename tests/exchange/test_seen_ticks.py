@@ -1,0 +1,277 @@
+"""The order of ticks, not the clocks, determines which ones an account has processed, on a real PostgreSQL."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from datetime import datetime, timedelta
+from decimal import Decimal
+
+import pytest
+from support.manual_clock import ManualClock
+from support.scripted import START, ScriptedSource, make_tick
+from support.venue import Venue, agree_with_rows, running
+
+from trader.core.errors import Unavailable
+from trader.database.pool import Database
+from trader.exchange.domain.ledger import Posting
+from trader.exchange.domain.orders import ExitPlan, OrderType
+from trader.exchange.ledger_writer import LedgerWriter
+from trader.market.domain.markets import Tick
+
+D = Decimal
+HOUR = timedelta(hours=1)
+SECOND = timedelta(seconds=1)
+QUIET = {"BTC": "94000", "ETH": "3300", "SOL": "200"}
+STOPPED = {**QUIET, "BTC": "92500"}
+PLAN = ExitPlan(stop=D(93_000))
+
+
+async def run_ahead(venue: Venue, span: timedelta = HOUR, *, ticks: int = 2) -> None:
+    """Let the clock run ahead for a few ticks, and then correct it."""
+    venue.clock.set_by(span)
+    for _ in range(ticks):
+        await venue.see(QUIET)
+    venue.clock.set_by(-span)
+
+
+async def die(venue: Venue) -> None:
+    """End as in a kill: nothing more is recorded."""
+    venue.exchange.suspend()
+
+
+def missed(source: ScriptedSource, at: datetime, mids: dict[str, str] = STOPPED) -> None:
+    """Let the market move while no process runs."""
+    source.script.append(make_tick(at, mids))
+    source.script.append(make_tick(at + SECOND, mids))
+
+
+async def test_two_ticks_an_hour_ahead_do_not_prevent_catching_up_half_an_hour_later(database: Database) -> None:
+    source, clock = ScriptedSource(), ManualClock(START)
+    async with running(database, source, clock) as venue:
+        await venue.see(QUIET)
+        await venue.buy("0.1", leverage=D(5), exit_plan=PLAN)
+        await run_ahead(venue)
+        await venue.see(QUIET, after_s=1_800)
+        source.script = [tick for tick in source.script if tick.at <= clock.now()]
+        last = source.script[-1].at
+    async with database.connection() as conn:
+        assert await conn.fetchval("SELECT processed_until FROM service_state") == last
+    missed(source, clock.now() + SECOND)
+    await clock.advance(timedelta(minutes=5))
+    async with running(database, source, clock) as venue:
+        assert not venue.exchange.accounts["a"].positions, "the stop was reached while no process ran"
+        await agree_with_rows(venue)
+
+
+async def test_a_start_that_finds_future_ticks_reports_it_and_continues_from_the_last_applied_one(
+    database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, clock = ScriptedSource(), ManualClock(START)
+    async with running(database, source, clock) as venue:
+        await venue.see(QUIET)
+        await venue.buy("0.1", leverage=D(5), exit_plan=PLAN)
+        await run_ahead(venue)
+        await die(venue)
+    source.script = [tick for tick in source.script if tick.at <= clock.now()]
+    missed(source, clock.now() + 3 * SECOND)
+    await clock.advance(timedelta(minutes=5))
+    with caplog.at_level(logging.WARNING, "trader.exchange"):
+        async with running(database, source, clock) as venue:
+            assert not venue.exchange.accounts["a"].positions
+    assert "13:00:32.000Z, which is in the future" in caplog.text
+
+
+async def test_an_account_that_traded_while_the_clock_was_ahead_catches_up_too(database: Database) -> None:
+    source, clock = ScriptedSource(), ManualClock(START)
+    async with running(database, source, clock) as venue:
+        await venue.see(QUIET)
+        clock.set_by(HOUR)
+        await venue.see(QUIET)
+        await venue.buy("0.1", leverage=D(5), exit_plan=PLAN)
+        clock.set_by(-HOUR)
+        await die(venue)
+    source.script = [tick for tick in source.script if tick.at <= clock.now()]
+    missed(source, clock.now() + SECOND)
+    await clock.advance(timedelta(minutes=5))
+    async with running(database, source, clock) as venue:
+        assert not venue.exchange.accounts["a"].positions
+
+
+Decide = Callable[[Venue], object]
+
+
+async def _hold_with_stop(venue: Venue) -> None:
+    await venue.buy("0.1", leverage=D(5), exit_plan=PLAN)
+
+
+async def _hold_at_leverage(venue: Venue) -> None:
+    await venue.buy("4", leverage=D(40))
+
+
+async def _rest(venue: Venue) -> None:
+    await venue.buy("0.1", leverage=D(5), type=OrderType.LIMIT, limit_price=D(93_000))
+
+
+async def _hold_with_target(venue: Venue) -> None:
+    await venue.sell("0.1", leverage=D(5), exit_plan=ExitPlan(target=D(93_000)))
+
+
+@pytest.mark.parametrize("hold", [_hold_with_stop, _hold_at_leverage, _rest, _hold_with_target])
+async def test_a_tick_that_arrives_after_a_later_decision_is_not_counted_as_processed(
+    database: Database, hold: Callable[[Venue], AsyncIterator[None]]
+) -> None:
+    """The tick is dated 5 ms before its arrival, and a decision falls in between; then the process is killed."""
+    source, clock = ScriptedSource(), ManualClock(START)
+    async with running(database, source, clock) as venue:
+        await venue.see(QUIET)
+        await hold(venue)  # type: ignore[misc]
+        before = venue.exchange.accounts["a"]
+        source.script.append(make_tick(clock.now() + timedelta(milliseconds=1), STOPPED))
+        await clock.advance(timedelta(milliseconds=4))
+        await venue.buy("0.01", symbol="ETH", leverage=D(5))
+        await die(venue)
+    await clock.advance(SECOND)
+    async with running(database, source, clock) as venue:
+        after = venue.exchange.accounts["a"]
+        assert (after.positions.get("BTC"), after.resting) != (before.positions.get("BTC"), before.resting)
+        await agree_with_rows(venue)
+
+
+async def test_a_tick_applied_during_catching_up_is_not_applied_again(database: Database) -> None:
+    """A repeated liquidation step at the same time would find no recovered depth."""
+    source, clock = ScriptedSource(), ManualClock(START)
+    async with running(database, source, clock) as venue:
+        await venue.see(QUIET)
+        await venue.buy("4", leverage=D(40))
+        await die(venue)
+    tick = make_tick(clock.now() + SECOND, STOPPED)
+    source.script.append(tick)
+    await clock.advance(SECOND)
+    async with running(database, source, clock) as venue:
+        once = venue.exchange.accounts["a"]
+        assert once.positions["BTC"].quantity < D(4)
+        await venue.market.take(tick, venue.exchange.on_tick)
+        assert venue.exchange.accounts["a"].positions == once.positions
+
+
+class SlowSource(ScriptedSource):
+    """A source whose history is delayed until the test releases it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.answers = asyncio.Event(), asyncio.Event()
+        self.answers.set()
+
+    async def history(self, after: datetime, until: datetime) -> AsyncIterator[Tick]:
+        self.asked.set()
+        await self.answers.wait()
+        async for tick in super().history(after, until):
+            yield tick
+
+
+async def test_an_account_in_doubt_does_not_stop_others(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, clock = SlowSource(), ManualClock(START)
+    async with running(database, source, clock) as venue:
+        await venue.see(QUIET)
+        await venue.buy("0.1", leverage=D(5), exit_plan=PLAN)
+        await venue.buy("0.1", leverage=D(5), exit_plan=PLAN, account_id="b")
+        write = LedgerWriter.write
+
+        async def fail(writer: LedgerWriter, posting: object) -> None:
+            raise Unavailable("the server is gone")
+
+        monkeypatch.setattr(LedgerWriter, "write", fail)
+        with pytest.raises(Unavailable):
+            await venue.buy("0.01", leverage=D(5))
+        monkeypatch.setattr(LedgerWriter, "write", write)
+        source.asked.clear()
+        source.answers.clear()
+        async with asyncio.timeout(10):
+            await venue.see(QUIET)
+            await source.asked.wait()
+            await venue.see(STOPPED)
+            await venue.see(QUIET)
+        assert not venue.exchange.accounts["b"].positions, "its stop waits for nobody"
+        assert venue.exchange.accounts["a"].positions
+        source.answers.set()
+        await venue.recovered()
+        assert not venue.exchange.accounts["a"].positions, "it has caught up on the tick that the others saw"
+        (a,), (b,) = [await _trades(database, account_id) for account_id in ("a", "b")]
+        assert a == b
+        await agree_with_rows(venue)
+
+
+async def test_a_recovery_that_begins_during_a_tick_includes_that_tick(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, clock = ScriptedSource(), ManualClock(START)
+    async with running(database, source, clock) as venue:
+        await venue.see(QUIET)
+        for account_id in ("a", "b"):
+            await venue.buy("0.1", leverage=D(5), exit_plan=PLAN, account_id=account_id)
+        write, release = LedgerWriter.write, asyncio.Event()
+
+        async def fail_or_wait(writer: LedgerWriter, posting: Posting) -> None:
+            if posting.account.id == "a":
+                raise Unavailable("the server is gone")
+            await release.wait()
+            await write(writer, posting)
+
+        monkeypatch.setattr(LedgerWriter, "write", fail_or_wait)
+        ticking = asyncio.create_task(venue.see(STOPPED))
+        async with asyncio.timeout(30):
+            while "a" not in venue.accounts.in_doubt:
+                await asyncio.sleep(0.001)
+        monkeypatch.setattr(LedgerWriter, "write", write)
+        order = asyncio.create_task(venue.buy("0.01", symbol="ETH", leverage=D(5)))
+        await asyncio.sleep(0.1)  # enough for the recovery to read the rows, were it not to wait for the tick
+        release.set()
+        await ticking
+        await order
+        assert "BTC" not in venue.exchange.accounts["a"].positions
+        await agree_with_rows(venue)
+
+
+async def test_a_checkpoint_does_not_pass_a_tick_that_an_account_in_doubt_has_missed(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, clock = ScriptedSource(), ManualClock(START)
+    async with running(database, source, clock) as venue:
+        await venue.see(QUIET)
+        await venue.buy("0.1", leverage=D(5), exit_plan=PLAN)
+
+        async def fail(writer: LedgerWriter, posting: Posting) -> None:
+            raise Unavailable("the server is gone")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(LedgerWriter, "write", fail)
+            await venue.see(STOPPED)
+            await venue.see(QUIET)
+            await venue.see(QUIET, after_s=29)
+            await venue.see(QUIET, after_s=29)
+            await venue.see(QUIET, after_s=29)
+            assert "a" in venue.accounts.in_doubt
+            await die(venue)
+    async with running(database, source, clock) as venue:
+        assert not venue.exchange.accounts["a"].positions, "its stop was reached"
+        await agree_with_rows(venue)
+
+
+async def test_a_position_does_not_meet_a_tick_from_before_it_after_a_kill(database: Database) -> None:
+    source, clock = ScriptedSource(), ManualClock(START)
+    async with running(database, source, clock) as venue:
+        await venue.see(QUIET)
+        await venue.sell("0.01", symbol="ETH", leverage=D(5))
+        await venue.see(STOPPED)
+        await venue.see(QUIET)
+        await venue.buy("0.1", leverage=D(5), exit_plan=PLAN)
+        await die(venue)
+    async with running(database, source, clock) as venue:
+        assert venue.exchange.accounts["a"].positions["BTC"].quantity == D("0.1")
+        await agree_with_rows(venue)
+
+
+async def _trades(database: Database, account_id: str) -> list[tuple[object, ...]]:
+    query = "SELECT close_reason, exit_notional, closed_at FROM orders WHERE account_id = $1 AND status = 'CLOSED'"
+    async with database.connection() as conn:
+        return [tuple(row) for row in await conn.fetch(query, account_id)]

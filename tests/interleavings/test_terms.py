@@ -1,0 +1,167 @@
+"""A process's decisions for a term end with the term: halts, commands and the baselines of losses."""
+
+from datetime import timedelta
+from uuid import UUID, uuid4
+
+import pytest
+from interleavings.arena import MODEL, Arena, D, Process
+from support.gaps import GapDatabase, Gaps, run_as
+from support.tasks import ended
+from support.trading_floor import hold
+from support.waiting import until
+
+from trader.exchange.domain.halts import HaltCause, OperatorCommand, Verb
+from trader.exchange.sql import halts as store
+from trader.operations import operator_commands as operations
+
+
+@pytest.fixture
+async def arena(database: GapDatabase, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    """An arena in which A leads, whose settled rows the test may inspect."""
+    monkeypatch.setattr(operations, "RETRY_S", 0.01)
+    database.gaps = Gaps()
+    arena = Arena(database)
+    await arena.open()
+    yield arena
+    await arena.close()
+
+
+async def replaced(arena: Arena) -> Process:
+    """Let B take the lead without A noticing."""
+    arena.holder = None
+    await run_as("B", arena.process("B").leadership.take_role())
+    return arena.process("B")
+
+
+async def lose_acknowledgement(arena: Arena, statement: str) -> None:
+    arena.database.gaps.fault, arena.database.gaps.fault_in = "lost acknowledgement", statement
+
+
+async def ask(arena: Arena, verb: Verb, account_id: str | None) -> UUID:
+    """Write an operator's command, as the command line does."""
+    command = OperatorCommand(id=uuid4(), verb=verb, account_id=account_id, reason="odd", asked_by="someone")
+    async with arena.database.transaction() as conn:
+        await store.insert_halting_command(conn, command)
+    return command.id
+
+
+async def poll(process: Process, verb: Verb) -> None:
+    await process.operations.poll()
+    await ended(f"{verb} ")
+
+
+async def halts_in_force(arena: Arena) -> list[tuple[str | None, HaltCause]]:
+    async with arena.database.connection() as conn:
+        return [(halt.account_id, halt.cause) for halt in await store.select_halts(conn)]
+
+
+async def test_a_halt_unsaved_in_its_term_neither_halts_nor_closes_in_the_next(arena: Arena) -> None:
+    a = arena.process("A")
+    arena.database.gaps.fault, arena.database.gaps.fault_in = "lost statement", "insert_halt"
+    with arena.database.gaps.watching("A", -1, _nothing):
+        await run_as("A", a.halts.halt("b", HaltCause.DRAWDOWN, "it fell", "limit", Verb.FLATTEN, term=1))
+    assert a.halts.refusal_to_open("b") is not None, "it holds in its process until its fate is known"
+    b = await replaced(arena)
+    await b.place("later", "0.1", account_id="b")
+    await a.operations.poll()
+    await poll(b, Verb.FLATTEN)
+    assert await halts_in_force(arena) == []
+    assert b.accounts.by_id["b"].positions["BTC"].quantity == D("0.2")
+    assert a.halts.refusal_to_open("b") is None
+
+
+async def test_a_halt_by_a_replaced_leader_closes_nothing(arena: Arena) -> None:
+    a, b = arena.process("A"), await replaced(arena)
+    await a.halts.halt("b", HaltCause.DRAWDOWN, "it fell", "limit", Verb.FLATTEN, term=1)
+    await poll(b, Verb.FLATTEN)
+    assert await halts_in_force(arena) == []
+    assert b.accounts.by_id["b"].positions
+
+
+async def test_a_lifted_halt_does_not_return_after_a_lost_acknowledgement(arena: Arena) -> None:
+    a = arena.process("A")
+    await lose_acknowledgement(arena, "COMMIT")
+    with arena.database.gaps.watching("A", -1, _nothing):
+        await run_as("A", a.halts.halt("b", HaltCause.DRAWDOWN, "it fell", "limit", Verb.FLATTEN, term=1))
+    assert await halts_in_force(arena) == [("b", HaltCause.DRAWDOWN)]
+    async with arena.database.transaction() as conn:
+        await store.update_halts_lifted(conn, "b", "someone")
+    await poll(a, Verb.FLATTEN)
+    assert await halts_in_force(arena) == []
+    assert arena.process("A").accounts.by_id["b"].positions
+
+
+async def test_a_replaced_leader_does_not_finish_its_successors_command(arena: Arena) -> None:
+    a, b = arena.process("A"), await replaced(arena)
+    await b.place("e", "0.1", account_id="e")
+    command_id = await ask(arena, Verb.FLATTEN, "e")
+    await poll(a, Verb.FLATTEN)
+    await poll(b, Verb.FLATTEN)
+    assert not b.accounts.by_id["e"].positions
+    async with arena.database.connection() as conn:
+        state = await store.select_command_state(conn, command_id)
+    assert state is not None
+    assert state.outcome is not None
+    assert len(state.outcome.closed) == 1
+
+
+async def test_the_command_of_a_loss_limit_is_executed_once_a_leader_exists_again(arena: Arena) -> None:
+    a = arena.process("A")
+    await a.halts.halt("b", HaltCause.DRAWDOWN, "it fell", "limit", Verb.FLATTEN, term=1)
+    await run_as("A", a.leadership.resign())
+    async with arena.database.connection() as conn:
+        await conn.execute("UPDATE commands SET asked_at = asked_at - $1::interval", timedelta(hours=3))
+    b = arena.process("B")
+    await run_as("B", b.leadership.take_role())
+    await poll(b, Verb.FLATTEN)
+    assert not b.accounts.by_id["b"].positions
+
+
+async def test_the_command_of_a_loss_limit_is_dropped_once_trading_is_resumed(arena: Arena) -> None:
+    a = arena.process("A")
+    await a.halts.halt("a", HaltCause.DRAWDOWN, "it fell", "limit", Verb.FLATTEN, term=1)
+    async with arena.database.transaction() as conn:
+        await store.update_halts_lifted(conn, "a", "someone")
+    await poll(a, Verb.FLATTEN)
+    assert a.accounts.by_id["a"].positions
+    assert a.accounts.by_id["a"].resting, "nothing is cancelled either"
+
+
+async def test_a_loss_limit_keeps_closing_positions_that_the_book_could_not_absorb(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "FLATTEN_S", 0.0)
+    a = arena.process("A")
+    await arena.see(size="0.002")
+    await a.halts.halt("a", HaltCause.DRAWDOWN, "it fell", "limit", Verb.FLATTEN, term=1)
+    await a.operations.poll()
+    await until(lambda: a.accounts.by_id["a"].positions["BTC"].quantity != D("0.1"))
+    await arena.see()
+    await poll(a, Verb.FLATTEN)
+    assert not a.accounts.by_id["a"].positions
+
+
+async def test_a_replaced_leader_begins_no_invocation_that_the_next_one_does_not_count(arena: Arena) -> None:
+    a, b = arena.process("A"), await replaced(arena)
+    await run_as("B", b.agents.budgets.begin_cycle(arena.clock.now(), b.models.by_id))
+    a.provider.scripts[MODEL] = [hold()]
+    await run_as("A", a.agents.start_batch(arena.clock.now()))
+    await ended(f"invocation of {MODEL}")
+    assert a.provider.turns == [], "nobody pays for it"
+    async with arena.database.connection() as conn:
+        assert await conn.fetchval("SELECT count(*) FROM invocations") == 0
+
+
+async def test_a_replaced_leader_writes_no_snapshots(arena: Arena) -> None:
+    a = arena.process("A")
+    await replaced(arena)
+    await arena.see(after_s=60)
+    count = "SELECT count(*) FROM portfolio_snapshots"
+    async with arena.database.connection() as conn:
+        before = await conn.fetchval(count)
+        await run_as("A", a.portfolio.take_snapshots(arena.clock.now()))
+        assert await conn.fetchval(count) == before
+
+
+async def _nothing() -> None:
+    """Act in no gap."""

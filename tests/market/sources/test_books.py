@@ -1,0 +1,126 @@
+"""Derived books: valid at every price and in every market, and wider and thinner as the price moves more."""
+
+from datetime import UTC, datetime
+from decimal import Decimal
+from itertools import accumulate
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.market_fidelity import cost_bp
+
+from trader.market.domain.markets import MARKETS, SIMULATED_MARKETS, Quote
+from trader.market.sources.books import BookModel, EmptySide, Grid, TrailingDay, empty_side, stress
+from trader.market.sources.files import FileRow, Minutes
+
+AT = datetime(2025, 1, 6, tzinfo=UTC)
+LEVELS = {symbol: row.character.level for symbol, row in SIMULATED_MARKETS.items()}
+
+symbols = st.sampled_from(tuple(LEVELS))
+scales = st.floats(0.05, 20)
+tensions = st.floats(0.5, 100)
+
+
+def quote_of(symbol: str, tension: float, *, scale: float = 1.0, busyness: float = 1.0) -> Quote:
+    row = SIMULATED_MARKETS[symbol]
+    grid = Grid(row.rules)
+    return BookModel(grid, row.calm).quote(AT, grid.nearest(LEVELS[symbol] * scale), tension, busyness)
+
+
+def near_depth(quote: Quote, bp: int) -> Decimal:
+    """The quantity offered within `bp` basis points of the mid."""
+    return sum(
+        (level.quantity for level in quote.book.asks if level.price <= quote.mark * (1 + Decimal(bp) / 10_000)),
+        Decimal(0),
+    )
+
+
+@given(symbols, scales, tensions, st.floats(0, 50))
+def test_a_book_is_never_crossed_and_its_levels_are_ordered(
+    symbol: str, scale: float, tension: float, busyness: float
+) -> None:
+    market, quote = MARKETS[symbol], quote_of(symbol, tension, scale=scale, busyness=busyness)
+    bids, asks = ([level.price for level in side] for side in (quote.book.bids, quote.book.asks))
+    assert (quote.bid, quote.ask) == (bids[0], asks[0])
+    assert quote.bid < quote.mark < quote.ask
+    assert (quote.bid + quote.ask) / 2 == quote.mark
+    assert bids == sorted(set(bids), reverse=True)
+    assert asks == sorted(set(asks))
+    assert all(price > 0 and price % market.tick == 0 for price in bids + asks)
+    assert all(level.quantity > 0 and level.quantity % market.lot == 0 for level in quote.book.bids + quote.book.asks)
+
+
+@given(symbols, tensions, tensions, st.sampled_from((2, 5, 20, 80)))
+def test_more_stress_never_narrows_or_deepens_a_book(symbol: str, first: float, second: float, bp: int) -> None:
+    less, more = (quote_of(symbol, tension) for tension in sorted((first, second)))
+    tick = MARKETS[symbol].tick
+    assert more.ask - more.bid >= less.ask - less.bid - tick  # the mid decides whether it is even or odd
+    lots = 12 * MARKETS[symbol].lot
+    assert near_depth(more, bp) <= near_depth(less, bp) * Decimal("1.35") + lots  # a level may enter the range
+
+
+@given(symbols, st.floats(0, 50), st.floats(0, 50))
+def test_volume_deepens_a_book_within_limits(symbol: str, first: float, second: float) -> None:
+    less, more = (near_depth(quote_of(symbol, 1.0, busyness=busyness), 80) for busyness in sorted((first, second)))
+    assert less <= more <= less * Decimal("3.01")
+
+
+@given(symbols, tensions)
+def test_half_a_million_is_filled_at_a_price_that_grows_with_the_amount(symbol: str, tension: float) -> None:
+    quote = quote_of(symbol, tension)
+    costs = [round(cost_bp(quote.book.asks, float(quote.mark), amount), 6) for amount in (1e3, 2e4, 1e5, 5e5)]
+    assert costs == sorted(costs)
+    assert costs[0] < costs[-1]
+
+
+@given(st.integers(0, 10**5), st.integers(0, 10**5), st.floats(1e-6, 0.1))
+def test_stress_grows_with_the_move_and_is_bounded(last_15: int, more: int, usual_range: float) -> None:
+    calmer = stress(last_15, last_15 + more, 2_000_000, usual_range)
+    wilder = stress(last_15 + more, last_15 + 2 * more, 2_000_000, usual_range)
+    assert 0.5 <= calmer <= wilder <= 100
+    assert stress(last_15, last_15 + more, 2_000_000, 0.0) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("moves", "side"),
+    [
+        ((0, 0, 0, 0, 0, -100), "bids"),
+        ((0, -20, -20, -20, -20, -20), "bids"),
+        ((0, 20, 20, 20, 20, 20), "asks"),
+        ((0, 0, 0, 0, 0, 99), None),
+        ((-19, -20, -20, -20, -20), None),
+        ((-100, 0, 0, 0, 0, 0, 0), None),
+        ((), None),
+    ],
+)
+def test_the_side_that_a_price_runs_toward_is_empty_until_the_price_stands_still(
+    moves: tuple[int, ...], side: str | None
+) -> None:
+    marks = list(accumulate(moves, initial=10_000))
+    assert empty_side(marks) == side
+
+
+@pytest.mark.parametrize("side", ["bids", "asks"])
+def test_an_empty_side_leaves_the_prices_and_the_other_side_unchanged(side: EmptySide) -> None:
+    grid, calm = Grid(MARKETS["BTC"]), SIMULATED_MARKETS["BTC"].calm
+    whole, half = (BookModel(grid, calm).quote(AT, 2_000_000, 100, 1.0, empty) for empty in (None, side))
+    assert (half.bid, half.ask, half.mark) == (whole.bid, whole.ask, whole.mark)
+    assert getattr(half.book, side) == ()
+    other = "asks" if side == "bids" else "bids"
+    assert getattr(half.book, other) == getattr(whole.book, other) != ()
+
+
+def test_the_usual_minute_comes_from_the_previous_day() -> None:
+    minutes = Minutes()
+    for number in range(3_000):
+        high = 101.0 if number < 1_500 else 102.0
+        minutes.append(FileRow(number, 100.0, high, 100.0, 100.0, 4.0 if number % 2 else 16.0))
+    day = TrailingDay(0.01, minutes)
+    assert day.usual_range(0) == 0
+    assert day.busyness(0) == 1
+    assert day.usual_range(1) == pytest.approx(0.01)
+    assert day.usual_range(1_500) == pytest.approx(0.01)
+    assert day.usual_range(1_501) > 0.01
+    assert day.usual_range(2_940) == pytest.approx(0.02)
+    assert day.busyness(2_001) == pytest.approx(4 / 3)
+    assert day.busyness(2_002) == pytest.approx(2 / 3)

@@ -1,0 +1,218 @@
+"""Kline files: every accepted format reads the same, and errors name file, line and reason."""
+
+import gzip
+import zipfile
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trader.core.errors import MarketDataError
+from trader.market.sources.files import FileRow, find_files, read_file, read_market
+
+START = datetime(2025, 1, 6, tzinfo=UTC)
+HEADER_12 = (
+    "open_time,open,high,low,close,volume,close_time,quote_volume,count,taker_buy_volume,taker_buy_quote_volume,ignore"
+)
+
+
+def rows_of(count: int, *, first: int = 0, price: float = 95000.0, step: int = 1) -> list[FileRow]:
+    """Candles that rise by 1 a minute and reach 2 in both directions."""
+    minute = int(START.timestamp()) // 60 + first
+    return [
+        FileRow(minute + n * step, price + n, price + n + 3, price + n - 2, price + n + 1, 5.0 + n)
+        for n in range(count)
+    ]
+
+
+def text_of(rows: Sequence[FileRow], *, unit: int = 60_000, columns: int = 6, header: str = "") -> str:
+    lines = [header] if header else []
+    for row in rows:
+        fields = [str(row.minute * unit), *map(repr, row[1:])]
+        if columns == 12:
+            fields += [str((row.minute + 1) * unit - 1), "1.5", "7", "0.5", "0.25", "0"]
+        lines.append(",".join(fields))
+    return "\n".join(lines) + "\n"
+
+
+def write(folder: Path, rows: Sequence[FileRow], name: str = "BTCUSDT-1m-2025-01.csv", **form: object) -> Path:
+    place = folder / name
+    text = text_of(rows, **form)  # type: ignore[arg-type]
+    if name.endswith(".gz"):
+        place.write_bytes(gzip.compress(text.encode()))
+    elif name.endswith(".zip"):
+        with zipfile.ZipFile(place, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr(place.with_suffix(".csv").name, text)
+    else:
+        place.write_text(text)
+    return place
+
+
+@pytest.mark.parametrize("name", [f"BTCUSDT-1m-2025-01.{form}" for form in ("csv", "csv.gz", "zip")])
+@pytest.mark.parametrize("unit", [60_000, 60_000_000], ids=["ms", "us"])
+@pytest.mark.parametrize("columns", [6, 12])
+@pytest.mark.parametrize("has_header", [False, True])
+def test_every_accepted_format_reads_the_same(
+    tmp_path: Path, name: str, unit: int, columns: int, has_header: bool
+) -> None:
+    header = ",".join(HEADER_12.split(",")[:columns]) if has_header else ""
+    rows = rows_of(30)
+    minutes = read_file(write(tmp_path, rows, name, unit=unit, columns=columns, header=header))
+    assert [minutes[place] for place in range(len(minutes))] == rows
+
+
+@st.composite
+def candles(draw: st.DrawFn) -> FileRow:
+    prices = sorted(draw(st.lists(st.floats(10, 1e6), min_size=4, max_size=4)))
+    first, second = draw(st.permutations(prices[1:3]))
+    return FileRow(0, first, prices[3], prices[0], second, draw(st.floats(0, 1e9)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(candles(), min_size=2, max_size=20), st.sets(st.integers(2, 10_000), min_size=18, max_size=18))
+def test_written_candles_can_be_read(
+    tmp_path_factory: pytest.TempPathFactory, drawn: list[FileRow], gaps: set[int]
+) -> None:
+    minutes = [0, 1, *sorted(gaps)]
+    rows = [row._replace(minute=29_000_000 + minute) for row, minute in zip(drawn, minutes, strict=False)]
+    read = read_file(write(tmp_path_factory.mktemp("files"), rows))
+    assert [read[place] for place in range(len(read))] == rows
+
+
+def test_windows_line_endings_and_a_byte_order_mark_are_accepted(tmp_path: Path) -> None:
+    place = tmp_path / "BTCUSDT.csv"
+    place.write_bytes(
+        b"\xef\xbb\xbf"
+        + text_of(rows_of(3), header="Open_time,Open,High,Low,Close,Volume").replace("\n", "\r\n").encode()
+        + b"\r\n"
+    )
+    assert len(read_file(place)) == 3
+
+
+GOOD = text_of(rows_of(3)).splitlines()
+T = GOOD[1].split(",")[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (f"{T},1,2,1,1", "5 columns instead of 6"),
+        (f"{T},1,2,1,1,1,1", "7 columns instead of 6"),
+        (f"{T},x,2,1,1,1", "'x' is not a number"),
+        (f"{T},,2,1,1,1", "'' is not a number"),
+        (f"{T},1,nan,1,1,1", "'nan' is not a number"),
+        (f"{T},1,inf,1,1,1", "'inf' is not a number"),
+        (f"{T},1_0,20,1,1,1", "'1_0' is not a number"),
+        (f"{T},1,1,2,1,1", "high 1.0 is below low 2.0"),
+        (f"{T},3,2,1,1,1", "open 3.0 is outside [1.0, 2.0]"),
+        (f"{T},1,2,1,0.5,1", "close 0.5 is outside [1.0, 2.0]"),
+        (f"{T},1,2,1,1,-1", "volume -1.0 is negative"),
+        (f"{T},0,2,0,1,1", "a price is not above 0"),
+        (f"{T},-1,2,-1,1,1", "a price is not above 0"),
+        (f"{int(T) + 1},1,2,1,1,1", "is not on the minute"),
+        (f"{int(T) // 1000},1,2,1,1,1", "is neither milliseconds nor microseconds"),
+        (f"{T}.0,1,2,1,1,1", "is not a whole number"),
+        (f"-{T},1,2,1,1,1", "is not a whole number"),
+        ("9" * 5000 + ",1,2,1,1,1", "is not a whole number"),
+        (GOOD[0], "its time is not after the previous row's"),
+        (f"{int(T) - 120_000},1,2,1,1,1", "its time is not after the previous row's"),
+        ("", "an empty line"),
+    ],
+)
+@pytest.mark.parametrize("has_header", [False, True])
+def test_an_invalid_row_is_reported_with_file_line_and_reason(
+    tmp_path: Path, line: str, reason: str, has_header: bool
+) -> None:
+    place = tmp_path / "BTCUSDT-1m-2025-01.csv"
+    lines = [GOOD[0], line, GOOD[2]]
+    if has_header:
+        lines.insert(0, "open_time,open,high,low,close,volume")
+    place.write_text("\n".join(lines) + "\n")
+    with pytest.raises(MarketDataError) as caught:
+        read_file(place)
+    assert str(caught.value).startswith(f"{place}, line {3 if has_header else 2}: ")
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "line 1: no candles"),
+        (b"open_time,open,high,low,close,volume\n", "line 1: no candles"),
+        (b"time,close,open,high,low,volume\n", "line 1: expected a header with the columns"),
+        (b"a,b,c\n", "line 1: 3 columns instead of 6 or 12"),
+        (b"\xff\xfe\x00", "line 1: is not UTF-8 text"),
+        (text_of(rows_of(5, step=5)).encode(), "no two candles are a minute apart"),
+    ],
+)
+def test_a_file_without_candles_is_rejected(tmp_path: Path, content: bytes, reason: str) -> None:
+    place = tmp_path / "BTCUSDT.csv"
+    place.write_bytes(content)
+    with pytest.raises(MarketDataError) as caught:
+        read_file(place)
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["BTCUSDT.csv.gz", "BTCUSDT.zip"])
+@pytest.mark.parametrize(
+    "damage", [lambda data: b"not packed", lambda data: data[:-20], lambda data: data[:70] + b"\0\0\0" + data[73:]]
+)
+def test_a_damaged_packed_file_is_rejected(tmp_path: Path, name: str, damage: Callable[[bytes], bytes]) -> None:
+    place = write(tmp_path, rows_of(200), name)
+    place.write_bytes(damage(place.read_bytes()))
+    with pytest.raises(MarketDataError, match=rf"{name}, line \d+: "):
+        read_file(place)
+
+
+def test_an_archive_with_several_files_or_another_compression_is_rejected(tmp_path: Path) -> None:
+    place = write(tmp_path, rows_of(3), "BTCUSDT-1m-2025-01.zip")
+    with zipfile.ZipFile(place, "a") as archive:
+        archive.writestr("more.csv", "")
+    with pytest.raises(MarketDataError, match="line 1: 2 files in the archive instead of one"):
+        read_file(place)
+    with zipfile.ZipFile(place, "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("BTCUSDT-1m-2025-01.csv", text_of(rows_of(3)))
+    with pytest.raises(MarketDataError, match="line 1: the archive is encrypted, or not compressed with deflate"):
+        read_file(place)
+
+
+def test_files_of_a_market_are_joined_in_time_order(tmp_path: Path) -> None:
+    later = write(tmp_path, rows_of(10, first=10), "BTCUSDT-1m-2025-01.csv")
+    earlier = write(tmp_path, rows_of(10), "BTCUSDT-1m-2025-02.csv.gz")
+    minutes = read_market([later, earlier])
+    assert list(minutes.minute) == [row.minute for row in rows_of(20)]
+
+
+def test_overlapping_files_of_a_market_are_rejected(tmp_path: Path) -> None:
+    plain = write(tmp_path, rows_of(10), "BTCUSDT-1m-2025-01.csv")
+    other = write(tmp_path, rows_of(10, first=9), "BTC-USDT.csv")
+    with pytest.raises(MarketDataError, match=r"BTC-USDT\.csv: begins at 2025-01-06T00:09:00\+00:00, which BTCUSDT"):
+        read_market([plain, other])
+
+
+def test_files_are_found_by_market(tmp_path: Path) -> None:
+    for name in ("BTCUSDT-1m-2025-01.csv", "BTCUSDT-1m-2025-02.csv.gz", "ethusdt.csv", "SOL-1m.zip"):
+        (tmp_path / name).touch()
+    for name in ("README.md", "BTCUSDT-1m-2025-01.zip.CHECKSUM", ".hidden", "ETHUSDT-1m-2025-01.zip.part"):
+        (tmp_path / name).touch()
+    (tmp_path / "BTCUSDT-1m-2025-01.zip").touch()  # unpacked next to it
+    names = {symbol: [path.name for path in paths] for symbol, paths in find_files(tmp_path).items()}
+    assert names == {
+        "BTC": ["BTCUSDT-1m-2025-01.csv", "BTCUSDT-1m-2025-02.csv.gz"],
+        "ETH": ["ethusdt.csv"],
+        "SOL": ["SOL-1m.zip"],
+    }
+    assert list(find_files(tmp_path / "ethusdt.csv")) == ["ETH"]
+
+
+def test_missing_files_folders_and_other_intervals_are_rejected(tmp_path: Path) -> None:
+    with pytest.raises(MarketDataError, match="no kline files"):
+        find_files(tmp_path)
+    with pytest.raises(MarketDataError, match=r"BTCUSDT.csv: No such file or directory"):
+        find_files(tmp_path / "BTCUSDT.csv")
+    (tmp_path / "BTCUSDT-5m-2025-01.csv").touch()
+    with pytest.raises(MarketDataError, match="these are 5m candles; a replay needs 1m candles"):
+        find_files(tmp_path)

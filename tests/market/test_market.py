@@ -1,0 +1,379 @@
+"""The feed loop, and waiting for a book."""
+
+import asyncio
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from support.feed import SECOND, START, Feed, ScriptedSource, after, feeding, tick, turns
+from support.manual_clock import ManualClock
+from support.settable_clock import SettableClock
+
+from trader.core.clock import LockstepClock, ScaledClock
+from trader.core.errors import MarketDataError, MarketUnavailable, Unavailable
+from trader.market.domain.markets import PLAIN_FUNDING_RATE, STALE_AFTER, Tick
+from trader.market.feed import MarketFeed
+from trader.market.sources.replay import ReplaySource
+from trader.market.sources.synthetic import SyntheticSource
+
+
+async def test_the_latest_quote_of_every_market_is_kept() -> None:
+    clock = ManualClock(START)
+    async with feeding(clock) as feed:
+        market = feed.market
+        assert (market.quote("BTC"), market.last_update_at, market.is_stale()) == (None, None, True)
+        await feed.give(tick(1), tick(2, "BTC"))
+        assert {symbol: quote.at for symbol, quote in market.quotes().items()} == {"BTC": after(2), "ETH": after(1)}
+        assert market.quote("BTC") is market.quotes()["BTC"]
+        assert market.last_update_at == after(2)
+        assert [given.at for given in feed.seen] == [after(1), after(2)]
+        assert not market.is_stale()
+        await clock.advance(STALE_AFTER)
+        assert not market.is_stale()
+        await clock.advance(timedelta(milliseconds=1))
+        assert market.is_stale()
+        assert market.quote("BTC") is not None
+
+
+async def test_a_current_quote_is_returned_at_once() -> None:
+    async with feeding(ManualClock(START)) as feed:
+        await feed.give(tick(1))
+        assert (await feed.market.quote_after("BTC", after(1))).at == after(1)
+        assert (await feed.market.quote_after("BTC", after(0.2))).at == after(1)
+
+
+async def test_an_order_gets_the_first_quote_at_or_after_its_time() -> None:
+    async with feeding(ManualClock(START)) as feed:
+        await feed.give(tick(1))
+        waiting = asyncio.create_task(feed.market.quote_after("BTC", after(2)))
+        await feed.give(tick(1.5))
+        assert not waiting.done()
+        await feed.give(tick(2, "ETH"))
+        assert not waiting.done()
+        await feed.give(tick(2), tick(3))
+        assert (await waiting).at == after(2)
+
+
+async def test_waiting_orders_are_answered_after_the_tick_is_applied_in_order_of_arrival() -> None:
+    events: list[str] = []
+    proceed = asyncio.Event()
+
+    async def on_tick(given: Tick) -> None:
+        events.append("tick")
+        await proceed.wait()
+        events.append("done")
+
+    async with feeding(ManualClock(START), on_tick=on_tick) as feed:
+
+        async def order(name: str) -> None:
+            await feed.market.quote_after("BTC", after(0.2))
+            events.append(name)
+
+        orders = [asyncio.create_task(order(name)) for name in "abcde"]
+        await turns()
+        await feed.give(tick(1))
+        assert events == ["tick"]
+        proceed.set()
+        await turns()
+        assert events == ["tick", "done", "a", "b", "c", "d", "e"]
+        await asyncio.gather(*orders)
+
+
+@pytest.mark.parametrize("error", [MarketDataError("no JSON"), OSError("no route"), TimeoutError("no answer"), None])
+async def test_a_failed_source_is_retried_after_1_to_8_seconds(error: Exception | None) -> None:
+    clock = ManualClock(START)
+    async with feeding(clock) as feed:
+        await feed.give(tick(1))
+        waiting = asyncio.create_task(feed.market.quote_after("BTC", after(2)))
+        await turns()
+        await feed.give(error)
+        with pytest.raises(MarketUnavailable, match="is down"):
+            await waiting
+        assert feed.market.last_error == (str(error) if error else "the feed ended")
+        with pytest.raises(MarketUnavailable, match="is down"):
+            await feed.market.quote_after("BTC", after(2))
+
+        pauses = []
+        for _ in range(8):
+            asked, begin = len(feed.source.asked_after), clock.now()
+            while len(feed.source.asked_after) == asked:
+                await clock.advance(SECOND)
+                await turns()
+            pauses.append(int((clock.now() - begin) / SECOND))
+            await feed.give(error)
+        assert pauses == [1, 2, 4, 8, 8, 8, 8, 8]
+        assert set(feed.source.asked_after[1:]) == {after(1)}
+
+        await clock.advance(60 * SECOND)
+        await turns()
+        await feed.give(tick(500))
+        assert feed.market.last_error is None
+        assert (await feed.market.quote_after("BTC", after(500))).at == after(500)
+        await feed.give(error)
+        asked = len(feed.source.asked_after)
+        await clock.advance(SECOND)
+        await turns()
+        assert len(feed.source.asked_after) == asked + 1, "a source that had recovered is soon asked again"
+
+
+async def test_nobody_waits_for_a_stale_market() -> None:
+    clock = ManualClock(START)
+    async with feeding(clock) as feed:
+        await feed.give(tick(1))
+        await clock.advance(STALE_AFTER + 2 * SECOND)
+        with pytest.raises(MarketUnavailable, match=r"2026-03-04T05:06:08\.000Z, too old"):
+            await feed.market.quote_after("BTC", clock.now())
+
+
+async def test_after_the_clock_is_set_back_the_old_price_is_not_traded_on_and_the_feed_follows() -> None:
+    clock = SettableClock()
+    market = MarketFeed(SyntheticSource(7, ("BTC",)), clock)
+    ticks: asyncio.Queue[Tick] = asyncio.Queue()
+    feed = asyncio.create_task(market.run(ticks.put, clock.now()))
+    try:
+        before = await asyncio.wait_for(ticks.get(), 5)
+        clock.shift = -timedelta(hours=1)
+        assert market.is_stale()
+        with pytest.raises(MarketUnavailable, match="in the future, since the clock was set back"):
+            await market.quote_after("BTC", clock.now())
+        while (tick := await asyncio.wait_for(ticks.get(), 5)).at >= before.at:
+            pass
+        assert not market.is_stale()
+        assert (await market.quote_after("BTC", clock.now())).at < before.at
+        assert [seen.at for seen in market.recent()] == sorted(seen.at for seen in market.recent())
+        assert tick in market.recent()
+    finally:
+        feed.cancel()
+        await asyncio.wait([feed])
+
+
+async def test_a_feed_that_starts_after_the_clock_was_set_back_starts_now() -> None:
+    clock, source = SettableClock(), ScriptedSource()
+    market = MarketFeed(source, clock)
+
+    async def on_tick(tick: Tick) -> None: ...
+
+    feed = asyncio.create_task(market.run(on_tick, clock.now() + timedelta(hours=1)))
+    try:
+        await turns()
+        assert [asked <= clock.now() for asked in source.asked_after] == [True]
+    finally:
+        feed.cancel()
+        await asyncio.wait([feed])
+
+
+async def test_a_book_that_arrives_too_late_is_not_traded_on() -> None:
+    async with feeding(ManualClock(START)) as feed:
+        await feed.give(tick(1))
+        late = asyncio.create_task(feed.market.quote_after("BTC", after(2)))
+        in_time = asyncio.create_task(feed.market.quote_after("BTC", after(4)))
+        await feed.give(tick(8))
+        with pytest.raises(MarketUnavailable, match="No price of BTC came in time"):
+            await late
+        assert (await in_time).at == after(8)
+
+
+async def test_waiting_for_a_market_without_quotes_is_refused() -> None:
+    async with feeding(ManualClock(START)) as feed:
+        await feed.give(tick(1))
+        waiting = asyncio.create_task(feed.market.quote_after("ETH", after(2)))
+        await feed.give(*(tick(seconds, "BTC") for seconds in range(2, 8)))
+        assert not waiting.done()
+        await feed.give(tick(8, "BTC"))
+        with pytest.raises(MarketUnavailable, match="No price of ETH"):
+            await waiting
+
+
+async def test_the_wait_is_limited_in_real_time() -> None:
+    clock = ScaledClock(START, 1000)
+    async with feeding(clock, patience=timedelta(milliseconds=30)) as feed:
+        loop = asyncio.get_running_loop()
+        begin = loop.time()
+        with pytest.raises(MarketUnavailable, match="No price of BTC came in time"):
+            await feed.market.quote_after("BTC", clock.now() + 20 * SECOND)
+        assert 0.04 <= loop.time() - begin < 2
+
+
+async def test_a_market_without_rules_is_refused() -> None:
+    async with feeding(ManualClock(START)) as feed:
+        with pytest.raises(MarketUnavailable, match="DOGE is not traded here"):
+            await feed.market.quote_after("DOGE", START)
+
+
+async def test_after_the_end_nobody_waits() -> None:
+    async with feeding(ManualClock(START), ends_at=after(2)) as feed:
+        with pytest.raises(MarketUnavailable, match=r"ended at 2026-03-04T05:06:09\.000Z"):
+            await feed.market.quote_after("BTC", after(2.2))
+        within = asyncio.create_task(feed.market.quote_after("BTC", after(1.5)))
+        other = asyncio.create_task(feed.market.quote_after("SOL", after(1.5)))
+        await feed.give(tick(1))
+        assert not within.done()
+        await feed.give(tick(2))
+        assert (await within).at == after(2)
+        with pytest.raises(MarketUnavailable, match="there are no more prices"):
+            await other
+        assert feed.market.last_error == "the scripted ended at 2026-03-04T05:06:09.000Z"
+        with pytest.raises(MarketUnavailable, match="there are no more prices"):
+            await feed.market.quote_after("SOL", after(1.5))
+        assert (await feed.market.quote_after("BTC", after(2))).at == after(2)
+
+
+async def test_an_abandoned_wait_is_forgotten() -> None:
+    async with feeding(ManualClock(START)) as feed:
+        gone = asyncio.create_task(feed.market.quote_after("BTC", after(1)))
+        stays = asyncio.create_task(feed.market.quote_after("BTC", after(1)))
+        await turns()
+        gone.cancel()
+        await feed.give(tick(1))
+        assert gone.cancelled()
+        assert (await stays).at == after(1)
+
+
+async def test_too_many_waiting_orders_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trader.market.feed.WAITERS_MAX", 3)
+    async with feeding(ManualClock(START)) as feed:
+        waiting = [asyncio.create_task(feed.market.quote_after("BTC", after(1))) for _ in range(3)]
+        await turns()
+        with pytest.raises(MarketUnavailable, match="3 orders wait"):
+            await feed.market.quote_after("BTC", after(1))
+        await feed.give(tick(1))
+        assert len(await asyncio.gather(*waiting)) == 3
+
+
+async def test_an_unavailable_database_does_not_stop_the_feed() -> None:
+    failures = [Unavailable("the database is away")]
+
+    async def on_tick(given: Tick) -> None:
+        if failures:
+            raise failures.pop()
+
+    async with feeding(ManualClock(START), on_tick=on_tick) as feed:
+        waiting = asyncio.create_task(feed.market.quote_after("BTC", after(1)))
+        await feed.give(tick(1), tick(2))
+        assert (await waiting).at == after(1)
+        assert feed.market.last_update_at == after(2)
+
+
+async def test_a_stopped_feed_refuses_waiting_orders() -> None:
+    feed = Feed(ScriptedSource(), ManualClock(START))
+
+    async def on_tick(given: Tick) -> None:
+        raise KeyError("a bug")
+
+    running = asyncio.create_task(feed.market.run(on_tick, START))
+    waiting = asyncio.create_task(feed.market.quote_after("BTC", after(5)))
+    await turns()
+    await feed.give(tick(1))
+    with pytest.raises(KeyError):
+        await running
+    with pytest.raises(MarketUnavailable, match="feed was stopped"):
+        await waiting
+    with pytest.raises(MarketUnavailable, match="down: the feed was stopped"):
+        await feed.market.quote_after("BTC", after(5))
+
+
+async def test_history_and_funding_come_from_the_source() -> None:
+    market = MarketFeed(ScriptedSource(), ManualClock(START))
+    assert [ticks.at async for ticks in market.history(after(1), after(3))] == [after(2), after(3)]
+    assert market.funding_rate("BTC", START) == PLAIN_FUNDING_RATE
+    assert (market.source_name, set(market.markets)) == ("scripted", {"BTC", "ETH", "SOL"})
+
+
+# With real sources
+
+
+async def test_a_primed_market_has_current_prices() -> None:
+    source = SyntheticSource(0, ("BTC", "ETH"))
+    market = MarketFeed(source, ManualClock(START))
+    await market.prime()
+    assert {symbol: quote.at for symbol, quote in market.quotes().items()} == {"BTC": START, "ETH": START}
+    assert not market.is_stale()
+
+
+async def test_the_prices_of_a_paced_replay_never_go_back() -> None:
+    """A standby that takes over has the prices of the leader's time before its own feed arrives."""
+    taken: list[Tick] = []
+
+    async def on_tick(tick: Tick) -> None:
+        taken.append(tick)
+
+    ticks = [tick(second) for second in (1, 9, 5, 8, 9, 10)]
+    market = MarketFeed(ScriptedSource(), ScaledClock(START, 200))
+    for update in ticks:
+        await market.take(update, on_tick)
+        assert market.last_update_at == max(each.at for each in ticks[: ticks.index(update) + 1])
+        assert market.marks["BTC"] == taken[-1].quotes["BTC"].mark
+    assert [(update.at - START) // SECOND for update in taken] == [1, 9, 9, 10]
+
+
+async def test_the_synthetic_market_is_followed_from_the_first_second() -> None:
+    clock = ManualClock(START)
+    source = SyntheticSource(0, ("BTC", "ETH", "SOL"))
+    market = MarketFeed(source, clock)
+    ticks: list[Tick] = []
+    enough = asyncio.Event()
+
+    async def on_tick(given: Tick) -> None:
+        ticks.append(given)
+        if len(ticks) == 30:
+            enough.set()
+            await asyncio.Event().wait()
+
+    running = asyncio.create_task(market.run(on_tick, START))
+    await enough.wait()
+    assert [given.at for given in ticks] == [after(seconds) for seconds in range(1, 31)]
+    assert set(market.quotes()) == {"BTC", "ETH", "SOL"}
+    assert len(await market.candles("ETH", "15m", 100)) == 100
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+async def replayed(place: Path) -> list[str]:
+    """Three traders on a replay in lockstep, ordering every 7, 11 and 13 seconds with 200 ms of latency."""
+    source = ReplaySource(place, ["BTC"], speed=0)
+    await source.open()
+    clock = source.clock(None)
+    assert isinstance(clock, LockstepClock)
+    market = MarketFeed(source, clock)
+    story: list[str] = []
+
+    async def on_tick(given: Tick) -> None:
+        await asyncio.sleep(0)
+        if given.at.second == 0:
+            story.append(f"{given.at.minute} {given.quotes['BTC'].mark}")
+
+    async def trade(name: str, pause: int) -> None:
+        async with clock.busy():
+            while True:
+                await clock.sleep_until(clock.now() + pause * SECOND)
+                try:
+                    quote = await market.quote_after("BTC", clock.now() + timedelta(milliseconds=200))
+                except MarketUnavailable as error:
+                    story.append(f"{name} {error}")
+                    return
+                await asyncio.sleep(0.0001)  # the database
+                candles = await market.candles("BTC", "1m", 5)
+                story.append(f"{name} {clock.now().time()} {quote.at.time()} {quote.book.asks[0]} {len(candles)}")
+
+    traders = [asyncio.create_task(trade(name, pause)) for name, pause in (("a", 7), ("b", 11), ("c", 13))]
+    await turns()
+    running = asyncio.create_task(market.run(on_tick, clock.now()))
+    await asyncio.gather(*traders)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    return story
+
+
+async def test_a_lockstep_replay_gives_the_same_results_every_time(tmp_path: Path) -> None:
+    minute = int(START.timestamp()) // 60
+    lines = (f"{(minute + n) * 60_000},{95000 + n},{95007 + n},{94991 + n},{95002 + n},{n}.5\n" for n in range(5))
+    (tmp_path / "BTCUSDT.csv").write_text("".join(lines))
+    first = await asyncio.wait_for(replayed(tmp_path), 20)
+    second = await asyncio.wait_for(replayed(tmp_path), 20)
+    assert sorted(first) == sorted(second)
+    orders = [line.split() for line in first if line[0] in "abc" and "ended" not in line]
+    assert len(orders) > 60
+    assert all(now == at for _, now, at, *_ in orders), "time passed while an order was being processed"
+    assert sum("ended" in line for line in first) == 3

@@ -1,0 +1,102 @@
+"""Bets: the wealth against its formula, bounds by leverage, and visible differences against simulated seasons."""
+
+import math
+
+import numpy as np
+import pytest
+from support.null_seasons import HOUR, HOURLY, START, disasters, looks, normal
+
+from trader.core.intervals import Returns, estimate
+from trader.core.statistics import EquityPoint
+from trader.portfolio.domain.bets import HOURLY_MOVE_MAX, STAKES, bet_level, days_needed, move_bounds, smallest_visible
+from trader.portfolio.domain.evidence import Verdict, compare, judge_family
+from trader.portfolio.domain.returns import EquitySeries, Exposures, ReturnSeries
+
+FAMILY = 52
+
+
+def test_the_level_is_one_over_the_largest_mean_wealth() -> None:
+    returns = np.random.default_rng(1).normal(0.01, 0.03, 40)
+    bounds = np.linspace(0.2, 0.6, 40)
+    wealth = [
+        np.mean([math.prod(1 + stake * returns[hour] / bounds[hour] for hour in range(until)) for stake in STAKES])
+        for until in range(1, 41)
+    ]
+    assert bet_level(returns, bounds) == pytest.approx(1 / max(wealth))
+    assert bet_level(-returns, bounds) == 1.0 or bet_level(-returns, bounds) > 0.5
+    assert (len(STAKES), STAKES[0], STAKES[-1]) == (24, pytest.approx(0.2), pytest.approx(0.95))
+
+
+def test_a_loss_beyond_its_bound_only_ruins_the_bet() -> None:
+    assert bet_level(np.array([0.1] * 20 + [-1.0] + [0.1] * 20), np.full(41, 0.2)) < 1e-2
+    assert bet_level(np.array([-1.0] + [0.001] * 40), np.full(41, 0.2)) == 1.0
+
+
+def test_the_bounds_follow_from_earlier_leverage() -> None:
+    leverages = np.array([0.0, 0.5, 3.0, 1.0, 2.0, 50.0, 0.0])
+    assert move_bounds(leverages) == pytest.approx([0.2, 0.2, 0.2, 0.6, 0.6, 0.6, 10.0])
+    series = ReturnSeries(START, np.zeros(7), None, move_bounds(leverages))
+    assert series.gain_bounds[-1] == pytest.approx(10)
+    assert series.loss_bounds.tolist() == pytest.approx([0.2, 0.2, 0.2, 0.6, 0.6, 0.6, 1.0]), "a loss is at most all"
+    assert move_bounds(np.array([1.0, math.nan, 1.0])).tolist() == pytest.approx([0.2, 0.2, 1.0]), "not known"
+    assert len(move_bounds(np.array([]))) == 0
+
+
+def test_a_position_between_two_values_of_the_equity_counts() -> None:
+    exposures = Exposures([(30_000.0, START + 1.2 * HOUR, START + 1.4 * HOUR), (5_000.0, START + 2 * HOUR, None)])
+    assert exposures.largest(START, 5).tolist() == [0, 30_000, 5_000, 5_000, 5_000]
+    equity = EquitySeries(10_000.0)
+    equity.set(EquityPoint(START + hour * HOUR, 10_000.0, 0.5) for hour in range(5))
+    seen, known = equity.returns(START + 5 * HOUR), equity.returns(START + 5 * HOUR, exposures)
+    assert seen is not None
+    assert known is not None
+    assert seen.gain_bounds == pytest.approx([0.2] * 5)
+    assert known.gain_bounds == pytest.approx([0.2, 0.2, 0.6, 0.6, 0.6])
+
+
+@pytest.mark.parametrize(("move", "word"), [(-0.5, "better"), (5.0, "worse")])
+def test_a_move_beyond_its_bound_withdraws_the_verdict(move: float, word: str) -> None:
+    """A loss of half at no leverage, or a lottery's gain of 500 %, which nobody may earn a verdict from."""
+    drift = 0.002 if word == "better" else -0.02
+    values = np.random.default_rng(1).normal(drift, 0.002, 1000)
+
+    def verdict(values: Returns) -> Verdict:
+        nothing = ReturnSeries(START, np.zeros(len(values)), None, np.zeros(len(values)))
+        return judge_family([compare(ReturnSeries(START, values), nothing)])[0]
+
+    assert verdict(values).word == word
+    values[500] = math.log1p(move)
+    after = verdict(values)
+    assert after.word == "not distinguishable yet"
+    assert after.why is not None
+    assert after.why.startswith(f"withdrawn: an hour had a {'loss' if move < 0 else 'gain'} of {abs(100 * move):.1f} %")
+
+
+def is_ever_called(returns: Returns, days: int) -> bool:
+    """Return whether daily looks ever judge it better than holding nothing, on a board of eight."""
+    for hours in looks(days):
+        series = ReturnSeries(START, returns[:hours])
+        nothing = ReturnSeries(START, np.zeros(hours), None, np.zeros(hours))
+        if judge_family([compare(series, nothing)], FAMILY)[0].word == "better":
+            return True
+    return False
+
+
+@pytest.mark.parametrize("percent", [2, 0.5])
+def test_small_gains_with_a_rare_large_loss_are_not_judged_better_than_nothing(percent: float) -> None:
+    """The confidence sequence alone judges 28 and 73 % of them better."""
+    returns = disasters(percent)(np.random.default_rng(7), 30, 24 * 90)
+    called = sum(is_ever_called(values, 90) for values in returns)
+    assert called == 0
+
+
+def test_four_of_five_seasons_detect_the_smallest_visible_difference() -> None:
+    days, seasons = 90, 60
+    noise = normal(np.random.default_rng(3), seasons, 24 * days)
+    visible = smallest_visible(estimate(noise[0])._replace(variance=HOURLY**2), HOURLY_MOVE_MAX, 0.05 / FAMILY)
+    assert visible is not None
+    called = sum(is_ever_called(visible + values, days) for values in noise)
+    assert 0.65 * seasons <= called <= 0.95 * seasons
+    seen = estimate(noise[0])._replace(variance=HOURLY**2, mean=visible)
+    assert days_needed(seen, HOURLY_MOVE_MAX, 0.05 / FAMILY) == pytest.approx(days, rel=0.1)
+    assert days_needed(seen._replace(mean=1e-9), HOURLY_MOVE_MAX, 0.05 / FAMILY) is None

@@ -1,0 +1,430 @@
+"""Statistics of the current runs: the documented figures, over exactly the rows of those runs."""
+
+import json
+import math
+import zlib
+from datetime import timedelta
+from decimal import Decimal
+
+import numpy
+import pytest
+from support.manual_clock import ManualClock
+from support.records import (
+    HOUR,
+    MINUTE,
+    START,
+    FakeExchange,
+    add_invocation,
+    add_model,
+    add_run,
+    add_tool_call,
+    add_trade,
+    id_of,
+    make_account,
+    make_model,
+    make_position,
+    make_run,
+    make_snapshot,
+    seen,
+)
+
+from trader.agents.domain.entrants import Entrant
+from trader.agents.sql import invocations as agents_store
+from trader.agents.sql.entrants import insert_entrant
+from trader.agents.sql.models import upsert_model
+from trader.core.intervals import estimate, percent_interval
+from trader.core.statistics import Drawdown
+from trader.core.variant_id import VariantId
+from trader.database.partitions import ensure_partitions
+from trader.database.pool import Database, Page
+from trader.exchange.paper import PaperExchange
+from trader.exchange.sql import trades as trades_store
+from trader.portfolio.analytics import ANSWERS_BYTES_MAX, RUN_ANSWERS_BYTES_MAX, Analytics
+from trader.portfolio.figures import figures_of_trades
+from trader.portfolio.leaderboard import LeaderboardEntry
+from trader.portfolio.run_statistics import CurrentRuns
+from trader.portfolio.sql import snapshots as portfolio_store
+
+DAY = timedelta(days=1)
+
+
+class Bench:
+    """The analytics over rows and accounts that the test controls."""
+
+    def __init__(self, database: Database, exchange: FakeExchange) -> None:
+        self.database = database
+        self.exchange = exchange
+        self.clock = ManualClock(START)
+        served: PaperExchange = exchange  # type: ignore[assignment]
+        self.analytics = Analytics(database, served, self.clock, CurrentRuns(database))
+
+    async def hours(self, account_id: str, *values: str, number: int = 1, first: int = 0) -> None:
+        """Write the last value of each hour from `first` on."""
+        rows = [
+            make_snapshot(account_id, START + (first + hour) * HOUR + 59 * MINUTE, value, number=number)
+            for hour, value in enumerate(values)
+        ]
+        async with self.database.connection() as conn:
+            await ensure_partitions(conn, START, rows[-1].created_at)
+            await portfolio_store.insert_snapshots(conn, rows)
+
+    async def board(self, window: str = "7d", sort_by: str = "pnlPercent") -> list[LeaderboardEntry]:
+        return await self.analytics.leaderboard(window, sort_by)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def bench(database: Database) -> Bench:
+    return Bench(database, FakeExchange())
+
+
+async def test_statistics_start_at_the_current_run(bench: Bench) -> None:
+    async with bench.database.connection() as conn:
+        await add_model(conn, "one")
+        await add_trade(conn, "one", START + HOUR, gross="-500")
+        await add_invocation(conn, "one", START + MINUTE, "failed")
+        await bench.hours("one", "9000", "8000")
+        await add_run(conn, "one", make_run("one", 2, capital="2000", at=START + 2 * HOUR))
+        await add_trade(conn, "one", START + 3 * HOUR, gross="60", fees="10", number=2)
+        await add_invocation(conn, "one", START + 3 * HOUR, "completed")
+        await bench.hours("one", "2000", "2040", number=2, first=2)
+    bench.exchange.put(make_account("one", run=make_run("one", 2, capital="2000", at=START + 2 * HOUR), realized=50))
+    (stats,) = await bench.analytics.model_stats()
+    figures = stats.figures.trades
+    assert seen(stats.account_value, stats.return_percent) == (2050, 2.5)
+    assert seen(figures.trades, figures.total_net, figures.win_rate) == (1, 50, 100.0)
+    assert seen(figures.biggest_win, figures.biggest_loss) == (50, None)
+    assert stats.figures.equity.drawdown == Drawdown(0, 0)
+    assert seen(stats.failures.invocations, stats.failures.failed) == (1, 0)
+    info = await bench.analytics.run_info()
+    assert seen(*info[:4]) == (START + 2 * HOUR, 1, 1, 1)
+
+
+async def test_a_fall_below_the_capital_in_the_first_hour_is_a_drawdown_everywhere(bench: Bench) -> None:
+    async with bench.database.connection() as conn:
+        await add_model(conn, "one")
+        await add_trade(conn, "one", START + 30 * MINUTE, gross="-2500", fees="0", notional="9000")
+        await bench.hours("one", "7500", "9000", "8100")
+    bench.exchange.put(make_account("one", realized=-1900))
+    await bench.clock.advance(3 * HOUR)
+    (stats,) = await bench.analytics.model_stats()
+    (entry,) = await bench.board("24h")
+    assert stats.figures.equity.drawdown == Drawdown(25, 2500)
+    assert entry.max_drawdown == 25
+    assert stats.figures.recovery_factor == -1
+
+
+async def test_figures_of_trades(bench: Bench) -> None:
+    async with bench.database.connection() as conn:
+        await add_model(conn, "one")
+        for number, (gross, side, confidence, held) in enumerate(
+            [("11", "LONG", 50, 1), ("-19", "LONG", None, 2), ("21", "SHORT", 80, 4), ("31", "SHORT", 90, 1)]
+        ):
+            await add_trade(
+                conn, "one", START + (number + 5) * HOUR, gross=gross, side=side, confidence=confidence,
+                held=held * HOUR, notional=str(1000 * (number + 1)),
+            )  # fmt: skip
+    (stats,) = await bench.analytics.model_stats()
+    figures = stats.figures.trades
+    assert seen(figures.trades, figures.wins, figures.total_net, figures.win_rate) == (4, 3, 40, 75.0)
+    assert seen(figures.biggest_win, figures.biggest_loss) == (30, -20)
+    assert seen(*figures.sizes) == (2500, 2500, 4000)
+    assert seen(*figures.holds) == (120, 90, 240)
+    assert seen(*figures.confidences) == (pytest.approx(73.33333333), 80, 90)
+    assert seen(figures.long_percent, figures.expectancy, figures.profit_factor) == (50, 10, 3)
+    assert figures.average_r_multiple == 1
+    assert figures.decision_quality == pytest.approx(0.960768922830523)
+    assert seen(*figures.streaks) == (2, 1, 2, "win")
+    assert seen(figures.average_win_minutes, figures.average_loss_minutes) == (120, 120)
+    assert figures.signal_to_noise == pytest.approx(10 / math.sqrt((0 + 900 + 100 + 400) / 3))
+
+
+async def test_incremental_reads_equal_a_full_read(bench: Bench) -> None:
+    """Continuing from the last read gives the same result as reading everything at once."""
+    records = CurrentRuns(bench.database)
+    async with bench.database.connection() as conn:
+        await add_model(conn, "one")
+        await add_model(conn, "two", VariantId.SOVEREIGN)
+        for step in range(8):
+            closed_at = START + (step // 2) * HOUR  # two at the same moment, one before and one after a read
+            await add_trade(conn, "one", closed_at, gross=str(step), label=step)
+            await portfolio_store_insert(bench, "one", START + step * 20 * MINUTE, str(step))
+            read = (await records.refresh())["one"]
+            fresh = (await CurrentRuns(bench.database).refresh())["one"]
+            assert {trade.id: trade for trade in read.trades} == {trade.id: trade for trade in fresh.trades}
+            assert [trade.closed_at for trade in read.trades] == [trade.closed_at for trade in fresh.trades]
+            assert seen(read.hours, read.values) == (fresh.hours, fresh.values)
+            assert len(read.trades) == step + 1
+            assert read.values[-1] == step
+            assert read.trade_figures.total_net == fresh.trade_figures.total_net
+            assert read.equity_figures == fresh.equity_figures
+        assert (await records.refresh())["two"].trades == []
+
+
+async def test_figures_include_each_day_once_it_closes(bench: Bench) -> None:
+    records = CurrentRuns(bench.database)
+    async with bench.database.connection() as conn:
+        await add_model(conn, "one")
+        await ensure_partitions(conn, START, START + 15 * DAY)
+    for step in range(40):
+        await portfolio_store_insert(bench, "one", START + step * 9 * HOUR, str(10_000 + 100 * math.sin(step)))
+        read = (await records.refresh())["one"]
+        assert read.equity_figures == (await CurrentRuns(bench.database).refresh())["one"].equity_figures
+    assert read.equity_figures.sharpe is not None
+
+
+async def test_losing_trades_are_counted_within_an_entrant(bench: Bench) -> None:
+    records = CurrentRuns(bench.database)
+    async with bench.database.connection() as conn:
+        await add_model(conn, "one")
+        for hour, gross in enumerate(("5", "-5", "-1", "7", "-2")):
+            await add_trade(conn, "one", START + hour * HOUR, gross=gross, fees="0", label=hour)
+            (period,) = (await records.refresh())["one"].periods
+    assert period.count_after(START) == (5, 3)
+    assert period.count_after(START + 2 * HOUR) == (3, 2)
+    assert period.trades_count == 5
+
+
+async def portfolio_store_insert(bench: Bench, account_id: str, at: object, value: str) -> None:
+    async with bench.database.connection() as conn:
+        await ensure_partitions(conn, START)
+        await portfolio_store.insert_snapshots(conn, [make_snapshot(account_id, at, value)])  # type: ignore[arg-type]
+
+
+async def test_a_reset_excludes_the_previous_run(bench: Bench) -> None:
+    records = CurrentRuns(bench.database)
+    async with bench.database.connection() as conn:
+        await add_model(conn, "one")
+        await add_trade(conn, "one", START + HOUR)
+        assert len((await records.refresh())["one"].trades) == 1
+        await add_run(conn, "one", make_run("one", 2, at=START + 2 * HOUR))
+        assert (await records.refresh())["one"].trades == []
+
+
+async def test_the_leaderboard_measures_the_window(bench: Bench) -> None:
+    async with bench.database.connection() as conn:
+        for name, variant in (("up", VariantId.APEX), ("down", VariantId.SOVEREIGN), ("new", VariantId.APEX)):
+            await add_model(conn, name, variant)
+        await add_trade(conn, "up", START + HOUR)
+        await add_trade(conn, "up", START + 25 * HOUR + MINUTE)
+    # The window of 24 h begins at 02:00; its initial value is from 01:59.
+    await bench.hours("up", "10000", "11000", "12000", "9000", "13000")
+    await bench.hours("down", "10000", "8000", "8000", "6000")
+    await bench.clock.advance(26 * HOUR)
+    bench.exchange.put(make_account("up", "10000", realized=Decimal(4300)))
+    bench.exchange.put(make_account("down", "10000", positions={"BTC": make_position(quantity="1", entry="50000")}))
+    bench.exchange.known_marks["BTC"] = Decimal(47_000)
+    up, new, down = await bench.board("24h")
+    assert seen(up.model.id, up.start_value, up.end_value, up.pnl_absolute) == ("up", 11_000, 14_300, 3_300)
+    assert seen(up.pnl_percent, up.max_drawdown, up.trades_count) == (pytest.approx(30), 25, 1)
+    assert up.evidence.reason == "3 whole hours; an interval needs 24"
+    assert seen(new.model.id, new.start_value, new.end_value, new.pnl_percent) == ("new", 10_000, 10_000, 0)
+    assert seen(down.start_value, down.end_value, down.pnl_percent) == (8_000, 7_000, -12.5)
+    assert down.max_drawdown == 25
+    assert [entry.model.id for entry in await bench.board("24h", "maxDrawdown")] == ["new", "up", "down"]
+    assert [entry.model.id for entry in await bench.board("24h", "pnlAbsolute")] == ["up", "new", "down"]
+    (week, *_) = await bench.board("7d")
+    assert seen(week.start_value, week.pnl_absolute, week.trades_count) == (10_000, 4_300, 2)
+    only = await bench.analytics.leaderboard("7d", "pnlPercent", VariantId.SOVEREIGN)
+    assert [entry.model.id for entry in only] == ["down"]
+    await bench.clock.advance(40 * DAY)
+    assert seen(
+        *[(entry.start_value, entry.trades_count) for entry in await bench.board("30d") if entry.model.id == "up"]
+    ) == ((13_000, 0),)
+    assert seen(
+        *[(entry.start_value, entry.trades_count) for entry in await bench.board("run") if entry.model.id == "up"]
+    ) == ((10_000, 2),)
+    bench.exchange.known_marks.clear()
+    assert [entry.model.id for entry in await bench.board()] == ["up", "new"], "down has no value without a price"
+
+
+async def add_trades(bench: Bench, model_id: str, *hours: int) -> None:
+    async with bench.database.connection() as conn:
+        for hour in hours:
+            await add_trade(conn, model_id, START + hour * HOUR + MINUTE, label=hour)
+
+
+async def test_the_interval_covers_the_whole_hours_of_the_window(bench: Bench) -> None:
+    async with bench.database.connection() as conn:
+        for name in ("long", "short", "idle"):
+            await add_model(conn, name)
+    values = [10_000 + 50 * math.sin(hour) + 3 * hour for hour in range(60)]
+    for name, count in (("long", 60), ("short", 23), ("idle", 60)):
+        await bench.hours(name, *map(str, values[:count]))
+        await add_trades(bench, name, *range(0, 60, 6 if name != "idle" else 20))
+    await bench.clock.advance(59 * HOUR + 30 * MINUTE)
+    entries = {entry.model.id: entry for entry in await bench.board("7d")}
+    returns = numpy.diff(numpy.log([10_000, *values[:59]]))
+    expected = percent_interval(estimate(returns).interval, 59)
+    interval = entries["long"].evidence.interval_percent
+    assert interval is not None
+    assert interval.low < 100 * (values[58] / 10_000 - 1) < interval.high
+    assert interval == pytest.approx(expected)
+    assert entries["short"].evidence.reason == "23 whole hours; an interval needs 24"
+    assert entries["idle"].evidence.reason == "3 completed trades; a statement about a model needs 10"
+    day = {entry.model.id: entry.evidence for entry in await bench.board("24h")}
+    assert day["long"].hours == 24
+    assert day["long"].reason == "4 completed trades; a statement about a model needs 10", "those of the window count"
+
+
+async def test_adjacent_models_get_a_verdict_or_the_smallest_visible_difference(bench: Bench) -> None:
+    slopes = {"good": 60, "fair": 2, "same": 2, "poor": -60}
+    async with bench.database.connection() as conn:
+        for name in (*slopes, "young"):
+            await add_model(conn, name)
+    for name, slope in slopes.items():
+        growth = 1.05 if name == "good" else 1.0
+        await bench.hours(
+            name, *(str(10_000 * growth**hour + 20 * math.sin(hour) + slope * hour) for hour in range(100))
+        )
+        await add_trades(bench, name, *range(10))
+        bench.exchange.put(make_account(name, realized=Decimal(99 * slope)))
+    bench.exchange.put(make_account("young", realized=Decimal(1)))
+    await bench.clock.advance(100 * HOUR + MINUTE)
+    for order in ("pnlPercent", "pnlAbsolute"):
+        board = await bench.board("7d", order)
+        words = [
+            tuple(side and (side.neighbour.id, side.verdict.word) for side in (entry.above, entry.below))
+            for entry in board
+        ]
+        assert [(entry.model.id, entry.tie) for entry in board] == [
+            ("good", False), ("fair", True), ("same", True), ("young", False), ("poor", False),
+        ]  # fmt: skip
+        assert words == [
+            (None, ("fair", "better")),
+            (("good", "worse"), ("same", "not distinguishable yet")),
+            (("fair", "not distinguishable yet"), ("young", "not distinguishable yet")),
+            (("same", "not distinguishable yet"), ("poor", "not distinguishable yet")),
+            (("young", "not distinguishable yet"), None),
+        ]
+        good, fair, *_ = board
+        assert good.below is not None
+        assert fair.below is not None
+        assert good.below.verdict.why is None
+        assert fair.below.verdict.why == "no hour differs from another"
+        assert 0 < (good.below.verdict.days_needed or 0) < 30
+    board = await bench.board("7d", "maxDrawdown")
+    assert {(entry.above, entry.below) for entry in board} == {(None, None)}
+
+
+async def test_failures_are_failed_runs_and_runs_with_failed_calls(bench: Bench) -> None:
+    async with bench.database.connection() as conn:
+        await add_model(conn, "one")
+        await add_model(conn, "two", VariantId.SOVEREIGN)
+        failed = await add_invocation(conn, "one", START, "failed", calls=("failed", "ok"))
+        await add_invocation(conn, "one", START + MINUTE, "completed", calls=("rejected", "ok"))
+        by_call = await add_invocation(conn, "two", START + 2 * MINUTE, "completed", calls=("failed", "failed"))
+        await add_invocation(conn, "two", START + 3 * MINUTE, "running", calls=("failed",))
+        late = await add_invocation(conn, "two", START + 4 * MINUTE, "timeout")
+        await add_tool_call(conn, late, 1, "ok", START)
+        await ensure_partitions(conn, START)
+        kept = {"messages": [], "answers": [{"id": "x"}]}
+        await agents_store.insert_payload(conn, failed, zlib.compress(json.dumps(kept).encode()), START)
+    failures = await bench.analytics.failures(Page(10))
+    assert [invocation.id for invocation in failures.invocations] == [late, by_call, failed]
+    assert [call.number for call in failures.tool_calls[failed]] == [1, 2]
+    assert {key: bytes(answers) for key, answers in failures.answers.items()} == {failed: b'[{"id": "x"}]'}
+    counts = {each.model.id: each for each in failures.counts}
+    assert seen(counts["one"].workflows, counts["one"].tool_calls, counts["one"].invocations) == (1, 0, 2)
+    assert seen(counts["two"].workflows, counts["two"].tool_calls, counts["two"].invocations) == (1, 1, 2)
+    assert seen(counts["one"].rate_percent, counts["two"].rate_percent) == (50, 100)
+    only = await bench.analytics.failures(Page(10), VariantId.SOVEREIGN)
+    assert [invocation.id for invocation in only.invocations] == [late, by_call]
+    assert [each.model.id for each in only.counts] == ["two"]
+    assert [invocation.id for invocation in (await bench.analytics.failures(Page(1))).invocations] == [late]
+
+
+async def test_long_answers_of_failures_are_omitted_and_the_newest_come_first(bench: Bench) -> None:
+    sizes = [RUN_ANSWERS_BYTES_MAX] + [RUN_ANSWERS_BYTES_MAX - 4] * 40  # with the brackets and quotes of a list of one
+    async with bench.database.connection() as conn:
+        await add_model(conn, "one")
+        await ensure_partitions(conn, START)
+        ids = []
+        for number, size in enumerate(sizes):
+            at = START - number * MINUTE
+            ids.append(await add_invocation(conn, "one", at, "failed"))
+            payload = zlib.compress(json.dumps({"answers": ["x" * size]}).encode(), 1)
+            await agents_store.insert_payload(conn, ids[-1], payload, at)
+    failures = await bench.analytics.failures(Page(100))
+    assert [invocation.id for invocation in failures.invocations] == ids
+    assert list(failures.answers) == ids[1 : 1 + ANSWERS_BYTES_MAX // RUN_ANSWERS_BYTES_MAX]
+
+
+async def test_variant_statistics_show_every_variant(bench: Bench) -> None:
+    async with bench.database.connection() as conn:
+        await add_model(conn, "a1")
+        await add_model(conn, "a2")
+        await add_model(conn, "s1", VariantId.SOVEREIGN)
+        await add_run(conn, "manual", make_run("manual"))
+        await add_trade(conn, "a1", START + HOUR, gross="11")
+        await add_trade(conn, "a2", START + HOUR, gross="-4")
+        await add_trade(conn, "a2", START + 2 * HOUR, gross="4")
+        await add_trade(conn, "manual", START + HOUR, gross="1000000")
+    stats = await bench.analytics.variant_stats()
+    assert [seen(*each) for each in stats] == [
+        (VariantId.APEX, 2, 3, pytest.approx(100 * 2 / 3), None, 8, Decimal("2.6666666666666667")),
+        (VariantId.TRENDSURFER, 0, 0, None, None, 0, None),
+        (VariantId.CONTRARIAN, 0, 0, None, None, 0, None),
+        (VariantId.SOVEREIGN, 1, 0, None, None, 0, None),
+    ]
+
+
+async def test_a_model_without_an_account_shows_its_initial_state(bench: Bench) -> None:
+    async with bench.database.connection() as conn:
+        await upsert_model(conn, make_model("fresh"))
+    (stats,) = await bench.analytics.model_stats()
+    assert seen(stats.account_value, stats.return_percent, stats.figures.trades.trades) == (10_000, 0, 0)
+    (entry,) = await bench.board()
+    assert seen(entry.pnl_percent, entry.start_value) == (0, 10_000)
+    assert entry.evidence.reason == "there are no whole hours yet"
+    assert seen(*(await bench.analytics.run_info())[:4]) == (None, 1, 0, 0)
+
+
+def test_no_trades_have_no_figures() -> None:
+    figures = figures_of_trades([])
+    assert seen(figures.trades, figures.total_net) == (0, 0)
+    assert [figures.win_rate, figures.expectancy, figures.profit_factor, figures.biggest_win] == [None] * 4
+    assert figures.streaks.current_type == "none"
+
+
+def test_a_win_without_losses_is_unbounded() -> None:
+    trade = trades_store.RunTrade(id_of(1).int, Decimal(5), Decimal(100), True, None, START, START + HOUR, "BTC")
+    assert figures_of_trades([trade]).profit_factor == math.inf
+
+
+async def test_statistics_are_per_entrant_within_the_run_and_the_old_ones_stay(bench: Bench) -> None:
+    changed_at = START + 2 * HOUR + 30 * MINUTE
+    async with bench.database.connection() as conn:
+        await add_model(conn, "one")
+        await bench.hours("one", "9000", "12000", "11000", "15000")
+        await ensure_partitions(conn, START)
+        await portfolio_store.insert_snapshots(conn, [make_snapshot("one", changed_at - MINUTE, "10000")])
+        for number, began_at in ((1, START), (2, changed_at)):
+            entrant = Entrant(
+                model_id="one", number=number, fingerprint=f"{number}" * 64, configuration="{}", answered_by=None,
+                began_at=began_at,
+            )  # fmt: skip
+            await insert_entrant(conn, entrant)
+        for number, (hours, gross) in enumerate([(1, "-10"), (2, "20"), (3, "30")]):
+            await add_trade(conn, "one", START + hours * HOUR, gross=gross, fees="0", label=number)
+        failed = await add_invocation(conn, "one", START + HOUR, "failed")
+        done = await add_invocation(conn, "one", START + 3 * HOUR, "completed")
+        for number, invocation_id in ((1, failed), (2, done)):
+            await conn.execute("UPDATE invocations SET entrant = $2 WHERE id = $1", invocation_id, number)
+    bench.exchange.put(make_account("one", realized=5000))
+    await bench.clock.advance(4 * HOUR)
+    (run,) = await bench.analytics.model_stats()
+    first, second = run.entrants
+    assert seen(first.started_at, first.ended_at, second.ended_at) == (START, changed_at, None)
+    assert seen(first.stats.start_value, first.stats.account_value, first.stats.return_percent) == (10_000, 10_000, 0)
+    assert seen(second.stats.start_value, second.stats.account_value) == (10_000, 15_000), "as of the change's minute"
+    assert second.stats.return_percent == 50
+    assert first.stats.figures.equity.drawdown == Drawdown(10, 1000)
+    assert second.stats.figures.equity.drawdown == Drawdown(0, 0), "the fall before the change was the first one's"
+    trades = [part.stats.figures.trades for part in (first, second)]
+    assert [(trade.trades, float(trade.total_net), trade.win_rate) for trade in trades] == [(2, 10, 50), (1, 30, 100)]
+    failures = [(part.stats.failures.failed, part.stats.failures.invocations) for part in (first, second)]
+    assert failures == [(1, 1), (0, 1)]
+    assert run.figures.trades.trades == 3
+    (entry,) = await bench.board("24h")
+    assert seen(entry.start_value, entry.pnl_percent, entry.trades_count) == (10_000, 50, 1)
+    assert first.stats.figures is (await bench.analytics.model_stats())[0].entrants[0].stats.figures, "it is kept"

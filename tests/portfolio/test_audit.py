@@ -1,0 +1,134 @@
+"""The audit finds every error: each test corrupts a clean ledger in one place."""
+
+from collections.abc import AsyncIterator
+from decimal import Decimal
+
+import pytest
+from support.live import Bench, trading
+from support.manual_clock import ManualClock
+from support.scripted import START, ScriptedSource
+from support.venue import running
+
+from trader.core.errors import OrderUndecided
+from trader.database.pool import Database
+from trader.exchange.domain.orders import ExitPlan, OrderStatus, OrderType
+from trader.portfolio.audit import AuditReport, audit
+
+D = Decimal
+
+
+@pytest.fixture
+async def traded(database: Database) -> AsyncIterator[Bench]:
+    """A live database with every kind of fill: market, flip, maker, stop, exit by the service, liquidation, manual."""
+    async with trading(database) as bench:
+        await bench.buy("0.25", leverage=D(5), exit_plan=ExitPlan(stop=D(90000)))
+        await bench.sell("0.4", leverage=D(5))
+        await bench.buy("0.1", type=OrderType.LIMIT, limit_price=D(93000))
+        await bench.see({"BTC": "92990.0"})
+        await bench.synchronize()
+        await bench.buy("1", symbol="ETH", leverage=D(5), exit_plan=ExitPlan(stop=D(3000)))
+        await bench.see({"ETH": "2990.00"})
+        await bench.synchronize()
+        assert "ETH" not in bench.account().positions
+        await bench.buy("1", symbol="ETH", leverage=D(5), exit_plan=ExitPlan(invalidation_price=D(2950)))
+        await bench.see({"ETH": "2940.00"})
+        await bench.synchronize()
+        assert "ETH" not in bench.account().positions
+        bench.venue.trade_by_hand("BTC", "0.01")
+        await bench.synchronize()
+        bench.venue.liquidate("BTC", "0.04")
+        await bench.synchronize()
+        report = await audit(database)
+        assert (report.problems, report.trades) == ([], len(await _all(bench, "venue_trades")))
+        causes = {row["cause"] for row in await _all(bench, "fills")}
+        assert causes == {"order", "limit", "stop", "invalidation", "liquidation"}
+        yield bench
+
+
+async def _all(bench: Bench, table: str) -> list[dict[str, object]]:
+    async with bench.database.connection() as conn:
+        return [dict(row) for row in await conn.fetch(f"SELECT * FROM {table}")]
+
+
+async def after(database: Database, *statements: str) -> AuditReport:
+    """Return the audit after rows were changed."""
+    async with database.connection() as conn:
+        for statement in statements:
+            done = await conn.execute(statement)
+            assert not done.endswith(" 0"), statement
+    return await audit(database)
+
+
+FLIP = (
+    "(SELECT request_id FROM fills GROUP BY request_id HAVING count(DISTINCT order_id) > 1 AND request_id IS NOT NULL)"
+)
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("UPDATE venue_trades SET quantity = quantity * 2 WHERE kind <> 'trade'", "for liquidation: quantity is 0.08"),
+        ("UPDATE venue_trades SET price = price + 1 WHERE maker", "buy of BTC at 93001 as maker of order"),
+        ("UPDATE venue_trades SET fee_rate = fee_rate + 0.0001 WHERE side = 'sell'", "fee is "),
+        ("UPDATE venue_trades SET fee_rate = 0 WHERE maker", "maker of order"),
+        ("UPDATE venue_trades SET kind = 'trade' WHERE kind <> 'trade'", "for liquidation: quantity is 0 by"),
+        ("UPDATE venue_trades SET side = 'buy' WHERE symbol = 'ETH' AND side = 'sell'", "for stop: quantity is 0 by"),
+        ("UPDATE venue_trades SET client_index = NULL WHERE maker", "as maker for order: quantity is 0."),
+        ("DELETE FROM venue_trades WHERE kind <> 'trade'", "for liquidation: quantity is 0 by the venue's trades"),
+        ("DELETE FROM venue_trades", "for invalidation: quantity is 0 by the venue's trades and 1"),
+        ("UPDATE venue_orders SET filled = 0 WHERE cause = 'stop'", "at the venue: filled quantity is 1"),
+    ],
+)  # fmt: skip
+async def test_a_trade_of_the_venue_that_differs_from_its_fills_is_reported(
+    traded: Bench, statement: str, said: str
+) -> None:
+    report = await after(traded.database, statement)
+    assert any(said in problem for problem in report.problems), report.problems
+
+
+async def test_a_fill_that_is_missing_or_recorded_twice_is_reported(traded: Bench) -> None:
+    report = await after(
+        traded.database,
+        "DELETE FROM fill_drift",
+        f"DELETE FROM fills WHERE request_id = {FLIP} AND order_id = (SELECT min(order_id::text)::uuid FROM fills "
+        f"WHERE request_id = {FLIP})",
+    )
+    assert any(": quantity is 0.4" in problem and "sell of BTC" in problem for problem in report.problems)
+    report = await after(
+        traded.database,
+        "INSERT INTO fills SELECT account_id, sequence + 100000, run_id, order_id, request_id, symbol, side, quantity, "
+        "price, fee, liquidation_fee, maker, cause, created_at FROM fills WHERE cause = 'liquidation'",
+    )
+    assert any("for liquidation: quantity is 0.04" in p and "and 0.08" in p for p in report.problems), report.problems
+
+
+async def test_a_resting_order_may_fill_before_its_response_is_known(database: Database) -> None:
+    async with trading(database) as bench:
+        bench.venue.send_faults = ["lose_after"]
+        bench.venue.read_faults = ["ok", "ok", *["500"] * 5000]
+        with pytest.raises(OrderUndecided):
+            await bench.buy("0.1", type=OrderType.LIMIT, limit_price=D(93000), leverage=D(5), client_order_id="lost")
+        await bench.see({"BTC": "92990.0"})
+        bench.venue.read_faults.clear()
+        await bench.synchronize()
+        answer = await bench.buy(
+            "0.1", type=OrderType.LIMIT, limit_price=D(93000), leverage=D(5), client_order_id="lost"
+        )
+        assert (answer.status, [fill.maker for fill in answer.fills]) == (OrderStatus.FILLED, [True, True])
+        await bench.agree()
+        report = await after(database, "DELETE FROM fill_drift", "UPDATE fills SET quantity = quantity / 2 WHERE maker")
+        assert any("acknowledged quantity" in problem for problem in report.problems)
+
+
+async def test_a_ledger_with_holes_is_reported_and_does_not_end_the_audit(database: Database) -> None:
+    async with running(database, ScriptedSource(), ManualClock(START)) as venue:
+        await venue.see({"BTC": "94000"})
+        await venue.buy("2", leverage=D(40))
+        await venue.see({"BTC": "94000"}, after_s=3600)
+        while venue.exchange.accounts["a"].positions:
+            await venue.see({"BTC": "80000"}, size="5")
+        assert venue.exchange.accounts["a"].insurance > 0
+        assert (await audit(database)).is_clean
+    report = await after(database, "DELETE FROM fills")
+    assert any("existence is True in the row and False by the ledger" in problem for problem in report.problems)
+    assert any("funding is" in problem for problem in report.problems) is False, "one sentence says it"

@@ -1,0 +1,108 @@
+"""The season report: one self-contained file, which explains every change of equity by costs or names the rest."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.chromium import is_installed, open_tab
+from support.outline import Outline
+
+from trader.agents.variants import VARIANTS
+from trader.database.pool import Database
+from trader.seasons.sql import report as store
+
+pytestmark = pytest.mark.processes
+
+MODELS = 8
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+
+
+CHARGE_MORE = """
+UPDATE fills SET fee = fee + 1e-16
+WHERE account_id = $1 AND sequence = (SELECT min(sequence) FROM fills WHERE account_id = $1)
+"""
+
+
+def _run(folder: Path, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    program = [str(SCRIPTS / name)] if name.endswith(".py") else ["-P", "-m", "trader", name]
+    return subprocess.run(
+        [sys.executable, *program, *arguments], cwd=folder, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+async def test_a_season_is_rendered_and_unexplained_equity_named(database: Database, dsn: str, tmp_path: Path) -> None:
+    season = ["--demo", "--models", str(MODELS), "--language-models", "--history", "3", "--how", "bulk", "--cycle", "7"]
+    seeded = _run(tmp_path, "seed_accounts.py", *season, "--database-url", dsn)
+    assert seeded.returncode == 0, seeded.stderr
+    made = _run(tmp_path, "report", "--database-url", dsn, "--name", "<Season & one>")
+    assert made.returncode == 0, made.stderr
+    html = (tmp_path / "season.html").read_text(encoding="utf-8")
+    assert "to the last digit" in html
+    assert "&lt;Season &amp; one&gt;" in html
+    outline = Outline()
+    outline.feed(html)
+    assert (outline.open, outline.fetched) == ([], [])
+    assert "url(" not in html
+    evidence = html.partition("<h2>Evidence</h2>")[2]
+    assert "whole hours" in evidence or "common hours" in evidence or "cannot be seen" in evidence
+    await _is_drawn(tmp_path)
+    async with database.connection() as conn:
+        accounts = await store.select_report_accounts(conn)
+        assert len(accounts) == MODELS
+        for account in accounts:
+            assert account.change == account.explained
+            assert f"{account.equity:,.2f}" in html
+            assert account.name in evidence
+        assert await conn.execute(CHARGE_MORE, "qwen-apex") == "UPDATE 1"
+    broken = _run(tmp_path, "report", "--database-url", dsn)
+    assert broken.returncode == 1
+    assert "NOT explained by the books: the equity of 1 accounts" in broken.stdout
+    assert "qwen-apex" in (tmp_path / "season.html").read_text(encoding="utf-8").partition("seal bad")[2][:200]
+
+
+async def _is_drawn(folder: Path) -> None:
+    """Open the report in a browser, if there is one, and check its charts and its evidence."""
+    if not is_installed():
+        return
+    async with open_tab(folder / "profile", (folder / "season.html").as_uri()) as tab:
+        empty = (
+            """[...document.querySelectorAll('[data-chart]')].filter(host => !host.querySelector('canvas')).length"""
+        )
+        assert await tab.evaluate("document.querySelectorAll('[data-chart]').length") == 2 * (len(VARIANTS) + 1) + 1
+        assert await tab.evaluate(empty) == 0
+        assert await tab.evaluate("document.querySelectorAll('#evidence tbody tr').length") == MODELS
+        assert tab.problems == []
+
+
+RESET = """
+WITH ended AS (
+    UPDATE runs SET ended_at = started_at + interval '2 days' WHERE account_id = $1 AND ended_at IS NULL
+    RETURNING *
+)
+INSERT INTO runs (id, account_id, number, initial_capital, quote_currency, started_at)
+SELECT gen_random_uuid(), account_id, number + 1, 4321, quote_currency, ended_at FROM ended
+"""
+
+
+async def test_a_model_without_a_snapshot_since_its_reset_is_shown(
+    database: Database, dsn: str, tmp_path: Path
+) -> None:
+    season = ["--demo", "--models", "2", "--history", "3", "--how", "bulk", "--cycle", "30"]
+    seeded = _run(tmp_path, "seed_accounts.py", *season, "--database-url", dsn)
+    assert seeded.returncode == 0, seeded.stderr
+    async with database.connection() as conn:
+        assert await conn.execute(RESET, "apex-rules") == "INSERT 0 1"
+    made = _run(tmp_path, "report", "--database-url", dsn)
+    assert made.returncode == 0, made.stderr
+    assert "Excluded from all figures, as their run has no snapshot yet: 1 models: apex-rules" in made.stdout
+    board = (tmp_path / "season.html").read_text(encoding="utf-8").partition("<h2>Leaderboard</h2>")[2]
+    assert "Trendsurfer Rules" in board
+    assert "no snapshot yet since it began" in board.partition("Apex Rules")[2]
+    assert "4,321.00" in board
+
+
+async def test_without_models_there_is_nothing_to_report(database: Database, dsn: str, tmp_path: Path) -> None:
+    made = _run(tmp_path, "report", "--database-url", dsn)
+    assert made.returncode == 1
+    assert "nothing to report" in made.stderr

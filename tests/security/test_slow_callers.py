@@ -1,0 +1,70 @@
+"""Slow callers on every route: heads that never end and answers that nobody reads are ended, and others are served."""
+
+import asyncio
+from typing import Final
+
+import aiohttp
+from aiohttp import web
+from support.composed import composed
+from support.served import Client, served
+from support.waiting import until
+
+from trader.api.connections import ConnectionLimits
+from trader.app import build_app
+
+LIMITS: Final = ConnectionLimits(head_s=1, answer_s=1, idle_s=5)
+READ_AT_ONCE: Final = 300
+"""How many answers of a route a caller asks for and does not read: more than all buffers hold, for most routes."""
+
+
+def routes_of(app: web.Application) -> set[tuple[str, str]]:
+    """Return the method and the path of every route, with something in place of its parameters."""
+    return {
+        (route.method, resource.canonical.replace("{", "").replace("}", ""))
+        for resource in app.router.resources()
+        for route in resource
+    }
+
+
+async def test_slow_heads_and_slow_readers_of_every_route_are_ended_and_others_are_served(dsn: str) -> None:
+    async with composed(dsn, MARKET_SOURCE="synthetic") as (service, _):
+        app = build_app(service.context.settings, service)
+        routes = sorted(routes_of(app))
+        assert ("POST", "/api/rpc/simulator.placeOrder") in routes
+        async with served(app, LIMITS) as client:
+            heads = [slow_head(client, method, path) for method, path in routes]
+            assert await asyncio.gather(*heads) == [b"HTTP/1.1 408"] * len(routes)
+            readers = [asyncio.create_task(slow_reader(client, method, path)) for method, path in routes]
+            await until(lambda: is_healthy(client))
+            async with asyncio.timeout(60):
+                await asyncio.gather(*readers)
+            assert await is_healthy(client)
+
+
+async def slow_head(client: Client, method: str, path: str) -> bytes:
+    """Send a head that never ends. Return the beginning of the answer."""
+    reader, writer = await asyncio.open_connection(client.host, client.port)
+    writer.write(f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ".encode())
+    async with asyncio.timeout(60):
+        answer = await reader.read()
+    writer.close()
+    return answer[:12]
+
+
+async def slow_reader(client: Client, method: str, path: str) -> None:
+    """Ask for many answers and read none, until the service has ended the connection; short ones may all arrive."""
+    _, writer = await asyncio.open_connection(client.host, client.port, limit=1024)
+    head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\nContent-Length: 2\r\n\r\n{{}}".encode()
+    writer.write(head * READ_AT_ONCE)
+    try:
+        async with asyncio.timeout(LIMITS.answer_s * 5):
+            await writer.wait_closed()
+    except (TimeoutError, ConnectionError):
+        pass
+    finally:
+        writer.transport.abort()
+
+
+async def is_healthy(client: Client) -> bool:
+    async with aiohttp.ClientSession() as session, session.get(client.make_url("/health/live")) as answer:
+        return answer.status == 200

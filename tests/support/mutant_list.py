@@ -1,0 +1,376 @@
+"""Plausible bugs of the books, the record and the leadership: each a small change, and the tests that must notice it."""
+# ruff: noqa: E501 - the texts stand here as they do in the program
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+
+class Mutant(NamedTuple):
+    """A bug: the texts to replace in one file of `trader`, why somebody might write it so, and where it must be found."""
+
+    name: str
+    reason: str
+    path: str
+    changes: Sequence[tuple[str, str]]
+    tests: Sequence[str]
+
+
+def pair(operation: str, actor: str) -> str:
+    """Return the test of an operation with an actor in every gap of it."""
+    return f"interleavings/test_interleavings.py::test_an_actor_in_a_gap_of_an_operation[{operation} / {actor}]"
+
+
+TERMS: Final = "interleavings/test_terms.py"
+SEEN: Final = "exchange/test_seen_ticks.py"
+SAFETY: Final = "exchange/test_safety.py"
+
+MUTANTS: Final = (
+    Mutant(
+        "the lock of the chain's marks is dropped",
+        "the lock of the chain itself looks like enough",
+        "record/sql/results.py",
+        [("    await conn.execute(LOCK_MARKS)\n", "")],
+        [pair("snapshot", "snapshot"), pair("snapshot", "snapshot elsewhere")],
+    ),
+    Mutant(
+        "a change is announced before its commit",
+        "dashboards would see it a round trip earlier",
+        "exchange/accounts.py",
+        [
+            (
+                "        try:\n            await self._writer.write(posting)\n",
+                "        if posting.positions or posting.trades or posting.resting or posting.starts_run:\n"
+                "            self._events.publish(PositionsChanged(account.changed_at, (account.id,)))\n"
+                "        try:\n            await self._writer.write(posting)\n",
+            ),
+            (
+                "        self.tally.add(posting)\n"
+                "        if posting.positions or posting.trades or posting.resting or posting.starts_run:\n"
+                "            self._events.publish(PositionsChanged(account.changed_at, (account.id,)))\n",
+                "        self.tally.add(posting)\n",
+            ),
+        ],
+        [pair("order", "tick")],
+    ),
+    Mutant(
+        "loss baselines are recorded in any term",
+        "a leader measures only while it leads",
+        "operations/sql/loss_baselines.py",
+        [("WHERE (SELECT term FROM service_state) = $8 AND", "WHERE $8::bigint IS NOT NULL AND")],
+        [pair("order", "second leader"), pair("measure", "second leader")],
+    ),
+    Mutant(
+        "a loss limit's halt is written in any term",
+        "a halt is never wrong",
+        "exchange/halts.py",
+        [("if command.term is not None and not await hold_term(conn, command.term):", "if False:")],
+        [pair("order", "second leader")],
+    ),
+    Mutant(
+        "a halt whose acknowledgement was lost is written again",
+        "ON CONFLICT already makes it idempotent",
+        "exchange/halts.py",
+        [("if await store.select_command_state(conn, command.id) is not None:", "if False:")],
+        [TERMS],
+    ),
+    Mutant(
+        "the outcome of a command is written in any term",
+        "whoever carries it out knows what became of it",
+        "exchange/sql/halts.py",
+        [
+            (
+                "UPDATE commands SET finished_at = now(), outcome = $2\n"
+                "WHERE id = $1 AND finished_at IS NULL AND (SELECT term FROM service_state) = $3",
+                "UPDATE commands SET finished_at = now(), outcome = $2\n"
+                "WHERE id = $1 AND finished_at IS NULL AND ($3::bigint IS NULL OR true)",
+            ),
+            (
+                "progress = $2\nWHERE id = $1 AND finished_at IS NULL AND (SELECT term FROM service_state) = $3",
+                "progress = $2\nWHERE id = $1 AND finished_at IS NULL AND ($3::bigint IS NULL OR true)",
+            ),
+        ],
+        [TERMS],
+    ),
+    Mutant(
+        "a loss limit's command expires",
+        "every command is good for ten minutes",
+        "exchange/sql/halts.py",
+        [("term IS NULL AND asked_at < now()", "asked_at < now()")],
+        [TERMS],
+    ),
+    Mutant(
+        "a loss limit's command is carried out after trading was resumed",
+        "it was asked for, so it is done",
+        "operations/operator_commands.py",
+        [("if command.term is not None and not self._halts.is_limited(command.account_id):", "if False:")],
+        [TERMS],
+    ),
+    Mutant(
+        "a loss limit gives up closing after a minute",
+        "as a person's flatten does",
+        "operations/operator_commands.py",
+        [("if is_late and command.term is None:", "if is_late:")],
+        [TERMS],
+    ),
+    Mutant(
+        "postings are written in any term",
+        "the sequence number excludes a second writer",
+        "exchange/sql/ledger.py",
+        [("    AND (SELECT term FROM service_state) = $2\n", "    AND $2::bigint IS NOT NULL\n")],
+        [pair("order", "second leader"), pair("take over", "order"), pair("tick with stop", "second leader")],
+    ),
+    Mutant(
+        "postings do not name the sequence on which they were decided",
+        "the lock of the account excludes a second writer",
+        "exchange/sql/ledger.py",
+        [("WHERE accounts.id = c.id AND accounts.sequence = c.sequence_before\n", "WHERE accounts.id = c.id\n")],
+        [pair("recover", "late commit")],
+    ),
+    Mutant(
+        "an account in doubt is not fenced before it is reread",
+        "the connection of the lost statement is closed",
+        "exchange/accounts.py",
+        [("if not await store.update_account_fenced(conn, account_id, term):", "if conn is None:")],
+        [pair("recover at a tick", "late commit")],
+    ),
+    Mutant(
+        "a term begins without the lock of the accounts",
+        "the term in each posting is enough",
+        "exchange/accounts.py",
+        [
+            (
+                "            await leadership_store.lock_accounts(conn)",
+                "            # await leadership_store.lock_accounts(conn)",
+            )
+        ],
+        [pair("take over", "order"), pair("take over", "order elsewhere"), pair("order", "second leader")],
+    ),
+    Mutant(
+        "memory changes before the commit",
+        "the next order of the account sees it earlier",
+        "exchange/accounts.py",
+        [
+            (
+                "        try:\n            await self._writer.write(posting)\n",
+                "        self._accounts[account.id] = account\n"
+                "        try:\n            await self._writer.write(posting)\n",
+            )
+        ],
+        [pair("order", "lost statement")],
+    ),
+    Mutant(
+        "an account whose commit is not confirmed is not in doubt",
+        "what is not confirmed has not happened",
+        "exchange/accounts.py",
+        [
+            (
+                "        except (Unavailable, InternalError):\n            self.mark_missed(account.id)\n",
+                "        except (Unavailable, InternalError):\n",
+            )
+        ],
+        [pair("order", "lost acknowledgement")],
+    ),
+    Mutant(
+        "the last processed tick only moves forward in time",
+        "time does",
+        "exchange/sql/accounts.py",
+        [
+            (
+                "WHERE term = $4 AND processed_tick <= $5\n",
+                "WHERE term = $4 AND (processed_until IS NULL OR processed_until < $1)\n",
+            ),
+            (
+                "WHERE EXISTS (SELECT FROM service_state WHERE term = $4 AND processed_tick <= $5)",
+                "WHERE EXISTS (SELECT FROM service_state WHERE term = $4)",
+            ),
+        ],
+        [SEEN],
+    ),
+    Mutant(
+        "postings do not store the tick that their account has seen",
+        "the date of the change says it",
+        "exchange/accounts.py",
+        [("        if posting is not None and seen is not None:\n", "        if False:\n")],
+        [SEEN],
+    ),
+    Mutant(
+        "the date of the last change says which ticks were seen",
+        "as it did before there was a column",
+        "exchange/tick_processor.py",
+        [("moment.at <= account.seen_to(since)", "moment.at <= account.changed_at")],
+        [SEEN],
+    ),
+    Mutant(
+        "orders keep the seen tick of the account's last change",
+        "nothing has changed since then",
+        "exchange/accounts.py",
+        [
+            (
+                "account, seen = self._accounts[account_id], seen or self.processed\n",
+                "account = self._accounts[account_id]\n",
+            )
+        ],
+        [SEEN],
+    ),
+    Mutant(
+        "a tick that a start has caught up on is applied again",
+        "the feed gives each tick once",
+        "exchange/tick_processor.py",
+        [("        return self._is_caught_up and was_caught_up_on(tick, until)\n", "        return False\n")],
+        [SEEN],
+    ),
+    Mutant(
+        "times of a clock that was ahead are kept",
+        "a tick is of the time that it names",
+        "exchange/sql/accounts.py",
+        [
+            (
+                "CASE WHEN jumped_to > $1 AND {time} >= jumped_to",
+                "CASE WHEN jumped_to > $1 AND false AND {time} >= jumped_to",
+            )
+        ],
+        [SEEN],
+    ),
+    Mutant(
+        "the end of a gap is not recorded before the next tick",
+        "the next checkpoint covers it",
+        "exchange/tick_processor.py",
+        [("            await self.checkpoint(jumped_from=since)\n", "            pass\n")],
+        [SEEN],
+    ),
+    Mutant(
+        "a recovery drops the ticks that the others saw meanwhile",
+        "the source's history has them",
+        "exchange/tick_processor.py",
+        [("                await self._apply_missed(account_id, kept)\n", "")],
+        [SEEN],
+    ),
+    Mutant(
+        "a recovery begins in the middle of a tick",
+        "it only reads rows",
+        "exchange/tick_processor.py",
+        [
+            (
+                "            async with self.between_ticks():\n"
+                "                since, until = self._accounts.in_doubt.get(account_id), self._accounts.processed\n"
+                "                kept = self._kept[account_id] = []\n",
+                "            since, until = self._accounts.in_doubt.get(account_id), self._accounts.processed\n"
+                "            kept = self._kept[account_id] = []\n",
+            )
+        ],
+        [SEEN],
+    ),
+    Mutant(
+        "a checkpoint ignores accounts in doubt",
+        "they are reread at the next start anyway",
+        "exchange/accounts.py",
+        [("            tick = min([self.processed, *doubts])\n", "            tick = self.processed\n")],
+        [SEEN],
+    ),
+    Mutant(
+        "a decision does not wait for the tick in progress",
+        "the account's lock is enough",
+        "exchange/tick_processor.py",
+        [
+            (
+                "        while self._applying is not None:\n            await self._turn.wait()\n        self._deciding += 1\n",
+                "        self._deciding += 1\n",
+            )
+        ],
+        [pair("tick with stop", "order"), pair("tick with limit fill", "order"), pair("invocation at a tick", "stop")],
+    ),
+    Mutant(
+        "an order is placed without a look for its first answer",
+        "client order ids are unique in the table",
+        "exchange/idempotent_orders.py",
+        [("return await self._first_answer(order) or await place(order)", "return await place(order)")],
+        [pair("order", "same order"), pair("order", "lost acknowledgement")],
+    ),
+    Mutant(
+        "a retry does not wait for the change that its first caller left",
+        "a cancelled caller's order is cancelled, too",
+        "exchange/idempotent_orders.py",
+        [("left.add_done_callback(lambda _: self._release(key))", "self._release(key)")],
+        [pair("order", "retry")],
+    ),
+    Mutant(
+        "an invocation closes its record without its pending order",
+        "what has no answer has not happened",
+        "agents/recorder.py",
+        [
+            (
+                "            await self._settle(self.model.id)  # the order's outcome is read from the books\n",
+                "            pass\n",
+            )
+        ],
+        [pair("invocation", "cancellation"), pair("invocation at a tick", "cancellation")],
+    ),
+    Mutant(
+        "a view with an order of unknown outcome counts as undecided",
+        "only what is recorded counts",
+        "agents/external.py",
+        [("return self.record.has_pending_order or any(", "return any(")],
+        ["agents/test_webhooks.py"],
+    ),
+    Mutant(
+        "snapshots of a clock that was set back go into recorded hours",
+        "a snapshot is of the time that it names",
+        "portfolio/sql/snapshots.py",
+        [("CASE WHEN g.created_at < m.hour + interval '1 hour'\n", "CASE WHEN false\n")],
+        ["record/test_results_chain.py"],
+    ),
+    Mutant(
+        "snapshots are written in any term",
+        "they only read the accounts",
+        "portfolio/sql/snapshots.py",
+        [("OR coalesce((SELECT term FROM service_state), 0) = $8", "OR true")],
+        [TERMS],
+    ),
+    Mutant(
+        "a season is closed on the rows that there are",
+        "its end is over",
+        "portfolio/seasons.py",
+        [("    if until < rules.end <= now:\n", "    if False:\n")],
+        ["seasons/test_season_card.py"],
+    ),
+    Mutant(
+        "the first record of results is read without the chain's lock",
+        "the marks are locked",
+        "record/results.py",
+        [("            await lock_chain(conn)  # a state that changed", "            # a state that changed")],
+        [pair("first record", "lifted halt")],
+    ),
+    Mutant(
+        "a halt is in force once it is written",
+        "memory follows the rows",
+        "exchange/halts.py",
+        [("        self._set((*self._halts, halt))\n        return command\n", "        return command\n")],
+        [SAFETY],
+    ),
+    Mutant(
+        "a term goes live with the ticks of its beginning",
+        "the next tick follows at once",
+        "exchange/tick_processor.py",
+        [("        await self._catch_up_until(self._seen_until)\n        # Nothing", "        # Nothing")],
+        [pair("take over", "touched stop")],
+    ),
+    Mutant(
+        "funding of an hour is booked at every tick after it",
+        "the unique index refuses a second one",
+        "exchange/domain/account_update.py",
+        [("funding=position.funding + amount, funded_until=boundary)", "funding=position.funding + amount)")],
+        [pair("tick with funding", "tick")],
+    ),
+    Mutant(
+        "a standby does not follow what a leader has changed",
+        "it reads the rows when it leads",
+        "exchange/accounts.py",
+        [
+            (
+                "                    self._accounts.update(await store.select_accounts(conn, account_id))\n            self.version",
+                "                    pass\n            self.version",
+            )
+        ],
+        [pair("follow", "order")],
+    ),
+)

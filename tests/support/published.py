@@ -1,0 +1,362 @@
+"""A small season with everything that its result shows, and forgeries of its result."""
+
+import csv
+import hashlib
+import json
+import random
+from collections.abc import Callable
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Final
+from uuid import UUID
+
+import numpy as np
+from msgspec.structs import replace
+from support.records import (
+    HOUR,
+    MINUTE,
+    START,
+    add_invocation,
+    add_model,
+    add_trade,
+    id_of,
+    make_run,
+    make_snapshot,
+)
+
+from trader.agents.domain.entrants import Entrant
+from trader.agents.domain.invocations import ToolCall
+from trader.agents.sql.entrants import insert_entrant, upsert_missed_cycles
+from trader.agents.sql.invocations import insert_tool_call
+from trader.agents.verification import append_interrupted
+from trader.core.clock import iso
+from trader.database.partitions import ensure_partitions
+from trader.database.pool import Connection, Database
+from trader.exchange.domain.ledger import unopened_account
+from trader.exchange.sql.accounts import DatabaseIdentity, upsert_service_state
+from trader.market.domain.markets import Candle
+from trader.market.sql.candles import insert_minutes
+from trader.portfolio.domain.baselines import BUY_AND_HOLD, BaselineState
+from trader.portfolio.domain.seasons import MarketTerms, SeasonRecord, SeasonRules, seed_digest
+from trader.portfolio.sql import baselines as baselines_store
+from trader.portfolio.sql import snapshots as portfolio_store
+from trader.portfolio.sql.seasons import insert_season_record
+from trader.record.results import record_results
+from trader.record.sql.chain import select_anchors
+
+HOURS: Final = 200
+SEED: Final = "7"
+NEVER: Final = datetime(2200, 1, 1, tzinfo=UTC)
+RULES: Final = SeasonRules(
+    name="Winter",
+    start=START + 10 * HOUR,
+    end=START + 190 * HOUR,
+    markets=["BTC", "ETH", "SOL"],
+    capital=10_000,
+    taker_fee_bps=5,
+    maker_fee_bps=2,
+    latency_ms=200,
+    replicates=1,
+    compare=["holdNothing"],
+    alpha=0.05,
+    stopping="decided",
+    disqualify=[],
+    entrants=["ada", "bob", "cat"],
+    coverage_min_percent=50,
+)
+
+INSERT_FILL = """
+INSERT INTO fills (account_id, sequence, run_id, order_id, request_id, symbol, side, quantity, price, fee,
+                   liquidation_fee, maker, cause, created_at)
+VALUES ($1, $2, $3, $4, $5, 'BTC', $6, 0.01, $7, 0.5, 0, $8, 'order', $9)
+"""
+INSERT_FUNDING = """
+INSERT INTO funding_payments (account_id, sequence, run_id, order_id, symbol, boundary, quantity, mark, rate, amount,
+                              created_at)
+VALUES ($1, 2, $2, $3, 'BTC', $4, 0.01, 100000, 0.0001, -0.1, $4)
+"""
+INSERT_REQUEST = """
+INSERT INTO order_requests (id, account_id, run_id, created_at, answer)
+VALUES ($1, $2, $3, $4, '{"manual": true, "status": "filled"}')
+"""
+
+
+async def open_season(database: Database, rules: SeasonRules = RULES) -> None:
+    """Open a season with a secret seed, and amend a larger α before it starts."""
+    opened = SeasonRecord(
+        step="opened", season=1, number=0, at=START, rules=replace(rules, alpha=0.5), seed_digest=seed_digest(SEED),
+        market=MarketTerms(identity=f"synthetic:sha256:{seed_digest(SEED)}", trading_mode="simulated"),
+    )  # fmt: skip
+    amended = SeasonRecord(step="amended", season=1, number=1, at=START, rules=rules, reason="a typing error")
+    async with database.transaction() as conn:
+        await conn.execute("INSERT INTO market_seed (seed) VALUES ($1)", SEED)
+        await insert_season_record(conn, opened)
+        await insert_season_record(conn, amended)
+
+
+async def add_curve(conn: Connection, account_id: str, seed: int, drift: float) -> None:
+    returns = np.random.default_rng(seed).normal(drift, 0.004, HOURS)
+    rows = [
+        replace(make_snapshot(account_id, START + hour * HOUR + 59 * MINUTE, f"{value:.6f}"), leverage=1 + hour % 3)
+        for hour, value in enumerate(10_000 * np.exp(np.cumsum(returns)))
+    ]
+    await portfolio_store.insert_snapshots(conn, rows)
+
+
+async def _add_trades(conn: Connection, model_id: str, *, by_hand: bool) -> None:
+    """Add 18 round trips of an hour, nine hours apart; the first pays funding, the eighth may be a person's."""
+    run_id = id_of("run", model_id, 1)
+    for number in range(18):
+        closed_at = START + (number + 1) * 10 * HOUR
+        trade_id = await add_trade(conn, model_id, closed_at, label=number, funding="0" if number else "-0.1")
+        request: UUID | None = None
+        if by_hand and number == 7:
+            request = id_of("request", model_id)
+            await conn.execute(INSERT_REQUEST, request, model_id, run_id, closed_at)
+        fill = (run_id, trade_id, request)
+        first = 3 * number + 1
+        await conn.execute(INSERT_FILL, model_id, first, *fill, "buy", 100_000, number % 2 == 0, closed_at - HOUR)
+        if not number:
+            await conn.execute(INSERT_FUNDING, model_id, run_id, trade_id, closed_at)
+        await conn.execute(INSERT_FILL, model_id, first + 2, *fill, "sell", 101_000, False, closed_at)
+    await conn.execute("UPDATE accounts SET sequence = 54 WHERE id = $1", model_id)
+
+
+async def _add_decisions(conn: Connection, model_id: str, entrant: Entrant) -> None:
+    """Add a decision before the season and two in it, which move a stop, and a missed cycle before and in it."""
+    for at in (START + 5 * HOUR, START + 29.5 * HOUR, START + 59.5 * HOUR):
+        invocation = await add_invocation(conn, model_id, at)
+        call = ToolCall(
+            id=id_of("call", model_id, at), invocation_id=invocation, number=1, type="UPDATE_EXIT_PLAN", status="ok",
+            metadata={"raw": None, "decisions": [{"symbol": "BTC"}], "results": [{}]}, created_at=at,
+        )  # fmt: skip
+        await insert_tool_call(conn, call)
+        await conn.execute("UPDATE invocations SET entrant = 1 WHERE id = $1", invocation)
+        await append_interrupted(conn, invocation)
+    for hour in (6, 30):
+        await upsert_missed_cycles(conn, [entrant], START + hour * HOUR)
+
+
+async def add_entrant(conn: Connection, model_id: str, seed: int, drift: float, *, by_hand: bool = False) -> None:
+    """Add a model that trades for 200 hours; `bob` and `cat` are replicates."""
+    await add_model(conn, model_id)
+    fingerprint = {"ada": "a", "dan": "d"}.get(model_id, "b") * 64
+    entrant = Entrant(
+        model_id=model_id, number=1, fingerprint=fingerprint, configuration="{}", answered_by=None, began_at=START
+    )
+    await insert_entrant(conn, entrant)
+    await _add_trades(conn, model_id, by_hand=by_hand)
+    await add_curve(conn, model_id, seed, drift)
+    await _add_decisions(conn, model_id, entrant)
+
+
+async def add_rows(database: Database) -> None:
+    """Add three entrants, two of them replicates and one traded by hand, a model beside the season, and a baseline."""
+    account = unopened_account(BUY_AND_HOLD.id, Decimal(10_000), "USDT", START)
+    state = BaselineState(account=replace(account, run=make_run(BUY_AND_HOLD.id), sequence=0, changed_at=START))
+    async with database.transaction() as conn:
+        await ensure_partitions(conn, START, START + HOURS * HOUR)
+        await upsert_service_state(conn, DatabaseIdentity(f"synthetic:sha256:{seed_digest(SEED)}", "simulated"))
+        await add_entrant(conn, "ada", 1, 0.03)
+        await add_entrant(conn, "bob", 2, 0.0)
+        await add_entrant(conn, "cat", 3, 0.0, by_hand=True)
+        await add_entrant(conn, "dan", 5, 0.0)
+        await baselines_store.upsert_baselines(conn, [baselines_store.SavedBaseline(BUY_AND_HOLD, state, START)])
+        await add_curve(conn, BUY_AND_HOLD.id, 4, 0.0)
+        closes = [100_000.0 + hour % 7 for hour in range(-40, HOURS + 1)]
+        candles = [Candle(START + n * HOUR, close, close, close, close, 0) for n, close in enumerate(closes, -40)]
+        await insert_minutes(conn, [("BTC", candle) for candle in candles])
+
+
+async def record_rows(database: Database, at: datetime = START + (HOURS + 1) * HOUR) -> None:
+    """Add the rows to the record as at a time; by default all of them."""
+    async with database.connection() as conn:
+        term = await conn.fetchval("SELECT term FROM service_state")
+    await record_results(database, term, at)
+
+
+async def write_anchors(database: Database, file: Path) -> None:
+    """Write the anchors that were made when the season was closed."""
+    async with database.connection() as conn:
+        anchors = await select_anchors(conn)
+    lines = [
+        json.dumps({"position": each.position, "digest": each.digest.hex(), "anchoredAt": iso(START)})
+        for each in anchors
+    ]
+    file.write_text("".join(f"{line}\n" for line in lines))
+
+
+# Forgeries
+
+Rows = list[list[str]]
+
+
+def read_table(folder: Path, name: str) -> Rows:
+    return list(csv.reader((folder / f"{name}.csv").read_text().splitlines()))
+
+
+def write_table(folder: Path, name: str, rows: Rows) -> None:
+    with (folder / f"{name}.csv").open("w", newline="") as lines:
+        csv.writer(lines).writerows(rows)
+
+
+def lines_of(folder: Path) -> list[str]:
+    return (folder / "record.jsonl").read_text().splitlines()
+
+
+def write_lines(folder: Path, lines: list[str]) -> None:
+    (folder / "record.jsonl").write_text("".join(f"{line}\n" for line in lines))
+
+
+def vouch(folder: Path) -> None:
+    """Make the card vouch for the files as they are, and the closing for the card."""
+    card = json.loads((folder / "card.json").read_bytes())
+    for name in card["digests"]:
+        card["digests"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+    encoded = json.dumps(card, indent=2).encode()
+    (folder / "card.json").write_bytes(encoded)
+    lines = lines_of(folder)
+    if lines and '\\"step\\":\\"closed\\"' in lines[-1]:
+        closing = json.loads(lines[-1])
+        row = closing["rows"]["season_records"][0]
+        record = json.loads(row["record"])
+        record["result"]["card"] = hashlib.sha256(encoded).hexdigest()
+        row["record"] = json.dumps(record, sort_keys=True, separators=(",", ":"))
+        row["digest"] = hashlib.sha256(row["record"].encode()).hexdigest()
+        write_lines(folder, [*lines[:-1], json.dumps(closing, sort_keys=True, separators=(",", ":"))])
+
+
+def _in_rows(name: str, change: Callable[[Rows], None]) -> Callable[[Path], None]:
+    def forge(folder: Path) -> None:
+        rows = read_table(folder, name)
+        change(rows)
+        write_table(folder, name, rows)
+
+    return forge
+
+
+def _cell(name: str, row: int, column: str, value: str) -> Callable[[Path], None]:
+    def change(rows: Rows) -> None:
+        assert rows[row][rows[0].index(column)] != value
+        rows[row][rows[0].index(column)] = value
+
+    return _in_rows(name, change)
+
+
+def _without_bob(folder: Path) -> None:
+    for file in folder.glob("*.csv"):
+        rows = read_table(folder, file.stem)
+        write_table(folder, file.stem, [row for row in rows if "bob" not in row])
+    card = json.loads((folder / "card.json").read_bytes())
+    card["accounts"] = [each for each in card["accounts"] if each["modelId"] != "bob"]
+    (folder / "card.json").write_text(json.dumps(card))
+
+
+def _in_record(before: str, after: str) -> Callable[[Path], None]:
+    def forge(folder: Path) -> None:
+        lines = lines_of(folder)
+        assert any(before in line for line in lines), before
+        write_lines(folder, [line.replace(before, after) for line in lines])
+
+    return forge
+
+
+def _in_card(change: Callable[[Any], None]) -> Callable[[Path], None]:
+    def forge(folder: Path) -> None:
+        card = json.loads((folder / "card.json").read_bytes())
+        change(card)
+        (folder / "card.json").write_text(json.dumps(card))
+
+    return forge
+
+
+def _only(keep: Callable[[str], bool]) -> Callable[[Path], None]:
+    return lambda folder: write_lines(folder, [line for line in lines_of(folder) if keep(line)])
+
+
+def _in_report(folder: Path) -> None:
+    text = (folder / "report.html").read_text()
+    (folder / "report.html").write_text(text.replace("Model ada", "Model bob"))
+
+
+def _verdict(card: Any) -> None:
+    card["evidence"]["entrants"][0]["differences"][0]["verdict"] = "worse"
+
+
+def _swap_names(rows: Rows) -> None:
+    rows[1][1], rows[2][1] = rows[2][1], rows[1][1]
+
+
+FORGED_FILES: Final[dict[str, Callable[[Path], None]]] = {
+    "an entrant is deleted from all tables": _without_bob,
+    "the names of models are swapped": _in_rows("models", _swap_names),
+    "a provider is another": _cell("models", 1, "router_model", "rules/better"),
+    "a cut-off is another": _cell("models", 1, "training_cutoff", "2020-01-01"),
+    "coverage": _cell("entrants", 1, "due", "9.0"),
+    "a reset": _in_rows("past_runs", lambda rows: rows.insert(1, rows[1])),
+    "traded by hand": _cell("entrants", 1, "manual_since", "2026-03-05T00:00:00.000Z"),
+    "a hand is forgotten": _cell("entrants", 3, "manual_since", "NaT"),
+    "a trade of a rival is invented": _in_rows("positions", lambda rows: rows.append(rows[-1])),
+    "a trade of a rival is dropped": _in_rows("positions", lambda rows: rows.remove(rows[-1])),
+    "equity": _cell("hours", 100, "equity", "99999.0"),
+    "an hour is added": _in_rows("hours", lambda rows: rows.append(["ada", "2026-03-20T00:00:00.000Z", *rows[1][2:]])),
+    "a price": _cell("fills", 1, "price", "1.0"),
+    "a capital": _cell("runs", 1, "capital", "5000.0"),
+    "a close of the market": _cell("closes", 3, "close", "1.0"),
+    "the report": _in_report,
+    "a verdict": _in_card(_verdict),
+    "fees": _in_card(lambda card: card["season"].update(takerFeeBps=0.0)),
+    "the market": _in_card(lambda card: card["season"].update(marketIdentity="synthetic:8")),
+    "the seed": _in_record('\\"seed\\":\\"7\\"', '\\"seed\\":\\"8\\"'),
+    "the end": _in_record('\\"until\\":\\"2026-03-11T22:00:00.000Z\\"', '\\"until\\":\\"2026-03-10T22:00:00.000Z\\"'),
+}  # fmt: skip
+"""What no anchor is needed for: whatever vouches for it, the record says otherwise."""
+
+FORGED_RECORDS: Final[dict[str, Callable[[Path], None]]] = {
+    "the record is cut to its first link": lambda folder: write_lines(folder, lines_of(folder)[:1]),
+    "the record ends before the closing": lambda folder: write_lines(folder, lines_of(folder)[:-1]),
+    "an amendment is removed": _only(lambda line: "a typing error" not in line),
+    "all rules are removed": _only(lambda line: '"kind":"season_records"' not in line),
+    "α": _in_record('\\"alpha\\":0.05', '\\"alpha\\":0.5'),
+    "a decision": _in_record('"status":"completed"', '"status":"failed"'),
+    "an equity in the record": _in_record('"leverage":"2.0"', '"leverage":"1.0"'),
+    "a fill in the record": _in_record('"price":"101000"', '"price":"100000"'),
+    "two links are swapped": lambda folder: write_lines(folder, [*lines_of(folder)[1::-1], *lines_of(folder)[2:]]),
+    "an empty record": lambda folder: write_lines(folder, []),
+}
+"""What a rebuilt record hides from everybody without an anchor."""
+
+
+def fuzz(folder: Path, original: Path, rng: random.Random) -> str:
+    """Change one thing in a copy of a result: a row, a cell, a file, a link or a digit. Return what was changed."""
+    files = sorted(file.name for file in original.iterdir())
+    name = rng.choice(files)
+    content = (original / name).read_bytes()
+    lines = content.splitlines(keepends=True)
+    at, other = rng.randrange(len(lines)), rng.randrange(len(lines))
+    what = rng.choice(["cut", "add", "swap", "cell", "byte", "digit", "file", "end"])
+    if what == "cut":
+        del lines[at]
+    elif what == "add":
+        lines.insert(other, lines[at])
+    elif what == "swap":
+        lines[at], lines[other] = lines[other], lines[at]
+    elif what == "cell":
+        cells, others = (lines[place].split(b",") for place in (at, other))
+        cells[rng.randrange(len(cells))] = others[rng.randrange(len(others))]
+        lines[at] = b",".join(cells)
+    elif what == "digit":
+        places = [place for place, byte in enumerate(lines[at]) if chr(byte).isdigit()]
+        if places:
+            place = rng.choice(places)
+            lines[at] = lines[at][:place] + str(rng.randrange(10)).encode() + lines[at][place + 1 :]
+    elif what == "byte":
+        place = rng.randrange(len(lines[at]))
+        lines[at] = lines[at][:place] + bytes([rng.randrange(32, 127)]) + lines[at][place + 1 :]
+    elif what == "file":
+        lines = (original / rng.choice(files)).read_bytes().splitlines(keepends=True)
+    else:
+        lines = lines[:at]
+    (folder / name).write_bytes(b"".join(lines))
+    return f"{what} of {name} at {at}, {other}"

@@ -1,0 +1,73 @@
+"""Structure of the source: what every module of trader must keep, read from its syntax tree."""
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[1]
+
+SHARED_NAMES: Final = {
+    "Floats": "the same array type of NumPy, in two rooms of which neither may import the other",
+    "Schema": "a JSON Schema, which its maker writes and its readers may not",
+    "Invocation": "the record of one, and one that a backtest is executing",
+}
+"""Names with several definitions, and the reasons.
+
+Private names are excluded: nobody uses them outside their module.
+"""
+
+
+ARGUMENTS_MAX: Final = 6
+"""Maximum arguments of a constructor besides `self`. Arguments passed together are one frozen struct."""
+
+LONG_CONSTRUCTORS: Final = {
+    "LiveExchange": "the parts of every exchange, and those of a venue",
+    "PaperExchange": "the six parts of every exchange, and one option with a default",
+    "ReplaySource": "a folder and its markets; the others are independent options with defaults",
+}
+"""Classes with longer constructors, and why."""
+
+
+def definitions(tree: ast.Module) -> Iterator[str]:
+    """Yield the public names of a module's classes and type aliases."""
+    for node in tree.body:
+        match node:
+            case ast.ClassDef(name=name):
+                yield name
+            case ast.Assign(targets=[ast.Name(id=name)]) if re.fullmatch(r"[A-Z]+[a-z]\w*", name):
+                yield name
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted((ROOT / "trader").rglob("*.py")):
+        yield str(path.relative_to(ROOT)), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def constructors(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Yield each class with its own constructor, and the number of its arguments."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            for each in node.body:
+                if isinstance(each, ast.FunctionDef) and each.name == "__init__":
+                    arguments = each.args
+                    yield node.name, len(arguments.posonlyargs + arguments.args + arguments.kwonlyargs) - 1
+
+
+def test_constructors_take_few_arguments() -> None:
+    found = {name: count for _, tree in modules() for name, count in constructors(tree) if count > ARGUMENTS_MAX}
+    assert found.keys() == LONG_CONSTRUCTORS.keys(), found.keys() ^ LONG_CONSTRUCTORS.keys()
+
+
+def test_every_class_and_type_alias_has_a_name_of_its_own() -> None:
+    places = defaultdict(list)
+    for module, tree in modules():
+        for name in definitions(tree):
+            if not name.startswith("_"):
+                places[name].append(module)
+    shared = {name: found for name, found in places.items() if len(found) > 1}
+    assert shared.keys() == SHARED_NAMES.keys(), {
+        name: shared.get(name) for name in shared.keys() ^ SHARED_NAMES.keys()
+    }

@@ -1,0 +1,219 @@
+"""Conversation of an invocation with its provider: the view, the messages, the requests and their answers."""
+
+import asyncio
+import logging
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple
+
+from trader.agents.domain.conversation import ChatMessage, ModelAnswer, Turn
+from trader.agents.domain.models import Model
+from trader.agents.domain.prompt import estimated_tokens, opening_messages
+from trader.agents.domain.tools import contains_tool_call
+from trader.agents.domain.view import SERIES_SHOWN, View
+from trader.agents.execute import InvocationEnvironment
+from trader.agents.providers.providers import Provider
+from trader.agents.record import InvocationRecord
+from trader.agents.variants import VARIANTS
+from trader.core.errors import MarketUnavailable, ProviderError, ProviderTimeout
+
+WAIT_LIMIT_S: Final = 20.0
+"""Longest total wait for keys in cooldown while an invocation has not traded; after a trade it waits until its end."""
+
+ANSWER_S: Final = 5.0
+"""How much of an invocation's time a wait leaves for the answer."""
+
+INVOCATION_LIMIT_S: Final = 600.0
+
+_log = logging.getLogger("trader.agents")
+
+
+class InvocationLimits(NamedTuple):
+    """Limits of one invocation: tokens of the whole and of one answer, real seconds of one attempt and of the whole.
+
+    `is_capped`: a budget limits the tokens, so even the first prompt must fit into them.
+
+    `thinks_until` is the market time until which a thinking model is awaited (the end of a recording); None: a
+    replay pauses while models think.
+    """
+
+    tokens: int
+    answer_tokens: int
+    attempt_s: int
+    seconds: float = INVOCATION_LIMIT_S
+    thinks_until: datetime | None = None
+    is_capped: bool = False
+
+
+class Conversation:
+    """Requests answers from the provider. The view is renewed and the model corrected at most once each."""
+
+    def __init__(
+        self,
+        record: InvocationRecord,
+        provider: Provider,
+        environment: InvocationEnvironment,
+        limits: InvocationLimits,
+    ) -> None:
+        self._record = record
+        self._model: Model = record.model
+        self._variant = VARIANTS[record.model.variant]
+        self._provider = provider
+        self._environment = environment
+        self._thinks_until = limits.thinks_until
+        self._tokens_by_estimate = 1.0
+        self._ends_at_s = asyncio.get_running_loop().time() + limits.seconds
+        self._waited_s = 0.0
+        self._was_corrected = False
+        self._messages: list[ChatMessage] = []
+        self.view: View
+        self.tokens_left = limits.tokens
+        """The invocation's remaining tokens, with unreported attempts counted at their maximum."""
+
+        self.was_renewed = False
+        self.has_traded = False
+        self.is_prompt_cut = False
+        """Whether the provider counted less than half of the first prompt's tokens: it truncated the prompt."""
+
+    async def open(self) -> None:
+        """Take the view and, for a provider that reads messages, begin them.
+
+        :raises MarketUnavailable: no market has a price in time
+        """
+        await self._look()
+        if self._provider.is_remote:
+            if not self.view.markets:  # a service that has just started receives its first prices a moment later
+                await self._environment.wait_for_price()
+                await self._look()
+            if not self.view.markets:
+                raise MarketUnavailable("no market has a price now")
+            self._messages += self._opening()
+            self._record.note_messages(self._messages)
+        else:
+            self._record.note_view(self.view)
+
+    async def ask(self, number: int, answer_tokens_max: int) -> ModelAnswer:
+        """Return the provider's answer to step `number`. After a timeout, ask once more with a new view.
+
+        :raises ProviderError: the provider gave no usable answer
+        """
+        while True:
+            turn = Turn(
+                model=self._model,
+                temperature=self._variant.temperature,
+                number=number,
+                view=self.view,
+                messages=self._messages,
+                answer_tokens_max=answer_tokens_max,
+                wait_max_s=self._wait_max_s(),
+                tokens_max=self.tokens_left,
+            )
+            try:
+                answer = await self._think(turn)
+            except asyncio.CancelledError:
+                if self._provider.is_remote:  # the request may be charged even if its answer is lost
+                    most = self.expected_tokens(), answer_tokens_max
+                    self._record.add_failure(ProviderError("cancelled", unmetered_attempts=1, unreported=most))
+                raise
+            except ProviderError as error:
+                self._record.add_failure(error)
+                self.tokens_left -= sum(error.unreported)
+                if not isinstance(error, ProviderTimeout) or self.was_renewed or not self._can_ask(answer_tokens_max):
+                    raise
+                _log.info("%s: %s; asked once more with a new view", self._model.id, error)
+            else:
+                self.tokens_left -= answer.tokens_spent
+                self._waited_s += answer.waited_s
+                self._calibrate(answer, number)
+                return answer
+            await self.renew_view()
+
+    async def _think(self, turn: Turn) -> ModelAnswer:
+        """Ask the provider, and advance the market time by the recorded duration of its answer."""
+        if self._thinks_until is None:
+            return await self._provider.answer(turn)
+        began = self._environment.now()
+        with self._environment.thinking():
+            answer = await self._provider.answer(turn)
+        if answer.duration_ms:
+            thought = began + timedelta(milliseconds=answer.duration_ms)
+            await self._environment.sleep_until(min(thought, self._thinks_until))
+        return answer
+
+    def expected_tokens(self) -> int:
+        """Return how many tokens the next prompt will have, as the provider counts them."""
+        return round(self._estimated_tokens() * self._tokens_by_estimate) if self._provider.is_remote else 0
+
+    def _estimated_tokens(self) -> int:
+        return estimated_tokens(self._messages, tuple(self.view.markets))
+
+    def _can_ask(self, answer_tokens_max: int) -> bool:
+        """Return whether the invocation's tokens allow the same request again."""
+        return self.tokens_left >= self.expected_tokens() + answer_tokens_max
+
+    async def renew_view(self) -> None:
+        """Show the model the current markets and its current account."""
+        self.was_renewed = True
+        await self._look()
+        opening = self._opening()
+        if self._messages[-1]["role"] == "user":
+            self._messages[:] = opening
+        else:
+            self.add_note(f"The view above is old. {opening[-1]['content']}")
+
+    def correct(self, answer: ModelAnswer) -> bool:
+        """If an answer looks complete but decides nothing, say so to the model. Return whether that was the case.
+
+        :raises ProviderError: it was corrected before
+        """
+        flaw = _flaw(answer) if self._provider.is_remote else None
+        if flaw is None:
+            return False
+        if self._was_corrected:
+            raise ProviderError(f"{flaw}, for the second time")
+        self._was_corrected = True
+        _log.info("%s: %s", self._model.id, flaw)
+        self.add_note(f"Your last answer could not be used: {flaw}. Call a tool; `holding` ends the cycle.")
+        return True
+
+    def add(self, message: ChatMessage) -> None:
+        """Add a message from the model, or the result of a call."""
+        self._messages.append(message)
+
+    def add_note(self, note: str) -> None:
+        """Add to the next text that the model reads: some providers refuse a separate message after tool results."""
+        self._messages[-1]["content"] += f"\n\n{note}"
+
+    def _calibrate(self, answer: ModelAnswer, number: int) -> None:
+        """Learn from an answer how the provider's token count compares with the estimate."""
+        if not self._provider.is_remote or not answer.input_tokens:
+            return
+        self._tokens_by_estimate = answer.input_tokens / self._estimated_tokens()
+        is_asked = answer.duration_ms is not None
+        self.is_prompt_cut = self.is_prompt_cut or (number == 1 and is_asked and self._tokens_by_estimate < 0.5)
+
+    async def _look(self) -> None:
+        intervals = await self._provider.intervals(self._model)
+        series = 1 if self._model.provider == "rules" else SERIES_SHOWN  # rule agents read only the last candle
+        self.view = await self._environment.view(intervals, series)
+
+    def _opening(self) -> list[ChatMessage]:
+        prompt = self._model.configuration.prompt or self._variant.prompt
+        return opening_messages(prompt, self._environment.limits, self.view)
+
+    def _wait_max_s(self) -> float:
+        """Return how long the provider may wait now for one of its keys to leave cooldown."""
+        left_s = self._ends_at_s - asyncio.get_running_loop().time() - ANSWER_S
+        return max(0.0, left_s if self.has_traded else min(left_s, WAIT_LIMIT_S - self._waited_s))
+
+
+def _flaw(answer: ModelAnswer) -> str | None:
+    """Return why an answer that looks complete decides nothing; None for any other answer."""
+    if answer.calls or answer.cut_by is not None:
+        return None
+    if answer.is_legacy_call:
+        return "the answer has a function_call, the form that preceded tool calls, which is not executed"
+    if not (answer.text or "").strip():
+        return "the answer is empty: neither text nor a tool call"
+    if contains_tool_call(answer.text or ""):
+        return "the answer has a tool call written as text, which is not executed"
+    return None

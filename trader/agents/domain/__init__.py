@@ -1,0 +1,1 @@
+"""View, tools, messages, guard, rule agents, and the records of invocations."""

@@ -1,0 +1,241 @@
+"""Variants and models."""
+
+from collections.abc import Mapping
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from trader.core.logs import STEERING
+from trader.core.variant_id import VariantId
+
+RESERVED_REQUEST_FIELDS: Final = (
+    "contents", "include", "input", "messages", "model", "n", "store", "stream", "stream_options", "system",
+    "systemInstruction", "tools",
+)  # fmt: skip
+"""Request fields that the service sets itself; a configuration may set any other field."""
+
+CODE_PROVIDERS: Final = ("rules", "strategy")
+"""The providers whose decisions are made by code: the rule agents, and strategies from files."""
+
+CYCLE: Final = timedelta(seconds=60)
+"""The interval of the trade executor: the shortest cadence of a model, and the unit of the reversal rule."""
+
+
+EXTERNAL: Final = "external"
+"""The provider of the models that external agents trade."""
+
+
+def _described(description: str) -> Meta:
+    """Return the description that the error about an invalid field quotes."""
+    return Meta(extra_json_schema={"description": description})
+
+
+Every = Annotated[
+    str,
+    Meta(pattern="^([1-9][0-9]{0,2}m|([1-9]|1[0-9]|2[0-4])h)$"),
+    _described('minutes or hours, such as "5m" or "1h", at most "24h"'),
+]
+UsdPerMillion = Annotated[float, Meta(ge=0, le=10_000), _described("USD per million tokens, a number from 0 to 10000")]
+Usd = Annotated[float, Meta(gt=0, le=1e6), _described("USD, a number above 0 and at most 1000000")]
+Color = Annotated[str, Meta(pattern="^#[0-9a-fA-F]{6}$"), _described('a color such as "#a855f7"')]
+ModelId = Annotated[
+    str,
+    Meta(pattern=r"^(?!\.{1,2}$)[A-Za-z0-9._:-]{1,64}$(?!\n)"),  # which URLs interpret as folders
+    _described("1 to 64 letters, digits or any of . _ : -, but not . or .."),
+]
+Line = Annotated[
+    str,
+    Meta(min_length=1, max_length=200, pattern=f"^[^{STEERING}]*$"),
+    _described("a line of 1 to 200 characters, without control and direction characters"),
+]
+Currency = Annotated[str, Meta(pattern="^[A-Z]{3}$"), _described('a currency such as "USD"')]
+Day = Annotated[date, _described("a date such as 2025-06-30")]
+
+
+CACHE_WRITE_FACTOR: Final = 1.25
+
+
+class TokenPrice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The cost of a model's tokens.
+
+    `cached` is the price of input from the provider's cache; None: the price of other input. `cache_write` is the price
+    of input written to the cache; None: 1.25 times the input, as Anthropic charges for a cache of 5 minutes (its
+    document "Prompt caching", 23 November 2026).
+
+    A models file may use another `currency`; the database has prices in USD.
+    """
+
+    input: UsdPerMillion
+    output: UsdPerMillion
+    cached: UsdPerMillion | None = None
+    cache_write: UsdPerMillion | None = None
+    currency: Currency = "USD"
+
+    def in_usd(self, rate: float) -> "TokenPrice":
+        """Return the price in USD, where `rate` is the worth of one unit of its currency in USD."""
+        cached, cache_write = (None if each is None else each * rate for each in (self.cached, self.cache_write))
+        return TokenPrice(input=self.input * rate, output=self.output * rate, cached=cached, cache_write=cache_write)
+
+    def cost(self, input_tokens: int, cached_tokens: int, output_tokens: int, written_tokens: int = 0) -> Decimal:
+        """Return the cost of an answer in USD. The input tokens include those read from the cache and written to it."""
+        cached = self.input if self.cached is None else self.cached
+        cache_write = self.input * CACHE_WRITE_FACTOR if self.cache_write is None else self.cache_write
+        read = min(cached_tokens, input_tokens)
+        written = min(written_tokens, input_tokens - read)
+        parts = (
+            (self.input, input_tokens - read - written),
+            (cached, read),
+            (cache_write, written),
+            (self.output, output_tokens),
+        )
+        return sum((Decimal(repr(price)) * tokens for price, tokens in parts), Decimal(0)) / 1_000_000
+
+
+ProviderName = Annotated[
+    str, Meta(pattern=r"^[a-z][a-z0-9-]{0,31}$"), _described("1 to 32 lower-case letters, digits or -")
+]
+KeyVariable = Annotated[
+    str,
+    Meta(pattern=r"^[A-Z][A-Z0-9_]{0,50}_API_KEY$"),
+    _described('a variable in capital letters that ends with _API_KEY, such as "ANTHROPIC_API_KEY"'),
+]
+WebAddress = Annotated[str, Meta(pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?$"), _described("an http or https address")]
+
+
+class ProviderDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """An AI provider: its address, its protocol, and the variable with its keys.
+
+    Further keys are in variables of the same name with a number at the end. With `stream` answers are streamed, which
+    some models require. `slots` limits the concurrent requests to models of one name (None: the service's limit).
+    `request` has fields to add to every request; null omits a field that the service sends. `limit_field` is the name
+    of the field that limits an answer's tokens (None: the protocol's usual field). `protocol` is a key of `PROTOCOLS`.
+    """
+
+    name: ProviderName
+    base_url: WebAddress
+    protocol: str = "chat"
+    key_variable: KeyVariable | None = None
+    stream: bool = False
+    headers: Mapping[str, str] = {}
+    slots: Annotated[int, Meta(ge=1, le=256)] | None = None
+    request: Mapping[str, Any] = {}
+    limit_field: Literal["max_tokens", "max_completion_tokens"] | None = None
+
+
+DeclaredName = Annotated[
+    str,
+    Meta(min_length=1, max_length=100, pattern=r"^[\x21-\x7e]+( [\x21-\x7e]+)*$(?!\n)"),
+    _described("at most 100 printable characters of ASCII, with single spaces between them"),
+]
+PromptDigest = Annotated[
+    str, Meta(pattern="^[0-9a-f]{64}$(?!\n)"), _described("a SHA-256 digest: 64 hexadecimal digits in lower case")
+]
+
+
+class Declared(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An external agent's declaration about itself, in addition to the name of its model; none of it is verified."""
+
+    version: DeclaredName | None = None
+    prompt_digest: PromptDigest | None = None
+
+
+class ModelConfiguration(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The settings of a model in the models file, except its identity; the file and the database use the same names.
+
+    `request` has fields to add to every request to its provider; null omits a field that the service sends.
+    `attempt_timeout_s` limits one attempt (None: the service's limit), and `decision_age_max_s` the age of a decision's
+    view (None: the limit of one attempt). `every` is the interval between its decisions, on the grid of the trade
+    executor (None: every cycle). `budget_usd_per_day` limits its cost per UTC day; once that is spent, it only manages
+    its positions, or pauses. `prompt` replaces the prompt of its variant: in the file the name of a text file, in the
+    database the text. `training_cutoff` is the end of its training data. Models with the same `replicate_of` are
+    replicates: one model run several times, to see how much of a result is noise. `owner_budget_usd_per_day` limits all
+    models of one `owner` together; `manage_usd_per_day` of each budget is kept for managing positions (None: a fifth).
+    `provider_definition` is the definition of a provider from the models file; the database stores it with each of its
+    models. `params` are the parameters of a strategy, by name. `declared` is an external agent's declaration (None:
+    nothing declared); `router_model_name` is then the declared name of its model.
+    """
+
+    request: Mapping[str, Any] = {}
+    attempt_timeout_s: Annotated[int, Meta(ge=5, le=600)] | None = None
+    decision_age_max_s: Annotated[int, Meta(ge=5, le=600)] | None = None
+    every: Every | None = None
+    price: TokenPrice | None = None
+    budget_usd_per_day: Usd | None = None
+    when_spent: Literal["manage", "pause"] = "manage"
+    manage_usd_per_day: Usd | None = None
+    owner: ModelId | None = None
+    owner_budget_usd_per_day: Usd | None = None
+    prompt: str | None = None
+    training_cutoff: Day | None = None
+    color: Color | None = None
+    replicate_of: ModelId | None = None
+    provider_definition: ProviderDefinition | None = None
+    params: Mapping[str, Any] = {}
+    declared: Declared | None = None
+
+    @property
+    def cadence(self) -> timedelta:
+        """The time between two decisions."""
+        if self.every is None:
+            return CYCLE
+        count = int(self.every[:-1])
+        return timedelta(hours=count) if self.every.endswith("h") else timedelta(minutes=count)
+
+
+Contamination = Literal["after cut-off", "before cut-off", "unknown"]
+"""Whether a model may have been trained on the period of a result."""
+
+
+def contamination(training_cutoff: date | None, start: datetime) -> Contamination:
+    """Return whether a result that begins at `start` lies after the end of its model's training data."""
+    if training_cutoff is None:
+        return "unknown"
+    return "after cut-off" if start.date() > training_cutoff else "before cut-off"
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    """An AI model or rule agent that trades one variant. Its account has the same id.
+
+    `venue_account_index` is its account at the venue; None means VENUE_ACCOUNT_INDEX.
+    """
+
+    id: str
+    name: str
+    variant: VariantId
+    provider: str
+    router_model_name: str
+    created_at: datetime
+    logo: str | None = None
+    active: bool = True
+    venue_account_index: int | None = None
+    configuration: ModelConfiguration = ModelConfiguration()
+
+    @property
+    def is_external(self) -> bool:
+        """Whether an external agent decides for it, which calls the service instead of being called."""
+        return self.provider == EXTERNAL
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the service asks it for a decision in each of its due cycles."""
+        return self.active and not self.is_external
+
+    @property
+    def is_ai(self) -> bool:
+        """Whether a paid AI provider decides; rule agents and strategies from files cost nothing."""
+        return self.provider not in CODE_PROVIDERS
+
+
+def rule_model(variant: VariantId, created_at: datetime) -> Model:
+    """Return the model of a variant's rule agent."""
+    return Model(
+        id=f"{variant.value.lower()}-rules",
+        name=f"{variant.value} Rules",
+        variant=variant,
+        provider="rules",
+        router_model_name=f"rules/{variant.value.lower()}",
+        created_at=created_at,
+    )

@@ -1,0 +1,222 @@
+"""Observation of an account: its agent's view and the guard's context, from the account, its history and the marks."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import NamedTuple
+from uuid import UUID
+
+import msgspec
+
+from trader.agents.domain.guard import LastTrade, RiskContext
+from trader.agents.domain.view import (
+    LastAction,
+    ObservedAccount,
+    ObservedMarket,
+    ObservedOrder,
+    ObservedPosition,
+    ObservedStats,
+    ObservedTrade,
+    View,
+)
+from trader.core.money import ZERO, divide
+from trader.core.statistics import EquityPoint, daily_closes, max_drawdown, sharpe_ratio
+from trader.exchange.domain.account import Account, Marks, Trade, equity, exposure, liquidation_price, reserved
+from trader.exchange.domain.orders import Side
+from trader.market.domain.markets import Candle, Market
+
+
+def observe_account(context: RiskContext, recorded_peak: Decimal | None, taker_rate: Decimal) -> ObservedAccount:
+    """Return the context's account as its agent sees it. `recorded_peak` is the highest equity recorded so far."""
+    account, marks = context.account, context.marks
+    worth = equity(account, marks)
+    peak = max(worth, account.run.initial_capital)
+    if recorded_peak is not None:
+        peak = max(peak, recorded_peak)
+    lowest = worth if context.day_lowest_equity is None else min(worth, context.day_lowest_equity)
+    return ObservedAccount(
+        initial_capital=account.run.initial_capital,
+        equity=worth,
+        cash=account.cash,
+        available_cash=max(ZERO, worth - account.margin - reserved(account)),
+        margin=account.margin,
+        exposure=exposure(account, marks),
+        day_opening_equity=context.day_opening_equity,
+        peak_equity=peak,
+        drawdown_percent=_fall_percent(peak, worth),
+        day_loss_percent=_fall_percent(context.day_opening_equity, lowest),
+        taker_fee_rate=taker_rate,
+    )
+
+
+def observe_positions(
+    account: Account, marks: Marks, markets: Mapping[str, Market] | None
+) -> tuple[ObservedPosition, ...]:
+    """Return the open positions, oldest first. Without `markets` they have no liquidation prices."""
+    ordered = sorted(account.positions.items(), key=lambda item: (item[1].opened_at, item[0]))
+    return tuple(
+        ObservedPosition(
+            symbol=symbol,
+            side=position.side,
+            quantity=position.quantity,
+            entry_price=position.entry_price,
+            mark=marks[symbol],
+            notional=position.notional(marks[symbol]),
+            margin=position.margin,
+            leverage=position.leverage,
+            unrealized=position.unrealized(marks[symbol]),
+            fees=position.fees,
+            funding=position.funding,
+            risk=position.risk,
+            liquidation_price=None if markets is None else liquidation_price(account, symbol, marks, markets),
+            exit_plan=position.exit_plan,
+            confidence=position.confidence,
+            opened_at=position.opened_at,
+        )
+        for symbol, position in ordered
+    )
+
+
+def observe_orders(account: Account) -> tuple[ObservedOrder, ...]:
+    """Return the resting orders, oldest first."""
+    return tuple(
+        msgspec.convert(order, ObservedOrder, from_attributes=True)
+        for order in sorted(account.resting, key=lambda order: (order.created_at, order.id))
+    )
+
+
+def observe_trade(trade: Trade) -> ObservedTrade:
+    """Return a completed trade as its agent sees it."""
+    return msgspec.convert(trade, ObservedTrade, from_attributes=True)
+
+
+class LastFill(NamedTuple):
+    """The last fill in a market, whatever its cause: the side of the position, and whether the fill reduced it."""
+
+    side: Side
+    closed: bool
+    at: datetime
+
+
+def observe_last_action(symbol: str, context: RiskContext, *, closed: bool) -> LastAction | None:
+    """Return the last trade in a market, or None. `closed` says whether it reduced a position."""
+    cycles = context.cycles_ago(symbol)
+    if cycles is None:
+        return None
+    side = context.last_trades[symbol].side
+    return LastAction(action="closePosition" if closed else "createPosition", side=side, cycles_ago=cycles)
+
+
+class TradingRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """An agent's own trading record in a run. `trades` are the latest, newest first.
+
+    `won` and `lost` are sums of net pnl, both positive. `last_fills` has the last fill in each market, including exits
+    by the exchange; a market not traded in the run is absent.
+    """
+
+    trades: tuple[ObservedTrade, ...] = ()
+    trade_count: int = 0
+    wins: int = 0
+    losses: int = 0
+    won: Decimal = ZERO
+    lost: Decimal = ZERO
+    last_fills: Mapping[str, LastFill] = {}
+
+    @property
+    def stats(self) -> ObservedStats:
+        """The statistics that the agent sees, without the ratios that need the equity curve."""
+        count, wins, losses, won, lost = self.trade_count, self.wins, self.losses, self.won, self.lost
+        if not count:
+            return ObservedStats()
+        return ObservedStats(
+            trade_count=count,
+            win_rate_percent=100 * wins / count,
+            average_win=divide(won, Decimal(wins)) if wins else None,
+            average_loss=divide(lost, Decimal(losses)) if losses else None,
+            expectancy=divide(won - lost, Decimal(count)),
+            net_pnl=won - lost,
+        )
+
+
+def with_risk_figures(stats: ObservedStats, capital: Decimal, hours: Sequence[EquityPoint]) -> ObservedStats:
+    """Return statistics with the Sharpe ratio and the largest drawdown of a run, from its hourly equity."""
+    initial = float(capital)
+    drawdown = max_drawdown([initial, *(point.value for point in hours)]) if hours else None
+    return msgspec.structs.replace(
+        stats,
+        sharpe_ratio=sharpe_ratio(daily_closes(hours, initial)),
+        max_drawdown_percent=None if drawdown is None else drawdown.percent,
+    )
+
+
+def _fall_percent(start: Decimal, end: Decimal) -> Decimal:
+    return max(ZERO, divide(100 * (start - end), start)) if start > 0 else ZERO
+
+
+def change_24h_percent(price: Decimal, session: Sequence[Candle], now: datetime) -> float | None:
+    """Return the change from the price 24 hours before the last full hour; None if that price is unknown.
+
+    `session` has the last closed candles of a short interval.
+    """
+    moment = now.replace(minute=0, second=0, microsecond=0) - timedelta(hours=24)
+    opened = next((candle.open for candle in session if candle.open_time == moment), None)
+    return round(100 * (float(price) / opened - 1), 4) if opened else None
+
+
+class RunHistory(msgspec.Struct, frozen=True, kw_only=True):
+    """The history of a run up to one booking and hour, as known to its agent.
+
+    `peak` is its highest hourly equity, and `day_opening` the last one before the current day; None if there is none.
+    The hours themselves are not kept: a season's hours would dominate the memory of the service.
+    """
+
+    run_id: UUID
+    sequence: int
+    hour: datetime
+    trades: tuple[ObservedTrade, ...]
+    stats: ObservedStats
+    actions: Mapping[str, LastFill]
+    peak: Decimal | None
+    day_opening: Decimal | None
+
+    def risk_context(
+        self,
+        account: Account,
+        day_lowest_equity: Decimal | None,
+        now: datetime,
+        *,
+        marks: Marks,
+        quoted_at: Mapping[str, datetime],
+        leverage_max: Mapping[str, int],
+        viewed_at: datetime | None = None,
+    ) -> RiskContext:
+        """Return the guard's risk context of the account at these marks."""
+        return RiskContext(
+            now=now,
+            account=account,
+            marks=marks,
+            quoted_at=quoted_at,
+            leverage_max=leverage_max,
+            day_opening_equity=account.run.initial_capital if self.day_opening is None else self.day_opening,
+            day_lowest_equity=day_lowest_equity,
+            last_trades={symbol: LastTrade(action.side, action.at) for symbol, action in self.actions.items()},
+            viewed_at=viewed_at,
+        )
+
+    def view(
+        self,
+        context: RiskContext,
+        positions: tuple[ObservedPosition, ...],
+        markets: Mapping[str, ObservedMarket],
+        taker_rate: Decimal,
+    ) -> View:
+        """Return the view of the context's account."""
+        return View(
+            at=context.now,
+            account=observe_account(context, self.peak, taker_rate),
+            positions=positions,
+            trades=self.trades,
+            stats=self.stats,
+            markets=markets,
+            orders=observe_orders(context.account),
+        )

@@ -1,0 +1,72 @@
+"""Strategies: the class that decides for an account, whether from a user's file or one of the built-in rule agents."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, Protocol
+
+from trader.agents.domain.tools import Decision
+from trader.agents.domain.view import VariantLimits, View
+from trader.core.variant_id import VariantId
+from trader.exchange.domain.account import Account
+from trader.market.domain.indicators import Indicators
+from trader.market.domain.markets import Interval, Market
+
+
+class Peek(Protocol):
+    """The account, marks and indicators at one moment of a backtest, without the cost of a full view."""
+
+    @property
+    def now(self) -> datetime: ...
+
+    @property
+    def account(self) -> Account: ...
+
+    @property
+    def markets(self) -> Mapping[str, Market]: ...
+
+    @property
+    def symbols(self) -> Collection[str]:
+        """The markets that have a price."""
+        ...
+
+    def indicators(self, symbol: str, interval: Interval) -> Indicators: ...
+
+    def mark(self, symbol: str) -> Decimal: ...
+
+
+class Strategy:
+    """Base class of strategies. A class in a file needs only `decide`; everything else has these defaults.
+
+    Its constructor takes the parameters given by `--param`, or by `params` in the models file, by name.
+    """
+
+    name: str = ""
+    """The id of its account in a backtest; empty: the class name in lowercase."""
+
+    variant: VariantId = VariantId.APEX
+    """The variant that it trades in a backtest, which determines its guard and the rule agent it is compared with."""
+
+    intervals: Sequence[Interval] = ("15m",)
+    """The intervals of the candles and indicators in its view."""
+
+    deadline_s: float = 10.0
+    """Real time in seconds that a decision may take; a longer one fails."""
+
+    limits: VariantLimits = VariantLimits(leverage_max=10)
+    """The limits of the guard, set before the first decision."""
+
+    def decide(self, view: View) -> Iterable[Decision] | None:
+        """Return the decisions of one cycle, to be executed in this order; None or an empty iterable: do nothing."""
+        raise NotImplementedError
+
+    def may_act(self, peek: Peek) -> bool:
+        """Return False if nothing can be decided now. A backtest then skips the view and the decision."""
+        return True
+
+    def save(self) -> Any:
+        """Return the state to preserve across restarts of the service, as JSON values; None: there is none."""
+        return None
+
+    def load(self, state: Any) -> None:
+        """Restore a state returned by `save`, before the first decision."""

@@ -1,0 +1,332 @@
+"""The tools of an agent: one struct per tool, the JSON Schemas shown to models, and the decoder of their calls.
+
+The schemas are strict in the sense of the providers: every property is required, optional ones are nullable, and only
+keywords that every provider supports are used. The descriptions state the bounds, and the decoder enforces them; it
+treats null and absence the same. Numbers are JSON numbers; `domain.money.from_number` converts them to Decimal.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from functools import lru_cache
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from trader.agents.domain.conversation import ToolRequest, storable
+from trader.agents.domain.invocations import ToolCallType
+from trader.core.clock import input_time
+from trader.core.nulls import without_nulls
+from trader.exchange.domain.orders import OrderType, Side
+from trader.market.domain.markets import Interval
+
+NOTE_MAX: Final = 600
+"""Maximum characters of the note that an agent keeps for itself."""
+
+Symbol = Annotated[str, Meta(min_length=1, max_length=32, description="A market.")]
+Price = Annotated[float, Meta(gt=0, le=1e12)]
+InvalidationPrice = Annotated[
+    Price | None, Meta(description="Mark price at which the idea is wrong, on the stop's side; closes the position.")
+]
+
+
+class Tool(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """Arguments of a tool call.
+
+    Numbers must be finite, and times within the range of inputs.
+    """
+
+    def __post_init__(self) -> None:
+        for field, name in zip(self.__struct_fields__, self.__struct_encode_fields__, strict=True):
+            value = getattr(self, field)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"`{name}` must be a finite number")
+            if isinstance(value, datetime):
+                try:
+                    input_time(value)
+                except ValueError as error:
+                    raise ValueError(f"`{name}`: {error}") from None
+
+
+class CreatePosition(Tool, frozen=True, kw_only=True):
+    """Open a position at market, or add to the one you hold on the same side. On the other side it closes what you hold
+    and opens `quantity` the new way. The exit plan given replaces the one before. Refused without a stop."""
+
+    symbol: Symbol
+    side: Annotated[Side, Meta(description="LONG gains when the price rises, SHORT when it falls.")]
+    quantity: Annotated[
+        float,
+        Meta(gt=0, le=1e12, description="Size in base units, not in the quote currency; rounded down to the lot."),
+    ]
+    leverage: Annotated[
+        float, Meta(ge=1, le=100, description="Notional / margin of this order; at most your variant's limit.")
+    ]
+    stop: Annotated[
+        Price,
+        Meta(description="Mark price that closes the position at a loss: below the mark for LONG, above for SHORT."),
+    ]
+    target: Annotated[Price | None, Meta(description="Mark price at which the profit is taken; null for none.")] = None
+    invalidation: Annotated[
+        str, Meta(min_length=1, max_length=1000, description="In words: what would prove this trade wrong.")
+    ]
+    invalidation_price: InvalidationPrice = None
+    time_exit: Annotated[
+        Annotated[datetime, Meta(tz=True)] | None,
+        Meta(description="ISO 8601 UTC time at which the position is closed whatever its price; null for none."),
+    ] = None
+    confidence: Annotated[float, Meta(ge=0, le=100, description="How sure you are, in percent. You are scored on it.")]
+
+
+class ClosePosition(Tool, frozen=True, kw_only=True):
+    """Close a position at market, or a part of it."""
+
+    symbol: Symbol
+    fraction: Annotated[
+        Annotated[float, Meta(gt=0, le=1)] | None,
+        Meta(description="Part of the position to close; null closes all of it."),
+    ] = None
+
+
+class UpdateExitPlan(Tool, frozen=True, kw_only=True):
+    """Change the exit plan of a position. What is null stays as it is."""
+
+    symbol: Symbol
+    stop: Annotated[Price | None, Meta(description="New stop, on the losing side of the present mark.")] = None
+    target: Annotated[Price | None, Meta(description="New target, on the winning side of the present mark.")] = None
+    invalidation: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=1000)] | None,
+        Meta(description="In words: what would prove this trade wrong."),
+    ] = None
+    invalidation_price: InvalidationPrice = None
+    time_exit: Annotated[
+        Annotated[datetime, Meta(tz=True)] | None,
+        Meta(description="ISO 8601 UTC time at which the position is closed whatever its price."),
+    ] = None
+
+
+class FetchIndicators(Tool, frozen=True, kw_only=True):
+    """Read the candles and indicators of a market at an interval that is not in the data yet."""
+
+    symbol: Symbol
+    interval: Annotated[Interval, Meta(description="Candle length.")]
+
+
+class FetchOrderBook(Tool, frozen=True, kw_only=True):
+    """Read the ten best levels of either side of a market's order book, as an order of yours would meet it."""
+
+    symbol: Symbol
+
+
+class Note(Tool, frozen=True, kw_only=True):
+    """Write a note to yourself. It replaces the one before, and you see it in every later cycle as `note`."""
+
+    text: Annotated[str, Meta(min_length=1, max_length=NOTE_MAX, description="What you want to remember.")]
+
+
+class Holding(Tool, frozen=True, kw_only=True):
+    """End this cycle, with what you did or why you do nothing. Call it last, and never beside an order."""
+
+    reason: Annotated[str, Meta(min_length=1, max_length=4000, description="Why, with the figures that decided it.")]
+
+
+class PlannedExit(Tool, frozen=True, kw_only=True):
+    """When to close the position that an order opens. A stop is mandatory for orders that may open."""
+
+    stop: Price | None = None
+    target: Price | None = None
+    invalidation: Annotated[str, Meta(min_length=1, max_length=1000)] | None = None
+    invalidation_price: Price | None = None
+    time_exit: Annotated[datetime, Meta(tz=True)] | None = None
+
+
+class PlaceOrder(Tool, frozen=True, kw_only=True):
+    """Place a market or limit order. One that may open a position needs a stop in `exitPlan`. The same `clientOrderId`
+    gets the first answer again and trades once; with other contents it is refused."""
+
+    symbol: Symbol
+    side: Annotated[
+        Literal["buy", "sell", "long", "short"],
+        Meta(description="`long` is the same as `buy`, and `short` the same as `sell`."),
+    ]
+    quantity: Annotated[float, Meta(gt=0, le=1e12, description="Size in base units; rounded down to the lot.")]
+    client_order_id: Annotated[str, Meta(pattern=r"^[ -~]{1,128}$(?!\n)", description="Your own id of this order.")]
+    type: OrderType = OrderType.MARKET
+    limit_price: Annotated[Price | None, Meta(description="For limit orders only.")] = None
+    leverage: Annotated[
+        Annotated[float, Meta(ge=1, le=100)] | None, Meta(description="Notional / margin of this order; null for 1.")
+    ] = None
+    reduce_only: Annotated[bool, Meta(description="Only reduce the position; cut to its size.")] = False
+    exit_plan: Annotated[PlannedExit | None, Meta(description="When to close what this order opens.")] = None
+    confidence: Annotated[
+        Annotated[float, Meta(ge=0, le=100)] | None, Meta(description="How sure you are, in percent.")
+    ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.type is OrderType.LIMIT) != (self.limit_price is not None):
+            raise ValueError("`limitPrice` is required for a limit order, and has no use for a market order")
+
+    @property
+    def opens(self) -> Side:
+        """The side of the position that it opens or adds to."""
+        return Side.LONG if self.side in ("buy", "long") else Side.SHORT
+
+
+Change = CreatePosition | ClosePosition | UpdateExitPlan | PlaceOrder
+"""The decisions that change the books."""
+
+Decision = Change | FetchIndicators | FetchOrderBook | Note | Holding
+
+TOOLS: Final[Mapping[str, type[Decision]]] = {
+    struct.__name__[0].lower() + struct.__name__[1:]: struct
+    for struct in (CreatePosition, ClosePosition, UpdateExitPlan, FetchIndicators, FetchOrderBook, Note, Holding)
+}
+"""The tools by the name that models call, which is the struct's name in camel case."""
+
+_NAMES: Final = "|".join(TOOLS)
+_CALL_AS_PROSE: Final = re.compile(
+    # the markup of open models for calls, if their server did not parse it
+    r"<[|｜]?/?(?:tool[_▁]calls?|function[_▁]calls?|tool_use|invoke)\b|<function=|\[TOOL_CALLS\]"
+    # a call as in a programming language, with arguments in braces, quoted or named
+    rf"|\b(?:{_NAMES})\((?:\s*[{{\"')]|\s*\w+\s*[=:])"
+    # the name followed by its arguments as JSON, possibly after a colon, quotes or a code fence
+    rf"|\b(?:{_NAMES})\b(?:[\"'`*:=\s]|json){{0,20}}\{{\s*[\"']"
+    # JSON containing the name of the tool
+    rf"|[\"'](?:name|function|tool|tool_name|action|recipient_name)[\"']\s*:\s*[\"'](?:functions\.)?(?:{_NAMES})[\"']"
+)
+
+ORDER_TOOLS: Final = frozenset({"createPosition", "closePosition"})
+"""The tools that place an order; `holding` is refused in the same answer."""
+
+TOOL_CALL_TYPES: Final[Mapping[str, ToolCallType]] = {
+    name: msgspec.convert(re.sub("([A-Z])", r"_\1", name).upper(), ToolCallType) for name in TOOLS
+}
+"""The type recorded for a call of each tool: its name in uppercase."""
+
+PLACE_ORDER: Final = "placeOrder"
+"""The tool that only external agents have: the simulator's order, placed through the guard."""
+
+AGENT_TOOLS: Final[Mapping[str, type[Decision]]] = {
+    PLACE_ORDER: PlaceOrder,
+    "closePosition": ClosePosition,
+    "setExitPlan": UpdateExitPlan,
+    "getCandles": FetchIndicators,
+    "getOrderBook": FetchOrderBook,
+    "note": Note,
+    "hold": Holding,
+}
+"""The tools of external agents by procedure name, which equals the simulator's if it has the procedure."""
+
+RECORDED_TOOLS: Final[Mapping[str, type[Decision]]] = {**TOOLS, PLACE_ORDER: PlaceOrder}
+"""The tools by the names under which the calls of all agents are recorded."""
+
+TOOL_NAMES: Final[Mapping[type[Decision], str]] = {struct: name for name, struct in RECORDED_TOOLS.items()}
+
+ARGUMENTS_MAX = 20_000
+"""Maximum characters of arguments; longer ones are not decoded, and are truncated in the record."""
+
+
+class BadCall(NamedTuple):
+    """A call that cannot be executed, with what is wrong and what is allowed."""
+
+    error: str
+
+
+def decode(request: ToolRequest, tools: Mapping[str, type[Decision]] = TOOLS) -> Decision | BadCall:
+    """Return the decision of a call. Unknown fields, wrong types and values out of bounds are errors."""
+    struct = tools.get(request.name)
+    if struct is None:
+        return BadCall(f"There is no tool {request.name[:100]!r}. The tools are: {', '.join(tools)}.")
+    if len(request.arguments) > ARGUMENTS_MAX:
+        return BadCall(f"The arguments have more than {ARGUMENTS_MAX} characters.")
+    try:
+        return msgspec.convert(without_nulls(struct, storable(msgspec.json.decode(request.arguments))), struct)
+    except msgspec.ValidationError as error:
+        return BadCall(f"Bad arguments: {error}. {request.name} takes {_signature(struct)}.")
+    except (msgspec.DecodeError, RecursionError, OverflowError, UnicodeEncodeError) as error:
+        return BadCall(f"The arguments are not JSON: {error}. {request.name} takes {_signature(struct)}.")
+
+
+def _signature(struct: type[Decision]) -> str:
+    fields = msgspec.structs.fields(struct)
+    return "{" + ", ".join(field.encode_name + ("" if field.required else "?") for field in fields) + "}"
+
+
+def call_type(request: ToolRequest, decision: Decision | None) -> ToolCallType:
+    """Return the recorded type of the call. A call of an unknown tool does nothing, so its type is HOLDING."""
+    if isinstance(decision, PlaceOrder):
+        return "CLOSE_POSITION" if decision.reduce_only else "CREATE_POSITION"
+    return TOOL_CALL_TYPES.get(request.name, "HOLDING")
+
+
+def request_of(number: int, decision: Decision) -> ToolRequest:
+    """Return a decision made by code as a tool call with this number, from 1, in an answer."""
+    return ToolRequest(f"call_{number}", TOOL_NAMES[type(decision)], msgspec.json.encode(decision).decode())
+
+
+def raw_of(request: ToolRequest) -> dict[str, Any]:
+    """Return the call as received, for the record."""
+    return {"name": request.name[:200], "arguments": request.arguments[:ARGUMENTS_MAX]}
+
+
+_KEPT = ("type", "enum", "description", "anyOf", "items")
+_BOUNDS: Final[Mapping[str, str]] = {
+    "minimum": "at least {:g}",
+    "maximum": "at most {:g}",
+    "maxLength": "at most {:g} characters",
+}
+_UNSTATED = 1e12
+"""A bound that only keeps arithmetic finite is not shown to models."""
+
+
+def _strict(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
+    if "$ref" in schema:
+        target = definitions[schema["$ref"].rpartition("/")[2]]
+        return _strict({**target, **{key: value for key, value in schema.items() if key != "$ref"}}, definitions)
+    result = {key: schema[key] for key in _KEPT if key in schema}
+    if "anyOf" in schema:
+        result["anyOf"] = [_strict(option, definitions) for option in schema["anyOf"]]
+    if "enum" in schema and "type" not in schema:
+        result["type"] = "string"
+    bounds = [words.format(schema[key]) for key, words in _BOUNDS.items() if schema.get(key, _UNSTATED) < _UNSTATED]
+    if bounds:
+        result["description"] = " ".join(part for part in (schema.get("description"), f"({', '.join(bounds)})") if part)
+    return result
+
+
+def _tool(name: str, struct: type[Decision]) -> dict[str, Any]:
+    (_,), definitions = msgspec.json.schema_components((struct,), ref_template="#/$defs/{name}")
+    schema = definitions[struct.__name__]
+    properties = {field: _strict(value, definitions) for field, value in schema["properties"].items()}
+    return {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": " ".join((struct.__doc__ or "").split()),
+            "strict": True,
+            "parameters": {
+                "type": "object",
+                "properties": properties,
+                "required": list(properties),
+                "additionalProperties": False,
+            },
+        },
+    }
+
+
+@lru_cache(maxsize=64)
+def tool_schemas(symbols: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Return the `tools` of a chat-completions request, whose calls may name these markets."""
+    tools = [_tool(name, struct) for name, struct in TOOLS.items()]
+    for tool in tools:
+        properties = tool["function"]["parameters"]["properties"]
+        if "symbol" in properties:
+            properties["symbol"] = {"type": "string", "enum": list(symbols)}
+    return tools
+
+
+def contains_tool_call(text: str) -> bool:
+    """Return whether a text contains a tool call in one of the forms that models write as prose."""
+    return _CALL_AS_PROSE.search(text) is not None

@@ -1,0 +1,127 @@
+"""Entrants of the models: each model's present one, and a new one whenever the configuration changes."""
+
+from collections.abc import Callable, Collection, Sequence
+from datetime import datetime
+
+from msgspec.structs import replace
+
+from trader import __version__
+from trader.agents.domain.entrants import FIRST, Entrant, ServiceConditions, configuration_of, fingerprint
+from trader.agents.domain.models import Model
+from trader.agents.providers.providers import base_url_of
+from trader.agents.sql.entrants import (
+    insert_entrant,
+    select_latest_entrant,
+    update_entrant_answered,
+    upsert_missed_cycles,
+)
+from trader.agents.variants import VARIANTS, limits_of
+from trader.database.pool import Database
+from trader.settings.settings import Settings
+
+
+class Entrants:
+    """Caches the present entrant of each model. Only one process at a time may begin new entrants.
+
+    `left_out` returns the fields that a model's requests omit because its provider refused them.
+    """
+
+    def __init__(
+        self, database: Database, settings: Settings, left_out: Callable[[Model], Collection[str]] = lambda _: ()
+    ) -> None:
+        self._database = database
+        self._settings = settings
+        self._left_out = left_out
+        self._present: dict[str, Entrant] = {}
+        self._configurations: dict[str, tuple[Model, Collection[str], str]] = {}
+
+    def forget(self) -> None:
+        """Discard the loaded entrants: another process may have begun new ones."""
+        self._present.clear()
+
+    async def enter(self, model: Model, at: datetime) -> Entrant:
+        """Return the model's present entrant. A changed configuration begins a new one at `at`.
+
+        :raises Unavailable: the database did not confirm it
+        """
+        configuration = self._configuration(model)
+        last = self._present.get(model.id)
+        if last is not None and last.configuration == configuration:
+            return last
+        async with self._database.transaction() as conn:
+            last = await select_latest_entrant(conn, model.id)
+            if last is None or last.configuration != configuration:
+                last = Entrant(
+                    model_id=model.id,
+                    number=FIRST if last is None else last.number + 1,
+                    fingerprint=fingerprint(configuration, None),
+                    configuration=configuration,
+                    answered_by=None,
+                    began_at=at,
+                )
+                await insert_entrant(conn, last)
+        self._present[model.id] = last
+        return last
+
+    async def answered(self, entrant: Entrant, answered_by: str, at: datetime) -> Entrant:
+        """Return the entrant for the model name in an answer. A changed name begins a new entrant at `at`.
+
+        :raises Unavailable: the database did not confirm it
+        """
+        if entrant.answered_by == answered_by or entrant.configuration is None:
+            return entrant
+        known = replace(entrant, answered_by=answered_by, fingerprint=fingerprint(entrant.configuration, answered_by))
+        async with self._database.transaction() as conn:
+            if entrant.answered_by is None:
+                await update_entrant_answered(conn, known)
+            else:
+                known = replace(known, number=entrant.number + 1, began_at=at)
+                await insert_entrant(conn, known)
+        self._present[entrant.model_id] = known
+        return known
+
+    async def count_missed(self, models: Sequence[Model], at: datetime) -> None:
+        """Count a due cycle that starts no invocation of these models, which are still running or out of budget.
+
+        :raises Unavailable: the database did not confirm it
+        """
+        entrants = [self._present.get(model.id) or await self.enter(model, at) for model in models]
+        async with self._database.transaction() as conn:
+            await upsert_missed_cycles(conn, entrants, at)
+
+    def _configuration(self, model: Model) -> str:
+        known, left_out = self._configurations.get(model.id), frozenset(self._left_out(model))
+        if known is None or known[:2] != (model, left_out):
+            configuration = configuration_in(model, self._settings, left_out)
+            known = self._configurations[model.id] = (model, left_out, configuration)
+        return known[2]
+
+
+def configuration_in(model: Model, settings: Settings, left_out: Collection[str] = ()) -> str:
+    """Return everything that affects how a model trades in a service with these settings, as canonical JSON."""
+    variant = VARIANTS[model.variant]
+    conditions = ServiceConditions(
+        base_url=base_url_of(model, settings),
+        invocation_tokens_max=settings.run_tokens_max,
+        answer_tokens_max=settings.answer_tokens_max,
+        taker_fee_bps=settings.taker_fee_bps,
+        maker_fee_bps=settings.maker_fee_bps,
+        latency_ms=settings.latency_ms,
+        markets=settings.markets,
+        version=__version__,
+    )
+    prompt, limits = model.configuration.prompt or variant.prompt, limits_of(model, settings.attempt_timeout_s)
+    return configuration_of(model, prompt, limits, variant.temperature, conditions, left_out)
+
+
+def first_entrant(model: Model, settings: Settings, answered_by: str | None, at: datetime) -> Entrant:
+    """Return a model's first entrant, answered by the model of this name."""
+    configuration = configuration_in(model, settings)
+    return Entrant(
+        model_id=model.id,
+        number=FIRST,
+        fingerprint=fingerprint(configuration, answered_by),
+        configuration=configuration,
+        answered_by=answered_by,
+        began_at=at,
+    )

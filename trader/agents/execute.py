@@ -1,0 +1,220 @@
+"""The decision kernel: the only path from a decision to its outcome, for every agent and every place of execution.
+
+    decision → guard → order or exit plan → outcome
+
+The service, a backtest, the baselines, a reproduction and a trial decision are environments of it. If an environment
+never waits, `run_at_once` runs it without an event loop.
+"""
+
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractContextManager
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, Protocol, TypeVar
+
+from trader.agents.domain.call_inputs import CallInputs
+from trader.agents.domain.guard import Approved, GuardRefusal, RiskContext, judge
+from trader.agents.domain.messages import (
+    HELD,
+    NOTED,
+    Outcome,
+    book_json,
+    failed,
+    indicators_json,
+    order_outcome,
+    plan_outcome,
+    refused,
+)
+from trader.agents.domain.tools import Change, Decision, FetchIndicators, FetchOrderBook, Holding, Note
+from trader.agents.domain.view import VariantLimits, View
+from trader.core.errors import InvalidInput, OrderUndecided
+from trader.exchange.domain import rules as exchange
+from trader.exchange.domain.account import Account
+from trader.exchange.domain.ledger import ExchangeRules, Posting, RateOfHour
+from trader.exchange.domain.orders import ExitPlan, Order, OrderAnswer
+from trader.exchange.domain.tick_rules import Moment
+from trader.market.domain.indicators import Indicators
+from trader.market.domain.markets import Book, Candle, Interval, Market, canonical_symbol, refusal_to_trade
+
+T = TypeVar("T")
+
+
+class Environment(Protocol):
+    """Where the decisions of one account are executed: its markets, its guard, and its exchange."""
+
+    @property
+    def markets(self) -> Mapping[str, Market]: ...
+
+    @property
+    def limits(self) -> VariantLimits: ...
+
+    async def risk_context(self) -> RiskContext:
+        """Return the state by which the guard judges the next decision.
+
+        :raises MarketUnavailable: a market in which the account has a position never had a price
+        """
+        ...
+
+    def refusal_of_price(self, symbol: str) -> str | None:
+        """Return why a market has no price to trade on now, or None."""
+        ...
+
+    async def set_exit_plan(self, symbol: str, plan: ExitPlan) -> str | None:
+        """Replace the exit plan of a position. Return None, or why it was refused and the old plan kept."""
+        ...
+
+    async def place_order(self, approved: Approved) -> OrderAnswer:
+        """Place an order and return its answer; a refusal is an answer with status `rejected`.
+
+        :raises InvalidInput: no account could place this order
+        :raises OrderUndecided: the outcome at the venue is not known yet
+        """
+        ...
+
+
+class InvocationEnvironment(Environment, Protocol):
+    """The environment of one invocation, which adds its clock, its view and the markets it reads."""
+
+    def now(self) -> datetime: ...
+
+    async def sleep_until(self, moment: datetime) -> None: ...
+
+    def thinking(self) -> AbstractContextManager[None]: ...
+
+    async def view(self, intervals: Sequence[Interval], series: int) -> View:
+        """Return the current account and markets; later decisions are based on this view."""
+        ...
+
+    async def wait_for_price(self) -> None:
+        """Wait for the next price as long as an order would. Raise `MarketUnavailable` if none comes in time."""
+        ...
+
+    async def indicators(self, symbol: str, interval: Interval) -> tuple[list[Candle], Indicators]:
+        """Return the latest closed candles of a market, ascending, and their indicators. Both may be empty."""
+        ...
+
+    def order_book(self, symbol: str) -> Book | None:
+        """Return the order book that an order from the account would meet now; None without a price."""
+        ...
+
+    def marks(self) -> Mapping[str, Decimal]: ...
+
+    def account(self) -> Account: ...
+
+    async def open_account(self) -> Account: ...
+
+    def take_inputs(self) -> CallInputs | None:
+        """Return the inputs of the last executed decision, once; None where inputs are not recorded."""
+        ...
+
+
+class RulesEnvironment:
+    """The pure rules of the exchange, applied to one account at one moment; nothing in it ever waits.
+
+    `order` creates the order of an approved decision. `posting` has the changes of the last executed decision, refused
+    orders included; None: nothing changed.
+    """
+
+    def __init__(
+        self,
+        context: RiskContext,
+        limits: VariantLimits,
+        moment: Moment,
+        rules: ExchangeRules,
+        rate_of_hour: RateOfHour,
+        order: Callable[[Approved], Order],
+    ) -> None:
+        self._context = context
+        self.account = context.account
+        self.limits = limits
+        self.moment = moment
+        self._rules = rules
+        self._rate_of_hour = rate_of_hour
+        self._order = order
+        self.posting: Posting | None = None
+
+    @property
+    def markets(self) -> Mapping[str, Market]:
+        return self._rules.markets
+
+    def refusal_of_price(self, symbol: str) -> str | None:
+        return refusal_to_trade(self.moment.quotes.get(symbol), symbol, self.moment.at)
+
+    async def risk_context(self) -> RiskContext:
+        return self._context
+
+    async def set_exit_plan(self, symbol: str, plan: ExitPlan) -> str | None:
+        result = exchange.set_exit_plan(self.account, symbol, plan, self.moment, self._rules)
+        if isinstance(result, str):
+            return result
+        self.posting = result
+        return None
+
+    async def place_order(self, approved: Approved) -> OrderAnswer:
+        order, moment = self._order(approved), self.moment
+        refusal = self.refusal_of_price(order.symbol)
+        if refusal is None:
+            self.posting = exchange.place(self.account, order, moment, self._rules, self._rate_of_hour)
+        else:
+            self.posting = exchange.refuse(self.account, order, refusal, moment.at)
+        assert self.posting.answer is not None, "the posting of an order contains its answer"
+        return self.posting.answer
+
+
+async def execute(decision: Decision, environment: InvocationEnvironment) -> Outcome:
+    """Execute a decision and return its outcome."""
+    match decision:
+        case Holding():
+            return HELD
+        case Note():
+            return NOTED
+        case FetchIndicators() | FetchOrderBook():
+            return await _read(decision, environment)
+        case _:
+            return await execute_change(decision, environment)
+
+
+async def execute_change(decision: Change, environment: Environment) -> Outcome:
+    """Pass a decision that changes the books through the guard to the exchange, and return its outcome."""
+    symbol = canonical_symbol(decision.symbol)
+    if symbol not in environment.markets:
+        return _no_market(decision.symbol, environment)
+    verdict = judge(decision, symbol, await environment.risk_context(), environment.limits)
+    try:
+        match verdict:
+            case GuardRefusal():
+                return refused(verdict)
+            case ExitPlan():  # without a price, no side can be checked, and the old plan applies to missed ticks
+                refusal = environment.refusal_of_price(symbol) or await environment.set_exit_plan(symbol, verdict)
+                return plan_outcome(verdict, refusal)
+            case Approved():
+                return order_outcome(await environment.place_order(verdict))
+    except (InvalidInput, OrderUndecided) as error:
+        return failed(str(error))
+
+
+async def _read(decision: FetchIndicators | FetchOrderBook, environment: InvocationEnvironment) -> Outcome:
+    """Return the outcome of a decision that only reads market data."""
+    symbol = canonical_symbol(decision.symbol)
+    if symbol not in environment.markets:
+        return _no_market(decision.symbol, environment)
+    if isinstance(decision, FetchIndicators):
+        candles, computed = await environment.indicators(symbol, decision.interval)
+        return "ok", indicators_json(symbol, decision.interval, candles[-24:], computed)
+    book = environment.order_book(symbol)
+    return failed(f"There is no price of {symbol} now.") if book is None else ("ok", book_json(book))
+
+
+def _no_market(name: str, environment: Environment) -> Outcome:
+    return failed(f"There is no market {name!r}; the markets are {', '.join(environment.markets)}.")
+
+
+def run_at_once(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never suspends, and return its result."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    coroutine.close()
+    raise RuntimeError("the environment waits, so it needs an event loop")

@@ -1,0 +1,378 @@
+"""Decisions of external agents: a view opens one, its calls are executed, and `holding` or the deadline ends it.
+
+Each is an invocation like any other. The database keeps open decisions, so their deadlines survive a restart.
+"""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final, Literal
+from uuid import UUID, uuid4
+
+from trader.agents.calls import CallExecutor, EndedBy
+from trader.agents.domain.conversation import ModelAnswer
+from trader.agents.domain.guard import order_of
+from trader.agents.domain.invocations import ToolCall
+from trader.agents.domain.messages import account_json, decision_json, order_outcome
+from trader.agents.domain.models import CYCLE, EXTERNAL, Declared, Model
+from trader.agents.domain.prompt import opening_messages
+from trader.agents.domain.tools import (
+    Change,
+    Decision,
+    FetchIndicators,
+    FetchOrderBook,
+    Holding,
+    PlaceOrder,
+    request_of,
+)
+from trader.agents.domain.view import SERIES_SHOWN
+from trader.agents.environment import ServiceEnvironment
+from trader.agents.execute import execute
+from trader.agents.observer import Observer
+from trader.agents.recorder import ExternalRecorder, RecorderServices
+from trader.agents.services import AgentServices
+from trader.agents.sql.entrants import select_entrants
+from trader.agents.sql.external import delete_decided_views, select_open_views
+from trader.agents.sql.invocations import select_invocation, select_steps, select_tool_calls
+from trader.agents.sql.models import update_model_declared
+from trader.agents.variants import VARIANTS, limits_of
+from trader.core.clock import cut_to_ms, floor_time
+from trader.core.errors import (
+    Conflict,
+    MarketUnavailable,
+    NotFound,
+    TooManyRequests,
+    Unavailable,
+    ViewDecided,
+    ViewExpired,
+    ViewUnknown,
+)
+from trader.exchange.domain.halts import OperatorCommand, Verb
+from trader.exchange.idempotent_orders import first_answer
+from trader.exchange.protocol import not_trading
+from trader.exchange.sql.halts import insert_halting_command, select_open_command
+from trader.market.domain.markets import canonical_symbol
+
+CALLS_MAX: Final = 100
+"""Maximum calls of one decision."""
+
+_log = logging.getLogger("trader.agents")
+
+
+class ExternalDecision:
+    """An open decision: its record, and the executor of its calls."""
+
+    def __init__(self, record: ExternalRecorder, calls: CallExecutor) -> None:
+        self.record = record
+        self.calls = calls
+
+    @property
+    def id(self) -> str:
+        return str(self.record.id)
+
+    @property
+    def deadline(self) -> datetime:
+        return self.record.deadline
+
+    @property
+    def has_decided(self) -> bool:
+        """Whether it has placed any order, refused ones and one whose answer is not known included."""
+        changes = ("CREATE_POSITION", "CLOSE_POSITION", "UPDATE_EXIT_PLAN")
+        return self.record.has_pending_order or any(call.type in changes for call in self.record.calls)
+
+    def earlier(self, client_order_id: str) -> ToolCall | None:
+        """Return the recorded call with this client order id. Ignore failed calls, which left no trace in the books."""
+        for call in self.record.calls:
+            ids = [decision.get("clientOrderId") for decision in call.metadata["decisions"]]
+            if client_order_id in ids and call.status != "failed":
+                return call
+        return None
+
+
+class ExternalAgents:
+    """Owns the open decisions of external agents, at most one per agent. Only the leader has any."""
+
+    def __init__(self, services: AgentServices, observer: Observer, recorders: RecorderServices) -> None:
+        self._database = services.database
+        self._exchange = services.exchange
+        self._clock = services.clock
+        self._events = services.events
+        self._settings = services.settings
+        self._require_season = services.require_season
+        self._observer = observer
+        self._recorders = recorders
+        self._open: dict[str, ExternalDecision] = {}
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._opened: dict[str, tuple[datetime, int]] = {}  # the last minute with decisions, and their number
+        self._cycles: dict[str, datetime] = {}  # the last cycle that was due
+        self._unsaved: list[ExternalRecorder] = []
+
+    # --- start and end ------------------------------------------------------------------------------------------------
+
+    async def start(self, models: Mapping[str, Model]) -> None:
+        """Resume the open decisions. May be called again after `close`."""
+        async with self._database.reading() as conn:
+            views = await select_open_views(conn)
+            ids = [view.invocation.id for view in views]
+            entrants = await select_entrants(conn) if views else {}
+            steps, calls = await select_steps(conn, ids), await select_tool_calls(conn, ids)
+        for view in views:
+            invocation = view.invocation
+            assert invocation.entrant is not None, "an invocation is opened with its entrant"
+            record = self._record_of(models[invocation.model_id], invocation.started_at)
+            entrant = entrants[invocation.model_id, invocation.entrant]
+            record.resume(entrant, steps.get(invocation.id, []), calls.get(invocation.id, []), view)
+            self._opened[record.model.id] = invocation.started_at, 1
+            self._go_on(record)
+
+    def close(self) -> None:
+        """Forget the open decisions and the ends not yet saved in this term: the next leader resumes them."""
+        self._open.clear()
+        self._unsaved.clear()
+        self._cycles.clear()
+
+    async def begin_cycle(self, due: Iterable[Model], now: datetime) -> None:
+        """End the decisions whose deadline has passed, and count a whole cycle without a decision as missed.
+
+        `due` holds the agents whose cadence falls into this cycle, which starts some milliseconds after its time. A
+        process's first cycle is seldom whole, so counting starts there.
+
+        :raises Unavailable: the database did not confirm it
+        """
+        for model_id in [*self._open]:
+            async with self._locks[model_id]:
+                if (decision := self._open.get(model_id)) is not None and decision.deadline < now:
+                    await self._expire(decision)
+        missed = []
+        for model in due:
+            before, begun = self._cycles.get(model.id, now), floor_time(now, model.configuration.cadence)
+            self._cycles[model.id] = begun if model.id in self._cycles else now
+            is_whole = begun - before >= model.configuration.cadence
+            if is_whole and (model.id not in self._opened or self._opened[model.id][0] < before):
+                missed.append(model)
+        if missed:
+            await self._recorders.entrants.count_missed(missed, now)
+        await self._save_ended()
+
+    async def _save_ended(self) -> None:
+        """Save the ends of decisions that the database did not confirm."""
+        for record in [*self._unsaved]:
+            await record.save()
+            self._unsaved = [each for each in self._unsaved if each is not record]
+
+    # --- calls of agents ----------------------------------------------------------------------------------------------
+
+    async def view(self, model: Model, decisions_per_minute: int | None) -> ExternalDecision:
+        """Open a decision; if one is already open, return that one, as first shown.
+
+        :raises TooManyRequests: the agent has reached its decisions for this minute
+        :raises MarketUnavailable: no market has a price now
+        :raises Unavailable: another process leads, or the database does not confirm it
+        """
+        self._require_lead()
+        async with self._locks[model.id], self._clock.busy():
+            decision = self._open.get(model.id)
+            if decision is not None:
+                if self._clock.now() <= decision.deadline:
+                    return decision
+                await self._expire(decision)
+            return await self._begin(model, decisions_per_minute)
+
+    async def decide(self, model: Model, view_id: str, decision: Decision) -> dict[str, Any]:
+        """Execute a call within the decision on this view. Return the result shown to the agent.
+
+        :raises ViewUnknown: the agent has no such view
+        :raises ViewExpired: its deadline has passed
+        :raises ViewDecided: its decision has ended
+        :raises SeasonOver: the call could open a position, and the agent's season is over
+        :raises Conflict: the client order id was used for another order
+        """
+        self._require_lead()
+        async with self._locks[model.id], self._clock.busy():
+            if isinstance(decision, PlaceOrder) and (earlier := await self._answered_before(model, decision)):
+                return earlier
+            opened = await self._current(model, view_id)
+            if isinstance(decision, PlaceOrder) and not decision.reduce_only:
+                await self._require_season(model)
+            await opened.record.settle_pending()
+            return await self._execute(opened, decision)
+
+    async def end(self, model: Model, view_id: str, failure: str | None = None) -> None:
+        """End the decision on this view, if it is open. `failure` says why there was no answer."""
+        async with self._locks[model.id], self._clock.busy():
+            opened = self._open.get(model.id)
+            if opened is not None and opened.id == view_id:
+                await opened.record.settle_pending()
+                await self._end(opened, "answer" if failure is None else None, failure=failure)
+
+    async def declare(self, model: Model, name: str, declared: Declared) -> None:
+        """Set the agent's declaration about itself. A changed declaration makes its next decision a new entrant's.
+
+        :raises Unavailable: another process leads, or the database does not confirm it
+        """
+        self._require_lead()
+        if (model.router_model_name, model.configuration.declared) == (name, declared):
+            return
+        async with self._database.transaction() as conn:
+            await update_model_declared(conn, model.id, name, declared)
+
+    async def operate(self, model: Model, verb: Literal[Verb.HALT, Verb.FLATTEN], reason: str) -> OperatorCommand:
+        """Write a command for the agent's account, which the leader executes like an operator's.
+
+        Repeated calls return the same command until it is executed.
+
+        :raises Unavailable: another process leads, or the database does not confirm it
+        """
+        self._require_lead()
+        command = OperatorCommand(
+            id=uuid4(), verb=verb, account_id=model.id, reason=reason, asked_by=f"the agent {model.id}"
+        )
+        async with self._database.transaction() as conn:
+            asked = await select_open_command(conn, model.id, verb)
+            if asked is None:
+                await insert_halting_command(conn, command)
+        return asked or command
+
+    async def read(self, model: Model, decision: FetchIndicators | FetchOrderBook) -> dict[str, Any]:
+        """Execute a read-only call. An open decision records it among its calls.
+
+        :raises NotFound: there is no such market
+        """
+        symbol = canonical_symbol(decision.symbol)
+        if symbol not in self._exchange.markets:
+            known = ", ".join(self._exchange.markets)
+            raise NotFound(f"there is no market {decision.symbol!r}; the markets are {known}")
+        async with self._locks[model.id]:
+            opened = self._open.get(model.id)
+            if opened is not None and self._clock.now() <= opened.deadline:
+                return await self._execute(opened, decision)
+        status, result = await execute(decision, self._environment_of(self._record_of(model, self._clock.now())))
+        return {"result": status, **result}
+
+    async def _begin(self, model: Model, decisions_per_minute: int | None) -> ExternalDecision:
+        now = cut_to_ms(self._clock.now())
+        minute = floor_time(now, CYCLE)
+        last, count = self._opened.get(model.id, (minute, 0))
+        count = count if floor_time(last, CYCLE) == minute else 0
+        if decisions_per_minute is not None and count >= decisions_per_minute:
+            wait_s = int((minute + CYCLE - now).total_seconds()) + 1
+            raise TooManyRequests(f"this key may decide {decisions_per_minute} times a minute", wait_s)
+        await self._exchange.open_account(model.id)
+        variant = VARIANTS[model.variant]
+        view = await self._observer.view(model, variant.intervals, now, SERIES_SHOWN)
+        if not view.markets:
+            raise MarketUnavailable("no market has a price now")
+        limits = limits_of(model, self._settings.attempt_timeout_s)
+        messages = opening_messages(model.configuration.prompt or variant.prompt, limits, view)
+        record = self._record_of(model, now)
+        record.show(messages, now + timedelta(seconds=limits.decision_age_max_s))
+        if not await record.open():  # its id is derived from the time
+            raise TooManyRequests("a decision opened in this millisecond has already ended", 1)
+        self._opened[model.id] = now, count + 1
+        decision = self._go_on(record)
+        decision.calls.publish("workflow:started", {})
+        return decision
+
+    def _record_of(self, model: Model, started_at: datetime) -> ExternalRecorder:
+        record = ExternalRecorder(self._recorders, model, started_at)
+        record.term = self._exchange.term
+        return record
+
+    def _go_on(self, record: ExternalRecorder) -> ExternalDecision:
+        calls = CallExecutor(record, self._environment_of(record), self._events)
+        decision = self._open[record.model.id] = ExternalDecision(record, calls)
+        return decision
+
+    def _environment_of(self, record: ExternalRecorder) -> ServiceEnvironment:
+        limits = limits_of(record.model, self._settings.attempt_timeout_s)
+        return ServiceEnvironment(record, self._exchange, self._observer, self._clock, limits)
+
+    async def _answered_before(self, model: Model, decision: PlaceOrder) -> dict[str, Any] | None:
+        """Return the first answer to the order, from the open decision or the books; None if there is none.
+
+        :raises Conflict: the client order id was used for another order
+        """
+        opened = self._open.get(model.id)
+        if opened is not None:
+            await opened.record.settle_pending()
+            if (call := opened.earlier(decision.client_order_id)) is not None:
+                if call.metadata["decisions"] != [decision_json(decision)]:
+                    raise _other_contents(decision)
+                return {"result": call.status, **call.metadata["results"][0], **self._account(model)}
+        answer = await first_answer(self._database, model.id, decision.client_order_id)
+        if answer is None:
+            return None
+        order = order_of(decision, canonical_symbol(decision.symbol)).order(model.id, UUID(int=0), 0)
+        if answer.contents_digest != order.contents_digest():
+            raise _other_contents(decision)
+        status, result = order_outcome(answer)
+        return {"result": status, **result, **self._account(model)}
+
+    def _account(self, model: Model) -> dict[str, Any]:
+        return {"account": account_json(self._exchange.account(model.id), self._exchange.marks())}
+
+    async def _current(self, model: Model, view_id: str) -> ExternalDecision:
+        decision = self._open.get(model.id)
+        if decision is not None and decision.id == view_id:
+            if self._clock.now() > decision.deadline:
+                await self._expire(decision)
+                raise ViewExpired(f"the deadline of the view {view_id} has passed; get a new one")
+            if decision.record.call_count < CALLS_MAX:
+                return decision
+            raise ViewDecided(f"a decision has at most {CALLS_MAX} calls; hold, and get a new view")
+        await self._save_ended()
+        try:
+            async with self._database.connection() as conn:
+                invocation = await select_invocation(conn, UUID(view_id))
+        except ValueError:
+            invocation = None
+        if invocation is None or invocation.model_id != model.id:
+            raise ViewUnknown(f"{model.id} has no view {view_id[:40]!r}")
+        if invocation.status == "completed":
+            raise ViewDecided(f"the decision of the view {view_id} has ended; get a new one")
+        raise ViewExpired(f"the deadline of the view {view_id} has passed; get a new one")
+
+    async def _execute(self, opened: ExternalDecision, decision: Decision) -> dict[str, Any]:
+        number = opened.record.next_call()
+        request = request_of(number, decision)
+        answer = ModelAnswer(text=None, calls=(request,), message={}, model=opened.record.model.router_model_name)
+        opened.calls.record_step(EXTERNAL, answer)
+        result = await opened.calls.execute(number, request, decision)
+        if isinstance(decision, Holding):
+            await self._end(opened, "holding")
+        elif not isinstance(decision, Change):
+            await opened.record.save()
+        return result
+
+    async def _expire(self, decision: ExternalDecision) -> None:
+        """End a decision whose deadline has passed; silence counts as a missed decision."""
+        await decision.record.settle_pending()
+        await self._end(decision, "deadline" if decision.has_decided else None, at=decision.deadline)
+
+    async def _end(
+        self, opened: ExternalDecision, ended_by: EndedBy | None, at: datetime | None = None, failure: str | None = None
+    ) -> None:
+        del self._open[opened.record.model.id]
+        if failure is not None:
+            await opened.calls.finish("failed", failure)
+        elif ended_by is None:
+            await opened.calls.finish("timeout", "the agent did not decide before the deadline of its view", at=at)
+        else:
+            await opened.calls.finish("completed", None, ended_by=ended_by, at=at)
+        if opened.record.is_unsaved:
+            return self._unsaved.append(opened.record)
+        try:
+            async with self._database.connection() as conn:
+                await delete_decided_views(conn)
+        except Unavailable as error:  # the end of the next decision deletes them
+            _log.warning("%s: its view is not deleted yet: %s", opened.record.model.id, error)
+
+    def _require_lead(self) -> None:
+        if self._exchange.term is None:
+            raise not_trading(self._settings, None)
+
+
+def _other_contents(decision: PlaceOrder) -> Conflict:
+    return Conflict(f"the clientOrderId {decision.client_order_id!r} was used for another order; use a new one")

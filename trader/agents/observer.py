@@ -1,0 +1,264 @@
+"""Observer: builds an agent's view and the guard's risk context from the exchange, the market and past rows."""
+
+import asyncio
+import logging
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+from operator import attrgetter
+from typing import Final
+
+import msgspec
+
+from trader.agents.domain.call_inputs import CallInputs
+from trader.agents.domain.guard import RiskContext
+from trader.agents.domain.memory import remember
+from trader.agents.domain.models import Model
+from trader.agents.domain.observation import (
+    RunHistory,
+    change_24h_percent,
+    observe_last_action,
+    observe_positions,
+    with_risk_figures,
+)
+from trader.agents.domain.view import (
+    LastAction,
+    Memory,
+    ObservedMarket,
+    VariantLimits,
+    View,
+)
+from trader.agents.providers.taapi import Taapi
+from trader.agents.recorder import CallRecorder
+from trader.agents.sql.agent_view import (
+    select_lowest_equity,
+    select_memory,
+    select_run_past,
+)
+from trader.core.errors import MarketUnavailable
+from trader.core.statistics import EquityPoint
+from trader.database.pool import Database
+from trader.exchange.domain.account import Account
+from trader.exchange.protocol import Exchange
+from trader.market.domain.indicators import Indicators, indicators
+from trader.market.domain.markets import INTERVALS, Candle, Interval
+from trader.market.feed import MarketFeed
+from trader.settings.settings import Settings
+
+HISTORY_CANDLES: Final = 300
+"""Number of closed candles from which each set of indicators is computed: at 5 minutes they cover a whole day."""
+
+SESSION_INTERVAL: Final[Interval] = "5m"
+"""Interval of the candles from which the session VWAP is computed, whatever the interval of the indicators."""
+
+SHOWN_CANDLES: Final = 24
+TRADES_SHOWN: Final = 5
+MINUTE: Final = timedelta(minutes=1)
+
+_log = logging.getLogger("trader.agents")
+
+
+class Observer:
+    """Builds views and risk contexts."""
+
+    def __init__(
+        self,
+        database: Database,
+        exchange: Exchange,
+        market: MarketFeed,
+        settings: Settings,
+        supplier: Taapi | None = None,
+    ) -> None:
+        self._database = database
+        self._exchange = exchange
+        self._market = market
+        self._supplier = supplier
+        self._latency = timedelta(milliseconds=settings.latency_ms)
+        self._histories: dict[str, RunHistory] = {}
+        self._indicators: dict[
+            tuple[str, Interval], tuple[tuple[datetime, datetime | None], tuple[Indicators, ...]]
+        ] = {}
+        """The indicators at the ends of the last intervals, ascending, with the times of the newest candles."""
+
+        self._computing: defaultdict[tuple[str, Interval], asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def view(self, model: Model, intervals: Sequence[Interval], now: datetime, series: int) -> View:
+        """Return the view on which a model decides, with the indicators of these intervals at the last candles."""
+        account_id = model.id
+        history = await self._read_history(account_id, now)
+        memory = await self._read_memory(account_id)
+        shown = HISTORY_CANDLES if model.provider == "strategy" else SHOWN_CANDLES
+        context = await self.risk_context(account_id, now)
+        view = await self.view_of(context, history, intervals, series, shown)
+        return msgspec.structs.replace(view, memory=memory, every_minutes=model.configuration.cadence // MINUTE)
+
+    async def view_of(
+        self,
+        context: RiskContext,
+        history: RunHistory,
+        intervals: Sequence[Interval],
+        series: int = 1,
+        shown: int = SHOWN_CANDLES,
+    ) -> View:
+        """Return the view of the context's account, whose history need not be in the database."""
+        account, now = context.account, context.now
+        markets = {}
+        for symbol in self._exchange.markets:
+            action = history.actions.get(symbol)
+            last_action = None if action is None else observe_last_action(symbol, context, closed=action.closed)
+            market = await self._market_view(symbol, intervals, now, last_action, series, shown)
+            if market is not None:
+                markets[symbol] = market
+        positions = observe_positions(account, context.marks, self._exchange.markets)
+        return history.view(context, positions, markets, self._exchange.rules.taker_rate)
+
+    async def wait_for_price(self, now: datetime) -> None:
+        """Wait for the next price of the first market as long as an order would.
+
+        :raises MarketUnavailable: none comes in time
+        """
+        await self._market.quote_after(next(iter(self._exchange.markets)), now)
+
+    async def risk_context(self, account_id: str, now: datetime) -> RiskContext:
+        """Return the guard's risk context at the current marks.
+
+        :raises MarketUnavailable: a market in which the account has a position never had a price
+        """
+        history = await self._read_history(account_id, now)
+        midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
+        async with self._database.connection() as conn:
+            lowest = await select_lowest_equity(conn, account_id, history.run_id, midnight)
+        # Await nothing from here on: the account, the marks and the quotes must be of one moment.
+        return self.context_of(self._exchange.account(account_id), history, lowest, now)
+
+    def context_of(self, account: Account, history: RunHistory, lowest: Decimal | None, now: datetime) -> RiskContext:
+        """Return the risk context of an account at the current marks. `lowest` is its lowest equity of the day.
+
+        :raises MarketUnavailable: a market in which the account has a position never had a price
+        """
+        marks, quotes = dict(self._exchange.marks()), self._market.quotes()
+        if missing := account.positions.keys() - marks.keys():
+            raise MarketUnavailable(f"no price yet of {', '.join(sorted(missing))}, where a position is open")
+        return history.risk_context(
+            account,
+            lowest,
+            now,
+            marks=marks,
+            quoted_at={symbol: quote.at for symbol, quote in quotes.items()},
+            leverage_max={symbol: market.leverage_max for symbol, market in self._exchange.markets.items()},
+        )
+
+    def call_recorder(self, number: int, limits: VariantLimits, context: RiskContext) -> CallRecorder:
+        """Return a recorder for the inputs of call `number`, which starts at this moment."""
+        inputs = CallInputs.of(number, limits, self._exchange.rules, self._latency, context)
+        return CallRecorder(inputs, self._market)
+
+    async def indicators(self, symbol: str, interval: Interval) -> tuple[list[Candle], Indicators]:
+        """Return the latest closed candles of a market, ascending, and their indicators. Both may be empty."""
+        candles, (computed,) = await self._indicators_of(symbol, interval, 1)
+        return candles, computed
+
+    async def _indicators_of(
+        self, symbol: str, interval: Interval, count: int
+    ) -> tuple[list[Candle], tuple[Indicators, ...]]:
+        """Return the latest closed candles, ascending, and the indicators at the end of the last `count` intervals.
+
+        Concurrent calls compute them once.
+        """
+        async with self._computing[symbol, interval]:
+            return await self._compute_indicators(symbol, interval, count)
+
+    async def _compute_indicators(
+        self, symbol: str, interval: Interval, count: int
+    ) -> tuple[list[Candle], tuple[Indicators, ...]]:
+        candles = await self._candles(symbol, interval, HISTORY_CANDLES + count - 1)
+        session = await self._candles(symbol, SESSION_INTERVAL, HISTORY_CANDLES)
+        if not candles:
+            return [], (Indicators(),) * count
+        newest = (candles[-1].open_time, session[-1].open_time if session else None)
+        known = self._indicators.get((symbol, interval))
+        computed = known[1] if known is not None and known[0] == newest else ()
+        while len(computed) < count:
+            until = candles[-1].open_time + (1 - len(computed)) * INTERVALS[interval]
+            window = _between(candles, until - HISTORY_CANDLES * INTERVALS[interval], until)
+            day = _between(session, session[0].open_time, until) if computed and session else session
+            computed = (indicators(window, day), *computed)
+            await asyncio.sleep(0)  # one set takes a millisecond, and the first model of a cycle needs many
+        self._indicators[symbol, interval] = newest, computed
+        return candles[-HISTORY_CANDLES:], computed[-count:]
+
+    async def _candles(self, symbol: str, interval: Interval, count: int) -> list[Candle]:
+        try:
+            return await self._market.candles(symbol, interval, count)
+        except MarketUnavailable as error:
+            _log.warning("no %s candles of %s: %s", interval, symbol, error)
+            return []
+
+    async def _read_history(self, account_id: str, now: datetime) -> RunHistory:
+        """Return the history of the account's run, reloaded only after a booking or in a new hour."""
+        account = self._exchange.account(account_id)
+        hour = now.replace(minute=0, second=0, microsecond=0)
+        history = self._histories.get(account_id)
+        key = (account.run.id, account.sequence, hour)
+        if history is not None and (history.run_id, history.sequence, history.hour) == key:
+            return history
+        run_id, midnight = account.run.id, hour.replace(hour=0)
+        async with self._database.connection() as conn:
+            past = await select_run_past(conn, account_id, run_id, TRADES_SHOWN, list(self._exchange.markets))
+        series = [EquityPoint(mark.hour, float(mark.equity)) for mark in past.curve]
+        history = RunHistory(
+            run_id=run_id,
+            sequence=account.sequence,
+            hour=hour,
+            trades=past.record.trades,
+            stats=with_risk_figures(past.record.stats, account.run.initial_capital, series),
+            actions=past.record.last_fills,
+            peak=max((mark.equity for mark in past.curve), default=None),
+            day_opening=next((mark.equity for mark in reversed(past.curve) if mark.hour < midnight), None),
+        )
+        self._histories[account_id] = history
+        return history
+
+    async def _read_memory(self, account_id: str) -> Memory:
+        """Return what a model remembers of its account's run."""
+        since = self._exchange.account(account_id).run.started_at
+        async with self._database.connection() as conn:
+            return remember(*await select_memory(conn, account_id, since))
+
+    async def _market_view(
+        self,
+        symbol: str,
+        intervals: Sequence[Interval],
+        now: datetime,
+        last_action: LastAction | None,
+        series: int,
+        shown: int,
+    ) -> ObservedMarket | None:
+        quote = self._market.quote(symbol)
+        if quote is None:
+            return None
+        candles: dict[Interval, tuple[Candle, ...]] = {}
+        computed: dict[Interval, tuple[Indicators, ...]] = {}
+        for interval in intervals:
+            closed, computed[interval] = await self._indicators_of(symbol, interval, series)
+            candles[interval] = tuple(closed[-shown:])
+        session = await self._candles(symbol, SESSION_INTERVAL, HISTORY_CANDLES)
+        funding_rate = self._market.funding_rate(symbol, now.replace(minute=0, second=0, microsecond=0))
+        return msgspec.structs.replace(
+            ObservedMarket.of(self._exchange.markets[symbol], quote, now, funding_rate),
+            open_interest=self._market.open_interest(symbol),
+            change_24h_percent=change_24h_percent(quote.mark, session, now),
+            candles=candles,
+            indicators={interval: values[-1] for interval, values in computed.items()},
+            indicator_history=computed,
+            last_action=last_action,
+            supplementary=None if self._supplier is None else self._supplier.latest(symbol),
+        )
+
+
+def _between(candles: Sequence[Candle], first: datetime, until: datetime) -> Sequence[Candle]:
+    """Return the candles that opened within [first, until)."""
+    begin, end = (bisect_left(candles, moment, key=attrgetter("open_time")) for moment in (first, until))
+    return candles[begin:end]

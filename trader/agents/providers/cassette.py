@@ -1,0 +1,152 @@
+"""Cassettes: recorded answers of AI models, stored in a folder by the digest of their requests.
+
+`answers.jsonl` has one line per answer, and `models.json` has the models. Neither contains API keys.
+"""
+
+import asyncio
+import fcntl
+import hashlib
+import os
+from collections.abc import Sequence
+from datetime import datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import msgspec
+
+from trader.agents.domain.conversation import ModelAnswer, Turn
+from trader.agents.domain.models import Model
+from trader.agents.domain.tools import tool_schemas
+from trader.core.clock import iso
+from trader.core.errors import SettingsError
+
+ANSWERS: Final = "answers.jsonl"
+MODELS: Final = "models.json"
+
+
+class KeptAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of a cassette. `at` is the market time of the request's view; `cost_usd` is None if unknown."""
+
+    digest: str
+    model: str
+    at: datetime
+    step: int
+    cost_usd: Decimal | None
+    answer: ModelAnswer
+
+
+def request_digest(provider: str, turn: Turn) -> str:
+    """Return the SHA-256 of a model's request as JSON with sorted keys: all that affects the answer, but no API key.
+
+    It includes the model's id, so that each replicate has its own answers.
+    """
+    asked = {
+        "id": turn.model.id,
+        "provider": provider,
+        "model": turn.model.router_model_name,
+        "messages": turn.messages,
+        "tools": tool_schemas(turn.symbols),
+        "temperature": turn.temperature,
+        "answerTokensMax": turn.answer_tokens_max,
+        "request": dict(turn.model.configuration.request),
+    }
+    return hashlib.sha256(msgspec.json.encode(asked, order="deterministic")).hexdigest()
+
+
+class Cassette:
+    """The recorded answers in a folder. One process at a time may append."""
+
+    def __init__(self, folder: Path, answers: dict[str, KeptAnswer], models: dict[str, Model]) -> None:
+        self.folder = folder
+        self.models = models
+        self._answers = answers
+        self._file: BinaryIO | None = None
+        self._turn = asyncio.Lock()
+
+    @classmethod
+    def load(cls, folder: Path) -> "Cassette":
+        """Read a cassette. A missing folder is an empty cassette; an incomplete last line is ignored.
+
+        :raises SettingsError: one of its files cannot be read
+        """
+        if folder.exists() and not folder.is_dir():
+            raise SettingsError([f"{folder} is not a cassette: it is not a folder"])
+        answers, models = folder / ANSWERS, folder / MODELS
+        try:
+            known = msgspec.json.decode(models.read_bytes(), type=list[Model]) if models.exists() else []
+            kept = _decoded(answers) if answers.exists() else {}
+        except (OSError, msgspec.MsgspecError) as error:
+            raise SettingsError([f"{folder} is not a cassette: {error}"]) from None
+        return cls(folder, kept, {model.id: model for model in known})
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def get(self, digest: str) -> ModelAnswer | None:
+        """Return the answer to the request with this digest."""
+        kept = self._answers.get(digest)
+        return None if kept is None else kept.answer
+
+    def open(self, models: Sequence[Model]) -> None:
+        """Open the cassette to append answers of these models. Raise `OSError`.
+
+        :raises SettingsError: another process is appending to it
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._file = (self.folder / ANSWERS).open("ab")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SettingsError([f"another process adds answers to the cassette {self.folder}"]) from None
+        self._file.truncate(_complete_bytes(self.folder / ANSWERS))
+        self.models |= {model.id: model for model in models}
+        written = self.folder / f"{MODELS}.new"
+        written.write_bytes(msgspec.json.format(msgspec.json.encode(list(self.models.values()))))
+        written.replace(self.folder / MODELS)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    async def add(self, kept: KeptAnswer) -> None:
+        """Append an answer durably: it is on disk when this returns. Raise `OSError`."""
+        async with self._turn:
+            await asyncio.to_thread(self._write, msgspec.json.encode(kept) + b"\n")
+        self._answers[kept.digest] = kept
+
+    def _write(self, line: bytes) -> None:
+        assert self._file is not None, "the cassette is open"
+        self._file.write(line)
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+
+def _decoded(file: Path) -> dict[str, KeptAnswer]:
+    decoder = msgspec.json.Decoder(KeptAnswer)
+    answers = {}
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.endswith(b"\n"):  # the process was killed while writing it
+                break
+            try:
+                kept = decoder.decode(line)
+            except msgspec.MsgspecError as error:
+                raise SettingsError([f"{file}, line {number}: expected a recorded answer: {error}"]) from None
+            answers[kept.digest] = kept
+    return answers
+
+
+def _complete_bytes(file: Path) -> int:
+    """Return the size of the file in bytes, excluding an incomplete last line."""
+    content = file.read_bytes()
+    return content.rfind(b"\n") + 1
+
+
+def missing_text(folder: Path, turn: Turn, digest: str) -> str:
+    """Return the error message for an answer missing from a cassette."""
+    return (
+        f"{folder} has no answer of {turn.model.id} at {iso(turn.view.at)}, step {turn.number}, to the request with "
+        f"the digest {digest}. Allowed is a backtest of the same candles, period, rules, limits and models as the "
+        "recorded one; with --models and --budget-usd the model is asked instead."
+    )

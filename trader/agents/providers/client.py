@@ -1,0 +1,428 @@
+"""Client of an AI provider, for every protocol.
+
+Every attempt has its own deadline, from connecting to the last byte. A refusal puts its scope (`keys.py`) into
+cooldown, and the next key is tried; when none is free, the client waits for a cooldown to end as long as the turn
+allows. Server errors and broken or unusable answers are retried, on another key if there is one; a timeout is not,
+since the model's view is stale by then.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+import orjson
+
+from trader.agents.domain.conversation import ModelAnswer, Turn
+from trader.agents.domain.models import RESERVED_REQUEST_FIELDS, Model, ProviderDefinition
+from trader.agents.providers.attempts import (
+    AttemptTotals,
+    FieldRefused,
+    KeyUnusable,
+    Transient,
+    apply,
+    is_affordable,
+    most_tokens,
+    read_bounded,
+    retry_after_of,
+    sum_of,
+)
+from trader.agents.providers.gemini import GeminiWire
+from trader.agents.providers.keys import (
+    ANSWERED_RECENTLY_S,
+    KEY_REFUSED,
+    MODEL_REFUSED,
+    OUT_OF_CREDIT,
+    OVERLOADED,
+    RATE_LIMITED,
+    UNAFFORDABLE,
+    Key,
+    KeyRefusal,
+    KeyRing,
+)
+from trader.agents.providers.messages import MessagesWire
+from trader.agents.providers.protocols import ChatWire, ProviderProtocol, StreamedProtocol, events_of, fit_thinking
+from trader.agents.providers.refusals import About, brief, refused_field, status_of, subject_of, words_of
+from trader.agents.providers.replies import ChatCompletion, answer_of, decode_reply
+from trader.agents.providers.responses import ResponsesWire
+from trader.agents.variants import VARIANTS
+from trader.core.errors import ProviderError, ProviderTimeout
+from trader.market.domain.markets import Interval
+from trader.settings.forms import Secret
+
+ATTEMPT_LIMIT_S = 120.0
+RETRIES_MAX = 3
+FAILED_TURNS_MAX: Final = 3
+"""This many consecutive failed turns are a provider outage, unless a model's last turn was answered recently."""
+
+LEFT_OUT_S: Final = 3600.0
+"""A field that a provider refused is left out of requests for this long, then sent again."""
+
+BACKOFF_S = 0.5
+"""Delay before the first retry; doubles with each retry, with jitter from half to one and a half times."""
+
+RAW_BYTES_MAX = 16 * 1024
+"""Maximum bytes of an unusable answer kept for the record."""
+
+REASON_MAX: Final = 150
+"""Maximum characters of a refusal's message in the reason of a failed invocation."""
+
+PROTOCOLS: Final[dict[str, ProviderProtocol]] = {
+    "chat": ChatWire(),
+    "responses": ResponsesWire(),
+    "messages": MessagesWire(),
+    "gemini": GeminiWire(),
+}
+"""The protocols by their name in a provider's definition: OpenAI's chat completions and Responses, Anthropic's
+Messages, Gemini's own."""
+
+COOLDOWN_REFUSALS: Final[Mapping[About, KeyRefusal]] = {
+    "key": KEY_REFUSED,
+    "credit": OUT_OF_CREDIT,
+    "size": UNAFFORDABLE,
+    "rate": RATE_LIMITED,
+    "model": MODEL_REFUSED,
+}
+"""The refusals that put a key into cooldown, by subject."""
+
+WAIT_STEP_S: Final = 1.0
+"""Minimum wait for a cooldown within one answer; doubles with each wait: some servers request 0 s forever."""
+
+TIMER_S: Final = 0.01
+"""Added to a wait: a timer may fire slightly early, before the cooldown is over."""
+
+_log = logging.getLogger("trader.agents")
+
+
+class ProviderAccess(msgspec.Struct, frozen=True):
+    """Keys and address of a provider from the settings; without `base_url`, the definition's address applies.
+
+    For error messages, `set_by` says where the address is configured and `key_variable` where the keys are.
+    """
+
+    secrets: Sequence[Secret]
+    base_url: str | None = None
+    set_by: str = "base_url of its [[providers]]"
+    key_variable: str | None = None
+
+
+class AttemptTiming(msgspec.Struct, frozen=True):
+    """Time limit of one attempt and delay before the second, in seconds; `timer` and `sleep` use real time."""
+
+    limit_s: float = ATTEMPT_LIMIT_S
+    backoff_s: float = BACKOFF_S
+    timer: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+
+
+DEFAULT_TIMING: Final = AttemptTiming()
+
+
+class ProviderClient:
+    """The client of one provider."""
+
+    is_remote = True
+
+    def __init__(
+        self, definition: ProviderDefinition, access: ProviderAccess, timing: AttemptTiming = DEFAULT_TIMING
+    ) -> None:
+        self.name = definition.name
+        self.definition = definition
+        self._wire = PROTOCOLS[definition.protocol]
+        self._base_url = (access.base_url or definition.base_url).rstrip("/")
+        self._host = "/".join(self._base_url.split("/")[:3])  # the rest may contain a key
+        self._place = f"{self._host} ({access.set_by})"
+        self._keys = KeyRing(definition.name, access.secrets, timing.timer, access.key_variable)
+        self.usage = self._keys.usage
+        self._timing = timing
+        self._jitter = random.Random()
+        self._left_out: dict[tuple[str, str], dict[str, float]] = {}
+        self._session: aiohttp.ClientSession | None = None
+        self._failed_turns = 0
+        self._last_failure = ""
+        self._answered_at_s: dict[str, float] = {}
+
+    def __repr__(self) -> str:
+        return f"ProviderClient({self.name})"
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    def outage(self) -> str | None:
+        """Return why no model can be called now: every key is in cooldown, or the turns of all models fail.
+
+        There is no outage while any model gets answers, even if others fail.
+        """
+        if (reason := self._keys.outage()) is not None:
+            return reason
+        since_s = self._timing.timer() - ANSWERED_RECENTLY_S
+        is_answering = any(at_s > since_s for at_s in self._answered_at_s.values())
+        if self._failed_turns < FAILED_TURNS_MAX or is_answering:
+            return None
+        return f"the last {self._failed_turns} turns failed: {self._last_failure}"
+
+    def keys_in_cooldown(self) -> dict[str, str]:
+        """Return the reasons of the keys that are refused and answer no model, by key name."""
+        return self._keys.in_cooldown()
+
+    def left_out(self, model: Model) -> Collection[str]:
+        """Return the fields omitted from this model's requests because the provider refused them."""
+        return set(self._left_out.get((model.id, model.router_model_name), ()))
+
+    def _omitted(self, model: Model) -> Collection[str]:
+        """Return the fields to omit now: a field that was refused an hour ago is sent again."""
+        left_out = self._left_out.get((model.id, model.router_model_name), {})
+        return {field for field, until_s in left_out.items() if until_s > self._timing.timer()}
+
+    async def intervals(self, model: Model) -> Sequence[Interval]:
+        """Return the intervals of the model's variant."""
+        return VARIANTS[model.variant].intervals
+
+    async def answer(self, turn: Turn) -> ModelAnswer:
+        """Ask the provider.
+
+        :raises ProviderTimeout: the provider did not answer in time
+        :raises ProviderError: no usable answer; the message says why, without secrets
+        """
+        began_s = time.monotonic()
+        progress = AttemptTotals()
+        try:
+            answer = await self._answer(turn, progress)
+        except ProviderError as error:
+            error.unmetered_attempts += progress.unmetered
+            error.unreported = sum_of(error.unreported, progress.unreported)
+            self.usage.unmetered_attempts += error.unmetered_attempts
+            self._failed_turns += 1
+            self._last_failure = str(error)
+            self._answered_at_s.pop(turn.model.id, None)
+            raise
+        self._failed_turns = 0
+        self._answered_at_s[turn.model.id] = self._timing.timer()
+        self.usage.attempts["answered"] += 1
+        self.usage.input_tokens += answer.input_tokens or 0
+        self.usage.output_tokens += answer.output_tokens or 0
+        self.usage.cached_tokens += answer.cached_tokens or 0
+        unmetered = answer.unmetered_attempts + progress.unmetered
+        self.usage.unmetered_attempts += unmetered
+        return msgspec.structs.replace(
+            answer,
+            unmetered_attempts=unmetered,
+            unreported=sum_of(answer.unreported, progress.unreported),
+            tokens_spent=answer.tokens_spent + sum(progress.unreported),
+            duration_ms=round((time.monotonic() - began_s) * 1000),
+            waited_s=progress.waited_s,
+        )
+
+    async def _answer(self, turn: Turn, progress: AttemptTotals) -> ModelAnswer:
+        model = turn.model
+        while True:
+            key = self._keys.take(model, progress.spent | progress.failed) or self._keys.take(model, progress.spent)
+            if key is None:
+                await self._wait_for_key(turn, progress)
+                continue
+            request = self._request(turn)
+            body = msgspec.json.encode(request)
+            try:
+                reply = await self._attempt(turn, key, body, request.keys() - set(RESERVED_REQUEST_FIELDS))
+            except KeyUnusable as error:
+                progress.spent.add(key)
+                progress.unmetered += error.unmetered_attempts
+                progress.raw = error.raw
+            except FieldRefused as error:
+                if self._is_last_limit(model, error.field):
+                    self._keys.failed(key, model)
+                    raise
+                self._leave_out(model, error.field)
+            except ProviderError as error:
+                self._keys.failed(key, model)
+                if not isinstance(error, Transient):
+                    raise
+                progress.failed.add(key)
+                progress.failures += 1
+                progress.unmetered += error.unmetered_attempts
+                progress.unreported = sum_of(progress.unreported, error.unreported)
+                if progress.failures > RETRIES_MAX or not is_affordable(turn, progress, body):
+                    raise ProviderError(f"{error}; gave up after {progress.failures} attempts", error.raw) from error
+                _log.info("%s (attempt %d, key %s)", error, progress.failures, key.number)
+                progress.raw = error.raw
+                backoff_s = self._timing.backoff_s * 2 ** (progress.failures - 1)
+                await self._timing.sleep(backoff_s * self._jitter.uniform(0.5, 1.5))
+            else:
+                self._keys.accepted(key, model)
+                self._note_accepted(model, request.keys())
+                return answer_of(reply, turn, key.number, len(body))
+
+    async def _wait_for_key(self, turn: Turn, progress: AttemptTotals) -> None:
+        """Wait until a key is free again.
+
+        :raises ProviderError: the wait would exceed the turn's limit
+        """
+        free_s, left_s = self._keys.free_in_s(turn.model), turn.wait_max_s - progress.waited_s
+        if left_s <= 0 or free_s > left_s:
+            raise ProviderError(self._keys.unavailable_reason(turn.model), progress.raw)
+        wait_s = min(left_s, max(free_s + TIMER_S, WAIT_STEP_S * 2**progress.waits))
+        _log.info("%s; waiting %.1f s", self._keys.unavailable_reason(turn.model), wait_s)
+        progress.waits += 1
+        progress.waited_s += wait_s
+        progress.spent.clear()
+        await self._timing.sleep(wait_s)
+
+    def _request(self, turn: Turn) -> dict[str, Any]:
+        """Return the body of a request: the fields of the protocol, then of the provider, then of the model."""
+        left_out, fields = self._omitted(turn.model), (self.definition.request, turn.model.configuration.request)
+        names = self._wire.limit_fields
+        own_limits = [name for own in reversed(fields) for name in own if name in names and own[name]]
+        limits = [*own_limits, *filter(None, [self.definition.limit_field]), *names]
+        limit_field = next((name for name in limits if name not in left_out), names[0])
+        request = self._wire.request(turn, limit_field, stream=self.definition.stream)
+        for own in fields:
+            for name, value in own.items():
+                present = request.get(name)
+                if isinstance(value, Mapping) and isinstance(present, Mapping):
+                    limit = {limit_field: turn.answer_tokens_max} if limit_field in present else {}
+                    request[name] = {**present, **value, **limit}
+                elif name != limit_field or value is None:
+                    request[name] = value
+        request = {name: value for name, value in request.items() if value is not None and name not in left_out}
+        return fit_thinking(request, turn.answer_tokens_max)
+
+    def _is_last_limit(self, model: Model, field: str) -> bool:
+        """Return whether the field limits the answer's tokens and has no other name: it is never left out."""
+        names = self._wire.limit_fields
+        return field in names and {*names} <= {field, *self._omitted(model)}
+
+    def _leave_out(self, model: Model, field: str) -> None:
+        """Omit the field from this model's requests for an hour. Concurrent requests may each report it."""
+        left_out = self._left_out.setdefault((model.id, model.router_model_name), {})
+        if field not in left_out:
+            accepts = f"{model.router_model_name} does not accept {field}"
+            _log.warning("%s: %s; requests of %s leave it out for an hour", self.name, accepts, model.id)
+        left_out[field] = self._timing.timer() + LEFT_OUT_S
+
+    def _note_accepted(self, model: Model, fields: Collection[str]) -> None:
+        """Record that the model accepts these fields, including those that it once refused."""
+        left_out = self._left_out.get((model.id, model.router_model_name), {})
+        for field in left_out.keys() & fields:
+            del left_out[field]
+
+    async def _attempt(self, turn: Turn, key: Key, body: bytes, fields: Collection[str]) -> ChatCompletion:
+        """Make one request; `fields` are its optional fields."""
+        model, most = turn.model, most_tokens(turn, body)
+        accepted = "text/event-stream" if self.definition.stream else "application/json"
+        headers = {"Content-Type": "application/json", "Accept": accepted, **self.definition.headers}
+        headers |= self._wire.headers(None if key.secret is None else key.secret.reveal())
+        url = self._base_url + self._wire.path(model.router_model_name)
+        limit_s = model.configuration.attempt_timeout_s or self._timing.limit_s
+        try:
+            async with (
+                asyncio.timeout(limit_s),
+                self._client().post(url, data=body, headers=headers, allow_redirects=False) as response,
+            ):
+                content = await apply(self._keys.scrub, await read_bounded(response, self.name))
+        except TimeoutError:
+            self.usage.attempts["timed_out"] += 1
+            late = f"{self.name} did not answer within {limit_s:g} s at {self._place}"
+            raise ProviderTimeout(late, unmetered_attempts=1, unreported=most) from None
+        except aiohttp.InvalidURL:
+            raise ProviderError(f"the address of {self.name} is not usable: {self._place}") from None
+        except (aiohttp.ClientError, OSError) as error:
+            was_sent = not isinstance(error, aiohttp.ClientConnectorError)
+            failure = self._transient(
+                f"{self.name} could not be reached at {self._place} or broke off ({type(error).__name__})",
+                unmetered=int(was_sent),
+            )
+            failure.unreported = most if was_sent else (0, 0)
+            raise failure from None
+        except ProviderError as error:  # the answer was too long
+            error.unreported = most
+            raise
+        try:
+            if response.status == 200:
+                return await self._decode(model, key, response, content, fields)
+            retry_after_s = retry_after_of(response.status, response.headers, content)
+            raise self._failure(model, key, response.status, retry_after_s, content, fields)
+        except ProviderError as error:
+            if response.status == 200 and not isinstance(error, KeyUnusable | FieldRefused):
+                error.unreported = most
+            error.raw = content[:RAW_BYTES_MAX].decode(errors="replace")
+            raise
+
+    def _client(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
+        return self._session
+
+    async def _decode(
+        self, model: Model, key: Key, response: aiohttp.ClientResponse, content: bytes, fields: Collection[str]
+    ) -> ChatCompletion:
+        is_streamed = self.definition.stream and response.content_type == "text/event-stream"
+        if not is_streamed and not response.content_type.endswith("json"):
+            raise self._not_json(f"{response.content_type} instead of JSON")
+        try:
+            reply = await apply(partial(self._reply, is_streamed=is_streamed), content)
+        except (msgspec.ValidationError, RecursionError) as error:
+            raise self._transient(f"{self.name} answered 200 with unusable JSON: {brief(str(error))}") from None
+        except (msgspec.DecodeError, ValueError) as error:
+            raise self._not_json(f"a body that is not JSON: {brief(str(error))}") from None
+        if reply.failure:
+            status = status_of(reply.failure)
+            said = orjson.dumps({"error": reply.failure}) if is_streamed else content
+            raise self._failure(model, key, status, retry_after_of(status, response.headers, said), said, fields)
+        if not reply.choices:
+            raise self._transient(f"{self.name} answered 200 without choices")
+        return reply
+
+    def _reply(self, content: bytes, *, is_streamed: bool) -> ChatCompletion:
+        """Parse an answer. :raises MsgspecError, ValueError, RecursionError: it is unusable"""
+        whole = content
+        if is_streamed:
+            if not isinstance(self._wire, StreamedProtocol):
+                raise msgspec.ValidationError("this protocol is not streamed")
+            whole = self._wire.joined(events_of(content))
+        reply = decode_reply(self._wire.completion(whole))
+        reply.raw = content.decode(errors="replace")
+        return reply
+
+    def _failure(
+        self,
+        model: Model,
+        key: Key,
+        status: int,
+        retry_after_s: float | None,
+        content: bytes,
+        fields: Collection[str],
+    ) -> ProviderError:
+        """Apply a non-200 answer to the key's cooldowns, and return its error."""
+        message = f"{self.name} answered {status}: {brief(content.decode(errors='replace'))}"
+        if status >= 500 or status == 408:
+            if retry_after_s is None:
+                return self._transient(f"{self.name} answered {status}")
+            self.usage.attempts["overloaded"] += 1
+            self._keys.cool_down(key, model, OVERLOADED, str(status), retry_after_s)
+            return KeyUnusable(f"{self.name} answered {status}", unmetered_attempts=1)
+        about = subject_of(status, content) if 400 <= status < 500 else "request"
+        if about in COOLDOWN_REFUSALS:
+            refusal = COOLDOWN_REFUSALS[about]
+            self.usage.attempts[refusal.outcome] += 1
+            said = words_of(content)
+            answer = brief(f"{status}: {said}" if said else str(status), REASON_MAX)
+            self._keys.cool_down(key, model, refusal, answer, retry_after_s)
+            return KeyUnusable(message)
+        self.usage.attempts["failed"] += 1
+        field = refused_field(content, fields) if status in {400, 422} else None
+        return ProviderError(message) if field is None else FieldRefused(field, message)
+
+    def _not_json(self, what: str) -> ProviderError:
+        """Return the error for a 200 that is not JSON. Such an answer is not retried: each attempt may be charged."""
+        self.usage.attempts["failed"] += 1
+        return ProviderError(f"{self.name} answered 200 with {what}", unmetered_attempts=1)
+
+    def _transient(self, message: str, *, unmetered: int = 1) -> Transient:
+        self.usage.attempts["failed"] += 1
+        return Transient(message, unmetered_attempts=unmetered)

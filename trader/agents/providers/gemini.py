@@ -1,0 +1,148 @@
+"""Gemini's own API (generateContent). Parts are sent back unchanged, with their thought signatures."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import quote
+
+import msgspec
+import orjson
+
+from trader.agents.domain.conversation import ChatMessage, Turn
+from trader.agents.providers.protocols import (
+    NATIVE,
+    Body,
+    call_of,
+    completion_of,
+    functions,
+    native_parts,
+    split_by_role,
+)
+
+FILTERED: Final = frozenset(
+    {"SAFETY", "RECITATION", "LANGUAGE", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "IMAGE_SAFETY"}
+)
+"""The finish reasons of answers that a filter ended."""
+
+
+class _Content(msgspec.Struct):
+    parts: list[dict[str, Any]] = []
+
+
+class _Candidate(msgspec.Struct, rename="camel"):
+    content: _Content | None = None
+    finish_reason: str | None = None
+
+
+class _Usage(msgspec.Struct, rename="camel"):
+    prompt_token_count: int | None = None
+    candidates_token_count: int | None = None
+    thoughts_token_count: int | None = None
+    cached_content_token_count: int | None = None
+
+    @property
+    def output_tokens(self) -> int | None:
+        """The output tokens, including the thought tokens, which Gemini counts separately."""
+        if self.candidates_token_count is None and self.thoughts_token_count is None:
+            return None
+        return (self.candidates_token_count or 0) + (self.thoughts_token_count or 0)
+
+
+class _Response(msgspec.Struct, rename="camel"):
+    """The fields of a response that are used."""
+
+    candidates: list[_Candidate] | None = None
+    prompt_feedback: dict[str, Any] | None = None
+    usage_metadata: _Usage | None = None
+    model_version: Any = None
+    error: Any = None
+
+
+class GeminiWire:
+    """Protocol of Gemini's generateContent."""
+
+    limit_fields = ("maxOutputTokens",)
+    charges_cache_writes = False
+
+    def path(self, model: str) -> str:
+        return f"/models/{quote(model.removeprefix('models/'), safe='')}:generateContent"
+
+    def headers(self, secret: str | None) -> Mapping[str, str]:
+        return {} if secret is None else {"x-goog-api-key": secret}
+
+    def request(self, turn: Turn, limit_field: str, *, stream: bool) -> Body:
+        tools = [
+            {"name": name, "description": description, "parametersJsonSchema": schema}
+            for name, description, schema in functions(turn)
+        ]
+        system = [{"text": message["content"]} for message in turn.messages if message["role"] == "system"]
+        return {
+            "systemInstruction": {"parts": system},
+            "contents": _contents([message for message in turn.messages if message["role"] != "system"]),
+            "tools": [{"functionDeclarations": tools}],
+            "toolConfig": {"functionCallingConfig": {"mode": "AUTO"}},
+            "generationConfig": {"temperature": turn.temperature, limit_field: turn.answer_tokens_max},
+        }
+
+    def completion(self, content: bytes) -> bytes:
+        response = msgspec.json.decode(content, type=_Response)
+        if response.error:
+            return orjson.dumps({"error": response.error})
+        usage = response.usage_metadata or _Usage()
+        counted = {
+            "prompt_tokens": usage.prompt_token_count,
+            "completion_tokens": usage.output_tokens,
+            "cached_tokens": usage.cached_content_token_count,
+        }
+        if blocked := (response.prompt_feedback or {}).get("blockReason"):
+            return completion_of([], "", [], "content_filter", counted, response.model_version, f"blocked: {blocked}")
+        if not response.candidates:
+            return b'{"choices": []}'
+        candidate = response.candidates[0]
+        parts = (candidate.content or _Content()).parts
+        requested = [part["functionCall"] for part in parts if isinstance(part.get("functionCall"), dict)]
+        calls = [call_of(call.get("id"), call.get("name"), call.get("args")) for call in requested]
+        shown = [part["text"] for part in parts if isinstance(part.get("text"), str) and not part.get("thought")]
+        finish = "length" if candidate.finish_reason == "MAX_TOKENS" else None
+        if candidate.finish_reason in FILTERED:
+            finish = "content_filter"
+        return completion_of(parts, "".join(shown), calls, finish, counted, response.model_version)
+
+
+def _contents(messages: Sequence[ChatMessage]) -> list[Body]:
+    """Convert the conversation. Results of an answer's calls are in call order, each with its call id."""
+    contents: list[Body] = []
+    for role, group in split_by_role(messages):
+        if role == "tool":
+            asked = [part["functionCall"] for part in contents[-1]["parts"] if _has_call(part)]
+            parts = [_result(call, message["content"]) for call, message in zip(asked, group, strict=True)]
+            contents.append({"role": "user", "parts": parts})
+        else:
+            parts = [part for message in group for part in _parts(message)]
+            contents.append({"role": "model" if role == "assistant" else role, "parts": parts})
+    return contents
+
+
+def _has_call(part: Body) -> bool:
+    return isinstance(part.get("functionCall"), dict)
+
+
+def _parts(message: ChatMessage) -> list[Body]:
+    """Return the parts of a message; empty text without a signature, which the provider refuses, is left out."""
+    if not message.get(NATIVE):
+        return [{"text": message["content"]}]
+    return [
+        part if call is None else {**part, "functionCall": _sent_again(part["functionCall"], call)}
+        for part, call in native_parts(message, _has_call)
+        if part.get("text") != "" or "thoughtSignature" in part
+    ]
+
+
+def _sent_again(requested: Body, call: Body) -> Body:
+    own_id = {"id": call["id"]} if "id" in requested else {}
+    args: Body = {} if isinstance(requested.get("args", {}), dict) else {"args": {}}
+    return {**requested, **own_id, **args, "name": call["function"]["name"]}
+
+
+def _result(call: Body, result: str) -> Body:
+    own_id = {"id": call["id"]} if "id" in call else {}
+    return {"functionResponse": {**own_id, "name": call["name"], "response": {"output": result}}}

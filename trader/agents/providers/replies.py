@@ -1,0 +1,229 @@
+"""Lenient parser of chat completions: the answer for the workflow, and the message for the next request."""
+
+import re
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import Any, Final
+
+import msgspec
+import orjson
+
+from trader.agents.domain.conversation import ChatMessage, ModelAnswer, ToolRequest, Turn, storable
+
+CALLS_MAX = 16
+"""Maximum tool calls taken from one answer."""
+
+NAME_MAX: Final = 64
+_NO_NAME: Final = re.compile(r"[^A-Za-z0-9_-]+")
+"""Characters that the protocol does not allow in a function name."""
+
+
+class _Function(msgspec.Struct):
+    name: Any = None
+    arguments: Any = None
+
+
+class _Call(msgspec.Struct):
+    function: _Function
+    id: Any = None
+
+
+class _ReplyMessage(msgspec.Struct):
+    """The fields of a message that are used."""
+
+    content: Any = None
+    refusal: Any = None
+    tool_calls: list[_Call] | None = None
+    function_call: Any = None
+
+
+class _Choice(msgspec.Struct):
+    message: dict[str, Any]
+    finish_reason: Any = None
+    error: Any = None
+
+
+class ChatCompletion(msgspec.Struct):
+    """The fields of a response that are used; `raw` keeps the whole response."""
+
+    choices: list[_Choice] | None = None
+    usage: Any = None
+    model: Any = None
+    error: Any = None
+    raw: str = ""
+
+    @property
+    def failure(self) -> Any:
+        """The error of the response, or of its first choice if the answer was interrupted."""
+        if self.error or not self.choices:
+            return self.error
+        return self.choices[0].error or self.choices[0].finish_reason == "error"
+
+
+def decode_reply(content: bytes) -> ChatCompletion:
+    """Parse the body of a response. :raises MsgspecError, ValueError, RecursionError: it is unusable"""
+    reply = msgspec.json.decode(content, type=ChatCompletion)
+    for choice in reply.choices or ():
+        choice.message = storable(choice.message)
+        msgspec.convert(choice.message, _ReplyMessage)
+    reply.raw = content.decode(errors="replace")
+    return reply
+
+
+def answer_of(reply: ChatCompletion, turn: Turn, key_number: int | None, asked_bytes: int) -> ModelAnswer:
+    """Return the answer in a reply that has a choice. Estimate unreported tokens at their maximum."""
+    assert reply.choices, "the caller has checked that there is one"
+    sent, reason = reply.choices[0].message, reply.choices[0].finish_reason
+    message = msgspec.convert(sent, _ReplyMessage)
+    requested = message.tool_calls or []
+    ids: set[str] = set()
+    calls = tuple(
+        ToolRequest(
+            id=_id_of(call, f"call_{turn.number}_{index}", ids),
+            name=call.function.name if isinstance(call.function.name, str) else "",
+            arguments=_arguments(call.function.arguments),
+        )
+        for index, call in enumerate(requested[:CALLS_MAX], 1)
+    )
+    usage = reply.usage if isinstance(reply.usage, dict) else {}
+    input_tokens, output_tokens = _count(usage.get("prompt_tokens")), _output_tokens(usage)
+    unreported = (
+        estimated_count(asked_bytes) if input_tokens is None else 0,
+        turn.answer_tokens_max if output_tokens is None else 0,
+    )
+    return ModelAnswer(
+        text=_text(message.content) or _text(message.refusal),
+        calls=calls,
+        calls_left_out=len(requested) - len(calls),
+        is_legacy_call=message.function_call is not None,
+        is_refusal=_text(message.refusal) is not None,
+        message=_message(sent, calls),
+        model=(storable(reply.model) if isinstance(reply.model, str) else "") or turn.model.router_model_name,
+        raw=reply.raw,
+        key_number=key_number,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        cached_tokens=_cached(usage),
+        cache_write_tokens=_cache_writes(usage),
+        cost_usd=_cost(usage),
+        tokens_spent=(input_tokens or 0) + (output_tokens or 0) + sum(unreported),
+        unmetered_attempts=int(input_tokens is None and output_tokens is None),
+        unreported=unreported,
+        cut_by=reason if reason in ("length", "content_filter") else None,
+    )
+
+
+# The parts of an answer
+
+
+def _text(content: Any) -> str | None:
+    """Return the text of a message; some models send it as typed parts."""
+    if isinstance(content, list):
+        parts = [part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]
+        content = "".join(parts)
+    return content or None if isinstance(content, str) else None
+
+
+def _id_of(call: _Call, otherwise: str, taken: set[str]) -> str:
+    """Return the id of a call, or `otherwise` if it is missing or repeated in the answer."""
+    own = call.id if isinstance(call.id, str) else ""
+    call_id = otherwise if not own or own in taken else own
+    taken.add(call_id)
+    return call_id
+
+
+def _arguments(arguments: Any) -> str:
+    if isinstance(arguments, str):
+        return arguments or "{}"
+    return "{}" if arguments is None else msgspec.json.encode(arguments).decode()
+
+
+def _message(sent: ChatMessage, calls: Sequence[ToolRequest]) -> ChatMessage:
+    """Return the assistant message for the next request, unchanged, with all fields that the provider added.
+
+    Without these, models that reason between tool calls lose their reasoning. Fix only what the provider would refuse
+    in its own calls: missing or repeated ids, invalid names and arguments, and calls beyond the limit.
+    """
+    message = {**sent, "role": "assistant"}
+    if calls:
+        message["tool_calls"] = [
+            {
+                "type": "function",
+                **original,
+                "id": call.id,
+                "function": {
+                    **original["function"],
+                    "name": _valid_name(call.name),
+                    "arguments": _valid_json(call.arguments),
+                },
+            }
+            for original, call in zip(sent["tool_calls"], calls, strict=False)
+        ]
+    return message
+
+
+def _valid_name(name: str) -> str:
+    """Return the name with only the characters that the protocol allows; the provider would refuse others."""
+    return _NO_NAME.sub("_", name)[:NAME_MAX] or "_"
+
+
+def _valid_json(arguments: str) -> str:
+    """Return the arguments, or an empty object for invalid JSON, which the provider would refuse."""
+    try:
+        orjson.loads(arguments)
+    except orjson.JSONDecodeError:
+        return "{}"
+    return arguments
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**12 else None
+
+
+def _output_tokens(usage: Mapping[str, Any]) -> int | None:
+    """Return the output tokens, including the reasoning tokens, which some gateways count separately."""
+    prompt, output = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
+    if output is None:
+        return None
+    total, details = _count(usage.get("total_tokens")), usage.get("completion_tokens_details")
+    if prompt is not None and total is not None:
+        return max(output, total - prompt)
+    reasoning = _count(details.get("reasoning_tokens")) if isinstance(details, dict) else None
+    return output + reasoning if reasoning is not None and reasoning > output else output
+
+
+def estimated_count(size: int) -> int:
+    """Return the maximum number of tokens in a request of this many bytes."""
+    return size // 3
+
+
+def _cached(usage: Mapping[str, Any]) -> int | None:
+    """Return the input tokens read from the provider's cache, as OpenAI, DeepSeek or Kimi name them."""
+    named = (_detail(usage, "cached_tokens"), usage.get("prompt_cache_hit_tokens"), usage.get("cached_tokens"))
+    return next((count for count in map(_count, named) if count is not None), None)
+
+
+def _cache_writes(usage: Mapping[str, Any]) -> int | None:
+    """Return the input tokens written to the provider's cache, which OpenRouter reports among the details."""
+    detail = _count(_detail(usage, "cache_write_tokens"))
+    return _count(usage.get("cache_write_tokens")) if detail is None else detail
+
+
+def _detail(usage: Mapping[str, Any], name: str) -> Any:
+    details = usage.get("prompt_tokens_details")
+    return details.get(name) if isinstance(details, dict) else None
+
+
+def _cost(usage: Mapping[str, Any]) -> Decimal | None:
+    """Return the cost in USD. With your own key for the provider behind a gateway, `cost` is only the gateway's fee."""
+    cost, details = _amount(usage.get("cost")), usage.get("cost_details")
+    if usage.get("is_byok") is not True or not isinstance(details, dict):
+        return cost
+    upstream = _amount(details.get("upstream_inference_cost"))
+    return cost if upstream is None else upstream + (cost or 0)
+
+
+def _amount(value: Any) -> Decimal | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 10**6:
+        return None
+    return Decimal(repr(value))

@@ -1,0 +1,217 @@
+"""Reproduction of a recorded invocation: executes its calls again, and compares them with the record and the books."""
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+from functools import partial
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+import msgspec
+
+from trader.agents.domain.call_inputs import CallInputs
+from trader.agents.domain.conversation import ToolRequest
+from trader.agents.domain.guard import Approved, GuardRefusal, judge
+from trader.agents.domain.invocations import Invocation, ToolCall
+from trader.agents.domain.messages import EXCHANGE, Outcome, decision_json
+from trader.agents.domain.tools import ARGUMENTS_MAX, RECORDED_TOOLS, TOOLS, BadCall, Change, decode
+from trader.agents.execute import RulesEnvironment, execute_change, run_at_once
+from trader.agents.payloads import unpacked
+from trader.agents.sql.invocations import (
+    select_fills,
+    select_invocation,
+    select_payloads,
+    select_tool_calls,
+)
+from trader.core.errors import MarketUnavailable, NotFound
+from trader.database.pool import Connection, Database
+from trader.exchange.domain.account import Account
+from trader.exchange.domain.halts import is_of_halt
+from trader.exchange.domain.ledger import Posting
+from trader.exchange.domain.orders import OrderAnswer
+from trader.exchange.domain.tick_rules import Moment, apply_tick
+from trader.exchange.sql.accounts import select_answer
+from trader.exchange.sql.audit import select_is_live
+from trader.market.domain.markets import canonical_symbol
+
+MOMENTS_MAX: Final = 8
+"""Maximum number of moments tried for one call, the latest first."""
+
+
+class Reproduced(NamedTuple):
+    """The result of executing a call again. `posting` is None when nothing is booked."""
+
+    outcome: Outcome
+    posting: Posting | None
+
+
+class CallFinding(NamedTuple):
+    """Whether a call gave the same result again (None: its inputs are not recorded), and an explanation."""
+
+    same: bool | None
+    detail: str
+
+
+class InvocationReproduction(msgspec.Struct, frozen=True):
+    """An invocation and its calls, each with the finding of its reproduction."""
+
+    invocation: Invocation
+    calls: tuple[tuple[ToolCall, CallFinding], ...]
+
+    @property
+    def is_same(self) -> bool:
+        """Whether every call reproduced its recorded result and the ledger holds exactly that."""
+        return all(finding.same is True for _, finding in self.calls)
+
+
+async def reproduce_invocation(database: Database, invocation_id: UUID) -> InvocationReproduction:
+    """Execute every recorded call of an invocation again. Nothing is written.
+
+    :raises NotFound: there is no such invocation
+    """
+    async with database.reading() as conn:
+        invocation = await select_invocation(conn, invocation_id)
+        if invocation is None:
+            raise NotFound(f"there is no invocation {invocation_id}")
+        calls = (await select_tool_calls(conn, [invocation_id])).get(invocation_id, [])
+        payloads = await select_payloads(conn, [invocation])
+        inputs = {each.number: each for content in payloads.values() for each in unpacked(content).inputs}
+        is_live = await select_is_live(conn)
+        findings = [
+            (call, await _compare(conn, invocation, call, inputs.get(call.number), is_live=is_live)) for call in calls
+        ]
+    return InvocationReproduction(invocation, tuple(findings))
+
+
+async def _compare(
+    conn: Connection, invocation: Invocation, call: ToolCall, inputs: CallInputs | None, *, is_live: bool
+) -> CallFinding:
+    raw, result = call.metadata["raw"], call.metadata["results"][0]
+    if raw is None:
+        return CallFinding(None, "the process died before the call was recorded; its order was found in the books")
+    if len(raw["arguments"]) >= ARGUMENTS_MAX:
+        return CallFinding(None, "its arguments are truncated in the record")
+    tools = RECORDED_TOOLS if call.metadata["decisions"] else TOOLS
+    decision = decode(ToolRequest(id="", name=raw["name"], arguments=raw["arguments"]), tools)
+    if isinstance(decision, BadCall):
+        same = result == {"error": decision.error}
+        return CallFinding(same, "it cannot be decoded, as recorded" if same else f"now: {decision.error}")
+    if call.metadata["decisions"] != [decision_json(decision)]:
+        return CallFinding(False, f"it is now decoded as {decision_json(decision)}")
+    if not isinstance(decision, Change):
+        return CallFinding(True, "it changes nothing in the books")
+    return await _compare_change(conn, invocation, (call.status, result), decision, inputs, is_live=is_live)
+
+
+async def _compare_change(
+    conn: Connection,
+    invocation: Invocation,
+    recorded: Outcome,
+    decision: Change,
+    inputs: CallInputs | None,
+    *,
+    is_live: bool,
+) -> CallFinding:
+    """Compare a call that may change the books with the guard's verdict and, on paper, also with the books."""
+    status, result = recorded
+    if status == "rejected" and is_of_halt(result.get("reason")):
+        return CallFinding(True, f"rejected: {result['reason']}")
+    if inputs is None and status == "failed" and not is_live:
+        return CallFinding(True, "it failed before it reached the guard, so nothing was booked")
+    if inputs is None:
+        return CallFinding(None, "its inputs are not recorded, or no longer kept")
+    symbol = canonical_symbol(decision.symbol)
+    if not is_live or isinstance(judge(decision, symbol, inputs.context, inputs.limits), GuardRefusal):
+        reproduced = list(_reproduce(inputs, decision, invocation))
+        return await _compare_books(conn, invocation, recorded, reproduced)
+    if status == "rejected" and result.get("rule", EXCHANGE) != EXCHANGE:
+        return CallFinding(False, f"recorded: {result}; now the guard approves it")
+    return CallFinding(None, "the guard approves it, as recorded; its execution at the venue cannot be reproduced")
+
+
+def _reproduce(inputs: CallInputs, decision: Change, invocation: Invocation) -> Iterator[Reproduced]:
+    """Yield the result of the call at the moment of its answer, then at each earlier moment that it may have met.
+
+    An update within the milliseconds of the commit may have come before or after it; nothing else is uncertain.
+    """
+    rates = {(symbol, boundary): rate for symbol, boundary, rate in inputs.rates}
+    for account, moment in reversed(list(_moments(inputs, rates))[-MOMENTS_MAX:]):
+        environment = _RecordedMoment(inputs, account, moment, rates, invocation)
+        try:
+            outcome = run_at_once(execute_change(decision, environment))
+        except MarketUnavailable:
+            continue
+        yield Reproduced(outcome, environment.posting)
+
+
+class _RecordedMoment(RulesEnvironment):
+    """The environment of a recorded call at one of its recorded moments."""
+
+    def __init__(
+        self,
+        inputs: CallInputs,
+        account: Account,
+        moment: Moment,
+        rates: dict[tuple[str, datetime], Decimal],
+        invocation: Invocation,
+    ) -> None:
+        order = partial(Approved.order, account_id=account.id, invocation_id=invocation.id, number=inputs.number)
+        super().__init__(inputs.context, inputs.limits, moment, inputs.rules, lambda *key: rates[key], order)
+        self.account = account
+        self._first_book_at = inputs.context.now + timedelta(milliseconds=inputs.latency_ms)
+        self._has_latency = inputs.latency_ms > 0
+
+    def refusal_of_price(self, symbol: str) -> None:
+        """Accept every recorded price: the time at which its age was judged is not recorded."""
+
+    async def place_order(self, approved: Approved) -> OrderAnswer:
+        """Place an order. Raise `MarketUnavailable` if no order book came after the latency."""
+        quote = self.moment.quotes.get(approved.symbol)
+        if quote is None or (self._has_latency and quote.at < self._first_book_at):
+            raise MarketUnavailable(f"no book of {approved.symbol} came after the latency")
+        return await super().place_order(approved)
+
+
+def _moments(inputs: CallInputs, rates: dict[tuple[str, datetime], Decimal]) -> Iterator[tuple[Account, Moment]]:
+    """Yield the account and the markets at the time of the answer, before the first update and after each one."""
+    account = inputs.context.account
+    quotes = {recorded.symbol: recorded.quote() for recorded in inputs.quotes}
+    marks = dict(inputs.context.marks)
+    yield account, Moment(inputs.answered_at, dict(quotes), dict(marks))
+    for update in inputs.updates:
+        new = {recorded.symbol: recorded.quote() for recorded in update.quotes}
+        quotes.update(new)
+        before = dict(marks)
+        marks.update({symbol: quote.mark for symbol, quote in new.items()})
+        moment = Moment(update.at, dict(quotes), dict(marks), frozenset(new), before)
+        posting = apply_tick(account, moment, inputs.rules, lambda *key: rates[key])
+        if posting is not None:
+            account = posting.account
+        yield account, Moment(inputs.answered_at, moment.quotes, moment.marks)
+
+
+async def _compare_books(
+    conn: Connection, invocation: Invocation, recorded: Outcome, reproduced: Sequence[Reproduced]
+) -> CallFinding:
+    """Compare a call with its record, and the rows of its order with the books."""
+    status, result = recorded
+    if not reproduced:
+        had_none = status == "rejected" and result.get("filledQuantity") == "0"
+        return CallFinding(had_none, f"it met no order book; recorded: {result.get('reason')}")
+    outcome, posting = next((each for each in reproduced if each.outcome == recorded), reproduced[0])
+    if outcome != recorded:
+        return CallFinding(False, f"recorded: {status} {result}; now: {outcome[0]} {outcome[1]}")
+    if posting is None or posting.answer is None:  # an exit plan has no separate row, and may have been replaced
+        return CallFinding(True, f"refused: {result.get('reason')}" if posting is None else "the exit plan is set")
+    answer = await select_answer(conn, invocation.model_id, posting.answer.id)
+    fills = await select_fills(conn, invocation.model_id, [fill.sequence for fill in posting.fills])
+    if (answer, fills) != (posting.answer, list(posting.fills)):
+        now = _json([posting.answer, posting.fills])
+        return CallFinding(False, f"the books hold {_json([answer, fills])}; now: {now}")
+    if posting.answer.reason is not None and not fills:
+        return CallFinding(True, f"rejected: {posting.answer.reason}")
+    return CallFinding(True, f"{len(fills)} fills, to the last digit")
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

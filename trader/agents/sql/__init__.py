@@ -1,0 +1,1 @@
+"""SQL of models, invocations, and the history that agents see."""

@@ -1,0 +1,140 @@
+"""SQL of an agent's own history for its view: trades, statistics, last fills per market, and equity."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from decimal import Decimal
+from itertools import groupby
+from typing import NamedTuple
+from uuid import UUID
+
+from trader.agents.domain.memory import CYCLES_REMEMBERED, DECISION_TYPES, LINE_MAX, PastCall, PastCycle
+from trader.agents.domain.observation import LastFill, TradingRecord, observe_trade
+from trader.database.pool import Connection, part_of_row
+from trader.exchange.domain.account import Trade
+from trader.exchange.domain.orders import OrderSide, Side
+from trader.exchange.sql.trades import trade_of_row
+
+
+class HourlyEquity(NamedTuple):
+    """The last equity recorded in an hour."""
+
+    hour: datetime
+    equity: Decimal
+
+
+SELECT_EQUITY_CURVE = """
+SELECT hour, last
+FROM portfolio_hourly
+WHERE account_id = $1 AND run_id = $2
+ORDER BY hour
+"""
+
+
+async def select_equity_curve(conn: Connection, account_id: str, run_id: UUID) -> list[HourlyEquity]:
+    """Return the last equity of every recorded hour of a run, ascending."""
+    rows = await conn.fetch(SELECT_EQUITY_CURVE, account_id, run_id)
+    return [HourlyEquity(row["hour"], row["last"]) for row in rows]
+
+
+class RunPast(NamedTuple):
+    """The past of a run: its last equity of each hour, and the trading record of its agent."""
+
+    curve: list[HourlyEquity]
+    record: TradingRecord
+
+
+# One statement instead of four: every view runs it, and each statement takes a round trip.
+SELECT_RUN_PAST = """
+SELECT ARRAY(SELECT hour FROM portfolio_hourly WHERE account_id = $1 AND run_id = $2 ORDER BY hour) AS hours,
+       ARRAY(SELECT last FROM portfolio_hourly WHERE account_id = $1 AND run_id = $2 ORDER BY hour) AS equities,
+       ARRAY(
+           SELECT o
+           FROM orders o
+           WHERE account_id = $1 AND run_id = $2 AND status = 'CLOSED'
+           ORDER BY closed_at DESC, id
+           LIMIT $3
+       ) AS trades,
+       ARRAY(
+           SELECT jsonb_build_object('symbol', f.symbol, 'side', o.side, 'fill_side', f.side, 'at', f.created_at)
+           FROM unnest($4::text[]) AS market (symbol)
+           CROSS JOIN LATERAL (
+               SELECT symbol, side, order_id, created_at
+               FROM fills
+               WHERE account_id = $1 AND run_id = $2 AND symbol = market.symbol
+               ORDER BY sequence DESC
+               LIMIT 1
+           ) f
+           JOIN orders o ON o.id = f.order_id
+           ORDER BY f.symbol
+       ) AS fills,
+       count(*) AS count,
+       count(*) FILTER (WHERE net_pnl > 0) AS wins,
+       count(*) FILTER (WHERE net_pnl < 0) AS losses,
+       coalesce(sum(net_pnl) FILTER (WHERE net_pnl > 0), 0) AS won,
+       coalesce(-sum(net_pnl) FILTER (WHERE net_pnl < 0), 0) AS lost
+FROM orders
+WHERE run_id = $2 AND status = 'CLOSED'
+"""
+
+
+async def select_run_past(
+    conn: Connection, account_id: str, run_id: UUID, trades_max: int, symbols: Sequence[str]
+) -> RunPast:
+    """Return the history of a run."""
+    row = await conn.fetchrow(SELECT_RUN_PAST, account_id, run_id, trades_max, symbols)
+    assert row is not None  # an aggregate without GROUP BY returns one row
+    return RunPast(
+        [HourlyEquity(hour, equity) for hour, equity in zip(row["hours"], row["equities"], strict=True)],
+        TradingRecord(
+            trades=tuple(observe_trade(trade_of_row(trade, Trade)) for trade in row["trades"]),
+            last_fills={fill["symbol"]: _last_fill(**fill) for fill in row["fills"]},
+            trade_count=row["count"],
+            wins=row["wins"],
+            losses=row["losses"],
+            won=row["won"],
+            lost=row["lost"],
+        ),
+    )
+
+
+def _last_fill(*, symbol: str, side: str, fill_side: str, at: str) -> LastFill:
+    return LastFill(Side(side), OrderSide(fill_side).opens is not Side(side), datetime.fromisoformat(at))
+
+
+# Every row repeats the note, so that one round trip reads both.
+SELECT_MEMORY = """
+SELECT n.text AS note, i.started_at, left(i.response, $4) AS response, c.type, c.status,
+       c.metadata -> 'decisions' -> 0 AS decision, c.metadata -> 'results' -> 0 AS result
+FROM (SELECT max(text) AS text FROM notes WHERE model_id = $1 AND written_at >= $2) n
+LEFT JOIN (
+    SELECT id, started_at, response
+    FROM invocations
+    WHERE model_id = $1 AND started_at >= $2 AND status <> 'running' AND step_count > 0
+    ORDER BY started_at DESC
+    LIMIT $3
+) i ON true
+LEFT JOIN tool_calls c ON c.invocation_id = i.id AND (c.status <> 'ok' OR c.type = ANY ($5))
+ORDER BY i.started_at DESC, c.number
+"""
+
+
+async def select_memory(conn: Connection, model_id: str, since: datetime) -> tuple[str | None, list[PastCycle]]:
+    """Return the note that a model wrote to itself since `since`, and its finished, answered invocations, newest
+    first."""
+    rows = await conn.fetch(SELECT_MEMORY, model_id, since, CYCLES_REMEMBERED, LINE_MAX, sorted(DECISION_TYPES))
+    cycles: list[PastCycle] = []
+    for (at, response), calls in groupby(rows, key=lambda row: (row["started_at"], row["response"])):
+        if at is not None:
+            cycles.append(PastCycle(at, response, [part_of_row(row, PastCall) for row in calls if row["type"]]))
+    return rows[0]["note"], cycles
+
+
+SELECT_LOWEST_EQUITY = """
+SELECT min(net_portfolio) FROM portfolio_snapshots WHERE account_id = $1 AND run_id = $2 AND created_at >= $3
+"""
+
+
+async def select_lowest_equity(conn: Connection, account_id: str, run_id: UUID, since: datetime) -> Decimal | None:
+    """Return the lowest recorded equity of a run since `since`; None without a record."""
+    lowest: Decimal | None = await conn.fetchval(SELECT_LOWEST_EQUITY, account_id, run_id, since)
+    return lowest

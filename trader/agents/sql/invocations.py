@@ -1,0 +1,374 @@
+"""SQL of invocations: their steps, tool calls, costs and payloads."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from decimal import Decimal
+from typing import NamedTuple
+from uuid import UUID
+
+import msgspec
+
+from trader.agents.domain.invocations import Invocation, Step, ToolCall
+from trader.core.variant_id import VariantId
+from trader.database.pool import Connection, Page, part_of_row
+from trader.exchange.domain.orders import Cause, Fill, OrderAnswer, OrderSide
+from trader.record.sql.append import LOCK_CHAIN
+
+INSERT_INVOCATION = """
+INSERT INTO invocations (id, model_id, status, started_at, entrant, reserved_usd)
+VALUES ($1, $2, 'running', $3, $4, $5)
+ON CONFLICT (id) DO NOTHING
+"""
+
+
+async def insert_invocation(conn: Connection, invocation: Invocation) -> bool:
+    """Insert an invocation. Return False if the model already has one with this start time."""
+    done: str = await conn.execute(
+        INSERT_INVOCATION,
+        invocation.id,
+        invocation.model_id,
+        invocation.started_at,
+        invocation.entrant,
+        invocation.reserved_usd,
+    )
+    return done == "INSERT 0 1"
+
+
+UPDATE_INVOCATION = """
+UPDATE invocations
+SET status = $2, failure_reason = $3, response = $4, step_count = $5, input_tokens = $6, output_tokens = $7,
+    cost_usd = $8, finished_at = $9, entrant = $10, unmetered_attempts = $11, unpriced_steps = $12
+WHERE id = $1 AND status = 'running'
+"""
+
+
+async def update_invocation(conn: Connection, invocation: Invocation) -> bool:
+    """Update a running invocation. Return False for a closed one, which never changes."""
+    return await conn.execute(UPDATE_INVOCATION, *invocation_values(invocation)) == "UPDATE 1"
+
+
+def invocation_values(invocation: Invocation) -> tuple[object, ...]:
+    """Return the parameters of UPDATE_INVOCATION in order."""
+    return (
+        invocation.id,
+        invocation.status,
+        invocation.failure_reason,
+        invocation.response,
+        invocation.step_count,
+        invocation.input_tokens,
+        invocation.output_tokens,
+        invocation.cost_usd,
+        invocation.finished_at,
+        invocation.entrant,
+        invocation.unmetered_attempts,
+        invocation.unpriced_steps,
+    )
+
+
+class DayCost(NamedTuple):
+    """Cost of invocations: the known part in USD, and the tokens of invocations with an unpriced part.
+
+    `unpriced_attempts` may have cost more tokens. `is_estimated`: part of the cost was not reported.
+    """
+
+    usd: Decimal = Decimal(0)
+    is_estimated: bool = False
+    unpriced_input: int = 0
+    unpriced_output: int = 0
+    unpriced_attempts: int = 0
+
+    def plus(self, invocation: Invocation) -> "DayCost":
+        """Return this cost plus the cost of another invocation."""
+        is_unpriced = invocation.unpriced_steps > 0
+        return DayCost(
+            self.usd + (invocation.cost_usd or 0),
+            self.is_estimated or is_unpriced or invocation.unmetered_attempts > 0,
+            self.unpriced_input + is_unpriced * invocation.input_tokens,
+            self.unpriced_output + is_unpriced * invocation.output_tokens,
+            self.unpriced_attempts + is_unpriced * invocation.unmetered_attempts,
+        )
+
+
+SELECT_COSTS_SINCE = """
+SELECT model_id, coalesce(sum(cost_usd), 0) AS usd,
+       coalesce(bool_or(unmetered_attempts > 0 OR unpriced_steps > 0), false) AS is_estimated,
+       coalesce(sum(input_tokens) FILTER (WHERE unpriced_steps > 0), 0)::bigint AS unpriced_input,
+       coalesce(sum(output_tokens) FILTER (WHERE unpriced_steps > 0), 0)::bigint AS unpriced_output,
+       coalesce(sum(unmetered_attempts) FILTER (WHERE unpriced_steps > 0), 0)::bigint AS unpriced_attempts
+FROM invocations
+WHERE started_at >= $1
+GROUP BY model_id
+ORDER BY model_id
+"""
+
+
+async def select_costs_since(conn: Connection, since: datetime) -> dict[str, DayCost]:
+    """Return the cost of each model's invocations since `since`."""
+    rows = await conn.fetch(SELECT_COSTS_SINCE, since)
+    return {row["model_id"]: part_of_row(row, DayCost) for row in rows}
+
+
+UPDATE_INTERRUPTED = f"""
+WITH closed AS (
+    UPDATE invocations
+    SET status = 'failed', failure_reason = $1, finished_at = greatest(started_at, $2),
+        cost_usd = greatest(cost_usd, reserved_usd),
+        unmetered_attempts = unmetered_attempts + (reserved_usd IS NOT NULL)::integer
+    WHERE status = 'running' AND NOT EXISTS (SELECT FROM open_views v WHERE v.invocation_id = invocations.id)
+    RETURNING id, model_id, started_at
+)
+SELECT id, model_id
+FROM closed, ({LOCK_CHAIN} FROM (SELECT count(*) FROM closed) AS every) AS chain
+ORDER BY started_at, id
+"""  # noqa: S608 - a constant of this package
+"""Locks the chain after the rows and before the counters, whose triggers run at the end of the statement. A statement
+that closes an invocation uses the same order: a leader whose term is over may still close one of the same model."""
+
+
+async def update_interrupted(conn: Connection, reason: str, at: datetime) -> list[tuple[UUID, str]]:
+    """Close, as failed for `reason`, every invocation that a process left open, except those of open views.
+
+    Return the ids of the invocations and their models. The cost of a pending request is unknown, so the full
+    reservation counts as the cost.
+    """
+    rows = await conn.fetch(UPDATE_INTERRUPTED, reason, at)
+    return [(row["id"], row["model_id"]) for row in rows]
+
+
+class UnrecordedOrder(NamedTuple):
+    """An order of an invocation whose tool call is not recorded. `number` is the call's number."""
+
+    number: int
+    answer: OrderAnswer
+    opened: bool
+    at: datetime
+
+
+SELECT_UNRECORDED_ORDERS = """
+SELECT q.answer, q.created_at, substr(q.client_order_id, length($1::text) + 2)::integer AS number,
+       EXISTS (
+           SELECT FROM fills f JOIN orders o ON o.id = f.order_id
+           WHERE f.request_id = q.id AND (f.side = 'buy') = (o.side = 'LONG')
+       ) AS opened
+FROM order_requests q
+WHERE q.account_id = $2 AND starts_with(q.client_order_id, $1::text || ':')
+  AND NOT EXISTS (
+      SELECT FROM tool_calls c
+      WHERE c.invocation_id = $1::text::uuid AND c.number = substr(q.client_order_id, length($1::text) + 2)::integer
+  )
+ORDER BY number
+"""
+
+
+async def select_unrecorded_orders(conn: Connection, invocation_id: UUID, account_id: str) -> list[UnrecordedOrder]:
+    """Return the orders that an invocation placed before its process died without recording their calls."""
+    rows = await conn.fetch(SELECT_UNRECORDED_ORDERS, str(invocation_id), account_id)
+    return [
+        UnrecordedOrder(row["number"], msgspec.convert(row["answer"], OrderAnswer), row["opened"], row["created_at"])
+        for row in rows
+    ]
+
+
+INSERT_STEP = """
+INSERT INTO invocation_steps (invocation_id, number, provider, key_number, model, tool_names, input_tokens,
+                              output_tokens, cost_usd, duration_ms, created_at, cached_tokens, cache_write_tokens)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)
+ON CONFLICT DO NOTHING
+"""
+
+
+async def insert_step(conn: Connection, step: Step) -> None:
+    """Insert a step; leave an existing one unchanged."""
+    await conn.execute(
+        INSERT_STEP,
+        step.invocation_id,
+        step.number,
+        step.provider,
+        step.key_number,
+        step.model,
+        step.tool_names,
+        step.input_tokens,
+        step.output_tokens,
+        step.cost_usd,
+        step.duration_ms,
+        step.created_at,
+        step.cached_tokens,
+        step.cache_write_tokens,
+    )
+
+
+INSERT_TOOL_CALL = """
+INSERT INTO tool_calls (id, invocation_id, number, type, status, metadata, created_at)
+VALUES ($1, $2, $3, $4, $5, $6, $7)
+ON CONFLICT DO NOTHING
+"""
+
+
+async def insert_tool_call(conn: Connection, call: ToolCall) -> None:
+    """Insert a tool call; leave an existing one unchanged."""
+    await conn.execute(
+        INSERT_TOOL_CALL,
+        call.id,
+        call.invocation_id,
+        call.number,
+        call.type,
+        call.status,
+        call.metadata,
+        call.created_at,
+    )
+
+
+UPSERT_NOTE = """
+INSERT INTO notes (model_id, text, written_at)
+VALUES ($1, $2, $3)
+ON CONFLICT (model_id) DO UPDATE SET text = excluded.text, written_at = excluded.written_at
+"""
+
+
+async def upsert_note(conn: Connection, model_id: str, text: str, at: datetime) -> None:
+    """Replace the note that a model keeps to itself."""
+    await conn.execute(UPSERT_NOTE, model_id, text, at)
+
+
+INSERT_PAYLOAD = """
+INSERT INTO invocation_payloads (invocation_id, payload, created_at)
+VALUES ($1, $2, $3)
+ON CONFLICT DO NOTHING
+"""
+
+
+async def insert_payload(conn: Connection, invocation_id: UUID, payload: bytes, at: datetime) -> None:
+    """Insert the compressed payload of an invocation. The partition of `at` must exist."""
+    await conn.execute(INSERT_PAYLOAD, invocation_id, payload, at)
+
+
+SELECT_PAYLOADS = """
+SELECT p.invocation_id, p.payload
+FROM unnest($1::uuid[], $2::timestamptz[]) AS w (id, at)
+JOIN invocation_payloads p ON p.invocation_id = w.id AND p.created_at = w.at
+"""
+
+
+async def select_payloads(conn: Connection, invocations: Sequence[Invocation]) -> dict[UUID, bytes]:
+    """Return the compressed payloads of these invocations; expired ones are omitted."""
+    ids, times = [invocation.id for invocation in invocations], [invocation.started_at for invocation in invocations]
+    rows = await conn.fetch(SELECT_PAYLOADS, ids, times)
+    return {row["invocation_id"]: row["payload"] for row in rows}
+
+
+SELECT_INVOCATION = """
+SELECT id, model_id, status, failure_reason, response, step_count, input_tokens, output_tokens, cost_usd, started_at,
+       finished_at, entrant, unmetered_attempts, unpriced_steps
+FROM invocations
+WHERE id = $1
+"""
+
+
+async def select_invocation(conn: Connection, invocation_id: UUID) -> Invocation | None:
+    """Return the invocation with this id, or None."""
+    row = await conn.fetchrow(SELECT_INVOCATION, invocation_id)
+    return None if row is None else Invocation(**row)
+
+
+SELECT_INVOCATIONS = """
+SELECT id, model_id, status, failure_reason, response, step_count, input_tokens, output_tokens, cost_usd, started_at,
+       finished_at, entrant, unmetered_attempts, unpriced_steps
+FROM invocations
+WHERE status <> 'running' AND started_at < coalesce($2::timestamptz, 'infinity')
+ORDER BY started_at DESC, model_id
+LIMIT $1 OFFSET $3
+"""
+
+
+async def select_invocations(conn: Connection, page: Page) -> list[Invocation]:
+    """Return finished invocations of all models, latest first."""
+    return [Invocation(**row) for row in await conn.fetch(SELECT_INVOCATIONS, *page)]
+
+
+# Take the latest of each model, then the latest overall: models without recent invocations cause no long scan.
+SELECT_CHOSEN_INVOCATIONS = """
+SELECT i.id, i.model_id, i.status, i.failure_reason, i.response, i.step_count, i.input_tokens, i.output_tokens,
+       i.cost_usd, i.started_at, i.finished_at, i.entrant, i.unmetered_attempts, i.unpriced_steps
+FROM models m
+CROSS JOIN LATERAL (
+    SELECT * FROM invocations
+    WHERE model_id = m.id AND status <> 'running' AND started_at < coalesce($4::timestamptz, 'infinity')
+    ORDER BY started_at DESC
+    LIMIT $3::bigint + $5::bigint
+) i
+WHERE ($1::text IS NULL OR m.id = $1) AND ($2::text IS NULL OR m.variant = $2)
+ORDER BY i.started_at DESC, i.model_id
+LIMIT $3 OFFSET $5
+"""
+
+
+async def select_chosen_invocations(
+    conn: Connection, model_id: str | None, variant: VariantId | None, page: Page
+) -> list[Invocation]:
+    """Return finished invocations of one model or of a variant's models, latest first."""
+    rows = await conn.fetch(SELECT_CHOSEN_INVOCATIONS, model_id, variant, *page)
+    return [Invocation(**row) for row in rows]
+
+
+SELECT_TOOL_CALLS = """
+SELECT id, invocation_id, number, type, status, metadata, created_at
+FROM tool_calls
+WHERE invocation_id = ANY($1::uuid[])
+ORDER BY invocation_id, number
+"""
+
+
+async def select_tool_calls(conn: Connection, invocation_ids: Sequence[UUID]) -> dict[UUID, list[ToolCall]]:
+    """Return the tool calls per invocation, in order. Invocations without calls are absent."""
+    calls: dict[UUID, list[ToolCall]] = {}
+    for row in await conn.fetch(SELECT_TOOL_CALLS, invocation_ids):
+        calls.setdefault(row["invocation_id"], []).append(ToolCall(**row))
+    return calls
+
+
+SELECT_STEPS = """
+SELECT invocation_id, number, provider, key_number, model, tool_names, input_tokens, output_tokens, cost_usd,
+       duration_ms, created_at, cached_tokens, cache_write_tokens
+FROM invocation_steps
+WHERE invocation_id = ANY($1::uuid[])
+ORDER BY invocation_id, number
+"""
+
+
+async def select_steps(conn: Connection, invocation_ids: Sequence[UUID]) -> dict[UUID, list[Step]]:
+    """Return the steps per invocation, in order. Invocations without steps are absent."""
+    steps: dict[UUID, list[Step]] = {}
+    for row in await conn.fetch(SELECT_STEPS, invocation_ids):
+        steps.setdefault(row["invocation_id"], []).append(Step(**row))
+    return steps
+
+
+SELECT_FILLS = """
+SELECT sequence, order_id, request_id, symbol, side, quantity, price, fee, liquidation_fee, maker, cause,
+       created_at AS at
+FROM fills
+WHERE account_id = $1 AND sequence = ANY($2::bigint[])
+ORDER BY sequence
+"""
+
+
+async def select_fills(conn: Connection, account_id: str, sequences: Sequence[int]) -> list[Fill]:
+    """Return the fills of an account with these sequence numbers."""
+    rows = [dict(row) for row in await conn.fetch(SELECT_FILLS, account_id, sequences)]
+    return [Fill(**{**row, "side": OrderSide(row["side"]), "cause": Cause(row["cause"])}) for row in rows]
+
+
+SELECT_INVOCATIONS_WITHIN = """
+SELECT id, model_id, status, failure_reason, response, step_count, input_tokens, output_tokens, cost_usd, started_at,
+       finished_at, entrant, unmetered_attempts, unpriced_steps
+FROM invocations
+WHERE model_id = $1 AND started_at >= $2 AND started_at <= $3 AND status <> 'running'
+ORDER BY started_at
+"""
+
+
+async def select_invocations_within(
+    conn: Connection, model_id: str, start: datetime, end: datetime
+) -> list[Invocation]:
+    """Return the finished invocations of a model that started in [start, end], earliest first."""
+    return [Invocation(**row) for row in await conn.fetch(SELECT_INVOCATIONS_WITHIN, model_id, start, end)]

@@ -1,0 +1,192 @@
+"""SQL of models: their definitions and activity."""
+
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from trader.agents.domain.models import Declared, Model, ModelConfiguration, ProviderDefinition
+from trader.core.variant_id import VariantId
+from trader.database.pool import Connection, part_of_row
+from trader.record.sql.append import MODEL_COLUMNS, insert_rows_record
+
+SELECT_MODELS = """
+SELECT id, name, variant, provider, router_model_name, logo, active, created_at, venue_account_index,
+       configuration
+FROM models
+ORDER BY created_at, id
+"""
+
+
+async def select_models(conn: Connection) -> list[Model]:
+    """Return every model, oldest first."""
+    return [
+        Model(
+            **{
+                **row,
+                "variant": VariantId(row["variant"]),
+                "configuration": msgspec.convert(row["configuration"], ModelConfiguration),
+            }
+        )
+        for row in await conn.fetch(SELECT_MODELS)
+    ]
+
+
+# "history" in ASCII.
+HISTORY_LOCK: Final = 0x686973746F7279
+HISTORY_TIMEOUT_S: Final = 600.0
+NO_LOCK_TIMEOUT = "SET LOCAL lock_timeout = 0"
+LOCK_HISTORY = "SELECT pg_advisory_xact_lock($1)"
+
+
+async def lock_history(conn: Connection) -> None:
+    """Wait until no history is being written, and block other callers until the transaction ends.
+
+    A model added meanwhile would trade in the history before its account is open.
+    """
+    await conn.execute(NO_LOCK_TIMEOUT)
+    await conn.execute(LOCK_HISTORY, HISTORY_LOCK, timeout=HISTORY_TIMEOUT_S)
+
+
+UPDATE_VENUE_ACCOUNT_INDEX = "UPDATE models SET venue_account_index = $2 WHERE id = $1"
+
+
+async def update_venue_account_index(conn: Connection, model_id: str, index: int | None) -> None:
+    """Set the venue account that a model trades; None for VENUE_ACCOUNT_INDEX."""
+    await conn.execute(UPDATE_VENUE_ACCOUNT_INDEX, model_id, index)
+
+
+UPDATE_MODEL_ACTIVE = "UPDATE models SET active = $2 WHERE id = $1"
+
+
+async def update_model_active(conn: Connection, model_id: str, *, is_active: bool) -> None:
+    """Set whether a model is invoked in future cycles."""
+    await conn.execute(UPDATE_MODEL_ACTIVE, model_id, is_active)
+
+
+UPDATE_MODEL_DECLARED = f"""
+UPDATE models
+SET router_model_name = $2, configuration = configuration || jsonb_build_object('declared', $3::jsonb)
+WHERE id = $1
+RETURNING {MODEL_COLUMNS}
+"""  # noqa: S608 - a constant of this package
+
+
+async def update_model_declared(conn: Connection, model_id: str, name: str, declared: Declared) -> None:
+    """Set an external agent's declaration about itself: the name of its model, and the rest.
+
+    The connection must be in a transaction: the model is also recorded in the chain.
+    """
+    rows = await conn.fetch(UPDATE_MODEL_DECLARED, model_id, name, msgspec.to_builtins(declared))
+    await insert_rows_record(conn, "models", rows)
+
+
+SELECT_RECORDED_MODEL = f"""
+SELECT {MODEL_COLUMNS} FROM models WHERE id = $1
+"""  # noqa: S608 - a constant of this package
+
+UPSERT_MODEL = f"""
+INSERT INTO models (id, name, variant, provider, router_model_name, logo, active, created_at, configuration)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
+ON CONFLICT (id) DO UPDATE
+SET name = excluded.name, variant = excluded.variant, provider = excluded.provider,
+    router_model_name = excluded.router_model_name, logo = excluded.logo, active = excluded.active,
+    configuration = excluded.configuration
+RETURNING {MODEL_COLUMNS}
+"""  # noqa: S608 - a constant of this package
+
+
+async def upsert_model(conn: Connection, model: Model) -> None:
+    """Insert a model, or update an existing one except its `created_at` and venue account.
+
+    The connection must be in a transaction: what identifies the model is also recorded in the chain when it changes.
+    """
+    before = await conn.fetch(SELECT_RECORDED_MODEL, model.id)
+    after = await conn.fetch(
+        UPSERT_MODEL,
+        model.id,
+        model.name,
+        model.variant.value,
+        model.provider,
+        model.router_model_name,
+        model.logo,
+        model.active,
+        model.created_at,
+        msgspec.to_builtins(model.configuration),
+    )
+    await insert_rows_record(conn, "models", after if after != before else ())
+
+
+UPDATE_PROVIDER_DEFINITION = """
+UPDATE models SET configuration = configuration || jsonb_build_object('provider_definition', $2::jsonb)
+WHERE provider = $1
+"""
+
+
+async def update_provider_definition(conn: Connection, provider: str, definition: ProviderDefinition) -> None:
+    """Set the definition of a provider for every model that uses it."""
+    await conn.execute(UPDATE_PROVIDER_DEFINITION, provider, msgspec.to_builtins(definition))
+
+
+FILLS_BY_HAND: Final = """
+order_requests q JOIN fills f ON f.request_id = q.id WHERE q.run_id = r.id AND q.answer @> '{"manual": true}'
+"""
+"""FROM clause of the fills of manual orders in the run `r`. Further conditions may follow."""
+
+SELECT_MODEL_ACTIVITY = f"""
+SELECT m.id,
+       coalesce((SELECT sum(finished) FROM invocation_counts WHERE model_id = m.id), 0)::bigint AS invocation_count,
+       (SELECT max(started_at) FROM invocations WHERE model_id = m.id) AS last_invoked_at,
+       (SELECT min(f.created_at) FROM {FILLS_BY_HAND}) AS manual_since
+FROM models m
+LEFT JOIN runs r ON r.account_id = m.id AND r.ended_at IS NULL
+ORDER BY m.id
+"""  # noqa: S608 - a constant of this module
+
+
+class ModelActivity(NamedTuple):
+    """A model's count of finished invocations, the start of the last one, and the time of its first manual order."""
+
+    invocation_count: int = 0
+    last_invoked_at: datetime | None = None
+    manual_since: datetime | None = None
+
+
+async def select_model_activity(conn: Connection) -> dict[str, ModelActivity]:
+    """Return the activity of each model."""
+    rows = await conn.fetch(SELECT_MODEL_ACTIVITY)
+    return {row["id"]: part_of_row(row, ModelActivity) for row in rows}
+
+
+SELECT_STRATEGY_STATE = "SELECT state FROM strategy_states WHERE model_id = $1"
+
+
+async def select_strategy_state(conn: Connection, model_id: str) -> Any:
+    """Return the state of a model's strategy; None when there is none."""
+    return await conn.fetchval(SELECT_STRATEGY_STATE, model_id)
+
+
+UPSERT_STRATEGY_STATE = """
+INSERT INTO strategy_states AS s (model_id, state, decided_at) VALUES ($1, $2, $3)
+ON CONFLICT (model_id) DO UPDATE SET state = excluded.state, decided_at = excluded.decided_at
+WHERE s.decided_at <= excluded.decided_at
+"""
+
+
+async def upsert_strategy_state(conn: Connection, model_id: str, state: Any, decided_at: datetime) -> None:
+    """Save the state of a model's strategy, unless the stored state is from a later decision."""
+    await conn.execute(UPSERT_STRATEGY_STATE, model_id, state, decided_at)
+
+
+SELECT_HAS_KEYLESS_PROVIDER = """
+SELECT EXISTS (
+    SELECT FROM models
+    WHERE configuration ? 'provider_definition' AND NOT configuration -> 'provider_definition' ? 'key_variable'
+)
+"""
+
+
+async def select_has_keyless_provider(conn: Connection) -> bool:
+    """Return whether any model defines its own provider that needs no key."""
+    has_one: bool = await conn.fetchval(SELECT_HAS_KEYLESS_PROVIDER)
+    return has_one

@@ -1,0 +1,251 @@
+"""Loads a strategy: a class in a Python file, validated before its first decision and bounded by a deadline."""
+
+import hashlib
+import importlib.util
+import inspect
+import signal
+import sys
+import threading
+import traceback
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from decimal import Decimal
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any, Final, TypeVar, cast
+
+import msgspec
+
+from trader.agents.domain.strategy import Peek, Strategy
+from trader.agents.domain.tools import ClosePosition, CreatePosition, Decision, Holding, UpdateExitPlan
+from trader.agents.domain.view import View
+from trader.core.errors import SettingsError, StrategyError
+from trader.core.variant_id import VariantId
+from trader.market.domain.markets import INTERVALS
+
+DECISIONS_MAX: Final = 100
+"""Maximum decisions of one cycle; more are an error."""
+
+DECISION_TYPES: Final = (CreatePosition, ClosePosition, UpdateExitPlan, Holding)
+_NAMES: Final = ", ".join(each.__name__ for each in DECISION_TYPES)
+
+T = TypeVar("T")
+
+
+class _DeadlinePassed(BaseException):
+    """Raised inside a strategy at its deadline. No `except Exception` of the strategy catches it."""
+
+
+class LoadedStrategy(Strategy):
+    """A strategy from a file. Any fault in it raises a `StrategyError` that names file and line.
+
+    The deadline interrupts Python code in the main thread, where backtests and workers make their decisions.
+    """
+
+    def __init__(self, file: Path, inner: Strategy, digest: str) -> None:
+        self._file = file
+        self._inner = inner
+        self.digest = digest
+        """The SHA-256 of the file, in hexadecimal."""
+
+        self.name = inner.name or type(inner).__name__.lower()
+        self.variant, self.intervals, self.deadline_s = inner.variant, inner.intervals, inner.deadline_s
+        self._looks_first = type(inner).may_act is not Strategy.may_act
+
+    def decide(self, view: View) -> list[Decision]:
+        """Return the validated decisions of one cycle. Raise `StrategyError`."""
+        self._inner.limits = self.limits
+        made = self._call("decide", lambda: _taken(self._inner.decide(view)))
+        return [self._checked(decision) for decision in made]
+
+    def may_act(self, peek: Peek) -> bool:
+        return not self._looks_first or bool(self._call("may_act", lambda: self._inner.may_act(peek)))
+
+    def save(self) -> Any:
+        """Return the state of the strategy. Raise `StrategyError`, also for a state that is not JSON."""
+        state = self._call("save", self._inner.save)
+        try:
+            return msgspec.json.decode(msgspec.json.encode(state))
+        except (msgspec.MsgspecError, TypeError, ValueError) as error:
+            raise StrategyError(f"{self._place('save')}: the state must be JSON values: {error}") from None
+
+    def load(self, state: Any) -> None:
+        self._call("load", lambda: self._inner.load(state))
+
+    def _call(self, method: str, work: Callable[[], T]) -> T:
+        try:
+            with _deadline(self.deadline_s):
+                return work()
+        except _DeadlinePassed as error:
+            reason = f"{method} took longer than its deadline_s of {self.deadline_s:g} s"
+            raise StrategyError(f"{self._last_line(error) or self._place(method)}: {reason}") from None
+        except (Exception, SystemExit) as error:  # the code of a user may raise anything
+            reason = f"{method} raised {type(error).__name__}: {error}"
+            raise StrategyError(f"{self._last_line(error) or self._place(method)}: {reason}") from error
+
+    def _checked(self, decision: Any) -> Decision:
+        """Return the decision with its fields validated and decimals converted to floats."""
+        place = self._place("decide")
+        if not isinstance(decision, DECISION_TYPES):
+            raise StrategyError(f"{place}: decide returned {decision!r:.200}; allowed are {_NAMES}")
+        try:
+            values = msgspec.to_builtins(decision, builtin_types=(Decimal,))
+            plain = {name: float(value) if isinstance(value, Decimal) else value for name, value in values.items()}
+            return msgspec.convert(plain, type(decision))
+        except (msgspec.ValidationError, TypeError) as error:
+            raise StrategyError(f"{place}: decide returned a {type(decision).__name__} with {error}") from None
+
+    def _last_line(self, error: BaseException) -> str | None:
+        return _line_in(self._file, error)
+
+    def _place(self, method: str) -> str:
+        """Return the file and line that define a method."""
+        function = getattr(type(self._inner), method)
+        code = getattr(function, "__code__", None)
+        if code is None or Path(code.co_filename) != self._file:
+            return str(self._file)
+        return f"{self._file}:{code.co_firstlineno}"
+
+
+def load_strategy(reference: str, params: Mapping[str, Any], folder: Path | None = None) -> LoadedStrategy:
+    """Return a new instance of the strategy class `file.py:Class`; parameters may be text.
+
+    A relative file is resolved in `folder` (None: the working directory). A class not derived from `Strategy` needs
+    `decide`, and gets the defaults of `Strategy`.
+
+    :raises SettingsError: the file, the class, a parameter or an attribute is invalid; names file and line
+    """
+    name, _, class_name = reference.rpartition(":")
+    if not name or not class_name.isidentifier():
+        raise SettingsError([f"the strategy is {reference!r}; it must be FILE:CLASS, such as sma.py:SmaCross"])
+    file = ((folder or Path()) / name).absolute()
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise SettingsError([f"the strategy {file} cannot be read: {error.strerror}"]) from None
+    module = _run_file(file, content)
+    classes = {key: value for key, value in vars(module).items() if _is_of(module, value)}
+    chosen = classes.get(class_name)
+    if chosen is None:
+        named = ", ".join(classes) or "none"
+        raise SettingsError([f"{file} has no class {class_name!r}; its classes are {named}"])
+    if not callable(getattr(chosen, "decide", None)) or chosen.decide is Strategy.decide:
+        line = inspect.getsourcelines(chosen)[1]
+        raise SettingsError([f"{file}:{line}: {class_name} has no method decide(self, view)"])
+    if not issubclass(chosen, Strategy):
+        chosen = type(class_name, (chosen, Strategy), {"__module__": module.__name__})
+    inner = _made(file, cast("type[Strategy]", chosen), params)
+    _check_attributes(file, inner)
+    return LoadedStrategy(file, inner, hashlib.sha256(content).hexdigest())
+
+
+def _taken(decisions: Any) -> list[Any]:
+    """Return the decisions as a list; a strategy may also return None, a tuple or a generator."""
+    taken: list[Any] = []
+    for decision in () if decisions is None else decisions:
+        if len(taken) == DECISIONS_MAX:
+            raise ValueError(f"more than {DECISIONS_MAX} decisions in one cycle")
+        taken.append(decision)
+    return taken
+
+
+def _run_file(file: Path, content: bytes) -> ModuleType:
+    """Execute a file as its own module. It can import modules in its folder."""
+    name = f"strategy_{hashlib.sha256(str(file).encode()).hexdigest()[:16]}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise SettingsError([f"the strategy {file} is not a Python file; its name must end in .py"])
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        exec(compile(content, str(file), "exec"), module.__dict__)  # noqa: S102  # the user named this file
+    except SyntaxError as error:
+        raise SettingsError([f"{error.filename}:{error.lineno}: {error.msg}"]) from None
+    except (Exception, SystemExit) as error:  # the code of a user may raise anything
+        place = _line_in(file, error) or str(file)
+        raise SettingsError([f"{place}: raised {type(error).__name__}: {error}"]) from error
+    return module
+
+
+def _is_of(module: ModuleType, value: Any) -> bool:
+    return isinstance(value, type) and value.__module__ == module.__name__
+
+
+def _made(file: Path, chosen: type[Strategy], params: Mapping[str, Any]) -> Strategy:
+    """Return an instance with these parameters, converted to the types of its constructor's annotations."""
+    own = chosen.__init__ is not object.__init__
+    signature = {
+        name: parameter
+        for name, parameter in (inspect.signature(chosen).parameters if own else {}).items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    }
+    hints = typing.get_type_hints(chosen.__init__) if own else {}
+    problems, values = [], {}
+    for name, value in params.items():
+        if name not in signature:
+            problems.append(f"{file}: {chosen.__name__} has no parameter {name!r}; it has {_listed(signature)}")
+            continue
+        default = signature[name].default
+        kind = hints.get(name, Any if default in (None, inspect.Parameter.empty) else type(default))
+        try:
+            values[name] = msgspec.convert(value, kind, strict=False)
+        except (msgspec.ValidationError, TypeError) as error:
+            problems.append(f"{file}: the parameter {name} of {chosen.__name__} is {value!r}: {error}")
+    for name, parameter in signature.items():
+        if parameter.default is parameter.empty and name not in params:
+            problems.append(f"{file}: {chosen.__name__} needs the parameter {name}")
+    if problems:
+        raise SettingsError(problems)
+    try:
+        return chosen(**values)
+    except (Exception, SystemExit) as error:  # the code of a user may raise anything
+        place = _line_in(file, error) or str(file)
+        raise SettingsError([f"{place}: {chosen.__name__}() raised {type(error).__name__}: {error}"]) from error
+
+
+def _check_attributes(file: Path, inner: Strategy) -> None:
+    """Validate the class's attributes, and accept its variant as text."""
+    problems = []
+    try:
+        inner.variant = VariantId(inner.variant)
+    except ValueError:
+        problems.append(f"variant is {inner.variant!r}; there are {', '.join(VariantId)}")
+    intervals: Sequence[Any] = inner.intervals
+    if isinstance(intervals, str) or not intervals or any(interval not in INTERVALS for interval in intervals):
+        problems.append(f"intervals is {intervals!r}; it must be a tuple of {', '.join(INTERVALS)}")
+    if not isinstance(inner.deadline_s, int | float) or not 0 < inner.deadline_s <= 600:
+        problems.append(f"deadline_s is {inner.deadline_s!r}; it must be above 0 and at most 600 seconds")
+    if problems:
+        raise SettingsError([f"{file}: {type(inner).__name__}.{problem}" for problem in problems])
+
+
+def _listed(names: Mapping[str, object]) -> str:
+    return ", ".join(names) or "none"
+
+
+def _line_in(file: Path, error: BaseException) -> str | None:
+    """Return the last line of the file in an error's traceback, as `file:line`."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == file]
+    return f"{file}:{lines[-1]}" if lines else None
+
+
+@contextmanager
+def _deadline(seconds: float) -> Iterator[None]:
+    """Interrupt the main thread after this many seconds of real time; other threads have no deadline."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise _DeadlinePassed
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

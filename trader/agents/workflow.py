@@ -1,0 +1,179 @@
+"""The trading workflow: one invocation of a model, from its view of the market to the record of its actions.
+
+An invocation ends in one of three ways, and each is recorded: completed, failed (with the reason) or timeout. Orders
+pass the guard and carry ids derived from the invocation's id, so none is placed twice.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Final
+
+from trader.agents.calls import CallExecutor, EndedBy
+from trader.agents.conversation import Conversation, InvocationLimits
+from trader.agents.domain.conversation import ModelAnswer, refusal_in
+from trader.agents.domain.guard import GuardRefusal
+from trader.agents.domain.messages import (
+    failed,
+    refused,
+    tool_message,
+)
+from trader.agents.domain.models import Model
+from trader.agents.domain.tools import ORDER_TOOLS, BadCall, Holding, decode
+from trader.agents.execute import InvocationEnvironment
+from trader.agents.model_warnings import INTERRUPTED
+from trader.agents.providers.providers import Provider, answer_tokens_max, answer_tokens_min
+from trader.agents.record import InvocationRecord
+from trader.core.clock import iso
+from trader.core.errors import (
+    ProviderError,
+    TraderError,
+)
+from trader.core.events import EventBus
+
+STEPS_MAX: Final = 10
+HOLDING_BESIDE_ORDER: Final = GuardRefusal(
+    "holding",
+    "An answer either places orders or holds. The other calls of this answer were executed, so do not repeat them: "
+    "look at their results, then call `holding` alone to end the cycle.",
+)
+
+_log = logging.getLogger("trader.agents")
+
+
+class Workflow:
+    """One invocation. `execute` raises only for a bug, a cancellation, or a database unavailable at the start."""
+
+    def __init__(
+        self,
+        record: InvocationRecord,
+        providers: Mapping[str, Provider],
+        environment: InvocationEnvironment,
+        events: EventBus,
+        limits: InvocationLimits,
+    ) -> None:
+        self._record = record
+        self._model: Model = record.model
+        self._providers = providers
+        self._environment = environment
+        self._limits = limits
+        self._conversation: Conversation
+        self.is_prompt_cut = False
+        self._calls = CallExecutor(record, environment, events)
+
+    async def execute(self) -> None:
+        """Run the invocation to its end and record it.
+
+        :raises Unavailable: the database did not take the invocation row; nothing was done
+        """
+        if not await self._record.open():
+            _log.info("%s already has an invocation at %s", self._model.id, iso(self._record.invocation.started_at))
+            return
+        self._calls.publish("workflow:started", {})
+        try:
+            async with asyncio.timeout(self._limits.seconds):
+                ended_by = await self._converse()
+        except TimeoutError:
+            await self._calls.finish("timeout", f"the invocation took longer than {self._limits.seconds:g} s")
+        except TraderError as error:
+            await self._calls.finish("failed", str(error))
+        except asyncio.CancelledError:
+            await self._calls.finish("failed", INTERRUPTED)
+            raise
+        except BaseException as error:
+            await self._calls.finish("failed", f"internal error ({type(error).__name__})")
+            raise
+        else:
+            await self._calls.finish("completed", None, ended_by=ended_by)
+
+    async def _converse(self) -> EndedBy:
+        provider = self._provider()
+        await self._environment.open_account()
+        conversation = self._conversation = Conversation(self._record, provider, self._environment, self._limits)
+        await conversation.open()
+        fewest = answer_tokens_min(self._model)  # with fewer left, the model is not asked again
+        answer_tokens = max(answer_tokens_max(self._model, self._limits.answer_tokens), fewest)
+        for number in range(1, STEPS_MAX + 1):
+            tokens_for_answer = conversation.tokens_left - conversation.expected_tokens()
+            if tokens_for_answer < fewest:
+                if number > 1:
+                    return "tokens"
+                if self._limits.is_capped:
+                    raise ProviderError(
+                        f"its budget leaves {conversation.tokens_left} tokens, too few for a prompt of about "
+                        f"{conversation.expected_tokens()} and an answer"
+                    )
+            limit = min(answer_tokens, max(fewest, tokens_for_answer))
+            answer = await self._step(provider, number, limit)
+            if conversation.tokens_left > 0 and conversation.correct(answer):
+                continue
+            conversation.add(answer.message)
+            if not answer.calls:
+                is_last = conversation.tokens_left <= 0 or limit < answer_tokens
+                return _ended_without_calls(answer, limit, is_last=is_last)
+            if await self._execute_calls(answer):
+                return "holding"
+            if conversation.tokens_left <= 0:
+                return "tokens"
+            if self._calls.is_stale and not conversation.was_renewed:
+                await conversation.renew_view()
+        return "steps"
+
+    def _provider(self) -> Provider:
+        provider = self._providers.get(self._model.provider)
+        if provider is None:
+            known = ", ".join(self._providers) or "none"
+            raise ProviderError(f"the provider {self._model.provider!r} is not configured; configured are: {known}")
+        return provider
+
+    async def _step(self, provider: Provider, number: int, answer_tokens_max: int) -> ModelAnswer:
+        answer = await self._conversation.ask(number, answer_tokens_max)
+        self.is_prompt_cut = self._conversation.is_prompt_cut
+        self._calls.record_step(provider.name, answer)
+        return answer
+
+    async def _execute_calls(self, answer: ModelAnswer) -> bool:
+        """Execute the calls of an answer in order. Return whether one of them ended the cycle."""
+        ended = False
+        has_order = any(request.name in ORDER_TOOLS for request in answer.calls)
+        for request in answer.calls:
+            decision = decode(request)
+            number = self._record.next_call()
+            if isinstance(decision, BadCall):
+                status, result = failed(decision.error)
+                self._calls.record_call(number, request, None, status, result)
+            elif isinstance(decision, Holding) and has_order:
+                status, result = refused(HOLDING_BESIDE_ORDER)
+                self._calls.record_call(number, request, decision, status, result)
+            else:
+                result = await self._calls.execute(number, request, decision)
+                ended = ended or isinstance(decision, Holding)
+            self._conversation.add(tool_message(request.id, result))
+        self._conversation.has_traded = self._calls.has_traded
+        if answer.calls_left_out:
+            done = len(answer.calls)
+            note = f"Of the {done + answer.calls_left_out} calls of this answer only the first {done} were executed"
+            _log.warning("%s: %s", self._model.id, note)
+            self._conversation.add_note(f"{note}. Repeat the others, or call `holding`.")
+            ended = False
+        if not ended:
+            await self._record.save()
+        return ended
+
+
+def _ended_without_calls(answer: ModelAnswer, limit: int, *, is_last: bool) -> EndedBy:
+    """Return the outcome of an invocation whose model called no tool. `is_last`: no tokens were left for another step.
+
+    :raises ProviderError: the model refused to answer, or its answer was cut off before it decided anything
+    """
+    if (refusal := refusal_in(answer)) is not None:
+        raise ProviderError(f"the model refused to answer: {refusal}")
+    if answer.cut_by is None:
+        return "answer"
+    if answer.cut_by == "length" and is_last:
+        return "tokens"
+    if answer.cut_by == "length":
+        cause = f"at its limit of {limit} tokens (ANSWER_TOKENS_MAX)"
+    else:
+        cause = "by a filter of the provider"
+    raise ProviderError(f"the answer was cut off {cause}, before any tool call")

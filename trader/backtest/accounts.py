@@ -1,0 +1,267 @@
+"""Accounts of a backtest, and the base class of their decision sources."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from trader.agents.domain.conversation import ModelAnswer
+from trader.agents.domain.invocations import ToolCallStatus
+from trader.agents.domain.messages import EXCHANGE, HELD, Outcome
+from trader.agents.domain.models import CYCLE, Model
+from trader.agents.domain.observation import RunHistory, with_risk_figures
+from trader.agents.domain.strategy import Strategy
+from trader.agents.domain.tools import TOOL_NAMES, Change, Decision, Holding, request_of
+from trader.agents.domain.view import ObservedStats, VariantLimits
+from trader.agents.observer import HISTORY_CANDLES, SHOWN_CANDLES, TRADES_SHOWN
+from trader.agents.record import InvocationRecord
+from trader.agents.variants import VARIANTS, limits_of
+from trader.core.clock import ceil_second, epoch_second
+from trader.exchange.domain.account import Account
+from trader.exchange.domain.ledger import unopened_account
+from trader.market.domain.markets import Interval, canonical_symbol
+from trader.portfolio.domain.baselines import BaselineState
+from trader.portfolio.domain.histories import Snapshot
+from trader.portfolio.followed_account import FollowedAccount
+from trader.portfolio.sql.snapshots import HourlyValue, LastSnapshot, hourly_points
+from trader.settings.settings import Settings
+
+if TYPE_CHECKING:
+    from trader.backtest.engine import AccountSession
+
+_MINUTE_S = 60
+
+
+class DecisionSource(ABC):
+    """Base class of the sources of an account's decisions.
+
+    `runs_ahead`: its sessions take market time, so the engine runs them once all accounts have reached that time, and
+    advances only this account. `is_asking`: they also wait in real time, while other sessions continue. `replaces`: a
+    decision replaces an earlier one that still waits for its book; otherwise the new decision is missed.
+    """
+
+    runs_ahead = False
+    is_asking = False
+    replaces = False
+
+    records_inputs = False
+    """Whether its invocations are recorded with the inputs of their calls, so that they can be reproduced."""
+
+    is_counted_by_rows = False
+    """Whether each of its decision cycles has the row of an invocation, by which the database counts them."""
+
+    strategy: Strategy | None = None
+    """The code that decides; None: an AI model decides, or its recorded decisions are replayed."""
+
+    @abstractmethod
+    def next_after(self, second: int) -> int | None:
+        """Return the second of the first decision after this second, a full minute; None if there is none."""
+
+    @abstractmethod
+    async def run(self, session: "AccountSession") -> None:
+        """Make decisions, and execute them."""
+
+
+class Idle(DecisionSource):
+    """Decides nothing: only the market changes the account."""
+
+    is_counted_by_rows = True
+
+    def next_after(self, second: int) -> None:
+        return None
+
+    async def run(self, session: "AccountSession") -> None:
+        raise AssertionError("nothing is ever due")
+
+
+class Waiting:
+    """A wait for the first tick at or after `due` in the market `symbol` (None: in any market).
+
+    After the wait, `ended_at` is the time of its end; if no book came, `refusal` says why.
+    """
+
+    def __init__(self, symbol: str | None, due: datetime) -> None:
+        self.symbol = symbol
+        self.due = due
+        self.ended_at = due
+        self.refusal: str | None = None
+
+
+class DecisionOutcome(NamedTuple):
+    """The outcome of a decision. `rule` and `reason` say why it was rejected or failed."""
+
+    at: datetime
+    tool: str
+    symbol: str
+    status: ToolCallStatus
+    rule: str | None
+    reason: str | None
+
+
+class Invocation:
+    """The decisions of an account at one time, while they are executed, with the record that a service would have.
+
+    The record contains neither the view nor the inputs of calls.
+    """
+
+    def __init__(self, model: Model, started_at: datetime, decisions: Sequence[Decision]) -> None:
+        self.record = InvocationRecord(model, started_at)
+        self.started_at = started_at
+        self._holding = [decision for decision in decisions if isinstance(decision, Holding)]
+        self._add_step([decision for decision in decisions if not isinstance(decision, Holding)], started_at)
+
+    def _add_step(self, decisions: Sequence[Decision], at: datetime) -> None:
+        calls = tuple(request_of(number, decision) for number, decision in enumerate(decisions, 1))
+        model = self.record.model
+        answer = ModelAnswer(text=None, calls=calls, message={}, model=model.router_model_name)
+        self.record.add_step(model.provider, answer, at)
+
+    def add(self, number: int, decision: Decision, outcome: Outcome, at: datetime) -> None:
+        """Record a finished call."""
+        self.record.add_call(number, request_of(number, decision), decision, *outcome, at)
+
+    def close(self, at: datetime) -> None:
+        """Record the end as a second answer, in which a rule agent holds and the strategy of a file makes no calls."""
+        held = self._holding if self.record.model.provider == "rules" else []
+        self._add_step(held, at)
+        for number, decision in enumerate(held, self.record.calls[-1].number + 1):
+            self.add(number, decision, HELD, at)
+        reasons = "; ".join(decision.reason for decision in self._holding)
+        self.record.close("completed", None, reasons or None, at)
+
+
+class BacktestAccount(FollowedAccount):
+    """An account that moves through the market of a backtest. `seen` is the last second whose tick it has processed."""
+
+    every_minutes = 1
+    """Minutes between two decisions, as the agent's view states them."""
+
+    candles_shown = SHOWN_CANDLES
+    """Number of closed candles per interval in its view."""
+
+    def __init__(
+        self, source: DecisionSource, intervals: Sequence[Interval], limits: VariantLimits, account: Account
+    ) -> None:
+        super().__init__(BaselineState(account=account))
+        seen = epoch_second(account.run.started_at)
+        self.source = source
+        self.intervals = intervals
+        self.limits = limits
+        """The limits of the guard."""
+
+        self.hours: list[HourlyValue] = []
+        """The last equity recorded in each hour."""
+
+        self.decides_at: int | None = seen
+        self.seen = seen
+        self.clear_until = seen
+        """No tick up to this second can change the account in its current state."""
+
+        self.next_snapshot = seen
+        self.running: Coroutine[Any, Any, None] | None = None
+        """The session that is suspended until the book it waits for arrives."""
+
+        self.waiting: Waiting | None = None
+        self.invocation: Invocation | None = None
+        self.decisions = 0
+        """Number of decision cycles in which it was asked for decisions."""
+
+        self.missed = 0
+        """Number of decision cycles skipped because the previous decisions were still being executed."""
+
+        self.outcomes: list[DecisionOutcome] = []
+        self.finished: list[InvocationRecord] | None = None
+        """The records of invocations that have ended since the last collection; None if they are not collected."""
+
+        self._stats: tuple[RunHistory, ObservedStats] | None = None
+
+    def resume(self, hours: list[HourlyValue], seen: datetime) -> None:
+        """Go on with an account that has these hours and has seen every tick until a time."""
+        self.hours = hours
+        self.seen = self.clear_until = ceil_second(seen)
+        self.next_snapshot = next_minute(self.seen)
+        if hours:
+            self.last_snapshot = LastSnapshot(self.account.run.id, hours[-1].last_at)
+
+    def note(self, snapshot: Snapshot) -> None:
+        super().note(snapshot)
+        hour = snapshot.created_at.replace(minute=0, second=0, microsecond=0)
+        leverage = snapshot.leverage or 0.0
+        if self.hours and self.hours[-1].hour == hour:
+            leverage = max(leverage, self.hours.pop().leverage or 0.0)
+        self.hours.append(HourlyValue(snapshot.account_id, hour, snapshot.net_portfolio, snapshot.created_at, leverage))
+
+    def end_invocation(self, at: datetime) -> None:
+        """End the current invocation; keep its record if it made any calls."""
+        invocation, self.invocation = self.invocation, None
+        assert invocation is not None
+        if self.finished is not None and invocation.record.calls:
+            invocation.close(at)
+            self.finished.append(invocation.record)
+
+    def report(self, at: datetime, number: int, decision: Change, outcome: Outcome) -> None:
+        """Record the outcome of the decision with this number in the invocation."""
+        if self.invocation is not None:
+            self.invocation.add(number, decision, outcome, at)
+        status, result = outcome
+        rule = result.get("rule") or (EXCHANGE if status == "rejected" else None)
+        reason = result.get("reason") or result.get("error")
+        self.outcomes.append(
+            DecisionOutcome(at, TOOL_NAMES[type(decision)], canonical_symbol(decision.symbol), status, rule, reason)
+        )
+
+    def stats(self, now: datetime) -> ObservedStats:
+        """Return the statistics as of the history last read, with risk-adjusted figures."""
+        history = self.history(now)
+        if self._stats is None or self._stats[0] is not history:
+            capital, series = self.account.run.initial_capital, hourly_points(self.hours)
+            self._stats = history, with_risk_figures(history.stats, capital, series)
+        return self._stats[1]
+
+
+class ModelAccount(BacktestAccount):
+    trades_shown = TRADES_SHOWN
+
+    def __init__(
+        self, model: Model, source: DecisionSource, account: Account, limits: VariantLimits | None = None
+    ) -> None:
+        """`limits`: what the guard allows; None: what the variant or the strategy does."""
+        self.model = model
+        decider = source.strategy or VARIANTS[model.variant]
+        if source.strategy is not None:
+            self.candles_shown = HISTORY_CANDLES
+        super().__init__(source, decider.intervals, limits or decider.limits, account)
+        self.every_minutes = model.configuration.cadence // CYCLE
+        self._history: RunHistory | None = None
+
+    def history(self, now: datetime) -> RunHistory:
+        """Return the history that the agent sees, refreshed after each posting and each hour, as in a service."""
+        hour = now.replace(minute=0, second=0, microsecond=0)
+        known = self._history
+        if known is None or known.sequence != self.account.sequence or known.hour != hour:
+            known = self._history = super().history(now)
+        return known
+
+
+def open_model_account(model: Model, source: DecisionSource, settings: Settings, at: datetime) -> ModelAccount:
+    """Return a model's new account in its first run, with the sequence number of the first row in a service."""
+    account = unopened_account(model.id, settings.initial_capital, settings.quote_currency, at)
+    return model_account(model, source, settings, msgspec.structs.replace(account, sequence=1))
+
+
+def model_account(model: Model, source: DecisionSource, settings: Settings, account: Account) -> ModelAccount:
+    """Return a model's account, with the limits of a service for decisions that take time."""
+    limits = limits_of(model, settings.attempt_timeout_s) if source.runs_ahead else None
+    return ModelAccount(model, source, account, limits)
+
+
+def next_minute(second: int) -> int:
+    """Return the first full minute after a second."""
+    return (second // _MINUTE_S + 1) * _MINUTE_S
+
+
+FIRST_CYCLE = timedelta(milliseconds=1)
+FIRST_SNAPSHOT = timedelta(milliseconds=2)
+"""The delay between the start of a service and its first decisions and snapshots."""

@@ -1,0 +1,1 @@
+"""Corrections of a backtest's figures for the number of trials."""

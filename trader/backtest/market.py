@@ -1,0 +1,432 @@
+"""Market of a backtest: marks, quotes and price ranges of a past market at any second, computed on demand.
+
+The figures equal those of a service on the same source. A recorded minute's candle gives the mark at its first second
+and its range; only the other seconds need the minute's path.
+"""
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+from functools import cached_property, partial
+from typing import Final, Protocol, TypeVar
+
+import msgspec
+
+from trader.agents.domain.view import SERIES_SHOWN, LastAction, ObservedMarket
+from trader.agents.observer import HISTORY_CANDLES, SESSION_INTERVAL
+from trader.core.clock import epoch_second, floor_time, moment_of
+from trader.exchange.domain.account import Marks
+from trader.exchange.domain.tick_rules import Moment, PriceRange, PriceRanges
+from trader.market.domain.indicators import Indicators, indicators, indicators_of_windows
+from trader.market.domain.markets import INTERVALS, Candle, Interval, Market, Quote
+from trader.market.domain.session_vwap import SessionVwap, vwap_fields, vwaps_of_windows
+from trader.market.sources.books import CLOSE_S, Grid, HalfTickCandle
+
+_PRIMED_WITH_S: Final = 1
+"""Seconds before the start whose prices a service would load."""
+
+_CANDLES_SEEN: Final = HISTORY_CANDLES + SERIES_SHOWN
+"""Candles before the start that an agent may see, or from which indicators at earlier candles are computed."""
+
+_MOMENTS_KEPT: Final = 16
+_SLOT_S: Final = int(INTERVALS[SESSION_INTERVAL].total_seconds())
+"""No candle that an agent sees closes within this many seconds."""
+
+V = TypeVar("V")
+
+
+class PricedMinutes(Protocol):
+    """The past prices of one market; minutes and seconds count from 1970, and prices are in half ticks."""
+
+    @property
+    def grid(self) -> Grid: ...
+
+    def corners(self, minute: int) -> HalfTickCandle | None:
+        """Return the minute's low, high, open and close; None within a gap."""
+        ...
+
+    def marks(self, minute: int) -> Sequence[int]:
+        """Return the marks of the minute's seconds; none within a gap."""
+        ...
+
+    def quote(self, second: int, opened: int) -> Quote:
+        """Return the quote at a second that has a tick. `opened` is the first mark of its minute."""
+        ...
+
+
+class PastSource(Protocol):
+    """A market source with a known past: a recording, or the synthetic market. `span` has its seconds since 1970."""
+
+    @property
+    def markets(self) -> Mapping[str, Market]: ...
+
+    @property
+    def recordings(self) -> Mapping[str, PricedMinutes]: ...
+
+    @property
+    def span(self) -> range: ...
+
+    def funding_rate(self, symbol: str, boundary: datetime) -> Decimal: ...
+
+    async def candles(self, symbol: str, interval: Interval, start: datetime, end: datetime) -> list[Candle]: ...
+
+    async def prepare_paths(self, at: datetime) -> None:
+        """Prepare the paths that the first price at this time would otherwise wait for."""
+        ...
+
+
+class _Columns:
+    """A market's minutes in half ticks, with gaps filled: within a gap every column holds the last close before it."""
+
+    def __init__(self, prices: PricedMinutes, first: int, last: int) -> None:
+        self.open = array("q")
+        self.low = array("q")
+        self.high = array("q")
+        self.ticked = array("q")
+        """For each minute, the last recorded one up to it; -1 if there is none."""
+
+        close, ticked = 0, -1
+        for minute in range(first, last + 1):
+            corners = prices.corners(minute)
+            if corners is None:
+                opened = low = high = close
+            else:
+                low, high, opened, close = corners
+                ticked = minute
+            self.open.append(opened)
+            self.low.append(low)
+            self.high.append(high)
+            self.ticked.append(ticked)
+
+
+class _AtSecond(Mapping[str, V]):
+    """Lazy mapping from each market seen so far to the value that `make` returns for it at one second."""
+
+    __slots__ = ("_known", "_make", "_market", "_second")
+
+    def __init__(self, market: "BacktestMarket", make: Callable[[str, int], V], second: int) -> None:
+        self._market = market
+        self._make = make
+        self._second = second
+        self._known: dict[str, V] = {}
+
+    def __getitem__(self, symbol: str) -> V:
+        value = self._known.get(symbol)
+        if value is None:
+            if symbol not in self:
+                raise KeyError(symbol)
+            value = self._known[symbol] = self._make(symbol, self._second)
+        return value
+
+    def __contains__(self, symbol: object) -> bool:
+        return self._market.seen_since.get(str(symbol), self._second + 1) <= self._second
+
+    def __iter__(self) -> Iterator[str]:
+        return (symbol for symbol in self._market.markets if symbol in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+class _OfIntervals(Mapping[Interval, V]):
+    """Lazy mapping from each interval to the value that `make` returns for one market at one moment."""
+
+    __slots__ = ("_at", "_intervals", "_known", "_make", "_symbol")
+
+    def __init__(
+        self, make: Callable[[str, Interval, datetime], V], symbol: str, intervals: Sequence[Interval], at: datetime
+    ) -> None:
+        self._make = make
+        self._symbol = symbol
+        self._intervals = intervals
+        self._at = at
+        self._known: dict[Interval, V] = {}
+
+    def __getitem__(self, interval: Interval) -> V:
+        made = self._known.get(interval)
+        if made is None:
+            if interval not in self._intervals:
+                raise KeyError(interval)
+            made = self._known[interval] = self._make(self._symbol, interval, self._at)
+        return made
+
+    def __iter__(self) -> Iterator[Interval]:
+        return iter(self._intervals)
+
+    def __len__(self) -> int:
+        return len(self._intervals)
+
+
+class _Series:
+    """All candles of one market and interval, with the indicators that a service would compute at each candle."""
+
+    def __init__(self, candles: Sequence[Candle], span: timedelta) -> None:
+        self._candles = candles
+        self._span = span
+        self._opened = [candle.open_time for candle in candles]
+        kept = (HISTORY_CANDLES - 1) * span
+        self._first = [bisect_left(self._opened, opened - kept) for opened in self._opened]
+        self._of_short_windows: dict[int, Indicators] = {}
+
+    @cached_property
+    def _of_whole_windows(self) -> Sequence[Indicators]:
+        return indicators_of_windows(self._candles, HISTORY_CANDLES)
+
+    def indicators(self, place: int) -> Indicators:
+        """Return the indicators at a candle, without a VWAP."""
+        first = self._first[place]
+        if place - first == HISTORY_CANDLES - 1:
+            return self._of_whole_windows[first]
+        if place not in self._of_short_windows:
+            self._of_short_windows[place] = indicators(self._candles[first : place + 1], [])
+        return self._of_short_windows[place]
+
+    @cached_property
+    def vwaps(self) -> Sequence[SessionVwap | None]:
+        """The session VWAP at each candle."""
+        return vwaps_of_windows(self._candles, self._first)
+
+    def last(self, now: datetime) -> int | None:
+        """Return the index of the last closed candle; None if there is none."""
+        end = floor_time(now, self._span)
+        place = bisect_left(self._opened, end) - 1
+        return place if place >= 0 and self._opened[place] >= end - HISTORY_CANDLES * self._span else None
+
+    def is_current(self, place: int, now: datetime) -> bool:
+        """Whether this candle is the last one before now, without a gap in between."""
+        return self._opened[place] + self._span == floor_time(now, self._span)
+
+    def closed(self, now: datetime) -> Sequence[Candle]:
+        """Return the last closed candles, ascending."""
+        end = floor_time(now, self._span)
+        first = bisect_left(self._opened, end - HISTORY_CANDLES * self._span)
+        return self._candles[first : bisect_left(self._opened, end)]
+
+
+class BacktestMarket:
+    """The markets of a source with a known past. Seconds count from 1970 and lie within `span`."""
+
+    def __init__(self, source: PastSource, candles: Mapping[tuple[str, Interval], Sequence[Candle]]) -> None:
+        self.span = source.span
+        self.markets: Mapping[str, Market] = source.markets
+        self.funding_rate = source.funding_rate
+        self._recordings = source.recordings
+        self._series = {key: _Series(series, INTERVALS[key[1]]) for key, series in candles.items()}
+        self._first = (self.span.start - _PRIMED_WITH_S) // 60
+        last = self.span.stop // 60 + 1
+        self._columns = {
+            symbol: _Columns(recording, self._first, last) for symbol, recording in self._recordings.items()
+        }
+        self._ticking: tuple[int, frozenset[str]] = (-1, frozenset())
+        self.seen_since = {symbol: self._first_tick(symbol) for symbol in self.markets}
+        """The second of each market's first tick."""
+
+        self._all_seen_since = max(self.seen_since.values())
+
+        self._moments: dict[int, Moment] = {}
+        self._observed: dict[tuple[str, Sequence[Interval], int], ObservedMarket] = {}
+        self._observed_at: datetime | None = None
+        self._slot = -1
+        self._indicators: dict[tuple[str, Interval], Indicators] = {}
+
+    @classmethod
+    async def open(cls, source: PastSource, intervals: Collection[Interval]) -> "BacktestMarket":
+        """Build the market of an open source, with candles of these intervals, and prepare its price paths.
+
+        Without intervals there are no candles.
+        """
+        start, end = moment_of(source.span.start), moment_of(source.span.stop)
+        await source.prepare_paths(start)
+        candles = {}
+        for interval in {*intervals, SESSION_INTERVAL} if intervals else ():
+            since = start - _CANDLES_SEEN * INTERVALS[interval]
+            for symbol in source.markets:
+                candles[symbol, interval] = await source.candles(symbol, interval, since, end)
+        return cls(source, candles)
+
+    def _first_tick(self, symbol: str) -> int:
+        second = self.span.start - _PRIMED_WITH_S
+        while second < self.span.stop:
+            if symbol in self.ticking(second):
+                return second
+            second = (second // 60 + 1) * 60
+        return self.span.stop
+
+    # --- ticks --------------------------------------------------------------------------------------------------------
+
+    def ticking(self, second: int) -> frozenset[str]:
+        """Return the markets that have a tick at this second; none beyond the end."""
+        minute = second // 60
+        if second >= self.span.stop:
+            return frozenset()
+        if self._ticking[0] != minute:
+            present = (symbol for symbol, each in self._columns.items() if each.ticked[minute - self._first] == minute)
+            self._ticking = minute, frozenset(present)
+        return self._ticking[1]
+
+    def next_tick(self, second: int) -> int | None:
+        """Return the first second with a tick, from this one on; None if there is none."""
+        while second < self.span.stop:
+            if self.ticking(second):
+                return second
+            second = (second // 60 + 1) * 60
+        return None
+
+    def last_tick(self, second: int) -> int | None:
+        """Return the last second with a tick, up to this one; None if there was none."""
+        seconds = [self._last_tick(symbol, second) for symbol, since in self.seen_since.items() if since <= second]
+        return max(seconds, default=None)
+
+    def moment(self, second: int) -> Moment:
+        """Return the markets as of this second's tick."""
+        known = self._moments.get(second)
+        if known is None:
+            if len(self._moments) == _MOMENTS_KEPT:
+                del self._moments[next(iter(self._moments))]
+            at, updated = moment_of(second), self.ticking(second)
+            quotes = _AtSecond(self, self.quote, second)
+            marks, before = (_AtSecond(self, self.mark, each) for each in (second, second - 1))
+            known = self._moments[second] = Moment(at, quotes, marks, updated, before)
+        return known
+
+    def marks(self, second: int) -> Marks:
+        known = self._moments.get(second)
+        return _AtSecond(self, self.mark, second) if known is None else known.marks
+
+    def seen(self, second: int) -> Collection[str]:
+        """Return the markets with a tick up to this second."""
+        if second >= self._all_seen_since:
+            return self.markets.keys()
+        return [symbol for symbol, since in self.seen_since.items() if since <= second]
+
+    def quoted_at(self, second: int) -> dict[str, datetime]:
+        """Return the time of each market's latest quote at this second."""
+        return {
+            symbol: moment_of(self._last_tick(symbol, second))
+            for symbol, since in self.seen_since.items()
+            if since <= second
+        }
+
+    def mark(self, symbol: str, second: int) -> Decimal:
+        """Return the mark at this second; within a gap, the mark of the last tick before it."""
+        second = self._last_tick(symbol, second)
+        minute, recording = second // 60, self._recordings[symbol]
+        if second % 60:
+            return recording.grid.price(recording.marks(minute)[second % 60])
+        return recording.grid.price(self._columns[symbol].open[minute - self._first])
+
+    def quote(self, symbol: str, second: int) -> Quote:
+        """Return the latest quote at this second."""
+        second = self._last_tick(symbol, second)
+        return self._recordings[symbol].quote(second, self._columns[symbol].open[second // 60 - self._first])
+
+    def _last_tick(self, symbol: str, second: int) -> int:
+        second = min(second, self.span.stop - 1)
+        minute = self._columns[symbol].ticked[second // 60 - self._first]
+        return second if minute == second // 60 else minute * 60 + CLOSE_S
+
+    # --- price ranges -------------------------------------------------------------------------------------------------
+
+    def ranges_of_minutes(self, symbols: Collection[str], first: int, last: int) -> PriceRanges:
+        """Return the price ranges over the minutes `first` to `last`, using only their candles."""
+        begin, stop = first - self._first, last - self._first + 1
+        ranges = {}
+        for symbol in symbols:
+            columns, grid = self._columns[symbol], self._recordings[symbol].grid
+            ranges[symbol] = _range(grid.price(min(columns.low[begin:stop])), grid.price(max(columns.high[begin:stop])))
+        return PriceRanges(moment_of(last * 60 + CLOSE_S), ranges)
+
+    def ranges_of_seconds(self, symbols: Collection[str], first: int, last: int) -> PriceRanges:
+        """Return the price ranges over the seconds `first` to `last` of one minute."""
+        minute = first // 60
+        ranges = {}
+        for symbol in symbols:
+            grid, columns = self._recordings[symbol].grid, self._columns[symbol]
+            place = minute - self._first
+            if last % 60 == 0 or columns.ticked[place] != minute:
+                lowest = highest = columns.open[place]
+            else:
+                marks = self._recordings[symbol].marks(minute)[first % 60 : last % 60 + 1]
+                lowest, highest = min(marks), max(marks)
+            ranges[symbol] = _range(grid.price(lowest), grid.price(highest))
+        return PriceRanges(moment_of(last), ranges)
+
+    # --- views of agents ----------------------------------------------------------------------------------------------
+
+    def observe(
+        self,
+        symbol: str,
+        intervals: Sequence[Interval],
+        shown: int,
+        second: int,
+        now: datetime,
+        last_action: LastAction | None,
+    ) -> ObservedMarket | None:
+        """Return a market as an agent sees it, with the last `shown` candles; None before its first tick."""
+        if self.seen_since[symbol] > second:
+            return None
+        if self._observed_at != now:
+            self._observed_at = now
+            self._observed.clear()
+        observed = self._observed.get((symbol, intervals, shown))
+        if observed is None:
+            candles = partial(self._shown_candles, shown)
+            observed = self._observed[symbol, intervals, shown] = msgspec.structs.replace(
+                self._observe(symbol, second, now),
+                candles=_OfIntervals(candles, symbol, intervals, now),
+                indicators=_OfIntervals(self.indicators, symbol, intervals, now),
+            )
+        return observed if last_action is None else msgspec.structs.replace(observed, last_action=last_action)
+
+    def _observe(self, symbol: str, second: int, now: datetime) -> ObservedMarket:
+        """Return a market without its candles and indicators."""
+        observed = self._observed.get((symbol, (), 0))
+        if observed is None:
+            funding_rate = self.funding_rate(symbol, now.replace(minute=0, second=0, microsecond=0))
+            observed = self._observed[symbol, (), 0] = ObservedMarket.of(
+                self.markets[symbol], self.moment(second).quotes[symbol], now, funding_rate
+            )
+        return observed
+
+    def _shown_candles(self, shown: int, symbol: str, interval: Interval, now: datetime) -> tuple[Candle, ...]:
+        return tuple(self.closed_candles(symbol, interval, now)[-shown:])
+
+    def closed_candles(self, symbol: str, interval: Interval, now: datetime) -> Sequence[Candle]:
+        """Return the last closed candles, as many as a service uses for indicators."""
+        return self._series[symbol, interval].closed(now)
+
+    def indicators(self, symbol: str, interval: Interval, now: datetime) -> Indicators:
+        """Return the indicators at the last closed candle; empty before the first."""
+        slot = epoch_second(now) // _SLOT_S
+        if slot != self._slot:
+            self._slot = slot
+            self._indicators.clear()
+        known = self._indicators.get((symbol, interval))
+        if known is None:
+            known = self._indicators[symbol, interval] = self._compute(symbol, interval, now)
+        return known
+
+    def indicator_history(self, symbol: str, interval: Interval, now: datetime) -> tuple[Indicators, ...]:
+        """Return the indicators at the ends of the last intervals, ascending."""
+        latest, closed = self.indicators(symbol, interval, now), self.closed_candles(symbol, interval, now)
+        if not closed:
+            return (latest,) * SERIES_SHOWN
+        ends = [closed[-1].open_time - n * INTERVALS[interval] for n in range(SERIES_SHOWN - 1)]
+        return (*(self._compute(symbol, interval, end) for end in reversed(ends)), latest)
+
+    def _compute(self, symbol: str, interval: Interval, now: datetime) -> Indicators:
+        series, session = self._series[symbol, interval], self._series[symbol, SESSION_INTERVAL]
+        last, day = series.last(now), session.last(now)
+        if last is None:
+            return Indicators()
+        if series.is_current(last, now) and day is not None and session.is_current(day, now):
+            return msgspec.structs.replace(series.indicators(last), **vwap_fields(session.vwaps[day]))
+        # Within a gap, the kept candles begin later.
+        return indicators(series.closed(now), session.closed(now))
+
+
+def _range(lowest: Decimal, highest: Decimal) -> PriceRange:
+    """Return a range of marks as a price range. Bids and asks lie on either side of their mark, so it bounds both."""
+    return PriceRange(lowest_mark=lowest, highest_mark=highest, lowest_ask=lowest, highest_bid=highest)

@@ -1,0 +1,126 @@
+"""Masked agents in a backtest: they see and name masked markets, while books and records have the real ones."""
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from datetime import datetime
+from decimal import Decimal
+
+from msgspec.structs import replace
+
+from trader.agents.domain.guard import Approved, RiskContext
+from trader.agents.domain.mask import Mask
+from trader.agents.domain.strategy import Peek
+from trader.agents.domain.view import Memory, VariantLimits, View
+from trader.backtest.engine import AccountSession
+from trader.exchange.domain.account import Account
+from trader.exchange.domain.orders import ExitPlan, OrderAnswer
+from trader.exchange.idempotent_orders import validate_order
+from trader.market.domain.indicators import Indicators
+from trader.market.domain.markets import Book, Candle, Interval, Market
+
+
+class MaskedPeek:
+    """The `Peek` of a moment behind a mask."""
+
+    def __init__(self, peek: Peek, mask: Mask) -> None:
+        self._peek = peek
+        self._mask = mask
+        self._real = mask.inverse().names
+
+    @property
+    def now(self) -> datetime:
+        return self._mask.apply(self._peek.now)
+
+    @property
+    def account(self) -> Account:
+        return self._mask.apply(self._peek.account)
+
+    @property
+    def markets(self) -> Mapping[str, Market]:
+        return self._mask.apply(self._peek.markets)
+
+    @property
+    def symbols(self) -> Collection[str]:
+        return [self._mask.names[symbol] for symbol in self._peek.symbols]
+
+    def indicators(self, symbol: str, interval: Interval) -> Indicators:
+        real = self._real[symbol]
+        return self._mask.apply(self._peek.indicators(real, interval), real)
+
+    def mark(self, symbol: str) -> Decimal:
+        real = self._real[symbol]
+        return self._mask.apply({"marks": self._peek.mark(real)}, real)["marks"]
+
+
+class MaskedSession:
+    """The `InvocationEnvironment` of one account behind a mask."""
+
+    def __init__(self, session: AccountSession, mask: Mask) -> None:
+        self._session = session
+        self._mask = mask
+        self._inverse = mask.inverse()
+
+    def now(self) -> datetime:
+        return self._mask.apply(self._session.now())
+
+    async def sleep_until(self, moment: datetime) -> None:
+        await self._session.sleep_until(self._inverse.apply(moment))
+
+    def thinking(self) -> AbstractContextManager[None]:
+        return self._session.thinking()
+
+    async def view(self, intervals: Sequence[Interval], series: int) -> View:
+        view = await self._session.view(intervals, series)
+        memory = view.memory  # from the agent's own views and decisions, so it is already masked
+        return replace(self._mask.apply(replace(view, memory=Memory())), memory=memory)
+
+    async def wait_for_price(self) -> None:
+        await self._session.wait_for_price()
+
+    async def indicators(self, symbol: str, interval: Interval) -> tuple[list[Candle], Indicators]:
+        real = self._inverse.names[symbol]
+        return self._mask.apply(await self._session.indicators(real, interval), real)
+
+    def order_book(self, symbol: str) -> Book | None:
+        real = self._inverse.names[symbol]
+        return self._mask.apply(self._session.order_book(real))
+
+    @property
+    def limits(self) -> VariantLimits:
+        return self._session.limits
+
+    async def risk_context(self) -> RiskContext:
+        return self._mask.apply(await self._session.risk_context())
+
+    def take_inputs(self) -> None:
+        self._session.take_inputs()
+
+    @property
+    def markets(self) -> Mapping[str, Market]:
+        return self._mask.apply(self._session.markets)
+
+    def marks(self) -> Mapping[str, Decimal]:
+        return self._mask.apply({"marks": self._session.marks()})["marks"]
+
+    def account(self) -> Account:
+        return self._mask.apply(self._session.account())
+
+    async def open_account(self) -> Account:
+        return self._mask.apply(await self._session.open_account())
+
+    async def place_order(self, approved: Approved) -> OrderAnswer:
+        validate_order(
+            self._session.record.order(approved), self.markets
+        )  # so that its words are about the masked market
+        answer = await self._session.place_order(self._inverse.apply(approved))
+        return replace(self._mask.apply(answer), reason=self._hidden(answer.reason))
+
+    def refusal_of_price(self, symbol: str) -> str | None:
+        return self._hidden(self._session.refusal_of_price(self._inverse.names[symbol]))
+
+    async def set_exit_plan(self, symbol: str, plan: ExitPlan) -> str | None:
+        real = self._inverse.names[symbol]
+        return self._hidden(await self._session.set_exit_plan(real, self._inverse.apply(plan, symbol)))
+
+    def _hidden(self, reason: str | None) -> str | None:
+        return None if reason is None else self._mask.text(reason)

@@ -1,0 +1,329 @@
+"""Models of a backtest: rule agents, AI models of a models file, and recorded ones from a cassette or a database."""
+
+import argparse
+import os
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from copy import deepcopy
+from datetime import datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from trader.agents.domain.mask import Mask
+from trader.agents.domain.models import Model, ModelConfiguration, ModelId
+from trader.agents.models_file import ANSWER_TOKENS, PROMPT_TOKENS, PROMPT_TOKENS_CACHED, ModelEntry, read_models
+from trader.agents.providers.cassette import ANSWERS, MODELS, Cassette
+from trader.agents.providers.providers import make_providers
+from trader.agents.sql.invocations import select_invocations_within, select_steps, select_tool_calls
+from trader.agents.sql.models import select_models
+from trader.agents.strategy_files import load_strategy
+from trader.agents.variants import VARIANTS
+from trader.backtest.accounts import DecisionSource
+from trader.backtest.answers import KeptAnswers, Spending
+from trader.backtest.options import environ_of, every_of, guard_of, params_of
+from trader.backtest.run import rule_models
+from trader.backtest.sources import (
+    AiSource,
+    RecordedInvocation,
+    RecordingStrategySource,
+    ReplayedDecisions,
+    recorded_invocation,
+)
+from trader.core.clock import iso, moment_of
+from trader.core.errors import SettingsError
+from trader.core.variant_id import VariantId
+from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
+from trader.database.pool import Database
+from trader.database.schema import open_database
+from trader.market.sources.replay import ReplaySource
+from trader.settings.dotenv import read_dotenv
+from trader.settings.providers import OTHER_KEY_NAME, PROVIDERS
+from trader.settings.settings import Settings
+
+ID_FORM: Final = "it must be 1 to 64 letters, digits or any of . _ : -"
+CASSETTE: Final = "cassette"
+"""The folder of the answers, inside the backtest's folder."""
+
+MASKED: Final = ":masked"
+"""The suffix of the id of an account whose model decides in a masked market."""
+
+_BATCH: Final = 1_000
+"""Number of invocations whose calls are read at once."""
+
+_FROM_ENVIRONMENT: Final = ("AI_ATTEMPT_TIMEOUT_S", "MAX_PARALLEL_MODELS")
+"""Settings for asking models, which do not change a result. Keys and addresses of the providers are read as well."""
+
+
+class Chosen(NamedTuple):
+    """Models with their decision sources. `cassette` stores AI answers; `is_asking`: missing answers are requested."""
+
+    models: list[tuple[Model, DecisionSource]]
+    cassette: Cassette | None
+    spending: Spending
+    is_asking: bool
+
+    def open_cassette(self, stack: AsyncExitStack) -> None:
+        """Open the cassette for writing. Raises `OSError`."""
+        if self.cassette is not None and self.is_asking:
+            stack.callback(self.cassette.close)
+            self.cassette.open([model for model, source in self.models if isinstance(source, AiSource)])
+
+
+async def choose_models(
+    options: argparse.Namespace, settings: Settings, source: ReplaySource, stack: AsyncExitStack
+) -> Chosen:
+    """Return the models that the options select. Their resources are closed with the stack.
+
+    :raises SettingsError: with every mistake; without a budget, with an estimate of the cost
+    """
+    starts_at, ends_at = moment_of(source.span.start), moment_of(source.span.stop - 1)
+    every, guard = every_of(options.cadence), guard_of(options.guard)
+    own: list[tuple[Model, DecisionSource]] = []
+    if options.variant or not (options.models or options.models_from or options.strategy):
+        own = rule_models([VariantId(name) for name in options.variant or VariantId], every, starts_at, guard)
+    if options.strategy:
+        own.append(_of_strategy(options, every, starts_at, guard))
+    if options.models and options.models_from:
+        raise SettingsError(["--models asks models and --models-from never does; give one of them"])
+    if options.models:
+        chosen = _of_file(options, settings, (starts_at, ends_at), every, stack)
+    elif options.models_from and (Path(options.models_from) / ANSWERS).exists():
+        cassette = Cassette.load(Path(options.models_from))
+        if not cassette.models:
+            raise SettingsError([f"--models-from: the cassette {options.models_from} names no model in {MODELS}"])
+        chosen = Chosen(_from_cassette(cassette, settings, ends_at), cassette, Spending(None), is_asking=False)
+    elif options.models_from:
+        chosen = Chosen(await _from_database(options.models_from, starts_at, ends_at), None, Spending(None), False)
+    else:
+        chosen = Chosen([], None, Spending(None), is_asking=False)
+    models = own + chosen.models
+    if options.mask:
+        prices = {symbol: recording.minutes.close[0] for symbol, recording in source.recordings.items()}
+        mask = Mask.hiding(options.mask, prices, starts_at)
+        models += [_masked(model, each, mask, settings, ends_at) for model, each in models]
+    ids = [model.id for model, _ in models]
+    if repeated := sorted({model_id for model_id in ids if ids.count(model_id) > 1}):
+        raise SettingsError(
+            [f"{', '.join(repeated)} is the id of two participants; give one of them another id or name"]
+        )
+    return chosen._replace(models=models)
+
+
+def _masked(
+    model: Model, source: DecisionSource, mask: Mask, settings: Settings, ends_at: datetime
+) -> tuple[Model, DecisionSource]:
+    """Return a copy of a model that decides in a masked market."""
+    try:
+        model_id = msgspec.convert(f"{model.id}{MASKED}", ModelId)
+    except msgspec.ValidationError:
+        raise SettingsError([f"--mask: {model.id}{MASKED} is not a valid account id; {ID_FORM}"]) from None
+    twin = replace(model, id=model_id, name=f"{model.name} (masked)")
+    match source:
+        case RecordingStrategySource():
+            try:
+                return twin, RecordingStrategySource(twin, deepcopy(source.strategy), mask)
+            except TypeError as error:
+                raise SettingsError([f"--mask: {model.id} cannot be copied before it trades: {error}"]) from None
+        case AiSource():
+            return twin, AiSource(twin, source.provider, settings, ends_at, mask)
+    raise SettingsError(["--mask: not with the recorded decisions of a database, which were made without it"])
+
+
+def _of_strategy(
+    options: argparse.Namespace, every: str | None, at: datetime, guard: Mapping[str, int]
+) -> tuple[Model, DecisionSource]:
+    """Return the model of `--strategy` with its decision source."""
+    params = params_of(options.param)
+    strategy = load_strategy(options.strategy, params)
+    strategy.limits = replace(VARIANTS[strategy.variant].limits, **guard)
+    file, _, class_name = options.strategy.rpartition(":")
+    try:
+        model_id = msgspec.convert(strategy.name, ModelId)
+    except msgspec.ValidationError:
+        raise SettingsError([f"{file}: {class_name}.name is {strategy.name!r}; {ID_FORM}"]) from None
+    model = Model(
+        id=model_id,
+        name=class_name,
+        variant=strategy.variant,
+        provider="strategy",
+        router_model_name=f"{Path(file).name}:{class_name}",
+        created_at=at,
+        configuration=ModelConfiguration(every=every, params=params),
+    )
+    return model, RecordingStrategySource(model, strategy)
+
+
+# --- AI models to ask -------------------------------------------------------------------------------------------------
+
+
+def _of_file(
+    options: argparse.Namespace,
+    settings: Settings,
+    period: tuple[datetime, datetime],
+    every: str | None,
+    stack: AsyncExitStack,
+) -> Chosen:
+    models = [
+        _model(entry, every, period[0]) for entry in read_models(options.models, options.env_file) if entry.active
+    ]
+    asked = [model for model in models if model.is_ai]
+    if not models:
+        raise SettingsError([f"--models: {options.models} has no active model"])
+    texts = {**read_dotenv(options.env_file).values, **os.environ}
+    environ = environ_of(options) | {name: text for name, text in texts.items() if _is_of_providers(name)}
+    asking = Settings.load(environ, None, demo=True)
+    problems = list(_without_key(asked, asking))
+    budget = _budget(options.budget_usd, problems)
+    if budget is None and asked:
+        problems += _estimate(asked, *period)
+        problems += ["--mask: each model is asked as often again, in the masked market"] if options.mask else []
+    if problems:
+        raise SettingsError(problems)
+    cassette, spending = Cassette.load(options.cassette or options.out / CASSETTE), Spending(budget)
+    clients = make_providers(asking)
+    clients.learn(asked)
+    stack.push_async_callback(clients.close)
+    providers = {
+        name: KeptAnswers(name, cassette, spending, client, asking.max_parallel_models)
+        for name, client in clients.items()
+        if client.is_remote
+    }
+    return Chosen([_with_source(model, providers, settings, period[1]) for model in models], cassette, spending, True)
+
+
+def _is_of_providers(name: str) -> bool:
+    of_provider = name.startswith(tuple(f"{provider.upper()}_" for provider in PROVIDERS))
+    is_own = of_provider and ("_API_KEY" in name or name.endswith("_BASE_URL"))
+    return name in _FROM_ENVIRONMENT or is_own or OTHER_KEY_NAME.fullmatch(name) is not None
+
+
+def _model(entry: ModelEntry, every: str | None, at: datetime) -> Model:
+    configuration = entry.configuration
+    return Model(
+        id=entry.id,
+        name=entry.name or entry.id,
+        variant=entry.variant,
+        provider=entry.provider,
+        router_model_name=entry.router_model,
+        logo=entry.logo,
+        created_at=at,
+        configuration=replace(configuration, every=configuration.every or every),
+    )
+
+
+def _with_source(
+    model: Model, providers: Mapping[str, KeptAnswers], settings: Settings, ends_at: datetime
+) -> tuple[Model, DecisionSource]:
+    if model.provider == "rules":
+        return model, RecordingStrategySource(model, VARIANTS[model.variant].agent())
+    if model.provider == "strategy":
+        strategy = load_strategy(model.router_model_name, model.configuration.params)
+        strategy.limits = VARIANTS[model.variant].limits
+        return model, RecordingStrategySource(model, strategy)
+    return model, AiSource(model, providers[model.provider], settings, ends_at)
+
+
+def _without_key(models: Sequence[Model], settings: Settings) -> Iterator[str]:
+    for provider in dict.fromkeys(model.provider for model in models if not model.configuration.provider_definition):
+        if provider not in settings.providers:
+            names = ", ".join(model.id for model in models if model.provider == provider)
+            key = provider.upper()
+            yield (
+                f"--models: {names}: {provider} has no key. Set {key}_API_KEY, or {key}_BASE_URL for a server of your "
+                "own; --models-from executes recorded decisions without a key"
+            )
+
+
+def _budget(text: str | None, problems: list[str]) -> Decimal | None:
+    """Return the budget in USD. Append a problem unless it is an amount above 0."""
+    if text is None:
+        return None
+    try:
+        budget = Decimal(text)
+        is_amount = 0 < budget <= 1_000_000
+    except ArithmeticError:  # not a number at all, or NaN
+        budget, is_amount = Decimal(0), False
+    if not is_amount:
+        problems.append(f"--budget-usd is {text!r}; it must be an amount above 0 and at most 1000000")
+    return budget
+
+
+def _estimate(models: Sequence[Model], starts_at: datetime, ends_at: datetime) -> Iterator[str]:
+    """Yield lines that estimate the tokens and cost of these models, at one answer per decision."""
+    yield (
+        f"--budget-usd is missing: what asking AI models from {iso(starts_at)} to {iso(ends_at)} may cost. The figures "
+        "below are for one answer to each decision; an answer that asks for more takes another"
+    )
+    for model in models:
+        count = (ends_at - starts_at) // model.configuration.cadence + 1
+        tokens = count * (PROMPT_TOKENS + ANSWER_TOKENS)
+        said = f"{model.id}: {count} decisions, {tokens / 1e6:.1f} million tokens"
+        price = model.configuration.price
+        if price is None:
+            yield f"{said}; without a `price` in the models file the cost is not known in advance"
+            continue
+        low, high = (count * price.cost(PROMPT_TOKENS, cached, ANSWER_TOKENS) for cached in (PROMPT_TOKENS_CACHED, 0))
+        yield f"{said}, {low:.2f} USD when the provider caches prompts and {high:.2f} USD when it does not"
+
+
+# --- recorded models --------------------------------------------------------------------------------------------------
+
+
+def _from_cassette(cassette: Cassette, settings: Settings, ends_at: datetime) -> list[tuple[Model, DecisionSource]]:
+    names = {model.provider for model in cassette.models.values()}
+    models = [model for model in cassette.models.values() if not _is_masked(model, cassette)]
+    providers = {name: KeptAnswers(name, cassette, Spending(None), None, 1) for name in names}
+    return [_with_source(model, providers, settings, ends_at) for model in models]
+
+
+def _is_masked(model: Model, cassette: Cassette) -> bool:
+    return model.id.endswith(MASKED) and model.id.removesuffix(MASKED) in cassette.models
+
+
+async def _from_database(text: str, starts_at: datetime, ends_at: datetime) -> list[tuple[Model, DecisionSource]]:
+    """Return the models in a database with decisions within the period, and these decisions."""
+    models: list[tuple[Model, DecisionSource]] = []
+    async with _opened(text) as database, database.connection() as conn:
+        for model in await select_models(conn):
+            invocations = await select_invocations_within(conn, model.id, starts_at, ends_at)
+            recorded: list[RecordedInvocation] = []
+            for first in range(0, len(invocations), _BATCH):
+                batch = invocations[first : first + _BATCH]
+                ids = [invocation.id for invocation in batch]
+                steps, calls = await select_steps(conn, ids), await select_tool_calls(conn, ids)
+                recorded += [
+                    recorded_invocation(invocation, steps.get(invocation.id, []), calls.get(invocation.id, []))
+                    for invocation in batch
+                ]
+            if recorded:
+                models.append((model, ReplayedDecisions(model, recorded)))
+    if not models:
+        raise SettingsError([f"--models-from: no model decided between {iso(starts_at)} and {iso(ends_at)} there"])
+    return models
+
+
+@asynccontextmanager
+async def _opened(text: str) -> AsyncIterator[Database]:
+    """Open the database at a connection string, or the embedded database of a folder."""
+    if "://" in text:
+        async with open_database(text) as database:
+            yield database
+        return
+    folder = Path(text) / EMBEDDED_FOLDER
+    if not folder.exists():
+        raise SettingsError(
+            [
+                f"--models-from is {text!r}; it must be a cassette (a folder with {ANSWERS}), the address of a "
+                "database, or the working folder of a service with an embedded one"
+            ]
+        )
+    async with EmbeddedPostgres(folder).attach() as server:
+        names = await server.databases()
+        if len(names) != 1:
+            raise SettingsError([f"--models-from: {text} has {len(names)} databases; give the address of one"])
+        async with open_database(server.dsn(names[0])) as database:
+            yield database

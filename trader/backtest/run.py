@@ -1,0 +1,274 @@
+"""Run of a backtest: its parts, built from settings and models, and the result of each model."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from decimal import Decimal
+from typing import Protocol
+
+import msgspec
+
+from trader.agents.domain.models import Model, ModelConfiguration, rule_model
+from trader.agents.variants import VARIANTS
+from trader.backtest.accounts import DecisionSource, ModelAccount, open_model_account
+from trader.backtest.baselines import BaselineAccount, open_baselines
+from trader.backtest.engine import Engine, Journal, run_together
+from trader.backtest.market import BacktestMarket
+from trader.backtest.sources import AiSource, RecordingStrategySource
+from trader.core.clock import moment_of
+from trader.core.errors import StrategyError
+from trader.core.money import ZERO
+from trader.core.statistics import EquityPoint
+from trader.core.variant_id import VariantId
+from trader.exchange.domain.account import Marks, Trade, equity, unrealized
+from trader.exchange.domain.ledger import ExchangeRules, Posting
+from trader.exchange.protocol import rules_of
+from trader.portfolio.domain.histories import Snapshot
+from trader.portfolio.sql.snapshots import hourly_points
+from trader.portfolio.tables import Results, empty
+from trader.seasons.sql.report import AccountReport, TradeOutcome
+from trader.settings.settings import Settings
+
+
+class RunJournal(Journal, Protocol):
+    """Journal of a whole backtest."""
+
+    def open(self, followed: ModelAccount) -> None:
+        """Receive a newly opened account."""
+        ...
+
+
+class TableJournal:
+    """Journal that fills the tables of a result: for the accounts, everything; for the baselines, their equity."""
+
+    def __init__(self) -> None:
+        self.tables = empty()
+
+    def open(self, followed: ModelAccount) -> None:
+        """Do nothing: an account without trades appears with its equity."""
+
+    def post(self, posting: Posting) -> None:
+        account_id = posting.account.id
+        for fill in posting.fills:
+            fee = fill.fee + fill.liquidation_fee
+            self.tables.fills.add(
+                fill.at, account_id, fill.symbol, fill.side.value, fill.quantity, fill.price, fee, fill.maker,
+                fill.cause.value,
+            )  # fmt: skip
+        for trade in posting.trades:
+            self.tables.trades.add(
+                account_id, trade.symbol, trade.side.value, trade.quantity, trade.entry_price, trade.exit_price,
+                trade.leverage, trade.gross_pnl, trade.fees, trade.funding, trade.net_pnl, trade.close_reason.value,
+                trade.confidence, trade.opened_at, trade.closed_at,
+            )  # fmt: skip
+
+    def snapshot(self, snapshot: Snapshot) -> None:
+        self.tables.equity.add(
+            snapshot.created_at, snapshot.account_id, snapshot.net_portfolio, snapshot.cash, snapshot.unrealized_pnl
+        )
+
+    def finish(self, accounts: Sequence[ModelAccount]) -> Results:
+        """Return the tables, with the decisions of the accounts by time."""
+        outcomes = [(outcome, followed.account.id) for followed in accounts for outcome in followed.outcomes]
+        for (at, *rest), account_id in sorted(outcomes, key=lambda pair: (pair[0].at, pair[1])):
+            self.tables.decisions.add(at, account_id, *rest)
+        return self.tables
+
+
+class Sums:
+    """An account's totals of its fills, its closed trades, and the notional of its largest execution in each market."""
+
+    def __init__(self) -> None:
+        self.fees = self.liquidation_fees = ZERO
+        self.trades: list[Trade] = []
+        self.largest: dict[str, Decimal] = {}
+
+    def add(self, posting: Posting) -> None:
+        self.fees += sum((fill.fee for fill in posting.fills), ZERO)
+        self.liquidation_fees += sum((fill.liquidation_fee for fill in posting.fills), ZERO)
+        self.trades += posting.trades
+        executed: defaultdict[str, Decimal] = defaultdict(Decimal)
+        for fill in posting.fills:
+            executed[fill.symbol] += fill.quantity * fill.price
+        for symbol, notional in executed.items():
+            self.largest[symbol] = max(notional, self.largest.get(symbol, ZERO))
+
+
+class _Observed:
+    """Journal that forwards everything to other journals, and keeps totals per account."""
+
+    def __init__(self, journals: Sequence[RunJournal]) -> None:
+        self._journals = journals
+        self.sums: dict[str, Sums] = {}
+
+    def open(self, followed: ModelAccount) -> None:
+        self.sums[followed.account.id] = Sums()
+        for journal in self._journals:
+            journal.open(followed)
+
+    def post(self, posting: Posting) -> None:
+        self.sums[posting.account.id].add(posting)
+        for journal in self._journals:
+            journal.post(posting)
+
+    def snapshot(self, snapshot: Snapshot) -> None:
+        for journal in self._journals:
+            journal.snapshot(snapshot)
+
+
+class _Unbooked:
+    """Journal of the baselines: forwards their snapshots and drops their postings, which belong to no ledger."""
+
+    def __init__(self, journals: Sequence[Journal]) -> None:
+        self._journals = journals
+
+    def post(self, posting: Posting) -> None:
+        pass
+
+    def snapshot(self, snapshot: Snapshot) -> None:
+        for journal in self._journals:
+            journal.snapshot(snapshot)
+
+
+class Backtest:
+    """A backtest over an open source. `run` may be stopped early; the results until then are valid."""
+
+    def __init__(
+        self,
+        market: BacktestMarket,
+        rules: ExchangeRules,
+        accounts: Sequence[ModelAccount],
+        baselines: Sequence[BaselineAccount],
+        journals: Sequence[RunJournal],
+    ) -> None:
+        self.market, self.rules = market, rules
+        self.starts_at, self.ends_at = moment_of(market.span.start), moment_of(market.span.stop - 1)
+        self._reached = market.span.start
+        self._observed = _Observed(journals)
+        self.accounts, self.baselines = accounts, baselines
+        for followed in self.accounts:
+            self._observed.open(followed)
+        self._engine = Engine(market, rules, self.accounts, self._observed)
+        self._engines = self._engine, Engine(market, rules, self.baselines, _Unbooked(journals))
+
+    @classmethod
+    def fresh(
+        cls,
+        market: BacktestMarket,
+        settings: Settings,
+        models: Sequence[tuple[Model, DecisionSource]],
+        journals: Sequence[RunJournal],
+        *,
+        has_baselines: bool = True,
+    ) -> "Backtest":
+        """Return a backtest of models whose accounts open with it."""
+        starts_at, variants = moment_of(market.span.start), {model.variant for model, _ in models}
+        accounts = [open_model_account(model, source, settings, starts_at) for model, source in models]
+        baselines = open_baselines(market, settings, variants) if has_baselines else []
+        return cls(market, rules_of(settings, market.markets), accounts, baselines, journals)
+
+    def run(self) -> Iterator[datetime]:
+        """Advance through the market, and yield the time reached about once per hour of market time."""
+        for second in run_together(self.market, self._engines):
+            self._reached = min(second, self.market.span.stop - 1)
+            yield moment_of(self._reached)
+
+    async def invoke(self) -> None:
+        """Run the invocations that are due at the time reached, and raise the error of the first that failed."""
+        await self._engine.invoke()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether an invocation is due at the time reached."""
+        return self._engine.is_due
+
+    def skip(self) -> None:
+        """Skip the invocations that are due at the time reached."""
+        self._engine.skip()
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether an invocation has advanced an account beyond the time reached."""
+        return self._engine.is_ahead(self._reached)
+
+    @property
+    def failure(self) -> StrategyError | None:
+        """The failure of a strategy, which has decided nothing since; None if none has failed."""
+        sources = (each.source for each in self.accounts if isinstance(each.source, RecordingStrategySource))
+        return next((each.failure for each in sources if each.failure is not None), None)
+
+    def marks(self) -> Marks:
+        """Return the marks at the time reached."""
+        return self.market.marks(self._reached)
+
+    def reports(self) -> list[AccountReport]:
+        """Return the result of each account at the time reached, valued at the current marks."""
+        return [self._report(followed) for followed in self.accounts]
+
+    def _report(self, followed: ModelAccount) -> AccountReport:
+        account, sums = followed.account, self._observed.sums[followed.account.id]
+        marks = self.marks()
+        return AccountReport(
+            model_id=followed.model.id,
+            name=followed.model.name,
+            variant=followed.model.variant.value,
+            initial_capital=account.run.initial_capital,
+            started_at=account.run.started_at,
+            at=moment_of(self._reached),
+            equity=equity(account, marks),
+            unrealized=unrealized(account, marks),
+            gross=account.realized,
+            fees=sums.fees,
+            liquidation_fees=sums.liquidation_fees,
+            funding=account.funding,
+            insurance=account.insurance,
+            model_cost=followed.source.cost_usd if isinstance(followed.source, AiSource) else None,
+            invocations=followed.decisions,
+            trades=len(sums.trades),
+        )
+
+    def equity_hours(self) -> dict[str, list[EquityPoint]]:
+        """Return the last equity of each hour of each account."""
+        return {each.account.id: hourly_points(each.hours) for each in self.accounts}
+
+    def trades(self, followed: ModelAccount) -> Sequence[Trade]:
+        """Return the completed trades of an account, in order of closing."""
+        return self._observed.sums[followed.account.id].trades
+
+    def largest_executions(self) -> Mapping[str, Decimal]:
+        """Return the largest notional that one account executed at once in each market."""
+        accounts = self._observed.sums.values()
+        return {
+            symbol: max((sums.largest.get(symbol, ZERO) for sums in accounts), default=ZERO)
+            for symbol in self.market.markets
+        }
+
+    def outcomes(self) -> list[TradeOutcome]:
+        """Return the completed trades of all accounts."""
+        return [
+            TradeOutcome(
+                variant=followed.model.variant.value,
+                symbol=trade.symbol,
+                close_reason=trade.close_reason.value,
+                net_percent=float(100 * trade.net_pnl / trade.entry_notional),
+                held=trade.closed_at - trade.opened_at,
+            )
+            for followed in self.accounts
+            for trade in self.trades(followed)
+        ]
+
+
+def rule_models(
+    variants: Sequence[VariantId], every: str | None, at: datetime, guard: Mapping[str, int]
+) -> list[tuple[Model, DecisionSource]]:
+    """Return the models of the variants' rule agents, which decide at the interval `every` (None: every minute).
+
+    `guard` has the guard limits that differ from the variants' own.
+    """
+    models: list[tuple[Model, DecisionSource]] = []
+    for variant in variants:
+        model, agent = rule_model(variant, at), VARIANTS[variant].agent()
+        agent.limits = msgspec.structs.replace(agent.limits, **guard)
+        model = msgspec.structs.replace(model, configuration=ModelConfiguration(every=every))
+        models.append((model, RecordingStrategySource(model, agent)))
+    return models

@@ -1,0 +1,316 @@
+"""Sources of decisions: strategies, AI models, and recorded decisions."""
+
+import math
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from trader.agents.conversation import InvocationLimits
+from trader.agents.domain.conversation import ToolRequest
+from trader.agents.domain.guard import STALE_DECISION
+from trader.agents.domain.invocations import Invocation as InvocationRow
+from trader.agents.domain.invocations import Step, ToolCall
+from trader.agents.domain.mask import Mask
+from trader.agents.domain.memory import CYCLES_REMEMBERED, PastCall, PastCycle, note_of, remember
+from trader.agents.domain.messages import decision_json
+from trader.agents.domain.models import Model
+from trader.agents.domain.strategy import Peek, Strategy
+from trader.agents.domain.tools import TOOL_NAMES, TOOLS, BadCall, Change, Decision, decode
+from trader.agents.domain.view import View
+from trader.agents.execute import InvocationEnvironment
+from trader.agents.providers.providers import Provider
+from trader.agents.record import InvocationRecord
+from trader.agents.strategy_files import LoadedStrategy
+from trader.agents.workflow import Workflow
+from trader.backtest.accounts import BacktestAccount, DecisionSource, Invocation, ModelAccount
+from trader.backtest.answers import KeptAnswers
+from trader.backtest.engine import AccountSession
+from trader.backtest.ledger import Lines
+from trader.backtest.masking import MaskedPeek, MaskedSession
+from trader.core.clock import epoch_second, moment_of
+from trader.core.errors import StrategyError
+from trader.core.events import EventBus
+from trader.core.money import ZERO
+from trader.market.domain.markets import STALE_AFTER
+from trader.settings.settings import Settings
+
+
+class RecordedCall(msgspec.Struct, frozen=True):
+    """A tool call. `number` counts the calls of its invocation from 1."""
+
+    number: int
+    tool: str
+    arguments: dict[str, Any]
+
+    @classmethod
+    def of(cls, number: int, decision: Decision) -> "RecordedCall":
+        return cls(number, TOOL_NAMES[type(decision)], decision_json(decision))
+
+    @property
+    def decision(self) -> Decision:
+        return msgspec.convert(self.arguments, TOOLS[self.tool])
+
+
+class RecordedStep(msgspec.Struct, frozen=True, rename="camel"):
+    """The calls of one answer, and the time their execution began.
+
+    `viewed_at` is the time of the view they are based on.
+    """
+
+    at: datetime
+    viewed_at: datetime
+    calls: list[RecordedCall]
+
+
+class RecordedInvocation(msgspec.Struct, frozen=True, rename="camel"):
+    """The decisions of one invocation of a model."""
+
+    model_id: str
+    started_at: datetime
+    steps: list[RecordedStep]
+
+
+def answered_by(model: Model, strategy: Strategy) -> str:
+    """Return the name of a model's source of answers; for a file, followed by its digest, since it may change."""
+    name = model.router_model_name
+    return f"{name}@{strategy.digest[:16]}" if isinstance(strategy, LoadedStrategy) else name
+
+
+class WorkflowSource(DecisionSource):
+    """Decision source of a model that the service's workflow asks at its cadence.
+
+    With a mask, its workflow runs in the masked market, but the recorded decisions are for the real one.
+    """
+
+    runs_ahead = records_inputs = True
+
+    def __init__(
+        self, model: Model, provider: Provider, settings: Settings, ends_at: datetime, mask: Mask | None = None
+    ) -> None:
+        self._model = model
+        self._mask = mask
+        self._inverse = None if mask is None else mask.inverse()
+        self._providers = {provider.name: provider}
+        self._every_s = int(model.configuration.cadence.total_seconds())
+        self._limits = InvocationLimits(
+            settings.run_tokens_max,
+            settings.answer_tokens_max,
+            settings.attempt_timeout_s,
+            math.inf,  # in real time, which does not pass here
+            self._seen(ends_at + STALE_AFTER + timedelta(milliseconds=1)) if settings.replay_thinking == "on" else None,
+        )
+        self._kept_note: str | None = None
+        self._cycles: deque[PastCycle] = deque(maxlen=CYCLES_REMEMBERED)
+        self.cost_usd: Decimal = ZERO
+        self.answered_by: str | None = None
+        """The name of the model that answered last, as reported by the provider."""
+
+        self.recorded: list[RecordedInvocation] = []
+
+    def _seen(self, moment: datetime) -> datetime:
+        return moment if self._mask is None else self._mask.apply(moment)
+
+    def next_after(self, second: int) -> int | None:
+        return (second // self._every_s + 1) * self._every_s
+
+    async def run(self, session: AccountSession) -> None:
+        """Run an invocation, unless the previous one is still running."""
+        followed, now = session.followed, session.now()
+        if followed.seen > epoch_second(now):
+            followed.missed += 1
+            return
+        session.memory = remember(self._kept_note, self._cycles)
+        record = InvocationRecord(self._model, self._seen(now))
+        session.record = record
+        environment: InvocationEnvironment = session if self._mask is None else MaskedSession(session, self._mask)
+        try:
+            await Workflow(record, self._providers, environment, EventBus(), self._limits).execute()
+        finally:
+            self._note(record, followed)
+
+    def _note(self, record: InvocationRecord, followed: BacktestAccount) -> None:
+        """Record the outcome of an invocation, even if it was aborted."""
+        done = record.invocation
+        followed.decisions += record.is_completed
+        followed.missed += not record.is_completed
+        if done.step_count:
+            calls = [each for call in record.calls if (each := PastCall.of(call)).is_remembered]
+            self._cycles.appendleft(PastCycle(done.started_at, done.response, calls))
+        self._kept_note = next(filter(None, map(note_of, reversed(record.calls))), self._kept_note)
+        self.cost_usd += done.cost_usd or ZERO
+        self.answered_by = record.answered_by or self.answered_by
+        self.recorded.append(recorded_invocation(done, record.steps, record.calls, self._inverse))
+        for call in record.calls:
+            decision = _decision_of(call, self._inverse)
+            if isinstance(decision, Change) and call.metadata["results"]:
+                at = call.created_at if self._inverse is None else self._inverse.apply(call.created_at)
+                followed.report(at, call.number, decision, (call.status, call.metadata["results"][0]))
+        if followed.finished is not None:
+            followed.finished.append(record)
+
+
+class AiSource(WorkflowSource):
+    """Decision source of an AI model whose answers are stored."""
+
+    is_asking = True
+
+    def __init__(
+        self, model: Model, provider: KeptAnswers, settings: Settings, ends_at: datetime, mask: Mask | None = None
+    ) -> None:
+        super().__init__(model, provider, settings, ends_at, mask)
+        self.provider = provider
+
+    async def run(self, session: AccountSession) -> None:
+        """Run an invocation, unless the previous one is still running.
+
+        :raises AskingEnded: it failed because requests to models have ended
+        """
+        decided = session.followed.decisions
+        await super().run(session)
+        if session.followed.decisions == decided and self.provider.ended is not None:
+            raise self.provider.ended
+
+
+class RecordingStrategySource(DecisionSource):
+    """Decision source of a model's strategy; records its decisions. After a failure it makes no more decisions."""
+
+    strategy: Strategy
+
+    def __init__(self, model: Model, strategy: Strategy, mask: Mask | None = None) -> None:
+        self._model = model
+        self.strategy = strategy
+        self._every_s = int(model.configuration.cadence.total_seconds())
+        self._mask = mask
+        self.recorded: list[RecordedInvocation] = []
+        self.failure: StrategyError | None = None
+        self.answered_by = answered_by(model, strategy)
+
+    def next_after(self, second: int) -> int | None:
+        return None if self.failure is not None else (second // self._every_s + 1) * self._every_s
+
+    async def run(self, session: AccountSession) -> None:
+        followed = session.followed
+        followed.decisions += 1
+        decisions = self.decide(session.peek, session.look)
+        if not decisions:
+            return
+        invocation = followed.invocation = Invocation(self._model, session.now(), decisions)
+        session.record = invocation.record
+        for number, decision in enumerate(decisions, 1):
+            await session.execute(number, decision)
+        followed.end_invocation(session.now())
+
+    def decide(self, peek: Peek, look: Callable[[], View]) -> Sequence[Decision]:
+        """Return the decisions at this moment, and record them. `look` builds the full view, which is expensive."""
+        try:
+            decisions = self._decided(peek, look)
+        except StrategyError as error:
+            self.failure = error
+            return ()
+        if decisions:
+            calls = [RecordedCall.of(number, decision) for number, decision in enumerate(decisions, 1)]
+            step = RecordedStep(peek.now, peek.now, calls)
+            self.recorded.append(RecordedInvocation(self._model.id, peek.now, [step]))
+        return decisions
+
+    def _decided(self, peek: Peek, look: Callable[[], View]) -> Sequence[Decision]:
+        """Return the decisions for the real market, with the mask of a masked strategy removed."""
+        strategy, mask = self.strategy, self._mask
+        if mask is None:
+            return list(strategy.decide(look()) or ()) if strategy.may_act(peek) else ()
+        if not strategy.may_act(MaskedPeek(peek, mask)):
+            return ()
+        return [mask.inverse().apply(decision) for decision in strategy.decide(mask.apply(look())) or ()]
+
+
+class ReplayedDecisions(DecisionSource):
+    """Decision source that executes recorded decisions at their recorded times."""
+
+    runs_ahead = True
+
+    def __init__(self, model: Model, recordings: Sequence[RecordedInvocation]) -> None:
+        self._model = model
+        self.recorded: list[RecordedInvocation] = []
+        self._seconds = [epoch_second(invocation.started_at) for invocation in recordings]
+        self._by_second = dict(zip(self._seconds, recordings, strict=True))
+
+    def next_after(self, second: int) -> int | None:
+        place = bisect_right(self._seconds, second)
+        return self._seconds[place] if place < len(self._seconds) else None
+
+    async def run(self, session: AccountSession) -> None:
+        """Execute the recorded decisions of this moment's invocation."""
+        followed = session.followed
+        recorded = self._by_second[epoch_second(session.now())]
+        session.advance_to(max(recorded.started_at, moment_of(followed.seen)))
+        followed.decisions += 1
+        self.recorded.append(recorded)
+        decisions = [call.decision for step in recorded.steps for call in step.calls]
+        invocation = followed.invocation = Invocation(self._model, recorded.started_at, decisions)
+        session.record = invocation.record
+        for step in recorded.steps:
+            session.advance_to(step.at)
+            session.viewed_at = step.viewed_at
+            for call in step.calls:
+                await session.execute(call.number, call.decision)
+        followed.end_invocation(session.now())
+
+
+class DecisionLines(Lines):
+    """One JSON line per invocation with decisions, in order of time for each model."""
+
+    def take(self, accounts: Iterable[ModelAccount]) -> None:
+        """Add the invocations since the last call."""
+        for followed in accounts:
+            if isinstance(followed.source, AiSource | RecordingStrategySource | ReplayedDecisions):
+                for recorded in followed.source.recorded:
+                    self.add(msgspec.json.encode(recorded))
+                followed.source.recorded.clear()
+
+
+def read_decisions(file: Path) -> dict[str, list[RecordedInvocation]]:
+    """Read the invocations with decisions, by model. Raises `OSError` and `MsgspecError`."""
+    invocations: dict[str, list[RecordedInvocation]] = {}
+    with file.open("rb") as lines:
+        for line in lines:
+            recorded = msgspec.json.decode(line, type=RecordedInvocation)
+            invocations.setdefault(recorded.model_id, []).append(recorded)
+    return invocations
+
+
+def recorded_invocation(
+    done: InvocationRow, steps: Sequence[Step], calls: Sequence[ToolCall], inverse: Mask | None = None
+) -> RecordedInvocation:
+    """Return the decisions of an invocation from its record; `inverse` removes the mask, if any."""
+    recorded_steps, viewed_at, left = [], done.started_at, deque(calls)
+    for step in steps:
+        own = [left.popleft() for _ in step.tool_names[: len(left)]]
+        decided = [
+            RecordedCall.of(call.number, made) for call in own if (made := _decision_of(call, inverse)) is not None
+        ]
+        if decided:
+            recorded_steps.append(RecordedStep(step.created_at, viewed_at, decided))
+        if any(_is_stale(call) for call in own):  # at that point the model saw a new view
+            viewed_at = own[-1].created_at
+    recorded = RecordedInvocation(done.model_id, done.started_at, recorded_steps)
+    return recorded if inverse is None else inverse.apply(recorded)
+
+
+def _decision_of(call: ToolCall, inverse: Mask | None) -> Decision | None:
+    raw = call.metadata.get("raw")
+    if raw is None:
+        return None
+    decision = decode(ToolRequest(id="", name=raw["name"], arguments=raw["arguments"]))
+    if isinstance(decision, BadCall):
+        return None
+    return decision if inverse is None else inverse.apply(decision)
+
+
+def _is_stale(call: ToolCall) -> bool:
+    return any(isinstance(each, Mapping) and each.get("rule") == STALE_DECISION for each in call.metadata["results"])

@@ -1,0 +1,71 @@
+"""Statistics of a backtest: its runs as a service would read them from its rows, and the evidence for its entrants."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from trader.agents.domain.entrants import EntrantRecord
+from trader.agents.entrants import first_entrant
+from trader.backtest.accounts import ModelAccount
+from trader.backtest.baselines import BaselineAccount
+from trader.backtest.run import Backtest
+from trader.backtest.sources import AiSource, RecordingStrategySource
+from trader.core.clock import LockstepClock
+from trader.exchange.sql.trades import OpenPosition, RunTrade
+from trader.market.feed import MarketFeed
+from trader.market.sources.replay import ReplaySource
+from trader.portfolio.domain.luck import Luck, traders_for
+from trader.portfolio.evidence import EvidenceReport, last_whole_hour, make_report
+from trader.portfolio.luck import LuckRequest, RandomTraders
+from trader.portfolio.run_statistics import RunStatistics
+from trader.portfolio.sql.analytics import CurrentRun, InvocationTotals, RunEntrant
+from trader.settings.settings import Settings
+
+
+async def judge(run: Backtest, source: ReplaySource, settings: Settings, reached: datetime) -> EvidenceReport:
+    """Return the evidence for all entrants up to the time reached, including luck, as a service would show it."""
+    models = {followed.model.id: followed.model for followed in run.accounts}
+    runs = {followed.model.id: _statistics(run, followed, settings) for followed in run.accounts}
+    baselines = {followed.baseline.id: _statistics_of_baseline(followed) for followed in run.baselines}
+    luck = _Luck(RandomTraders(MarketFeed(source, LockstepClock(reached)), settings))
+    return await make_report(models, runs, baselines, luck, last_whole_hour(reached))
+
+
+class _Luck:
+    """Luck source that compares every entrant immediately; a service compares in the background."""
+
+    def __init__(self, traders: RandomTraders) -> None:
+        self._traders = traders
+
+    async def results(self, requests: Sequence[LuckRequest], models: int) -> list[Luck | str]:
+        return [await self._traders.compare(request, traders_for(models)) for request in requests]
+
+
+def _statistics(run: Backtest, followed: ModelAccount, settings: Settings) -> RunStatistics:
+    """Return the run statistics of a model's account."""
+    model, source, account_run = followed.model, followed.source, followed.account.run
+    answered_by = (
+        source.answered_by if isinstance(source, AiSource | RecordingStrategySource) else model.router_model_name
+    )
+    entrant = first_entrant(model, settings, answered_by, run.starts_at)
+    due = followed.decisions + followed.missed
+    record = EntrantRecord(entrant.number, entrant.fingerprint, entrant.began_at, followed.decisions, due)
+    totals = InvocationTotals(finished=followed.decisions)
+    statistics = RunStatistics(
+        CurrentRun(model.id, account_run.id, account_run.initial_capital, account_run.started_at, totals, record)
+    )
+    statistics.set_entrants([RunEntrant(model.id, record, None, None, totals)])
+    statistics.set_hours(followed.hours)
+    trades = [RunTrade.of(trade) for trade in run.trades(followed)]
+    statistics.add_trades(sorted(trades, key=lambda trade: (trade.closed_at, trade.id)))
+    statistics.open = [
+        OpenPosition(model.id, held.symbol, held.is_long, held.entry_notional, held.opened_at)
+        for held in followed.account.positions.values()
+    ]
+    return statistics
+
+
+def _statistics_of_baseline(followed: BaselineAccount) -> RunStatistics:
+    account, run = followed.account, followed.account.run
+    statistics = RunStatistics(CurrentRun(account.id, run.id, run.initial_capital, run.started_at))
+    statistics.set_hours(followed.hours)
+    return statistics

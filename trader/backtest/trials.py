@@ -1,0 +1,130 @@
+"""The trial ledger of backtests: one line per account and run, and deflated figures that count them."""
+
+import argparse
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from trader.backtest.domain.deflation import Deflated, deflate, hourly_sharpe
+from trader.backtest.run import Backtest
+from trader.core.clock import SystemClock
+from trader.core.errors import SettingsError, StartError
+from trader.market.sources.files import find_files
+
+TRIALS: Final = "trials.jsonl"
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """An account of a run. `data` is the digest of the candles, and `ledger` the digest of the run's ledger."""
+
+    at: datetime
+    data: str
+    model: str
+    ledger: str
+    strategy: str | None
+    params: Mapping[str, Any]
+    seed: int | None
+    from_: str = msgspec.field(name="from")
+    to: str
+    return_percent: float
+    sharpe_per_hour: float | None
+
+
+def trials_file(options: argparse.Namespace) -> Path:
+    """Return the ledger named by the options, else the one next to the folder of the run."""
+    return Path(options.trials).absolute() if options.trials is not None else options.out.absolute().parent / TRIALS
+
+
+def data_digest(place: Path, markets: Sequence[str]) -> str:
+    """Return the SHA-256 over the candle files of these markets, in hexadecimal."""
+    digest = hashlib.sha256()
+    for symbol, files in sorted(find_files(place).items()):
+        for file in files if symbol in markets else ():
+            digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def hourly_returns(run: Backtest) -> dict[str, npt.NDArray[np.float64]]:
+    """Return the hourly simple returns of each account, the first one relative to its initial capital."""
+    returns = {}
+    for followed in run.accounts:
+        values = [float(followed.account.run.initial_capital), *(float(each.last) for each in followed.hours)]
+        with np.errstate(divide="ignore", invalid="ignore"):  # an account with no equity left
+            returns[followed.account.id] = np.diff(values) / np.array(values[:-1])
+    return returns
+
+
+def add_trials(options: argparse.Namespace, run: Backtest, value: Mapping[str, Any]) -> None:
+    """Add a run to the ledger, and the deflated figures to each account of its result.
+
+    :raises StartError: the ledger cannot be read or written
+    """
+    digest, returns = data_digest(options.data, value["markets"]), hourly_returns(run)
+    strategy = value["strategy"]
+    models = {followed.model.id: followed.model for followed in run.accounts}
+    trials = [
+        Trial(
+            at=SystemClock().now(),
+            data=digest,
+            model=account["id"],
+            ledger=value["ledgerSha256"],
+            strategy=strategy["sha256"] if strategy and models[account["id"]].provider == "strategy" else None,
+            params=models[account["id"]].configuration.params,
+            seed=value["seed"],
+            from_=value["from"],
+            to=value["to"],
+            return_percent=account["returnPercent"],
+            sharpe_per_hour=hourly_sharpe(returns[account["id"]]),
+        )
+        for account in value["accounts"]
+    ]
+    file = trials_file(options)
+    lines = b"".join(msgspec.json.encode(trial) + b"\n" for trial in trials)
+    try:
+        place = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(place, lines)  # in a single write: concurrent runs append to the same file
+        finally:
+            os.close(place)
+    except OSError as error:
+        raise StartError(f"{file} cannot be written: {error.strerror}; --trials names another file.") from error
+    known = read_trials(file, digest)
+    ratios = [trial.sharpe_per_hour for trial in known if trial.sharpe_per_hour is not None]
+    for account in value["accounts"]:
+        account["deflated"] = deflate(returns[account["id"]], ratios, len(known))
+
+
+def read_trials(file: Path, data: str) -> list[Trial]:
+    """Return the trials on these candles, where repetitions of a run count once.
+
+    Raises `SettingsError` for a broken line.
+    """
+    known: dict[tuple[str, str], Trial] = {}
+    for number, line in enumerate(file.read_bytes().splitlines(), 1):
+        try:
+            trial = msgspec.json.decode(line, type=Trial)
+        except msgspec.MsgspecError as error:
+            raise SettingsError([f"{file}, line {number} is not a trial of a backtest: {error}"]) from None
+        if trial.data == data:
+            known[trial.ledger, trial.model] = trial
+    return list(known.values())
+
+
+def deflated_line(account_id: str, deflated: Deflated | None) -> str:
+    """Describe the significance of an account's result after this many trials."""
+    if deflated is None:
+        return f"{account_id}: too few hours, or no variation, for a deflated Sharpe ratio"
+    ratio, chance = f"{account_id}: Sharpe ratio {deflated.sharpe_per_hour:+.3f} an hour", 100 * deflated.probability
+    if deflated.trials == 1:
+        return f"{ratio}, in the first trial on these candles; probability of being above 0: {chance:.0f} %"
+    return (
+        f"{ratio}; the best of {deflated.trials} trials without skill on these candles would have "
+        f"{deflated.expected_best:+.3f}; probability of being above it: {chance:.0f} %"
+    )

@@ -1,0 +1,303 @@
+"""Composition root: creates every part of the service once, in order, and passes the shared parts to each."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+
+import msgspec
+
+from trader.agents.invocations import InvocationReader
+from trader.agents.model_warnings import Warnings
+from trader.agents.providers.providers import Provider, find_in_cooldown, make_providers
+from trader.agents.providers.taapi import make_supplier
+from trader.agents.providers.webhook import WebhookClient
+from trader.agents.recorder import StoredStates
+from trader.agents.schedule import InvocationScheduler
+from trader.agents.services import AgentServices, KnownModels
+from trader.agents.webhooks import Webhooks
+from trader.api import streams
+from trader.api.context import Context
+from trader.api.schemas.agents import ViewOutput
+from trader.api.schemas.common import ENCODER
+from trader.api.stream_table import state_loaders
+from trader.composition.external import ExternalSystems, halts_file, make_recorder
+from trader.composition.leadership import Coordination, Leadership, TradingParts
+from trader.core.clock import Clock, iso
+from trader.core.events import EventBus
+from trader.core.schedulers import Schedulers, jobs
+from trader.database.leadership import SILENCE_S, LeaderLock
+from trader.database.partitions import ensure_partitions
+from trader.database.pool import Database
+from trader.database.relay import LeaderView, RelayedQuote, RelayReader, RelayWriter
+from trader.exchange.accounts import Accounts
+from trader.exchange.events import log_trades
+from trader.exchange.halts import Halts
+from trader.exchange.ledger_writer import LedgerWriter
+from trader.exchange.paper import PaperExchange
+from trader.exchange.protocol import Exchange
+from trader.exchange.read_only import ReadOnlyExchange
+from trader.exchange.sql.accounts import select_lived_until
+from trader.live.drift import DriftRecorder
+from trader.live.exchange import LiveExchange
+from trader.market.candles import Candles
+from trader.market.feed import MarketFeed
+from trader.market.followed import FollowedMarket
+from trader.market.sources.source import MarketSource
+from trader.operations.alarms import Alarms
+from trader.operations.domain.alarms import Alarm, AlarmCause
+from trader.operations.loss_limits import LossLimits
+from trader.operations.notifications import sender_of
+from trader.operations.operator_commands import OperatorCommands
+from trader.portfolio.analytics import Analytics
+from trader.portfolio.baselines import Baselines
+from trader.portfolio.evidence import Evidence
+from trader.portfolio.luck import LuckTable
+from trader.portfolio.run_statistics import CurrentRuns
+from trader.portfolio.seasons import require_running
+from trader.portfolio.snapshots import PortfolioService
+from trader.record.anchor_sinks import make_sink
+from trader.record.anchors import Anchors
+from trader.record.results import record_results
+from trader.settings.settings import Settings, is_public
+
+log = logging.getLogger("trader")
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """The parts of the running service that its HTTP application and its tasks use."""
+
+    context: Context
+    database: Database
+    providers: Mapping[str, Provider]
+    broadcasters: streams.Broadcasters
+    schedulers: Schedulers
+    trading: TradingParts
+    leadership: Leadership
+    coordination: Coordination
+    anchors: Anchors
+    alarms: Alarms
+    started_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class _Foundations:
+    """The parts that the others depend on.
+
+    `leader` is what a reader knows of the leader; None for any other process.
+    """
+
+    settings: Settings
+    external: ExternalSystems
+    database: Database
+    events: EventBus
+    relay: RelayReader
+    leader: RelayReader | None
+    clock: Clock
+    market: MarketFeed
+    accounts: Accounts
+    halts: Halts
+
+
+async def make_service(settings: Settings, external: ExternalSystems, alarms: Alarms, stack: AsyncExitStack) -> Service:
+    """Create every part of the service; the stack closes those that need closing."""
+    base = await _lay_foundations(settings, external, alarms)
+    database, events = base.database, base.events
+    exchange = _make_exchange(base)
+    trading = _make_trading(base, exchange)
+    shared = _make_agent_services(base, exchange, stack)
+    context = _make_context(base, shared, trading.operations, stack)
+    if external.is_written:
+        alarms.keep_history(database, sender_of(settings))
+    alarms.sources.append(lambda: _agent_problems(context.agents, shared.models, shared.providers))
+    webhooks = _make_webhooks(context, database)
+    stack.push_async_callback(webhooks.close)
+    schedulers = _make_schedulers(database, context, events, trading.baselines, webhooks)
+    coordination = _coordinate(base, context)
+    leadership = Leadership(context, database, events, schedulers, trading, coordination)
+    alarms.is_leader = lambda: leadership.role == "leader"
+    return Service(
+        context=context,
+        database=database,
+        providers=shared.providers,
+        broadcasters=streams.Broadcasters(state_loaders(context), events, base.clock, is_shared=is_public(settings)),
+        schedulers=schedulers,
+        trading=trading,
+        leadership=leadership,
+        coordination=coordination,
+        anchors=_make_anchors(settings, database, alarms, stack),
+        alarms=alarms,
+        started_at=base.clock.now(),
+    )
+
+
+async def _lay_foundations(settings: Settings, external: ExternalSystems, alarms: Alarms) -> _Foundations:
+    database, events = external.database, EventBus()
+    events.subscribe(log_trades)
+    events.subscribe(alarms.on_event)
+    relay = RelayReader(database, events)
+    leader = relay if settings.role == "reader" else None
+    source = external.source if leader is None else FollowedMarket(external.source, leader)
+    clock = await _make_clock(source, external)
+    return _Foundations(
+        settings=settings,
+        external=external,
+        database=database,
+        events=events,
+        relay=relay,
+        leader=leader,
+        clock=clock,
+        market=MarketFeed(source, clock, recorder=make_recorder(settings, source) if leader is None else None),
+        accounts=Accounts(database, LedgerWriter(database), events),
+        halts=Halts(database, clock, events, halts_file(external.dsn)),
+    )
+
+
+def _make_exchange(base: _Foundations) -> Exchange:
+    """Return the exchange that the settings select. Only this function and `open_external` know which one it is."""
+    settings, market, clock, accounts, halts = base.settings, base.market, base.clock, base.accounts, base.halts
+    if base.leader is not None:
+        return ReadOnlyExchange(market, clock, settings, accounts, base.leader)
+    venue = base.external.venue_accounts
+    if venue is None:
+        return PaperExchange(base.database, market, clock, settings, accounts, halts)
+    drift = DriftRecorder(base.database)
+    return LiveExchange(base.database, market, clock, base.events, settings, venue, accounts, halts, drift)
+
+
+def _make_trading(base: _Foundations, exchange: Exchange) -> TradingParts:
+    database, settings, halts = base.database, base.settings, base.halts
+    limits = LossLimits(database, exchange, halts, settings)
+    baselines = Baselines(database, exchange, base.market, base.clock, settings)
+    return TradingParts(base.accounts, baselines, halts, limits, OperatorCommands(database, exchange, halts, limits))
+
+
+def _make_agent_services(base: _Foundations, exchange: Exchange, stack: AsyncExitStack) -> AgentServices:
+    providers = make_providers(base.settings, StoredStates(base.database))
+    stack.push_async_callback(providers.close)
+    supplier = make_supplier(base.settings, base.clock)
+    if supplier is not None:
+        stack.push_async_callback(supplier.close)
+    return AgentServices(
+        database=base.database,
+        exchange=exchange,
+        market=base.market,
+        clock=base.clock,
+        events=base.events,
+        settings=base.settings,
+        providers=providers,
+        models=KnownModels(base.database),
+        supplier=supplier,
+        require_season=partial(require_running, base.database, base.clock),
+    )
+
+
+def _make_context(
+    base: _Foundations, shared: AgentServices, operations: OperatorCommands, stack: AsyncExitStack
+) -> Context:
+    database, settings, clock, market = base.database, base.settings, base.clock, base.market
+    exchange, models, agents = shared.exchange, shared.models, InvocationScheduler(shared)
+    runs, luck = CurrentRuns(database), LuckTable(database, market, settings)
+    stack.push_async_callback(luck.close)
+    warnings = agents.warnings if base.leader is None else partial(_warnings_of, base.leader)
+    return Context(
+        settings=settings,
+        clock=clock,
+        market=market,
+        exchange=exchange,
+        portfolio=PortfolioService(database, exchange, clock, settings, base.leader),
+        analytics=Analytics(database, exchange, clock, runs),
+        evidence=Evidence(database, runs, luck, clock),
+        models=models,
+        invocations=InvocationReader(database, models, warnings),
+        agents=agents,
+        candles=Candles(database, market, settings),
+        operations=operations,
+    )
+
+
+def _coordinate(base: _Foundations, context: Context) -> Coordination:
+    """Return what binds this process to the others of its database. A reader has no lock."""
+    writer = RelayWriter(base.database, base.events, lambda: leader_view(context), ENCODER.encode)
+    # A silent leader's lock is freed only on paper: a venue cannot refuse the orders of a leader whose term is over.
+    silence_s = SILENCE_S if base.external.venue_accounts is None else 0
+    lock = None if base.leader is not None else LeaderLock(base.external.dsn, silence_s)
+    return Coordination(lock, writer, base.relay)
+
+
+def _make_anchors(settings: Settings, database: Database, alarms: Alarms, stack: AsyncExitStack) -> Anchors:
+    sink = make_sink(settings.anchor_url)
+    if sink is not None:
+        stack.push_async_callback(sink.close)
+    return Anchors(database, sink, alarms.is_leader)
+
+
+def _warnings_of(leader: RelayReader) -> Warnings:
+    """Return the leader's warnings about the models; none before its first report."""
+    return Warnings(None, {}) if leader.view is None else Warnings(leader.view.warning, leader.view.model_warnings)
+
+
+def _agent_problems(
+    agents: InvocationScheduler, models: KnownModels, providers: Mapping[str, Provider]
+) -> Iterator[Alarm]:
+    """Yield the currently unavailable AI providers and keys, and the failing models, possibly for that reason."""
+    for name, why in find_in_cooldown(providers).items():
+        yield Alarm(AlarmCause("provider", name), why)
+    for name, failing in agents.failing().items():
+        text = f"{name} failed {failing.in_a_row} times in a row: {failing.reason}"
+        yield Alarm(AlarmCause("model", name), text, under=AlarmCause("provider", models.by_id[name].provider))
+
+
+async def _make_clock(source: MarketSource, external: ExternalSystems) -> Clock:
+    """Return the market clock, which continues where the last process left off."""
+    async with external.database.connection() as conn:
+        clock = source.clock(resume_at=await select_lived_until(conn))
+        if external.is_written:
+            await ensure_partitions(conn, clock.now())
+    log.info("the market's time is %s", iso(clock.now()))
+    return clock
+
+
+def leader_view(context: Context) -> LeaderView:
+    """Return the leader's view that is shown to its followers."""
+    market, warnings = context.market, context.invocations.warnings()
+    troubles = {symbol: trouble for symbol in market.markets if (trouble := market.trouble(symbol)) is not None}
+    return LeaderView(
+        now=context.clock.now(),
+        updated_at=market.last_update_at,
+        quotes=tuple(RelayedQuote(q.symbol, q.at, q.bid, q.ask, q.mark) for q in market.quotes().values()),
+        markets=msgspec.json.encode(list(market.markets.values())).decode(),
+        market_troubles=troubles,
+        account_troubles=dict(context.exchange.troubles),
+        warning=warnings.summary,
+        model_warnings=dict(warnings.by_model),
+        snapshots_created=context.portfolio.created,
+    )
+
+
+def _make_webhooks(context: Context, database: Database) -> Webhooks:
+    client = WebhookClient(loopback=context.settings.webhook_loopback == "on")
+    return Webhooks(
+        database, context.agents.external, client, context.clock, lambda opened: ENCODER.encode(ViewOutput.of(opened))
+    )
+
+
+def _make_schedulers(
+    database: Database, context: Context, events: EventBus, baselines: Baselines, webhooks: Webhooks
+) -> Schedulers:
+    async def start_batch(now: datetime) -> None:
+        await webhooks.begin_cycle(await context.agents.start_batch(now))
+        await baselines.decide(now, {model.variant for model in context.models.by_id.values() if model.active})
+
+    async def take_snapshots(now: datetime) -> None:
+        await context.portfolio.take_snapshots(now)
+        await baselines.record(now)
+        runs = (account.run.started_at for account in context.exchange.accounts.values())
+        await context.candles.record(now, min(runs, default=now))
+        if (term := context.exchange.term) is not None:
+            await record_results(database, term, now)
+
+    return Schedulers(jobs(events, start_batch, take_snapshots), context.clock)

@@ -1,1 +1,0 @@
-"""The pure core: no I/O, no clock, no database, no logging."""

@@ -1,1 +1,0 @@
-"""Agents: their view, tools and messages, the guard, the rule agents, and records of invocations."""

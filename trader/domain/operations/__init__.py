@@ -1,1 +1,0 @@
-"""Limits that operators set on losses."""

@@ -1,1 +1,0 @@
-"""Statistics of equity series and trades."""

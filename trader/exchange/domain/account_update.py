@@ -1,0 +1,402 @@
+"""Account update: a change of one account, built step by step and finished as a `Posting`.
+
+Nothing is visible outside until then, so a discarded update never happened.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from decimal import Decimal
+from uuid import UUID
+
+import msgspec
+
+from trader.core.money import ONE, ZERO, divide
+from trader.exchange.domain.account import (
+    Account,
+    Marks,
+    Position,
+    RestingOrder,
+    Run,
+    Take,
+    Taken,
+    Trade,
+    equity,
+    is_liquidable,
+)
+from trader.exchange.domain.ledger import (
+    NO_TERMS,
+    ExchangeRules,
+    Posting,
+    RestingChange,
+    Terms,
+    row_id,
+)
+from trader.exchange.domain.matching import Execution, fees_of, gone_from, rate_of, split, totals, walk
+from trader.exchange.domain.orders import (
+    AnswerFill,
+    Cause,
+    ExitPlan,
+    Fill,
+    FundingPayment,
+    InsurancePayment,
+    Order,
+    OrderAnswer,
+    OrderSide,
+    OrderStatus,
+)
+from trader.market.domain.markets import Quote
+
+
+class AccountUpdate:
+    """A mutable copy of an account. Methods change it and collect the rows; `posting` finishes it."""
+
+    def __init__(self, account: Account, rules: ExchangeRules, marks: Marks, at: datetime) -> None:
+        self.before = account
+        self.rules = rules
+        self.marks = marks
+        self.at = max(at, account.changed_at)
+        self.sequence = account.sequence
+        self.realized = account.realized
+        self.fees = account.fees
+        self.funding = account.funding
+        self.insurance = account.insurance
+        self.positions = dict(account.positions)
+        self.resting = {order.id: order for order in account.resting}
+        self.taken: dict[str, Taken] = dict(account.taken)
+        self.last_order_at = account.last_order_at
+        self.liquidating = account.liquidating
+        self.fills: list[Fill] = []
+        self.trades: list[Trade] = []
+        self.funding_payments: list[FundingPayment] = []
+        self.insurance_payments: list[InsurancePayment] = []
+        self.resting_changes: dict[UUID, RestingChange] = {}
+
+    def account(self) -> Account:
+        return msgspec.structs.replace(
+            self.before,
+            sequence=self.sequence,
+            changed_at=self.at,
+            realized=self.realized,
+            fees=self.fees,
+            funding=self.funding,
+            insurance=self.insurance,
+            positions=self.positions,
+            resting=tuple(self.resting.values()),
+            last_order_at=self.last_order_at,
+            liquidating=self.liquidating and bool(self.positions),
+            taken=self.taken,
+        )
+
+    def posting(self, answer: OrderAnswer | None = None, next_run: Run | None = None) -> Posting:
+        """Return the finished change. Do not use the update afterward."""
+        changed = [p for symbol, p in self.positions.items() if p is not self.before.positions.get(symbol)]
+        account = self.account()
+        if next_run is not None:
+            account = Account(
+                id=account.id,
+                run=next_run,
+                sequence=account.sequence,
+                changed_at=account.changed_at,
+                last_order_at=account.last_order_at,
+                taken=account.taken,
+                seen_tick=account.seen_tick,
+                seen_until=account.seen_until,
+            )
+        return Posting(
+            account=account,
+            sequence_before=self.before.sequence,
+            run=self.before.run,
+            fills=self.fills,
+            positions=changed,
+            trades=self.trades,
+            funding=self.funding_payments,
+            insurance=self.insurance_payments,
+            resting=list(self.resting_changes.values()),
+            answer=answer,
+        )
+
+    def answer(
+        self,
+        order: Order,
+        order_id: UUID,
+        executions: Sequence[Execution],
+        status: OrderStatus,
+        reason: str | None = None,
+    ) -> OrderAnswer:
+        """Return the answer to an order with its executions, which are all fills of this update."""
+        filled, notional = totals(executions)
+        return msgspec.structs.replace(
+            OrderAnswer.of(order, order_id, status, self.at, reason),
+            total_quantity=filled,
+            average_price=divide(notional, filled) if filled else None,
+            # Not differences of the account's sums, whose digits beyond the last significant one depend on restarts.
+            total_fees=sum((fill.fee + fill.liquidation_fee for fill in self.fills), ZERO),
+            realized_pnl=sum((trade.gross_pnl for trade in self.trades), ZERO),
+            fills=tuple([AnswerFill(f.quantity, f.price, f.fee, f.maker, f.at) for f in self.fills]),
+        )
+
+    @property
+    def has_changes(self) -> bool:
+        return self.sequence != self.before.sequence
+
+    def equity(self) -> Decimal:
+        return equity(self.account(), self.marks)
+
+    @property
+    def is_liquidable(self) -> bool:
+        return is_liquidable(self.account(), self.marks, self.rules.markets)
+
+    def set_liquidating(self, liquidating: bool) -> None:
+        """Begin or end a liquidation, if that is a change."""
+        if liquidating is not self.liquidating:
+            self.liquidating = liquidating
+            self.next_sequence()
+
+    def next_sequence(self) -> int:
+        self.sequence += 1
+        return self.sequence
+
+    def next_id(self) -> UUID:
+        """Return the ID of a new row: a function of account and sequence, so that a replay writes the same rows."""
+        return row_id(self.before.id, self.next_sequence())
+
+    def take(self, quote: Quote, side: OrderSide, quantity: Decimal, limit: Decimal | None = None) -> list[Execution]:
+        """Walk the quote's book, minus what is missing from it; what is taken recovers with the half-life."""
+        executions = self.find(quote, side, quantity, limit)
+        if executions:
+            self.note_taken(quote.symbol, side, totals(executions)[0])
+        return executions
+
+    def find(self, quote: Quote, side: OrderSide, quantity: Decimal, limit: Decimal | None = None) -> list[Execution]:
+        """Return the executions that the quote's book offers, without the quantities missing from it."""
+        taken, lot = self.taken.get(quote.symbol, Taken()), self.rules.markets[quote.symbol].lot
+        gone = gone_from(taken, side, self.at, self.rules.book_recovery, lot)
+        return walk(quote.book, side, quantity, gone, limit)
+
+    def note_taken(self, symbol: str, side: OrderSide, quantity: Decimal) -> None:
+        """Record a quantity that is missing from the market's books from now on."""
+        self.taken[symbol] = self.taken.get(symbol, Taken()).plus(side, Take(self.at, quantity))
+
+    def execute(
+        self,
+        symbol: str,
+        side: OrderSide,
+        executions: Sequence[Execution],
+        cause: Cause,
+        terms: Terms = NO_TERMS,
+        *,
+        maker: bool = False,
+    ) -> None:
+        """Post executions: first against an opposing position; the rest opens or adds. A flip does both."""
+        position = self.positions.get(symbol)
+        if position is None or position.side is side.opens:
+            self._open(symbol, side, executions, cause, terms, maker=maker)
+            return
+        closing, opening = split(executions, position.quantity)
+        self._close(position, side, closing, cause, terms, maker=maker)
+        if opening:
+            self._open(symbol, side, opening, cause, terms, maker=maker)
+        self.drop_pointless(symbol)
+
+    def _fee_rate(self, symbol: str, cause: Cause, *, maker: bool) -> Decimal:
+        return ZERO if cause is Cause.RESET else self.rules.fee_rate(symbol, maker=maker)
+
+    def _open(
+        self, symbol: str, side: OrderSide, executions: Sequence[Execution], cause: Cause, terms: Terms, *, maker: bool
+    ) -> None:
+        rate = self._fee_rate(symbol, cause, maker=maker)
+        quantity, notional = totals(executions)
+        fees = fees_of(executions, rate)
+        margin = divide(notional, terms.leverage or ONE)
+        position = self.positions.get(symbol)
+        if position is None:
+            position = Position(
+                id=self.next_id(),
+                symbol=symbol,
+                side=side.opens,
+                quantity=quantity,
+                entry_notional=notional,
+                margin=margin,
+                leveraged=terms.leverage is not None,
+                fees=fees,
+                exit_plan=terms.exit_plan or ExitPlan(),
+                confidence=terms.confidence,
+                invocation_id=terms.invocation_id,
+                opened_at=self.at,
+                funded_until=self.at,
+            )
+        else:
+            position = msgspec.structs.replace(
+                position,
+                quantity=position.quantity + quantity,
+                entry_notional=position.entry_notional + notional,
+                margin=position.margin + margin,
+                leveraged=position.leveraged or terms.leverage is not None,
+                fees=position.fees + fees,
+                exit_plan=terms.exit_plan or position.exit_plan,
+                confidence=position.confidence if terms.confidence is None else terms.confidence,
+            )
+        self.positions[symbol] = position
+        self.fees += fees
+        for execution in executions:
+            self._note_fill(position.id, symbol, side, execution, rate, ZERO, cause, terms, maker=maker)
+
+    def _close(
+        self,
+        position: Position,
+        side: OrderSide,
+        executions: Sequence[Execution],
+        cause: Cause,
+        terms: Terms,
+        *,
+        maker: bool,
+    ) -> None:
+        rate = self._fee_rate(position.symbol, cause, maker=maker)
+        quantity, notional = totals(executions)
+        part, rest = position.split(quantity)
+        gross = notional - part.entry_notional
+        if side is OrderSide.BUY:
+            gross = -gross
+        exit_fees = fees_of(executions, rate)
+        self.realized += gross
+        self.fees += exit_fees
+        if rest is None:
+            del self.positions[position.symbol]
+        else:
+            part = msgspec.structs.replace(part, id=self.next_id())
+            self.positions[position.symbol] = msgspec.structs.replace(rest, realized=position.realized + gross)
+        penalties = self._liquidation_fees(executions) if cause is Cause.LIQUIDATION else [ZERO] * len(executions)
+        penalty = sum(penalties, ZERO)
+        self.fees += penalty
+        self.trades.append(
+            Trade(
+                **{name: getattr(part, name) for name in part.__struct_fields__ if name != "fees"},
+                fees=part.fees + exit_fees + penalty,
+                account_id=self.before.id,
+                run_id=self.before.run.id,
+                parent_id=None if rest is None else position.id,
+                exit_notional=notional,
+                gross_pnl=gross,
+                liquidation_fees=penalty,
+                close_reason=cause,
+                closed_at=self.at,
+            )
+        )
+        for execution, fee in zip(executions, penalties, strict=True):
+            self._note_fill(part.id, part.symbol, side, execution, rate, fee, cause, terms, maker=maker)
+
+    def _liquidation_fees(self, executions: Sequence[Execution]) -> list[Decimal]:
+        """Return each fill's liquidation fee, limited by the equity left after the fills and their taker fees."""
+        left = max(ZERO, self.equity())
+        fees = []
+        for execution in executions:
+            fee = min(execution.price * execution.quantity * self.rules.liquidation_rate, left)
+            left -= fee
+            fees.append(fee)
+        return fees
+
+    def _note_fill(
+        self,
+        order_id: UUID,
+        symbol: str,
+        side: OrderSide,
+        execution: Execution,
+        rate: Decimal,
+        liquidation_fee: Decimal,
+        cause: Cause,
+        terms: Terms,
+        *,
+        maker: bool,
+    ) -> None:
+        self.fills.append(
+            Fill(
+                sequence=self.next_sequence(),
+                order_id=order_id,
+                request_id=terms.request_id,
+                symbol=symbol,
+                side=side,
+                quantity=execution.quantity,
+                price=execution.price,
+                fee=execution.price * execution.quantity * rate_of(execution, rate),
+                liquidation_fee=liquidation_fee,
+                maker=maker,
+                cause=cause,
+                at=self.at,
+            )
+        )
+
+    def book_funding(
+        self, position: Position, boundary: datetime, rate: Decimal, amount: Decimal, mark: Decimal
+    ) -> Position:
+        """Post a funding payment (negative: paid by the account) and return the position after it."""
+        after = msgspec.structs.replace(position, funding=position.funding + amount, funded_until=boundary)
+        self.positions[position.symbol] = after
+        self.funding += amount
+        self.funding_payments.append(
+            FundingPayment(
+                sequence=self.next_sequence(),
+                order_id=position.id,
+                symbol=position.symbol,
+                boundary=boundary,
+                quantity=position.quantity,
+                mark=mark,
+                rate=rate,
+                amount=amount,
+                at=self.at,
+            )
+        )
+        return after
+
+    def rest(self, order: RestingOrder) -> None:
+        """Rest a limit order."""
+        self.resting[order.id] = order
+        self._note_resting(order, "RESTING")
+
+    def fill_resting(self, order: RestingOrder, executions: Sequence[Execution], *, maker: bool = True) -> None:
+        """Post fills of a resting order."""
+        remaining = order.remaining - totals(executions)[0]
+        after = msgspec.structs.replace(order, remaining=remaining)
+        if remaining:
+            self.rest(after)
+        else:
+            del self.resting[order.id]
+            self._note_resting(after, "FILLED")
+        self.execute(order.symbol, order.side, executions, Cause.LIMIT, Terms.of(order, order.id), maker=maker)
+
+    def cancel(self, order: RestingOrder, reason: str) -> None:
+        """Cancel a resting order."""
+        del self.resting[order.id]
+        self._note_resting(order, "CANCELLED", reason)
+
+    def drop_pointless(self, symbol: str) -> None:
+        """Cancel the market's reduce-only orders that have no position left to reduce."""
+        position = self.positions.get(symbol)
+        for order in list(self.resting.values()):
+            if order.symbol == symbol and order.reduce_only and (position is None or position.side is order.side.opens):
+                self.cancel(order, "nothing is left to reduce")
+
+    def _note_resting(self, order: RestingOrder, status: str, reason: str | None = None) -> None:
+        self.resting_changes[order.id] = RestingChange(
+            order=order,
+            status=status,
+            sequence=self.next_sequence(),
+            cancel_reason=reason,
+            closed_at=None if status == "RESTING" else self.at,
+        )
+
+    def write_off(self) -> None:
+        """Post a loss beyond equity as an insurance payment on the most recently closed trade."""
+        missing = -self.equity()
+        if missing <= 0 or not self.trades:
+            return
+        last = self.trades[-1]
+        self.trades[-1] = msgspec.structs.replace(last, insurance=last.insurance + missing)
+        self.insurance += missing
+        self.insurance_payments.append(
+            InsurancePayment(sequence=self.next_sequence(), order_id=last.id, amount=missing, at=self.at)
+        )
+
+    def write_off_when_flat(self) -> None:
+        """Write off the loss of an account without positions whose last close cost more than it had."""
+        if not self.positions:
+            self.write_off()

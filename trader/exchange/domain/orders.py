@@ -1,0 +1,209 @@
+"""Orders, answers, fills, payments and trades: the values that all exchanges share."""
+
+import hashlib
+from datetime import datetime
+from decimal import Decimal
+from enum import StrEnum
+from uuid import UUID
+
+import msgspec
+
+from trader.core.money import ZERO
+
+
+class Side(StrEnum):
+    LONG = "LONG"
+    SHORT = "SHORT"
+
+    @property
+    def direction(self) -> int:
+        """+1 for a long, -1 for a short."""
+        return 1 if self is Side.LONG else -1
+
+
+class OrderSide(StrEnum):
+    """The side of an order or a fill."""
+
+    BUY = "buy"
+    SELL = "sell"
+
+    @property
+    def opens(self) -> Side:
+        """The side of the position that this order opens or adds to."""
+        return Side.LONG if self is OrderSide.BUY else Side.SHORT
+
+    @property
+    def direction(self) -> int:
+        return self.opens.direction
+
+
+CLOSING_SIDE = {Side.LONG: OrderSide.SELL, Side.SHORT: OrderSide.BUY}
+
+
+class OrderType(StrEnum):
+    MARKET = "market"
+    LIMIT = "limit"
+
+
+class OrderStatus(StrEnum):
+    """The status of an order in its answer."""
+
+    FILLED = "filled"
+    PARTIAL = "partial"
+    RESTING = "resting"
+    REJECTED = "rejected"
+    CANCELLED = "cancelled"
+
+
+class Cause(StrEnum):
+    """Why a fill happened; for a closed trade, the close reason."""
+
+    ORDER = "order"
+    LIMIT = "limit"
+    STOP = "stop"
+    INVALIDATION = "invalidation"
+    TARGET = "target"
+    TIME = "time"
+    LIQUIDATION = "liquidation"
+    RESET = "reset"
+    OPERATOR = "operator"
+
+
+class ExitPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """When to leave a position. Prices are marks; `invalidation` is text for people and models."""
+
+    stop: Decimal | None = None
+    target: Decimal | None = None
+    invalidation: str | None = None
+    invalidation_price: Decimal | None = None
+    time_exit: datetime | None = None
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """An order as a caller places it.
+
+    A `leverage` of None means 1; `limit_price` is for limit orders only; `confidence` is in percent. `invocation_id` is
+    the model invocation that placed it; `cause` distinguishes an operator's order from one of the account itself.
+    `manual` marks an order that a person placed on a model's account.
+    """
+
+    account_id: str
+    symbol: str
+    side: OrderSide
+    quantity: Decimal
+    type: OrderType = OrderType.MARKET
+    limit_price: Decimal | None = None
+    leverage: Decimal | None = None
+    reduce_only: bool = False
+    exit_plan: ExitPlan | None = None
+    confidence: Decimal | None = None
+    client_order_id: str | None = None
+    invocation_id: UUID | None = None
+    cause: Cause = Cause.ORDER
+    manual: bool = False
+
+    def contents_digest(self) -> str:
+        """Digest of the order's contents; detects a reused client order id."""
+        asked = (
+            self.symbol, self.side, self.type, self.quantity, self.limit_price, self.leverage, self.reduce_only,
+            self.exit_plan, self.confidence,
+        )  # fmt: skip
+        return hashlib.sha256(msgspec.json.encode(asked)).hexdigest()[:32]
+
+
+class Fill(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One execution at one price. `order_id` is the row of `orders` whose quantity it changed; fees are positive.
+
+    `sequence` orders every row posted to an account. `request_id` is the placed order behind it; None if the exchange
+    acted on its own. A fill that flips a position is posted as two, the closing part first.
+    """
+
+    sequence: int
+    order_id: UUID
+    request_id: UUID | None
+    symbol: str
+    side: OrderSide
+    quantity: Decimal
+    price: Decimal
+    fee: Decimal
+    liquidation_fee: Decimal
+    maker: bool
+    cause: Cause
+    at: datetime
+
+
+class FundingPayment(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Funding of one position at one hour boundary. `amount` is what the account received (negative: paid)."""
+
+    sequence: int
+    order_id: UUID
+    symbol: str
+    boundary: datetime
+    quantity: Decimal
+    mark: Decimal
+    rate: Decimal
+    amount: Decimal
+    at: datetime
+
+
+class InsurancePayment(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A written-off loss beyond the account's equity: what the insurance fund paid to bring equity back to zero."""
+
+    sequence: int
+    order_id: UUID
+    amount: Decimal
+    at: datetime
+
+
+class AnswerFill(msgspec.Struct, frozen=True, gc=False):
+    quantity: Decimal
+    price: Decimal
+    fee: Decimal
+    maker: bool
+    at: datetime
+
+
+class OrderAnswer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The answer to an order; stored, so that the same client order id always gets the same answer.
+
+    `average_price` is None without a fill; `realized_pnl` is gross. `contents_digest` detects a reused client
+    order id; None without one.
+    """
+
+    id: UUID
+    account_id: str
+    symbol: str
+    side: OrderSide
+    type: OrderType
+    status: OrderStatus
+    requested_quantity: Decimal
+    at: datetime
+    client_order_id: str | None = None
+    contents_digest: str | None = None
+    reason: str | None = None
+    total_quantity: Decimal = ZERO
+    average_price: Decimal | None = None
+    total_fees: Decimal = ZERO
+    realized_pnl: Decimal = ZERO
+    fills: tuple[AnswerFill, ...] = ()
+    manual: bool = False
+
+    @classmethod
+    def of(
+        cls, order: Order, order_id: UUID, status: OrderStatus, at: datetime, reason: str | None = None
+    ) -> "OrderAnswer":
+        """Return the answer to an order without any fill."""
+        return cls(
+            id=order_id,
+            account_id=order.account_id,
+            symbol=order.symbol,
+            side=order.side,
+            type=order.type,
+            status=status,
+            requested_quantity=order.quantity,
+            at=at,
+            client_order_id=order.client_order_id,
+            contents_digest=None if order.client_order_id is None else order.contents_digest(),
+            reason=reason,
+            manual=order.manual,
+        )

@@ -1,0 +1,301 @@
+"""Tick rules of the paper exchange: how an update of the markets changes an account.
+
+A tick is applied in this order: funding, resting orders that it trades through, liquidation, exit plans. Liquidation
+precedes exit plans, which wait until it ends, because the margin engine takes over an account the moment its equity is
+gone; resting orders precede both because the price passed them on its way.
+"""
+
+from collections.abc import Container, Mapping, Sequence
+from datetime import datetime
+from decimal import Decimal
+from typing import Final
+
+import msgspec
+
+from trader.core.money import ZERO, ceil_to
+from trader.exchange.domain.account import (
+    Account,
+    Marks,
+    Position,
+    RestingOrder,
+    free_margin,
+    hours_crossed,
+    is_liquidable,
+    last_boundary,
+    opposing,
+)
+from trader.exchange.domain.account_update import AccountUpdate
+from trader.exchange.domain.ledger import ExchangeRules, MarkAt, Posting, RateOfHour
+from trader.exchange.domain.matching import Execution, totals
+from trader.exchange.domain.orders import CLOSING_SIDE, Cause, OrderSide
+from trader.market.domain.markets import Quote
+
+_SMALL: Final = 10
+"""A liquidation closes a position below this multiple of the minimum notional in full."""
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """The markets at one time: the latest quotes, and a mark for every market ever seen.
+
+    `updated` names the markets whose quotes are new with this tick, and `before` has the marks from before it.
+    """
+
+    at: datetime
+    quotes: Mapping[str, Quote]
+    marks: Marks
+    updated: frozenset[str] = frozenset()
+    before: Marks = {}
+
+    def mark_at(self, symbol: str, boundary: datetime) -> Decimal:
+        """Return the last mark at or before an hour boundary, if only this tick can have arrived since."""
+        if symbol in self.updated and self.at > boundary and symbol in self.before:
+            return self.before[symbol]
+        return self.marks[symbol]
+
+
+def apply_tick(account: Account, moment: Moment, rules: ExchangeRules, rate_of_hour: RateOfHour) -> Posting | None:
+    """Apply a tick to an account; None if it changes nothing."""
+    if not is_affected(account, moment, rules):
+        return None
+    update = AccountUpdate(account, rules, moment.marks, moment.at)
+    fund_held(update, rate_of_hour, moment.mark_at, moment.updated)
+    _fill_resting(update, moment)
+    liquidate(update, moment, rate_of_hour, moment.updated)
+    for symbol, position in sorted(update.positions.items()):
+        if symbol in moment.updated and not update.liquidating:
+            _exit_when_triggered(update, position, moment)
+    update.write_off_when_flat()
+    return update.posting() if update.has_changes else None
+
+
+def fund_held(
+    update: AccountUpdate, rate_of_hour: RateOfHour, mark_at: MarkAt, symbols: Container[str] | None = None
+) -> None:
+    """Post the funding due on every position, or on positions in `symbols`: direction × quantity × mark × rate is paid.
+
+    Sorted by symbol, since the order in which an account holds its positions changes after a restart.
+    """
+    for symbol in sorted(update.positions):
+        if symbols is not None and symbol not in symbols:
+            continue
+        position, every = update.positions[symbol], update.rules.funding_hours(symbol)
+        for boundary in hours_crossed(position.funded_until, update.at, every):
+            mark, rate = mark_at(symbol, boundary), rate_of_hour(symbol, boundary) * every
+            amount = -position.side.direction * position.quantity * mark * rate
+            position = update.book_funding(position, boundary, rate, amount, mark)
+
+
+def is_affected(account: Account, moment: Moment, rules: ExchangeRules) -> bool:
+    """Return whether a tick changes the account at all. Fast, since it runs for every account on every tick."""
+    updated, marks, quotes = moment.updated, moment.marks, moment.quotes
+    at = max(moment.at, account.changed_at)  # as in an update, an account's time never goes back with the clock
+    touched = False
+    for symbol, position in account.positions.items():
+        if symbol not in updated:
+            continue
+        touched = True
+        boundary = last_boundary(at, rules.funding_hours(symbol))
+        if position.funded_until < boundary or fired_trigger(position, marks[symbol], at) is not None:
+            return True
+    for order in account.resting:
+        if order.symbol in updated and _is_reached(order, quotes[order.symbol], rules):
+            return True
+    return touched and (account.liquidating or is_liquidable(account, marks, rules.markets))
+
+
+def _is_reached(order: RestingOrder, quote: Quote, rules: ExchangeRules) -> bool:
+    """Return whether the mark or best opposite price is at or beyond the limit, in a book newer than the order."""
+    if quote.at <= order.created_at:
+        return False
+    if rules.limit_fills == "touch":
+        return quote.mark <= order.limit_price if order.side is OrderSide.BUY else quote.mark >= order.limit_price
+    return quote.ask <= order.limit_price if order.side is OrderSide.BUY else quote.bid >= order.limit_price
+
+
+def _met(update: AccountUpdate, order: RestingOrder, quote: Quote, wanted: Decimal) -> tuple[Decimal, Decimal]:
+    """Return how much of a resting order a book fills, and the quantity that remains ahead of it."""
+    if update.rules.limit_fills == "touch":
+        return wanted, ZERO
+    shown, _ = totals(update.find(quote, order.side, order.ahead + wanted, order.limit_price))
+    passed = min(order.ahead, shown)
+    return shown - passed, order.ahead - passed
+
+
+def _fill_resting(update: AccountUpdate, moment: Moment) -> None:
+    """Fill the resting orders that the markets reach, best price first, then oldest, as far as the rules allow."""
+    for order in sorted(update.resting.values(), key=_priority):
+        if order.id not in update.resting or order.symbol not in moment.updated:
+            continue
+        quote = moment.quotes[order.symbol]
+        if not _is_reached(order, quote, update.rules):
+            continue
+        account = update.account()
+        reducible = opposing(account, order.symbol, order.side)
+        wanted = min(order.remaining, reducible) if order.reduce_only else order.remaining
+        quantity, ahead = _met(update, order, quote, wanted)
+        passed = msgspec.structs.replace(order, ahead=ahead)
+        if not quantity and passed != order:
+            update.rest(passed)
+        if not quantity:
+            continue
+        if quantity > reducible and not _affords(update, order, quantity):
+            update.cancel(order, "insufficient margin when the book reached it")
+            continue
+        update.note_taken(order.symbol, order.side, quantity)
+        update.fill_resting(passed, [Execution(order.limit_price, quantity)])
+
+
+def _priority(order: RestingOrder) -> tuple[Decimal, datetime]:
+    return (-order.limit_price if order.side is OrderSide.BUY else order.limit_price), order.created_at
+
+
+def _affords(update: AccountUpdate, order: RestingOrder, quantity: Decimal) -> bool:
+    """Return whether available cash stays at or above zero if the resting order fills; tried on a copy."""
+    trial = AccountUpdate(update.account(), update.rules, update.marks, update.at)
+    trial.fill_resting(order, [Execution(order.limit_price, quantity)])
+    return free_margin(trial.account(), trial.marks) >= 0
+
+
+def fired_trigger(position: Position, mark: Decimal, at: datetime) -> Cause | None:
+    """Return the exit-plan trigger that fires now: stop or invalidation price, then target, then time."""
+    if position.closing is not None:
+        return Cause(position.closing)
+    plan = position.exit_plan
+    is_long = position.is_long
+    if plan.stop is not None and (mark <= plan.stop if is_long else mark >= plan.stop):
+        return Cause.STOP
+    price = plan.invalidation_price
+    if price is not None and (mark <= price if is_long else mark >= price):
+        return Cause.INVALIDATION
+    if plan.target is not None and (mark >= plan.target if is_long else mark <= plan.target):
+        return Cause.TARGET
+    if plan.time_exit is not None and at >= plan.time_exit:
+        return Cause.TIME
+    return None
+
+
+def _exit_when_triggered(update: AccountUpdate, position: Position, moment: Moment) -> None:
+    """Close the whole position at market when its plan fires; what the book cannot take follows on later ticks.
+
+    The trigger's order meets the first book at or after the latency.
+    """
+    symbol = position.symbol
+    cause = fired_trigger(position, moment.marks[symbol], update.at)
+    if cause is None or (position.closing_at is not None and moment.at < position.closing_at):
+        return
+    if position.closing is not None or not update.rules.latency:
+        side = CLOSING_SIDE[position.side]
+        executions = update.take(moment.quotes[symbol], side, position.quantity)
+        if executions:
+            update.execute(symbol, side, executions, cause)
+    rest = update.positions.get(symbol)
+    if rest is not None and rest.closing is None:
+        due = update.at + update.rules.latency if update.rules.latency else None
+        update.positions[symbol] = msgspec.structs.replace(rest, closing=cause.value, closing_at=due)
+        update.next_sequence()
+
+
+def liquidate(update: AccountUpdate, moment: Moment, rate_of_hour: RateOfHour, symbols: Container[str]) -> None:
+    """If equity ≤ maintenance, cancel resting orders, then reduce positions, largest loss first, until equity is safe.
+
+    Each of `symbols` gets one step. The next step follows with the market's next update, whether or not equity is above
+    maintenance by then, so that depth can return in between. A loss beyond equity is not written off here: open
+    positions may still recover it, or deepen it.
+    """
+    if not update.positions or not (update.liquidating or update.is_liquidable):
+        return
+    # A position reduced here may be in a market that has had no tick since the boundary.
+    fund_held(update, rate_of_hour, moment.mark_at)
+    update.set_liquidating(update.is_liquidable)
+    if not update.liquidating:
+        return
+    for order in list(update.resting.values()):
+        update.cancel(order, "liquidation")
+    for position in sorted(update.positions.values(), key=lambda p: (p.unrealized(update.marks[p.symbol]), p.symbol)):
+        quote = moment.quotes.get(position.symbol)
+        if position.symbol in symbols and quote is not None and not quote.is_stale(moment.at) and update.is_liquidable:
+            _reduce(update, position, quote)
+    update.set_liquidating(update.is_liquidable)
+
+
+def _reduce(update: AccountUpdate, position: Position, quote: Quote) -> None:
+    """Close a quarter of a position, or all of a small one, as far as the book allows."""
+    symbol, side, market = position.symbol, CLOSING_SIDE[position.side], update.rules.markets[position.symbol]
+    is_small = position.quantity * update.marks[symbol] < _SMALL * market.min_notional
+    executions = update.take(quote, side, position.quantity if is_small else ceil_to(position.quantity / 4, market.lot))
+    if executions:
+        update.execute(symbol, side, executions, Cause.LIQUIDATION)
+
+
+# --- many ticks at once, when catching up ----------------------------------------------------------------------------
+
+
+class PriceRange(msgspec.Struct, frozen=True):
+    """The extremes that one market reached: lowest and highest mark, lowest best ask, highest best bid."""
+
+    lowest_mark: Decimal
+    highest_mark: Decimal
+    lowest_ask: Decimal
+    highest_bid: Decimal
+
+
+class PriceRanges(msgspec.Struct, frozen=True):
+    """The price range of each market over successive ticks, the last of which is at `until`."""
+
+    until: datetime
+    by_symbol: Mapping[str, PriceRange]
+
+
+def price_ranges(moments: Sequence[Moment]) -> PriceRanges:
+    """Return the ranges of one or more moments. Every mark of a market counts, whether updated or not."""
+    ranges = {}
+    for symbol in moments[-1].marks:
+        seen = [moment for moment in moments if symbol in moment.marks]
+        marks = [moment.marks[symbol] for moment in seen]
+        quotes = [moment.quotes[symbol] for moment in seen if symbol in moment.quotes]
+        ranges[symbol] = PriceRange(
+            lowest_mark=min(marks),
+            highest_mark=max(marks),
+            lowest_ask=min((quote.ask for quote in quotes), default=Decimal("Infinity")),
+            highest_bid=max((quote.bid for quote in quotes), default=ZERO),
+        )
+    return PriceRanges(moments[-1].at, ranges)
+
+
+def is_unaffected(account: Account, ranges: PriceRanges, rules: ExchangeRules) -> bool:
+    """Return whether no tick within the ranges can change the account.
+
+    This is conservative: it combines the worst equity with the highest maintenance, although they may occur at
+    different moments. True means that `is_affected` is false at each of these moments; False means nothing.
+    """
+    if account.liquidating:
+        return False
+    worst, required = account.cash, ZERO
+    for symbol, position in account.positions.items():
+        reached, boundary = ranges.by_symbol[symbol], last_boundary(ranges.until, rules.funding_hours(symbol))
+        if position.funded_until < boundary or _may_trigger(position, reached, ranges.until):
+            return False
+        worst += position.unrealized(reached.lowest_mark if position.is_long else reached.highest_mark)
+        required += rules.markets[symbol].maintenance(position.quantity * reached.highest_mark)
+    for order in account.resting:
+        if order.symbol not in ranges.by_symbol:
+            continue
+        reached = ranges.by_symbol[order.symbol]
+        lowest, highest = reached.lowest_ask, reached.highest_bid
+        if rules.limit_fills == "touch":
+            lowest, highest = reached.lowest_mark, reached.highest_mark
+        if lowest <= order.limit_price if order.side is OrderSide.BUY else highest >= order.limit_price:
+            return False
+    return not account.positions or worst > required
+
+
+def _may_trigger(position: Position, reached: PriceRange, until: datetime) -> bool:
+    plan = position.exit_plan
+    if position.closing is not None or (plan.time_exit is not None and until >= plan.time_exit):
+        return True
+    protecting, winning = (plan.stop, plan.invalidation_price), (plan.target,)
+    is_long = position.is_long
+    falling_to, rising_to = (protecting, winning) if is_long else (winning, protecting)
+    return any(price is not None and reached.lowest_mark <= price for price in falling_to) or any(
+        price is not None and reached.highest_mark >= price for price in rising_to
+    )

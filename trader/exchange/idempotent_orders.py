@@ -1,0 +1,123 @@
+"""Order checks, idempotency and current answers, shared by the paper and live exchanges."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
+from uuid import UUID
+
+import msgspec
+
+from trader.core.errors import Conflict, InvalidInput, Issue, NotFound
+from trader.core.money import ZERO, divide, format_decimal
+from trader.database.pool import Database
+from trader.exchange.accounts import Accounts
+from trader.exchange.domain.orders import Order, OrderAnswer, OrderStatus, OrderType
+from trader.exchange.sql import accounts as store
+from trader.market.domain.markets import Market, canonical_symbol, refusal_to_trade
+from trader.market.feed import MarketFeed
+
+
+class IdempotentOrders:
+    """Places each client order id once, however often and concurrently it is requested."""
+
+    def __init__(self, database: Database, accounts: Accounts) -> None:
+        self._database = database
+        self._accounts = accounts
+        self._placing: dict[tuple[str, str], asyncio.Future[None]] = {}
+
+    async def once(self, order: Order, place: Callable[[Order], Awaitable[OrderAnswer]]) -> OrderAnswer:
+        """Return the first answer for the order's client order id; if there is none, place the order.
+
+        :raises Conflict: the first order with this client order id had different contents
+        """
+        if order.client_order_id is None:
+            return await place(order)
+        key = (order.account_id, order.client_order_id)
+        while (earlier := self._placing.get(key)) is not None:
+            await asyncio.wait([earlier])
+        finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._placing[key] = finished
+        try:
+            return await self._first_answer(order) or await place(order)
+        finally:
+            # A change continues after its caller is canceled: a retry waits for it and gets its answer.
+            left = asyncio.gather(*self._accounts.under_way(order.account_id), return_exceptions=True)
+            left.add_done_callback(lambda _: self._release(key))
+
+    def _release(self, key: tuple[str, str]) -> None:
+        self._placing.pop(key).set_result(None)
+
+    async def _first_answer(self, order: Order) -> OrderAnswer | None:
+        answer = await first_answer(self._database, order.account_id, order.client_order_id or "")
+        if answer is not None and answer.contents_digest != order.contents_digest():
+            raise Conflict(
+                f"the clientOrderId {order.client_order_id!r} was used for another order of {order.account_id}: "
+                f"{answer.side.value} {format_decimal(answer.requested_quantity)} {answer.symbol}; use a new one"
+            )
+        return answer
+
+
+async def first_answer(database: Database, account_id: str, client_order_id: str) -> OrderAnswer | None:
+    """Return the answer for this client order id; None as long as there is none."""
+    async with database.connection() as conn:
+        return await store.select_answer_of_client(conn, account_id, client_order_id)
+
+
+def validate_order(order: Order, markets: Mapping[str, Market]) -> Order:
+    """Return the order with its canonical symbol. Raise `InvalidInput` for an order that no account could place."""
+    symbol = canonical_symbol(order.symbol)
+    market = markets.get(symbol)
+    if market is None:
+        known = ", ".join(sorted(markets))
+        raise InvalidInput(Issue(("symbol",), f"{order.symbol!r} is not traded here; markets are {known}"))
+    if order.leverage is not None and not 1 <= order.leverage <= market.leverage_max:
+        raise InvalidInput(
+            Issue(("leverage",), f"{order.leverage} is not within 1 to {market.leverage_max}, the range of {symbol}")
+        )
+    if order.type is OrderType.LIMIT and order.limit_price is None:
+        raise InvalidInput(Issue(("limitPrice",), "a limit order needs a limit price"))
+    return msgspec.structs.replace(order, symbol=symbol)
+
+
+def refusal_of_price(market: MarketFeed, symbol: str, now: datetime) -> str | None:
+    """Return why there is no price to trade on now, or None."""
+    if market.quote(symbol) is not None and (trouble := market.trouble(symbol)) is not None:
+        return f"{symbol} is not traded on now: {trouble}"
+    return refusal_to_trade(market.quote(symbol), symbol, now)
+
+
+def order_id_of(account_id: str, text: str) -> UUID:
+    """Parse an order ID. Raise `NotFound` for a text that is not an ID."""
+    try:
+        return UUID(text)
+    except ValueError:
+        raise no_such_order(account_id, text) from None
+
+
+async def present_answer(database: Database, account_id: str, order_id: UUID) -> OrderAnswer:
+    """Return an order's answer with its fills so far. Raise `NotFound` if the account has no such order."""
+    async with database.reading() as conn:
+        answer = await store.select_answer(conn, account_id, order_id)
+        if answer is None:
+            raise no_such_order(account_id, str(order_id))
+        state = await store.select_limit_order_status(conn, account_id, order_id)
+        fills = await store.select_fills_of_request(conn, order_id)
+        realized = await store.select_realized_of_request(conn, order_id)
+    if state is None:
+        return answer
+    status, reason = state
+    quantity = sum((fill.quantity for fill in fills), ZERO)
+    return msgspec.structs.replace(
+        answer,
+        status=OrderStatus.FILLED if status == "FILLED" else OrderStatus.CANCELLED,
+        reason=reason,
+        total_quantity=quantity,
+        average_price=divide(sum((f.quantity * f.price for f in fills), ZERO), quantity) if quantity else None,
+        total_fees=sum((fill.fee for fill in fills), ZERO),
+        realized_pnl=realized,
+        fills=tuple(fills),
+    )
+
+
+def no_such_order(account_id: str, order_id: str) -> NotFound:
+    return NotFound(f"the account {account_id} has no order {order_id}")

@@ -1,0 +1,277 @@
+"""Paper exchange: fills orders against the books of the market feed, and applies every tick to every account.
+
+The pure rules of `exchange.domain` decide; `Accounts` commits their decisions.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping
+from datetime import timedelta
+from decimal import Decimal
+from uuid import uuid4
+
+import msgspec
+
+from trader.core.clock import Clock, iso
+from trader.core.errors import InvalidInput, Issue, MarketUnavailable, Unavailable
+from trader.database.pool import Database
+from trader.exchange.accounts import Accounts
+from trader.exchange.domain import rules as rules_of_exchange
+from trader.exchange.domain.account import Account
+from trader.exchange.domain.halts import may_open
+from trader.exchange.domain.ledger import Posting, unopened_account
+from trader.exchange.domain.orders import ExitPlan, Order, OrderAnswer, OrderStatus
+from trader.exchange.halts import Halts
+from trader.exchange.idempotent_orders import (
+    IdempotentOrders,
+    order_id_of,
+    present_answer,
+    validate_order,
+)
+from trader.exchange.protocol import ExchangeBase, not_trading, rules_of
+from trader.exchange.sql import accounts as store
+from trader.exchange.tick_processor import CHECKPOINT_EVERY, TickProcessor
+from trader.market.domain.markets import Tick
+from trader.market.feed import MarketFeed
+from trader.settings.settings import Settings
+
+log = logging.getLogger("trader.exchange")
+
+
+class PaperExchange(ExchangeBase):
+    """The `Exchange` whose fills are simulated."""
+
+    def __init__(
+        self,
+        database: Database,
+        market: MarketFeed,
+        clock: Clock,
+        settings: Settings,
+        accounts: Accounts,
+        halts: Halts,
+        *,
+        checkpoint_every: timedelta = CHECKPOINT_EVERY,
+    ) -> None:
+        """`checkpoint_every`: how often to record the last processed tick; rarely if ticks can be read again."""
+        super().__init__(market, settings, accounts, rules_of(settings, market.markets))
+        self._database = database
+        self._clock = clock
+        accounts.shares_depth = settings.shared_depth == "on"
+        self._halts = halts
+        self._ticks = TickProcessor(accounts, market, clock, self._rules, checkpoint_every)
+        self._identity = store.DatabaseIdentity(market.identity, "simulated")
+        self._orders = IdempotentOrders(database, accounts)
+        self._opening = asyncio.Lock()
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    async def lead(self) -> None:
+        """Start trading: rebuild the accounts from their rows, check the ledger, and catch up on missed ticks.
+
+        :raises StartError: the database belongs to another market or trading mode, its ledger does not balance, or an
+            account holds a market that MARKETS leaves out
+        """
+        await self._ticks.lead(self._identity, self._settings.markets)
+
+    async def follow(self) -> None:
+        """Read what the leading process has changed since the last call.
+
+        :raises StartError: the database belongs to another market or trading mode
+        :raises Unavailable: the database cannot answer now
+        """
+        self._market.restore_marks(await self._accounts.follow(self._identity))
+        if not self._market.quotes():
+            await self._market.prime()
+
+    def suspend(self) -> None:
+        """Stop trading at once."""
+        self._ticks.stop()
+        self._accounts.end_term()
+
+    async def resign(self) -> None:
+        """Stop trading: let changes in progress finish, and record the last processed tick."""
+        self._ticks.stop()
+        await self._ticks.checkpoint()
+        await self._accounts.resign()
+
+    async def on_tick(self, tick: Tick) -> None:
+        """Apply a tick to every account by the source's current market rules."""
+        self._rules.markets.update(self._market.markets)
+        await self._ticks.on_tick(tick)
+
+    @property
+    def term(self) -> int | None:
+        """The term in which this process trades; None for a standby and while catching up."""
+        return self._accounts.term if self._ticks.is_live else None
+
+    # --- reads --------------------------------------------------------------------------------------------------------
+
+    @property
+    def troubles(self) -> Mapping[str, str]:
+        """Always empty: simulated fills cannot differ from the accounts."""
+        return {}
+
+    def undecided(self, account_id: str) -> Collection[str]:
+        """Always empty: an order is filled and posted in one step, under the halts in force at that moment."""
+        return ()
+
+    def account(self, account_id: str) -> Account:
+        """Return the account or, if it does not exist, a new one that is not stored (`sequence` 0)."""
+        return self.accounts.get(account_id) or self._unopened(account_id)
+
+    # --- orders -------------------------------------------------------------------------------------------------------
+
+    async def place_order(self, order: Order) -> OrderAnswer:
+        """Place an order and return its answer after the commit. A refusal is an answer with status `rejected`.
+
+        A repeated client order id of the same account gets the first answer again, unless that order was rejected
+        before its account was open.
+
+        :raises InvalidInput: unknown market, leverage above the market's, missing limit price, too many accounts
+        :raises Unavailable: the database did not confirm the order; retry with the same client order id
+        """
+        with self._accounts.service_level.order():
+            self._refuse_unless_trading()
+            order = validate_order(order, self.markets)
+            return await self._orders.once(order, self._place)
+
+    async def cancel_order(self, account_id: str, order_id: str) -> OrderAnswer:
+        """Cancel a resting order and return its current answer, which no longer changes once the order is not resting.
+
+        :raises NotFound: the account has no such order
+        """
+        wanted = order_id_of(account_id, order_id)
+        self._refuse_unless_trading()
+        if account_id in self.accounts:
+            await self._decide(
+                account_id, lambda account: rules_of_exchange.cancel(account, wanted, self._ticks.seen_until())
+            )
+        return await present_answer(self._database, account_id, wanted)
+
+    async def set_exit_plan(self, account_id: str, symbol: str, plan: ExitPlan) -> str | None:
+        """Replace the exit plan of a position. Return why it is refused, or None."""
+        refusal: str | None = None
+
+        def decide(account: Account) -> Posting | None:
+            nonlocal refusal
+            refusal = self._refusal_in_gap()
+            if symbol in account.positions and refusal is not None:
+                return None  # the old plan applies to the ticks that were missed
+            result = rules_of_exchange.set_exit_plan(account, symbol, plan, self._ticks.moment(), self._rules)
+            if isinstance(result, str):
+                refusal = result
+                return None
+            return result
+
+        self._refuse_unless_trading()
+        if account_id not in self.accounts:
+            return f"there is no {symbol} position"
+        await self._decide(account_id, decide)
+        return refusal
+
+    # --- accounts -----------------------------------------------------------------------------------------------------
+
+    async def open_account(self, account_id: str, initial_capital: Decimal | None = None) -> Account:
+        """Return the account; if it does not exist, open it with its first run."""
+        return await self._accounts.open(account_id, self._unopened(account_id, initial_capital).run)
+
+    async def reset_account(self, account_id: str) -> Account:
+        """End the account's run and start the next with SIM_INITIAL_CAPITAL. This never opens an account.
+
+        :raises Unavailable: the database did not confirm it, or the market's moves during a gap are not yet known
+        """
+        self._refuse_unless_trading()
+        if account_id not in self.accounts:
+            return self.account(account_id)
+
+        def decide(account: Account) -> Posting:
+            if (reason := self._refusal_in_gap()) is not None:  # positions would close at the mark from before the gap
+                raise Unavailable(f"The account cannot be reset now: {reason}.", 10)
+            settings, moment = self._settings, self._ticks.moment()
+            capital, currency = settings.initial_capital, settings.quote_currency
+            return rules_of_exchange.reset(account, capital, currency, moment, self._rules, self._market.funding_rate)
+
+        await self._decide(account_id, decide)
+        return self.account(account_id)
+
+    async def remove_account(self, account_id: str) -> bool:
+        """Remove an account that has never traded and belongs to no model; return False for any other account.
+
+        :raises Unavailable: the database did not confirm it
+        """
+        self._refuse_unless_trading()
+        return await self._accounts.remove(account_id, self._ticks.between_ticks)
+
+    # --- one order ----------------------------------------------------------------------------------------------------
+
+    async def _place(self, order: Order) -> OrderAnswer:
+        refusal = await self._wait_for_book(order.symbol)
+
+        def decide(account: Account) -> Posting:
+            halted = self._halts.refusal_to_open(account.id) if may_open(account, order) else None
+            moment = self._ticks.moment()
+            missing = None if order.symbol in moment.quotes else f"there is no price for {order.symbol} yet"
+            # The book was checked before the account was free and the last tick applied: check its age again.
+            aged = self.refusal_of_price(order.symbol, self._clock.now())
+            if (reason := halted or refusal or self._refusal_in_gap() or missing or aged) is not None:
+                return rules_of_exchange.refuse(account, order, reason, moment.at)
+            return rules_of_exchange.place(account, order, moment, self._rules, self._market.funding_rate)
+
+        if order.account_id not in self.accounts:  # the account opens with its first accepted order
+            self._refuse_unless_trading()  # the term may have ended while the order waited for its book
+            first = self._accounts.preview(self._unopened(order.account_id), decide)
+            assert first is not None
+            assert first.answer is not None
+            if first.answer.status is OrderStatus.REJECTED:
+                # Nothing is stored, so no sequence number can make its ID unique.
+                return msgspec.structs.replace(first.answer, id=uuid4())
+            await self._open_within_limit(order.account_id)
+        posting = await self._decide(order.account_id, decide)
+        if posting is None:
+            raise Unavailable(f"The account {order.account_id} was just removed by an operator; try again.", 1)
+        assert posting.answer is not None
+        return posting.answer
+
+    async def _decide(self, account_id: str, decide: Callable[[Account], Posting | None]) -> Posting | None:
+        """Change an account between two ticks."""
+        return await self._accounts.change(account_id, decide, self._ticks.between_ticks)
+
+    async def _wait_for_book(self, symbol: str) -> str | None:
+        """Wait for the first book at or after now + latency. Return why there is none to trade on, or None.
+
+        Without latency, an order meets the current book.
+        """
+        try:
+            if self._settings.latency_ms:
+                latency = timedelta(milliseconds=self._settings.latency_ms)
+                await self._market.quote_after(symbol, self._clock.now() + latency)
+        except MarketUnavailable as error:
+            return str(error)
+        return None
+
+    def _refuse_unless_trading(self) -> None:
+        if self.term is None:
+            raise not_trading(self._settings, self._accounts.database_trouble)
+
+    def _refusal_in_gap(self) -> str | None:
+        """Return why nothing can be decided until the feed's gap has been caught up on, or None."""
+        since = self._ticks.gap_since
+        return None if since is None else f"the movements of the market since {iso(since)} are not known yet; ask again"
+
+    async def _open_within_limit(self, account_id: str) -> Account:
+        """Open an account for a caller, one at a time so that SIM_MAX_ACCOUNTS holds; models do not count."""
+        async with self._opening:
+            limit = self._settings.max_accounts
+            if account_id not in self.accounts and len(self.accounts) >= limit:
+                async with self._database.connection() as conn:
+                    count = await store.select_count_without_model(conn)
+                if count >= limit:
+                    why = f"{account_id!r} does not exist, and no more than {limit} accounts can be opened"
+                    raise InvalidInput(Issue(("accountId",), why))
+            return await self.open_account(account_id)
+
+    def _unopened(self, account_id: str, capital: Decimal | None = None) -> Account:
+        settings = self._settings
+        return unopened_account(
+            account_id, capital or settings.initial_capital, settings.quote_currency, self._clock.now()
+        )

@@ -1,0 +1,207 @@
+"""Protocol and base class of the exchanges: paper, live and read-only.
+
+`PaperExchange` simulates fills, `LiveExchange` trades at a real venue, and `ReadOnlyExchange` shows what another
+process trades. Only the composition root knows which one it created. All start with the rules from the settings;
+`ExchangeBase` has the reads that they share.
+"""
+
+from collections.abc import Collection, Mapping
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Final, Protocol
+
+import msgspec
+
+from trader.core.errors import DatabaseUnavailable, Unavailable
+from trader.exchange.accounts import Accounts
+from trader.exchange.domain.account import Account
+from trader.exchange.domain.ledger import ExchangeRules, LimitFills
+from trader.exchange.domain.orders import ExitPlan, Order, OrderAnswer
+from trader.exchange.domain.rules import book_met
+from trader.exchange.idempotent_orders import refusal_of_price
+from trader.market.domain.markets import Book, Market, Tick
+from trader.market.feed import MarketFeed
+from trader.settings.settings import Settings
+
+_BASIS_POINT: Final = Decimal("0.0001")
+
+
+def rules_of(settings: Settings, markets: Mapping[str, Market]) -> ExchangeRules:
+    """Return the rules that the settings and the market source define."""
+    return ExchangeRules(
+        markets=dict(markets),
+        taker_rate=settings.taker_fee_bps * _BASIS_POINT,
+        maker_rate=settings.maker_fee_bps * _BASIS_POINT,
+        liquidation_rate=settings.liquidation_fee_bps * _BASIS_POINT,
+        funding_interval_h=settings.funding_interval_h,
+        book_recovery=timedelta(milliseconds=int(settings.book_recovery_s * 1000)),
+        limit_fills=msgspec.convert(settings.limit_fills, LimitFills),
+        latency=timedelta(milliseconds=settings.latency_ms),
+    )
+
+
+def not_trading(settings: Settings, database_trouble: str | None) -> Unavailable:
+    """Return the error for a change that only the leader can make, with the leader's address if known.
+
+    Without a usable database no process leads, and the error says so instead.
+    """
+    if database_trouble is not None:
+        return DatabaseUnavailable(database_trouble)
+    if settings.role == "reader":
+        what = "This process is read-only: the leader makes changes"
+    else:
+        what = "This process is a standby: another one trades on this database, or is about to"
+    return Unavailable(f"{what}." if settings.leader_url is None else f"{what}, at {settings.leader_url}", 5)
+
+
+class Exchange(Protocol):
+    """An exchange and the accounts that trade on it."""
+
+    # Lifecycle: one process leads and trades, others follow.
+
+    async def lead(self) -> None:
+        """Start trading. Raise `StartError` if the database or the accounts at the venue do not fit."""
+        ...
+
+    async def follow(self) -> None:
+        """Read the leader's changes. Raise `StartError` or `Unavailable`."""
+        ...
+
+    def suspend(self) -> None:
+        """Stop trading at once."""
+        ...
+
+    async def resign(self) -> None:
+        """Stop trading: let changes in progress finish."""
+        ...
+
+    async def on_tick(self, tick: Tick) -> None:
+        """Process a tick of the market feed."""
+        ...
+
+    @property
+    def term(self) -> int | None:
+        """The term in which this process trades; None while it does not."""
+        ...
+
+    # Reads
+
+    @property
+    def markets(self) -> Mapping[str, Market]: ...
+
+    @property
+    def rules(self) -> ExchangeRules:
+        """The rules by which orders are judged; in live trading, they judge an order before it is sent."""
+        ...
+
+    @property
+    def accounts(self) -> Mapping[str, Account]:
+        """Every account, as of its last commit."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """A number that grows with every change of an account or of its rows."""
+        ...
+
+    @property
+    def troubles(self) -> Mapping[str, str]:
+        """The accounts that may not open anything because they disagree with the venue, with the reason for each."""
+        ...
+
+    def undecided(self, account_id: str) -> Collection[str]:
+        """Return the markets with an order in progress that may open: its fills are not in the account yet."""
+        ...
+
+    def marks(self) -> Mapping[str, Decimal]:
+        """Return the latest mark of each market; before its first quote, the last recorded mark."""
+        ...
+
+    def account(self, account_id: str) -> Account:
+        """Return the account or, if it does not exist, a new one that is not stored (`sequence` 0)."""
+        ...
+
+    def order_book(self, account_id: str, symbol: str, at: datetime) -> Book | None:
+        """Return the order book that an order of the account would meet at this time; None without a price."""
+        ...
+
+    def refusal_of_price(self, symbol: str, at: datetime) -> str | None:
+        """Return why a market has no price to trade on at this time, or None."""
+        ...
+
+    # Writes
+
+    async def place_order(self, order: Order) -> OrderAnswer:
+        """Place an order; a refusal is an answer with status `rejected`. A client order id always gets the same answer.
+
+        :raises InvalidInput: unknown market, leverage above the market's, missing limit price
+        :raises OrderUndecided: the outcome at the venue is not yet known; retry with the same client order id
+        :raises Unavailable: the database did not confirm the order; retry likewise
+        """
+        ...
+
+    async def cancel_order(self, account_id: str, order_id: str) -> OrderAnswer:
+        """Cancel a resting order and return its current answer. Raise `NotFound`."""
+        ...
+
+    async def set_exit_plan(self, account_id: str, symbol: str, plan: ExitPlan) -> str | None:
+        """Replace the exit plan of a position. Return why it is refused, which keeps the old plan, or None."""
+        ...
+
+    async def open_account(self, account_id: str, initial_capital: Decimal | None = None) -> Account:
+        """Return the account; if it does not exist, open it with its first run."""
+        ...
+
+    async def reset_account(self, account_id: str) -> Account:
+        """End the account's run and start the next. Raise `Precondition` if the money is real."""
+        ...
+
+    async def remove_account(self, account_id: str) -> bool:
+        """Remove an account that has never traded and belongs to no model; return False for any other account.
+
+        :raises Precondition: the money is real
+        :raises Unavailable: the database did not confirm it
+        """
+        ...
+
+    async def settle(self, account_id: str) -> None:
+        """Wait until every change of the account in progress has ended and is certain. Raise `Unavailable`."""
+        ...
+
+
+class ExchangeBase:
+    """Base class of all exchanges: their rules, their accounts as of the last commit, and the market's marks."""
+
+    def __init__(self, market: MarketFeed, settings: Settings, accounts: Accounts, rules: ExchangeRules) -> None:
+        self._market = market
+        self._settings = settings
+        self._accounts = accounts
+        self._rules = rules
+
+    @property
+    def markets(self) -> Mapping[str, Market]:
+        return self._rules.markets
+
+    @property
+    def rules(self) -> ExchangeRules:
+        return self._rules
+
+    @property
+    def accounts(self) -> Mapping[str, Account]:
+        return self._accounts.by_id
+
+    @property
+    def version(self) -> int:
+        return self._accounts.version
+
+    def marks(self) -> Mapping[str, Decimal]:
+        return self._market.marks
+
+    def order_book(self, account_id: str, symbol: str, at: datetime) -> Book | None:
+        return book_met(self._market.quote(symbol), self._accounts.taken(account_id), symbol, at, self._rules)
+
+    def refusal_of_price(self, symbol: str, at: datetime) -> str | None:
+        return refusal_of_price(self._market, symbol, at)
+
+    async def settle(self, account_id: str) -> None:
+        await self._accounts.settle(account_id)

@@ -1,0 +1,97 @@
+"""Read-only exchange: another process's accounts, paper or live, for a process that never leads."""
+
+from collections.abc import Collection, Mapping
+from decimal import Decimal
+from typing import NoReturn
+
+import msgspec
+
+from trader.core.clock import Clock
+from trader.core.money import ZERO
+from trader.database.relay import RelayReader
+from trader.exchange.accounts import Accounts
+from trader.exchange.domain.account import Account
+from trader.exchange.domain.ledger import unopened_account
+from trader.exchange.domain.orders import ExitPlan, Order, OrderAnswer
+from trader.exchange.protocol import ExchangeBase, not_trading, rules_of
+from trader.exchange.sql.accounts import DatabaseIdentity
+from trader.market.domain.markets import Tick
+from trader.market.feed import MarketFeed
+from trader.settings.settings import Settings
+
+
+class ReadOnlyExchange(ExchangeBase):
+    """The leader's accounts, valued at the leader's marks. Every change raises `Unavailable`."""
+
+    def __init__(
+        self, market: MarketFeed, clock: Clock, settings: Settings, accounts: Accounts, relay: RelayReader
+    ) -> None:
+        self._is_live = settings.trading_mode == "live"
+        rules = rules_of(settings, market.markets)
+        if self._is_live:
+            rules = msgspec.structs.replace(rules, liquidation_rate=ZERO)
+        super().__init__(market, settings, accounts, rules)
+        self._clock = clock
+        self._relay = relay
+        self._identity = DatabaseIdentity(market.identity, settings.trading_mode)
+
+    async def lead(self) -> None:
+        self._refuse()
+
+    async def follow(self) -> None:
+        """Read the leader's changes since the last call.
+
+        :raises StartError: the database belongs to another market or trading mode
+        :raises Unavailable: the database cannot answer now
+        """
+        self._market.restore_marks(await self._accounts.follow(self._identity))
+
+    def suspend(self) -> None:
+        """Do nothing: nothing is traded here."""
+
+    async def resign(self) -> None:
+        """Do nothing, like `suspend`."""
+
+    async def on_tick(self, tick: Tick) -> None:
+        """Adopt the leader's current market rules."""
+        self._rules.markets.update(self._market.markets)
+
+    @property
+    def term(self) -> int | None:
+        return None
+
+    @property
+    def troubles(self) -> Mapping[str, str]:
+        """The troubles that the leader reports."""
+        return {} if self._relay.view is None else self._relay.view.account_troubles
+
+    def undecided(self, account_id: str) -> Collection[str]:
+        return ()
+
+    def account(self, account_id: str) -> Account:
+        """Return the account or, if it does not exist, a new one that is not stored."""
+        if account_id in self.accounts:
+            return self.accounts[account_id]
+        capital = ZERO if self._is_live else self._settings.initial_capital
+        return unopened_account(account_id, capital, self._settings.quote_currency, self._clock.now())
+
+    async def place_order(self, order: Order) -> OrderAnswer:
+        self._refuse()
+
+    async def cancel_order(self, account_id: str, order_id: str) -> OrderAnswer:
+        self._refuse()
+
+    async def set_exit_plan(self, account_id: str, symbol: str, plan: ExitPlan) -> str | None:
+        self._refuse()
+
+    async def open_account(self, account_id: str, initial_capital: Decimal | None = None) -> Account:
+        self._refuse()
+
+    async def reset_account(self, account_id: str) -> Account:
+        self._refuse()
+
+    async def remove_account(self, account_id: str) -> bool:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise not_trading(self._settings, None)

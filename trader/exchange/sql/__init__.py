@@ -1,0 +1,1 @@
+"""SQL for the ledger, accounts and trades."""

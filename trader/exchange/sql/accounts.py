@@ -1,0 +1,435 @@
+"""SQL for accounts, recorded answers to orders, and the state of the service."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from datetime import datetime
+from decimal import Decimal
+from typing import NamedTuple
+from uuid import UUID
+
+import asyncpg
+import msgspec
+
+from trader.database.pool import Connection, part_of_row
+from trader.exchange.domain.account import (
+    TAKEN_KEPT,
+    Account,
+    AppliedTick,
+    Position,
+    RestingOrder,
+    Run,
+    Take,
+    Taken,
+)
+from trader.exchange.domain.orders import AnswerFill, ExitPlan, OrderAnswer, OrderSide
+from trader.exchange.sql.trades import trade_of_row
+from trader.record.domain.results import REMOVED
+from trader.record.sql.append import insert_record
+
+INSERT_ACCOUNT = """
+WITH opened AS (
+    INSERT INTO accounts (id, sequence, created_at, changed_at) VALUES ($1, 1, $2, $2)
+    ON CONFLICT DO NOTHING RETURNING id
+)
+INSERT INTO runs (id, account_id, number, initial_capital, quote_currency, started_at)
+SELECT $3, id, 1, $4, $5, $2 FROM opened
+"""
+
+
+async def insert_account(conn: Connection, account_id: str, run: Run) -> None:
+    """Insert an account with its first run in one statement; does nothing if it exists."""
+    await conn.execute(INSERT_ACCOUNT, account_id, run.started_at, run.id, run.initial_capital, run.quote_currency)
+
+
+# The sum of all accounts, against which total losses are measured, drops by its capital in the same statement.
+DELETE_ACCOUNT = """
+WITH account AS (
+    DELETE FROM accounts
+    WHERE id = $1 AND (SELECT term FROM service_state) = $2 AND id NOT IN (SELECT id FROM models)
+        AND NOT EXISTS (SELECT FROM fills WHERE account_id = $1)
+    RETURNING id
+), its_limit_orders AS (
+    DELETE FROM limit_orders WHERE account_id IN (SELECT id FROM account)
+), its_requests AS (
+    DELETE FROM order_requests WHERE account_id IN (SELECT id FROM account)
+), its_runs AS (
+    DELETE FROM runs WHERE account_id IN (SELECT id FROM account)
+), its_snapshots AS (
+    DELETE FROM portfolio_snapshots WHERE account_id IN (SELECT id FROM account)
+), its_hours AS (
+    DELETE FROM portfolio_hourly WHERE account_id IN (SELECT id FROM account)
+), its_mark AS (
+    DELETE FROM chain_marks WHERE account_id IN (SELECT id FROM account)
+), its_baseline AS (
+    DELETE FROM equity_marks WHERE account_id IN (SELECT id FROM account) RETURNING last
+), total_baseline AS (
+    UPDATE equity_marks t SET day_start = t.day_start - b.last, peak = t.peak - b.last, last = t.last - b.last
+    FROM its_baseline b WHERE t.account_id IS NULL
+)
+SELECT (SELECT term FROM service_state) = $2 AS is_leading,
+       EXISTS (SELECT FROM accounts WHERE id = $1) AND NOT EXISTS (SELECT FROM account) AS is_kept
+"""
+
+
+class Deletion(NamedTuple):
+    """Whether the term continues, and whether the account stays because it has traded or belongs to a model."""
+
+    is_leading: bool
+    is_kept: bool
+
+
+async def delete_account(conn: Connection, account_id: str, term: int) -> Deletion:
+    """Delete an account that has never traded and belongs to no model, with its rows, in this term.
+
+    The connection must be in a transaction: the removal is recorded in the chain.
+    """
+    record = await conn.fetchrow(DELETE_ACCOUNT, account_id, term)
+    assert record is not None
+    deletion = Deletion(**record)
+    if deletion.is_leading and not deletion.is_kept:
+        await insert_record(conn, REMOVED, {"account_id": account_id})
+    return deletion
+
+
+SELECT_COUNT_WITHOUT_MODEL = "SELECT count(*) FROM accounts WHERE id NOT IN (SELECT id FROM models)"
+
+
+async def select_count_without_model(conn: Connection) -> int:
+    """Return how many accounts belong to no model."""
+    count: int = await conn.fetchval(SELECT_COUNT_WITHOUT_MODEL)
+    return count
+
+
+SELECT_FILL_COUNT = "SELECT count(*) FROM fills WHERE account_id = $1"
+
+
+async def select_fill_count(conn: Connection, account_id: str) -> int:
+    """Return how many fills the account has had in all its runs."""
+    count: int = await conn.fetchval(SELECT_FILL_COUNT, account_id)
+    return count
+
+
+UPDATE_ACCOUNT_FENCED = """
+UPDATE accounts SET sequence = sequence + 1 WHERE id = $1 AND (SELECT term FROM service_state) = $2 RETURNING sequence
+"""
+
+
+async def update_account_fenced(conn: Connection, account_id: str, term: int) -> bool:
+    """Fence an account: every uncommitted posting decided on its current state will be refused.
+
+    An abandoned statement may still be running on the server: this statement waits for it or precedes it. Return False
+    if the term is over.
+    """
+    return await conn.fetchval(UPDATE_ACCOUNT_FENCED, account_id, term) is not None
+
+
+# Cash comes from sums over `orders` alone; `trader audit` compares them with the ledger.
+SELECT_ACCOUNTS = """
+SELECT a.id, a.sequence, a.changed_at, a.last_order_at, a.liquidating, a.seen_tick, a.seen_until,
+       r.id AS run_id, r.number, r.initial_capital, r.quote_currency, r.started_at,
+       coalesce(s.realized, 0) AS realized, coalesce(s.fees, 0) AS fees,
+       coalesce(s.funding, 0) AS funding, coalesce(s.insurance, 0) AS insurance
+FROM accounts a
+JOIN runs r ON r.account_id = a.id AND r.ended_at IS NULL
+LEFT JOIN LATERAL (
+    SELECT sum(o.gross_pnl) AS realized, sum(o.fees) AS fees, sum(o.funding) AS funding, sum(o.insurance) AS insurance
+    FROM orders o WHERE o.run_id = r.id
+) s ON true
+WHERE $1::text IS NULL OR a.id = $1
+ORDER BY a.created_at, a.id
+"""
+
+SELECT_POSITIONS = """
+SELECT o.*, coalesce((SELECT sum(p.gross_pnl) FROM orders p WHERE p.parent_id = o.id), 0) AS realized
+FROM orders o
+WHERE o.status = 'OPEN' AND ($1::text IS NULL OR o.account_id = $1)
+ORDER BY o.opened_at, o.id
+"""
+
+SELECT_RESTING = """
+SELECT l.*, q.client_order_id
+FROM limit_orders l JOIN order_requests q ON q.id = l.id
+WHERE l.status = 'RESTING' AND ($1::text IS NULL OR l.account_id = $1)
+ORDER BY l.account_id, l.sequence
+"""
+
+
+# A reset closes at the mark, without a book.
+SELECT_TAKEN = """
+SELECT f.account_id, f.symbol, f.side, f.created_at, sum(f.quantity) AS quantity
+FROM accounts a JOIN fills f ON f.account_id = a.id AND f.created_at > a.changed_at - $2::interval
+WHERE f.cause <> 'reset' AND ($1::text IS NULL OR a.id = $1)
+GROUP BY f.account_id, f.symbol, f.side, f.created_at
+ORDER BY f.account_id, f.symbol, f.side, f.created_at
+"""
+
+
+async def select_accounts(conn: Connection, account_id: str | None = None) -> dict[str, Account]:
+    """Return every account, or the named one, in its current run, rebuilt from the rows alone.
+
+    The statements must share a snapshot: call it in `Database.reading`, or with the accounts locked.
+    """
+    positions: defaultdict[str, dict[str, Position]] = defaultdict(dict)
+    for record in await conn.fetch(SELECT_POSITIONS, account_id):
+        positions[record["account_id"]][record["symbol"]] = trade_of_row(record, Position)
+    resting: defaultdict[str, list[RestingOrder]] = defaultdict(list)
+    for record in await conn.fetch(SELECT_RESTING, account_id):
+        resting[record["account_id"]].append(_resting(record))
+    taken: defaultdict[str, dict[str, Taken]] = defaultdict(dict)
+    for record in await conn.fetch(SELECT_TAKEN, account_id, TAKEN_KEPT):
+        of_account, symbol = taken[record["account_id"]], record["symbol"]
+        take = Take(record["created_at"], record["quantity"])
+        of_account[symbol] = of_account.get(symbol, Taken()).plus(OrderSide(record["side"]), take)
+    accounts = {}
+    for record in await conn.fetch(SELECT_ACCOUNTS, account_id):
+        key = record["id"]
+        parts = {
+            "run": msgspec.convert({**record, "id": record["run_id"]}, Run),
+            "positions": positions[key],
+            "resting": tuple(resting[key]),
+            "taken": taken[key],
+        }
+        accounts[key] = msgspec.convert({**record, **parts}, Account)
+    return accounts
+
+
+def _resting(record: asyncpg.Record) -> RestingOrder:
+    plan = part_of_row(record, ExitPlan) if record["has_exit_plan"] else None
+    return msgspec.convert({**record, "exit_plan": plan}, RestingOrder)
+
+
+SELECT_ANSWER_OF_CLIENT = "SELECT answer FROM order_requests WHERE account_id = $1 AND client_order_id = $2"
+
+
+async def select_answer_of_client(conn: Connection, account_id: str, client_order_id: str) -> OrderAnswer | None:
+    """Return the answer recorded for this client order id, or None."""
+    answer = await conn.fetchval(SELECT_ANSWER_OF_CLIENT, account_id, client_order_id)
+    return None if answer is None else msgspec.convert(answer, OrderAnswer)
+
+
+SELECT_ANSWER = "SELECT answer FROM order_requests WHERE account_id = $1 AND id = $2"
+
+
+async def select_answer(conn: Connection, account_id: str, order_id: UUID) -> OrderAnswer | None:
+    """Return the answer recorded for this order, or None."""
+    answer = await conn.fetchval(SELECT_ANSWER, account_id, order_id)
+    return None if answer is None else msgspec.convert(answer, OrderAnswer)
+
+
+SELECT_LIMIT_ORDER_STATUS = "SELECT status, cancel_reason FROM limit_orders WHERE account_id = $1 AND id = $2"
+
+
+async def select_limit_order_status(conn: Connection, account_id: str, order_id: UUID) -> tuple[str, str | None] | None:
+    """Return (RESTING | FILLED | CANCELLED, cancel reason) of an order that has rested, or None."""
+    record = await conn.fetchrow(SELECT_LIMIT_ORDER_STATUS, account_id, order_id)
+    return None if record is None else (record["status"], record["cancel_reason"])
+
+
+SELECT_FILLS_OF_REQUEST = """
+SELECT quantity, price, fee, maker, created_at FROM fills WHERE request_id = $1 ORDER BY sequence
+"""
+
+
+async def select_fills_of_request(conn: Connection, order_id: UUID) -> list[AnswerFill]:
+    """Return the fills of a placed order by time."""
+    return [
+        AnswerFill(r["quantity"], r["price"], r["fee"], r["maker"], r["created_at"])
+        for r in await conn.fetch(SELECT_FILLS_OF_REQUEST, order_id)
+    ]
+
+
+# A trade is closed by the fills of one order; the fills on its closing side name the trade.
+SELECT_REALIZED_OF_REQUEST = """
+SELECT coalesce(sum(o.gross_pnl), 0)
+FROM (SELECT DISTINCT order_id, side FROM fills WHERE request_id = $1) f
+JOIN orders o ON o.id = f.order_id AND o.status = 'CLOSED'
+    AND f.side = CASE o.side WHEN 'LONG' THEN 'sell' ELSE 'buy' END
+"""
+
+
+async def select_realized_of_request(conn: Connection, order_id: UUID) -> Decimal:
+    """Return the gross profit realized by the fills of a placed order."""
+    realized: Decimal = await conn.fetchval(SELECT_REALIZED_OF_REQUEST, order_id)
+    return realized
+
+
+# --- the service itself -----------------------------------------------------------------------------------------------
+
+
+class DatabaseIdentity(msgspec.Struct, frozen=True):
+    """Identity of a database: its market and trading mode and, in live trading, the venue and account."""
+
+    market_identity: str
+    trading_mode: str
+    venue_url: str | None = None
+    venue_account_index: int | None = None
+
+
+class ServiceState(msgspec.Struct, frozen=True):
+    """The identity of the database, and the tick up to which every account has been processed."""
+
+    identity: DatabaseIdentity
+    processed: AppliedTick | None
+
+
+UPSERT_SERVICE_STATE = """
+INSERT INTO service_state (market_identity, trading_mode, venue_url, venue_account_index) VALUES ($1, $2, $3, $4)
+ON CONFLICT (only_row) DO UPDATE SET only_row = true
+RETURNING market_identity, trading_mode, venue_url, venue_account_index, processed_tick, processed_until
+"""
+
+
+async def upsert_service_state(conn: Connection, identity: DatabaseIdentity) -> ServiceState:
+    """Return the state of the database; a new database takes on this identity."""
+    record = await conn.fetchrow(
+        UPSERT_SERVICE_STATE,
+        identity.market_identity,
+        identity.trading_mode,
+        identity.venue_url,
+        identity.venue_account_index,
+    )
+    assert record is not None
+    until = record["processed_until"]
+    processed = None if until is None else AppliedTick(record["processed_tick"], until)
+    return ServiceState(part_of_row(record, DatabaseIdentity), processed)
+
+
+SELECT_IDENTITY = "SELECT market_identity, trading_mode, venue_url, venue_account_index FROM service_state"
+
+
+async def select_identity(conn: Connection) -> DatabaseIdentity | None:
+    """Return the identity of the database; None for a new one."""
+    record = await conn.fetchrow(SELECT_IDENTITY)
+    return None if record is None else DatabaseIdentity(**record)
+
+
+# A database already in use, by an earlier version or another market, keeps what it has.
+INSERT_SEED = """
+INSERT INTO market_seed (seed) SELECT $1 WHERE NOT EXISTS (SELECT FROM service_state) ON CONFLICT DO NOTHING
+"""
+
+
+async def insert_seed(conn: Connection, seed: int) -> None:
+    """Store this seed in a new database; does nothing if the database has a seed or is in use."""
+    await conn.execute(INSERT_SEED, str(seed))
+
+
+SELECT_SEED = "SELECT seed FROM market_seed"
+
+
+async def select_seed(conn: Connection) -> int | None:
+    """Return the seed that was drawn for this database, or None."""
+    text: str | None = await conn.fetchval(SELECT_SEED)
+    return None if text is None else int(text)
+
+
+SELECT_PROCESSED_UNTIL = "SELECT processed_until FROM service_state"
+
+
+async def select_processed_until(conn: Connection) -> datetime | None:
+    """Return the tick up to which every account has been processed; None for a new database."""
+    moment: datetime | None = await conn.fetchval(SELECT_PROCESSED_UNTIL)
+    return moment
+
+
+# Only the latest thousand invocations: none that started earlier can still end.
+SELECT_LIVED_UNTIL = """
+SELECT greatest(
+    processed_until, lived_until,
+    (SELECT max(greatest(changed_at, last_order_at)) FROM accounts),
+    (SELECT max(greatest(started_at, finished_at))
+     FROM (SELECT started_at, finished_at FROM invocations ORDER BY started_at DESC LIMIT 1000) latest),
+    (SELECT max(last_at) FROM portfolio_hourly WHERE hour = (SELECT max(hour) FROM portfolio_hourly))
+)
+FROM service_state
+"""
+
+
+async def select_lived_until(conn: Connection) -> datetime | None:
+    """Return the latest market time that may have been processed; None for a new database."""
+    moment: datetime | None = await conn.fetchval(SELECT_LIVED_UNTIL)
+    return moment
+
+
+UPDATE_LIVED_UNTIL = "UPDATE service_state SET lived_until = greatest(lived_until, $1)"
+
+
+async def update_lived_until(conn: Connection, moment: datetime) -> None:
+    """Record that market time may pass up to `moment`."""
+    await conn.execute(UPDATE_LIVED_UNTIL, moment)
+
+
+UPDATE_PROCESSED_UNTIL = """
+WITH marked AS (
+    INSERT INTO last_marks (symbol, mark, marked_at)
+    SELECT symbol, mark, $1 FROM unnest($2::text[], $3::numeric[]) AS m (symbol, mark)
+    WHERE EXISTS (SELECT FROM service_state WHERE term = $4 AND processed_tick <= $5)
+    ON CONFLICT (symbol) DO UPDATE SET mark = excluded.mark, marked_at = excluded.marked_at
+)
+UPDATE service_state
+SET processed_until = $1, processed_tick = $5,
+    jumped_from = coalesce($6, jumped_from), jumped_to = coalesce($7, jumped_to)
+WHERE term = $4 AND processed_tick <= $5
+"""
+
+
+async def update_processed_until(
+    conn: Connection,
+    term: int,
+    tick: AppliedTick,
+    marks: Mapping[str, Decimal],
+    *,
+    gap: tuple[datetime, datetime] | None = None,
+) -> None:
+    """Record that every account has been processed up to a tick, with the marks of its time; only in this term.
+
+    Ticks are compared by their order, since the time of a later one is earlier if the clock was set back.
+    `gap`: the start and the end of a gap that has just ended, for `update_times_ahead`.
+    A process that has lost its lock without knowing it sees accounts that another process has changed: its record would
+    make a later leader skip ticks that those accounts have missed.
+    """
+    jumped_from, jumped_to = gap or (None, None)
+    await conn.execute(
+        UPDATE_PROCESSED_UNTIL, tick.at, list(marks), list(marks.values()), term, tick.number, jumped_from, jumped_to
+    )
+
+
+BROUGHT_BACK = """
+least($1, CASE WHEN jumped_to > $1 AND {time} >= jumped_to THEN {time} - (jumped_to - jumped_from) ELSE {time} END)
+"""
+"""The time of a tick by the present clock ($1): one that lies in the future was dated by a clock that was ahead."""
+
+UPDATE_TIMES_AHEAD = f"""
+WITH brought_back AS (
+    UPDATE accounts SET seen_until = {BROUGHT_BACK.format(time="seen_until")} FROM service_state WHERE seen_until > $1
+), baselines_brought_back AS (
+    UPDATE baselines
+    SET seen_until = least({BROUGHT_BACK.format(time="seen_until")}, {BROUGHT_BACK.format(time="processed_until")})
+    FROM service_state WHERE seen_until > $1
+)
+UPDATE service_state SET processed_until = {BROUGHT_BACK.format(time="processed_until")}
+WHERE processed_until > $1 RETURNING processed_until
+"""  # noqa: S608 - constants of this module
+
+
+async def update_times_ahead(conn: Connection, now: datetime) -> datetime | None:
+    """Correct the times of processed ticks that are in the future. Return the last processed tick's, if corrected."""
+    moment: datetime | None = await conn.fetchval(UPDATE_TIMES_AHEAD, now)
+    return moment
+
+
+# A market with fills but no recorded mark uses the price of its last fill.
+SELECT_LAST_MARKS = """
+SELECT symbol, mark FROM last_marks
+UNION ALL
+(SELECT DISTINCT ON (f.symbol) f.symbol, f.price
+ FROM orders o JOIN fills f ON f.account_id = o.account_id AND f.order_id = o.id
+ WHERE o.status = 'OPEN' AND o.symbol NOT IN (SELECT symbol FROM last_marks)
+ ORDER BY f.symbol, f.created_at DESC, f.account_id, f.sequence DESC)
+ORDER BY symbol
+"""
+
+
+async def select_last_marks(conn: Connection) -> dict[str, Decimal]:
+    """Return the last recorded mark of each market."""
+    return {record["symbol"]: record["mark"] for record in await conn.fetch(SELECT_LAST_MARKS)}

@@ -1,0 +1,187 @@
+"""SQL for completed trades (the rows of `orders` with status CLOSED), and for single trades with their fills."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from decimal import Decimal
+from typing import NamedTuple, TypeVar
+from uuid import UUID
+
+import asyncpg
+import msgspec
+
+from trader.core.variant_id import VariantId
+from trader.database.pool import Connection, Page, part_of_row
+from trader.exchange.domain.account import Position, Trade
+from trader.exchange.domain.orders import Cause, ExitPlan, OrderSide
+
+T = TypeVar("T", bound=Position)
+
+
+class ModelTrade(Trade, frozen=True, kw_only=True):
+    """A completed trade and the names of its model, which are None for an account that belongs to no model."""
+
+    model_name: str | None
+    model_variant: VariantId | None
+    model_router_name: str | None
+
+
+def trade_of_row(row: asyncpg.Record, kind: type[T]) -> T:
+    """Return the trade or position of a row of `orders`."""
+    return msgspec.convert({**row, "exit_plan": part_of_row(row, ExitPlan)}, kind)
+
+
+SELECT_TRADES = """
+SELECT o.*, m.name AS model_name, m.variant AS model_variant, m.router_model_name AS model_router_name
+FROM orders o LEFT JOIN models m ON m.id = o.account_id
+WHERE o.status = 'CLOSED' AND o.closed_at < coalesce($2::timestamptz, 'infinity')
+  AND ($4::text IS NULL OR o.symbol = $4)
+ORDER BY o.closed_at DESC, o.id
+LIMIT $1 OFFSET $3
+"""
+
+
+async def select_trades(conn: Connection, page: Page, symbol: str | None = None) -> list[ModelTrade]:
+    """Return the latest trades of all accounts and runs, or only of one market, newest first."""
+    return [trade_of_row(row, ModelTrade) for row in await conn.fetch(SELECT_TRADES, *page, symbol)]
+
+
+# The latest trades of each account, then the latest of these: an account that last traded long ago needs no long scan.
+SELECT_ACCOUNT_TRADES = """
+SELECT o.*, m.name AS model_name, m.variant AS model_variant, m.router_model_name AS model_router_name
+FROM (SELECT DISTINCT id FROM unnest($1::text[]) AS id) a
+CROSS JOIN LATERAL (
+    SELECT * FROM orders
+    WHERE account_id = a.id AND status = 'CLOSED' AND closed_at < coalesce($3::timestamptz, 'infinity')
+      AND ($5::text IS NULL OR symbol = $5)
+    ORDER BY closed_at DESC, id
+    LIMIT $2::bigint + $4::bigint
+) o
+LEFT JOIN models m ON m.id = o.account_id
+ORDER BY o.closed_at DESC, o.id
+LIMIT $2 OFFSET $4
+"""
+
+
+async def select_account_trades(
+    conn: Connection, account_ids: Sequence[str], page: Page, symbol: str | None = None
+) -> list[ModelTrade]:
+    """Return the latest trades of these accounts in all their runs, or only of one market, newest first."""
+    rows = await conn.fetch(SELECT_ACCOUNT_TRADES, account_ids, *page, symbol)
+    return [trade_of_row(row, ModelTrade) for row in rows]
+
+
+class TradeFill(msgspec.Struct, frozen=True):
+    """A fill of a trade. `fee` includes the liquidation fee."""
+
+    side: OrderSide
+    quantity: Decimal
+    price: Decimal
+    fee: Decimal
+    maker: bool
+    cause: Cause
+    created_at: datetime
+
+
+class WholeTrade(NamedTuple):
+    """A position or a completed trade with its account and its fills, ascending."""
+
+    account_id: str
+    trade: Position | Trade
+    fills: Sequence[TradeFill]
+
+
+SELECT_TRADE = """
+SELECT * FROM orders
+WHERE id = coalesce((SELECT order_id FROM fills WHERE request_id = $1 ORDER BY sequence LIMIT 1), $1)
+"""
+
+# A closed part has its own exits, and the entries of the position to which it belonged.
+SELECT_TRADE_FILLS = """
+SELECT side, quantity, price, fee + liquidation_fee AS fee, maker, cause, created_at
+FROM fills
+WHERE account_id = $1 AND created_at >= $4 AND created_at <= coalesce($5::timestamptz, 'infinity')
+  AND (order_id = $2 OR order_id = $3 AND side = $6)
+ORDER BY sequence
+"""
+
+
+async def select_trade(conn: Connection, trade_id: UUID) -> WholeTrade | None:
+    """Return the position or trade with this ID, or the one to which this order's first fill belongs.
+
+    The connection must be in a transaction with a single snapshot.
+    """
+    row = await conn.fetchrow(SELECT_TRADE, trade_id)
+    if row is None:
+        return None
+    entry = "buy" if row["side"] == "LONG" else "sell"
+    fills = await conn.fetch(
+        SELECT_TRADE_FILLS, row["account_id"], row["id"], row["parent_id"], row["opened_at"], row["closed_at"], entry
+    )
+    trade = trade_of_row(row, Trade if row["status"] == "CLOSED" else Position)
+    return WholeTrade(row["account_id"], trade, [msgspec.convert({**fill}, TradeFill) for fill in fills])
+
+
+class RunTrade(msgspec.Struct, frozen=True, gc=False):
+    """The columns of a trade that a run's statistics need.
+
+    `id` is its UUID as a number: the garbage collector would traverse two hundred thousand UUIDs of a season.
+    """
+
+    id: int
+    net_pnl: Decimal
+    entry_notional: Decimal
+    is_long: bool
+    confidence: Decimal | None
+    opened_at: datetime
+    closed_at: datetime
+    symbol: str
+
+    @classmethod
+    def of(cls, trade: Trade) -> "RunTrade":
+        return cls(**{name: getattr(trade, name) for name in cls.__struct_fields__} | {"id": trade.id.int})
+
+
+# OFFSET 0 makes the planner use one index scan per run; as a plain join it would read every trade.
+SELECT_RUN_TRADES = """
+SELECT o.account_id, o.id, o.net_pnl, o.entry_notional, o.side = 'LONG' AS is_long, o.confidence, o.opened_at,
+       o.closed_at, o.symbol
+FROM (
+    SELECT * FROM unnest($1::text[], $2::uuid[], $3::timestamptz[]) AS w (account_id, run_id, since) ORDER BY account_id
+) w
+CROSS JOIN LATERAL (
+    SELECT * FROM orders
+    WHERE account_id = w.account_id AND status = 'CLOSED' AND closed_at >= w.since AND run_id = w.run_id
+    OFFSET 0
+) o
+ORDER BY w.account_id, o.closed_at, o.id
+"""
+
+
+async def select_run_trades(
+    conn: Connection, since: Sequence[tuple[str, UUID, datetime]]
+) -> list[tuple[str, RunTrade]]:
+    """Return the trades of (account, run, earliest closing) triples with their account, by closing per account."""
+    columns = [list(column) for column in zip(*since, strict=True)] or [[], [], []]
+    rows = await conn.fetch(SELECT_RUN_TRADES, *columns)
+    return [(row["account_id"], msgspec.convert({**row, "id": row["id"].int}, RunTrade)) for row in rows]
+
+
+class OpenPosition(NamedTuple):
+    """An open position, with the fields needed to compare its account with luck."""
+
+    account_id: str
+    symbol: str
+    is_long: bool
+    entry_notional: Decimal
+    opened_at: datetime
+
+
+SELECT_OPEN_POSITIONS = """
+SELECT account_id, symbol, side = 'LONG' AS is_long, entry_notional, opened_at FROM orders WHERE status = 'OPEN'
+ORDER BY account_id, symbol
+"""
+
+
+async def select_open_positions(conn: Connection) -> list[OpenPosition]:
+    """Return the open positions of all accounts."""
+    return [OpenPosition(**row) for row in await conn.fetch(SELECT_OPEN_POSITIONS)]

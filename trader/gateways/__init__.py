@@ -1,1 +1,0 @@
-"""The outside: market data, trading venues, AI providers."""

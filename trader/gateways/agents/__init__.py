@@ -1,1 +1,0 @@
-"""AI providers, rule agents as a provider, and supplementary indicators."""

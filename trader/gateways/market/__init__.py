@@ -1,1 +1,0 @@
-"""Market data sources: simulated (`synthetic`) or recorded (`replay`), and the protocol of all sources."""

@@ -1,0 +1,272 @@
+"""Live account: one account at a real venue, whose operations run one at a time.
+
+An order passes the same rules as on paper, is recorded, sent, and booked as the venue filled it; then the
+protective orders of its exit plan are placed. Every cycle of the price tracker synchronizes the account: the
+outcomes of sent orders are booked, exits are executed, and the ledger is compared with the venue.
+"""
+
+import asyncio
+import logging
+from collections.abc import Collection, Sequence
+from datetime import datetime, timedelta
+from typing import Final
+
+import msgspec
+
+from trader.core.clock import interval_elapsed
+from trader.core.errors import MarketDataError, OrderUndecided, TraderError, Unavailable
+from trader.exchange.domain import rules as rules_of_exchange
+from trader.exchange.domain.halts import may_open
+from trader.exchange.domain.orders import ExitPlan, Order, OrderAnswer, OrderStatus
+from trader.exchange.domain.tick_rules import Moment
+from trader.exchange.domain.venue_orders import SentOrder
+from trader.exchange.idempotent_orders import first_answer, refusal_of_price
+from trader.live.domain.protective_orders import venue_order
+from trader.live.exits import Exits
+from trader.live.ledger import AccountLedger, LiveContext
+from trader.live.outbox import Outbox
+from trader.live.protective_orders import ProtectiveOrders
+from trader.live.reconciler import Reconciler
+
+log = logging.getLogger("trader.live")
+
+_ASK_AGAIN_S: Final = 5
+_EXITS_EVERY: Final = timedelta(seconds=2)
+"""Minimum interval between venue requests for an exit plan that fires but cannot be executed."""
+
+_FEES_EVERY: Final = timedelta(hours=1)
+
+_FAILURES_MAX: Final = 3
+"""After this many consecutive failed synchronizations, the account opens nothing until one succeeds."""
+
+
+class LiveAccount:
+    """One account at a venue, with its outbox, protective orders and reconciliation."""
+
+    def __init__(self, context: LiveContext, account_id: str, account_index: int, agreed_at: datetime) -> None:
+        self.account_id = account_id
+        self.account_index = account_index
+        self.lock = asyncio.Lock()
+        """Serializes all operations on the account."""
+
+        self._context = context
+        self._ledger = AccountLedger(context, account_id)
+        self._outbox = Outbox(context, self._ledger, account_index)
+        self._protective_orders = ProtectiveOrders(context, self._ledger, self._outbox)
+        self._exits = Exits(context, self._ledger, self._outbox)
+        self._reconciler = Reconciler(context, self._ledger, self._outbox, self._protective_orders, agreed_at)
+        self._rules = context.rules
+        self._fees_due = context.clock.now()
+        self._wake = asyncio.Event()
+        self._synchronized_at = context.clock.now()
+        self._failures = 0
+        self._accepting: frozenset[str] = frozenset()
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the account may open nothing; reducing is allowed."""
+        return self._reconciler.trouble
+
+    @property
+    def undecided(self) -> Collection[str]:
+        """The markets with an order that may open, from its acceptance until its fills are booked."""
+        opening = {sent.symbol for sent in self.sent if not sent.order.reduce_only}
+        return (self._outbox.unsettled & opening) | self._accepting
+
+    @property
+    def sent(self) -> Sequence[SentOrder]:
+        """The orders that may be open at the venue."""
+        return tuple(self._ledger.open_orders.values())
+
+    # Requests of callers
+
+    async def place(self, order: Order) -> OrderAnswer:
+        """Place an order. Raise `OrderUndecided` while its outcome is unknown."""
+        async with self.lock:
+            unready = await self._refusal_unless_ready()
+            self._refuse_to_send_again(order)
+            if (earlier := await self._earlier_answer(order)) is not None:
+                return earlier
+            if (refusal := unready or self._refusal(order)) is not None:
+                return await self._refuse(order, refusal)
+            account, market = self._ledger.account, self._context.rules.markets[order.symbol]
+            quote = self._context.market.quotes()[order.symbol]
+            self._accepting = frozenset([order.symbol] if may_open(account, order) else ())
+            try:
+                result = await self._outbox.send(venue_order(account, order, market, quote), order.cause, order)
+            except (MarketDataError, Unavailable) as error:
+                raise self._order_undecided(order.symbol) from error
+            finally:
+                self._accepting = frozenset()
+            if result.answer is None:
+                raise self._order_undecided(order.symbol)
+            await self._update_protection()
+            return result.answer
+
+    async def cancel(self, order_id: str) -> None:
+        """Cancel a resting order at the venue; do nothing if it is not resting. Raise `Unavailable`."""
+        async with self.lock:
+            if (unready := await self._refusal_unless_ready()) is not None:
+                raise Unavailable(unready, _ASK_AGAIN_S)
+            for sent in self.sent:
+                if str(sent.request_id) != order_id:
+                    continue
+                try:
+                    is_ended = await self._outbox.cancel(sent, "cancelled by the caller")
+                except MarketDataError as error:
+                    raise Unavailable(f"The venue cannot be reached now: {error}", _ASK_AGAIN_S) from error
+                if not is_ended:
+                    raise self._order_undecided(sent.symbol)
+
+    async def set_plan(self, symbol: str, plan: ExitPlan) -> str | None:
+        """Replace an exit plan. Return None when it is set, else why the old one stays."""
+        async with self.lock:
+            if (unready := await self._refusal_unless_ready()) is not None:
+                return unready
+            try:
+                return await self._protective_orders.set_plan(symbol, plan)
+            except MarketDataError as error:
+                return f"the venue cannot be reached now: {error}"
+
+    # Synchronization
+
+    def wake(self) -> None:
+        """Request a synchronization soon."""
+        self._wake.set()
+
+    def on_marks(self) -> None:
+        """Request a synchronization when an exit plan fires at the new marks."""
+        is_time = interval_elapsed(self._synchronized_at + _EXITS_EVERY, _EXITS_EVERY, self._context.clock.now())
+        if is_time and self._exits.are_due():
+            self.wake()
+
+    async def run(self) -> None:
+        """Synchronize on each request, until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            await self.try_synchronize()
+
+    async def try_synchronize(self) -> None:
+        """Synchronize. Log a failure; the next synchronization tries again."""
+        try:
+            await self.synchronize()
+        except TraderError as error:
+            log.warning("%s: the comparison with the venue failed and will be retried: %s", self.account_id, error)
+            self._failures += 1
+            if self._failures >= _FAILURES_MAX:
+                self._reconciler.trouble = f"it could not be compared with the venue: {error}"
+        except Exception as error:  # without synchronizations, nothing would watch the account
+            log.exception("%s: a bug ended a synchronization with the venue; it will be retried", self.account_id)
+            self._ledger.invalidate()
+            self._reconciler.trouble = (
+                f"it could not be compared with the venue: internal error ({type(error).__name__}); "
+                "the log has its cause"
+            )
+
+    async def synchronize(self) -> None:
+        """Book the outcomes of sent orders, execute exits, and compare the ledger with the venue.
+
+        :raises TraderError: the venue or the database does not answer; the next synchronization completes the work
+        """
+        async with self.lock:
+            self._synchronized_at = self._context.clock.now()
+            await self._outbox.refresh()
+            await self._read_fees()
+            await self._outbox.resolve()
+            await self._ledger.book_funding(self._outbox.records)
+            await self._outbox.poll()
+            await self._cancel_pointless()
+            await self._exits.execute()
+            await self._protective_orders.sync()
+            await self._reconciler.compare()
+            self._failures = 0
+
+    async def _read_fees(self) -> None:
+        """Periodically read the fees of the account's tier; until they are known, the settings' fees apply."""
+        now = self._context.clock.now()
+        if now < self._fees_due:
+            return
+        self._fees_due = now + _FEES_EVERY
+        try:
+            taker, maker = await self._outbox.records.fee_rates()
+        except MarketDataError as error:
+            log.warning(
+                "%s: the fees of its tier are unknown; the previous ones still apply: %s", self.account_id, error
+            )
+            return
+        self._rules = msgspec.structs.replace(self._context.rules, taker_rate=taker, maker_rate=maker)
+
+    async def _cancel_pointless(self) -> None:
+        """Cancel orders open at the venue that no longer rest in the ledger, because nothing is left to reduce."""
+        resting = {order.id for order in self._ledger.account.resting}
+        for sent in self.sent:
+            if sent.venue_index is not None and sent.request_id is not None and sent.request_id not in resting:
+                await self._outbox.cancel(sent, "nothing is left to reduce")
+
+    async def _update_protection(self) -> None:
+        """Place the protective orders after an order; the next synchronization retries failures."""
+        try:
+            await self._cancel_pointless()
+            await self._protective_orders.sync()
+        except TraderError as error:
+            log.warning("%s: protective orders will be placed later: %s", self.account_id, error)
+            self.wake()
+
+    # One order
+
+    def _refusal(self, order: Order) -> str | None:
+        """Return why an order is not sent: by the paper rules on the current book, or by the live rules."""
+        context, now = self._context, self._context.clock.now()
+        account = self._ledger.account
+        if (refusal := refusal_of_price(context.market, order.symbol, now)) is not None:
+            return refusal
+        if order.symbol in self._outbox.unsettled:
+            return f"an earlier order of {order.symbol} is not decided yet; nothing else trades there until it is"
+        if may_open(account, order):
+            if self.trouble is not None:
+                return f"the account is stopped, only reducing is allowed: {self.trouble}"
+            if (halted := context.halts.refusal_to_open(self.account_id)) is not None:
+                return halted
+        moment = Moment(now, context.market.quotes(), context.market.marks)
+        trial = rules_of_exchange.place(account, order, moment, self._rules, context.market.funding_rate).answer
+        assert trial is not None
+        return trial.reason if trial.status is OrderStatus.REJECTED else None
+
+    async def _refuse(self, order: Order, refusal: str) -> OrderAnswer:
+        posting = await self._ledger.commit(
+            lambda account: rules_of_exchange.refuse(account, order, refusal, self._context.clock.now())
+        )
+        assert posting is not None
+        assert posting.answer is not None
+        return posting.answer
+
+    def _refuse_to_send_again(self, order: Order) -> None:
+        """Raise `OrderUndecided` for a sent order whose answer is still unknown."""
+        name = order.client_order_id
+        if name is not None and any(
+            sent.request is not None and sent.request.client_order_id == name for sent in self.sent
+        ):
+            raise self._order_undecided(order.symbol)
+
+    async def _earlier_answer(self, order: Order) -> OrderAnswer | None:
+        """Return the answer that a synchronization or a cancelled call booked while the order's caller waited."""
+        if order.client_order_id is None:
+            return None
+        return await first_answer(self._context.database, self.account_id, order.client_order_id)
+
+    def _order_undecided(self, symbol: str) -> OrderUndecided:
+        self.wake()
+        return OrderUndecided(
+            "The outcome of this order at the venue is not known yet: its answer was lost, and the venue is asked "
+            f"until it is certain. Until then nothing else trades {symbol} for the account {self.account_id}.",
+            _ASK_AGAIN_S,
+        )
+
+    async def _refusal_unless_ready(self) -> str | None:
+        """Return why nothing can be sent now; None when memory matches the rows and the venue is reachable."""
+        try:
+            await self._outbox.refresh()
+        except MarketDataError as error:
+            return f"the venue cannot be reached now: {error}"
+        return None

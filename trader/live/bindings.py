@@ -1,0 +1,103 @@
+"""Bindings of models to accounts of the venue: each model keeps one account permanently."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from decimal import Decimal
+from typing import NamedTuple
+
+from trader.agents.sql.models import select_models
+from trader.core.errors import StartError
+from trader.core.money import ZERO, format_decimal
+from trader.exchange.domain.account import Account
+from trader.exchange.domain.ledger import unopened_account
+from trader.live.ledger import LiveContext
+from trader.live.sql import venue_orders as store
+
+
+class Binding(NamedTuple):
+    """The venue account bound to one of our accounts, and when the two last agreed."""
+
+    account_index: int
+    agreed_at: datetime
+
+
+class Bindings:
+    """Maps models to venue accounts, and opens accounts that are new here."""
+
+    def __init__(self, context: LiveContext, quote_currency: str) -> None:
+        self._context = context
+        self._quote_currency = quote_currency
+
+    async def of_active_models(self) -> dict[str, int]:
+        """Return the index of the venue account that each active model trades."""
+        default = self._context.venue.default_index
+        async with self._context.database.connection() as conn:
+            models = await select_models(conn)
+        return {
+            model.id: default if model.venue_account_index is None else model.venue_account_index
+            for model in models
+            if model.active
+        }
+
+    async def known(self) -> dict[str, Binding]:
+        """Return the bindings recorded by earlier starts."""
+        async with self._context.database.connection() as conn:
+            return {account_id: Binding(*row) for account_id, row in (await store.select_venue_accounts(conn)).items()}
+
+    async def bind(self, account_id: str, index: int | None, known: Binding | None) -> Binding:
+        """Return the binding of an account, opening one that is new here. `index` is None for an inactive model.
+
+        :raises StartError: the model is bound to another account, or its account cannot be opened
+        :raises MarketDataError: the venue does not answer
+        """
+        if known is None:
+            assert index is not None
+            return await self._open(account_id, index)
+        if index is not None and known.account_index != index:
+            raise StartError(
+                f"The books of {account_id} belong to the venue's account {known.account_index}; its row in "
+                f"`models` says {index}. A model keeps its account: set models.venue_account_index back, or use "
+                "another model."
+            )
+        return known
+
+    def unopened(self, account_id: str, capital: Decimal = ZERO) -> Account:
+        """Return an account that was never opened, with the run that it would have."""
+        return unopened_account(account_id, capital, self._quote_currency, self._context.clock.now())
+
+    async def _open(self, account_id: str, index: int) -> Binding:
+        """Open an account with its present balance."""
+        context = self._context
+        report = await (await context.venue.account(index)).records.report()
+        whose = f"The venue's account {index}, assigned to {account_id},"
+        if report.positions or report.protective_orders or report.others:
+            held = ", ".join(report.positions) or "orders"
+            raise StartError(
+                f"{whose} holds {held} already. Close all of it first: the books do not contain what others opened."
+            )
+        if report.balance <= 0:
+            raise StartError(f"{whose} has no money")
+        existing = context.accounts.by_id.get(account_id)
+        if existing is not None and existing.run.initial_capital != report.balance:
+            raise StartError(
+                f"{account_id} is open in this database with {format_decimal(existing.run.initial_capital)}, and the "
+                f"venue's account {index} has {format_decimal(report.balance)}. Use another database (DATABASE_URL)."
+            )
+        await context.accounts.open(account_id, self.unopened(account_id, report.balance).run)
+        binding = Binding(index, context.clock.now())
+        async with context.database.writing() as conn:
+            await store.insert_venue_account(conn, account_id, *binding)
+        return binding
+
+
+def refuse_shared(indexes: Mapping[str, int]) -> None:
+    """Raise `StartError` when two models would trade one account: a position would have no clear owner."""
+    owners: dict[int, list[str]] = {}
+    for account_id, index in indexes.items():
+        owners.setdefault(index, []).append(account_id)
+    for index, names in owners.items():
+        if len(names) > 1:
+            raise StartError(
+                f"{' and '.join(names)} would trade the venue's account {index} together. Give each active model an "
+                "account of its own (models.venue_account_index; the default is VENUE_ACCOUNT_INDEX)."
+            )

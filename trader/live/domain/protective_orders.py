@@ -1,0 +1,99 @@
+"""Orders as sent to a venue: market and limit orders of callers, and the protective orders of exit plans.
+
+A protective order is a stop or target that waits at the venue for its trigger price, reduce-only, for a whole position.
+"""
+
+from collections.abc import Iterable
+from decimal import Decimal
+from typing import Final
+
+import msgspec
+
+from trader.core.money import ONE, ceil_to, floor_to, round_to
+from trader.exchange.domain.account import Account, Position
+from trader.exchange.domain.halts import may_open
+from trader.exchange.domain.order_validation import passive_limit, quantity_of
+from trader.exchange.domain.orders import CLOSING_SIDE, Cause, ExitPlan, Order, OrderSide, OrderType
+from trader.exchange.domain.venue_orders import SentOrder, VenueOrder, VenueOrderType
+from trader.market.domain.markets import Market, Quote
+
+OPENING_SLIPPAGE: Final = Decimal("0.01")
+CLOSING_SLIPPAGE: Final = Decimal("0.05")
+"""How much worse than the current price a market order may fill, as a fraction of that price."""
+
+CAUSES: Final = {VenueOrderType.STOP: Cause.STOP, VenueOrderType.TARGET: Cause.TARGET}
+"""The cause of the fills of each type of protective order."""
+
+
+class ProtectiveTerms(msgspec.Struct, frozen=True):
+    """What distinguishes one protective order of a market from another."""
+
+    symbol: str
+    type: VenueOrderType
+    side: OrderSide
+    quantity: Decimal
+    trigger: Decimal
+
+
+def venue_order(account: Account, order: Order, market: Market, quote: Quote) -> VenueOrder:
+    """Return the order to send for a caller's order at this quote, without its client index."""
+    is_limit = order.type is OrderType.LIMIT
+    limit = passive_limit(order, market) if is_limit else None
+    price = reachable_price(order.side, quote, closes=order.reduce_only, market=market) if limit is None else limit
+    return VenueOrder(
+        client_index=0,
+        symbol=order.symbol,
+        side=order.side,
+        type=VenueOrderType.LIMIT if is_limit else VenueOrderType.MARKET,
+        quantity=quantity_of(account, order, market),
+        price=price,
+        # Accepted because it reduces the position; if that is gone at the venue meanwhile, it must open nothing.
+        reduce_only=not may_open(account, order),
+    )
+
+
+def protective_order(terms: ProtectiveTerms, market: Market) -> VenueOrder:
+    """Return the order to send for a stop or target, without its client index."""
+    price = worst_price(terms.side, terms.trigger, CLOSING_SLIPPAGE, market)
+    return VenueOrder(**msgspec.structs.asdict(terms), client_index=0, price=price, reduce_only=True)
+
+
+def terms_of_plan(position: Position, plan: ExitPlan, market: Market) -> list[ProtectiveTerms]:
+    """Return the terms for a plan, stop first. Triggers are rounded to the tick; those below one tick are omitted."""
+    side = CLOSING_SIDE[position.side]
+    terms = []
+    for kind, price in ((VenueOrderType.STOP, plan.stop), (VenueOrderType.TARGET, plan.target)):
+        trigger = None if price is None else round_to(price, market.tick)
+        if trigger:
+            terms.append(ProtectiveTerms(position.symbol, kind, side, position.quantity, trigger))
+    return terms
+
+
+def terms_of_account(account: Account, markets: dict[str, Market], busy: Iterable[str] = ()) -> list[ProtectiveTerms]:
+    """Return the terms for every position, except positions that are closing or in `busy` markets."""
+    skipped = frozenset(busy)
+    return [
+        terms
+        for symbol, position in account.positions.items()
+        if symbol not in skipped and position.closing is None
+        for terms in terms_of_plan(position, position.exit_plan, markets[symbol])
+    ]
+
+
+def terms_of_sent(sent: SentOrder) -> ProtectiveTerms:
+    """Return the terms of a protective order that was sent."""
+    assert sent.order.trigger is not None
+    return msgspec.convert(sent.order, ProtectiveTerms, from_attributes=True)
+
+
+def worst_price(side: OrderSide, price: Decimal, slippage: Decimal, market: Market) -> Decimal:
+    """Return the worst price that a market order accepts: at least one tick."""
+    if side is OrderSide.BUY:
+        return ceil_to(price * (ONE + slippage), market.tick)
+    return max(market.tick, floor_to(price * (ONE - slippage), market.tick))
+
+
+def reachable_price(side: OrderSide, quote: Quote, *, closes: bool, market: Market) -> Decimal:
+    """Return the worst price of a market order sent at this quote."""
+    best = quote.ask if side is OrderSide.BUY else quote.bid
+    return worst_price(side, best, CLOSING_SLIPPAGE if closes else OPENING_SLIPPAGE, market)

@@ -1,0 +1,291 @@
+"""Live exchange: the accounts of the models at a real venue, behind the same interface as the paper exchange.
+
+It keeps the same ledger as the paper exchange, written in the same way, from what the venue filled, charged
+and paid. One model trades one account of the venue.
+"""
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Final
+
+import aiojobs
+import msgspec
+
+from trader.core.clock import Clock, interval_elapsed
+from trader.core.errors import MarketDataError, Precondition, StartError, Unavailable
+from trader.core.events import Event, EventBus, MarketChecked
+from trader.core.money import ZERO, format_decimal
+from trader.database.pool import Database
+from trader.exchange.accounts import Accounts
+from trader.exchange.domain.account import Account
+from trader.exchange.domain.orders import ExitPlan, Order, OrderAnswer
+from trader.exchange.halts import Halts
+from trader.exchange.idempotent_orders import IdempotentOrders, order_id_of, present_answer, validate_order
+from trader.exchange.protocol import ExchangeBase, not_trading, rules_of
+from trader.exchange.sql import accounts as store
+from trader.live.account import LiveAccount
+from trader.live.bindings import Binding, Bindings, refuse_shared
+from trader.live.drift import DriftRecorder
+from trader.live.ledger import LiveContext
+from trader.live.venue import VenueAccounts
+from trader.market.domain.markets import Tick
+from trader.market.feed import MarketFeed
+from trader.settings.settings import Settings
+
+log = logging.getLogger("trader.live")
+
+FINISH_S: Final = 2.0
+"""How long orders may take to finish when the term ends; the next start resolves unfinished ones."""
+
+_FIRST_SYNCHRONIZATION_S: Final = 30.0
+"""How long an account's first synchronization may delay the start; the account opens nothing until one succeeds."""
+
+_CHECKPOINT_EVERY: Final = timedelta(minutes=1)
+
+
+class LiveExchange(ExchangeBase):
+    """The exchange of live trading: every account at the venue."""
+
+    def __init__(
+        self,
+        database: Database,
+        market: MarketFeed,
+        clock: Clock,
+        events: EventBus,
+        settings: Settings,
+        venue: VenueAccounts,
+        accounts: Accounts,
+        halts: Halts,
+        drift: DriftRecorder,
+    ) -> None:
+        # The rates only estimate the cost of an order; the ledger books what the venue charged.
+        rules = msgspec.structs.replace(
+            rules_of(settings, market.markets), liquidation_rate=ZERO, book_recovery=timedelta(0)
+        )
+        super().__init__(market, settings, accounts, rules)
+        self._database = database
+        self._venue = venue
+        self._identity = store.DatabaseIdentity(market.identity, "live", venue.url, venue.default_index)
+        self._context = LiveContext(database, market, clock, accounts, rules, events, venue, halts, drift)
+        self._bindings = Bindings(self._context, settings.quote_currency)
+        self._idempotent = IdempotentOrders(database, accounts)
+        self._live_accounts: dict[str, LiveAccount] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._jobs: aiojobs.Scheduler | None = None
+        self._opening = asyncio.Lock()
+        self._checkpoint_due: datetime | None = None
+        self._is_live = False
+        events.subscribe(self._on_event)
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    async def lead(self) -> None:
+        """Trade: rebuild the accounts from their rows, resolve sent orders, and compare with the venue.
+
+        :raises StartError: the database belongs to another market, mode, venue or account, or its books do not balance;
+            two models would trade one account; an account that is new here already holds positions or orders
+        """
+        now = self._context.clock.now()
+        self._market.restore_marks(await self._accounts.lead(self._identity, self._settings.markets, now))
+        await self._market.prime()
+        self._jobs = aiojobs.Scheduler()
+        active, known = await self._bindings.of_active_models(), await self._bindings.known()
+        refuse_shared(
+            active
+            | {account_id: binding.account_index for account_id, binding in known.items() if account_id not in active}
+        )
+        for account_id in dict.fromkeys((*active, *known)):
+            try:
+                await self._start(account_id, active.get(account_id), known.get(account_id))
+            except (MarketDataError, Unavailable) as error:
+                raise StartError(f"The venue does not report what account {account_id} has: {error}") from error
+        for account in self._live_accounts.values():
+            try:
+                async with asyncio.timeout(_FIRST_SYNCHRONIZATION_S):
+                    await account.try_synchronize()
+            except TimeoutError:
+                log.warning("%s: not compared with the venue yet: it takes too long", account.account_id)
+        self._log_accounts()
+        self._is_live = True
+
+    async def follow(self) -> None:
+        """Follow the process that trades: read its changes since the last call.
+
+        :raises StartError: the database belongs to another market, mode, venue or account
+        :raises Unavailable: the database cannot answer now
+        """
+        self._market.restore_marks(await self._accounts.follow(self._identity))
+        if not self._market.quotes():
+            await self._market.prime()
+
+    def suspend(self) -> None:
+        """Stop sending and writing at once."""
+        self._is_live = False
+        self._venue.halt()
+        self._accounts.end_term()
+
+    async def resign(self) -> None:
+        """Stop trading after pending operations finish; the next start resolves unfinished ones."""
+        self._is_live = False
+        for task in self._tasks.values():
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks.values(), timeout=FINISH_S)
+        self._tasks.clear()
+        if self._jobs is not None:
+            await self._jobs.wait_and_close(FINISH_S)
+            self._jobs = None
+        self._venue.halt()
+        await self._checkpoint()
+        await self._accounts.resign()
+        self._live_accounts.clear()
+
+    async def on_tick(self, tick: Tick) -> None:
+        """Apply a market update. If the venue changed its rules, the new ones apply from now on."""
+        self._rules.markets.update(self._market.markets)
+        if not self._is_live:
+            return
+        self._accounts.processed = self._accounts.next_tick(tick.at)
+        for account in self._live_accounts.values():
+            account.on_marks()
+        if self._checkpoint_due is None or interval_elapsed(self._checkpoint_due, _CHECKPOINT_EVERY, tick.at):
+            self._checkpoint_due = tick.at + _CHECKPOINT_EVERY
+            await self._checkpoint()
+
+    @property
+    def term(self) -> int | None:
+        return self._accounts.term if self._is_live else None
+
+    # --- reads --------------------------------------------------------------------------------------------------------
+
+    @property
+    def troubles(self) -> Mapping[str, str]:
+        return {
+            account_id: account.trouble
+            for account_id, account in self._live_accounts.items()
+            if account.trouble is not None
+        }
+
+    def undecided(self, account_id: str) -> Collection[str]:
+        account = self._live_accounts.get(account_id)
+        return frozenset() if account is None else account.undecided
+
+    def account(self, account_id: str) -> Account:
+        """Return the account; one that was never opened has the run that it would have, without capital."""
+        return self.accounts.get(account_id) or self._bindings.unopened(account_id)
+
+    # --- orders -------------------------------------------------------------------------------------------------------
+
+    async def place_order(self, order: Order) -> OrderAnswer:
+        """Place an order at the venue; after the commit, return its fills.
+
+        :raises InvalidInput: unknown market, leverage above the market's, missing limit price
+        :raises OrderUndecided: the outcome is not known yet; retry with the same client order id
+        :raises Unavailable: the database did not confirm the order; retry with the same client order id
+        """
+        order = validate_order(order, self.markets)
+        with self._accounts.service_level.order():
+            account = self.live_account(order.account_id)
+
+            async def place(order: Order) -> OrderAnswer:
+                return await self._running_jobs().shield(account.place(order))
+
+            return await self._idempotent.once(order, place)
+
+    async def cancel_order(self, account_id: str, order_id: str) -> OrderAnswer:
+        """Cancel a resting order at the venue; return one that no longer rests unchanged. Raise `NotFound`."""
+        wanted = order_id_of(account_id, order_id)
+        await self._running_jobs().shield(self.live_account(account_id).cancel(str(wanted)))
+        return await present_answer(self._database, account_id, wanted)
+
+    async def set_exit_plan(self, account_id: str, symbol: str, plan: ExitPlan) -> str | None:
+        """Replace a position's exit plan, at the venue first. Return None when set, else why the old one stays."""
+        if account_id not in self.accounts:
+            return f"there is no {symbol} position"
+        return await self._running_jobs().shield(self.live_account(account_id).set_plan(symbol, plan))
+
+    # --- accounts -----------------------------------------------------------------------------------------------------
+
+    async def open_account(self, account_id: str, initial_capital: Decimal | None = None) -> Account:
+        """Return a model's account; open it with the venue's balance if the model is active and new here.
+
+        :raises Unavailable: the venue does not report the balance now, or its account belongs to another model
+        """
+        if account_id not in self._live_accounts and self._is_live:
+            async with self._opening:
+                active = await self._bindings.of_active_models()
+                if account_id in active and account_id not in self._live_accounts:
+                    await self._open_new(active)
+        return self.account(account_id)
+
+    async def settle(self, account_id: str) -> None:
+        account = self._live_accounts.get(account_id)
+        if account is not None:
+            async with account.lock:  # operations on the account continue without their callers
+                if account.undecided:
+                    raise Unavailable(f"{account_id} has an order at the venue whose outcome is not known yet.", 5)
+        await super().settle(account_id)
+
+    async def reset_account(self, account_id: str) -> Account:
+        raise Precondition("An account at a venue cannot be reset: its money is real. Use TRADING_MODE=simulated.")
+
+    async def remove_account(self, account_id: str) -> bool:
+        raise Precondition("An account at a venue cannot be removed: its money is real. Use TRADING_MODE=simulated.")
+
+    def live_account(self, account_id: str) -> LiveAccount:
+        """Return an account that this process trades. Raise `Unavailable` for any other."""
+        self._running_jobs()
+        account = self._live_accounts.get(account_id)
+        if account is None:
+            raise Unavailable(f"{account_id} has no account at the venue that is open here.", 60)
+        return account
+
+    # --- within -------------------------------------------------------------------------------------------------------
+
+    async def _open_new(self, active: Mapping[str, int]) -> None:
+        known, opened = await self._bindings.known(), self._live_accounts
+        try:
+            refuse_shared({**active, **{account_id: account.account_index for account_id, account in opened.items()}})
+            for account_id in active.keys() - opened.keys():
+                await self._start(account_id, active[account_id], known.get(account_id))
+                opened[account_id].wake()
+        except (MarketDataError, StartError) as error:
+            raise Unavailable(str(error), 60) from error
+
+    async def _start(self, account_id: str, index: int | None, known: Binding | None) -> None:
+        """Start trading an account, known from an earlier start or new at this venue."""
+        binding = await self._bindings.bind(account_id, index, known)
+        account = LiveAccount(self._context, account_id, *binding)
+        self._live_accounts[account_id] = account
+        self._tasks[account_id] = asyncio.create_task(account.run(), name=f"live account {account_id}")
+
+    def _running_jobs(self) -> aiojobs.Scheduler:
+        if self._jobs is None or self.term is None:
+            raise not_trading(self._settings, self._accounts.database_trouble)
+        return self._jobs
+
+    def _on_event(self, event: Event) -> None:
+        """Synchronize the accounts on every cycle of the price tracker."""
+        if self._is_live and isinstance(event, MarketChecked):
+            for account in self._live_accounts.values():
+                account.wake()
+
+    async def _checkpoint(self) -> None:
+        try:
+            await self._accounts.checkpoint(self._market.marks)
+        except Unavailable as error:
+            log.warning("the time until which the market was followed is not recorded: %s", error)
+
+    def _log_accounts(self) -> None:
+        log.warning("LIVE: orders go to %s", self._venue.url)
+        for account_id, live in self._live_accounts.items():
+            account = self.accounts[account_id]
+            log.warning(
+                "LIVE: %s trades account %d in %s; balance %s %s, %d positions, %d orders there%s",
+                account_id, live.account_index, ", ".join(self._settings.markets), format_decimal(account.cash),
+                account.run.quote_currency, len(account.positions), len(live.sent),
+                "" if live.trouble is None else f"; opens nothing: {live.trouble}",
+            )  # fmt: skip

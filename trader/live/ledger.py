@@ -1,0 +1,214 @@
+"""The ledger of one live account: its open venue orders, and the booking of venue fills and payments."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+import msgspec
+
+from trader.core.clock import Clock, floor_time
+from trader.core.errors import TraderError, Unavailable
+from trader.core.events import EventBus
+from trader.database.pool import Connection, Database
+from trader.exchange.accounts import Accounts
+from trader.exchange.domain.account import Account, hours_crossed
+from trader.exchange.domain.ledger import ExchangeRules, Posting, row_id
+from trader.exchange.domain.orders import Cause, Order
+from trader.exchange.domain.venue_orders import SentOrder, SentStatus, VenueFill, VenueOrder
+from trader.exchange.halts import Halts
+from trader.live.domain.ledger import book_payments
+from trader.live.domain.orders import VenueFunding, client_index_of
+from trader.live.drift import DriftRecorder
+from trader.live.sql import venue_orders as store
+from trader.live.venue import AccountRecords, VenueAccounts
+from trader.market.feed import MarketFeed
+
+_SALTS_MAX: Final = 100
+_FUNDING_SHOWN_WITHIN: Final = timedelta(minutes=10)
+"""How long after the hour the venue may show a funding payment; after that, none was due."""
+
+_HOUR: Final = timedelta(hours=1)
+
+
+@dataclass(frozen=True)
+class LiveContext:
+    """Dependencies shared by all live accounts."""
+
+    database: Database
+    market: MarketFeed
+    clock: Clock
+    accounts: Accounts
+    rules: ExchangeRules
+    events: EventBus
+    venue: VenueAccounts
+    halts: Halts
+    drift: DriftRecorder
+
+
+class AccountLedger:
+    """The ledger of one account. Used only under the lock of its live account; `refresh` comes first."""
+
+    def __init__(self, context: LiveContext, account_id: str) -> None:
+        self.account_id = account_id
+        self.open_orders: dict[int, SentOrder] = {}
+        """The orders that may be open at the venue, by client index."""
+
+        self._context = context
+        self._is_stale = True
+
+    @property
+    def account(self) -> Account:
+        return self._context.accounts.by_id[self.account_id]
+
+    def require_term(self) -> int:
+        """Return the term of this process. Raise `Unavailable` once it is over: nothing is sent after that."""
+        term = self._context.accounts.term
+        if term is None:
+            raise _no_longer()
+        return term
+
+    def invalidate(self) -> None:
+        """Mark memory as stale: the next operation first reads the rows again."""
+        self._is_stale = True
+
+    async def refresh(self) -> None:
+        """Read the rows again if memory may differ from them.
+
+        :raises Unavailable: the database cannot answer now, or this process no longer trades
+        """
+        self.require_term()
+        if self._is_stale:
+            await self._context.accounts.change(self.account_id, lambda _: None)
+            async with self._context.database.connection() as conn:
+                rows = await store.select_open_venue_orders(conn, self.account_id)
+            self.open_orders = {sent.client_index: sent for sent in rows}
+            self._is_stale = False
+
+    async def record(self, order: VenueOrder, cause: Cause, request: Order | None, lasts: timedelta) -> SentOrder:
+        """Record an order before it is sent. Return it with its newly drawn client index.
+
+        :raises Unavailable: the database cannot answer now, or this process no longer trades
+        """
+        account, now, term = self.account, self._context.clock.now(), self.require_term()
+        name = None if request is None else request.client_order_id
+        key = f"{account.run.started_at.isoformat()}\n{name or now.isoformat()}\n{cause}\n{order.symbol}"
+        try:
+            async with self._context.database.transaction() as conn:
+                index = await self._draw_index(conn, key)
+                sent = SentOrder(
+                    account_id=self.account_id,
+                    run_id=account.run.id,
+                    order=msgspec.structs.replace(order, client_index=index),
+                    cause=cause,
+                    status=SentStatus.SENT,
+                    expires_at=now + lasts,
+                    created_at=now,
+                    changed_at=now,
+                    request_id=None if request is None else row_id(f"{self.account_id}:venue", index),
+                    request=request,
+                )
+                if not await store.insert_venue_order(conn, sent, term):
+                    raise _no_longer()
+        except (Unavailable, asyncio.CancelledError):
+            self._is_stale = True
+            raise
+        self.open_orders[index] = sent
+        return sent
+
+    async def record_nonce(self, sent: SentOrder) -> None:
+        """Record the nonce of the transaction whose answer was lost."""
+        self.open_orders[sent.client_index] = sent
+        async with self._context.database.writing() as conn:
+            await store.update_venue_order_nonce(conn, sent)
+
+    async def commit(self, decide: Callable[[Account], Posting | None]) -> Posting | None:
+        """Book a change of the account. After `Unavailable`, the next change first reads the rows again."""
+        try:
+            posting = await self._context.accounts.change(self.account_id, decide)
+        except (TraderError, asyncio.CancelledError):
+            self._is_stale = True  # the change may still commit after its caller has gone
+            raise
+        for sent in () if posting is None else posting.sent:
+            if sent.status.is_final:
+                self.open_orders.pop(sent.client_index, None)
+            else:
+                self.open_orders[sent.client_index] = sent
+        return posting
+
+    async def unbooked(self, fills: Sequence[VenueFill]) -> list[VenueFill]:
+        """Return the venue trades that are not booked."""
+        if not fills:
+            return []
+        async with self._context.database.connection() as conn:
+            booked = await store.select_venue_trades(conn, self.account_id, [fill.trade_id for fill in fills])
+        return [fill for fill in fills if fill.trade_id not in booked]
+
+    async def _draw_index(self, conn: Connection, key: str) -> int:
+        for salt in range(_SALTS_MAX):
+            index = client_index_of(self.account_id, f"{key}\n{salt}")
+            if not await store.select_venue_indexes(conn, self.account_id, [index]):
+                break
+        return index
+
+    # Funding
+
+    @property
+    def is_funding_awaited(self) -> bool:
+        """Whether the venue has not yet shown the payment for an hour that has passed."""
+        hour = floor_time(self._context.clock.now(), _HOUR)
+        return any(position.funded_until < hour for position in self.account.positions.values())
+
+    async def book_funding(self, records: AccountRecords) -> None:
+        """Book the venue's payments for the hours that have passed.
+
+        :raises Unavailable: the database cannot answer now, or this process no longer trades
+        :raises MarketDataError: the venue does not answer
+        """
+        now = self._context.clock.now()
+        hour = floor_time(now, _HOUR)
+        behind = [position.funded_until for position in self.account.positions.values() if position.funded_until < hour]
+        if not behind:
+            return
+        payments = await self.unbooked_payments(records, min(behind))
+        until = {symbol: hour for symbol in self.account.positions if now - hour > _FUNDING_SHOWN_WITHIN}
+        for payment in payments:
+            until[payment.symbol] = max(payment.boundary, until.get(payment.symbol, payment.boundary))
+        await self._book_payments(payments, until)
+
+    async def unbooked_payments(self, records: AccountRecords, since: datetime) -> list[VenueFunding]:
+        """Return the venue's unbooked payments since `since`. Raise as `book_funding` does."""
+        return await self._without_booked(await records.fundings_since(since), since)
+
+    async def book_funding_before(self, records: AccountRecords, symbol: str, at: datetime) -> None:
+        """Book the funding due on a position that changes at `at`: the venue's figure if shown, else the formula's."""
+        hour = floor_time(at, _HOUR)
+        position = self.account.positions.get(symbol)
+        if position is None or position.funded_until >= hour:
+            return
+        await self.book_funding(records)
+        position = self.account.positions[symbol]
+        market, payments = self._context.market, []
+        for boundary in hours_crossed(position.funded_until, hour):
+            rate = market.funding_rate(symbol, boundary)
+            amount = -position.side.direction * position.quantity * market.marks[symbol] * rate
+            payments.append(VenueFunding(symbol, boundary, position.quantity, rate, amount))
+        await self._book_payments(await self._without_booked(payments, position.funded_until), {symbol: hour})
+
+    async def _without_booked(self, payments: Sequence[VenueFunding], since: datetime) -> list[VenueFunding]:
+        async with self._context.database.connection() as conn:
+            booked = await store.select_funded_hours(conn, self.account.run.id, since)
+        return [payment for payment in payments if (payment.symbol, payment.boundary) not in booked]
+
+    async def _book_payments(self, payments: Sequence[VenueFunding], until: dict[str, datetime]) -> None:
+        context = self._context
+        await self.commit(
+            lambda account: book_payments(
+                account, payments, until, context.market.marks, context.rules, context.clock.now()
+            )
+        )
+
+
+def _no_longer() -> Unavailable:
+    return Unavailable("This process no longer trades.", 5)

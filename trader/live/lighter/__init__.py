@@ -1,0 +1,35 @@
+"""Lighter: public market data, and orders and records of the accounts that trade on it.
+
+Read `api.py` (requests and their units), `source.py` with `stream.py`, `market.py` and `book.py` (prices), then
+`account.py` with `orders.py`, `transactions.py`, `signer.py` and `records.py` (live trading).
+"""
+
+from collections.abc import Mapping
+from datetime import timedelta
+
+from trader.live.lighter.account import LighterAccounts
+from trader.live.lighter.api import LighterApi, venue_address
+from trader.live.lighter.source import VenueSource
+from trader.live.venue import VenueAccounts
+from trader.market.domain.markets import SimulatedMarket
+from trader.market.sources.source import MarketSource
+from trader.settings.settings import Settings
+
+
+def make_source(settings: Settings, rows: Mapping[str, SimulatedMarket]) -> MarketSource:
+    """Return the source of Lighter's prices.
+
+    Only the simulator trades on polled books: live trading needs the venue's stream.
+    """
+    poll_every = timedelta(milliseconds=settings.refresh_interval_ms)
+    return VenueSource(
+        LighterApi(venue_address(settings)),
+        settings.markets,
+        rows,
+        poll_every=poll_every if settings.trading_mode == "simulated" else None,
+    )
+
+
+def make_accounts(settings: Settings) -> VenueAccounts:
+    """Return the accounts at Lighter. Raise `StartError` without VENUE_ACCOUNT_INDEX or VENUE_API_KEY."""
+    return LighterAccounts(settings)

@@ -1,0 +1,299 @@
+"""Client of Lighter's REST interface, and its public calls: market rules, candles and funding.
+
+The shapes follow the venue's OpenAPI document (https://apidocs.lighter.xyz). Units differ by call: candle requests
+use milliseconds, funding requests seconds; a funding rate is percent of the notional for one hour, without a
+sign, paid by the side that `direction` names; margin fractions are in hundredths of a percent.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from decimal import Decimal
+from math import isfinite
+from typing import Final, TypeVar
+
+import aiohttp
+import msgspec
+
+from trader.core.clock import EPOCH, epoch_second, moment_of
+from trader.core.errors import MarketDataError
+from trader.live.lighter.book import BookChange, LevelChange
+from trader.market.domain.markets import INTERVALS, Candle, Interval, Market, canonical_symbol
+from trader.settings.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+ADDRESS: Final = "https://mainnet.zklighter.elliot.ai"
+"""Lighter's address, unless `VENUE_URL` overrides it."""
+
+CANDLES_PER_CALL: Final = 500
+FUNDINGS_PER_CALL: Final = 500
+ORDERS_PER_CALL: Final = 250
+"""The venue returns at most 500 candles, 750 fundings and 250 orders of a side per call."""
+
+ANSWER_LIMIT_S: Final = 10.0
+_ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
+_TRIES_MAX: Final = 4
+_PAUSE_S: Final = 1.0
+_PAUSE_S_MAX: Final = 30.0
+_OK: Final = 200
+_TOO_MANY: Final = 429
+_DECIMALS_MAX: Final = 18
+_FRACTION_WHOLE: Final = 10_000
+
+_MILLISECOND: Final = timedelta(milliseconds=1)
+_HOUR: Final = timedelta(hours=1)
+
+T = TypeVar("T")
+
+
+class _Detail(msgspec.Struct):
+    symbol: str
+    market_id: int
+    status: str
+    min_base_amount: Decimal
+    min_quote_amount: Decimal
+    size_decimals: int
+    price_decimals: int
+    min_initial_margin_fraction: int
+    maintenance_margin_fraction: int
+    last_trade_price: float = 0.0
+
+
+class _Details(msgspec.Struct):
+    order_book_details: list[_Detail]
+    code: int = _OK
+
+
+class _Candle(msgspec.Struct):
+    """The venue omits fields that are zero."""
+
+    t: int
+    o: float = 0.0
+    h: float = 0.0
+    l: float = 0.0  # noqa: E741 - the venue's name
+    c: float = 0.0
+    v: float = 0.0
+
+
+class _Candles(msgspec.Struct):
+    c: list[_Candle] | None = None
+    code: int = _OK
+
+
+class _Order(msgspec.Struct):
+    price: Decimal
+    remaining_base_amount: Decimal
+
+
+class _Orders(msgspec.Struct):
+    asks: list[_Order] | None = None
+    bids: list[_Order] | None = None
+    code: int = _OK
+
+
+class _Funding(msgspec.Struct):
+    timestamp: int
+    rate: Decimal
+    direction: str
+
+
+class _Fundings(msgspec.Struct):
+    fundings: list[_Funding] | None = None
+    code: int = _OK
+
+
+class Listing(msgspec.Struct, frozen=True):
+    """A market as the venue lists it."""
+
+    market_id: int
+    market: Market
+    is_active: bool
+
+
+def venue_address(settings: Settings) -> str:
+    """Return the base address of the venue."""
+    return settings.venue_url or ADDRESS
+
+
+class LighterApi:
+    """The REST interface at one address. Every call raises `MarketDataError` for a failed or invalid answer."""
+
+    def __init__(self, base_url: str, *, pause_s: float = _PAUSE_S) -> None:
+        self.base_url = base_url
+        self._pause_s = pause_s
+        self._session: aiohttp.ClientSession | None = None
+
+    def session(self) -> aiohttp.ClientSession:
+        """Return the HTTP session, created on first use within a running loop."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_LIMIT_S))
+        return self._session
+
+    async def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def listings(self) -> Mapping[str, Listing]:
+        """Return the perpetual markets by symbol. Omit and log a market with impossible rules."""
+        details = await self.get("/api/v1/orderBookDetails", {"filter": "perp"}, _DETAILS)
+        listings = {}
+        for detail in details.order_book_details:
+            symbol = canonical_symbol(detail.symbol)
+            try:
+                market = _market(symbol, detail)
+            except MarketDataError as error:
+                logger.warning("%s", error)
+                continue
+            listings[symbol] = Listing(detail.market_id, market, detail.status == "active")
+        return listings
+
+    async def book(self, market_id: int) -> BookChange:
+        """Return the levels of the best 250 resting orders of each side."""
+        parameters: dict[str, str | int] = {"market_id": market_id, "limit": ORDERS_PER_CALL}
+        orders = await self.get("/api/v1/orderBookOrders", parameters, _ORDERS)
+        return BookChange(nonce=0, asks=_levels(orders.asks or ()), bids=_levels(orders.bids or ()))
+
+    async def candles(self, market_id: int, interval: Interval, start: datetime, end: datetime) -> list[Candle]:
+        """Return the candles that open in [start, end), ascending, with the unclosed candle."""
+        span = INTERVALS[interval]
+        candles: dict[datetime, Candle] = {}
+        while start < end:
+            stop = min(end, start + CANDLES_PER_CALL * span)
+            parameters: dict[str, str | int] = {
+                "market_id": market_id,
+                "resolution": interval,
+                "start_timestamp": (start - EPOCH) // _MILLISECOND,
+                "end_timestamp": (stop - EPOCH) // _MILLISECOND - 1,
+                "count_back": CANDLES_PER_CALL,
+            }
+            answer = await self.get("/api/v1/candles", parameters, _CANDLES)
+            for candle in map(_candle, answer.c or ()):
+                if candle is not None and start <= candle.open_time < stop:
+                    candles[candle.open_time] = candle
+            start = stop
+        return [candles[open_time] for open_time in sorted(candles)]
+
+    async def fundings(self, market_id: int, start: datetime, end: datetime) -> dict[datetime, Decimal]:
+        """Return the hourly rates due at the whole hours in [start, end]; longs pay a positive one."""
+        rates = {}
+        while start <= end:
+            stop = min(end, start + FUNDINGS_PER_CALL * _HOUR)
+            parameters: dict[str, str | int] = {
+                "market_id": market_id,
+                "resolution": "1h",
+                "start_timestamp": epoch_second(start),
+                "end_timestamp": epoch_second(stop),
+                "count_back": FUNDINGS_PER_CALL,
+            }
+            answer = await self.get("/api/v1/fundings", parameters, _FUNDINGS)
+            for row in answer.fundings or ():
+                rates[moment_of(row.timestamp // 3600 * 3600)] = _signed_rate(row)
+            start = stop + _HOUR
+        return rates
+
+    async def get(
+        self,
+        path: str,
+        parameters: Mapping[str, str | int],
+        decoder: "msgspec.json.Decoder[T]",
+        *,
+        authorization: str | None = None,
+    ) -> T:
+        """Send one request and decode its answer; retry after a pause when over the rate limit."""
+        headers = {} if authorization is None else {"Authorization": authorization}
+        pause_s = self._pause_s
+        for last in (False,) * (_TRIES_MAX - 1) + (True,):
+            status, retry_after, body = await self._ask(path, parameters, headers)
+            if status != _TOO_MANY or last:
+                break
+            await asyncio.sleep(min(retry_after or pause_s, _PAUSE_S_MAX))
+            pause_s *= 2
+        if status != _OK:
+            raise MarketDataError(f"{path}: the venue answered with status {status}: {_excerpt(body)}")
+        try:
+            answer = decoder.decode(body)
+        except msgspec.DecodeError as error:
+            raise MarketDataError(f"{path}: the venue's answer is not understood: {error}") from error
+        code = getattr(answer, "code", _OK)
+        if code != _OK:
+            raise MarketDataError(f"{path}: the venue answered with code {code}: {_excerpt(body)}")
+        return answer
+
+    async def _ask(
+        self, path: str, parameters: Mapping[str, str | int], headers: Mapping[str, str]
+    ) -> tuple[int, float | None, bytes]:
+        url = self.base_url + path
+        try:
+            async with self.session().get(url, params=parameters, headers=headers, allow_redirects=False) as answer:
+                body = await answer.content.read(_ANSWER_BYTES_MAX + 1)
+                while body and len(body) <= _ANSWER_BYTES_MAX and (more := await answer.content.readany()):
+                    body += more
+                if len(body) > _ANSWER_BYTES_MAX:
+                    raise MarketDataError(f"{path}: the venue's answer is too long")
+                return answer.status, _seconds(answer.headers.get("Retry-After")), body
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise MarketDataError(f"{self.base_url} cannot be reached: {str(error) or type(error).__name__}") from error
+
+
+def _market(symbol: str, detail: _Detail) -> Market:
+    """Return the rules of a market. The venue's minimum quantity is valued at the last trade's price."""
+    decimals_fit = all(0 <= places <= _DECIMALS_MAX for places in (detail.size_decimals, detail.price_decimals))
+    initial, maintenance = detail.min_initial_margin_fraction, detail.maintenance_margin_fraction
+    amounts_fit = all(
+        amount.is_finite() and amount >= 0 for amount in (detail.min_base_amount, detail.min_quote_amount)
+    )
+    if not (decimals_fit and amounts_fit and 0 < maintenance <= initial <= _FRACTION_WHOLE):
+        raise MarketDataError(f"The venue's rules of {symbol} are impossible: {detail}")
+    price = Decimal(repr(detail.last_trade_price)) if isfinite(detail.last_trade_price) else Decimal(0)
+    return Market(
+        symbol=symbol,
+        tick=Decimal(1).scaleb(-detail.price_decimals),
+        lot=Decimal(1).scaleb(-detail.size_decimals),
+        min_notional=max(detail.min_quote_amount, detail.min_base_amount * price),
+        leverage_max=_FRACTION_WHOLE // initial,
+        maintenance_rate=Decimal(maintenance) / _FRACTION_WHOLE,
+    )
+
+
+def _levels(orders: Iterable[_Order]) -> list[LevelChange]:
+    sizes: dict[Decimal, Decimal] = {}
+    for order in orders:
+        sizes[order.price] = sizes.get(order.price, Decimal(0)) + order.remaining_base_amount
+    return [LevelChange(price, size) for price, size in sizes.items()]
+
+
+def _candle(row: _Candle) -> Candle | None:
+    """Return the candle; None for one without trades or with impossible values."""
+    prices = (row.o, row.h, row.l, row.c)
+    if not all(isfinite(number) for number in (*prices, row.v)) or min(prices) <= 0 or row.v < 0:
+        return None
+    if not row.l <= min(row.o, row.c) <= max(row.o, row.c) <= row.h:
+        return None
+    try:
+        return Candle(EPOCH + row.t * _MILLISECOND, row.o, row.h, row.l, row.c, row.v)
+    except OverflowError:
+        return None
+
+
+def _signed_rate(row: _Funding) -> Decimal:
+    sign = {"long": 1, "short": -1}.get(row.direction)
+    if sign is None or not row.rate.is_finite():
+        raise MarketDataError(f"/api/v1/fundings: not understood: {row}")
+    return sign * row.rate / 100
+
+
+def _seconds(text: str | None) -> float | None:
+    return float(text) if text is not None and text.isdecimal() else None
+
+
+def _excerpt(body: bytes) -> str:
+    return body[:200].decode(errors="replace")
+
+
+_DETAILS: Final = msgspec.json.Decoder(_Details)
+_ORDERS: Final = msgspec.json.Decoder(_Orders)
+_CANDLES: Final = msgspec.json.Decoder(_Candles)
+_FUNDINGS: Final = msgspec.json.Decoder(_Fundings)

@@ -1,0 +1,267 @@
+"""Private records of one account at Lighter: positions, standing orders, balance, trades with fees, and funding.
+
+Fees are rates in millionths of the notional. Trades and funding arrive newest first, in pages of a hundred.
+"""
+
+from collections.abc import AsyncIterator, Mapping
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any, Final
+
+import msgspec
+
+from trader.core.clock import epoch_second, floor_time, moment_of
+from trader.core.errors import MarketDataError
+from trader.core.money import ZERO
+from trader.exchange.domain.orders import OrderSide
+from trader.exchange.domain.venue_orders import VenueFill, VenueOrderType
+from trader.live.domain.orders import VenueFunding
+from trader.live.domain.reconciliation import ProtectiveOrder, VenueReport
+from trader.live.lighter.api import LighterApi, Listing
+from trader.live.lighter.signer import Signer
+
+_TRIGGERS: Final = {"stop-loss": VenueOrderType.STOP, "take-profit": VenueOrderType.TARGET}
+_PAGE: Final = 100
+_PAGES_MAX: Final = 20
+_MILLION: Final = 1_000_000
+_FEE_MAX: Final = _MILLION // 100
+_HOUR: Final = timedelta(hours=1)
+_SECONDS_MAX: Final = 100_000_000_000
+"""Timestamps above this are in milliseconds: the venue uses both seconds and milliseconds."""
+
+
+class _Order(msgspec.Struct):
+    client_order_index: int
+    type: str
+    trigger_price: Decimal = ZERO
+
+
+class _Orders(msgspec.Struct):
+    orders: list[_Order] | None = None
+    code: int = 200
+
+
+class _Position(msgspec.Struct):
+    market_id: int
+    sign: int
+    position: Decimal
+    avg_entry_price: Decimal
+
+
+class _Account(msgspec.Struct):
+    positions: list[_Position]
+    collateral: Decimal
+
+
+class _Accounts(msgspec.Struct):
+    accounts: list[_Account]
+    code: int = 200
+
+
+class _Trade(msgspec.Struct):
+    trade_id: int
+    type: str
+    market_id: int
+    size: Decimal
+    price: Decimal
+    ask_account_id: int
+    bid_account_id: int
+    is_maker_ask: bool
+    timestamp: int
+    ask_client_id: int = 0
+    bid_client_id: int = 0
+    taker_fee: int | None = None
+    maker_fee: int | None = None
+
+
+class _Trades(msgspec.Struct):
+    rows: list[_Trade] | None = msgspec.field(default=None, name="trades")
+    next_cursor: str | None = None
+    code: int = 200
+
+
+class _Funding(msgspec.Struct):
+    timestamp: int
+    market_id: int
+    change: Decimal
+    rate: Decimal
+    position_size: Decimal
+
+
+class _Fundings(msgspec.Struct):
+    rows: list[_Funding] | None = msgspec.field(default=None, name="position_fundings")
+    next_cursor: str | None = None
+    code: int = 200
+
+
+class _Limits(msgspec.Struct):
+    current_maker_fee_tick: int
+    current_taker_fee_tick: int
+    code: int = 200
+
+
+_ORDERS: Final = msgspec.json.Decoder(_Orders)
+_ACCOUNTS: Final = msgspec.json.Decoder(_Accounts)
+_TRADES: Final = msgspec.json.Decoder(_Trades)
+_FUNDINGS: Final = msgspec.json.Decoder(_Fundings)
+_LIMITS: Final = msgspec.json.Decoder(_Limits)
+
+
+class LighterRecords:
+    """The records of the signer's account. Methods raise `MarketDataError` when the venue does not provide them."""
+
+    def __init__(self, api: LighterApi, signer: Signer, listings: Mapping[str, Listing]) -> None:
+        self._api = api
+        self._signer = signer
+        self._symbols = {listing.market_id: symbol for symbol, listing in listings.items()}
+
+    async def report(self) -> VenueReport:
+        """Return the venue's report on the account: positions, orders and balance."""
+        account = await self._account()
+        protective_orders: dict[int, ProtectiveOrder] = {}
+        others: set[int] = set()
+        for market_id, symbol in self._symbols.items():
+            for order in await self._standing(market_id):
+                if (kind := _TRIGGERS.get(order.type)) is None:
+                    others.add(order.client_order_index)
+                else:
+                    protective_orders[order.client_order_index] = ProtectiveOrder(symbol, kind, order.trigger_price)
+        positions = self._positions(account)
+        cost = sum((quantity * entry_price for quantity, entry_price in positions.values()), ZERO)
+        return VenueReport(
+            positions={symbol: quantity for symbol, (quantity, _) in positions.items()},
+            protective_orders=protective_orders,
+            others=frozenset(others),
+            balance=account.collateral - cost,
+        )
+
+    async def position(self, symbol: str) -> Decimal:
+        """Return the signed quantity that the account holds in a market."""
+        return self._positions(await self._account()).get(symbol, (ZERO, ZERO))[0]
+
+    async def fee_rates(self) -> tuple[Decimal, Decimal]:
+        """Return the taker and maker fee rates of the account's tier, as fractions of the notional."""
+        parameters: dict[str, str | int] = {"account_index": self._signer.account_index}
+        token = self._signer.authorization()
+        limits = await self._api.get("/api/v1/accountLimits", parameters, _LIMITS, authorization=token)
+        taker, maker = limits.current_taker_fee_tick, limits.current_maker_fee_tick
+        if not (0 <= taker <= _FEE_MAX and 0 <= maker <= _FEE_MAX):
+            raise MarketDataError(f"/api/v1/accountLimits: not understood: {limits}")
+        return Decimal(taker) / _MILLION, Decimal(maker) / _MILLION
+
+    async def fills_of(self, venue_index: int) -> list[VenueFill]:
+        """Return the fills of one order in chronological order, each trade once."""
+        return await self._fills({"order_index": venue_index}, None)
+
+    async def fills_since(self, since: datetime) -> list[VenueFill]:
+        """Return all trades of the account since `since` in chronological order, each once."""
+        return await self._fills({}, since)
+
+    async def fundings_since(self, since: datetime) -> list[VenueFunding]:
+        """Return the payments since `since` in the followed markets, latest first."""
+        parameters: dict[str, str | int] = {"side": "all", "start_timestamp": epoch_second(since)}
+        rows = [row async for row in self._rows("/api/v1/positionFunding", parameters, _FUNDINGS, since)]
+        payments = [self._funding(row) for row in rows if row.market_id in self._symbols]
+        return [payment for payment in payments if payment.boundary >= since]
+
+    async def _fills(self, more: dict[str, str | int], since: datetime | None) -> list[VenueFill]:
+        parameters = {"sort_by": "trade_id", "sort_dir": "desc"} | more
+        rows = self._rows("/api/v1/trades", parameters, _TRADES, since)
+        fills = {row.trade_id: self._fill(row) async for row in rows}
+        return [fills[trade_id] for trade_id in sorted(fills)]
+
+    async def _rows(
+        self,
+        path: str,
+        parameters: Mapping[str, str | int],
+        decoder: "msgspec.json.Decoder[Any]",
+        since: datetime | None,
+    ) -> AsyncIterator[Any]:
+        """Yield the rows of all pages since `since`, newest first."""
+        page: dict[str, str | int] = {"account_index": self._signer.account_index, "limit": _PAGE, **parameters}
+        for _ in range(_PAGES_MAX):
+            answer = await self._api.get(path, page, decoder, authorization=self._signer.authorization())
+            rows = answer.rows or []
+            for row in rows:
+                if since is None or _moment(row.timestamp) >= since:
+                    yield row
+            if not answer.next_cursor or (since is not None and rows and _moment(rows[-1].timestamp) < since):
+                return
+            page["cursor"] = answer.next_cursor
+        raise MarketDataError(f"{path}: more than {_PAGES_MAX * _PAGE} rows")
+
+    async def _account(self) -> _Account:
+        parameters: dict[str, str | int] = {"by": "index", "value": self._signer.account_index}
+        answer = await self._api.get("/api/v1/account", parameters, _ACCOUNTS)
+        if len(answer.accounts) != 1:
+            raise MarketDataError(f"the venue shows {len(answer.accounts)} accounts instead of one")
+        return answer.accounts[0]
+
+    async def _standing(self, market_id: int) -> list[_Order]:
+        parameters: dict[str, str | int] = {"account_index": self._signer.account_index, "market_id": market_id}
+        token = self._signer.authorization()
+        answer = await self._api.get("/api/v1/accountActiveOrders", parameters, _ORDERS, authorization=token)
+        return answer.orders or []
+
+    def _positions(self, account: _Account) -> dict[str, tuple[Decimal, Decimal]]:
+        """Return signed quantity and entry price by market."""
+        held = {}
+        for position in account.positions:
+            symbol = self._symbols.get(position.market_id, f"market {position.market_id}")
+            try:
+                quantity = signed_quantity(position.sign, position.position)
+            except ValueError as error:
+                raise MarketDataError(f"{symbol}: {error}") from error
+            if quantity:
+                held[symbol] = quantity, position.avg_entry_price
+        return held
+
+    def _fill(self, trade: _Trade) -> VenueFill:
+        ours = self._signer.account_index
+        is_ask = trade.ask_account_id == ours
+        if is_ask is (trade.bid_account_id == ours):
+            raise MarketDataError(
+                f"/api/v1/trades: trade {trade.trade_id} has this account on both sides or on neither"
+            )
+        maker = is_ask is trade.is_maker_ask
+        fee = (trade.maker_fee if maker else trade.taker_fee) or 0
+        amounts_fit = all(amount.is_finite() and amount > 0 for amount in (trade.size, trade.price))
+        if not amounts_fit or fee < 0:
+            raise MarketDataError(f"/api/v1/trades: not understood: {trade}")
+        return VenueFill(
+            trade_id=trade.trade_id,
+            client_index=(trade.ask_client_id if is_ask else trade.bid_client_id) or None,
+            kind=trade.type,
+            symbol=self._symbols.get(trade.market_id, f"market {trade.market_id}"),
+            side=OrderSide.SELL if is_ask else OrderSide.BUY,
+            quantity=trade.size,
+            price=trade.price,
+            fee_rate=Decimal(fee) / _MILLION if fee else ZERO,
+            maker=maker,
+            at=_moment(trade.timestamp),
+        )
+
+    def _funding(self, row: _Funding) -> VenueFunding:
+        if not all(amount.is_finite() for amount in (row.change, row.rate, row.position_size)):
+            raise MarketDataError(f"/api/v1/positionFunding: not understood: {row}")
+        return VenueFunding(
+            symbol=self._symbols[row.market_id],
+            boundary=floor_time(_moment(row.timestamp), _HOUR),
+            quantity=abs(row.position_size),
+            rate=row.rate,
+            amount=row.change,
+        )
+
+
+def signed_quantity(sign: int, size: Decimal) -> Decimal:
+    """Return a position from the venue's sign (+1, −1, or 0 for none) and size. Raise `ValueError` for other values."""
+    if not size.is_finite() or size < 0 or sign not in (1, 0, -1) or (sign == 0 and size != 0):
+        raise ValueError(f"a position of sign {sign} and size {size} is impossible")
+    return sign * size if size else ZERO
+
+
+def _moment(timestamp: int) -> datetime:
+    """Convert a venue timestamp, which is in seconds or milliseconds."""
+    if timestamp <= _SECONDS_MAX:
+        return moment_of(timestamp)
+    return moment_of(timestamp // 1000) + timedelta(milliseconds=timestamp % 1000)

@@ -1,0 +1,123 @@
+"""Protective orders of one live account: the stops and targets of its exit plans, kept at the venue.
+
+The venue accepts a new protective order before the old one is cancelled, so a position is never without its stop.
+"""
+
+import logging
+from datetime import datetime, timedelta
+from typing import Final
+
+from trader.core.clock import interval_elapsed
+from trader.exchange.domain import rules as rules_of_exchange
+from trader.exchange.domain.account import Account
+from trader.exchange.domain.ledger import Posting
+from trader.exchange.domain.order_validation import refusal_of_plan
+from trader.exchange.domain.orders import ExitPlan
+from trader.exchange.domain.tick_rules import Moment
+from trader.exchange.domain.venue_orders import SentOrder, SentStatus
+from trader.live.domain.protective_orders import (
+    CAUSES,
+    ProtectiveTerms,
+    protective_order,
+    terms_of_account,
+    terms_of_plan,
+    terms_of_sent,
+)
+from trader.live.ledger import AccountLedger, LiveContext
+from trader.live.outbox import Outbox
+
+log = logging.getLogger("trader.live")
+
+_RETRY_AFTER: Final = timedelta(seconds=60)
+"""Delay before a protective order that the venue refused is sent again; until then, its trigger is watched here."""
+
+
+class ProtectiveOrders:
+    """The protective orders of one account. Used only under the lock of its live account."""
+
+    def __init__(self, context: LiveContext, ledger: AccountLedger, outbox: Outbox) -> None:
+        self._context = context
+        self._ledger = ledger
+        self._outbox = outbox
+        self._refused: dict[ProtectiveTerms, datetime] = {}
+
+    def wanted(self) -> list[ProtectiveTerms]:
+        """Return the terms of the exit plans, except in markets with an undecided order."""
+        return terms_of_account(self._ledger.account, self._context.rules.markets, self._outbox.unsettled)
+
+    def standing(self) -> dict[ProtectiveTerms, SentOrder]:
+        return {terms_of_sent(sent): sent for sent in self._outbox.protective_orders()}
+
+    async def sync(self) -> None:
+        """Place missing protective orders, then cancel superfluous ones. Raise as `Outbox.refresh` does."""
+        now, outbox = self._context.clock.now(), self._outbox
+        self._refused = {key: at for key, at in self._refused.items() if not interval_elapsed(at, _RETRY_AFTER, now)}
+        for terms in self.wanted():
+            if not (terms in self.standing() or terms in self._refused or terms.symbol in outbox.unsettled):
+                await self._place(terms)
+        wanted, positions = set(self.wanted()), self._ledger.account.positions
+        for terms, sent in self.standing().items():
+            position = positions.get(terms.symbol)
+            is_closing = position is not None and position.closing is not None
+            # Keep an order that is being replaced until its successor is open.
+            waits = any(other.symbol == terms.symbol and other.type is terms.type for other in self._refused)
+            if terms in wanted or terms.symbol in outbox.unsettled or is_closing or (waits and position is not None):
+                continue
+            await outbox.cancel(sent, "its position is gone or its plan has changed")
+
+    async def set_plan(self, symbol: str, plan: ExitPlan) -> str | None:
+        """Replace the exit plan of a position. Return None when it is set, else why the old one stays.
+
+        :raises Unavailable: the database did not confirm the change
+        :raises MarketDataError: the venue does not answer
+        """
+        outbox, context = self._outbox, self._context
+        position = self._ledger.account.positions.get(symbol)
+        if position is None:
+            return f"there is no {symbol} position"
+        if symbol in outbox.unsettled:
+            return f"an order of {symbol} is not decided yet; its exit plan cannot be changed until it is"
+        now = context.clock.now()
+        refusal = refusal_of_plan(plan, position.side, context.market.marks[symbol], now)
+        if refusal is not None:
+            return refusal
+        placed: list[SentOrder] = []
+        for terms in terms_of_plan(position, plan, context.rules.markets[symbol]):
+            if terms in self.standing():
+                continue
+            sent = await self._place(terms)
+            if sent.status is SentStatus.STANDING:
+                placed.append(sent)
+                continue
+            for order in placed:
+                await outbox.cancel(order, "the rest of its plan was refused")
+            if sent.status is SentStatus.REFUSED:
+                return f"the venue refused the {terms.type}: {sent.reason}"
+            return f"whether the venue accepted the {terms.type} is not known yet; the plan stays unchanged"
+        refusal = await self._book_plan(symbol, plan, now)
+        await self.sync()
+        return refusal
+
+    async def _book_plan(self, symbol: str, plan: ExitPlan, now: datetime) -> str | None:
+        refusal: str | None = None
+        context = self._context
+
+        def decide(account: Account) -> Posting | None:
+            nonlocal refusal
+            moment = Moment(now, context.market.quotes(), context.market.marks)
+            result = rules_of_exchange.set_exit_plan(account, symbol, plan, moment, context.rules)
+            if isinstance(result, str):
+                refusal = result
+                return None
+            return result
+
+        await self._ledger.commit(decide)
+        return refusal
+
+    async def _place(self, terms: ProtectiveTerms) -> SentOrder:
+        order = protective_order(terms, self._context.rules.markets[terms.symbol])
+        sent = (await self._outbox.send(order, CAUSES[terms.type])).sent
+        if sent.status is SentStatus.REFUSED:
+            self._refused[terms] = self._context.clock.now() + _RETRY_AFTER
+            log.warning("%s: the venue refused a %s of %s: %s", sent.account_id, terms.type, terms.symbol, sent.reason)
+        return sent

@@ -1,0 +1,230 @@
+"""Reconciler of one live account: compares the ledger with the venue and applies the rule for each difference.
+
+The venue's own trades fill the ledger's gaps if they explain the difference; an unexplained difference stops new
+orders for the account until a later report agrees.
+"""
+
+import logging
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Final
+
+import msgspec
+
+from trader.core.events import VenueDiffers
+from trader.core.money import ZERO
+from trader.exchange.domain.account import Account
+from trader.exchange.domain.venue_orders import SentStatus, VenueFill
+from trader.live.domain.ledger import book_foreign_trades
+from trader.live.domain.protective_orders import ProtectiveTerms
+from trader.live.domain.reconciliation import (
+    Action,
+    DifferenceKind,
+    LedgerReport,
+    ProtectiveOrder,
+    VenueDifference,
+    VenueReport,
+    reconcile,
+)
+from trader.live.ledger import AccountLedger, LiveContext
+from trader.live.outbox import Outbox
+from trader.live.protective_orders import ProtectiveOrders
+from trader.live.sql import venue_orders as store
+
+log = logging.getLogger("trader.live")
+
+TOLERANCE_LEAST: Final = Decimal("0.10")
+TOLERANCE_SHARE: Final = Decimal("0.00001")
+"""Balances agree if they differ by no more than this amount or this share of the balance: the venue rounds."""
+
+_ROUNDED: Final = Decimal("0.005")
+_GAP_TRIES_MAX: Final = 5
+"""Maximum searches of the trades for the cause of a gap larger than this, even a tolerated one."""
+
+_ENDLESS: Final = Decimal("Infinity")
+_LATE: Final = timedelta(hours=1)
+"""Search trades from this long before the last agreement: the venue may show one late."""
+
+_SKEW: Final = timedelta(seconds=2)
+"""How far the venue's clock may lag behind ours."""
+
+_RECORD_EVERY: Final = timedelta(minutes=1)
+
+
+class Reconciler:
+    """Reconciles one account. Used only under the lock of its live account.
+
+    `trouble` is why the account may open nothing; None when ledger and venue agree.
+    """
+
+    def __init__(
+        self,
+        context: LiveContext,
+        ledger: AccountLedger,
+        outbox: Outbox,
+        protective_orders: ProtectiveOrders,
+        agreed_at: datetime,
+    ) -> None:
+        self.trouble: str | None = "it has not been compared with the venue yet"
+        self._differences: tuple[VenueDifference, ...] = ()
+        self._context = context
+        self._ledger = ledger
+        self._outbox = outbox
+        self._protective_orders = protective_orders
+        self._agreed_at = agreed_at
+        self._recorded_at = agreed_at
+        self._gap, self._gap_tries = ZERO, 0
+
+    async def compare(self) -> None:
+        """Compare, apply the rules, and compare again after any action. Raise as `Outbox.refresh` does."""
+        report = await self._outbox.report()
+        if differences := self._compared(report):
+            # Fills since the last read of an order are not a difference.
+            await self._outbox.poll()
+            report = await self._outbox.report()
+            differences = self._compared(report)
+        self._announce(differences)
+        acted = [await self._act(difference, report) for difference in differences]
+        if await self._explain(differences, report) or any(acted):
+            differences = self._compared(await self._outbox.report())
+            self._announce(differences)
+        self._differences = tuple(differences)
+        stopping = [difference for difference in differences if difference.action in (Action.STOP, Action.BOOK)]
+        self.trouble = "; ".join(map(str, stopping)) or None
+        if not differences:
+            await self._record_agreement()
+
+    # Comparison
+
+    def _compared(self, report: VenueReport) -> list[VenueDifference]:
+        share = abs(self._ledger.account.cash) * TOLERANCE_SHARE
+        tolerance = _ENDLESS if self._ledger.is_funding_awaited else max(TOLERANCE_LEAST, share)
+        # An order whose answer was lost may or may not be open, so leave its market alone.
+        orders = self._ledger.open_orders
+        unknown = {index for index, sent in orders.items() if sent.status is SentStatus.SENT}
+        return [
+            difference
+            for difference in reconcile(self._ledger_report(), report, balance_tolerance=tolerance)
+            if difference.client_index not in unknown
+        ]
+
+    def _ledger_report(self) -> LedgerReport:
+        account, standing = self._ledger.account, self._protective_orders.standing()
+        wanted = {sent.client_index: _protective_order(terms) for terms, sent in standing.items()}
+        missing = (terms for terms in self._protective_orders.wanted() if terms not in standing)
+        wanted |= {-number: _protective_order(terms) for number, terms in enumerate(missing, start=1)}
+        return LedgerReport(
+            positions=_signed_positions(account),
+            protective_orders=wanted,
+            resting=frozenset(
+                index
+                for index, sent in self._ledger.open_orders.items()
+                if sent.status is SentStatus.STANDING and not sent.is_protective
+            ),
+            unsettled=self._outbox.unsettled,
+            balance=_balance(account),
+        )
+
+    def _announce(self, differences: Iterable[VenueDifference]) -> None:
+        """Log and publish each difference that is new since the last comparison."""
+        account_id, known = self._ledger.account_id, set(map(str, self._differences))
+        for difference in differences:
+            if (text := str(difference)) not in known:
+                self._differences = (*self._differences, difference)
+                log.warning("%s differs from the venue: %s", account_id, text)
+                self._context.events.publish(VenueDiffers(self._context.clock.now(), account_id, difference.kind, text))
+
+    # Actions
+
+    async def _act(self, difference: VenueDifference, report: VenueReport) -> bool:
+        """Apply the rule if it concerns a single order. Return whether anything was done."""
+        index, outbox, open_orders = difference.client_index, self._outbox, self._ledger.open_orders
+        is_gone = difference.kind in (DifferenceKind.PROTECTION_MISSING, DifferenceKind.RESTING_GONE)
+        if is_gone and (lost := open_orders.get(index or 0)) is not None:
+            if await outbox.write_off(lost):
+                await self._protective_orders.sync()
+            return True
+        if difference.action is not Action.CANCEL or index is None or index not in report.protective_orders:
+            return False
+        if (sent := open_orders.get(index)) is not None:
+            return await outbox.cancel(sent, "its position is gone")
+        await outbox.cancel_foreign(index)
+        return True
+
+    async def _explain(self, differences: list[VenueDifference], report: VenueReport) -> bool:
+        """Book what the ledger lacks: first fills of our own orders, then foreign trades."""
+        is_bookable = any(difference.action is Action.BOOK for difference in differences)
+        if not is_bookable and not self._has_new_gap(differences, report):
+            return False
+        await self._outbox.poll()
+        report = await self._outbox.report()
+        left = self._compared(report)
+        symbols = {
+            difference.symbol
+            for difference in left
+            if difference.action is Action.BOOK and difference.symbol is not None
+        }
+        if {difference.kind for difference in left} <= {DifferenceKind.BALANCE}:
+            symbols = set(self._context.rules.markets)
+        if symbols and not self._outbox.unsettled & symbols:
+            await self._book_foreign_trades(symbols, report)
+        await self._protective_orders.sync()
+        return True
+
+    def _has_new_gap(self, differences: list[VenueDifference], report: VenueReport) -> bool:
+        """Return whether only the balances differ, and by a different amount than in the last comparison."""
+        gap = _balance(self._ledger.account) - report.balance
+        if {difference.kind for difference in differences} - {
+            DifferenceKind.BALANCE
+        } or self._ledger.is_funding_awaited:
+            return False
+        if abs(gap - self._gap) > _ROUNDED:
+            self._gap, self._gap_tries = gap, 0
+        self._gap_tries += 1
+        return abs(gap) > _ROUNDED and self._gap_tries <= _GAP_TRIES_MAX
+
+    async def _book_foreign_trades(self, symbols: set[str], report: VenueReport) -> None:
+        """Book trades that no order of ours made, if the ledger then matches the venue's positions."""
+        ledger, records, context = self._ledger, self._outbox.records, self._context
+        since = max(ledger.account.run.started_at - _SKEW, self._agreed_at - _LATE)
+        fills = [trade for trade in await records.fills_since(since) if trade.symbol in symbols]
+        foreign = await self._without_ours(await ledger.unbooked(fills))
+        payments = await ledger.unbooked_payments(records, since) if foreign else []
+        held = _signed_positions(ledger.account)
+        for fill in foreign:
+            held[fill.symbol] = held.get(fill.symbol, ZERO) + fill.side.direction * fill.quantity
+        if not foreign or any(held.get(symbol, ZERO) != report.positions.get(symbol, ZERO) for symbol in symbols):
+            return
+        log.warning("%s: %d trades that no order of ours made are booked", ledger.account_id, len(foreign))
+        marks, rules, clock = context.market.marks, context.rules, context.clock
+        await ledger.commit(lambda account: book_foreign_trades(account, foreign, payments, marks, rules, clock.now()))
+
+    async def _without_ours(self, fills: list[VenueFill]) -> list[VenueFill]:
+        indexes = {fill.client_index for fill in fills if fill.client_index is not None}
+        async with self._context.database.connection() as conn:
+            ours = await store.select_venue_indexes(conn, self._ledger.account_id, indexes)
+        return [fill for fill in fills if fill.client_index not in ours]
+
+    async def _record_agreement(self) -> None:
+        now = self._context.clock.now()
+        self._agreed_at = now
+        if now - self._recorded_at >= _RECORD_EVERY:
+            async with self._context.database.writing() as conn:
+                await store.update_agreed_at(conn, self._ledger.account_id, now)
+            self._recorded_at = now
+
+
+def _signed_positions(account: Account) -> dict[str, Decimal]:
+    return {symbol: position.side.direction * position.quantity for symbol, position in account.positions.items()}
+
+
+def _balance(account: Account) -> Decimal:
+    """Return the cash plus positions at cost."""
+    return account.cash - sum(
+        (position.side.direction * position.entry_notional for position in account.positions.values()), ZERO
+    )
+
+
+def _protective_order(terms: ProtectiveTerms) -> ProtectiveOrder:
+    return msgspec.convert(terms, ProtectiveOrder, from_attributes=True)

@@ -1,0 +1,107 @@
+"""SQL of live trading: bindings of accounts to venue accounts, and the orders sent to the venue."""
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from trader.database.pool import Connection
+from trader.exchange.domain.venue_orders import SentOrder
+from trader.exchange.sql.ledger_rows import venue_order_row
+
+INSERT_VENUE_ACCOUNT = """
+INSERT INTO venue_accounts (account_id, account_index, agreed_at) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING
+"""
+
+
+async def insert_venue_account(conn: Connection, account_id: str, account_index: int, at: datetime) -> None:
+    """Bind one of our accounts to a venue account; do nothing when either is already bound."""
+    await conn.execute(INSERT_VENUE_ACCOUNT, account_id, account_index, at)
+
+
+SELECT_VENUE_ACCOUNTS = "SELECT account_id, account_index, agreed_at FROM venue_accounts ORDER BY account_id"
+
+
+async def select_venue_accounts(conn: Connection) -> dict[str, tuple[int, datetime]]:
+    """Return, by account id, the venue account and the time of the last successful reconciliation."""
+    return {
+        record["account_id"]: (record["account_index"], record["agreed_at"])
+        for record in await conn.fetch(SELECT_VENUE_ACCOUNTS)
+    }
+
+
+UPDATE_AGREED_AT = "UPDATE venue_accounts SET agreed_at = $2 WHERE account_id = $1"
+
+
+async def update_agreed_at(conn: Connection, account_id: str, at: datetime) -> None:
+    """Record the time of the last successful reconciliation of the account with the venue."""
+    await conn.execute(UPDATE_AGREED_AT, account_id, at)
+
+
+INSERT_VENUE_ORDER = """
+INSERT INTO venue_orders
+SELECT r.* FROM json_populate_record(NULL::venue_orders, $1) r WHERE (SELECT term FROM service_state) = $2
+RETURNING client_index
+"""
+
+
+async def insert_venue_order(conn: Connection, sent: SentOrder, term: int) -> bool:
+    """Record an order before it is sent. Return False and record nothing when `term` is over.
+
+    :raises asyncpg.UniqueViolationError: an order with this client index exists, or an undecided one in its market
+    """
+    row = msgspec.json.encode(venue_order_row(sent)).decode()
+    return await conn.fetchval(INSERT_VENUE_ORDER, row, term) is not None
+
+
+UPDATE_VENUE_ORDER_NONCE = """
+UPDATE venue_orders SET nonce = $3, expires_at = $4 WHERE account_id = $1 AND client_index = $2
+"""
+
+
+async def update_venue_order_nonce(conn: Connection, sent: SentOrder) -> None:
+    """Record the transaction whose answer was lost, and how long the venue may still accept it."""
+    await conn.execute(UPDATE_VENUE_ORDER_NONCE, sent.account_id, sent.client_index, sent.nonce, sent.expires_at)
+
+
+SELECT_OPEN_VENUE_ORDERS = """
+SELECT * FROM venue_orders WHERE account_id = $1 AND status IN ('SENT', 'STANDING') ORDER BY created_at, client_index
+"""
+
+
+async def select_open_venue_orders(conn: Connection, account_id: str) -> list[SentOrder]:
+    """Return the orders that are not final or not fully booked, in the order they were sent."""
+    return [_sent(record) for record in await conn.fetch(SELECT_OPEN_VENUE_ORDERS, account_id)]
+
+
+SELECT_VENUE_INDEXES = """
+SELECT client_index FROM venue_orders WHERE account_id = $1 AND client_index = ANY($2::bigint[])
+"""
+
+
+async def select_venue_indexes(conn: Connection, account_id: str, indexes: Iterable[int]) -> set[int]:
+    """Return the client indexes that belong to our orders."""
+    return {record["client_index"] for record in await conn.fetch(SELECT_VENUE_INDEXES, account_id, list(indexes))}
+
+
+SELECT_VENUE_TRADES = "SELECT trade_id FROM venue_trades WHERE account_id = $1 AND trade_id = ANY($2::bigint[])"
+
+
+async def select_venue_trades(conn: Connection, account_id: str, trade_ids: Iterable[int]) -> set[int]:
+    """Return the venue trades that are already booked."""
+    return {record["trade_id"] for record in await conn.fetch(SELECT_VENUE_TRADES, account_id, list(trade_ids))}
+
+
+SELECT_FUNDED_HOURS = "SELECT symbol, boundary FROM funding_payments WHERE run_id = $1 AND boundary >= $2"
+
+
+async def select_funded_hours(conn: Connection, run_id: UUID, since: datetime) -> set[tuple[str, datetime]]:
+    """Return the markets and whole hours since `since` with booked funding."""
+    return {(r["symbol"], r["boundary"]) for r in await conn.fetch(SELECT_FUNDED_HOURS, run_id, since)}
+
+
+def _sent(record: Any) -> SentOrder:
+    row = dict(record)
+    return msgspec.convert(row | {"order": row | {"trigger": row["trigger_price"]}}, SentOrder)

@@ -1,0 +1,136 @@
+"""Template of a venue: copy this package to `live/<venue>/` and replace every `NotImplementedError`.
+
+`trader/live/venue.py` says what each method returns and when it raises; the docstrings here say what to decide for your
+venue. Then:
+
+1. add a row to `VENUES` in `live/venues.py`, and the name to the field `venue` in `settings/settings.py`;
+2. add a field there for each credential that `VENUE_API_KEY`, `VENUE_API_KEY_INDEX` and `VENUE_ACCOUNT_INDEX` do not
+   cover, and its figures to `market/presets.toml`;
+3. protect the package in `pyproject.toml` as `trader.live.lighter` is: only `live/venues.py` imports it;
+4. test it against a server that speaks its protocol and loses answers, as `tests/live/lighter` does.
+
+Outbox, ledger, exits, protective orders, reconciliation and drift come with the protocol.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+from decimal import Decimal
+
+from trader.core.errors import StartError
+from trader.exchange.domain.venue_orders import VenueFill, VenueOrder
+from trader.live.domain.orders import SendOutcome, VenueFunding, VenueOrderState
+from trader.live.domain.reconciliation import VenueReport
+from trader.live.venue import VenueAccounts
+from trader.market.domain.markets import SimulatedMarket
+from trader.market.sources.source import MarketSource
+from trader.settings.settings import Settings
+
+
+class TemplateOrders:
+    """Convert prices and quantities to the venue's units here; refuse values that are not whole ticks or lots."""
+
+    async def place(self, order: VenueOrder) -> SendOutcome:
+        """Choose the order types: `limit` rests, `market` has a worst price, `stop` and `target` wait for a trigger."""
+        raise NotImplementedError
+
+    async def resolve(self, order: VenueOrder, nonce: int | None) -> SendOutcome:
+        """Decide how to resolve a lost order: by using up its nonce, or by the venue's client order id."""
+        raise NotImplementedError
+
+    async def find_expired(self, order: VenueOrder) -> SendOutcome:
+        """Look up more than once where reads lag behind the venue's matching engine."""
+        raise NotImplementedError
+
+    async def find(self, client_index: int) -> VenueOrderState | None:
+        """Map the venue's statuses to `is_final`; an unknown status is final only if the order can fill no more."""
+        raise NotImplementedError
+
+    async def find_all(self, client_indexes: Collection[int]) -> Mapping[int, VenueOrderState]:
+        """Use one request for all of them where the venue has one."""
+        raise NotImplementedError
+
+    async def cancel(self, order: VenueOrderState) -> SendOutcome:
+        """Read the order after its cancellation: it may have filled first."""
+        raise NotImplementedError
+
+    async def cancel_unlisted(self, order: VenueOrder) -> SendOutcome:
+        """Cancel by client index, since the venue's own index no longer resolves."""
+        raise NotImplementedError
+
+    async def pause(self) -> None:
+        """Sleep for the venue's usual delay, a few hundred milliseconds."""
+        raise NotImplementedError
+
+
+class TemplateRecords:
+    """Check that every number is finite and, if required, positive. Raise `MarketDataError` otherwise."""
+
+    async def report(self) -> VenueReport:
+        """Take positions, orders and balance from the same moment, or read again: a difference stops the account."""
+        raise NotImplementedError
+
+    async def position(self, symbol: str) -> Decimal:
+        """Sign by the side: longs are positive."""
+        raise NotImplementedError
+
+    async def fee_rates(self) -> tuple[Decimal, Decimal]:
+        """Convert basis points or millionths to fractions."""
+        raise NotImplementedError
+
+    async def fills_of(self, venue_index: int) -> Sequence[VenueFill]:
+        """Read all pages, and drop trades that two pages repeat."""
+        raise NotImplementedError
+
+    async def fills_since(self, since: datetime) -> Sequence[VenueFill]:
+        """Give forced trades a `kind` by which `VenueFill.is_forced` recognizes them."""
+        raise NotImplementedError
+
+    async def fundings_since(self, since: datetime) -> Sequence[VenueFunding]:
+        """Date each payment at the whole hour it covers, not at the time of its booking."""
+        raise NotImplementedError
+
+
+class TemplateAccount:
+    """One account: its gateway and its records share a connection and a signer."""
+
+    expires_s: float = 600.0
+
+    def __init__(self) -> None:
+        self.orders = TemplateOrders()
+        self.records = TemplateRecords()
+
+
+class TemplateAccounts:
+    """Load the venue's SDK with the first account, so that paper trading needs none."""
+
+    def __init__(self, settings: Settings) -> None:
+        if settings.venue_account_index is None or settings.venue_api_key is None:
+            raise StartError("TRADING_MODE=live needs VENUE_ACCOUNT_INDEX and VENUE_API_KEY")
+        self.url = settings.venue_url or "https://api.venue.example"
+        self.default_index = settings.venue_account_index
+
+    def prove(self) -> None:
+        """Sign a sample order, and compare every signed field with its input."""
+        raise NotImplementedError
+
+    async def account(self, index: int) -> TemplateAccount:
+        """Keep one account per index: two would draw the same nonces."""
+        raise NotImplementedError
+
+    def halt(self) -> None:
+        """Set a flag that every sending method reads, and forget the accounts."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """Close sessions and signers, even after a failed `prove`."""
+        raise NotImplementedError
+
+
+def make_source(settings: Settings, rows: Mapping[str, SimulatedMarket]) -> MarketSource:
+    """Return a class with the members of `MarketSource`; its `identity` is `venue:<name>`."""
+    raise NotImplementedError
+
+
+def make_accounts(settings: Settings) -> VenueAccounts:
+    """Return the accounts; nothing connects yet."""
+    return TemplateAccounts(settings)

@@ -1,0 +1,150 @@
+"""The protocol of a venue: what a package like `lighter/` provides so that models can trade there.
+
+`VenuePackage` is the package itself: its market source and its accounts. A `VenueAccount` places and finds orders
+(`OrderGateway`) and reads the venue's records (`AccountRecords`). The types are independent of the venue: orders and
+fills come from `trader.exchange.domain.venue_orders`, outcomes, order states and funding from
+`trader.live.domain.orders`, and reports from `trader.live.domain.reconciliation`. Start a new venue from `template/`
+and register it in `venues.py`.
+
+Every method that reads raises `MarketDataError` when the venue does not answer or its answer is invalid. Nothing is
+guessed: an order whose answer was lost is `Unknown` until the venue shows it or can no longer execute it.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+from decimal import Decimal
+from typing import Protocol
+
+from trader.exchange.domain.venue_orders import VenueFill, VenueOrder
+from trader.live.domain.orders import SendOutcome, VenueFunding, VenueOrderState
+from trader.live.domain.reconciliation import VenueReport
+from trader.market.domain.markets import SimulatedMarket
+from trader.market.sources.source import MarketSource
+from trader.settings.settings import Settings
+
+
+class OrderGateway(Protocol):
+    """Places, finds and cancels the orders of one account.
+
+    A client index, from 1 to `CLIENT_INDEX_MAX`, permanently names one order: the venue executes it at most once.
+    """
+
+    async def place(self, order: VenueOrder) -> SendOutcome:
+        """Send an order unless the venue already shows its client index. Return the outcome; never raise."""
+        ...
+
+    async def resolve(self, order: VenueOrder, nonce: int | None) -> SendOutcome:
+        """Find out the outcome of an order whose answer was lost, without sending it again.
+
+        `nonce` comes from the order's `Unknown`; None when the process ended before recording it.
+        """
+        ...
+
+    async def find_expired(self, order: VenueOrder) -> SendOutcome:
+        """Return `Placed` or `Refused` for an order that the venue can no longer accept, or `Unknown` if unanswered."""
+        ...
+
+    async def find(self, client_index: int) -> VenueOrderState | None:
+        """Return the present state of an order, or None when the venue does not know the client index."""
+        ...
+
+    async def find_all(self, client_indexes: Collection[int]) -> Mapping[int, VenueOrderState]:
+        """Return the present states by client index, omitting orders that the venue does not know."""
+        ...
+
+    async def cancel(self, order: VenueOrderState) -> SendOutcome:
+        """Cancel an order. `Placed` has its final state, which may be filled; `Refused`: the venue does not know it."""
+        ...
+
+    async def cancel_unlisted(self, order: VenueOrder) -> SendOutcome:
+        """Cancel an order that the venue no longer shows. `Refused`: it does not rest; its final state is unknown."""
+        ...
+
+    async def pause(self) -> None:
+        """Wait, between two reads of the same state, as long as the venue takes to execute an order."""
+        ...
+
+
+class AccountRecords(Protocol):
+    """Reads the venue's records of one account. Quantities are in base units, money in the quote currency."""
+
+    async def report(self) -> VenueReport:
+        """Return signed positions, standing orders, and the balance: money − Σ position × entry price."""
+        ...
+
+    async def position(self, symbol: str) -> Decimal:
+        """Return the signed quantity held in a market; zero for none."""
+        ...
+
+    async def fee_rates(self) -> tuple[Decimal, Decimal]:
+        """Return the account's taker and maker fees as fractions of the notional."""
+        ...
+
+    async def fills_of(self, venue_index: int) -> Sequence[VenueFill]:
+        """Return the fills of one order, oldest first, each trade once."""
+        ...
+
+    async def fills_since(self, since: datetime) -> Sequence[VenueFill]:
+        """Return every fill of the account since `since`, oldest first, including liquidations and manual trades."""
+        ...
+
+    async def fundings_since(self, since: datetime) -> Sequence[VenueFunding]:
+        """Return the funding payments since `since`, one per market and whole hour."""
+        ...
+
+
+class VenueAccount(Protocol):
+    """One account at the venue."""
+
+    @property
+    def expires_s(self) -> float:
+        """Seconds after which the venue certainly no longer executes a sent order."""
+        ...
+
+    @property
+    def orders(self) -> OrderGateway: ...
+
+    @property
+    def records(self) -> AccountRecords: ...
+
+
+class VenueAccounts(Protocol):
+    """The accounts at one venue, and the credentials for them."""
+
+    @property
+    def url(self) -> str:
+        """The address that receives orders. The database records it: its books belong to one venue."""
+        ...
+
+    @property
+    def default_index(self) -> int:
+        """The default account of models whose rows name none."""
+        ...
+
+    def prove(self) -> None:
+        """Verify, before anything is sent, that orders can be signed. Raise `StartError` when they cannot."""
+        ...
+
+    async def account(self, index: int) -> VenueAccount:
+        """Return an account, ready to trade. Raise `MarketDataError` when the venue does not answer."""
+        ...
+
+    def halt(self) -> None:
+        """Stop sending through the accounts returned so far: another process may now trade them."""
+        ...
+
+    async def close(self) -> None:
+        """Halt, and close the connections."""
+        ...
+
+
+class VenuePackage(Protocol):
+    """A venue: a package whose `__init__.py` has these two functions. Neither connects to anything."""
+
+    def make_source(self, settings: Settings, rows: Mapping[str, SimulatedMarket]) -> MarketSource:
+        """Return the source of the venue's prices. `rows` holds the markets with known depth."""
+        ...
+
+    def make_accounts(self, settings: Settings) -> VenueAccounts:
+        """Return the accounts of live trading. Raise `StartError` when credentials or libraries are missing."""
+        ...

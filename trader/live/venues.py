@@ -1,0 +1,8 @@
+"""Maps each value of `VENUE` to its package. Only this module imports the venues' packages."""
+
+from typing import Final
+
+from trader.live import lighter
+from trader.live.venue import VenuePackage
+
+VENUES: Final[dict[str, VenuePackage]] = {"lighter": lighter}

@@ -1,0 +1,231 @@
+"""Quotes and order books derived from mark prices, for sources that have no books.
+
+A derived mark lies on a half tick, so that it is the exact mid of a bid and an ask on ticks: on a whole tick the spread
+is an even number of ticks, between two ticks an odd number.
+"""
+
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from decimal import Decimal
+from functools import partial
+from itertools import accumulate, pairwise
+from math import ceil, exp, floor, log, sqrt
+from typing import Final, Literal
+
+from trader.market.domain.markets import Book, Calm, Level, Market, Quote
+from trader.market.sources.files import FileRow, Minutes
+
+NEARER_S: Final = 20
+FURTHER_S: Final = 40
+CLOSE_S: Final = 59
+"""The seconds at which a candle's path touches its nearer extreme, its farther extreme, and its close."""
+
+HalfTickCandle = tuple[int, int, int, int]
+"""Low, high, open and close in half ticks."""
+
+
+class Grid:
+    """The price grid of one market: prices as whole numbers of half ticks (`halves`)."""
+
+    def __init__(self, market: Market) -> None:
+        self.market = market
+        self._half = market.tick / 2
+        self.halves_per_unit = float(1 / self._half)
+
+    def nearest(self, price: float) -> int:
+        """Return the half tick nearest to a price."""
+        return round(price * self.halves_per_unit)
+
+    def within(self, low: float, high: float) -> tuple[int, int]:
+        """Return the lowest and highest half tick inside [low, high]; if none lies inside, the nearest one twice."""
+        # A price on a half tick must not miss it because the product is rounded.
+        bottom = ceil(round(low * self.halves_per_unit, 6))
+        top = floor(round(high * self.halves_per_unit, 6))
+        if bottom > top:
+            bottom = top = self.nearest((low + high) / 2)
+        return bottom, top
+
+    def price(self, halves: int) -> Decimal:
+        return halves * self._half
+
+    def number(self, halves: int) -> float:
+        return halves / self.halves_per_unit
+
+    def quote(
+        self, at: datetime, mark: int, spread_ticks: int, make_book: Callable[[datetime, int, int], Book]
+    ) -> Quote:
+        """Return the quote around `mark` halves: `spread_ticks` (1 or more) wide, or one tick wider to center the mid.
+
+        `make_book` is called with the moment and the best bid and ask in ticks when the book is first read.
+        """
+        spread_ticks += (mark - spread_ticks) & 1
+        bid, ask = (mark - spread_ticks) >> 1, (mark + spread_ticks) >> 1
+        market = self.market
+        return Quote(
+            market.symbol,
+            at,
+            bid * market.tick,
+            ask * market.tick,
+            mark * self._half,
+            lambda: make_book(at, bid, ask),
+        )
+
+
+def levels(market: Market, best_ticks: int, steps_ticks: Iterable[int], sizes: Iterable[float]) -> tuple[Level, ...]:
+    """Return one side of a book: starting at the best price, each level one step further (negative for bids).
+
+    `sizes` are in base units and rounded down to lots, but never below one lot. Levels without a positive price are
+    left out.
+    """
+    lots_per_unit = float(1 / market.lot)
+    side = []
+    ticks = best_ticks
+    for step, size in zip(steps_ticks, sizes, strict=True):
+        if ticks <= 0:
+            break
+        side.append(Level(ticks * market.tick, max(1, int(size * lots_per_unit)) * market.lot))
+        ticks += step
+    return tuple(side)
+
+
+_DEPTH_WITHIN_BP: Final = 2.0
+_OFFSETS_BP: Final = (0.0, 0.25, 0.5, 0.8, 1.2, 1.8, 3.0, 5.0, 10.0, 20.0, 40.0, 80.0)
+"""Distances of the levels from the best price in a calm book. They grow with the square root of the stress."""
+_DEPTH_POWER: Final = 1.2
+"""The depth within a distance of the best price grows with this power of the distance."""
+_CALM_MOVE: Final = 0.86
+_CALM_BUSYNESS: Final = 0.85
+"""Medians of the move and of the busyness in the calmer half of the minutes of January 2025."""
+_STRESS_POWER: Final = 1.3
+_STRESS_MIN: Final = 0.5
+_STRESS_MAX: Final = 100.0
+_RUN_S: Final = 5
+_RUN_BP: Final = 100
+"""After a price moves this far in this many seconds, the side that it moved toward is empty."""
+
+DAY_MINUTES: Final = 1440
+
+
+def stress(last_15: int, last_60: int, mark: int, usual_range: float) -> float:
+    """Return how much wider and thinner a book is than in a usual minute.
+
+    The ranges of the last 15 and 60 seconds and the mark are in half ticks; a minute's usual range is relative to the
+    price, and 0 if unknown.
+    """
+    if not usual_range:
+        return 1.0
+    move = max(last_60, 2 * last_15) / mark / usual_range / _CALM_MOVE
+    return min(max(_STRESS_MIN, float(move**_STRESS_POWER)), _STRESS_MAX)
+
+
+EmptySide = Literal["bids", "asks"]
+
+
+def empty_side(marks: Sequence[int]) -> EmptySide | None:
+    """Return which side of a book is empty after these marks, one per second with the current one last, or None.
+
+    After a fall there are no bids: nobody leaves orders in the way of a fast-moving price.
+    """
+    past, present = marks[-1 - _RUN_S :][0], marks[-1]
+    if abs(present - past) * 10_000 < _RUN_BP * past:
+        return None
+    return "bids" if present < past else "asks"
+
+
+class BookModel:
+    """The quotes and books of one market as deterministic functions of its past prices and volumes.
+
+    The spread grows with stress, and depth with its inverse. Above-usual volume deepens the book by at most half, and
+    below-usual volume thins it by at most half.
+    """
+
+    def __init__(self, grid: Grid, calm: Calm) -> None:
+        self._grid = grid
+        self._calm = calm
+        # Among the levels within 2 basis points of the mid, the last counts partially, so depth is right on average.
+        self._reach_bp = _DEPTH_WITHIN_BP - self._calm.half_spread_bp
+
+    @property
+    def symbol(self) -> str:
+        return self._grid.market.symbol
+
+    def quote(self, at: datetime, mark: int, stress: float, busyness: float, empty: EmptySide | None = None) -> Quote:
+        """Return the quote around `mark` half ticks. `busyness`: root of the last minute's volume over the usual."""
+        spread_ticks = max(1, round(self._calm.half_spread_bp * stress * mark / 10_000))
+        make_book = partial(self._book, stress, min(max(busyness, 0.5), 1.5), empty)
+        return self._grid.quote(at, mark, spread_ticks, make_book)
+
+    def _book(self, stress: float, busyness: float, empty: EmptySide | None, at: datetime, bid: int, ask: int) -> Book:
+        market, tick = self._grid.market, float(self._grid.market.tick)
+        bp_ticks = (bid + ask) / 20_000
+        scale = self._calm.depth * busyness / _CALM_BUSYNESS / stress / ((bid + ask) / 2 * tick)
+        offsets_bp = [offset * max(1.0, sqrt(stress)) for offset in _OFFSETS_BP]
+        middles = [(nearer + further) / 2 for nearer, further in pairwise(offsets_bp)]
+        within = [scale * (distance / self._reach_bp) ** _DEPTH_POWER for distance in (*middles, offsets_bp[-1])]
+        sizes = [further - nearer for nearer, further in pairwise((0.0, *within))]
+        places = [round(offset * bp_ticks) for offset in offsets_bp]
+        steps = [max(1, further - nearer) for nearer, further in pairwise(places)] + [1]
+        bids = () if empty == "bids" else levels(market, bid, [-step for step in steps], sizes)
+        asks = () if empty == "asks" else levels(market, ask, steps, sizes)
+        return Book(market.symbol, at, bids, asks)
+
+
+class TrailingDay:
+    """Usual range and volume of a market at each recorded minute, from the preceding 24 hours."""
+
+    def __init__(self, tick: float, minutes: Minutes) -> None:
+        prices = zip(minutes.high, minutes.low, minutes.close, strict=True)
+        moves = (log(max(high - low, tick) / close) for high, low, close in prices)
+        self._moves = array("d", accumulate(moves, initial=0.0))
+        self._roots = array("d", accumulate(map(sqrt, minutes.volume), initial=0.0))
+
+    def usual_range(self, place: int) -> float:
+        """Return the geometric mean of the ranges relative to the price; 0 if there is no earlier minute."""
+        begin = max(0, place - DAY_MINUTES)
+        return exp((self._moves[place] - self._moves[begin]) / (place - begin)) if place else 0.0
+
+    def busyness(self, place: int) -> float:
+        """Return the square root of the previous minute's volume, relative to its mean over the day."""
+        begin = max(0, place - DAY_MINUTES)
+        usual = (self._roots[place] - self._roots[begin]) / (place - begin) if place else 0.0
+        return (self._roots[place] - self._roots[place - 1]) / usual if usual else 1.0
+
+
+class CandlePath:
+    """A minute as sixty quotes around its marks in half ticks. `before` holds the previous minute's marks, if any."""
+
+    def __init__(
+        self, model: BookModel, marks: Sequence[int], *, before: Sequence[int], usual_range: float, busyness: float
+    ) -> None:
+        self.symbol = model.symbol
+        self._model = model
+        self._marks = [*before, *marks]
+        self._begin = len(before)
+        self._usual_range = usual_range
+        self._busyness = busyness
+
+    def quote(self, second: int, at: datetime) -> Quote:
+        now = self._begin + second
+        last_15, last_60 = self._marks[max(0, now - 15) : now + 1], self._marks[max(0, now - 60) : now + 1]
+        mark = self._marks[now]
+        tension = stress(max(last_15) - min(last_15), max(last_60) - min(last_60), mark, self._usual_range)
+        return self._model.quote(at, mark, tension, self._busyness, empty_side(last_15))
+
+
+def marks_of_candle(grid: Grid, row: FileRow) -> list[int]:
+    """Return the sixty marks of a candle in half ticks, within its low and high and touching both.
+
+    The extreme nearer to the open comes first; if both are equally near, the one away from the close.
+    """
+    low, high = grid.within(row.low, row.high)
+    opened = min(max(grid.nearest(row.open), low), high)
+    close = min(max(grid.nearest(row.close), low), high)
+    is_low_first = opened - low < high - opened or (opened - low == high - opened and close >= opened)
+    nearer, further = (low, high) if is_low_first else (high, low)
+    corners = ((0, opened), (NEARER_S, nearer), (FURTHER_S, further), (CLOSE_S, close))
+    marks = [opened]
+    for (begin, start), (end, goal) in pairwise(corners):
+        length = end - begin
+        marks += [start + round((goal - start) * step / length) for step in range(1, length + 1)]
+    return marks

@@ -1,0 +1,348 @@
+"""Binance files: 1-minute candles and funding rates. Any mistake is rejected with file, line and reason.
+
+A file is CSV (plain, gzip, or alone in a zip archive), with or without a header, with times in milliseconds or
+microseconds. Candle files have 6 columns (open_time, open, high, low, close, volume) or Binance's 12; funding-rate
+files have calc_time, funding_interval_hours and last_funding_rate.
+"""
+
+import gzip
+import re
+import zlib
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from decimal import Decimal
+from functools import partial
+from io import TextIOWrapper
+from math import isfinite, nan
+from pathlib import Path
+from typing import Final, NamedTuple, NoReturn, TextIO
+from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile
+
+from trader.core.clock import moment_of
+from trader.core.errors import MarketDataError
+from trader.core.money import divide
+from trader.market.domain.markets import canonical_symbol
+
+_COLUMN_COUNTS: Final = (6, 12)
+_NAMES: Final = ["open", "high", "low", "close", "volume"]
+_FILE_NAME: Final = re.compile(
+    r"(?P<market>[A-Za-z0-9]+)(?:-(?P<interval>\d+[A-Za-z]+))?(?:[-_.].*)?\.(?:csv|csv\.gz|zip)"
+)
+_FUNDING_NAMES: Final = ["calc_time", "funding_interval_hours", "last_funding_rate"]
+_FUNDING_FILE: Final = re.compile(r"(?P<market>[A-Za-z0-9]+)-fundingRate(?:[-_.].*)?\.(?:csv|csv\.gz|zip)")
+_FUNDING_LATE: Final = 1
+"""How many minutes past the hour a funding time may be: it is when the rate was calculated."""
+_INTERVALS: Final = frozenset(str(hours) for hours in range(1, 25) if 24 % hours == 0)
+_RATE_MAX: Final = Decimal("0.1")
+_MS_MIN: Final = 10**11
+"""Smaller times are not milliseconds: they would lie before 1973."""
+_US_MIN: Final = 10**14
+"""Times from here on are microseconds: as milliseconds they would lie in the year 5138."""
+
+
+_LINE_MAX: Final = 65_536
+"""Characters per line. A compressed file without line breaks could otherwise take a thousand times as much memory."""
+
+
+class FileRow(NamedTuple):
+    """A candle, with its open time in minutes since 1970."""
+
+    minute: int
+    open: float
+    high: float
+    low: float
+    close: float
+    volume: float
+
+
+class Minutes:
+    """The 1-minute candles of one market, ascending, stored by column: 48 bytes per candle."""
+
+    def __init__(self) -> None:
+        self.minute = array("q")
+        self.open = array("d")
+        self.high = array("d")
+        self.low = array("d")
+        self.close = array("d")
+        self.volume = array("d")
+
+    def __len__(self) -> int:
+        return len(self.minute)
+
+    def __getitem__(self, place: int) -> FileRow:
+        return FileRow(
+            self.minute[place],
+            self.open[place],
+            self.high[place],
+            self.low[place],
+            self.close[place],
+            self.volume[place],
+        )
+
+    def join(self, begin: int, stop: int) -> tuple[float, float, float, float, float]:
+        """Return open, high, low, close and volume of the candles [begin, stop) combined; at least one is needed."""
+        return (
+            self.open[begin],
+            max(self.high[begin:stop]),
+            min(self.low[begin:stop]),
+            self.close[stop - 1],
+            sum(self.volume[begin:stop]),
+        )
+
+    def append(self, row: FileRow) -> None:
+        self.minute.append(row.minute)
+        self.open.append(row.open)
+        self.high.append(row.high)
+        self.low.append(row.low)
+        self.close.append(row.close)
+        self.volume.append(row.volume)
+
+    def extend(self, later: "Minutes") -> None:
+        """Append candles that are all later than the existing ones."""
+        self.minute.extend(later.minute)
+        self.open.extend(later.open)
+        self.high.extend(later.high)
+        self.low.extend(later.low)
+        self.close.extend(later.close)
+        self.volume.extend(later.volume)
+
+
+def find_files(place: Path) -> dict[str, list[Path]]:
+    """Return the kline files of a folder, or one file, by market. Raise `MarketDataError` if there are none.
+
+    An archive whose unpacked file lies next to it is skipped.
+    """
+    try:
+        paths = sorted(place.iterdir()) if place.is_dir() else [place]
+        place.stat()
+    except OSError as error:
+        raise MarketDataError(f"{place}: {error.strerror}") from error
+    files: dict[str, list[Path]] = {}
+    for path in paths:
+        name = _FILE_NAME.fullmatch(path.name)
+        if name is None or not path.is_file() or _FUNDING_FILE.fullmatch(path.name) is not None or _is_unpacked(path):
+            continue
+        if name["interval"] not in (None, "1m"):
+            raise MarketDataError(f"{path}: these are {name['interval']} candles; a replay needs 1m candles")
+        files.setdefault(canonical_symbol(name["market"]), []).append(path)
+    if not files:
+        raise MarketDataError(f"{place}: no kline files found (such as BTCUSDT-1m-2025-01.csv, .csv.gz or .zip)")
+    return files
+
+
+def find_funding_files(place: Path) -> dict[str, list[Path]]:
+    """Return the funding-rate files of a folder by market; none if the candles are a single file."""
+    files: dict[str, list[Path]] = {}
+    for path in sorted(place.iterdir()) if place.is_dir() else ():
+        name = _FUNDING_FILE.fullmatch(path.name)
+        if name is not None and path.is_file() and not _is_unpacked(path):
+            files.setdefault(canonical_symbol(name["market"]), []).append(path)
+    return files
+
+
+def _is_unpacked(path: Path) -> bool:
+    return path.suffix == ".zip" and path.with_suffix(".csv").is_file()
+
+
+def read_funding(paths: list[Path]) -> dict[int, Decimal]:
+    """Return the hourly rate for each hour since 1970 that one market's files cover.
+
+    A published rate is spread evenly over the hours of its interval, from its publication on: nobody knows it earlier.
+    """
+    rates: dict[int, Decimal] = {}
+    for path in paths:
+        last_hour: int | None = None
+        for number, line in _lines(path):
+            fields = line.split(",")
+            if len(fields) != len(_FUNDING_NAMES):
+                _refuse(path, number, f"{len(fields)} columns instead of {len(_FUNDING_NAMES)}")
+            if last_hour is None and number == 1 and not any(_is_number(field) for field in fields):
+                if [field.strip().strip('"').lower() for field in fields] != _FUNDING_NAMES:
+                    _refuse(path, number, f"expected a header with the columns {','.join(_FUNDING_NAMES)}")
+                continue
+            try:
+                hour, interval, rate = _funding_row(fields)
+            except ValueError as error:
+                _refuse(path, number, str(error))
+            if last_hour is not None and hour <= last_hour:
+                _refuse(path, number, "its time is not after the previous row's")
+            last_hour = hour
+            rates.update(dict.fromkeys(range(hour, hour + interval), divide(rate, Decimal(interval))))
+        if last_hour is None:
+            _refuse(path, 1, "no funding rates")
+    return rates
+
+
+def _funding_row(fields: list[str]) -> tuple[int, int, Decimal]:
+    """Return the hour since 1970, the interval in hours and the rate. Raise `ValueError` with the reason."""
+    hour, late = divmod(_time(fields[0])[0], 60)
+    if late > _FUNDING_LATE:
+        raise ValueError(f"the time {fields[0]} is not on the hour")
+    if fields[1] not in _INTERVALS:
+        raise ValueError(f"the interval {fields[1][:40]!r} is not a number of hours that divides 24")
+    _number(fields[2])
+    rate = Decimal(fields[2].strip())
+    if abs(rate) > _RATE_MAX:
+        raise ValueError(f"the rate {rate} is beyond ±{_RATE_MAX}")
+    return hour, int(fields[1]), rate
+
+
+def read_market(paths: list[Path]) -> Minutes:
+    """Return the candles of all files of one market in time order. Overlapping files are rejected."""
+    parts = sorted(((read_file(path), path) for path in paths), key=lambda part: part[0].minute[0])
+    joined, previous = parts[0]
+    for minutes, path in parts[1:]:
+        if minutes.minute[0] <= joined.minute[-1]:
+            at = moment_of(minutes.minute[0] * 60).isoformat()
+            raise MarketDataError(f"{path}: begins at {at}, which {previous.name} already contains")
+        joined.extend(minutes)
+        previous = path
+    return joined
+
+
+def read_file(path: Path) -> Minutes:
+    """Return the candles of one file. Raise `MarketDataError` with file, line and reason."""
+    minutes = Minutes()
+    column_count: int | None = None
+    last_minute: int | None = None
+    has_neighbours = False
+    for number, line in _lines(path):
+        fields = line.split(",")
+        if column_count is None:
+            if len(fields) not in _COLUMN_COUNTS:
+                _refuse(path, number, f"{len(fields)} columns instead of 6 or 12")
+            column_count = len(fields)
+            if not any(_is_number(field) for field in fields):
+                _check_header(path, number, fields)
+                continue
+        if len(fields) != column_count:
+            _refuse(path, number, f"{len(fields)} columns instead of {column_count}")
+        try:
+            row = _row(fields)
+        except ValueError as error:
+            _refuse(path, number, str(error))
+        if last_minute is not None and row.minute <= last_minute:
+            _refuse(path, number, "its time is not after the previous row's")
+        has_neighbours = has_neighbours or row.minute - 1 == last_minute
+        last_minute = row.minute
+        minutes.append(row)
+    if not minutes:
+        _refuse(path, 1, "no candles")
+    if len(minutes) > 1 and not has_neighbours:
+        _refuse(path, 2, "no two candles are a minute apart; a replay needs 1m candles")
+    return minutes
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield each line with its number, from 1; blank lines are allowed only at the end."""
+    number = 0
+    blank: int | None = None
+    try:
+        with _text(path) as file:
+            for line in iter(partial(file.readline, _LINE_MAX + 1), ""):
+                number += 1
+                if len(line) > _LINE_MAX:
+                    _refuse(path, number, f"has over {_LINE_MAX} characters")
+                if not line.strip():
+                    blank = blank or number
+                    continue
+                if blank is not None:
+                    _refuse(path, blank, "an empty line")
+                yield number, line.rstrip("\n")
+    except (OSError, EOFError, zlib.error, BadZipFile) as error:
+        _refuse(path, number + 1, f"cannot be read ({error})")
+    except UnicodeDecodeError:
+        _refuse(path, number + 1, "is not UTF-8 text")
+
+
+@contextmanager
+def _text(path: Path) -> Iterator[TextIO]:
+    """Open a file as text, unpacking it if needed."""
+    if path.suffix != ".zip":
+        opener = gzip.open if path.suffix == ".gz" else open
+        with opener(path, "rt", encoding="utf-8-sig", newline=None) as file:
+            yield file
+        return
+    with ZipFile(path) as archive:
+        members = archive.infolist()
+        if len(members) != 1:
+            _refuse(path, 1, f"{len(members)} files in the archive instead of one")
+        if members[0].flag_bits & 1 or members[0].compress_type not in (ZIP_STORED, ZIP_DEFLATED):
+            _refuse(path, 1, "the archive is encrypted, or not compressed with deflate")
+        with archive.open(members[0]) as member:
+            yield TextIOWrapper(member, encoding="utf-8-sig", newline=None)
+
+
+def _row(fields: list[str]) -> FileRow:
+    """Return the candle of a row. Raise `ValueError` with the reason."""
+    opened, high, low, close, volume, *_ = _numbers(fields[1:])
+    minute = _minute(fields[0])
+    if low <= 0:
+        raise ValueError("a price is not above 0")
+    if high < low:
+        raise ValueError(f"high {high} is below low {low}")
+    if not low <= opened <= high:
+        raise ValueError(f"open {opened} is outside [{low}, {high}]")
+    if not low <= close <= high:
+        raise ValueError(f"close {close} is outside [{low}, {high}]")
+    if volume < 0:
+        raise ValueError(f"volume {volume} is negative")
+    return FileRow(minute, opened, high, low, close, volume)
+
+
+def _numbers(fields: list[str]) -> list[float]:
+    """Convert all fields at once; if that fails or looks suspicious, convert them one by one to name the wrong one."""
+    try:
+        values = [float(field) for field in fields]
+    except ValueError:
+        values = []
+    if isfinite(sum(values, 0.0 if values else nan)) and "_" not in "".join(fields):
+        return values
+    return [_number(field) for field in fields]
+
+
+def _number(field: str) -> float:
+    try:
+        value = float(field)
+    except ValueError:
+        raise ValueError(f"{field[:40]!r} is not a number") from None
+    if not isfinite(value) or "_" in field:
+        raise ValueError(f"{field[:40]!r} is not a number")
+    return value
+
+
+def _is_number(field: str) -> bool:
+    try:
+        _number(field)
+    except ValueError:
+        return False
+    return True
+
+
+def _minute(field: str) -> int:
+    """Return the minutes since 1970 of an open time in milliseconds or microseconds."""
+    minute, rest = _time(field)
+    if rest:
+        raise ValueError(f"the time {field} is not on the minute")
+    return minute
+
+
+def _time(field: str) -> tuple[int, int]:
+    """Return the full minutes since 1970 of a time in milliseconds or microseconds, and the remainder in its unit."""
+    if not (field.isascii() and field.isdigit() and len(field) <= 16):
+        raise ValueError(f"the time {field[:40]!r} is not a whole number of milliseconds or microseconds")
+    time = int(field)
+    if time < _MS_MIN:
+        raise ValueError(f"the time {field} is neither milliseconds nor microseconds")
+    return divmod(time, 60_000 if time < _US_MIN else 60_000_000)
+
+
+def _check_header(path: Path, number: int, fields: list[str]) -> None:
+    names = [field.strip().strip('"').lower() for field in fields]
+    if names[1:6] != _NAMES:
+        _refuse(path, number, f"expected a header with the columns open_time,{','.join(_NAMES)}")
+
+
+def _refuse(path: Path, line: int, reason: str) -> NoReturn:
+    raise MarketDataError(f"{path}, line {line}: {reason}")

@@ -1,0 +1,324 @@
+"""Replay source: plays recorded 1-minute candles second by second.
+
+Within its minute the price takes a randomly drawn path that touches open, high, low and close, so that resting orders,
+triggers and liquidation see what the market saw, although its true path is unknown. Books are derived from the path.
+"""
+
+import asyncio
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+from trader.core.clock import Clock, LockstepClock, ScaledClock, ceil_time, epoch_second, floor_time, iso, moment_of
+from trader.core.errors import MarketDataError, MarketUnavailable, StartError
+from trader.market.domain.markets import (
+    INTERVALS,
+    SIMULATED_MARKETS,
+    STALE_AFTER,
+    Candle,
+    Interval,
+    Market,
+    Quote,
+    SimulatedMarket,
+    Tick,
+)
+from trader.market.sources.books import CLOSE_S, BookModel, CandlePath, Grid, HalfTickCandle, TrailingDay
+from trader.market.sources.files import Minutes, find_files, find_funding_files, read_funding, read_market
+from trader.market.sources.minute_paths import LEADERS_MAX, MinutePaths, corners
+from trader.market.sources.rows import chosen_rows
+from trader.market.sources.source import Seed
+
+_WARM_UP: Final = timedelta(hours=24)
+_WARM_UP_FROM: Final = timedelta(days=2)
+"""A recording this long is traded only after a warm-up, so that indicators have their history from the start."""
+
+_TICKS_MIN: Final = 100
+"""A market with fewer ticks than this would move in steps of more than one percent."""
+
+
+class ReplaySource:
+    """Replays the candles of a folder or file at `speed` times real time; 0 is as fast as the service processes them.
+
+    Funding files are read from `funding_place`, or from the folder of the candles; without them the hourly rate is
+    `plain_rate`, or the rate of each market's row.
+    """
+
+    name = "replay"
+
+    def __init__(
+        self,
+        place: Path,
+        symbols: Sequence[str],
+        *,
+        rows: Mapping[str, SimulatedMarket] = SIMULATED_MARKETS,
+        seed: int | None = 0,
+        speed: float = 1.0,
+        start: datetime | None = None,
+        end: datetime | None = None,
+        funding_place: Path | None = None,
+        plain_rate: Decimal | None = None,
+    ) -> None:
+        self._place = place
+        self._funding_place = funding_place or place
+        self._plain_rate = plain_rate
+        self.seed = None if seed is None else Seed(seed)
+        self._speed = speed
+        self._wanted_start = start
+        self._wanted_end = end
+        self.rows = chosen_rows(symbols, rows)
+        self._leading = [symbol for symbol in rows if symbol in symbols]
+        """The markets in row order; the first ones lead the paths of the others."""
+        self.markets: Mapping[str, Market] = {symbol: row.rules for symbol, row in self.rows.items()}
+        self._place_in_time = self.name
+        self.ends_at: datetime | None = None
+        self._recordings: dict[str, Recording] = {}
+        self._funding: dict[str, Mapping[int, Decimal]] = {}
+        self._first_minute = 0
+        self._last_second = 0
+        self._begin = 0
+
+    async def open(self) -> None:
+        """Read the files. Raise `MarketDataError` or `StartError`."""
+        files = find_files(self._place)
+        if missing := [symbol for symbol in self.markets if symbol not in files]:
+            raise StartError(
+                f"{self._place} has candles of {', '.join(files)} but not of {', '.join(missing)}; "
+                "set MARKETS to the markets to trade"
+            )
+        recordings: dict[str, Recording] = {}
+        for symbol in self._leading:
+            row = self.rows[symbol]
+            minutes = await asyncio.to_thread(read_market, files[symbol])
+            lowest = min(minutes.low)
+            if lowest < _TICKS_MIN * row.rules.tick:
+                raise MarketDataError(
+                    f"{files[symbol][0]}: a price of {lowest} is too low for the tick {row.rules.tick} of {symbol}"
+                )
+            recordings[symbol] = Recording(row, minutes, list(recordings.values())[:LEADERS_MAX])
+        self._recordings = {symbol: recordings[symbol] for symbol in self.markets}
+        for symbol, paths in find_funding_files(self._funding_place).items():
+            if symbol in self.markets:
+                self._funding[symbol] = await asyncio.to_thread(read_funding, paths)
+        self._set_range()
+        if self.seed is not None:
+            self.use_seed(self.seed)
+
+    def use_seed(self, seed: Seed) -> None:
+        self.seed = seed
+        for recording in self._recordings.values():
+            recording.seed = seed.value
+
+    @property
+    def identity(self) -> str:
+        """The first minute and the seed: another seed draws other paths."""
+        return self._place_in_time if self.seed is None else f"{self._place_in_time}:{self.seed.name}"
+
+    def _set_range(self) -> None:
+        recordings = self._recordings.values()
+        self._first_minute = max(recording.minutes.minute[0] for recording in recordings)
+        last_minute = min(recording.minutes.minute[-1] for recording in recordings)
+        if self._first_minute > last_minute:
+            raise StartError(f"{self._place}: the markets {', '.join(self.markets)} have no time in common")
+        first, last = moment_of(self._first_minute * 60), moment_of(last_minute * 60 + CLOSE_S)
+        warm_up = _WARM_UP if last - first >= _WARM_UP_FROM else timedelta(0)
+        begin = self._wanted_start or first + warm_up
+        end = min(last, self._wanted_end or last)
+        covered = f"{self._place} covers {iso(first)} to {iso(last)}"
+        if not first <= begin < end:
+            raise StartError(
+                f"{covered}; REPLAY_START and REPLAY_END leave nothing to play: they are {iso(begin)} and "
+                f"{iso(self._wanted_end or last)}"
+            )
+        if self._wanted_end is not None and self._wanted_end > last + INTERVALS["1m"]:
+            raise StartError(f"{covered}; REPLAY_END is {iso(self._wanted_end)}, which is beyond that")
+        self._place_in_time = f"{self.name}:{iso(first)}"
+        self._begin = epoch_second(begin)
+        self._last_second = self._last_pushed(epoch_second(end))
+        self.ends_at = moment_of(self._last_second)
+
+    def _last_pushed(self, second: int) -> int:
+        """Return the last second up to `second` that has a tick: REPLAY_END may lie within a gap."""
+        ends = (recording.last_second(second) for recording in self._recordings.values())
+        return max(end for end in ends if end is not None)
+
+    @property
+    def recordings(self) -> Mapping[str, "Recording"]:
+        """The recorded candles of each market."""
+        return self._recordings
+
+    @property
+    def funded_by_files(self) -> Collection[str]:
+        """The markets whose funding rates come from files; all others use `plain_rate`."""
+        return self._funding.keys()
+
+    @property
+    def span(self) -> range:
+        """The seconds since 1970 that are played; the range may contain gaps."""
+        return range(self._begin, self._last_second + 1)
+
+    async def close(self) -> None:
+        """Release the candles."""
+        self._recordings.clear()
+
+    def clock(self, resume_at: datetime | None) -> Clock:
+        return make_clock(resume_at or moment_of(self._begin), self._speed)
+
+    def ticks(self, clock: Clock, after: datetime) -> AsyncIterator[Tick]:
+        last = moment_of(self._last_second)
+        return play(clock, self.history(after, last), last)
+
+    async def history(self, after: datetime, until: datetime) -> AsyncIterator[Tick]:
+        await self.prepare_paths(after)
+        for tick in self._walk(epoch_second(after), min(epoch_second(until), self._last_second)):
+            yield tick
+
+    async def prepare_paths(self, at: datetime) -> None:
+        """Draw the week's paths up to this time in a thread, since that takes seconds."""
+        for symbol in self._leading:
+            await asyncio.to_thread(self._recordings[symbol].prepare_paths, epoch_second(at) // 60)
+
+    def _walk(self, after: int, until: int) -> Iterator[Tick]:
+        """Yield the ticks of the seconds in (after, until]. A second in which no market has a candle has none."""
+        second = max(after + 1, self._first_minute * 60)
+        while second <= until:
+            minute = second // 60
+            playing = [recording.minute(minute) for recording in self._recordings.values()]
+            present = [played for played in playing if played is not None]
+            next_minute = minute + 1 if present else self._next_minute(minute)
+            for moment in range(second, min(until, minute * 60 + CLOSE_S) + 1) if present else ():
+                at = moment_of(moment)
+                yield Tick(at, {played.symbol: played.quote(moment % 60, at) for played in present})
+            second = next_minute * 60
+
+    def _next_minute(self, minute: int) -> int:
+        """Return the first minute after a gap."""
+        return min(
+            (start for recording in self._recordings.values() if (start := recording.next_minute(minute)) is not None),
+            default=self._last_second // 60 + 1,
+        )
+
+    async def candles(self, symbol: str, interval: Interval, start: datetime, end: datetime) -> list[Candle]:
+        recording = self._recordings.get(symbol)
+        if recording is None:
+            raise MarketUnavailable(f"{symbol} is not traded here")
+        span = INTERVALS[interval]
+        minutes = recording.minutes
+        # Leave out candles whose start or end was not recorded.
+        first = ceil_time(max(start, moment_of(minutes.minute[0] * 60)), span)
+        last = floor_time(min(end, moment_of(minutes.minute[-1] * 60 + 60)), span)
+        width = span // timedelta(minutes=1)
+        candles = []
+        stop = bisect_left(minutes.minute, epoch_second(first) // 60)
+        for minute in range(epoch_second(first) // 60, epoch_second(last) // 60, width):
+            begin, stop = stop, bisect_left(minutes.minute, minute + width, stop)
+            if begin < stop:
+                candles.append(Candle(moment_of(minute * 60), *minutes.join(begin, stop)))
+        return candles
+
+    def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
+        return self._funding.get(symbol, {}).get(epoch_second(boundary) // 3600, self.plain_rate(symbol))
+
+    def plain_rate(self, symbol: str) -> Decimal:
+        """Return the hourly funding rate of a market for hours that no file covers."""
+        return self.markets[symbol].funding_rate if self._plain_rate is None else self._plain_rate
+
+    def open_interest(self, symbol: str) -> Decimal | None:
+        return None
+
+    def trouble(self, symbol: str) -> str | None:
+        return None
+
+
+def make_clock(start: datetime, speed: float) -> Clock:
+    """Return the clock of a replay at `speed` times real time; 0 means lockstep."""
+    return ScaledClock(start, speed) if speed else LockstepClock(start)
+
+
+async def play(clock: Clock, ticks: AsyncIterator[Tick], ends_at: datetime) -> AsyncIterator[Tick]:
+    """Yield past ticks, each at its time on the replay's clock; then wait forever."""
+    async for tick in ticks:
+        await clock.advance_to(tick.at)
+        await asyncio.sleep(0)  # a feed that is behind its clock must not starve other tasks
+        yield tick
+    # Time continues until the last prices are stale for every reader; then there is nothing left to wait for.
+    await clock.advance_to(ends_at + STALE_AFTER + timedelta(seconds=1))
+    if isinstance(clock, ScaledClock):
+        clock.release()
+    await asyncio.Event().wait()
+
+
+class Recording:
+    """The candles of one market, indexed by minute. Its paths are drawn from `seed`, along with those of its leaders.
+
+    Set the seed before the first path is drawn.
+    """
+
+    seed: int
+
+    def __init__(self, row: SimulatedMarket, minutes: Minutes, leaders: Sequence["Recording"]) -> None:
+        self.minutes = minutes
+        self.grid = Grid(row.rules)
+        self._model = BookModel(self.grid, row.calm)
+        self._trailing_day = TrailingDay(float(row.rules.tick), minutes)
+        self._leaders = leaders
+
+    @cached_property
+    def paths(self) -> MinutePaths:
+        """The paths within the minutes. The first market to need them builds the pool of walks, which takes 1 s."""
+        leaders = [leader.paths for leader in self._leaders]
+        return MinutePaths(f"{self.seed}:{self.grid.market.symbol}", self.grid, self.minutes, leaders)
+
+    def prepare_paths(self, minute: int) -> None:
+        """Draw the paths on which this minute's path depends."""
+        self.paths.draw(min(bisect_left(self.minutes.minute, minute), len(self.minutes) - 1))
+
+    def minute(self, minute: int) -> CandlePath | None:
+        """Return the minute's path; None within a gap."""
+        place = self._place(minute)
+        return None if place is None else self._path(place, self.paths.draw(place))
+
+    def corners(self, minute: int) -> HalfTickCandle | None:
+        """Return the minute's low, high, open and close in half ticks; None within a gap."""
+        place = self._place(minute)
+        return None if place is None else corners(self.grid, self.minutes[place])
+
+    def marks(self, minute: int) -> Sequence[int]:
+        """Return the marks of the minute's seconds in half ticks; none within a gap."""
+        place = self._place(minute)
+        return () if place is None else self.paths.draw(place)
+
+    def quote(self, second: int, opened: int) -> Quote:
+        """Return the quote at a second that has a tick. The first of a minute needs only the mark, `opened`."""
+        minute, second_of_minute = divmod(second, 60)
+        place = self._place(minute)
+        assert place is not None, "there is a tick at this second"
+        path = self._path(place, self.paths.draw(place) if second_of_minute else [opened])
+        return path.quote(second_of_minute, moment_of(second))
+
+    def _place(self, minute: int) -> int | None:
+        """Return the minute's index among the recorded ones; None within a gap."""
+        place = bisect_left(self.minutes.minute, minute)
+        return place if place < len(self.minutes) and self.minutes.minute[place] == minute else None
+
+    def _path(self, place: int, marks: Sequence[int]) -> CandlePath:
+        minutes = self.minutes.minute
+        follows = place > 0 and minutes[place - 1] == minutes[place] - 1
+        return CandlePath(
+            self._model,
+            marks,
+            before=self.paths.draw(place - 1) if follows else (),
+            usual_range=self._trailing_day.usual_range(place),
+            busyness=self._trailing_day.busyness(place) if follows else 1.0,
+        )
+
+    def next_minute(self, minute: int) -> int | None:
+        place = bisect_left(self.minutes.minute, minute)
+        return self.minutes.minute[place] if place < len(self.minutes) else None
+
+    def last_second(self, second: int) -> int | None:
+        place = bisect_left(self.minutes.minute, second // 60 + 1) - 1
+        return min(second, self.minutes.minute[place] * 60 + CLOSE_S) if place >= 0 else None

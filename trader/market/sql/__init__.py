@@ -1,0 +1,1 @@
+"""SQL for market data."""

@@ -1,0 +1,286 @@
+"""Alarms of the service: collects them, and sends notices to every sink in separate tasks.
+
+Raising an alarm never blocks: each sink has a bounded queue, and a stuck sink delays neither the service nor other
+sinks.
+"""
+
+import asyncio
+import logging
+import math
+import shutil
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+from itertools import chain
+from pathlib import Path
+from typing import Final, NamedTuple, get_args
+
+from trader.core.clock import JumpWatch, SystemClock
+from trader.core.errors import SinkUnavailable, Unavailable
+from trader.core.events import Event, LeadershipChanged, PostingRefused, VenueDiffers
+from trader.database.pool import Database
+from trader.exchange.domain.orders import Cause
+from trader.exchange.events import HaltsChanged, TradesChanged, describe_trade
+from trader.operations.domain import alarms as rules
+from trader.operations.domain.alarms import Alarm, AlarmCause, AlarmState, Condition, Notice, NoticeKind
+from trader.operations.notifications import Heartbeat, NotificationSink
+from trader.operations.sql.history import insert_alarm
+
+log = logging.getLogger("trader.operations")
+
+QUEUE_MAX: Final = 1000
+"""How many notices may wait for one sink; beyond that, the oldest are dropped and counted."""
+
+RETRY_AFTER_S: Final = (2.0, 5.0, 10.0, 20.0, 30.0)
+"""Real seconds before each further attempt at an unavailable sink; the last value repeats."""
+
+GIVE_UP_S: Final = 600.0
+"""Real seconds after which a notice that its sink did not accept counts as failed."""
+
+SHUTDOWN_FLUSH_S: Final = 2.0
+"""How long shutdown waits for the sinks."""
+
+CLOCK_STEADY_S: Final = 45.0
+"""How long the system clock must be steady before a clock jump counts as over; it is resolved once that has settled."""
+
+_REAL_TIME: Final = SystemClock()
+
+
+class QueuedNotice(NamedTuple):
+    """A notice that is waiting for a sink, and since when in monotonic seconds."""
+
+    notice: Notice
+    since_s: float
+
+
+class Outlet:
+    """One sink's queue, and the task that empties it in order. `timer` is a monotonic clock in seconds."""
+
+    def __init__(self, sink: NotificationSink, timer: Callable[[], float], retry_after_s: Sequence[float]) -> None:
+        self.name = sink.name
+        self.outcomes: Counter[str] = Counter(sent=0, failed=0, dropped=0, superseded=0)
+        self._sink = sink
+        self._timer = timer
+        self._retry_after_s = retry_after_s
+        self._waiting: deque[QueuedNotice] = deque()
+        self._changed = asyncio.Event()
+        self._consecutive_failures = 0
+        self._task = asyncio.create_task(self._run(), name=f"notifications {self.name}")
+
+    def __len__(self) -> int:
+        """Return how many notices are waiting, including the one being sent."""
+        return len(self._waiting)
+
+    def put(self, notice: Notice) -> None:
+        """Queue a notice. The end of an alarm replaces any of its notices that are still waiting."""
+        if notice.state == "resolved":
+            left = [each for each in self._waiting if each.notice.cause != notice.cause]
+            self.outcomes["superseded"] += len(self._waiting) - len(left)
+            self._waiting = deque(left)
+        if len(self._waiting) >= QUEUE_MAX:
+            del self._waiting[1]  # the first is being sent
+            self.outcomes["dropped"] += 1
+        self._waiting.append(QueuedNotice(notice, self._timer()))
+        self._changed.set()
+
+    async def _run(self) -> None:
+        while True:
+            while not self._waiting:
+                self._changed.clear()
+                await self._changed.wait()
+            queued = self._waiting[0]
+            if await self._is_done_with(queued):
+                if queued in self._waiting:
+                    self._waiting.remove(queued)
+                self._changed.set()
+            else:
+                self._changed.set()
+                await asyncio.sleep(self._retry_after_s[min(self._consecutive_failures, len(self._retry_after_s)) - 1])
+
+    async def _is_done_with(self, queued: QueuedNotice) -> bool:
+        """Make one attempt. Return whether the notice was sent or will not be retried."""
+        try:
+            await self._sink.send(queued.notice)
+        except SinkUnavailable as error:
+            if self._consecutive_failures == 0:  # logged once, not with every notice
+                log.warning("notices do not reach the sink %s of NOTIFY_URL: %s", self.name, error)
+            self._consecutive_failures += 1
+            if error.is_temporary and self._timer() - queued.since_s < GIVE_UP_S:
+                return False
+            self.outcomes["failed"] += 1
+            return True
+        if self._consecutive_failures > 0:
+            log.info("notices reach the sink %s of NOTIFY_URL again", self.name)
+        self._consecutive_failures = 0
+        self.outcomes["sent"] += 1
+        return True
+
+    async def close(self, wait_s: float) -> None:
+        """Wait at most this long for the queue to empty, and not for a sink that fails, then end."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                while self._waiting and self._consecutive_failures == 0:
+                    self._changed.clear()
+                    await self._changed.wait()
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        await self._sink.close()
+
+
+class HistorySink:
+    """Records notices in the database, for `trader alarms --since`."""
+
+    name = "history"
+
+    def __init__(self, database: Database, sender: str) -> None:
+        self._database = database
+        self._sender = sender
+
+    async def send(self, notice: Notice) -> None:
+        try:
+            async with self._database.connection() as conn:
+                await insert_alarm(conn, notice, self._sender)
+        except Unavailable as error:
+            raise SinkUnavailable(str(error)) from error
+
+    async def close(self) -> None:
+        """Do nothing: the database is closed elsewhere."""
+
+
+class Alarms:
+    """Every alarm of this process. `timer` is a monotonic clock in seconds; `now` gives the dates of notices.
+
+    Each of `sources` returns the current conditions of one part of the service. Only the leader sends notices of halts.
+    The disk of `folder` is nearly full when fewer than `disk_least` bytes are left.
+    """
+
+    def __init__(
+        self,
+        sinks: Sequence[NotificationSink],
+        *,
+        folder: Path = Path(),
+        disk_least: int = 0,
+        timer: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = _REAL_TIME.now,
+        retry_after_s: Sequence[float] = RETRY_AFTER_S,
+    ) -> None:
+        self.outlets = [Outlet(sink, timer, retry_after_s) for sink in sinks]
+        self.counts: Counter[NoticeKind] = Counter(dict.fromkeys(get_args(NoticeKind), 0))
+        self.is_healthy = False
+        self.sources: list[Callable[[], Iterable[Alarm]]] = [self._disk_problems]
+        self.is_leader: Callable[[], bool] = lambda: True
+        self._folder = folder
+        self._disk_least = disk_least
+        self._retry_after_s = retry_after_s
+        self._timer = timer
+        self._now = now
+        self._state = AlarmState()
+        self._problems: Sequence[Alarm] = ()
+        self._halts: Sequence[Alarm] = ()
+
+    def keep_history(self, database: Database, sender: str) -> None:
+        """Also record every notice from now on in the database, which may be written."""
+        self.outlets.append(Outlet(HistorySink(database, sender), self._timer, self._retry_after_s))
+
+    def firing(self) -> list[Condition]:
+        """Return the conditions that were reported and are not resolved, oldest first."""
+        return self._state.firing()
+
+    def add(self, alarm: Alarm) -> None:
+        """Raise an event: its notice is queued now, or within an hour after the last one with its cause."""
+        self.counts[alarm.cause.kind] += 1
+        self._state = rules.add_event(self._state, alarm, self._now(), self._timer())
+        self._look()
+
+    def watch(self, problems: Sequence[Alarm]) -> None:
+        """Accept the problems that health finds every second, and report which ones have begun or ended."""
+        self.is_healthy = not problems
+        self._problems = problems
+        self._look()
+
+    def _look(self) -> None:
+        before = self._state.conditions
+        found = chain.from_iterable(source() for source in self.sources)
+        present = [*self._problems, *found, *self._halts]
+        self._state, due = rules.look(self._state, present, self._now(), self._timer())
+        for cause, condition in self._state.conditions.items():
+            known = before.get(cause)
+            self.counts[cause.kind] += condition.count - (0 if known is None else known.count)
+        for notice in due:
+            if notice.cause.kind not in ("halt", "loss limit") or self.is_leader():
+                self._send(notice)
+
+    def _send(self, notice: Notice) -> None:
+        for outlet in self.outlets:
+            outlet.put(notice)
+
+    def _disk_problems(self) -> Iterable[Alarm]:
+        free = shutil.disk_usage(self._folder).free
+        if free < self._disk_least:
+            yield Alarm(AlarmCause("disk"), f"the disk of the working folder has {free / 1e6:.0f} MB left")
+
+    def on_event(self, event: Event) -> None:
+        """Raise the alarms that an event of the service calls for."""
+        match event:
+            case HaltsChanged(halts=halts):
+                self._halts = [rules.alarm_of_halt(halt) for halt in halts]
+                self._look()
+            case TradesChanged(account_ids=account_ids, trades=trades):
+                for trade in trades:
+                    if trade.close_reason is Cause.LIQUIDATION:
+                        text = describe_trade(trade)
+                        self.add(Alarm(AlarmCause("liquidation", account_ids[0]), text))
+            case VenueDiffers(account_id=account_id, text=text):
+                self.add(Alarm(AlarmCause("reconciliation", account_id), text))
+            case LeadershipChanged(text=text):
+                self.add(Alarm(AlarmCause("takeover"), text))
+            case PostingRefused(account_id=account_id, text=text):
+                self.add(Alarm(AlarmCause("books", account_id), text))
+            case _:
+                pass
+
+    async def close(self) -> None:
+        """Send the pending events, give the sinks a moment to send their queues, then stop."""
+        for notice in rules.flush(self._state):
+            self._send(notice)
+        await asyncio.gather(*(outlet.close(SHUTDOWN_FLUSH_S) for outlet in self.outlets))
+
+
+class ClockWatch:
+    """Reports when the system clock is set, which shifts everything dated by it."""
+
+    def __init__(
+        self, now: Callable[[], datetime] = _REAL_TIME.now, timer: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._jumps = JumpWatch(now, timer)
+        self._timer = timer
+        self._jumped_s = -math.inf
+        self._text = ""
+
+    def problems(self) -> Iterable[Alarm]:
+        """Yield the last jump until the clock has been steady for `CLOCK_STEADY_S`."""
+        if (jump := self._jumps.jump()) is not None:
+            way = "back" if jump < timedelta(0) else "forward"
+            self._text = f"the machine's clock was set {way} by {abs(jump.total_seconds()):.1f} s, or the machine slept"
+            self._jumped_s = self._timer()
+            log.warning(self._text)
+        if self._timer() - self._jumped_s < CLOCK_STEADY_S:
+            yield Alarm(AlarmCause("clock"), self._text)
+
+
+async def send_heartbeats(heartbeat: Heartbeat, every_s: float, is_healthy: Callable[[], bool]) -> None:
+    """Ping a dead man's switch service while this service is healthy, until canceled."""
+    trouble: str | None = None
+    while True:
+        if is_healthy():
+            before = trouble
+            try:
+                await heartbeat.ping()
+                trouble = None
+            except SinkUnavailable as error:
+                trouble = str(error)
+            if trouble != before:  # logged once, not with every ping
+                log.warning("pings of HEARTBEAT_URL: %s", trouble or "answered again")
+        await asyncio.sleep(every_s)

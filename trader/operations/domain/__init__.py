@@ -1,0 +1,1 @@
+"""Alarms, credentials and loss limits as values and rules."""

@@ -1,0 +1,210 @@
+"""Notification sinks, one per address of NOTIFY_URL: generic JSON webhooks, ntfy, and Slack's and Telegram's formats;
+and pings of a dead man's switch service at HEARTBEAT_URL.
+
+An address may contain a token, so errors and log lines never include any part of it.
+"""
+
+import html
+import socket
+from collections.abc import Sequence
+from typing import Final, NamedTuple, Protocol
+from urllib.parse import parse_qs, urlsplit
+
+import aiohttp
+import orjson
+
+from trader.core.clock import iso
+from trader.core.errors import SinkUnavailable
+from trader.operations.domain.alarms import Notice
+from trader.settings.forms import NOTIFY_FORMATS, NOTIFY_HOSTS, Secret
+from trader.settings.settings import Settings
+
+ATTEMPT_S: Final = 10.0
+"""How long a sink may take for one notice, and a dead man's switch service for one ping."""
+
+TEXT_MAX: Final = 1000
+"""Characters per message. Telegram accepts 4096 in UTF-16, ntfy 4096 bytes in UTF-8, and Slack cuts after 40,000."""
+
+JSON_HEADERS: Final = {"Content-Type": "application/json"}
+
+
+class RequestBody(NamedTuple):
+    """A request body with its headers."""
+
+    body: bytes
+    headers: dict[str, str]
+
+
+class NotificationSink(Protocol):
+    """Receiver of notices, one at a time. `name` contains no part of the address."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def send(self, notice: Notice) -> None:
+        """Deliver a notice.
+
+        :raises SinkUnavailable: the sink did not confirm it in time
+        """
+        ...
+
+    async def close(self) -> None: ...
+
+
+class _HttpClient:
+    """Makes single requests to one secret address, each with a timeout and without redirects."""
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        self._url = url
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def request(self, method: str, message: RequestBody) -> None:
+        """Make a request; any 2xx status is an answer.
+
+        :raises SinkUnavailable: there was no such answer
+        """
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=self._timeout)
+        try:
+            async with self._session.request(
+                method, self._url, data=message.body, headers=message.headers, allow_redirects=False
+            ) as response:
+                status = response.status
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            raise SinkUnavailable(f"no answer ({type(error).__name__})") from None
+        if not 200 <= status < 300:
+            is_temporary = status >= 500 or status in (408, 429)
+            raise SinkUnavailable(f"the answer was HTTP {status}", is_temporary=is_temporary)
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+
+class HttpSink:
+    """Posts each notice as JSON with all its fields. `sender` says which process it is from."""
+
+    form = "json"
+
+    def __init__(self, number: int, url: str, sender: str, *, timeout_s: float = ATTEMPT_S) -> None:
+        self.name = f"{self.form} {number}"
+        self._sender = sender
+        self._client = _HttpClient(url, timeout_s)
+
+    async def send(self, notice: Notice) -> None:
+        text = f"{self._sender}: {describe(notice)}"[:TEXT_MAX]
+        await self._client.request("POST", self.message(notice, text))
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    def message(self, notice: Notice, text: str) -> RequestBody:
+        """Return the request body of a notice; `text` is its line for people."""
+        fields = {
+            "text": text,
+            "sender": self._sender,
+            "state": notice.state,
+            "cause": notice.cause.kind,
+            "subject": notice.cause.subject,
+            "message": notice.text[:TEXT_MAX],
+            "impact": notice.impact,
+            "consequences": notice.consequences,
+            "count": notice.count,
+            "since": iso(notice.since),
+            "at": iso(notice.at),
+        }
+        return RequestBody(orjson.dumps(fields), JSON_HEADERS)
+
+
+class NtfySink(HttpSink):
+    """Posts the text of each notice to a topic of ntfy."""
+
+    form = "ntfy"
+
+    def message(self, notice: Notice, text: str) -> RequestBody:
+        is_over = notice.state == "resolved"
+        headers = {
+            "Content-Type": "text/plain; charset=utf-8",
+            "Title": f"trader: {notice.cause}{' resolved' if is_over else ''}",
+            "Priority": "default" if is_over or notice.cause.kind in ("start", "stop", "test") else "high",
+        }
+        return RequestBody(text.encode(), headers)
+
+
+class SlackSink(HttpSink):
+    """Posts the text of each notice to an incoming webhook of Slack, where `<` begins a link or a mention."""
+
+    form = "slack"
+
+    def message(self, notice: Notice, text: str) -> RequestBody:
+        return RequestBody(orjson.dumps({"text": html.escape(text, quote=False)}), JSON_HEADERS)
+
+
+class TelegramSink(HttpSink):
+    """Sends the text of each notice as a bot of Telegram, to the chat that the address names."""
+
+    form = "telegram"
+
+    def __init__(self, number: int, url: str, sender: str, *, timeout_s: float = ATTEMPT_S) -> None:
+        super().__init__(number, url, sender, timeout_s=timeout_s)
+        self._chat = parse_qs(urlsplit(url).query).get("chat_id", [""])[0]
+
+    def message(self, notice: Notice, text: str) -> RequestBody:
+        return RequestBody(orjson.dumps({"chat_id": self._chat, "text": text}), JSON_HEADERS)
+
+
+class MakeSink(Protocol):
+    """Makes a sink of its number among the addresses, its address without the form, and the name of this process."""
+
+    def __call__(self, number: int, url: str, sender: str, *, timeout_s: float) -> NotificationSink: ...
+
+
+SINKS: Final[dict[str, MakeSink]] = {kind.form: kind for kind in (HttpSink, NtfySink, SlackSink, TelegramSink)}
+"""The sinks by the form that an address of NOTIFY_URL begins with, or that its host implies."""
+
+assert tuple(SINKS) == NOTIFY_FORMATS, "the settings accept the forms that have a sink"
+
+
+class Heartbeat:
+    """Pings a dead man's switch service, which raises an alarm when the pings stop."""
+
+    def __init__(self, address: Secret, *, timeout_s: float = ATTEMPT_S) -> None:
+        self._client = _HttpClient(address.reveal(), timeout_s)
+
+    async def ping(self) -> None:
+        """Report that the service is working.
+
+        :raises SinkUnavailable: the ping was not confirmed in time
+        """
+        await self._client.request("GET", RequestBody(b"", {}))
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+def describe(notice: Notice) -> str:
+    """Return a notice as one line of text."""
+    state = {"firing": "firing: ", "resolved": "resolved: ", "event": ""}[notice.state]
+    impact = f"; {notice.impact}" if notice.impact else ""
+    lasted_s = f"{(notice.at - notice.since).total_seconds():.0f} s"
+    lasted = f" [lasted {lasted_s}, from {iso(notice.since)} to {iso(notice.at)}]" if notice.state == "resolved" else ""
+    after = f"; with it: {', '.join(notice.consequences)}" if notice.consequences else ""
+    more = f" ({notice.count} times since {iso(notice.since)})" if notice.count > 1 else ""
+    return f"{state}{notice.cause}: {notice.text}{impact}{after}{lasted}{more}"
+
+
+def sender_of(settings: Settings) -> str:
+    """Return the name of this process in notices."""
+    return f"trader {socket.gethostname()}:{settings.port}"
+
+
+def make_sinks(addresses: Sequence[Secret], sender: str, *, timeout_s: float = ATTEMPT_S) -> list[NotificationSink]:
+    """Return a sink for each address of NOTIFY_URL."""
+    sinks = []
+    for number, address in enumerate(addresses, 1):
+        prefix, _, rest = address.reveal().rpartition("+") if "+http" in address.reveal()[:16] else ("", "", "")
+        url = rest or address.reveal()
+        form = prefix or NOTIFY_HOSTS.get(urlsplit(url).hostname or "", "json")
+        sinks.append(SINKS[form](number, url, sender, timeout_s=timeout_s))
+    return sinks

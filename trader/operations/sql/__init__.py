@@ -1,0 +1,1 @@
+"""SQL for halts, operator commands, credentials and loss baselines."""

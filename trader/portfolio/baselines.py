@@ -1,0 +1,244 @@
+"""Baselines of a service: advances their accounts with the market, as the exchange does with the models' accounts.
+
+Their orders never leave the process: they meet the books of the market feed by the pure rules of the paper exchange,
+even in live trading. Baselines are neither accounts of the service nor models, so nothing that trades, counts or lists
+those includes them; their values are portfolio snapshots under ids that no account can have.
+"""
+
+import asyncio
+import logging
+from collections.abc import Collection, Sequence
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple
+
+from trader.agents.domain.guard import RiskContext
+from trader.agents.domain.tools import Change
+from trader.agents.observer import Observer
+from trader.agents.variants import VARIANTS
+from trader.core.clock import Clock, iso
+from trader.core.errors import MarketUnavailable
+from trader.core.variant_id import VariantId
+from trader.database.pool import Database
+from trader.exchange.domain.account import Marks, has_marks
+from trader.exchange.domain.ledger import Posting, unopened_account
+from trader.exchange.domain.tick_rules import Moment, apply_tick, is_unaffected, price_ranges
+from trader.exchange.protocol import Exchange, rules_of
+from trader.exchange.tick_processor import missed_moments, was_caught_up_on
+from trader.market.domain.markets import STALE_AFTER, Tick
+from trader.market.feed import MarketFeed
+from trader.portfolio.domain.baselines import (
+    BUY_AND_HOLD,
+    Baseline,
+    BaselineState,
+    baselines_beside,
+    buy_every_market,
+    execute_of_rule_agent,
+)
+from trader.portfolio.followed_account import FollowedAccount
+from trader.portfolio.sql import baselines as store
+from trader.portfolio.sql.snapshots import insert_snapshots
+from trader.settings.settings import Settings
+
+log = logging.getLogger("trader.baselines")
+
+_INSTANT: Final = timedelta(milliseconds=1)
+
+
+class WaitingDecisions(NamedTuple):
+    """Decisions of a rule agent that wait for the first tick at or after `due`."""
+
+    decisions: Sequence[Change]
+    due: datetime
+
+
+class _Follower(FollowedAccount):
+    """The account of a baseline. `is_saved`: its row holds the current state."""
+
+    def __init__(self, baseline: Baseline, state: BaselineState, seen_until: datetime) -> None:
+        """`seen_until`: the last tick that it had seen when it was saved or opened."""
+        super().__init__(state)
+        self.baseline = baseline
+        self.seen_until = seen_until
+        self.waiting: WaitingDecisions | None = None
+        self.is_saved = False
+
+    def apply(self, posting: Posting) -> None:
+        super().apply(posting)
+        self.is_saved = False
+
+
+class Baselines:
+    """Advances the baselines while this process leads."""
+
+    def __init__(
+        self, database: Database, exchange: Exchange, market: MarketFeed, clock: Clock, settings: Settings
+    ) -> None:
+        self._database = database
+        self._exchange = exchange
+        self._market = market
+        self._clock = clock
+        self._settings = settings
+        self._observer = Observer(database, exchange, market, settings)
+        self._rules = rules_of(settings, market.markets)
+        self._followers: dict[str, _Follower] = {}
+        self._seen_until: datetime | None = None
+        self._seen_marks: Marks = {}
+        self._is_leading = self._is_caught_up = False
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    async def lead(self) -> None:
+        """Read the baselines and catch up on missed ticks."""
+        now = self._clock.now()
+        self._followers, since = {}, None
+        async with self._database.reading() as conn:
+            for baseline, state, seen_until in await store.select_baseline_states(conn):
+                if not state.account.positions.keys() <= self._rules.markets.keys():
+                    log.warning("%s starts over: it holds a market that is no longer followed", baseline.id)
+                    continue
+                follower = self._followers[baseline.id] = _Follower(baseline, state, seen_until)
+                await follower.read_equity(conn, now)
+                follower.is_saved = True
+                since = seen_until if since is None else min(since, seen_until)
+        self._seen_until, self._seen_marks = since, dict(self._market.marks)
+        until = now
+        while self._seen_until is not None and self._seen_until < until:
+            await self._catch_up(self._seen_until, until)
+            self._seen_until = until
+            until = self._market.last_update_at or until  # ticks keep arriving meanwhile
+        self._is_leading = self._is_caught_up = True
+
+    def resign(self) -> None:
+        """Stop following the market; the next leader catches up on unrecorded ticks."""
+        self._is_leading = False
+
+    # --- the market ---------------------------------------------------------------------------------------------------
+
+    async def on_tick(self, tick: Tick) -> None:
+        """Apply a tick to every baseline, then execute the decisions waiting for it."""
+        if not self._is_leading or (self._is_caught_up and was_caught_up_on(tick, self._seen_until)):
+            return
+        self._is_caught_up = False
+        self._rules.markets.update(self._market.markets)
+        if self._seen_until is not None and tick.at - self._seen_until > STALE_AFTER:
+            await self._catch_up(self._seen_until, tick.at - _INSTANT)
+        marks = self._market.marks
+        moment = Moment(tick.at, self._market.quotes(), marks, frozenset(tick.quotes), self._seen_marks)
+        for follower in self._followers.values():
+            self._apply_tick(follower, moment)
+            waiting = follower.waiting
+            if waiting is not None and moment.at >= waiting.due and has_marks(follower.account, moment.marks):
+                follower.waiting = None
+                self._execute(follower, waiting.decisions, moment)
+        self._seen_until, self._seen_marks = tick.at, dict(marks)
+
+    def _apply_tick(self, follower: _Follower, moment: Moment) -> None:
+        account = follower.account
+        if not account.is_idle and has_marks(account, moment.marks):
+            posting = apply_tick(account, moment, self._rules, self._market.funding_rate)
+            if posting is not None:
+                follower.apply(posting)
+
+    def _execute(self, follower: _Follower, decisions: Sequence[Change], moment: Moment) -> None:
+        """Pass decisions in sequence through the variant's guard to the rules of the exchange."""
+        baseline, rate = follower.baseline, self._market.funding_rate
+        assert baseline.variant is not None, "only a rule agent decides"
+        limits = VARIANTS[baseline.variant].limits
+        for decision in decisions:
+            context = self._context(follower, moment.at)
+            (status, result), posting = execute_of_rule_agent(decision, context, limits, moment, self._rules, rate)
+            if posting is not None:
+                follower.apply(posting)
+            if status != "ok":
+                log.debug("%s: %s: %s", baseline.id, status, result.get("reason") or result.get("error"))
+
+    def _context(self, follower: _Follower, now: datetime) -> RiskContext:
+        lowest = follower.equity.lowest_on(now.date())
+        return self._observer.context_of(follower.account, follower.history(now), lowest, now)
+
+    async def _catch_up(self, since: datetime, until: datetime) -> None:
+        """Apply the ticks of (since, until] to the baselines; if unavailable, they continue from the next tick."""
+        try:
+            async for moments in missed_moments(self._market, since, until, self._seen_marks):
+                if all(follower.account.is_idle for follower in self._followers.values()):
+                    break
+                await self._apply_missed(moments)
+        except MarketUnavailable as error:
+            log.warning("the baselines miss the market from %s to %s: %s", iso(since), iso(until), error)
+
+    async def _apply_missed(self, moments: Sequence[Moment]) -> None:
+        """Apply successive ticks to every baseline that their price ranges may affect."""
+        ranges = price_ranges(moments)
+        for follower in self._followers.values():
+            account = follower.account
+            if not account.is_idle and not is_unaffected(account, ranges, self._rules):
+                for moment in moments:
+                    if moment.at > follower.seen_until:
+                        self._apply_tick(follower, moment)
+            await asyncio.sleep(0)
+        self._seen_marks = moments[-1].marks
+
+    # --- the schedulers' jobs -----------------------------------------------------------------------------------------
+
+    async def decide(self, now: datetime, variants: Collection[VariantId]) -> None:
+        """Open missing baselines, and let the rule agents of these variants decide.
+
+        Their orders meet the first book at or after the latency, like the models' orders.
+        """
+        if not self._is_leading:
+            return
+        self._open_missing(now, variants)
+        due = now + timedelta(milliseconds=self._settings.latency_ms)
+        for follower in list(self._followers.values()):
+            variant_id = follower.baseline.variant
+            if variant_id is None or variant_id not in variants:
+                continue
+            variant = VARIANTS[variant_id]
+            try:
+                context = self._context(follower, now)
+            except MarketUnavailable as error:
+                log.warning("%s does not decide: %s", follower.baseline.id, error)
+                continue
+            view = await self._observer.view_of(context, follower.history(now), variant.agent.intervals)
+            decisions = [each for each in variant.agent().decide(view) if isinstance(each, Change)]
+            follower.waiting = WaitingDecisions(decisions, due) if decisions else None
+
+    def _open_missing(self, now: datetime, variants: Collection[VariantId]) -> None:
+        """Open each baseline at the first moment at which every market has a price."""
+        quotes = self._market.quotes()
+        if any(symbol not in quotes or quotes[symbol].is_stale(now) for symbol in self._rules.markets):
+            return
+        moment = Moment(now, quotes, self._market.marks)
+        for baseline in baselines_beside(variants):
+            if baseline.id in self._followers:
+                continue
+            settings = self._settings
+            account = unopened_account(baseline.id, settings.initial_capital, settings.quote_currency, now)
+            follower = self._followers[baseline.id] = _Follower(baseline, BaselineState(account=account), now)
+            if baseline is BUY_AND_HOLD:
+                for posting in buy_every_market(account, moment, self._rules, self._market.funding_rate):
+                    follower.apply(posting)
+
+    async def record(self, now: datetime) -> None:
+        """Record the values of the baselines, at every call or, for one without positions, once an hour."""
+        term = self._exchange.term
+        if not self._is_leading or not self._followers or term is None:
+            return
+        marks, due, changed, seen_until = self._market.marks, [], [], self._seen_until
+        for follower in self._followers.values():
+            if not follower.is_saved:
+                changed.append(store.SavedBaseline(follower.baseline, follower.state.saved(), seen_until or now))
+            snapshot = follower.due_snapshot(marks, now)
+            if snapshot is not None:
+                due.append((follower, snapshot))
+        saved = {each.baseline.id: self._followers[each.baseline.id].state for each in changed}
+        async with self._database.transaction() as conn:
+            await insert_snapshots(conn, [snapshot for _, snapshot in due], term)
+            await store.upsert_baselines(conn, changed, term)
+            if seen_until is not None:  # as of the states: ticks keep arriving during the write
+                await store.update_baselines_seen(conn, seen_until, term)
+        for baseline_id, state in saved.items():
+            follower = self._followers[baseline_id]
+            follower.is_saved = follower.state is state  # it may have changed during the write
+        for follower, snapshot in due:
+            follower.note(snapshot)

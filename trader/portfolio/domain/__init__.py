@@ -1,0 +1,1 @@
+"""Statistics of equity series and trades: returns, intervals, evidence, luck, behavior, and season rules."""

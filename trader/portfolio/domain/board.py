@@ -1,0 +1,261 @@
+"""Board: every entrant compared with its references, corrected so that all statements hold together.
+
+The references are its variant's rule agent on the same ticks, holding nothing, buy and hold, and the best other
+entrant. All comparisons of all boards are one family: together they err in 5 % of cases, however often one looks.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from itertools import combinations
+from typing import Final, Literal, NamedTuple, get_args
+
+import numpy as np
+
+from trader.core.intervals import LEVEL, TRADES_MIN
+from trader.core.variant_id import VariantId
+from trader.portfolio.domain.baselines import BUY_AND_HOLD, rule_agent
+from trader.portfolio.domain.evidence import (
+    Pair,
+    Statement,
+    Verdict,
+    compare_all,
+    comparisons_among,
+    judge_family,
+    missing_trades,
+)
+from trader.portfolio.domain.returns import ReturnSeries, holding_nothing
+
+Reference = Literal["ruleAgent", "holdNothing", "buyAndHold", "bestOther"]
+
+AGE_MIN: Final = 168
+"""Minimum age in hours for a rank or for being the best: after a few days the luckiest is always ahead."""
+
+
+class BoardRules(NamedTuple):
+    """The comparisons of a board, their joint error probability, and the age in hours that a rank requires.
+
+    `hours_min_percent`: the best one has at least this share of the hours of the oldest ranked entrant. `hours` is the
+    length of the season (None: it has no end).
+    """
+
+    compared: Sequence[Reference] = get_args(Reference)
+    level: float = LEVEL
+    age_min: int = AGE_MIN
+    hours_min_percent: float = 0.0
+    hours: int | None = None
+
+    def family(self, contenders: int) -> int:
+        """Return the number of possible comparisons for a number of entrants."""
+        has_pairs = "bestOther" in self.compared
+        return comparisons_among(contenders, len(self.compared) - has_pairs, has_pairs=has_pairs)
+
+
+NO_SEASON: Final = BoardRules()
+"""The rules of boards outside a season."""
+
+_NOT_BEGUN: Final = "this baseline has no whole hours yet"
+_NO_OTHER: Final = "there are no two entrants old enough for a rank, with enough trades"
+
+
+class JudgedEntrant(NamedTuple):
+    """An entrant: its hours within the run of its model, its completed trades, and the number of the run.
+
+    Replicates are one entrant, with the mean of their returns and of their trades. `is_eligible`: it is current and
+    decided enough of its cycles.
+    """
+
+    key: str
+    variant: VariantId
+    series: ReturnSeries | None
+    trades: int
+    attempt: int = 1
+    is_eligible: bool = True
+    age_min: int = AGE_MIN
+
+    @property
+    def is_ruined(self) -> bool:
+        """Whether it has lost everything."""
+        return self.series is not None and bool(np.isneginf(self.series.values).any())
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether it is old enough for a rank; an entrant that has lost everything always is."""
+        is_old = self.series is not None and len(self.series.values) >= self.age_min and self.trades >= TRADES_MIN
+        return self.is_eligible and (is_old or self.is_ruined)
+
+    @property
+    def mean(self) -> float | None:
+        """The mean hourly return; None while it has no rank."""
+        if self.series is None or not self.is_ranked:
+            return None
+        mean = float(np.mean(self.series.values))
+        return mean if np.isfinite(mean) else None
+
+
+class Comparison(NamedTuple):
+    """An entrant and one reference: the difference within the window for one look, and the verdict on all hours."""
+
+    reference: Reference
+    reference_key: str | None
+    window: Statement
+    verdict: Verdict
+
+
+class RankInterval(NamedTuple):
+    """The possible places of an entrant, from `first` to `last` `among` the ranked ones.
+
+    `first` − 1 others are better, and `among` − `last` are worse: all these statements hold together in 95 % of cases,
+    however often one looks. Mogstad, Romano, Shaikh and Wilhelm, "Inference for Ranks with Applications to
+    Mobility across Neighbourhoods and Academic Achievement across Countries", Review of Economic Studies 91:1 (2024).
+    """
+
+    first: int
+    last: int
+    among: int
+
+
+class Board(NamedTuple):
+    """The comparisons of each entrant; the best one, all indistinguishable from it, and the ranks."""
+
+    comparisons: Mapping[str, Sequence[Comparison]]
+    best: str | None
+    among_best: frozenset[str]
+    ranks: Mapping[str, RankInterval]
+
+
+class _Matched(NamedTuple):
+    """An entrant and the series that it is compared with."""
+
+    reference: Reference
+    entrant: JudgedEntrant
+    reference_key: str | None
+    other: ReturnSeries | None
+    reason: str | None = None
+    other_attempt: int = 1
+
+    def within(self, since: datetime | None) -> Pair:
+        own, other = self.entrant.series, self.other
+        if since is not None:
+            own = own and own.within(since, own.end)
+            other = other and other.within(since, other.end)
+        return Pair(own, other, (self.reason, missing_trades(self.entrant.trades)))
+
+
+def judge_board(
+    entrants: Sequence[JudgedEntrant],
+    baselines: Mapping[str, ReturnSeries | None],
+    since: datetime | None,
+    contenders: int | None = None,
+    rules: BoardRules = NO_SEASON,
+) -> Board:
+    """Compare entrants with their references. `baselines` are keyed by id; the window starts at `since` (None: all).
+
+    `contenders` is the number of entrants of all boards (None: these).
+    """
+    entrants = [each._replace(age_min=rules.age_min) for each in entrants]
+    rated = _rated(entrants, rules)
+    best, second = (rated[0][1], rated[1][1]) if len(rated) > 1 else (None, None)
+    pairs = _match(entrants, best, baselines, rules)
+    statements = _state(pairs, None)
+    family = rules.family(len(entrants) if contenders is None else contenders)
+    verdicts, ranks = (
+        judge_family(statements, family, rules.level, rules.hours),
+        rank_intervals(entrants, family, rules),
+    )
+    windows = statements if since is None else _state(pairs, since)
+    comparisons_of: dict[str, list[Comparison]] = {entrant.key: [] for entrant in entrants}
+    worse = set()
+    for pair, verdict, window in zip(pairs, verdicts, windows, strict=True):
+        comparisons_of[pair.entrant.key].append(Comparison(pair.reference, pair.reference_key, window, verdict))
+        if pair.reference == "bestOther" and verdict.word == "worse":
+            worse.add(pair.entrant.key)
+        if best is not None and pair.reference == "bestOther" and pair.entrant is second:
+            own = Comparison("bestOther", second.key, window.reversed(), verdict.reversed())
+            comparisons_of[best.key].append(own)
+    if best is None and "bestOther" in rules.compared:
+        nothing = Statement(0, None, _NO_OTHER)
+        for comparisons in comparisons_of.values():
+            comparisons.append(Comparison("bestOther", None, nothing, Verdict(nothing, 1.0)))
+    if best is None:
+        return Board(comparisons_of, rated[0][1].key if rated else None, frozenset(), ranks)
+    return Board(comparisons_of, best.key, frozenset(comparisons_of) - worse, ranks)
+
+
+def _rated(entrants: Sequence[JudgedEntrant], rules: BoardRules) -> list[tuple[float, JudgedEntrant]]:
+    """Return the ranked entrants with their mean hourly returns, best first.
+
+    In a season a newcomer may be compared, but is not the best: its mean is of fewer hours.
+    """
+    means = [(mean, each) for each in entrants if (mean := each.mean) is not None and each.series is not None]
+    oldest = max((len(each.series.values) for _, each in means if each.series), default=0)
+    old = [
+        (mean, each)
+        for mean, each in means
+        if each.series and 100 * len(each.series.values) >= rules.hours_min_percent * oldest
+    ]
+    return sorted(old, key=lambda item: -item[0])
+
+
+def rank_intervals(
+    entrants: Sequence[JudgedEntrant], family: int, rules: BoardRules = NO_SEASON
+) -> dict[str, RankInterval]:
+    """Return the rank interval of each ranked entrant, from verdicts on every pair over their common hours.
+
+    If pairs are not compared, every place is possible for everyone.
+    """
+    ranked = [each for each in entrants if each.is_ranked]
+    pairs = list(combinations(ranked, 2)) if "bestOther" in rules.compared else []
+    compared = compare_all((Pair(first.series, other.series) for first, other in pairs), rules.level / max(1, family))
+    statements = [
+        statement._replace(attempts=first.attempt + other.attempt - 1)
+        for statement, (first, other) in zip(compared, pairs, strict=True)
+    ]
+    better, worse = Counter[str](), Counter[str]()
+    for verdict, (first, other) in zip(judge_family(statements, family, rules.level), pairs, strict=True):
+        if verdict.word != "not distinguishable yet":
+            above, below = (first, other) if verdict.word == "better" else (other, first)
+            better[below.key] += 1
+            worse[above.key] += 1
+    count = len(ranked)
+    return {each.key: RankInterval(1 + better[each.key], count - worse[each.key], count) for each in ranked}
+
+
+def _state(pairs: Sequence[_Matched], since: datetime | None) -> list[Statement]:
+    statements = compare_all([pair.within(since) for pair in pairs])
+    return [
+        statement._replace(attempts=pair.entrant.attempt + pair.other_attempt - 1)
+        for pair, statement in zip(pairs, statements, strict=True)
+    ]
+
+
+def _match(
+    entrants: Sequence[JudgedEntrant],
+    best: JudgedEntrant | None,
+    baselines: Mapping[str, ReturnSeries | None],
+    rules: BoardRules,
+) -> list[_Matched]:
+    """Return every entrant with each of its references: the baselines, and the best other entrant."""
+    pairs = [
+        pair
+        for each in entrants
+        for pair in (
+            _with_baseline("ruleAgent", each, baselines, rule_agent(each.variant).id),
+            _Matched("holdNothing", each, None, each.series and holding_nothing(each.series)),
+            _with_baseline("buyAndHold", each, baselines, BUY_AND_HOLD.id),
+        )
+        if pair.reference in rules.compared
+    ]
+    behind = [
+        _Matched("bestOther", each, best.key, best.series, None, best.attempt)
+        for each in entrants
+        if best and each is not best and "bestOther" in rules.compared
+    ]
+    return [*pairs, *behind]
+
+
+def _with_baseline(
+    reference: Reference, entrant: JudgedEntrant, baselines: Mapping[str, ReturnSeries | None], baseline_id: str
+) -> _Matched:
+    series = baselines.get(baseline_id)
+    return _Matched(reference, entrant, baseline_id, series, _NOT_BEGUN if series is None else None)

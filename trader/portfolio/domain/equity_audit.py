@@ -1,0 +1,149 @@
+"""Audit of equity: compares the recorded hours with the ledger and with the market's prices."""
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Final, NamedTuple
+
+from trader.core.clock import floor_time, iso
+from trader.core.money import ZERO, format_decimal
+from trader.exchange.domain.audit import LedgerEntry
+from trader.exchange.domain.orders import Fill
+
+_HOUR: Final = timedelta(hours=1)
+
+SLACK: Final = timedelta(minutes=1)
+"""A posting within this time of a snapshot may or may not be in it, because the two happen concurrently."""
+
+PRICE_TOLERANCE: Final = Decimal("0.01")
+"""How far a mark may lie outside the candles of its hour and the previous one, as a fraction."""
+
+
+class AuditedEquity(NamedTuple):
+    """The last equity of an hour, its time, and the largest leverage of the hour; None: not recorded."""
+
+    at: datetime
+    equity: Decimal
+    leverage: float | None
+
+
+class CandleExtremes(NamedTuple):
+    """The lowest and the highest price of a market around a moment."""
+
+    low: Decimal
+    high: Decimal
+
+
+RangeOf = Callable[[str, datetime], CandleExtremes | None]
+"""Return the range of a market around a moment; None without a candle."""
+
+
+MoveOver = Callable[[datetime, datetime], Decimal | None]
+"""Return the largest move of any market between two moments, as a fraction; None without a candle."""
+
+
+class _Books(NamedTuple):
+    """The state of a ledger at a moment: the account's value without its positions, and its signed positions."""
+
+    base: Decimal
+    held: Mapping[str, Decimal]
+
+    def worth(self, at: datetime, range_of: RangeOf) -> CandleExtremes | None:
+        """Return the lowest and the highest possible value of the account; None if a price is unknown."""
+        low = high = self.base
+        for symbol, quantity in self.held.items():
+            prices = range_of(symbol, at)
+            if prices is None:
+                return None
+            ends = quantity * prices.low * (1 - PRICE_TOLERANCE), quantity * prices.high * (1 + PRICE_TOLERANCE)
+            if quantity < 0:
+                ends = quantity * prices.high * (1 + PRICE_TOLERANCE), quantity * prices.low * (1 - PRICE_TOLERANCE)
+            low, high = low + ends[0], high + ends[1]
+        return CandleExtremes(low, high)
+
+
+def compare_with_books(
+    capital: Decimal, entries: Iterable[LedgerEntry], hours: Iterable[AuditedEquity], range_of: RangeOf
+) -> Iterator[str]:
+    """Yield the hours of a run whose equity contradicts the ledger. Entries are in time order.
+
+    Without positions equity must match exactly; with positions it must lie in the range that the candles allow.
+    """
+    times, states = zip(*_states(capital, entries), strict=True)
+    for hour in hours:
+        first = max(0, bisect_right(times, hour.at - SLACK) - 1)
+        worths = [books.worth(hour.at, range_of) for books in states[first : bisect_right(times, hour.at + SLACK)]]
+        known = [worth for worth in worths if worth is not None]
+        if len(known) < len(worths) or any(worth.low <= hour.equity <= worth.high for worth in known):
+            continue
+        low, high = min(worth.low for worth in known), max(worth.high for worth in known)
+        allowed = format_decimal(low) if low == high else f"{low:.2f} to {high:.2f}"
+        yield f"equity at {iso(hour.at)} is {format_decimal(hour.equity)}, and {allowed} by the ledger and the market"
+
+
+def _states(capital: Decimal, entries: Iterable[LedgerEntry]) -> Iterator[tuple[datetime, _Books]]:
+    """Yield the state of the ledger before all entries and after each of them."""
+    base, held = capital, defaultdict[str, Decimal](lambda: ZERO)
+    yield datetime.min.replace(tzinfo=UTC), _Books(base, {})
+    for entry in entries:
+        if isinstance(entry, Fill):
+            signed = entry.side.direction * entry.quantity
+            base -= signed * entry.price + entry.fee + entry.liquidation_fee
+            held[entry.symbol] += signed
+        else:
+            base += entry.amount
+        yield entry.at, _Books(base, {symbol: quantity for symbol, quantity in held.items() if quantity})
+
+
+def compare_with_marks(
+    capital: Decimal, hours: Iterable[AuditedEquity], least_leverage: float, move_over: MoveOver
+) -> Iterator[str]:
+    """Yield the hours of a baseline, which has no ledger, that contradict the market.
+
+    Starting from `capital`, its equity may move from hour to hour by at most its leverage times the largest move of any
+    market. `least_leverage` allows for a rule agent's positions of less than a minute, which no snapshot shows.
+    """
+    before: AuditedEquity | None = None
+    for hour in hours:
+        equity = capital if before is None else before.equity
+        move = move_over(hour.at if before is None else before.at, hour.at)
+        leverages = [each.leverage for each in (before, hour) if each is not None]
+        known = [leverage for leverage in leverages if leverage is not None]
+        if move is not None and len(known) == len(leverages) and equity > 0:
+            largest = Decimal(max(least_leverage, *known)) * (move + PRICE_TOLERANCE)
+            change = hour.equity / equity - 1
+            if abs(change) > largest:
+                yield (
+                    f"equity at {iso(hour.at)} is {format_decimal(hour.equity)}, {100 * change:+.2f} % from "
+                    f"{format_decimal(equity)}; the market and its leverage allow {100 * largest:.2f} %"
+                )
+        before = hour
+
+
+class HourlyCandles:
+    """The lowest and the highest prices of each market and hour."""
+
+    def __init__(self, candles: Iterable[tuple[str, datetime, float, float]]) -> None:
+        """Take (symbol, hour, low, high) tuples."""
+        self._hours: defaultdict[str, dict[datetime, CandleExtremes]] = defaultdict(dict)
+        for symbol, hour, low, high in candles:
+            self._hours[symbol][hour] = CandleExtremes(Decimal(low), Decimal(high))
+
+    def range_of(self, symbol: str, at: datetime) -> CandleExtremes | None:
+        """Return the range of a market in the hour of a moment and the previous one, as marks may be that old."""
+        return self._range(symbol, at - _HOUR, at)
+
+    def move_over(self, start: datetime, end: datetime) -> Decimal | None:
+        """Return the largest move of any market between the hours of two moments, as a fraction."""
+        ranges = [self._range(symbol, start - _HOUR, end) for symbol in self._hours]
+        return max((each.high / each.low - 1 for each in ranges if each is not None), default=None)
+
+    def _range(self, symbol: str, start: datetime, end: datetime) -> CandleExtremes | None:
+        hours, hour, known = self._hours[symbol], floor_time(start, _HOUR), []
+        while hour <= end:
+            if hour in hours:
+                known.append(hours[hour])
+            hour += _HOUR
+        return CandleExtremes(min(each.low for each in known), max(each.high for each in known)) if known else None

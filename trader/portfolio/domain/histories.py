@@ -1,0 +1,134 @@
+"""Equity: snapshots of accounts, and the windows, buckets, resolutions and hourly averages of their histories."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Final, Literal, NamedTuple
+from uuid import UUID
+
+import msgspec
+
+from trader.core.money import ZERO, divide
+from trader.exchange.domain.account import Account, exposure, has_marks, unrealized
+
+Window = Literal["24h", "7d", "30d"]
+WINDOWS: Final[Mapping[Window, timedelta]] = {
+    "24h": timedelta(hours=24),
+    "7d": timedelta(days=7),
+    "30d": timedelta(days=30),
+}
+
+RunWindow = Literal[Window, "run"]
+"""A window, or the whole of the current runs."""
+
+
+Resolution = Literal["1m", "5m", "15m", "1h", "4h", "1d"]
+RESOLUTIONS: Final[Mapping[Resolution, timedelta]] = {
+    "1m": timedelta(minutes=1),
+    "5m": timedelta(minutes=5),
+    "15m": timedelta(minutes=15),
+    "1h": timedelta(hours=1),
+    "4h": timedelta(hours=4),
+    "1d": timedelta(days=1),
+}
+_SUITED_SPANS: Final[Mapping[Resolution, timedelta]] = {
+    "1m": timedelta(days=1),
+    "5m": timedelta(days=3),
+    "15m": timedelta(days=7),
+    "1h": timedelta(days=30),
+    "4h": timedelta(days=90),
+    "1d": timedelta.max,
+}
+_MINUTE: Final = timedelta(minutes=1)
+_HOUR: Final = timedelta(hours=1)
+_EPOCH: Final = datetime.fromisoformat("2000-01-01T00:00:00Z")
+
+
+class Point(NamedTuple):
+    """One hour of a history and its average value."""
+
+    hour: datetime
+    value: Decimal
+
+
+def window_start(window: RunWindow, now: datetime) -> datetime:
+    """Return the start of a window that ends now; `run` starts before every run."""
+    return datetime.min.replace(tzinfo=UTC) if window == "run" else now - WINDOWS[window]
+
+
+def floor_to_bucket(moment: datetime, bucket: timedelta) -> datetime:
+    """Return the start of the bucket that contains the moment; buckets divide a UTC day."""
+    return moment - (moment - _EPOCH) % bucket
+
+
+def minute_end(moment: datetime) -> datetime:
+    """Return the next full minute, or the moment itself if it is one.
+
+    Windows end there and move once a minute, like snapshots: in between a history stays the same, and its values are
+    never older than its window.
+    """
+    start = floor_to_bucket(moment, _MINUTE)
+    return start if start == moment else start + _MINUTE
+
+
+def average_by_hour(histories: Iterable[Sequence[Point]]) -> list[Point]:
+    """Return, for each hour, the plain average of the histories with a value, rounded to 8 decimals, ascending."""
+    by_hour: defaultdict[datetime, list[Decimal]] = defaultdict(list)
+    for history in histories:
+        for point in history:
+            by_hour[point.hour].append(point.value)
+    return [
+        Point(hour, round(divide(sum(values, ZERO), Decimal(len(values))), 8))
+        for hour, values in sorted(by_hour.items())
+    ]
+
+
+def choose_resolution(start: datetime, end: datetime, points_max: int, raw_since: datetime) -> Resolution:
+    """Return the finest resolution that suits the range, stays within `points_max`, and has rows."""
+    for resolution, bucket in RESOLUTIONS.items():
+        points = (floor_to_bucket(end, bucket) - floor_to_bucket(start, bucket)) // bucket + 1
+        available = bucket >= _HOUR or start >= raw_since
+        if end - start <= _SUITED_SPANS[resolution] and points <= points_max and available:
+            return resolution
+    return "1d"
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The value of an account at one moment. `net_portfolio = cash + unrealized_pnl`.
+
+    `leverage` is the notional of its positions at the marks over its value; None: unknown.
+    """
+
+    account_id: str
+    run_id: UUID
+    net_portfolio: Decimal
+    cash: Decimal
+    unrealized_pnl: Decimal
+    created_at: datetime
+    leverage: float | None = None
+
+
+def value_account(account: Account, marks: Mapping[str, Decimal], at: datetime) -> Snapshot | None:
+    """Return the account's value at the marks; None if one of its markets has no price yet."""
+    if not has_marks(account, marks):
+        return None
+    gain = unrealized(account, marks)
+    return Snapshot(
+        account_id=account.id,
+        run_id=account.run.id,
+        net_portfolio=account.cash + gain,
+        cash=account.cash,
+        unrealized_pnl=gain,
+        created_at=at,
+        leverage=leverage(account, marks, account.cash + gain),
+    )
+
+
+def leverage(account: Account, marks: Mapping[str, Decimal], worth: Decimal) -> float:
+    """Return the notional of the positions at the marks over the account's value; infinity if nothing is left."""
+    notional = exposure(account, marks)
+    if not notional:
+        return 0.0
+    return float(notional / worth) if worth > 0 else math.inf

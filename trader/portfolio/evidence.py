@@ -1,0 +1,446 @@
+"""Evidence: every entrant of the current runs compared with its references, and its own noise by its replicates."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from statistics import median
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+
+from trader.agents.domain.entrants import COVERAGE_MIN_PERCENT, EntrantRecord
+from trader.agents.domain.models import Model
+from trader.agents.sql.models import select_models
+from trader.core.clock import Clock, ceil_time, floor_time, iso
+from trader.core.variant_id import VariantId
+from trader.database.pool import Database
+from trader.portfolio.behaviour import EntrantBehaviour, describe_entrant, present_period
+from trader.portfolio.domain.baselines import BUY_AND_HOLD
+from trader.portfolio.domain.bets import HOURLY_MOVE_MAX, separable_sharpe
+from trader.portfolio.domain.board import (
+    NO_SEASON,
+    Board,
+    BoardRules,
+    Comparison,
+    JudgedEntrant,
+    RankInterval,
+    Reference,
+    judge_board,
+)
+from trader.portfolio.domain.evidence import Statement, Verdict, missing_trades, state_returns
+from trader.portfolio.domain.histories import RESOLUTIONS, WINDOWS, RunWindow, minute_end
+from trader.portfolio.domain.luck import Luck
+from trader.portfolio.domain.returns import ReplicateNoise, ReturnSeries, mean_series, split_variance
+from trader.portfolio.domain.seasons import Season, SeasonRules, SeasonState
+from trader.portfolio.luck import COMPUTING, LuckRequest
+from trader.portfolio.run_statistics import CurrentRuns, EntrantPeriod, RunStatistics, count_contenders
+from trader.portfolio.seasons import AccountPast, read_accounts, read_standing
+from trader.portfolio.sql.analytics import PastEntrant
+
+_MISSED: Final = f"it decided less than {COVERAGE_MIN_PERCENT:g} % of its due cycles"
+_HOUR: Final = RESOLUTIONS["1h"]
+
+VOLATILITY_ASSUMED: Final = 0.005
+"""The hourly volatility of an entrant before it has any hours."""
+
+
+class EarlierVerdicts(NamedTuple):
+    """The verdicts on an entrant and its rank by the rules at the start of a season, before a later amendment."""
+
+    verdicts: Mapping[Reference, Verdict]
+    rank: RankInterval | None
+
+
+class EntrantEvidence(NamedTuple):
+    """An entrant in its part of the current run of its model. `ended_at` is None for the current entrant.
+
+    `statement`, `trades` and `losing_trades` cover the window. `comparisons` hold the verdicts on all hours, for
+    replicates on their mean, and `luck` the last look. `attempt` is the number of the run.
+    """
+
+    model: Model
+    record: EntrantRecord
+    started_at: datetime
+    ended_at: datetime | None
+    statement: Statement
+    return_percent: float | None
+    trades: int
+    losing_trades: int
+    comparisons: Sequence[Comparison]
+    is_among_best: bool
+    luck: Luck | str
+    replicates: ReplicateNoise | None
+    attempt: int
+    rank: RankInterval | None
+    account: AccountPast
+    age_hours: int
+    off_board: str | None
+    before: EarlierVerdicts | None = None
+
+
+class BoardResolution(NamedTuple):
+    """The smallest difference of annual Sharpe ratios that a board can detect between two entrants, now and at the end.
+
+    None if it can detect none; the board has typical entrants, with the median of their volatilities and leverages.
+    """
+
+    now: float | None
+    at_end: float | None
+
+
+class EvidenceReport(NamedTuple):
+    """The evidence of all entrants up to the end of the last full hour, and the model of the best one.
+
+    `contenders` is the number of entrants of all boards. In a season the evidence covers its hours, by its rules.
+    `market_percent` is the return of buying and holding in these hours.
+    """
+
+    until: datetime
+    best: str | None
+    entrants: Sequence[EntrantEvidence]
+    contenders: int
+    season: Season | None = None
+    resolution: BoardResolution = BoardResolution(None, None)
+    market_percent: float | None = None
+
+    @property
+    def state(self) -> SeasonState:
+        """The state of its season at that time."""
+        return "running" if self.season is None else self.season.state(self.until)
+
+
+class _Judged(NamedTuple):
+    """An entrant's part of a run with its whole hours.
+
+    `off_board` is the reason why it cannot have a rank.
+    """
+
+    model: Model
+    period: EntrantPeriod
+    series: ReturnSeries | None
+    account: AccountPast
+    off_board: str | None
+
+    @property
+    def key(self) -> str:
+        return f"{self.model.id}#{self.record.number}"
+
+    @property
+    def record(self) -> EntrantRecord:
+        return self.period.entrant.record
+
+    def count_trades(self, since: datetime | None = None) -> tuple[int, int]:
+        """Return how many trades it completed since a moment (None: all), and how many of them had no profit."""
+        return self.period.count_after(since or self.period.started_at)
+
+    def luck_until(self, until: datetime) -> LuckRequest:
+        """Return the period to compare with luck, up to a whole hour."""
+        period = self.period
+        end = until if period.ended_at is None else floor_time(period.ended_at, _HOUR)
+        return LuckRequest(period.run, self.record.number, period.started_at, end, period.start_value)
+
+
+class _Part:
+    """The hours and trades of an entrant, or of its replicates together, within a window (None: all)."""
+
+    def __init__(self, group: Sequence[_Judged], since: datetime | None) -> None:
+        series = _joint(group)
+        self.age = 0 if series is None else len(series.values)
+        self.series = series if series is None or since is None else series.within(since, series.end)
+        counts = [entrant.count_trades(since) for entrant in group]
+        self.trades, self.losing_trades = (sum(column) // len(group) for column in zip(*counts, strict=True))
+
+
+class LuckSource(Protocol):
+    """Compares entrants with luck, or gives the reason why it does not (yet)."""
+
+    async def results(self, requests: Sequence[LuckRequest], models: int, /) -> Sequence[Luck | str]: ...
+
+
+class Evidence:
+    """Makes the evidence of entrants from the statistics of the current runs."""
+
+    def __init__(self, database: Database, runs: CurrentRuns, luck: LuckSource, clock: Clock) -> None:
+        self._database = database
+        self._runs = runs
+        self._luck = luck
+        self._clock = clock
+
+    async def report(
+        self, window: RunWindow, variant: VariantId | None = None, model_id: str | None = None
+    ) -> EvidenceReport:
+        """Return the evidence of all entrants, of those of a variant, or of one model.
+
+        All boards are corrected together as one family of all entrants, even if only some are shown.
+        """
+        until = last_whole_hour(self._clock.now())
+        async with self._database.reading() as conn:
+            standing = await read_standing(conn, until)
+            accounts = standing.accounts or await read_accounts(conn)
+        current, until = self._runs.within(standing.scope), standing.ended_at or until
+        runs = await current.refresh()
+        async with self._database.connection() as conn:  # after the runs, so that each has its model
+            models = {model.id: model for model in await select_models(conn)}
+        runs = {key: run for key, run in runs.items() if standing.has(models[key])}
+        family = {key: run for key, run in runs.items() if variant in {None, models[key].variant}}
+        since = None if window == "run" else until - WINDOWS[window]
+        baselines, contenders = current.baselines, count_contenders(runs.values())
+        return await make_report(
+            models, family, baselines, self._luck, until, since, model_id, contenders, standing.season, accounts
+        )
+
+    async def behaviour(self, model_id: str) -> EntrantBehaviour | None:
+        """Return how the current entrant of a model traded until now; None before it is known.
+
+        For an entrant of a season it covers the season.
+        """
+        now = minute_end(self._clock.now())
+        async with self._database.reading() as conn:
+            standing = await read_standing(conn, now)
+            models = {model.id: model for model in await select_models(conn)}
+        is_shown = model_id in models and standing.has(models[model_id])
+        runs = await (self._runs.within(standing.scope) if is_shown else self._runs).refresh()
+        period = present_period(runs[model_id]) if model_id in runs else None
+        if period is None:
+            return None
+        async with self._database.reading() as conn:
+            return await describe_entrant(conn, period, runs, (is_shown and standing.ended_at) or now)
+
+
+def last_whole_hour(now: datetime) -> datetime:
+    """Return the end of the last full hour, up to which there is evidence at a moment."""
+    return floor_time(minute_end(now), _HOUR)
+
+
+async def make_report(
+    models: Mapping[str, Model],
+    runs: Mapping[str, RunStatistics],
+    baselines: Mapping[str, RunStatistics],
+    luck: LuckSource,
+    until: datetime,
+    since: datetime | None = None,
+    model_id: str | None = None,
+    contenders: int | None = None,
+    season: Season | None = None,
+    accounts: Mapping[str, AccountPast] = {},
+) -> EvidenceReport:
+    """Return the evidence of all runs, corrected together, or of one model among them; the window starts at `since`.
+
+    Manually traded runs are not judged; in a season they are listed with that reason. `contenders` is the number of
+    entrants of all boards (None: those of these runs). The runs of a `season` are cut to it. `accounts` hold the past
+    of each account (None: its current run).
+    """
+    contenders = count_contenders(runs.values()) if contenders is None else contenders
+    rules = None if season is None else season.rules
+
+    async def judged(
+        rules: SeasonRules | None, until: datetime
+    ) -> tuple[str | None, list[tuple[_Judged, EntrantEvidence]]]:
+        returns = {key: run.returns(until) for key, run in baselines.items()}
+        periods = await _judged_periods(models, runs, until, rules, accounts)
+        board_rules = NO_SEASON if rules is None else rules.board
+        return await asyncio.to_thread(_judge, periods, returns, since, model_id, contenders, board_rules)
+
+    best, found = await judged(rules, until)
+    before = None if season is None else season.rules_before
+    earlier = {} if before is None else _earlier((await judged(before, min(until, before.end)))[1])
+    tried = await luck.results([period.luck_until(until) for period, _ in found], contenders)
+    shown = [
+        entrant._replace(luck=each, before=earlier.get(period.key))
+        for (period, entrant), each in zip(found, tried, strict=True)
+    ]
+    shown.sort(key=lambda entrant: (not entrant.is_among_best, entrant.model.id, -entrant.record.number))
+    series = [period.series for period, _ in found if period.series is not None and len(period.series.values) > 1]
+    market = baselines.get(BUY_AND_HOLD.id)
+    held = None if market is None else market.returns(until)
+    return EvidenceReport(
+        until,
+        None if best is None else best.rpartition("#")[0],
+        shown,
+        contenders,
+        season,
+        await asyncio.to_thread(_resolution, series, contenders, NO_SEASON if rules is None else rules.board),
+        None if held is None else held.percent,
+    )
+
+
+async def _judged_periods(
+    models: Mapping[str, Model],
+    runs: Mapping[str, RunStatistics],
+    until: datetime,
+    rules: SeasonRules | None,
+    accounts: Mapping[str, AccountPast],
+) -> list[_Judged]:
+    """Return the entrants of the runs, without those of manually traded runs outside a season."""
+    periods: list[_Judged] = []
+    for key, run in runs.items():
+        if rules is not None or run.run.entrant.manual_since is None:
+            past = accounts.get(key) or _past_of(run)
+            periods += [_judged(models[key], period, until, rules, past) for period in run.periods]
+            await asyncio.sleep(0)  # a long season takes a fraction of a millisecond per run
+    return periods
+
+
+def _earlier(found: Sequence[tuple[_Judged, EntrantEvidence]]) -> dict[str, EarlierVerdicts]:
+    """Return what the rules before an amendment say, by entrant."""
+    return {
+        period.key: EarlierVerdicts({each.reference: each.verdict for each in one.comparisons}, one.rank)
+        for period, one in found
+    }
+
+
+def _resolution(series: Sequence[ReturnSeries], contenders: int, rules: BoardRules) -> BoardResolution:
+    """Return what differences a board of these entrants can detect; before the first hours, of assumed ones."""
+    spreads = [float(np.std(each.values)) for each in series if np.isfinite(each.values).all()]
+    volatility = (median(spreads) if spreads else 0.0) or VOLATILITY_ASSUMED
+    own, gain = (
+        median(float(each[-1]) for each in bounds) if bounds else HOURLY_MOVE_MAX
+        for bounds in (
+            [each.loss_bounds for each in series],
+            [each.gain_bounds for each in series],
+        )
+    )
+    bound = own + gain
+    share = rules.level / max(1, rules.family(contenders))
+    now = max((len(each.values) for each in series), default=0)
+    sharpes = [
+        None if hours is None else separable_sharpe(hours, volatility, bound, share) for hours in (now, rules.hours)
+    ]
+    return BoardResolution(*sharpes)
+
+
+def _past_of(run: RunStatistics) -> AccountPast:
+    """Return the past of an account whose only run is this one."""
+    entrants = [
+        PastEntrant(
+            run.run.model_id,
+            run.run.number,
+            period.entrant.record.number,
+            period.entrant.record.fingerprint or "",
+            period.started_at,
+            period.ended_at,
+        )
+        for period in run.periods
+    ]
+    return AccountPast.of([run.as_account_run()], entrants)
+
+
+def _judged(
+    model: Model, period: EntrantPeriod, until: datetime, rules: SeasonRules | None, account: AccountPast
+) -> _Judged:
+    """Return an entrant with its whole hours; the first hour of a run counts even if the run started within it."""
+    series, began_at, ended_at = period.run.returns(until), period.entrant.record.began_at, period.ended_at
+    if series is not None:
+        start = series.start if began_at is None or began_at < series.start + _HOUR else ceil_time(began_at, _HOUR)
+        series = series.within(start, until if ended_at is None else floor_time(ended_at, _HOUR))
+    off_board: str | None
+    if ended_at is not None:
+        off_board = f"it was configured otherwise at {iso(ended_at)}"
+    elif rules is not None:
+        off_board = account.absence(rules, period.entrant.record, period.started_at)
+    else:
+        record = period.entrant.record
+        off_board = None if not record.cycles_due or record.is_ranked else _MISSED
+    return _Judged(model, period, series, account, off_board)
+
+
+def _judge(
+    periods: Sequence[_Judged],
+    baselines: Mapping[str, ReturnSeries | None],
+    since: datetime | None,
+    model_id: str | None,
+    contenders: int,
+    rules: BoardRules,
+) -> tuple[str | None, list[tuple[_Judged, EntrantEvidence]]]:
+    """Return the best entrant, and the evidence of all or of one model; a hundred models take a tenth of a second.
+
+    Replicates share the row of the first one; for a single model among them, its own row has the figures of all.
+    """
+    groups: dict[str, list[_Judged]] = {}
+    for entrant in periods:
+        groups.setdefault(entrant.period.contender, []).append(entrant)
+    board = judge_board([_entrant(group) for group in groups.values()], baselines, since, contenders, rules)
+    shown = [
+        (entrant, group)
+        for group in groups.values()
+        for entrant in (group[:1] if model_id is None else group)
+        if model_id in {None, entrant.model.id}
+    ]
+    parts = [_Part(group, since) for _, group in shown]
+    statements = state_returns((part.series, part.trades) for part in parts)
+    noise = {group[0].key: _noise(group) for group in groups.values()}
+    return board.best, [
+        (entrant, _evidence(entrant, part, statement, board, group, noise[group[0].key], rules))
+        for (entrant, group), part, statement in zip(shown, parts, statements, strict=True)
+    ]
+
+
+def _noise(group: Sequence[_Judged]) -> ReplicateNoise | None:
+    series = {entrant.model.id: entrant.series for entrant in group if entrant.series is not None}
+    return split_variance(series) if len(series) > 1 else None
+
+
+def _joint(group: Sequence[_Judged]) -> ReturnSeries | None:
+    """Return the hours of an entrant, or of its replicates together."""
+    series = [entrant.series for entrant in group if entrant.series is not None]
+    return series[0] if len(series) == 1 else mean_series(series)
+
+
+def _trades(group: Sequence[_Judged]) -> int:
+    return sum(entrant.count_trades()[0] for entrant in group) // len(group)
+
+
+def _entrant(group: Sequence[_Judged]) -> JudgedEntrant:
+    """Return the unit of comparison: an entrant, or its replicates together."""
+    return JudgedEntrant(
+        key=group[0].key,
+        variant=group[0].model.variant,
+        series=_joint(group),
+        trades=_trades(group),
+        attempt=max(entrant.period.run.run.number for entrant in group),
+        is_eligible=all(entrant.off_board is None for entrant in group),
+    )
+
+
+def _off_board(group: Sequence[_Judged], part: _Part, rank: RankInterval | None, age_min: int) -> str | None:
+    """Return why an entrant has no rank; None if it has one."""
+    if rank is not None:
+        return None
+    for entrant in group:
+        if entrant.off_board is not None:
+            return entrant.off_board if len(group) == 1 else f"{entrant.model.id}: {entrant.off_board}"
+    if part.age < age_min:
+        return f"it is {part.age} hours old; a rank needs {age_min}"
+    return missing_trades(_trades(group))
+
+
+def _evidence(
+    judged: _Judged,
+    part: _Part,
+    statement: Statement,
+    board: Board,
+    group: Sequence[_Judged],
+    noise: ReplicateNoise | None,
+    rules: BoardRules,
+) -> EntrantEvidence:
+    """Return the evidence of an entrant, which is compared as part of its group."""
+    period, key = judged.period, group[0].key
+    return EntrantEvidence(
+        model=judged.model,
+        record=judged.record,
+        started_at=period.started_at,
+        ended_at=period.entrant.ended_at,
+        statement=statement,
+        return_percent=None if part.series is None else part.series.percent,
+        trades=part.trades,
+        losing_trades=part.losing_trades,
+        comparisons=board.comparisons[key],
+        is_among_best=key in board.among_best,
+        luck=COMPUTING,
+        replicates=noise,
+        attempt=period.run.run.number,
+        rank=board.ranks.get(key),
+        account=judged.account,
+        age_hours=part.age,
+        off_board=_off_board(group, part, board.ranks.get(key), rules.age_min),
+    )

@@ -1,0 +1,68 @@
+"""Followed accounts: accounts that follow the market by the rules of the exchange, without being in the exchange.
+
+They are the baselines of a service and every account of a backtest.
+"""
+
+from datetime import datetime
+
+import msgspec
+
+from trader.agents.domain.observation import RunHistory
+from trader.agents.sql.agent_view import select_equity_curve, select_lowest_equity
+from trader.database.pool import Connection
+from trader.exchange.domain.account import Account, Marks
+from trader.exchange.domain.ledger import Posting
+from trader.portfolio.domain.baselines import TRADES_KEPT, BaselineState, EquityMarks
+from trader.portfolio.domain.histories import Snapshot, value_account
+from trader.portfolio.snapshots import is_due
+from trader.portfolio.sql.snapshots import LastSnapshot
+
+
+class FollowedAccount:
+    """An account with the history visible to its agent."""
+
+    trades_shown = TRADES_KEPT
+    """How many of its latest completed trades its agent sees."""
+
+    def __init__(self, state: BaselineState) -> None:
+        self.state = state
+        self.equity = EquityMarks()
+        self.last_snapshot: LastSnapshot | None = None
+
+    @property
+    def account(self) -> Account:
+        return self.state.account
+
+    def apply(self, posting: Posting) -> None:
+        self.state = self.state.after(posting)
+
+    def due_snapshot(self, marks: Marks, now: datetime) -> Snapshot | None:
+        """Return the snapshot of this minute; None if none is due or a position has no price yet."""
+        return value_account(self.account, marks, now) if is_due(self.account, self.last_snapshot, now) else None
+
+    def note(self, snapshot: Snapshot) -> None:
+        """Record a snapshot, which must be later than all earlier ones."""
+        self.equity = self.equity.noted(snapshot.created_at, snapshot.net_portfolio)
+        self.last_snapshot = LastSnapshot(snapshot.run_id, snapshot.created_at)
+
+    async def read_equity(self, conn: Connection, now: datetime) -> None:
+        """Read the recorded equity of the account's run."""
+        run_id, midnight = self.account.run.id, now.replace(hour=0, minute=0, second=0, microsecond=0)
+        for mark in await select_equity_curve(conn, self.account.id, run_id):
+            self.equity = self.equity.noted(mark.hour, mark.equity)
+        lowest = await select_lowest_equity(conn, self.account.id, run_id, midnight)
+        self.equity = msgspec.structs.replace(self.equity, lowest=lowest)
+
+    def history(self, now: datetime) -> RunHistory:
+        """Return the run history that the agent sees."""
+        state, account = self.state, self.account
+        return RunHistory(
+            run_id=account.run.id,
+            sequence=account.sequence,
+            hour=now.replace(minute=0, second=0, microsecond=0),
+            trades=state.trades[: self.trades_shown],
+            stats=state.stats,
+            actions=state.last_fills,
+            peak=self.equity.peak,
+            day_opening=self.equity.before(now.date()),
+        )

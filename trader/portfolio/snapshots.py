@@ -1,0 +1,290 @@
+"""Portfolio: snapshots of account values, equity histories, and completed trades."""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple
+from uuid import UUID
+
+import msgspec
+
+from trader.agents.sql.models import select_models
+from trader.core.clock import Clock
+from trader.core.errors import NotFound
+from trader.core.variant_id import VariantId
+from trader.database.partitions import drop_partitions_before, ensure_partitions, week_of
+from trader.database.pool import Database, Page
+from trader.database.relay import RelayReader
+from trader.exchange.domain.account import Account
+from trader.exchange.protocol import Exchange
+from trader.exchange.sql import trades as trades_store
+from trader.portfolio.domain.histories import (
+    RESOLUTIONS,
+    WINDOWS,
+    Point,
+    Resolution,
+    Snapshot,
+    Window,
+    average_by_hour,
+    choose_resolution,
+    floor_to_bucket,
+    minute_end,
+    value_account,
+)
+from trader.portfolio.sql import snapshots as store
+from trader.settings.settings import Settings
+
+log = logging.getLogger("trader.portfolio")
+
+ACTIVE_AFTER_ORDER: Final = timedelta(minutes=10)
+"""How long after its last order an account without positions still counts as active."""
+
+SLICE_BUCKETS: Final = 8
+"""Number of a history's buckets in one text: about 800 records for a hundred models."""
+
+HISTORIES_AT_ONCE: Final = 2
+"""Number of histories that the database computes concurrently; others wait and leave its connections to trading."""
+
+HELD: Final = timedelta(minutes=65)
+"""How long a snapshot stays valid: an idle account has one an hour, plus a few minutes of delay."""
+
+_DAY: Final = timedelta(days=1)
+_MILLISECOND: Final = timedelta(milliseconds=1)
+
+
+class VariantHistories(NamedTuple):
+    """Hourly averages per variant, ascending, and the plain average over the variants."""
+
+    variants: Mapping[VariantId, Sequence[Point]]
+    aggregate: Sequence[Point]
+
+
+class EquityHistory(NamedTuple):
+    """Models' equity over time at one resolution: ascending JSON records, joined by commas into a few texts."""
+
+    chunks: Sequence[bytes]
+    resolution: Resolution
+
+
+class Curves(NamedTuple):
+    """Models' equity on one list of times, the ends of buckets: a JSON record per model."""
+
+    times: Sequence[datetime]
+    resolution: Resolution
+    records: Sequence[bytes]
+
+
+class LiveValues(msgspec.Struct, frozen=True):
+    """The value of every account at one moment. `snapshots_created` is the row count of the last snapshot job."""
+
+    at: datetime
+    values: Mapping[str, Snapshot]
+    snapshots_created: int
+
+
+class PortfolioService:
+    """Snapshots of all accounts, and reads of their history."""
+
+    def __init__(
+        self,
+        database: Database,
+        exchange: Exchange,
+        clock: Clock,
+        settings: Settings,
+        leader: RelayReader | None = None,
+    ) -> None:
+        """With `leader`, another process takes the snapshots."""
+        self._database = database
+        self._exchange = exchange
+        self._clock = clock
+        self._histories = asyncio.Semaphore(HISTORIES_AT_ONCE)
+        self._retention = timedelta(days=settings.snapshot_retention_days)
+        self._last: dict[str, store.LastSnapshot] | None = None
+        self._week: datetime | None = None
+        self._retired_at: datetime | None = None
+        self._created = 0
+        self._leader = leader
+        self.version = 0
+        """Increases each time snapshots are written."""
+
+    def note_written(self) -> None:
+        """Record that another process has written snapshots."""
+        self.version += 1
+
+    # -- the scheduler's job
+
+    async def take_snapshots(self, now: datetime) -> None:
+        """Record account values: active accounts at every call, idle ones once an hour and run."""
+        term = self._exchange.term
+        if term is None:
+            return
+        await self.maintain(now)
+        if self._last is None:
+            async with self._database.connection() as conn:
+                self._last = await store.select_last_snapshots(conn)
+        due = [
+            snapshot
+            for account in self._exchange.accounts.values()
+            if is_due(account, self._last.get(account.id), now) and (snapshot := self._value(account, now)) is not None
+        ]
+        self._created = 0
+        if not due:
+            return
+        due.sort(key=lambda snapshot: snapshot.account_id)
+        try:
+            async with self._database.writing() as conn:
+                self._created = await store.insert_snapshots(conn, due, term)
+        finally:
+            self.version += 1  # an unconfirmed write may have succeeded
+        for snapshot in due:
+            self._last[snapshot.account_id] = store.LastSnapshot(snapshot.run_id, now)
+
+    async def maintain(self, now: datetime) -> None:
+        """Create the partitions of this week and the next, and once a day drop those beyond the retention.
+
+        Idempotent, and cheap if there is nothing to do.
+        """
+        if self._week != week_of(now):
+            async with self._database.writing() as conn:
+                await ensure_partitions(conn, now)
+            self._week = week_of(now)
+        if self._retired_at is None or now - self._retired_at >= _DAY:
+            async with self._database.writing() as conn:
+                dropped = await drop_partitions_before(conn, now - self._retention)
+            self._retired_at = now
+            if dropped:
+                log.info("Dropped %s: older than %d days.", ", ".join(dropped), self._retention.days)
+
+    def _value(self, account: Account, at: datetime) -> Snapshot | None:
+        snapshot = value_account(account, self._exchange.marks(), at)
+        if snapshot is None:
+            log.warning("%s has no snapshot: no price of one of its markets is known yet.", account.id)
+        return snapshot
+
+    # -- live
+
+    def live(self) -> LiveValues:
+        """Return the current value of every account. Accounts whose markets have no price yet are absent."""
+        now, marks = self._clock.now(), self._exchange.marks()
+        values = (value_account(account, marks, now) for account in self._exchange.accounts.values())
+        return LiveValues(now, {value.account_id: value for value in values if value is not None}, self.created)
+
+    @property
+    def created(self) -> int:
+        """How many rows the last snapshot job wrote."""
+        if self._leader is None:
+            return self._created
+        return 0 if self._leader.view is None else self._leader.view.snapshots_created
+
+    def equity(self) -> dict[str, float]:
+        """Return the current value of each account by id."""
+        return {account_id: float(value.net_portfolio) for account_id, value in self.live().values.items()}
+
+    # -- the past
+
+    async def variant_history(self, window: Window) -> VariantHistories:
+        """Return the average of the window's snapshots per variant and hour; variants without snapshots are empty."""
+        async with self._database.connection() as conn:
+            rows = await store.select_variant_hours(conn, minute_end(self._clock.now()) - WINDOWS[window])
+        histories: dict[VariantId, list[Point]] = {variant: [] for variant in VariantId}
+        for row in rows:
+            histories[row.variant].append(Point(row.hour, row.value))
+        return VariantHistories(histories, average_by_hour(histories.values()))
+
+    async def history(
+        self,
+        *,
+        model_id: str | None = None,
+        variant: VariantId | None = None,
+        start: datetime,
+        end: datetime,
+        points_max: int,
+    ) -> EquityHistory:
+        """Return the equity of models within [start, end]: the last snapshot of each bucket, `points_max` per model.
+
+        Beyond the retention the finest resolution is hourly.
+        """
+        start, resolution = self._fitting(start, end, points_max)
+        bucket = RESOLUTIONS[resolution]
+        asked = store.HistoryRange(model_id, variant, start, end, bucket)
+        async with self._histories, self._database.connection() as conn:
+            return EquityHistory(await store.select_history(conn, asked, SLICE_BUCKETS * bucket), resolution)
+
+    async def equity_curves(
+        self,
+        *,
+        model_id: str | None = None,
+        variant: VariantId | None = None,
+        start: datetime,
+        end: datetime,
+        points_max: int,
+        baselines: bool = False,
+    ) -> Curves:
+        """Return the equity of models within [start, end] on one list of at most `points_max` times.
+
+        With `baselines`, the variant's baselines (or all) follow.
+        """
+        end = min(end, max(start, minute_end(self._clock.now())))  # the future has no records
+        start, resolution = self._fitting(min(start, end), end, points_max)
+        bucket = RESOLUTIONS[resolution]
+        first = floor_to_bucket(start, bucket)
+        last = max(first, floor_to_bucket(end - min(_MILLISECOND, end - start), bucket))
+        grid = store.CurveGrid(model_id, variant, first, last, bucket, end, HELD, baselines)
+        async with self._histories, self._database.connection() as conn:
+            records = await store.select_equity_curves(conn, grid)
+        times = [first + number * bucket for number in range(1, (last - first) // bucket + 2)]
+        return Curves(times, resolution, records)
+
+    def _fitting(self, start: datetime, end: datetime, points_max: int) -> tuple[datetime, Resolution]:
+        """Return the resolution of a range, and its start, which is later if even the coarsest has too many points."""
+        now = minute_end(self._clock.now())
+        resolution = choose_resolution(start, end, points_max, now - self._retention)
+        bucket = RESOLUTIONS[resolution]
+        if end - start >= points_max * bucket:  # show the latest part up to now
+            start = max(start, floor_to_bucket(min(end, max(start, now)), bucket) - (points_max - 1) * bucket)
+        return start, resolution
+
+    async def trades(
+        self,
+        *,
+        account_id: str | None = None,
+        variant: VariantId | None = None,
+        symbol: str | None = None,
+        page: Page,
+    ) -> list[trades_store.ModelTrade]:
+        """Return the latest completed trades of one account, variant or market, or of all (None), newest first.
+
+        Includes trades of earlier runs.
+        """
+        async with self._database.reading() as conn:
+            if variant is not None:
+                chosen = [model.id for model in await select_models(conn) if model.variant is variant]
+                accounts = [each for each in chosen if account_id in (None, each)]
+            elif account_id is not None:
+                accounts = [account_id]
+            else:
+                return await trades_store.select_trades(conn, page, symbol)
+            return await trades_store.select_account_trades(conn, accounts, page, symbol)
+
+    async def trade(self, trade_id: UUID) -> trades_store.WholeTrade:
+        """Return one position or completed trade with its fills, by its id or the id of an order that filled in it.
+
+        :raises NotFound: there is no such trade
+        """
+        async with self._database.reading() as conn:
+            trade = await trades_store.select_trade(conn, trade_id)
+        if trade is None:
+            raise NotFound(f"There is no trade {trade_id}")
+        return trade
+
+
+def is_due(account: Account, last: store.LastSnapshot | None, now: datetime) -> bool:
+    """Return whether the account's snapshot of this minute is due: an idle account has one an hour."""
+    if not account.is_idle:
+        return True
+    if account.last_order_at is not None and now - account.last_order_at <= ACTIVE_AFTER_ORDER:
+        return True
+    if last is None or last.run_id != account.run.id:
+        return True
+    return last.created_at < now.replace(minute=0, second=0, microsecond=0)

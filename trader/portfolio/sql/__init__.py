@@ -1,0 +1,1 @@
+"""SQL of snapshots, rollups, analytics and seasons."""

@@ -1,0 +1,420 @@
+"""SQL of analytics: the current runs of the models, their failed invocations, and their comparisons with luck."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from decimal import Decimal
+from typing import NamedTuple
+from uuid import UUID
+
+from trader.agents.domain.entrants import NO_RECORD, EntrantRecord
+from trader.agents.domain.invocations import Invocation
+from trader.agents.sql.models import FILLS_BY_HAND
+from trader.core.variant_id import VariantId
+from trader.database.pool import Connection, Page, part_of_row
+from trader.portfolio.domain.luck import Luck
+
+
+class InvocationTotals(NamedTuple):
+    """Counts of invocations by outcome, and their cost (None: no provider reported one).
+
+    `tool_failed` counts completed invocations in which a tool call failed, so `failed + tool_failed` counts each once.
+    `unmetered_attempts` may have cost tokens beyond those counted, and `unpriced_steps` have a cost beyond that known.
+    """
+
+    finished: int = 0
+    failed: int = 0
+    tool_failed: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost_usd: Decimal | None = None
+    unmetered_attempts: int = 0
+    unpriced_steps: int = 0
+
+
+class CurrentRun(NamedTuple):
+    """A model's run with its invocations. `entrant` is the model's current one, with its part of the run.
+
+    `number` counts the runs of the account: a reset begins the next one. In a `season` (0: none), everything is of the
+    season: it starts with the season or later, with the account's equity then, and has no hours or trades from `until`
+    on. `leverage` is the account's largest before.
+    """
+
+    model_id: str
+    run_id: UUID
+    initial_capital: Decimal
+    started_at: datetime
+    totals: InvocationTotals = InvocationTotals()
+    entrant: EntrantRecord = NO_RECORD
+    number: int = 1
+    season: int = 0
+    until: datetime | None = None
+    leverage: float = 1.0
+
+
+# Without a moment ($1) everything is current. Invocation counts cover the whole run, or the season ($2).
+SELECT_CURRENT_RUNS = f"""
+SELECT m.id AS model_id, r.id AS run_id, r.number AS run_number, r.initial_capital, r.started_at,
+       c.finished, c.failed, c.tool_failed, c.input_tokens, c.output_tokens, c.cost_usd, c.unmetered_attempts,
+       c.unpriced_steps, coalesce(e.number, 0) AS number, e.fingerprint, e.began_at,
+       coalesce(o.finished - o.failed, 0) AS cycles_decided, coalesce(o.finished + o.missed, 0) AS cycles_due,
+       (SELECT min(f.created_at) FROM {FILLS_BY_HAND}
+        AND f.created_at < coalesce($1::timestamptz, 'infinity')) AS manual_since,
+       CASE WHEN m.provider = 'external' THEN declared_in(e.configuration) END AS declared
+FROM models m
+JOIN runs r ON r.account_id = m.id AND (r.ended_at IS NULL OR r.ended_at >= $1)
+    AND r.started_at < coalesce($1::timestamptz, 'infinity')
+CROSS JOIN LATERAL (
+    SELECT coalesce(sum(finished), 0)::bigint AS finished, coalesce(sum(failed), 0)::bigint AS failed,
+           coalesce(sum(tool_failed), 0)::bigint AS tool_failed,
+           coalesce(sum(input_tokens), 0)::bigint AS input_tokens,
+           coalesce(sum(output_tokens), 0)::bigint AS output_tokens, sum(cost_usd) AS cost_usd,
+           coalesce(sum(unmetered_attempts), 0)::bigint AS unmetered_attempts,
+           coalesce(sum(unpriced_steps), 0)::bigint AS unpriced_steps
+    FROM invocation_counts WHERE model_id = m.id AND run_number = r.number AND season = coalesce($2, season)
+) c
+LEFT JOIN LATERAL (
+    SELECT number, fingerprint, began_at, configuration
+    FROM entrants WHERE model_id = m.id AND began_at < coalesce($1::timestamptz, 'infinity')
+    ORDER BY number DESC LIMIT 1
+) e ON true
+CROSS JOIN LATERAL (
+    SELECT sum(finished)::bigint AS finished, sum(failed)::bigint AS failed, sum(missed)::bigint AS missed
+    FROM invocation_counts
+    WHERE model_id = m.id AND run_number = r.number AND entrant = coalesce(e.number, 0)
+      AND season = coalesce($2, season)
+) o
+ORDER BY m.id
+"""  # noqa: S608 - a constant of this package
+
+
+async def select_current_runs(
+    conn: Connection, at: datetime | None = None, season: int | None = None
+) -> dict[str, CurrentRun]:
+    """Return the run of every model whose account was open at a moment (None: now).
+
+    The invocations are those of a season, or of the whole run; everything else is of the whole run.
+    """
+    return {
+        row["model_id"]: CurrentRun(
+            model_id=row["model_id"],
+            run_id=row["run_id"],
+            initial_capital=row["initial_capital"],
+            started_at=row["started_at"],
+            totals=part_of_row(row, InvocationTotals),
+            entrant=part_of_row(row, EntrantRecord),
+            number=row["run_number"],
+        )
+        for row in await conn.fetch(SELECT_CURRENT_RUNS, at, season)
+    }
+
+
+class RunEntrant(NamedTuple):
+    """An entrant that decided in its model's current run; `ended_at` is the next one's start, None for the last.
+
+    `equity` is the account's value at its start, from the preceding snapshot; None if that is no longer retained, or if
+    the entrant started with the run.
+    """
+
+    model_id: str
+    record: EntrantRecord
+    ended_at: datetime | None
+    equity: Decimal | None
+    totals: InvocationTotals
+
+
+SELECT_RUN_ENTRANTS = f"""
+SELECT m.id AS model_id, e.ended_at, s.net_portfolio AS equity, c.*,
+       coalesce(e.number, 0) AS number, e.fingerprint, e.began_at, c.finished - c.failed AS cycles_decided,
+       c.finished + c.missed AS cycles_due,
+       (SELECT min(f.created_at) FROM {FILLS_BY_HAND}
+        AND f.created_at < coalesce($1::timestamptz, 'infinity')) AS manual_since,
+       CASE WHEN m.provider = 'external' THEN declared_in(e.configuration) END AS declared
+FROM models m
+JOIN runs r ON r.account_id = m.id AND (r.ended_at IS NULL OR r.ended_at >= $1)
+    AND r.started_at < coalesce($1::timestamptz, 'infinity')
+LEFT JOIN LATERAL (
+    SELECT number, fingerprint, began_at, configuration, lead(began_at) OVER (ORDER BY number) AS ended_at
+    FROM entrants WHERE model_id = m.id AND began_at < coalesce($1::timestamptz, 'infinity')
+) e ON e.ended_at IS NULL OR e.ended_at > greatest(r.started_at, $3)
+CROSS JOIN LATERAL (
+    SELECT coalesce(sum(finished), 0)::bigint AS finished, coalesce(sum(failed), 0)::bigint AS failed,
+           coalesce(sum(missed), 0)::bigint AS missed, coalesce(sum(tool_failed), 0)::bigint AS tool_failed,
+           coalesce(sum(input_tokens), 0)::bigint AS input_tokens,
+           coalesce(sum(output_tokens), 0)::bigint AS output_tokens, sum(cost_usd) AS cost_usd,
+           coalesce(sum(unmetered_attempts), 0)::bigint AS unmetered_attempts,
+           coalesce(sum(unpriced_steps), 0)::bigint AS unpriced_steps
+    FROM invocation_counts
+    WHERE model_id = m.id AND run_number = r.number AND entrant = coalesce(e.number, 0)
+      AND season = coalesce($2, season)
+) c
+LEFT JOIN LATERAL (
+    SELECT net_portfolio FROM portfolio_snapshots
+    WHERE account_id = m.id AND created_at <= e.began_at AND created_at > e.began_at - interval '1 hour'
+      AND run_id = r.id
+    ORDER BY created_at DESC
+    LIMIT 1
+) s ON e.began_at > r.started_at
+ORDER BY m.id, e.number
+"""  # noqa: S608 - a constant of this package
+
+
+async def select_run_entrants(
+    conn: Connection, at: datetime | None = None, season: int | None = None, since: datetime | None = None
+) -> list[RunEntrant]:
+    """Return the entrants up to a moment (None: now) of every model's run at that time, each model's in order.
+
+    In a season they are those that decided `since` its start, with its cycles and costs. A model that was never invoked
+    has one unknown entrant.
+    """
+    return [
+        RunEntrant(
+            model_id=row["model_id"],
+            record=part_of_row(row, EntrantRecord),
+            ended_at=row["ended_at"],
+            equity=row["equity"],
+            totals=part_of_row(row, InvocationTotals),
+        )
+        for row in await conn.fetch(SELECT_RUN_ENTRANTS, at, season, since)
+    ]
+
+
+class TradeTotals(NamedTuple):
+    """A group of completed trades, named by `key`: how many, how many won, and their sums."""
+
+    key: str
+    trades: int
+    won: int
+    gross_pnl: Decimal
+    fees: Decimal
+    funding: Decimal
+    net_pnl: Decimal
+
+
+SELECT_TRADE_TOTALS = """
+SELECT CASE $1::text
+           WHEN 'day' THEN to_char(o.closed_at AT TIME ZONE 'UTC', 'YYYY-MM-DD')
+           WHEN 'week' THEN to_char(date_trunc('week', o.closed_at AT TIME ZONE 'UTC'), 'YYYY-MM-DD')
+           WHEN 'market' THEN o.symbol
+           WHEN 'side' THEN o.side
+           ELSE o.close_reason
+       END AS key,
+       count(*) AS trades, count(*) FILTER (WHERE o.net_pnl > 0) AS won, sum(o.gross_pnl) AS gross_pnl,
+       sum(o.fees) AS fees, sum(o.funding) AS funding, sum(o.net_pnl) AS net_pnl
+FROM models m
+JOIN runs r ON r.account_id = m.id AND r.ended_at IS NULL
+JOIN orders o ON o.run_id = r.id AND o.status = 'CLOSED'
+WHERE ($2::text IS NULL OR m.id = $2) AND ($3::text IS NULL OR m.variant = $3)
+GROUP BY key
+ORDER BY key
+"""
+
+
+async def select_trade_totals(
+    conn: Connection, by: str, model_id: str | None, variant: VariantId | None
+) -> list[TradeTotals]:
+    """Return the completed trades of current runs by `day`, `week`, `market`, `side` or `reason`, ascending."""
+    return [TradeTotals(**row) for row in await conn.fetch(SELECT_TRADE_TOTALS, by, model_id, variant)]
+
+
+SELECT_FAILURES = """
+SELECT id, model_id, status, failure_reason, response, step_count, input_tokens, output_tokens, cost_usd, started_at,
+       finished_at, entrant, unmetered_attempts, unpriced_steps
+FROM invocations
+WHERE (status IN ('failed', 'timeout') OR (status = 'completed' AND failed_tool_calls > 0))
+  AND started_at < coalesce($2::timestamptz, 'infinity')
+ORDER BY started_at DESC, id
+LIMIT $1 OFFSET $3
+"""
+
+
+async def select_failures(conn: Connection, page: Page) -> list[Invocation]:
+    """Return the latest invocations that failed, or in which a tool call failed, newest first."""
+    return [Invocation(**row) for row in await conn.fetch(SELECT_FAILURES, *page)]
+
+
+SELECT_MODEL_FAILURES = """
+SELECT i.id, i.model_id, i.status, i.failure_reason, i.response, i.step_count, i.input_tokens, i.output_tokens,
+       i.cost_usd, i.started_at, i.finished_at, i.entrant, i.unmetered_attempts, i.unpriced_steps
+FROM unnest($1::text[]) AS m (id)
+CROSS JOIN LATERAL (
+    SELECT * FROM invocations
+    WHERE model_id = m.id
+      AND (status IN ('failed', 'timeout') OR (status = 'completed' AND failed_tool_calls > 0))
+      AND started_at < coalesce($3::timestamptz, 'infinity')
+    ORDER BY started_at DESC, id
+    LIMIT $2::bigint + $4::bigint
+) i
+ORDER BY i.started_at DESC, i.id
+LIMIT $2 OFFSET $4
+"""
+
+
+async def select_model_failures(conn: Connection, model_ids: Sequence[str], page: Page) -> list[Invocation]:
+    """Return the latest failures of these models, newest first."""
+    return [Invocation(**row) for row in await conn.fetch(SELECT_MODEL_FAILURES, model_ids, *page)]
+
+
+class AccountRun(NamedTuple):
+    """A run of a model's account within a span of hours, and the account's value at its start and its end.
+
+    `manual_since` is the time of the first manual trade in the run.
+    """
+
+    account_id: str
+    started_at: datetime
+    first: Decimal
+    last: Decimal
+    manual_since: datetime | None = None
+
+
+# The next run overwrites the last hour of a reset run, but its positions are closed by then, so its books give its
+# value.
+SELECT_ACCOUNT_RUNS = f"""
+SELECT r.account_id, greatest(r.started_at, $1) AS started_at, coalesce(b.last, r.initial_capital) AS first,
+       coalesce(e.cash, h.last, r.initial_capital) AS last,
+       (SELECT min(f.created_at) FROM {FILLS_BY_HAND}
+        AND f.created_at < coalesce($2::timestamptz, 'infinity')) AS manual_since
+FROM models m
+JOIN runs r ON r.account_id = m.id
+LEFT JOIN LATERAL (
+    SELECT last FROM portfolio_hourly WHERE account_id = r.account_id AND run_id = r.id AND hour < $1
+    ORDER BY hour DESC LIMIT 1
+) b ON true
+LEFT JOIN LATERAL (
+    SELECT last FROM portfolio_hourly
+    WHERE account_id = r.account_id AND run_id = r.id AND hour < coalesce($2::timestamptz, 'infinity')
+    ORDER BY hour DESC LIMIT 1
+) h ON true
+LEFT JOIN LATERAL (
+    SELECT r.initial_capital + coalesce(sum(gross_pnl - fees + funding + insurance), 0) AS cash
+    FROM orders WHERE run_id = r.id
+) e ON r.ended_at < coalesce($2::timestamptz, 'infinity')
+WHERE r.started_at < coalesce($2::timestamptz, 'infinity')
+  AND coalesce(r.ended_at, 'infinity') > coalesce($1, '-infinity')
+ORDER BY r.account_id, r.number
+"""  # noqa: S608 - a constant of this package
+
+
+async def select_account_runs(
+    conn: Connection, since: datetime | None = None, until: datetime | None = None
+) -> list[AccountRun]:
+    """Return every run, also ended ones, of the models' accounts in the hours from `since` to `until` (None: all)."""
+    return [AccountRun(**row) for row in await conn.fetch(SELECT_ACCOUNT_RUNS, since, until)]
+
+
+class Worth(NamedTuple):
+    """An account's last hourly equity before a moment, and its largest leverage until then (None: unknown)."""
+
+    last: Decimal
+    leverage: float | None
+
+
+SELECT_WORTHS = """
+SELECT w.account_id, b.last, b.leverage
+FROM unnest($1::text[], $2::uuid[]) AS w (account_id, run_id)
+CROSS JOIN LATERAL (
+    SELECT (array_agg(last ORDER BY hour DESC))[1] AS last, max(leverage) AS leverage
+    FROM portfolio_hourly WHERE account_id = w.account_id AND run_id = w.run_id AND hour < $3
+) b
+WHERE b.last IS NOT NULL
+ORDER BY w.account_id
+"""
+
+
+async def select_worths(conn: Connection, runs: Sequence[CurrentRun], before: datetime) -> dict[str, Worth]:
+    """Return what the accounts of these runs were worth before a moment, by account; none without an hour before."""
+    keys = [run.model_id for run in runs], [run.run_id for run in runs]
+    return {row["account_id"]: part_of_row(row, Worth) for row in await conn.fetch(SELECT_WORTHS, *keys, before)}
+
+
+class PastEntrant(NamedTuple):
+    """An entrant in a run of its model's account; `ended_at` is None for the current one."""
+
+    model_id: str
+    run_number: int
+    number: int
+    fingerprint: str
+    began_at: datetime
+    ended_at: datetime | None
+
+
+SELECT_PAST_ENTRANTS = """
+SELECT r.account_id AS model_id, r.number AS run_number, e.number, e.fingerprint,
+       greatest(r.started_at, e.began_at, $1) AS began_at,
+       CASE
+           WHEN least(r.ended_at, e.ended_at) < coalesce($2::timestamptz, 'infinity') THEN least(r.ended_at, e.ended_at)
+       END AS ended_at
+FROM models m
+JOIN runs r ON r.account_id = m.id
+JOIN LATERAL (
+    SELECT number, fingerprint, began_at, lead(began_at) OVER (ORDER BY number) AS ended_at
+    FROM entrants WHERE model_id = m.id
+) e ON e.fingerprint IS NOT NULL
+    AND e.began_at < least(r.ended_at, $2, 'infinity')
+    AND coalesce(e.ended_at, 'infinity') > greatest(r.started_at, $1)
+WHERE r.started_at < coalesce($2, 'infinity') AND coalesce(r.ended_at, 'infinity') > coalesce($1, '-infinity')
+ORDER BY r.account_id, r.number, e.number
+"""
+
+
+async def select_past_entrants(
+    conn: Connection, since: datetime | None = None, until: datetime | None = None
+) -> list[PastEntrant]:
+    """Return the entrants of the models in each of their runs in the hours from `since` to `until` (None: all)."""
+    return [PastEntrant(**row) for row in await conn.fetch(SELECT_PAST_ENTRANTS, since, until)]
+
+
+class StoredLuck(NamedTuple):
+    """The comparison of an entrant in a run, at its last look."""
+
+    run_id: UUID
+    entrant: int
+    season: int
+    luck: Luck
+
+
+SELECT_LUCK = """
+SELECT l.run_id, l.entrant, l.season, l.hours, l.looks, l.traders, l.trades, l.return_percent, l.quantile_percent,
+       l.p_value, l.low_percent, l.median_percent, l.high_percent
+FROM luck l JOIN runs r ON r.id = l.run_id AND r.ended_at IS NULL
+ORDER BY l.run_id, l.entrant
+"""
+
+
+async def select_luck(conn: Connection) -> list[StoredLuck]:
+    """Return the comparisons of the current runs."""
+    rows = await conn.fetch(SELECT_LUCK)
+    return [StoredLuck(row["run_id"], row["entrant"], row["season"], part_of_row(row, Luck)) for row in rows]
+
+
+UPSERT_LUCK = """
+INSERT INTO luck (run_id, entrant, season, hours, looks, traders, trades, return_percent, quantile_percent, p_value,
+                  low_percent, median_percent, high_percent)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)
+ON CONFLICT (run_id, entrant, season) DO UPDATE
+SET hours = excluded.hours, looks = excluded.looks, traders = excluded.traders, trades = excluded.trades,
+    return_percent = excluded.return_percent,
+    quantile_percent = excluded.quantile_percent, p_value = excluded.p_value, low_percent = excluded.low_percent,
+    median_percent = excluded.median_percent, high_percent = excluded.high_percent
+"""
+
+
+async def upsert_luck(conn: Connection, comparison: StoredLuck) -> None:
+    """Save a comparison, replacing the entrant's last one."""
+    luck = comparison.luck
+    await conn.execute(
+        UPSERT_LUCK,
+        comparison.run_id,
+        comparison.entrant,
+        comparison.season,
+        luck.hours,
+        luck.looks,
+        luck.traders,
+        luck.trades,
+        luck.return_percent,
+        luck.quantile_percent,
+        luck.p_value,
+        luck.low_percent,
+        luck.median_percent,
+        luck.high_percent,
+    )

@@ -1,0 +1,94 @@
+"""SQL of baselines: their runs and states. Their values are in the portfolio snapshots, under their ids."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from decimal import Decimal
+from typing import NamedTuple
+from uuid import UUID
+
+import asyncpg
+import msgspec
+
+from trader.core.variant_id import VariantId
+from trader.database.pool import Connection
+from trader.portfolio.domain.baselines import Baseline, BaselineState
+
+
+class BaselineRun(NamedTuple):
+    baseline: Baseline
+    run_id: UUID
+    initial_capital: Decimal
+    started_at: datetime
+
+
+SELECT_BASELINES = """
+SELECT id, name, variant, run_id, initial_capital, started_at FROM baselines ORDER BY id
+"""
+
+
+async def select_baselines(conn: Connection) -> list[BaselineRun]:
+    return [
+        BaselineRun(_baseline(row), row["run_id"], row["initial_capital"], row["started_at"])
+        for row in await conn.fetch(SELECT_BASELINES)
+    ]
+
+
+class SavedBaseline(NamedTuple):
+    """A saved baseline that includes every tick until `seen_until`."""
+
+    baseline: Baseline
+    state: BaselineState
+    seen_until: datetime
+
+
+SELECT_BASELINE_STATES = "SELECT id, name, variant, state, seen_until FROM baselines ORDER BY id"
+
+
+async def select_baseline_states(conn: Connection) -> list[SavedBaseline]:
+    """Return every baseline as it was saved."""
+    return [
+        SavedBaseline(_baseline(row), msgspec.convert(row["state"], BaselineState), row["seen_until"])
+        for row in await conn.fetch(SELECT_BASELINE_STATES)
+    ]
+
+
+def _baseline(row: asyncpg.Record) -> Baseline:
+    return Baseline(row["id"], row["name"], None if row["variant"] is None else VariantId(row["variant"]))
+
+
+UPSERT_BASELINES = """
+INSERT INTO baselines AS b (id, name, variant, run_id, initial_capital, started_at, state, seen_until)
+SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::uuid[], $5::numeric[], $6::timestamptz[],
+                     $7::jsonb[], $8::timestamptz[])
+WHERE $9::bigint IS NULL OR (SELECT term FROM service_state) = $9
+ON CONFLICT (id) DO UPDATE
+SET name = excluded.name, run_id = excluded.run_id, initial_capital = excluded.initial_capital,
+    started_at = excluded.started_at, state = excluded.state, seen_until = excluded.seen_until
+"""
+
+
+async def upsert_baselines(conn: Connection, baselines: Sequence[SavedBaseline], term: int | None = None) -> None:
+    """Save the states of baselines; with a `term`, only while it lasts."""
+    runs = [saved.state.account.run for saved in baselines]
+    await conn.execute(
+        UPSERT_BASELINES,
+        [saved.baseline.id for saved in baselines],
+        [saved.baseline.name for saved in baselines],
+        [saved.baseline.variant for saved in baselines],
+        [run.id for run in runs],
+        [run.initial_capital for run in runs],
+        [run.started_at for run in runs],
+        [msgspec.to_builtins(saved.state) for saved in baselines],
+        [saved.seen_until for saved in baselines],
+        term,
+    )
+
+
+UPDATE_BASELINES_SEEN = """
+UPDATE baselines SET seen_until = $1 WHERE seen_until <> $1 AND (SELECT term FROM service_state) = $2
+"""
+
+
+async def update_baselines_seen(conn: Connection, until: datetime, term: int) -> None:
+    """Record that every baseline includes every tick until a time; only while the term lasts."""
+    await conn.execute(UPDATE_BASELINES_SEEN, until, term)

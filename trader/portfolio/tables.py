@@ -1,0 +1,235 @@
+"""Tables of a result: trades, fills, equity by minute and decisions, in files and as typed columns.
+
+    >>> from trader import results
+    >>> run = results.load("backtest")
+    >>> run.trades["net_pnl"].sum()            # a numpy array
+    >>> run.equity.frame().pivot(index="at", columns="account", values="equity")
+
+Numbers are doubles; the exact amounts are in the ledger, or in the database.
+"""
+
+import csv
+import importlib
+import math
+from array import array
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from trader.core.errors import SettingsError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Format = Literal["csv", "parquet"]
+ColumnKind = Literal["time", "text", "number", "flag"]
+
+COLUMNS: Final[Mapping[str, Mapping[str, ColumnKind]]] = {
+    "trades": {
+        "account": "text", "symbol": "text", "side": "text", "quantity": "number", "entry_price": "number",
+        "exit_price": "number", "leverage": "number", "gross_pnl": "number", "fees": "number", "funding": "number",
+        "net_pnl": "number", "close_reason": "text", "confidence": "number", "opened_at": "time", "closed_at": "time",
+    },
+    "fills": {
+        "at": "time", "account": "text", "symbol": "text", "side": "text", "quantity": "number", "price": "number",
+        "fee": "number", "maker": "flag", "cause": "text",
+    },
+    "equity": {"at": "time", "account": "text", "equity": "number", "cash": "number", "unrealized": "number"},
+    "decisions": {
+        "at": "time", "account": "text", "tool": "text", "symbol": "text", "status": "text", "rule": "text",
+        "reason": "text",
+    },
+    "models": {
+        "account": "text", "name": "text", "variant": "text", "provider": "text", "router_model": "text",
+        "owner": "text", "replicate_of": "text", "training_cutoff": "text", "created_at": "time",
+    },
+    "runs": {
+        "account": "text", "run": "text", "is_baseline": "flag", "number": "number", "capital": "number",
+        "started_at": "time", "leverage": "number", "cost_usd": "number",
+    },
+    "past_runs": {
+        "account": "text", "started_at": "time", "first": "number", "last": "number", "manual_since": "time",
+    },
+    "past_entrants": {
+        "account": "text", "run_number": "number", "number": "number", "fingerprint": "text", "began_at": "time",
+        "ended_at": "time",
+    },
+    "entrants": {
+        "account": "text", "number": "number", "fingerprint": "text", "began_at": "time", "ended_at": "time",
+        "finished": "number", "decided": "number", "due": "number", "manual_since": "time", "declared": "text",
+    },
+    "hours": {"account": "text", "hour": "time", "equity": "number", "at": "time", "leverage": "number"},
+    "positions": {
+        "account": "text", "symbol": "text", "is_long": "flag", "quantity": "number", "entry_notional": "number",
+        "exit_notional": "number", "gross": "number", "fees": "number", "net": "number", "reason": "text",
+        "stop": "number", "target": "number", "opened_at": "time", "closed_at": "time", "lowest": "number",
+        "highest": "number",
+    },
+    "payments": {"at": "time", "account": "text", "kind": "text", "symbol": "text", "amount": "number"},
+    "plan_changes": {"account": "text", "symbol": "text", "at": "time"},
+    "closes": {"symbol": "text", "hour": "time", "close": "number"},
+}  # fmt: skip
+"""The columns of each table: the tables of a result, and the tables behind the card of a season.
+
+`status` of a decision is ok, rejected (then with the rule and the reason) or failed.
+"""
+
+_CODES: Final[Mapping[ColumnKind, str]] = {"time": "q", "number": "d", "flag": "b"}
+_NO_TIME: Final = int(np.datetime64("NaT", "ms").astype(np.int64))
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Table:
+    """A table with a name in `COLUMNS`. Times are UTC, in numpy without a zone; missing values are NaN or ''."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._kinds = COLUMNS[name]
+        self._columns: dict[str, Any] = {
+            column: [] if kind == "text" else array(_CODES[kind]) for column, kind in self._kinds.items()
+        }
+        self._add = [(self._columns[column].append, _TO_COLUMN[kind]) for column, kind in self._kinds.items()]
+
+    def add(self, *values: Any) -> None:
+        """Add a row, in the order of the columns."""
+        for (append, convert), value in zip(self._add, values, strict=True):
+            append(convert(value))
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows as Python values, times with their zone; None for missing values."""
+        convert = [_OF_COLUMN[kind] for kind in self._kinds.values()]
+        for cells in zip(*self._columns.values(), strict=True):
+            yield tuple(each(cell) for each, cell in zip(convert, cells, strict=True))
+
+    def __len__(self) -> int:
+        return len(next(iter(self._columns.values())))
+
+    def __getitem__(self, column: str) -> npt.NDArray[Any]:
+        """Return a column: datetime64[ms], float64, bool, or text as objects."""
+        match self._kinds[column]:
+            case "time":
+                return np.array(self._columns[column], dtype="datetime64[ms]")
+            case "text":
+                return np.array(self._columns[column], dtype=object)
+            case "flag":
+                return np.array(self._columns[column], dtype=np.bool_)
+            case "number":
+                return np.array(self._columns[column], dtype=np.float64)
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Return all columns by name."""
+        return {column: self[column] for column in self._kinds}
+
+    def frame(self) -> "pd.DataFrame":
+        """Return the table as a DataFrame with times in UTC. Requires pandas."""
+        pandas = extra("pandas")
+        frame: pd.DataFrame = pandas.DataFrame(self.arrays())
+        for column, kind in self._kinds.items():
+            if kind == "time":
+                frame[column] = frame[column].dt.tz_localize("UTC")
+        return frame
+
+    def write(self, folder: Path, form: Format) -> None:
+        """Write the table to a file named after it. Raises `OSError`, and `SettingsError` without pyarrow."""
+        file = folder / f"{self.name}.{form}"
+        if form == "parquet":
+            extra("pyarrow.parquet").write_table(extra("pyarrow").table(self.arrays()), file)
+            return
+        columns = [
+            np.datetime_as_string(self[column], unit="ms", timezone="UTC") if kind == "time" else self._columns[column]
+            for column, kind in self._kinds.items()
+        ]
+        with file.open("w", encoding="utf-8", newline="") as lines:
+            writer = csv.writer(lines)
+            writer.writerow(self._kinds)
+            writer.writerows(zip(*columns, strict=True))
+
+
+class Results(NamedTuple):
+    """The tables of a backtest or of an export."""
+
+    trades: Table
+    fills: Table
+    equity: Table
+    decisions: Table
+
+
+def empty() -> Results:
+    """Return the tables without rows."""
+    return Results(*(Table(name) for name in Results._fields))
+
+
+def check_format(form: Format) -> None:
+    """Check that files of this format can be written. Raises `SettingsError`."""
+    if form == "parquet":
+        extra("pyarrow.parquet")
+
+
+def load(path: str | Path) -> Results:
+    """Return the tables in the folder of a backtest or of an export.
+
+    :raises SettingsError: a table is missing or has other columns; Parquet without pyarrow
+    """
+    folder = Path(path)
+    return Results(*(load_table(folder, name) for name in Results._fields))
+
+
+def load_table(folder: Path, name: str) -> Table:
+    """Return a table of a folder, as `load` does."""
+    table, parquet, text = Table(name), folder / f"{name}.parquet", folder / f"{name}.csv"
+    if parquet.exists():
+        read = extra("pyarrow.parquet").read_table(parquet)
+        names = read.column_names
+        converted = (
+            tuple(cell.replace(tzinfo=UTC) if isinstance(cell, datetime) else cell for cell in row)
+            for row in zip(*(column.to_pylist() for column in read.columns), strict=True)
+        )
+    elif text.exists():
+        with text.open(encoding="utf-8", newline="") as lines:
+            names, *cells = csv.reader(lines)
+        kinds = list(COLUMNS[name].values())
+        converted = (tuple(_OF_TEXT[kind](cell) for kind, cell in zip(kinds, row, strict=True)) for row in cells)
+    else:
+        raise SettingsError([f"{folder} has neither {parquet.name} nor {text.name}: it is not a backtest result"])
+    if list(names) != list(COLUMNS[name]):
+        raise SettingsError([f"{folder}: {name} has the columns {', '.join(names)}, not {', '.join(COLUMNS[name])}"])
+    for row in converted:
+        table.add(*row)
+    return table
+
+
+def _milliseconds(moment: datetime | None) -> int:
+    return _NO_TIME if moment is None else round((moment - _EPOCH).total_seconds() * 1000)
+
+
+_TO_COLUMN: Final[Mapping[ColumnKind, Callable[[Any], Any]]] = {
+    "time": _milliseconds,
+    "text": lambda value: "" if value is None else str(value),
+    "number": lambda value: float("nan") if value is None else float(value),
+    "flag": bool,
+}
+_OF_COLUMN: Final[Mapping[ColumnKind, Callable[[Any], Any]]] = {
+    "time": lambda value: None if value == _NO_TIME else _EPOCH + timedelta(milliseconds=value),
+    "text": lambda value: value or None,
+    "number": lambda value: None if math.isnan(value) else value,
+    "flag": bool,
+}
+_OF_TEXT: Final[Mapping[ColumnKind, Callable[[str], Any]]] = {
+    "time": lambda text: None if text == "NaT" else datetime.fromisoformat(text),
+    "text": str,
+    "number": float,
+    "flag": lambda text: text == "1",
+}
+
+
+def extra(module: str, of: str = "results") -> Any:
+    """Return a module from one of the package's extras. Raises `SettingsError` if it is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        name = module.partition(".")[0]
+        raise SettingsError([f"{name} is not installed, which this needs: pip install 'trader[{of}]'"]) from None

@@ -1,0 +1,150 @@
+"""Anchor sinks: a webhook or an append-only file that stores heads of the chain outside the database."""
+
+import asyncio
+import os
+import stat
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
+from typing import Final, Protocol
+from urllib.parse import unquote, urlsplit
+
+import aiohttp
+import msgspec
+
+from trader.core.clock import iso
+from trader.core.errors import SinkUnavailable
+from trader.record.domain.chain import Anchor
+from trader.settings.forms import Secret
+
+ATTEMPT_S: Final = 10.0
+"""How long a sink may take for one anchor."""
+
+
+class AnchorLine(msgspec.Struct, rename="camel"):
+    """JSON form of an anchor, sent to a webhook or written as a line. `digest` is hexadecimal."""
+
+    position: int
+    digest: str
+    anchored_at: datetime
+
+    def anchor(self, source: str) -> Anchor:
+        """Return the anchor. Raise ValueError if the digest is invalid."""
+        digest = bytes.fromhex(self.digest)
+        if len(digest) != 32:
+            raise ValueError("a digest has 64 hexadecimal digits")
+        return Anchor(self.position, digest, self.anchored_at, source)
+
+
+def anchor_line(anchor: Anchor) -> bytes:
+    """Return an anchor as one line of JSON, without its line break."""
+    return msgspec.json.encode(
+        {"position": anchor.position, "digest": anchor.digest.hex(), "anchoredAt": iso(anchor.anchored_at)}
+    )
+
+
+class AnchorSink(Protocol):
+    """Receiver of anchors, one at a time."""
+
+    async def send(self, anchor: Anchor) -> None:
+        """Deliver an anchor.
+
+        :raises SinkUnavailable: the sink did not confirm it in time
+        """
+        ...
+
+    async def close(self) -> None: ...
+
+
+class WebhookSink:
+    """Posts each anchor as JSON; any 2xx status confirms it."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._session: aiohttp.ClientSession | None = None
+
+    async def send(self, anchor: Anchor) -> None:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ATTEMPT_S))
+        headers = {"Content-Type": "application/json"}
+        try:
+            async with self._session.post(
+                self._url, data=anchor_line(anchor), headers=headers, allow_redirects=False
+            ) as response:
+                status = response.status
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise SinkUnavailable(f"the webhook does not answer ({type(error).__name__})") from None
+        if not 200 <= status < 300:
+            raise SinkUnavailable(f"the webhook answered with HTTP {status}")
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+
+class FileSink:
+    """Appends each anchor to a file, as a line that is on disk before the anchor counts as sent."""
+
+    def __init__(self, url: str) -> None:
+        self._path = unquote(urlsplit(url).path)
+        self._writing: asyncio.Future[None] | None = None
+
+    async def send(self, anchor: Anchor) -> None:
+        if self._writing is not None and not self._writing.done():
+            raise SinkUnavailable("the file system is still stuck on the last anchor")
+        self._writing = writing = asyncio.get_running_loop().create_future()
+        writing.add_done_callback(
+            lambda done: done.cancelled() or done.exception()
+        )  # the result may come too late for its caller
+        # A daemon thread, since neither a timeout nor the end of the process can stop a write to a dead network disk.
+        threading.Thread(target=self._append, args=(anchor_line(anchor), writing), daemon=True).start()
+        try:
+            async with asyncio.timeout(ATTEMPT_S):
+                await asyncio.shield(writing)
+        except TimeoutError:
+            raise SinkUnavailable("the file system is not responding") from None
+        except OSError as error:
+            raise SinkUnavailable(f"the file cannot be written: {error.strerror or type(error).__name__}") from None
+
+    def _append(self, line: bytes, writing: asyncio.Future[None]) -> None:
+        problem: OSError | None = None
+        try:
+            _append_line(self._path, line)
+        except OSError as error:
+            problem = error
+        with suppress(RuntimeError):  # the loop is closed, so nobody is waiting
+            writing.get_loop().call_soon_threadsafe(_settle, writing, problem)
+
+    async def close(self) -> None:
+        """Do nothing: no resource stays open between anchors."""
+
+
+def _append_line(path: str, line: bytes) -> None:
+    # Do not wait for a reader if this is a pipe.
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o644)
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise OSError(0, "not a regular file")
+        os.write(file, line + b"\n")
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _settle(writing: asyncio.Future[None], problem: OSError | None) -> None:
+    if writing.done():
+        return
+    if problem is None:
+        writing.set_result(None)
+    else:
+        writing.set_exception(problem)
+
+
+SINKS: Final[dict[str, Callable[[str], AnchorSink]]] = {"file": FileSink, "http": WebhookSink, "https": WebhookSink}
+"""The sinks by the scheme of ANCHOR_URL; each is made of the address."""
+
+
+def make_sink(address: Secret | None) -> AnchorSink | None:
+    """Return the sink at the address of ANCHOR_URL; None if it is not set."""
+    return None if address is None else SINKS[urlsplit(address.reveal()).scheme](address.reveal())

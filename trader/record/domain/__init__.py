@@ -1,0 +1,1 @@
+"""Links of the chain, and the canonical form of each record."""

@@ -1,0 +1,1 @@
+"""SQL for the chain: appends, reads, and the rows that it covers."""

@@ -1,1 +1,0 @@
-"""Reports: self-contained HTML files in the style of the dashboard."""

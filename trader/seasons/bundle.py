@@ -1,0 +1,302 @@
+"""Bundle of a season: the folder of a published result, and the rows behind its card as runs.
+
+Everything in it is made of the record (`trader.seasons.recorded`). Numbers are doubles and times whole milliseconds.
+"""
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+import msgspec
+
+import trader
+from trader.agents.domain.entrants import EntrantRecord
+from trader.agents.domain.models import Model, ModelConfiguration
+from trader.api.schemas.common import Timestamp, Wire, iso
+from trader.core.errors import SettingsError
+from trader.core.variant_id import VariantId
+from trader.exchange.sql.trades import OpenPosition, RunTrade
+from trader.portfolio.domain.behaviour import PlanChange, PositionPart
+from trader.portfolio.domain.seasons import Season
+from trader.portfolio.run_statistics import RunStatistics
+from trader.portfolio.seasons import AccountPast
+from trader.portfolio.sql.analytics import AccountRun, CurrentRun, InvocationTotals, PastEntrant, RunEntrant
+from trader.portfolio.sql.snapshots import HourlyValue
+from trader.portfolio.tables import Format, Table
+from trader.seasons.recorded import TABLES
+
+CARD: Final = "card.json"
+SCHEMA: Final = "card.schema.json"
+RECORD: Final = "record.jsonl"
+REPORT: Final = "report.html"
+
+
+class CardHead(Wire, kw_only=True):
+    """The last link of the record that the card is made of."""
+
+    position: int
+    digest: str
+
+
+class CodeDigest(Wire, kw_only=True):
+    """The version of trader, and the SHA-256 of the names and contents of its Python files."""
+
+    version: str
+    digest: str
+
+
+class SeasonFacts(Wire, kw_only=True):
+    """A season and where its figures come from. `records` are its records before its closing, unchanged.
+
+    Its hours before `until` count.
+    """
+
+    name: str
+    number: int
+    records: list[dict[str, Any]]
+    until: Timestamp
+    market_identity: str | None
+    trading_mode: str | None
+    markets: list[str]
+    taker_fee_bps: float
+    maker_fee_bps: float
+    latency_ms: int
+    record: CardHead
+    code: CodeDigest
+
+
+class Basis(NamedTuple):
+    """All that a result is made of: the season, its end, the record's head, the program, and the rows by table."""
+
+    season: Season
+    until: datetime
+    head: CardHead
+    code: CodeDigest
+    tables: Mapping[str, Table]
+
+    @property
+    def facts(self) -> SeasonFacts:
+        rules, market = self.season.rules, self.season.records[0].market
+        return SeasonFacts(
+            name=rules.name,
+            number=self.season.number,
+            records=[msgspec.json.decode(record.canonical) for record in self.season.records],
+            until=iso(self.until),
+            market_identity=None if market is None else market.identity,
+            trading_mode=None if market is None else market.trading_mode,
+            markets=rules.markets,
+            taker_fee_bps=rules.taker_fee_bps,
+            maker_fee_bps=rules.maker_fee_bps,
+            latency_ms=rules.latency_ms,
+            record=self.head,
+            code=self.code,
+        )
+
+
+def digest_code() -> CodeDigest:
+    """Return the digest of the running program."""
+    root = Path(trader.__file__).parent
+    digest = hashlib.sha256()
+    for file in sorted(root.rglob("*.py")):
+        digest.update(file.relative_to(root).as_posix().encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
+    return CodeDigest(version=trader.__version__, digest=digest.hexdigest())
+
+
+# As a folder
+
+
+def table_files(form: Format) -> list[str]:
+    """Return the names of the files of the tables."""
+    return [f"{name}.{form}" for name in TABLES]
+
+
+def list_bundle(folder: Path) -> Format:
+    """Check that a folder has the files of a bundle and nothing else, and return the format of its tables.
+
+    :raises SettingsError: a file is missing, is not a regular file, or does not belong there; lists every one
+    """
+    try:
+        with os.scandir(folder) as entries:
+            modes = {entry.name: entry.stat(follow_symlinks=False).st_mode for entry in entries}
+    except OSError as error:
+        raise SettingsError([f"{folder} cannot be read: {error.strerror}"]) from None
+    form: Format = "parquet" if f"{TABLES[0]}.parquet" in modes else "csv"
+    expected = [CARD, SCHEMA, RECORD, REPORT, *table_files(form)]
+    irregular = [name for name in expected if not stat.S_ISREG(modes.get(name, stat.S_IFREG))]
+    problems = [
+        *(f"{folder / name} is missing" for name in expected if name not in modes),
+        *(f"{folder / name} does not belong to the result of a season" for name in sorted(modes.keys() - {*expected})),
+        *(f"{folder / name} is not a regular file" for name in irregular),
+    ]
+    if problems:
+        raise SettingsError(problems)
+    return form
+
+
+def read_lines(folder: Path) -> Iterator[str]:
+    """Yield the texts of the record in a folder.
+
+    :raises SettingsError: it cannot be read, or its last line has no end
+    """
+    try:
+        with (folder / RECORD).open(encoding="utf-8", newline="\n") as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.endswith("\n"):
+                    raise SettingsError([f"line {number} of {folder / RECORD} has no end"])
+                yield line[:-1]
+    except OSError as error:
+        raise SettingsError([f"{folder / RECORD} cannot be read: {error.strerror}"]) from None
+    except UnicodeDecodeError as error:
+        raise SettingsError([f"{folder / RECORD} is not text: {error.reason}"]) from None
+
+
+def digest_files(folder: Path, form: Format) -> dict[str, str]:
+    """Return the SHA-256 of each file of a bundle that its card vouches for."""
+    names = sorted([SCHEMA, REPORT, *table_files(form)])
+    return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
+
+
+# As runs
+
+
+class SeasonRows(NamedTuple):
+    """The entrants of a season with their runs, the baselines, the past of each account, and the market's rows."""
+
+    models: Mapping[str, Model]
+    runs: Mapping[str, RunStatistics]
+    baselines: Mapping[str, RunStatistics]
+    accounts: Mapping[str, AccountPast]
+    parts: Mapping[str, Sequence[PositionPart]]
+    changes: Mapping[str, Sequence[PlanChange]]
+    closes: Mapping[str, Mapping[datetime, float]]
+
+
+def rows_of(basis: Basis) -> SeasonRows:
+    """Return the rows of a season in the form of a service's statistics."""
+    tables, until, season = basis.tables, basis.until, basis.season
+    parts = {key: [PositionPart(*row) for row in rows] for key, rows in _grouped(tables["positions"]).items()}
+    hours, entrants = _grouped(tables["hours"]), _grouped(tables["entrants"])
+    runs: dict[str, RunStatistics] = {}
+    baselines: dict[str, RunStatistics] = {}
+    for account_id, run_id, is_baseline, number, capital, started_at, leverage, cost in tables["runs"].rows():
+        described = [_entrant(account_id, *row) for row in entrants.get(account_id, ())]
+        record = described[-1].record if described else EntrantRecord(0, None, None, 0, 0)
+        totals = InvocationTotals(
+            finished=sum(each.totals.finished for each in described),
+            cost_usd=None if cost is None else Decimal(str(cost)),
+        )
+        made_of = (account_id, UUID(run_id), Decimal(str(capital)), started_at, totals, record, int(number))
+        run = RunStatistics(CurrentRun(*made_of, season.number, until, leverage))
+        run.set_entrants(described)
+        run.set_hours([_hour(account_id, *row) for row in hours.get(account_id, ())])
+        run.add_trades(_trades(parts.get(account_id, ()), until))
+        run.open = [
+            OpenPosition(account_id, part.symbol, part.is_long, Decimal(str(part.entry_notional)), part.opened_at)
+            for part in parts.get(account_id, ())
+            if part.closed_at is None
+        ]
+        (baselines if is_baseline else runs)[account_id] = run
+    closes: dict[str, dict[datetime, float]] = {}
+    for symbol, hour, close in tables["closes"].rows():
+        closes.setdefault(symbol, {})[hour] = close
+    return SeasonRows(
+        models={row[0]: _model(*row) for row in tables["models"].rows()},
+        runs=runs,
+        baselines=baselines,
+        accounts=_accounts(tables),
+        parts=parts,
+        changes={key: [PlanChange(*row) for row in rows] for key, rows in _grouped(tables["plan_changes"]).items()},
+        closes=closes,
+    )
+
+
+def _accounts(tables: Mapping[str, Table]) -> dict[str, AccountPast]:
+    entrants = {
+        key: [PastEntrant(key, int(run_number), int(number), *row) for run_number, number, *row in rows]
+        for key, rows in _grouped(tables["past_entrants"]).items()
+    }
+    runs = {
+        key: [AccountRun(key, at, Decimal(str(first)), Decimal(str(last)), manual) for at, first, last, manual in rows]
+        for key, rows in _grouped(tables["past_runs"]).items()
+    }
+    return {key: AccountPast.of(rows, entrants.get(key, ())) for key, rows in runs.items()}
+
+
+def _grouped(table: Table) -> dict[str, list[tuple[Any, ...]]]:
+    """Return the rows of a table without their first column, grouped by it."""
+    groups: dict[str, list[tuple[Any, ...]]] = {}
+    for key, *row in table.rows():
+        groups.setdefault(key, []).append(tuple(row))
+    return groups
+
+
+def _entrant(
+    account_id: str,
+    number: float,
+    fingerprint: str | None,
+    began_at: datetime | None,
+    ended_at: datetime | None,
+    finished: float,
+    decided: float,
+    due: float,
+    manual_since: datetime | None,
+    declared: str | None,
+) -> RunEntrant:
+    said = None if declared is None else msgspec.json.decode(declared, type=dict[str, str])
+    record = EntrantRecord(int(number), fingerprint, began_at, int(decided), int(due), manual_since, said)
+    return RunEntrant(account_id, record, ended_at, None, InvocationTotals(finished=int(finished)))
+
+
+def _hour(account_id: str, hour: datetime, equity: float, at: datetime, leverage: float | None) -> HourlyValue:
+    return HourlyValue(account_id, hour, Decimal(str(equity)), at, leverage)
+
+
+def _trades(parts: Iterable[PositionPart], until: datetime) -> list[RunTrade]:
+    """Return the parts closed before a time as trades, in closing order."""
+    closed = [part for part in parts if part.closed_at is not None and part.closed_at < until]
+    trades = [
+        RunTrade(
+            id=number,
+            net_pnl=Decimal(str(part.net)),
+            entry_notional=Decimal(str(part.entry_notional)),
+            is_long=part.is_long,
+            confidence=None,
+            opened_at=part.opened_at,
+            closed_at=part.closed_at or until,
+            symbol=part.symbol,
+        )
+        for number, part in enumerate(closed)
+    ]
+    return sorted(trades, key=lambda trade: (trade.closed_at, trade.id))
+
+
+def _model(
+    model_id: str,
+    name: str,
+    variant: str,
+    provider: str,
+    router_model: str,
+    owner: str | None,
+    replicate_of: str | None,
+    cutoff: str | None,
+    created_at: datetime | None,
+) -> Model:
+    return Model(
+        id=model_id,
+        name=name,
+        variant=VariantId(variant),
+        provider=provider,
+        router_model_name=router_model,
+        created_at=created_at or datetime.min.replace(tzinfo=UTC),
+        configuration=ModelConfiguration(
+            owner=owner,
+            replicate_of=replicate_of,
+            training_cutoff=None if cutoff is None else date.fromisoformat(cutoff),
+        ),
+    )

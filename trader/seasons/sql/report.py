@@ -1,0 +1,165 @@
+"""SQL of season reports (current runs as of their last snapshots) and of bulk-written seasons."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Final, NamedTuple
+
+from trader.core.statistics import EquityPoint
+from trader.database.pool import Connection
+
+SEASON_TIMEOUT_S: Final = 600.0
+
+
+class AccountReport(NamedTuple):
+    """A model's current run by its books up to its last snapshot, and that snapshot.
+
+    `equity = initial_capital + gross + unrealized − fees − liquidation_fees + funding + insurance`, if books and
+    snapshot agree.
+    """
+
+    model_id: str
+    name: str
+    variant: str
+    initial_capital: Decimal
+    started_at: datetime
+    at: datetime
+    equity: Decimal
+    unrealized: Decimal
+    gross: Decimal
+    fees: Decimal
+    liquidation_fees: Decimal
+    funding: Decimal
+    insurance: Decimal
+    model_cost: Decimal | None
+    invocations: int
+    trades: int
+
+    @property
+    def explained(self) -> Decimal:
+        """The change of equity as the sum of its parts."""
+        costs = self.fees + self.liquidation_fees
+        return self.gross + self.unrealized - costs + self.funding + self.insurance
+
+    @property
+    def change(self) -> Decimal:
+        """The change of equity from the snapshot."""
+        return self.equity - self.initial_capital
+
+
+# A snapshot is taken after the postings of its minute, so it reflects the ledger up to its time.
+SELECT_REPORT_ACCOUNTS = """
+SELECT m.id AS model_id, m.name, m.variant, r.initial_capital, r.started_at, h.last_at AS at, h.last AS equity,
+       s.unrealized_pnl AS unrealized,
+       coalesce((SELECT sum(gross_pnl) FROM orders WHERE run_id = r.id AND closed_at <= h.last_at), 0) AS gross,
+       coalesce(f.fees, 0) AS fees, coalesce(f.liquidation_fees, 0) AS liquidation_fees,
+       coalesce((SELECT sum(amount) FROM funding_payments
+                 WHERE run_id = r.id AND created_at <= h.last_at), 0) AS funding,
+       coalesce((SELECT sum(amount) FROM insurance_payments
+                 WHERE run_id = r.id AND created_at <= h.last_at), 0) AS insurance,
+       c.cost_usd AS model_cost, coalesce(c.finished, 0) AS invocations,
+       (SELECT count(*) FROM orders WHERE run_id = r.id AND status = 'CLOSED' AND closed_at <= h.last_at) AS trades
+FROM models m
+JOIN variants v ON v.id = m.variant
+JOIN runs r ON r.account_id = m.id AND r.ended_at IS NULL
+CROSS JOIN LATERAL (
+    SELECT last, last_at FROM portfolio_hourly WHERE account_id = m.id AND run_id = r.id ORDER BY hour DESC LIMIT 1
+) h
+JOIN portfolio_snapshots s ON s.account_id = m.id AND s.created_at = h.last_at
+LEFT JOIN LATERAL (
+    SELECT sum(fee) AS fees, sum(liquidation_fee) AS liquidation_fees
+    FROM fills WHERE run_id = r.id AND created_at <= h.last_at
+) f ON true
+LEFT JOIN LATERAL (
+    SELECT sum(cost_usd) AS cost_usd, sum(finished)::bigint AS finished
+    FROM invocation_counts WHERE model_id = m.id AND run_number = r.number
+) c ON true
+ORDER BY v.place, m.id
+"""
+
+
+async def select_report_accounts(conn: Connection) -> list[AccountReport]:
+    """Return every model with a snapshot in its current run."""
+    return [AccountReport(**row) for row in await conn.fetch(SELECT_REPORT_ACCOUNTS, timeout=SEASON_TIMEOUT_S)]
+
+
+class UnvaluedModel(NamedTuple):
+    """A model whose current run has no snapshot yet, for example after a reset: no row holds its equity."""
+
+    model_id: str
+    name: str
+    variant: str
+    initial_capital: Decimal
+    started_at: datetime
+
+
+SELECT_UNVALUED_MODELS = """
+SELECT m.id AS model_id, m.name, m.variant, r.initial_capital, r.started_at
+FROM models m
+JOIN variants v ON v.id = m.variant
+JOIN runs r ON r.account_id = m.id AND r.ended_at IS NULL
+WHERE NOT EXISTS (SELECT FROM portfolio_hourly WHERE account_id = m.id AND run_id = r.id)
+ORDER BY v.place, m.id
+"""
+
+
+async def select_unvalued_models(conn: Connection) -> list[UnvaluedModel]:
+    """Return every model without a snapshot in its current run."""
+    return [UnvaluedModel(**row) for row in await conn.fetch(SELECT_UNVALUED_MODELS, timeout=SEASON_TIMEOUT_S)]
+
+
+SELECT_REPORT_HOURS = """
+SELECT h.account_id, h.hour, h.last::float8, h.leverage
+FROM portfolio_hourly h JOIN runs r ON r.id = h.run_id AND r.ended_at IS NULL
+WHERE h.account_id = ANY($1::text[])
+ORDER BY h.account_id, h.hour
+"""
+
+
+async def select_report_hours(conn: Connection, model_ids: Sequence[str]) -> dict[str, list[EquityPoint]]:
+    """Return the last equity of every hour of each model's current run."""
+    hours: dict[str, list[EquityPoint]] = {}
+    for row in await conn.fetch(SELECT_REPORT_HOURS, model_ids, timeout=SEASON_TIMEOUT_S):
+        hours.setdefault(row["account_id"], []).append(EquityPoint(row["hour"], row["last"], row["leverage"]))
+    return hours
+
+
+class TradeOutcome(NamedTuple):
+    """A completed trade: its net profit in percent of its entry notional, and its holding time."""
+
+    variant: str
+    symbol: str
+    close_reason: str
+    net_percent: float
+    held: timedelta
+
+
+SELECT_REPORT_TRADES = """
+SELECT m.variant, o.symbol, o.close_reason, (100 * o.net_pnl / o.entry_notional)::float8 AS net_percent,
+       o.closed_at - o.opened_at AS held
+FROM orders o
+JOIN runs r ON r.id = o.run_id AND r.ended_at IS NULL
+JOIN models m ON m.id = o.account_id
+WHERE o.status = 'CLOSED'
+ORDER BY o.account_id, o.closed_at, o.id
+"""
+
+
+async def select_report_trades(conn: Connection) -> list[TradeOutcome]:
+    """Return the completed trades of the current runs."""
+    return [TradeOutcome(**row) for row in await conn.fetch(SELECT_REPORT_TRADES, timeout=SEASON_TIMEOUT_S)]
+
+
+# The sums come from the rollup of the accounts, so this can be repeated at any time.
+UPSERT_ALL_VARIANT_HOURS = """
+INSERT INTO variant_hourly (hour, variant, total, count)
+SELECT h.hour, m.variant, sum(h.total), sum(h.count)
+FROM portfolio_hourly h JOIN models m ON m.id = h.account_id
+GROUP BY h.hour, m.variant
+ON CONFLICT (hour, variant) DO UPDATE SET total = excluded.total, count = excluded.count
+"""
+
+
+async def upsert_all_variant_hours(conn: Connection) -> None:
+    """Rebuild the hourly rollup of the variants from the accounts' rollup. No snapshots may be written meanwhile."""
+    await conn.execute(UPSERT_ALL_VARIANT_HOURS, timeout=SEASON_TIMEOUT_S)

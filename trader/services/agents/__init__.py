@@ -1,1 +1,0 @@
-"""The trading workflow: the schedule of invocations, their steps, and their records."""

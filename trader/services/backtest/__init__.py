@@ -1,1 +1,0 @@
-"""Backtests: the rules of the paper exchange over recorded candles in event time, without waiting for each second."""

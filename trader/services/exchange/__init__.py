@@ -1,1 +1,0 @@
-"""The paper exchange: accounts in memory, the tick processor, the ledger writer."""

@@ -1,1 +1,0 @@
-"""Loss limits and the commands of operators."""

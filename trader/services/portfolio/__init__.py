@@ -1,1 +1,0 @@
-"""Snapshots, histories and statistics of accounts."""

@@ -1,0 +1,153 @@
+"""TOML files: their values, the lines of mistakes, repeated tables, and secrets."""
+
+import math
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote
+
+import msgspec
+
+from trader.core.errors import Issue, SettingsError
+from trader.core.files import require_regular
+from trader.core.inputs import find_issues
+from trader.settings.dotenv import read_dotenv
+from trader.settings.providers import KEY_NAME, OTHER_KEY_NAME, PROVIDERS
+from trader.settings.settings import SECRET_NAMES, merged_texts
+
+ROOT_NAMES: Final = {"models": "model", "owners": "owner", "providers": "provider"}
+"""The top-level lists of tables in a file, and the name of each table in messages."""
+
+
+def read_toml(file: Path) -> tuple[str, dict[str, Any]]:
+    """Return the text of a file and its values.
+
+    :raises SettingsError: the file cannot be read or is not TOML
+    """
+    try:
+        text = require_regular(file).read_text(encoding="utf-8")
+        return text, tomllib.loads(text)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError([f"{file}: {error}"]) from None
+
+
+def located(file: Path, text: str, issues: Sequence[Issue]) -> SettingsError:
+    """Return the error that reports these mistakes in a file, each with its line number, in order of lines."""
+    lines = lines_of(text, [issue.path for issue in issues])
+    ordered = sorted(zip(lines, issues, strict=True), key=lambda pair: pair[0])
+    return SettingsError([f"{file}, line {line}: {name_of(path)}: {message}" for line, (path, message) in ordered])
+
+
+def struct_issues(struct: type[msgspec.Struct], values: Any) -> Iterator[Issue]:
+    """Yield an issue for every value that does not fit the struct."""
+    try:
+        msgspec.convert(values, struct)
+    except msgspec.ValidationError as error:
+        for path, message in find_issues(struct, msgspec.json.encode(_with_names(values)), error):
+            yield Issue(path, message.replace(" or null", ""))  # TOML has no null: a field is left out instead
+
+
+def _with_names(value: Any) -> Any:
+    """Return the value with infinite numbers and NaN, which JSON cannot express, as text."""
+    if isinstance(value, dict):
+        return {name: _with_names(item) for name, item in value.items()}
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def lines_of(text: str, paths: Sequence[Sequence[str | int]]) -> list[int]:
+    """Return the line number, from 1, at which each value begins; for a missing value, the line of its table.
+
+    The parser reports no line numbers, but it parses every prefix of a file that ends between two statements: a value
+    begins after the longest prefix that lacks it.
+    """
+    line_of: dict[tuple[str | int, ...], int] = {}
+    wanted = {tuple(path[:length]) for path in paths for length in range(1, len(path) + 1)}
+    lines = text.splitlines(keepends=True)
+    complete = 0
+    for count in range(1, len(lines) + 1):
+        try:
+            document = tomllib.loads("".join(lines[:count]))
+        except tomllib.TOMLDecodeError:
+            continue
+        for path in wanted - line_of.keys():
+            if _has(document, path):
+                line_of[path] = complete + 1
+        complete = count
+    return [next((line_of[key] for key in _prefixes(path) if key in line_of), 1) for path in paths]
+
+
+def _prefixes(path: Sequence[str | int]) -> Iterator[tuple[str | int, ...]]:
+    """Yield the path and the paths of its enclosing tables, innermost first."""
+    for length in range(len(path), 0, -1):
+        yield tuple(path[:length])
+
+
+def _has(value: Any, path: Sequence[str | int]) -> bool:
+    for part in path:
+        try:
+            value = value[part]
+        except (KeyError, IndexError, TypeError):
+            return False
+    return True
+
+
+def name_of(path: Sequence[str | int]) -> str:
+    """Format the path of a value for messages, counting the tables of a list from 1."""
+    if len(path) > 1 and path[0] in ROOT_NAMES and isinstance(path[1], int):
+        path = (f"{ROOT_NAMES[str(path[0])]} {path[1] + 1}", *path[2:])
+    return ".".join(str(part) for part in path) or "the file"
+
+
+def repeated(root: str, field: str, tables: Sequence[Any]) -> Iterator[Issue]:
+    """Yield an issue for every table whose ID or name repeats an earlier one."""
+    seen: set[Any] = set()
+    for index, values in enumerate(tables):
+        name = values.get(field) if isinstance(values, Mapping) else None
+        if isinstance(name, str):
+            if name in seen:
+                each = f"every {ROOT_NAMES[root]} needs its own {'id' if field == 'id' else 'name'}"
+                yield Issue((root, index, field), f"{name!r} is given twice; {each}")
+            seen.add(name)
+
+
+def is_json(value: Any) -> bool:
+    """Return whether JSON can express the value; TOML also has times and infinite numbers."""
+    try:
+        return bool(msgspec.json.decode(msgspec.json.encode(value)) == value)
+    except (msgspec.MsgspecError, TypeError):
+        return False
+
+
+def find_secrets(value: Any, secrets: Mapping[str, str], *path: str | int) -> Iterator[Issue]:
+    """Yield an issue for every text that holds a secret: the models file is stored, shown, and sent to providers."""
+    if isinstance(value, Mapping):
+        for name, each in value.items():
+            yield from find_secrets(each, secrets, *path, name)
+    elif isinstance(value, list):
+        for index, each in enumerate(value):
+            yield from find_secrets(each, secrets, *path, index)
+    elif isinstance(value, str) and (held := {name for secret, name in secrets.items() if secret in value}):
+        setting = ", ".join(sorted(held))
+        yield Issue(path, f"holds the value of {setting}, which must not be stored or sent to models")
+
+
+SECRET_CHARACTERS_MIN: Final = 8
+"""Shorter texts, such as the `none` that a local server accepts as a key, appear in ordinary text by chance."""
+
+
+def read_addresses(environ: Mapping[str, str], dotenv: Path | None) -> Mapping[str, str]:
+    """Return the addresses that the settings give to the providers that ship with the service, by name."""
+    texts = merged_texts(environ, read_dotenv(dotenv).values)
+    return {name: text for name in PROVIDERS if (text := texts.get(f"{name.upper()}_BASE_URL"))}
+
+
+def read_secrets(environ: Mapping[str, str], dotenv: Path | None) -> Mapping[str, str]:
+    """Return the variable name of each secret that is set, including the passwords in database addresses."""
+    names: dict[str, str] = {}
+    for name, text in merged_texts(environ, read_dotenv(dotenv).values).items():
+        if name in SECRET_NAMES or KEY_NAME.fullmatch(name) or OTHER_KEY_NAME.fullmatch(name):
+            passwords = map(unquote, re.findall(r"://[^/@:]*:([^/@]+)@", text))
+            names |= dict.fromkeys((text, *text.split(","), *passwords), name)
+    return {secret: name for secret, name in names.items() if len(secret) >= SECRET_CHARACTERS_MIN}

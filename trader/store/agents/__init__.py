@@ -1,1 +1,0 @@
-"""SQL of models, invocations and the history that agents see."""

@@ -1,1 +1,0 @@
-"""Connection pool, schema, partitions and leader lock."""

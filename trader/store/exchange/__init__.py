@@ -1,1 +1,0 @@
-"""SQL of the ledger, accounts and trades."""

@@ -1,1 +1,0 @@
-"""SQL of halts, operator commands and loss baselines."""
