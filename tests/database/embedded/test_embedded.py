@@ -117,6 +117,34 @@ async def test_root_runs_the_server_as_a_dedicated_user_where_one_can_be_created
     assert ("cannot be made (there is no useradd)" in caplog.text) is (user == "nobody")
 
 
+FIRST_STARTS = """
+import subprocess, sys
+subprocess.run(["userdel", "trader-postgres"], check=True)
+start = "from trader.database.embedded.folders import make_server_account as make; input(); print(make().uid)"
+starts = [
+    subprocess.Popen([sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    for _ in range(8)
+]
+for process in starts:
+    process.stdin.write("now\\n")
+    process.stdin.flush()
+print({process.communicate()[0].strip() for process in starts})
+"""
+
+
+@as_root
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs the program bwrap")
+def test_concurrent_first_starts_share_one_user(tmp_path: Path) -> None:
+    folders.make_server_account()
+    shutil.copytree("/etc", tmp_path / "etc", symlinks=True)
+    shared = ["bwrap", "--dev-bind", "/", "/", "--bind", tmp_path / "etc", "/etc"]
+    made = subprocess.run(
+        [*shared, sys.executable, "-c", FIRST_STARTS], capture_output=True, text=True, timeout=60, check=True
+    )
+    (entry,) = (line for line in (tmp_path / "etc/passwd").read_text().splitlines() if "trader-postgres" in line)
+    assert made.stdout == f"{ {entry.split(':')[2]} }\n"
+
+
 @as_root
 async def test_the_folder_of_an_earlier_start_as_nobody_is_handed_over(
     open_folder: Path, monkeypatch: pytest.MonkeyPatch

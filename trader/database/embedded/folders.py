@@ -118,10 +118,16 @@ def _make_server_user() -> str | None:
     if program is None:
         return "there is no useradd"
     options = ("--system", "--user-group", "--no-create-home", "--home-dir", "/nonexistent", "--shell", "/bin/false")
-    made = subprocess.run([program, *options, SERVER_USER], capture_output=True, text=True, check=False)  # noqa: S603 - the system's program and our arguments
-    if _account(SERVER_USER) is not None:  # another start may have created it in the meantime
-        return None
-    return made.stderr.strip() or f"useradd ended with {made.returncode}"
+    lock = os.open("/etc", os.O_RDONLY)
+    try:
+        # Of two concurrent useradd, the later one replaces the entry, and the first server's user id has no name.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if _account(SERVER_USER) is not None:
+            return None
+        made = subprocess.run([program, *options, SERVER_USER], capture_output=True, text=True, check=False)  # noqa: S603 - the system's program and our arguments
+        return None if made.returncode == 0 else made.stderr.strip() or f"useradd ended with {made.returncode}"
+    finally:
+        os.close(lock)
 
 
 def _account(name: str) -> ServerAccount | None:
