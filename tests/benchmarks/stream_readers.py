@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +30,8 @@ MARK: Final = re.compile(rb'"sent":(\d+)')
 CORES: Final = os.sched_getaffinity(0)
 ROOT: Final = Path(__file__).parents[1]
 NEVER_NS: Final = 2**63
+LAST_UPDATE_MAX_S: Final = 5.0
+"""How long the readers wait for the last update: on a busy machine it takes longer than the time between two."""
 
 SO_TIMESTAMPNS: Final = 35
 """Linux: delivers every message with its time of arrival (CLOCK_REALTIME); Python has no name for it."""
@@ -149,6 +152,10 @@ class Follower:
             elif mark := MARK.search(frame):
                 self.frames.append((int(mark[1]), at_ns))
 
+    def has_frame(self, mark_ns: int) -> bool:
+        """Return whether this mark or a newer one has arrived."""
+        return bool(self.frames) and self.frames[-1][0] >= mark_ns
+
     def arrivals_ns(self, marks_ns: Sequence[int]) -> Iterable[tuple[int, bool]]:
         """Yield for each mark when it or a newer state arrived, and whether it was a newer one."""
         frames = iter(self.frames)
@@ -190,18 +197,22 @@ def recording() -> Iterator[None]:
 
 
 def read(port: int, subscribers: int, ping_s: float) -> Arrivals:
-    """Subscribe to every stream, and read until standard input delivers the publications."""
+    """Subscribe to every stream, and read until standard input delivers the publications and the last one arrives."""
     followers = []
     with selectors.DefaultSelector() as selector:
         selector.register(sys.stdin, selectors.EVENT_READ)
         for name in STREAMS * subscribers:
             followers.append(Follower(name))
             selector.register(subscribed(name, port), selectors.EVENT_READ, followers[-1])
-        marks_ns: list[int] | None = None
-        while (ready := selector.select(None if marks_ns is None else 0)) or marks_ns is None:
-            for key, _ in ready:
+        marks_ns: list[int] = []
+        end_s = inf
+        while (left_s := end_s - time.monotonic()) > 0 and not (
+            marks_ns and all(follower.has_ended or follower.has_frame(marks_ns[-1]) for follower in followers)
+        ):
+            for key, _ in selector.select(None if left_s == inf else left_s):
                 if key.data is None:
                     marks_ns = msgspec.json.decode(sys.stdin.buffer.read(), type=list[int])
+                    end_s = time.monotonic() + LAST_UPDATE_MAX_S
                     selector.unregister(sys.stdin)
                     continue
                 key.data.receive(key.fileobj)

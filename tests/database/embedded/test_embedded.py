@@ -137,7 +137,7 @@ print({process.communicate()[0].strip() for process in starts})
 def test_concurrent_first_starts_share_one_user(tmp_path: Path) -> None:
     folders.make_server_account()
     shutil.copytree("/etc", tmp_path / "etc", symlinks=True)
-    shared = ["bwrap", "--dev-bind", "/", "/", "--bind", tmp_path / "etc", "/etc"]
+    shared = ["bwrap", "--dev-bind", "/", "/", "--bind", str(tmp_path / "etc"), "/etc"]
     made = subprocess.run(
         [*shared, sys.executable, "-c", FIRST_STARTS], capture_output=True, text=True, timeout=60, check=True
     )
