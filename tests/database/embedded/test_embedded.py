@@ -119,7 +119,6 @@ async def test_root_runs_the_server_as_a_dedicated_user_where_one_can_be_created
 
 FIRST_STARTS = """
 import subprocess, sys
-subprocess.run(["userdel", "trader-postgres"], check=True)
 start = "from trader.database.embedded.folders import make_server_account as make; input(); print(make().uid)"
 starts = [
     subprocess.Popen([sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -135,8 +134,11 @@ print({process.communicate()[0].strip() for process in starts})
 @as_root
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs the program bwrap")
 def test_concurrent_first_starts_share_one_user(tmp_path: Path) -> None:
-    folders.make_server_account()
     shutil.copytree("/etc", tmp_path / "etc", symlinks=True)
+    for name in ("passwd", "shadow", "group", "gshadow"):
+        path = tmp_path / "etc" / name
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(line for line in lines if not line.startswith("trader-postgres:")))
     shared = ["bwrap", "--dev-bind", "/", "/", "--bind", str(tmp_path / "etc"), "/etc"]
     made = subprocess.run(
         [*shared, sys.executable, "-c", FIRST_STARTS], capture_output=True, text=True, timeout=60, check=True
