@@ -253,6 +253,27 @@ async def test_an_order_that_never_appears_is_refused_only_after_its_expiry(benc
     await bench.agree()
 
 
+@pytest.mark.parametrize("hours", [1, -1])
+async def test_only_the_venues_clock_tells_that_an_order_has_expired(bench: Bench, hours: int) -> None:
+    is_late = hours > 0
+    bench.venue.send_faults = ["late" if is_late else "lose_before", *["lose_before"] * 1000]
+    with pytest.raises(Unavailable):
+        await bench.buy("0.25", leverage=D(5), client_order_id="lost")
+    bench.clock.set_by(timedelta(hours=hours))
+    bench.venue.ahead -= timedelta(hours=hours)
+    await bench.synchronize()
+    with pytest.raises(Unavailable):
+        await bench.buy("0.25", leverage=D(5), client_order_id="lost")
+    bench.venue.deliver()  # by its own clock the venue still takes it
+    await bench.clock.advance(timedelta(minutes=16))
+    await bench.tell()
+    await bench.synchronize()
+    bench.venue.send_faults.clear()
+    answer = await bench.buy("0.25", leverage=D(5), client_order_id="lost")
+    assert answer.status is (OrderStatus.FILLED if is_late else OrderStatus.REJECTED)
+    await bench.agree()
+
+
 async def test_trades_that_appear_late_or_twice_are_booked_once(bench: Bench) -> None:
     bench.venue.hides_trades, bench.venue.doubles_trades = 3, True
     answer = await bench.buy("0.25", leverage=D(5))

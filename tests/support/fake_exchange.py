@@ -12,14 +12,15 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from email.utils import format_datetime
+from functools import partial
 from random import Random
-from time import time
 from typing import Any, Final
 
 import orjson
-from aiohttp import web
+from aiohttp import hdrs, web
 from support.fake_venue import FakeMarket, FakeVenue
 
 ACCOUNT: Final = 7
@@ -119,7 +120,10 @@ class FakeExchange(FakeVenue):
 
     def __init__(self, now: Callable[[], datetime] | None = None) -> None:
         super().__init__()
-        self._now_s = time if now is None else lambda: now().timestamp()
+        self._now = partial(datetime.now, UTC) if now is None else now
+        self.ahead = timedelta(0)
+        """How far its clock is ahead of the clock of the service."""
+
         self.ledgers: defaultdict[int, Ledger] = defaultdict(lambda: Ledger(-1))
         self.ledgers[ACCOUNT] = Ledger(ACCOUNT)
         self.rejected: set[int] = set()
@@ -283,11 +287,17 @@ class FakeExchange(FakeVenue):
             "trade_id": self._trade_id, "type": kind, "market_id": market.market_id, "size": str(abs(quantity)),
             "price": str(price), f"{side}_account_id": ledger.index, f"{other}_account_id": 1,
             f"{side}_client_id": ours, f"{other}_client_id": 5, "is_maker_ask": is_ask is maker,
-            "timestamp": int(self._now_s() * 1000), f"{side}_id": 0 if order is None else order.index,
+            "timestamp": int(self._time().timestamp() * 1000), f"{side}_id": 0 if order is None else order.index,
             f"{other}_id": 6, **({"maker_fee" if maker else "taker_fee": fee} if fee else {}),
         })  # fmt: skip
 
     # Transactions
+
+    def _time(self) -> datetime:
+        return self._now() + self.ahead
+
+    async def _state_date(self, _: web.Request, response: web.StreamResponse) -> None:
+        response.headers[hdrs.DATE] = format_datetime(self._time(), usegmt=True)
 
     async def _send(self, request: web.Request) -> web.StreamResponse:
         form = await request.post()

@@ -111,6 +111,7 @@ class FakeVenue:
     async def start(self) -> Self:
         app = web.Application()
         app.router.add_routes(self.routes())
+        app.on_response_prepare.append(self._state_date)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self._port, reuse_address=True)
@@ -239,6 +240,9 @@ class FakeVenue:
         start, end = int(request.query["start_timestamp"]), int(request.query["end_timestamp"])
         rows = self.funding_rows.get(int(request.query["market_id"]), [])
         return self._answer(request, {"fundings": [row for row in rows if start <= row["timestamp"] <= end]})
+
+    async def _state_date(self, _: web.Request, response: web.StreamResponse) -> None:
+        """Set the header `Date` of an answer, where it is not the machine's time."""
 
     def _answer(self, request: web.Request, body: Mapping[str, Any]) -> web.Response:
         self.asked.append((request.path, dict(request.query)))

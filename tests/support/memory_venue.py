@@ -39,12 +39,8 @@ class MemoryAccount:
             self._accept(order)
         return Unknown("the answer was lost") if self.loses_answers else Placed(self.states[order.client_index])
 
-    async def resolve(self, order: VenueOrder, nonce: int | None) -> SendOutcome:
-        state = self.states.get(order.client_index)
-        return Refused("the venue never took it") if state is None else Placed(state)
-
-    async def find_expired(self, order: VenueOrder) -> SendOutcome:
-        return await self.resolve(order, None)
+    async def resolve(self, order: VenueOrder, nonce: int | None, expires_at: datetime) -> SendOutcome:
+        return self._certain(order)
 
     async def find(self, client_index: int) -> VenueOrderState | None:
         return self.states.get(client_index)
@@ -60,7 +56,7 @@ class MemoryAccount:
         return Placed(state)
 
     async def cancel_unlisted(self, order: VenueOrder) -> SendOutcome:
-        return await self.resolve(order, None)
+        return self._certain(order)
 
     async def pause(self) -> None:
         pass
@@ -92,6 +88,10 @@ class MemoryAccount:
 
     async def fundings_since(self, since: datetime) -> list[VenueFunding]:
         return []
+
+    def _certain(self, order: VenueOrder) -> SendOutcome:
+        state = self.states.get(order.client_index)
+        return Refused("the venue never took it") if state is None else Placed(state)
 
     def _accept(self, order: VenueOrder) -> None:
         index, is_market = order.client_index, order.type is VenueOrderType.MARKET

@@ -107,12 +107,8 @@ class Outbox:
 
     async def resolve(self) -> None:
         """Find out the outcome of orders whose answer was lost."""
-        now, orders = self._context.clock.now(), self._account.orders
         for sent in [order for order in self._ledger.open_orders.values() if order.status is SentStatus.SENT]:
-            if now > sent.expires_at:
-                outcome = await orders.find_expired(sent.order)
-            else:
-                outcome = await orders.resolve(sent.order, sent.nonce)
+            outcome = await self._account.orders.resolve(sent.order, sent.nonce, sent.expires_at)
             status = (await self._book_outcome(sent, outcome)).sent.status
             log.info("%s: order %d of %s is %s", sent.account_id, sent.client_index, sent.symbol, status)
 

@@ -33,15 +33,12 @@ class OrderGateway(Protocol):
         """Send an order unless the venue already shows its client index. Return the outcome; never raise."""
         ...
 
-    async def resolve(self, order: VenueOrder, nonce: int | None) -> SendOutcome:
+    async def resolve(self, order: VenueOrder, nonce: int | None, expires_at: datetime) -> SendOutcome:
         """Find out the outcome of an order whose answer was lost, without sending it again.
 
-        `nonce` comes from the order's `Unknown`; None when the process ended before recording it.
+        `nonce` comes from the order's `Unknown`; None when the process ended before recording it. The venue no longer
+        executes the order after `expires_at` by its own clock; the clock of this machine may be wrong.
         """
-        ...
-
-    async def find_expired(self, order: VenueOrder) -> SendOutcome:
-        """Return `Placed` or `Refused` for an order that the venue can no longer accept, or `Unknown` if unanswered."""
         ...
 
     async def find(self, client_index: int) -> VenueOrderState | None:

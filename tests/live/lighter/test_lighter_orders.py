@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from decimal import Decimal
 from random import Random
 from typing import Any
@@ -36,6 +37,7 @@ sdk = pytest.importorskip("lighter.signer_client", reason="the extra `live` is n
 
 D = Decimal
 BTC = 1
+LATER = datetime(9999, 1, 1, tzinfo=UTC)
 SCHEDULES = int(os.environ.get("FAULT_SCHEDULES", "500"))
 
 
@@ -281,9 +283,9 @@ async def test_an_unreachable_venue_leaves_the_order_unknown_until_it_answers(
     venue.read_faults = ["ok", "ok", *["500"] * 20]
     outcome = await orders.place(order())
     assert isinstance(outcome, Unknown)
-    assert isinstance(await orders.resolve(order(), outcome.nonce), Unknown)
+    assert isinstance(await orders.resolve(order(), outcome.nonce, LATER), Unknown)
     venue.read_faults.clear()
-    resolved = await orders.resolve(order(), outcome.nonce)
+    resolved = await orders.resolve(order(), outcome.nonce, LATER)
     assert isinstance(resolved, Placed)
     assert resolved.state.filled == D("0.25")
 
@@ -293,9 +295,9 @@ async def test_an_order_of_a_dead_process_is_found_or_made_impossible(
 ) -> None:
     venue, orders = venue_and_orders
     assert isinstance(await orders.place(order(1)), Placed)
-    assert isinstance(await orders.resolve(order(1), None), Placed)
+    assert isinstance(await orders.resolve(order(1), None, LATER), Placed)
     venue.late = [(CREATE, {**venue.sent[0][1], "Nonce": 41, "ClientOrderIndex": order(2).client_index})]
-    assert isinstance(await orders.resolve(order(2), None), Refused)
+    assert isinstance(await orders.resolve(order(2), None, LATER), Refused)
     venue.deliver()
     assert order(2).client_index not in venue.orders
 
@@ -308,7 +310,7 @@ async def test_an_outdated_next_nonce_is_not_trusted(
     assert isinstance(await orders.place(order(1)), Placed)
     venue.late = [(CREATE, {**venue.sent[0][1], "Nonce": 41, "ClientOrderIndex": order(2).client_index})]
     venue.stale_nonces = 1
-    assert isinstance(await orders.resolve(order(2), None), Refused)
+    assert isinstance(await orders.resolve(order(2), None, LATER), Refused)
     venue.deliver()
     assert order(2).client_index not in venue.orders
 
@@ -347,7 +349,7 @@ async def one_schedule(random: Random, venue: FakeExchange, account: LighterAcco
             if random.random() < 0.5:
                 venue.deliver()
             venue.fault_at_random(random, share=random.choice((0.0, 0.3)))
-            outcome = await account.orders.resolve(placing, random.choice((outcome.nonce, None)))
+            outcome = await account.orders.resolve(placing, random.choice((outcome.nonce, None)), LATER)
         ours[placing.client_index], asked[placing.client_index] = outcome, placing
     venue.send_faults.clear()
     venue.read_faults.clear()

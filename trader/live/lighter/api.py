@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
+from email.utils import parsedate_to_datetime
 from math import isfinite
 from typing import Final, TypeVar
 
@@ -124,6 +125,8 @@ class LighterApi:
         self.base_url = base_url
         self._pause_s = pause_s
         self._session: aiohttp.ClientSession | None = None
+        self.answered_at: datetime | None = None
+        """The time of the latest answer by the venue's clock; None until one states its date."""
 
     def session(self) -> aiohttp.ClientSession:
         """Return the HTTP session, created on first use within a running loop."""
@@ -233,6 +236,7 @@ class LighterApi:
                     body += more
                 if len(body) > _ANSWER_BYTES_MAX:
                     raise MarketDataError(f"{path}: the venue's answer is too long")
+                self.answered_at = _date(answer.headers.get("Date")) or self.answered_at
                 return answer.status, _seconds(answer.headers.get("Retry-After")), body
         except (aiohttp.ClientError, TimeoutError) as error:
             raise MarketDataError(f"{self.base_url} cannot be reached: {str(error) or type(error).__name__}") from error
@@ -287,6 +291,15 @@ def _signed_rate(row: _Funding) -> Decimal:
 
 def _seconds(text: str | None) -> float | None:
     return float(text) if text is not None and text.isdecimal() else None
+
+
+def _date(text: str | None) -> datetime | None:
+    """Return the time of a header `Date`; None if it is missing or malformed."""
+    try:
+        at = parsedate_to_datetime(text or "")
+    except ValueError:
+        return None
+    return None if at.tzinfo is None else at
 
 
 def _excerpt(body: bytes) -> str:

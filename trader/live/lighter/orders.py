@@ -7,6 +7,8 @@ shows no such order, the nonce is used up with a harmless transaction; after tha
 import asyncio
 import logging
 from collections.abc import Collection, Mapping
+from contextlib import suppress
+from datetime import datetime
 from decimal import Decimal
 from typing import Final
 
@@ -89,21 +91,19 @@ class LighterOrders:
             except MarketDataError as error:
                 return Refused(str(error))  # nothing was sent
 
-    async def resolve(self, order: VenueOrder, nonce: int | None) -> SendOutcome:
+    async def resolve(self, order: VenueOrder, nonce: int | None, expires_at: datetime) -> SendOutcome:
         """Find out the outcome of an order whose answer was lost, without sending it again.
 
-        `nonce` comes from `Unknown`. If it is None, use up a nonce first: no earlier transaction has a later one.
+        `nonce` comes from `Unknown`. If it is None, use up a nonce first: no earlier transaction has a later one. While
+        the venue uses up no nonce, the order stays `Unknown` until `expires_at` by the venue's clock.
         """
         async with self._sending:
-            try:
-                if (state := await self.find(order.client_index)) is not None:
-                    return Placed(state)
-                last = await self._use_up_nonce(order) if nonce is None else nonce
-            except MarketDataError as error:
-                return Unknown(str(error), nonce)
-            if last is None:
-                return Unknown("the venue accepts no transaction that would use up the order's nonce")
-            return await self._find_until(order, last, "its answer was lost, and the venue never took it", is_lost=True)
+            outcome = await self._resolve(order, nonce)
+            now = self._api.answered_at
+            if isinstance(outcome, Unknown) and now is not None and now > expires_at:
+                with suppress(MarketDataError):
+                    return await self._find_expired(order)
+            return outcome
 
     async def cancel_unlisted(self, order: VenueOrder) -> SendOutcome:
         """Cancel an order that the venue no longer lists. `Refused`: it does not rest; its final state is unknown."""
@@ -118,21 +118,10 @@ class LighterOrders:
                     if answer.is_accepted:
                         return await self._find_until(order, nonce, "it is no longer shown", is_lost=True)
                     if answer.code in INACTIVE:
-                        return await self.find_expired(order)
+                        return await self._find_expired(order)
             except MarketDataError as error:
                 return Unknown(str(error))
         return Unknown(f"the venue does not cancel it: {answer.reason}")
-
-    async def find_expired(self, order: VenueOrder) -> SendOutcome:
-        """Look up, twice, an order that the venue no longer accepts: it rests there now, or it never will."""
-        try:
-            for _ in range(2):
-                if (state := await self.find(order.client_index)) is not None:
-                    return Placed(state)
-                await self.pause()
-        except MarketDataError as error:
-            return Unknown(str(error))
-        return Refused("its answer was lost, and the venue did not take it before it expired")
 
     async def cancel(self, order: VenueOrderState) -> SendOutcome:
         """Cancel an order that rests or waits for its trigger. `Placed` has its final state, which may be filled."""
@@ -182,6 +171,28 @@ class LighterOrders:
             reason = "" if answer.is_accepted else answer.reason
             return await self._find_until(order, nonce, reason, is_lost=not answer.is_known)
         return Refused("the venue rejected every nonce that it reported")
+
+    async def _resolve(self, order: VenueOrder, nonce: int | None) -> SendOutcome:
+        try:
+            if (state := await self.find(order.client_index)) is not None:
+                return Placed(state)
+            last = await self._use_up_nonce(order) if nonce is None else nonce
+        except MarketDataError as error:
+            return Unknown(str(error), nonce)
+        if last is None:
+            return Unknown("the venue accepts no transaction that would use up the order's nonce")
+        return await self._find_until(order, last, "its answer was lost, and the venue never took it", is_lost=True)
+
+    async def _find_expired(self, order: VenueOrder) -> SendOutcome:
+        """Look up, twice, an order that the venue no longer accepts: it rests there now, or it never will.
+
+        :raises MarketDataError: the venue does not answer
+        """
+        for _ in range(2):
+            if (state := await self.find(order.client_index)) is not None:
+                return Placed(state)
+            await self.pause()
+        return Refused("its answer was lost, and the venue did not take it before it expired")
 
     async def _find_until(self, order: VenueOrder, nonce: int, reason: str, *, is_lost: bool) -> SendOutcome:
         """Poll until the venue shows the order or its nonce is used up; use up a lost order's nonce deliberately."""

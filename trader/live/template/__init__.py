@@ -33,12 +33,11 @@ class TemplateOrders:
         """Choose the order types: `limit` rests, `market` has a worst price, `stop` and `target` wait for a trigger."""
         raise NotImplementedError
 
-    async def resolve(self, order: VenueOrder, nonce: int | None) -> SendOutcome:
-        """Decide how to resolve a lost order: by using up its nonce, or by the venue's client order id."""
-        raise NotImplementedError
+    async def resolve(self, order: VenueOrder, nonce: int | None, expires_at: datetime) -> SendOutcome:
+        """Decide how to resolve a lost order: by using up its nonce, or by the venue's client order id.
 
-    async def find_expired(self, order: VenueOrder) -> SendOutcome:
-        """Look up more than once where reads lag behind the venue's matching engine."""
+        After its expiry by the venue's clock, look it up more than once where reads lag behind the matching engine.
+        """
         raise NotImplementedError
 
     async def find(self, client_index: int) -> VenueOrderState | None:
