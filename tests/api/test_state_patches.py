@@ -1,12 +1,17 @@
 """A merge patch turns the keyed form of the old state into the keyed form of the new one, whatever has changed."""
 
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trader.api.state_broadcast import encode_keyed, encode_patch
+from trader.api.state_broadcast import StateBroadcaster, StateOptions, encode_keyed, encode_patch
+from trader.api.stream_messages import MessageForm
+from trader.api.subscriber import Subscriber
 
 figures = st.none() | st.integers(-3, 3) | st.sampled_from(["0.1", "0.2"])
 positions = st.fixed_dictionaries(
@@ -96,3 +101,78 @@ def test_named_amounts_are_numbers_rounded_to_cents() -> None:
     entry = msgspec.json.decode(encode_keyed(msgspec.json.encode(state), ("cash", "pnl")))["items"]["a"]
     positions = {"ids": ["BTC"], "items": {"BTC": {"symbol": "BTC", "pnl": -1.66}}}
     assert entry == {"modelId": "a", "cash": 9495.78, "positions": positions}
+
+
+class PatchedReader:
+    """A client that merges patches. When it returns, it resumes with what it knew."""
+
+    def __init__(self, broadcaster: StateBroadcaster) -> None:
+        self._broadcaster = broadcaster
+        self._subscriber: Subscriber | None = None
+        self.state: Any = None
+
+    def take_turn(self) -> None:
+        """Leave, or return."""
+        if self._subscriber is None:
+            self._subscriber = Subscriber(MessageForm(numbered=True, patched=True))
+            self._broadcaster.add(self._subscriber, "5f0c77d1-42")
+        else:
+            self._broadcaster.unsubscribe(self._subscriber)
+            self._subscriber = None
+
+    def read(self) -> None:
+        text = b"" if self._subscriber is None else self._subscriber.take()
+        for event in filter(None, text.decode().split("\n\n")):
+            _, name, data = (line.partition(": ")[2] for line in event.split("\n"))
+            value = msgspec.json.decode(data)
+            self.state = merged(self.state, value) if name.endswith(":patch") else value
+
+    @property
+    def is_connected(self) -> bool:
+        return self._subscriber is not None
+
+
+async def follow(steps: Sequence[tuple[str, int, Any]]) -> None:
+    """Let two readers read, leave and return while the state changes; in the end both know it."""
+    state: Any = []
+
+    async def load() -> bytes:
+        loaded = msgspec.json.encode(state)
+        await asyncio.sleep(0)
+        return loaded
+
+    broadcaster = StateBroadcaster("trades", load, options=StateOptions(spacing_s=0, patch_spacing_s=0))
+    await broadcaster.start()
+    readers = [PatchedReader(broadcaster) for _ in range(2)]
+    for step, number, changed in steps:
+        match step:
+            case "change":
+                state = changed
+                broadcaster.changed()
+            case "turn":
+                readers[number % 2].take_turn()
+            case "read":
+                readers[number % 2].read()
+        for _ in range(number):
+            await asyncio.sleep(0)
+    for reader in readers:
+        if not reader.is_connected:
+            reader.take_turn()
+    for _ in range(100):
+        await asyncio.sleep(0)
+    for reader in readers:
+        reader.read()
+        assert reader.state == msgspec.json.decode(keyed(state))
+    await broadcaster.close()
+
+
+async def at_once(work: Callable[..., Any], *args: object) -> Any:
+    await asyncio.sleep(0)
+    return work(*args)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["change", "turn", "read"]), st.integers(0, 9), states), max_size=30))
+def test_readers_of_patches_know_the_state_whenever_they_leave_and_return(steps: list[tuple[str, int, Any]]) -> None:
+    with pytest.MonkeyPatch.context() as patch:  # the work of threads becomes a turn of the event loop
+        patch.setattr(asyncio, "to_thread", at_once)
+        asyncio.run(follow(steps))

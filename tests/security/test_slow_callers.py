@@ -4,6 +4,7 @@ import asyncio
 from typing import Final
 
 import aiohttp
+import pytest
 from aiohttp import web
 from support.composed import composed
 from support.served import Client, served
@@ -39,6 +40,29 @@ async def test_slow_heads_and_slow_readers_of_every_route_are_ended_and_others_a
             async with asyncio.timeout(60):
                 await asyncio.gather(*readers)
             assert await is_healthy(client)
+
+
+async def test_callers_of_every_route_may_leave_at_any_time(dsn: str, caplog: pytest.LogCaptureFixture) -> None:
+    """They leave within their body, before an answer, and after the beginning of one."""
+    async with composed(dsn, MARKET_SOURCE="synthetic") as (service, _):
+        app = build_app(service.context.settings, service)
+        async with served(app) as client:
+            for method, path in sorted(routes_of(app)):
+                for body, reads in (("{", False), ("{}", False), ("{}", True)):
+                    await leave(client, method, path, body, reads=reads)
+            assert await is_healthy(client)
+            await until(lambda: not any(len(stream) for stream in service.broadcasters.all.values()))
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR" or record.exc_info] == []
+
+
+async def leave(client: Client, method: str, path: str, body: str, *, reads: bool) -> None:
+    """Send a request, and cut the connection, perhaps after the beginning of the answer."""
+    reader, writer = await asyncio.open_connection(client.host, client.port)
+    host = f"Host: 127.0.0.1:{client.port}"
+    writer.write(f"{method} {path} HTTP/1.1\r\n{host}\r\nContent-Length: 2\r\n\r\n{body}".encode())
+    async with asyncio.timeout(60):
+        await (reader.read(1) if reads else asyncio.sleep(0))
+    writer.transport.abort()
 
 
 async def slow_head(client: Client, method: str, path: str) -> bytes:

@@ -39,6 +39,7 @@ class DemoContext:
     settings: Settings
     calls: list[str] = field(default_factory=list)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
+    waiting: int = 0
     version: int = 0
 
 
@@ -148,7 +149,9 @@ async def simulate(context: DemoContext, request: Empty) -> Figure:
 @registry.procedure("demo.wait")
 async def wait(context: DemoContext, request: Empty) -> Figure:
     """Ends only after another call has opened the gate."""
+    context.waiting += 1
     await asyncio.wait_for(context.gate.wait(), 10)
+    context.calls.append("demo.wait")
     return Figure(value=4)
 
 

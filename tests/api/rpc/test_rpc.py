@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import pytest
-from support.served import AppClient
+from support.served import AppClient, Client
+from support.waiting import until
 from yarl import URL
 
 from trader.api import rpc
@@ -428,6 +429,17 @@ async def test_a_disconnect_within_the_body_is_not_an_error(
     status, _ = await send(client, PLAIN)
     assert status == 200
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+async def test_a_call_ends_as_usual_after_its_client_has_disconnected(limited_client: Client, context: Any) -> None:
+    _, writer = await asyncio.open_connection(limited_client.host, limited_client.port)
+    writer.write(b"POST /api/rpc/demo.wait HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}")
+    await until(lambda: context.waiting)
+    writer.transport.abort()
+    async with limited_client.post("/api/rpc/demo.echo", json={}) as answer:  # the server reads the end before this
+        assert answer.status == 200
+    context.gate.set()
+    await until(lambda: context.calls == ["demo.echo", "demo.wait"])
 
 
 @pytest.mark.parametrize(
