@@ -31,6 +31,7 @@ from support.market_fidelity import (
     draw_together,
     is_inside,
     judge_cross_rules,
+    judge_first_second,
     judge_rules,
     log_paths,
     momentum_of_candles,
@@ -43,7 +44,6 @@ from trader.core.clock import epoch_second
 from trader.market.domain.markets import MARKETS
 from trader.market.sources.books import Grid, marks_of_candle
 from trader.market.sources.files import Minutes, find_files, read_market
-from trader.market.sources.minute_paths import corners
 from trader.market.sources.synthetic import SyntheticSource
 from trader.market.sources.walks import walk_pool
 
@@ -121,6 +121,16 @@ def judge_within(figures: Figures, name: str, paths: Mapping[str, Paths]) -> Non
         show_rules(figures, f"{name}, inside a minute, by what the rule earned in {minutes} minutes", rules)
 
 
+def judge_first_seconds(
+    figures: Figures, name: str, paths: Mapping[str, Paths], recorded: Mapping[str, Minutes]
+) -> None:
+    """Judge whether the first price of a minute, against the last recorded close, tells where the minute goes."""
+    for symbol, path in paths.items():
+        t, mean_bp = judge_first_second(path, recorded[symbol])
+        figures.show(f"{name}, {symbol}, follow the first second, |t|", abs(t), "", at_most=T_MAX)
+        print(f"    its mean: {mean_bp:+.3f} bp")
+
+
 def judge_paths(figures: Figures, recorded: Mapping[str, Minutes]) -> None:
     grids = {symbol: Grid(MARKETS[symbol]) for symbol in recorded}
     began_s = perf_counter()
@@ -132,7 +142,7 @@ def judge_paths(figures: Figures, recorded: Mapping[str, Minutes]) -> None:
         each_us = (perf_counter() - began_s) / sum(map(len, marks.values())) * 1e6
         figures.show(f"seed {seed}: a minute's path", each_us, "µs", at_most=DRAW_US_MAX)
         misses = sum(
-            (min(path), max(path), path[0], path[-1]) != corners(grids[symbol], minutes[place])
+            (min(path), max(path), path[0], path[-1]) != grids[symbol].corners(minutes[place])
             for symbol, minutes in recorded.items()
             for place, path in enumerate(marks[symbol])
         )
@@ -140,6 +150,7 @@ def judge_paths(figures: Figures, recorded: Mapping[str, Minutes]) -> None:
         drawn = {symbol: log_paths(grids[symbol], rows) for symbol, rows in marks.items()}
         at_extremes = numpy.sum([numpy.abs(closes_at_extremes(minutes)) for minutes in recorded.values()], axis=0)
         judge_within(figures, f"seed {seed}", drawn)
+        judge_first_seconds(figures, f"seed {seed}", drawn, recorded)
         judge_across(figures, f"seed {seed}", drawn, at_extremes)
     for watched, traded in product(recorded, recorded):
         t, mean_bp = momentum_of_candles(recorded[watched], recorded[traded])

@@ -31,7 +31,7 @@ from support.market_fidelity import (
 from trader.market.domain.markets import MARKETS
 from trader.market.sources.books import Grid, marks_of_candle
 from trader.market.sources.files import FileRow, Minutes, find_files, read_market
-from trader.market.sources.minute_paths import MinutePaths, corners
+from trader.market.sources.minute_paths import MinutePaths
 
 SYMBOLS = ("BTC", "ETH", "SOL")
 GRIDS = {symbol: Grid(MARKETS[symbol]) for symbol in SYMBOLS}
@@ -71,20 +71,24 @@ def test_a_path_meets_open_high_low_and_close_and_stays_within_them(
 ) -> None:
     grid = GRIDS[symbol]
     path = draw(row, symbol, leaders=leaders)
-    assert (min(path), max(path), path[0], path[-1]) == corners(grid, row)
+    assert (min(path), max(path), path[0], path[-1]) == grid.corners(row)
     assert len(path) == 60
-    half = MARKETS[symbol].tick / 2
-    low, high = Decimal(row.low), Decimal(row.high)
-    slack = Decimal("1e-6") * half
     prices = [grid.price(mark) for mark in path]
-    if high - low >= half:
-        assert low - slack <= min(prices) < low + half + slack
-        assert high - half - slack < max(prices) <= high + slack
-    else:
-        assert max(prices) - min(prices) <= half
-        assert abs(prices[0] - low) <= half
-    assert abs(prices[0] - Decimal(row.open)) <= half
-    assert abs(prices[-1] - Decimal(row.close)) <= half
+    quarter = MARKETS[symbol].tick / 4 * Decimal("1.000001")
+    for price, recorded in zip(
+        (min(prices), max(prices), prices[0], prices[-1]), (row.low, row.high, row.open, row.close), strict=True
+    ):
+        assert abs(price - Decimal(recorded)) <= quarter, "rounded to the nearest half tick, whatever the candle"
+
+
+@given(candles(), st.sampled_from(SYMBOLS), st.floats(0, 1))
+def test_a_path_reaches_each_price_of_its_market_that_the_candle_reached(
+    row: FileRow, symbol: str, height: float
+) -> None:
+    grid, path = GRIDS[symbol], draw(row, symbol)
+    reached = grid.price(grid.nearest(row.low + height * (row.high - row.low)))
+    if row.low <= float(reached) <= row.high:
+        assert grid.price(min(path)) <= reached <= grid.price(max(path))
 
 
 ROW = FileRow(29_000_000, 95_000.0, 95_060.0, 94_990.0, 95_020.0, 5.0)
@@ -223,7 +227,7 @@ def test_an_order_costs_many_times_more_in_a_violent_minute(recorded: dict[str, 
 def test_the_corner_path_meets_its_candle_at_fixed_seconds(row: FileRow, symbol: str) -> None:
     marks = marks_of_candle(GRIDS[symbol], row)
     assert len(marks) == 60
-    assert (min(marks), max(marks), marks[0], marks[-1]) == corners(GRIDS[symbol], row)
+    assert (min(marks), max(marks), marks[0], marks[-1]) == GRIDS[symbol].corners(row)
     assert {marks[20], marks[40]} == {min(marks), max(marks)}
     assert abs(marks[0] - marks[20]) <= abs(marks[0] - marks[40])
 

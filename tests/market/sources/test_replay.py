@@ -23,7 +23,6 @@ from trader.live.lighter.source import VenueSource
 from trader.market.domain.markets import MARKETS, PLAIN_FUNDING_RATE, Candle, Interval, Quote, Tick
 from trader.market.sources.books import Grid
 from trader.market.sources.files import FileRow
-from trader.market.sources.minute_paths import corners
 from trader.market.sources.replay import ReplaySource
 from trader.market.sources.source import MarketSource
 from trader.market.sources.synthetic import SyntheticSource
@@ -74,7 +73,7 @@ async def test_there_is_a_tick_a_second_with_a_book_around_the_path(tmp_path: Pa
     grid = Grid(MARKETS["BTC"])
     paths = [marks_of(ticks)[begin : begin + 60] for begin in range(0, 300, 60)]
     for row, path in zip(rows_of(5), paths, strict=True):
-        low, high, *ends = (grid.price(mark) for mark in corners(grid, row))
+        low, high, *ends = (grid.price(mark) for mark in grid.corners(row))
         assert (min(path), max(path), path[0], path[-1]) == (low, high, *ends)
     for tick in ticks:
         quote = tick.quotes["BTC"]
@@ -328,12 +327,11 @@ async def test_the_recorded_month_is_complete_and_played_exactly() -> None:
     for symbol in ("BTC", "ETH", "SOL"):
         closed = await source.candles(symbol, "1m", crash, crash + timedelta(minutes=60))
         assert len(closed) == 60
-        half = float(MARKETS[symbol].tick) / 2
+        quarter = float(MARKETS[symbol].tick) / 4 + 1e-9
         for number, candle in enumerate(closed):
             marks = [float(mark) for mark in marks_of(ticks[number * 60 : number * 60 + 60], symbol)]
-            if candle.high - candle.low >= half:
-                assert candle.low - 1e-9 <= min(marks) < candle.low + half
-                assert candle.high - half < max(marks) <= candle.high + 1e-9
+            assert abs(min(marks) - candle.low) <= quarter
+            assert abs(max(marks) - candle.high) <= quarter
     lows = [candle.low for candle in await source.candles("ETH", "1m", crash, crash + timedelta(minutes=60))]
     assert min(lows) < 2_130
     day = await source.candles("BTC", "4h", crash - timedelta(days=30), crash)

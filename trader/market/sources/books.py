@@ -10,7 +10,7 @@ from datetime import datetime
 from decimal import Decimal
 from functools import partial
 from itertools import accumulate, pairwise
-from math import ceil, exp, floor, log, sqrt
+from math import exp, log, sqrt
 from typing import Final, Literal
 
 from trader.market.domain.markets import Book, Calm, Level, Market, Quote
@@ -37,14 +37,13 @@ class Grid:
         """Return the half tick nearest to a price."""
         return round(price * self.halves_per_unit)
 
-    def within(self, low: float, high: float) -> tuple[int, int]:
-        """Return the lowest and highest half tick inside [low, high]; if none lies inside, the nearest one twice."""
-        # A price on a half tick must not miss it because the product is rounded.
-        bottom = ceil(round(low * self.halves_per_unit, 6))
-        top = floor(round(high * self.halves_per_unit, 6))
-        if bottom > top:
-            bottom = top = self.nearest((low + high) / 2)
-        return bottom, top
+    def corners(self, row: FileRow) -> HalfTickCandle:
+        """Return low, high, open and close of a candle, each rounded to the nearest half tick.
+
+        Rounded inward instead, an open at an extreme would tell where the minute goes. Rounding keeps the order of
+        prices, so the corners reach every half tick that the candle reaches.
+        """
+        return self.nearest(row.low), self.nearest(row.high), self.nearest(row.open), self.nearest(row.close)
 
     def price(self, halves: int) -> Decimal:
         return halves * self._half
@@ -218,9 +217,7 @@ def marks_of_candle(grid: Grid, row: FileRow) -> list[int]:
 
     The extreme nearer to the open comes first; if both are equally near, the one away from the close.
     """
-    low, high = grid.within(row.low, row.high)
-    opened = min(max(grid.nearest(row.open), low), high)
-    close = min(max(grid.nearest(row.close), low), high)
+    low, high, opened, close = grid.corners(row)
     is_low_first = opened - low < high - opened or (opened - low == high - opened and close >= opened)
     nearer, further = (low, high) if is_low_first else (high, low)
     corners = ((0, opened), (NEARER_S, nearer), (FURTHER_S, further), (CLOSE_S, close))

@@ -25,8 +25,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trader.market.sources.books import Grid, HalfTickCandle
-from trader.market.sources.files import FileRow, Minutes
+from trader.market.sources.books import Grid
+from trader.market.sources.files import Minutes
 from trader.market.sources.walks import CELLS, SECONDS, TOP, Floats, cells_of, walk_pool
 
 LEADERS_MAX: Final = 2
@@ -134,7 +134,7 @@ class MinutePaths:
         self._minutes: Places = np.array(minutes.minute)
         self._leaders = leaders[:LEADERS_MAX]
         self._pool = walk_pool()
-        self._candles = np.array([corners(grid, minutes[place]) for place in range(len(minutes))], dtype=float)
+        self._candles = np.array([grid.corners(minutes[place]) for place in range(len(minutes))], dtype=float)
         low, high, opened, close = self._candles.reshape(-1, 4).T
         self._moves = (close - opened) / opened
         self._ranges = (high - low) / opened
@@ -392,9 +392,3 @@ def _mapped(
     between = np.where(levels < second, at_first + (levels - first) * middle, high - (tops - levels) * upper)
     mapped: Floats = np.where(levels <= first, low + (levels - bottoms) * lower, between)
     return mapped
-
-
-def corners(grid: Grid, row: FileRow) -> HalfTickCandle:
-    """Return low, high, open and close of a candle in half ticks."""
-    low, high = grid.within(row.low, row.high)
-    return low, high, min(max(grid.nearest(row.open), low), high), min(max(grid.nearest(row.close), low), high)

@@ -28,7 +28,7 @@ from trader.market.domain.markets import (
 )
 from trader.market.sources.books import CLOSE_S, BookModel, CandlePath, Grid, HalfTickCandle, TrailingDay
 from trader.market.sources.files import Minutes, find_files, find_funding_files, read_funding, read_market
-from trader.market.sources.minute_paths import LEADERS_MAX, MinutePaths, corners
+from trader.market.sources.minute_paths import LEADERS_MAX, MinutePaths
 from trader.market.sources.rows import chosen_rows
 from trader.market.sources.source import Seed
 
@@ -284,7 +284,7 @@ class Recording:
     def corners(self, minute: int) -> HalfTickCandle | None:
         """Return the minute's low, high, open and close in half ticks; None within a gap."""
         place = self._place(minute)
-        return None if place is None else corners(self.grid, self.minutes[place])
+        return None if place is None else self.grid.corners(self.minutes[place])
 
     def marks(self, minute: int) -> Sequence[int]:
         """Return the marks of the minute's seconds in half ticks; none within a gap."""
