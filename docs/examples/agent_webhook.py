@@ -1,9 +1,11 @@
 """An agent that is called: TRADER_SECRET=whsec_… python agent_webhook.py, which listens on port 9000.
 
 It buys BTC for 100 and holds it. Nothing but Python is needed; every request is verified before it is read.
+A repeated request, which is a retry or a replay, gets the first answer again.
 """
 
 import base64
+import functools
 import hashlib
 import hmac
 import json
@@ -25,6 +27,11 @@ def is_signed(headers: Message, body: bytes) -> bool:
     )
 
 
+@functools.lru_cache(maxsize=1000)
+def answer_to(body: bytes) -> bytes:
+    return json.dumps({"decisions": decide(json.loads(body))}).encode()
+
+
 def decide(opened: dict[str, Any]) -> list[dict[str, Any]]:
     if opened["view"]["positions"]:
         return [{"name": "hold", "arguments": {"reason": "BTC is held already"}}]
@@ -36,9 +43,7 @@ def decide(opened: dict[str, Any]) -> list[dict[str, Any]]:
 class Agent(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        answer = b""
-        if is_signed(self.headers, body):
-            answer = json.dumps({"decisions": decide(json.loads(body))}).encode()
+        answer = answer_to(body) if is_signed(self.headers, body) else b""
         self.send_response(200 if answer else 401)
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()

@@ -1,12 +1,18 @@
 """Webhooks of external agents: a real server that receives views and answers with decisions, and its faults."""
 
 import asyncio
+import base64
+import hmac
+import importlib.util
 import json
+import re
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from ipaddress import IPv4Address, IPv6Address, ip_network
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Final
 
 import pytest
@@ -26,6 +32,7 @@ from trader.api.schemas.common import ENCODER
 from trader.core.errors import Unavailable, WebhookError
 from trader.exchange.domain.orders import Order, OrderAnswer
 
+DOCUMENTS: Final = Path(__file__).parents[2] / "docs"
 ORDER: Final = {"clientOrderId": "one", "symbol": "BTC", "side": "buy", "quantity": 0.01, "exitPlan": {"stop": 90000}}
 BOUGHT: Final = {"name": "placeOrder", "arguments": ORDER}
 
@@ -96,6 +103,60 @@ def test_requests_are_signed_according_to_standard_webhooks() -> None:
         "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, b'{"test": 2432232314}'
     )
     assert signed == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="  # of the package standardwebhooks, 1.1.0
+
+
+Check = Callable[[Mapping[str, str], bytes, str, int], bool]
+"""A recipient's check: whether it accepts the headers and the body, given its secret, at a Unix time."""
+
+
+def check_of_the_page(headers: Mapping[str, str], body: bytes, secret: str, at: int) -> bool:
+    """Run the lines of docs/agents.md that verify a request."""
+    page = (DOCUMENTS / "agents.md").read_text()
+    lines = re.search(r"^    signed = .*\n(?:    .*\n)+", page, re.MULTILINE)
+    assert lines is not None
+    names = {"headers": headers, "body": body, "secret": secret, "base64": base64, "hmac": hmac}
+    try:
+        exec(re.sub("^    ", "", lines[0], flags=re.MULTILINE), {**names, "time": SimpleNamespace(time=lambda: at)})
+    except AssertionError:
+        return False
+    return True
+
+
+def example(secret: str, at: int) -> ModuleType:
+    """Load docs/examples/agent_webhook.py with a secret and a clock."""
+    spec = importlib.util.spec_from_file_location("agent_webhook", DOCUMENTS / "examples" / "agent_webhook.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRADER_SECRET", secret)
+        spec.loader.exec_module(module)
+    vars(module)["time"] = SimpleNamespace(time=lambda: at)
+    return module
+
+
+def check_of_the_example(headers: Mapping[str, str], body: bytes, secret: str, at: int) -> bool:
+    return bool(example(secret, at).is_signed(headers, body))
+
+
+@pytest.mark.parametrize("accepts", [check_of_the_page, check_of_the_example])
+async def test_the_published_checks_refuse_a_replay_and_every_changed_part(floor: Floor, accepts: Check) -> None:
+    async with called(floor, {"decisions": []}) as (agent, calls):
+        await decided(floor, calls)
+        ((headers, body),) = agent.requests
+        async with floor.database.connection() as conn:
+            secret = await conn.fetchval("SELECT secret FROM webhooks")
+    at = int(headers["webhook-timestamp"])
+    assert accepts(headers, body, secret, at)
+    assert accepts(headers, body, secret, at + 299)
+    assert not accepts(headers, body, secret, at + 300)
+    assert not accepts(headers, body, secret, at - 300)
+    for changed in ({"webhook-timestamp": str(at + 300)}, {"webhook-id": "another"}, {"webhook-signature": "v1,"}):
+        assert not accepts({**headers, **changed}, body, secret, at + 300 * ("webhook-timestamp" in changed))
+    assert not accepts(headers, body + b" ", secret, at)
+    assert not accepts(headers, body, new_secret(), at)
+    agent_of_the_example = example(secret, at)
+    assert agent_of_the_example.answer_to(body) is agent_of_the_example.answer_to(bytes(bytearray(body)))
 
 
 async def test_a_request_that_fails_at_once_is_retried_once(floor: Floor) -> None:

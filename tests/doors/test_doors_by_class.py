@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import orjson
 import pytest
@@ -61,6 +62,7 @@ name = "lab"
 base_url = "{base_url}"
 protocol = "plain"
 key_variable = "LAB_API_KEY"
+key_host = "{urlsplit(base_url).netloc}"
 
 [[models]]
 id = "ada"
@@ -88,7 +90,7 @@ async def test_a_provider_is_a_row_of_the_models_file_and_its_protocol_a_module_
             read_models(file, None)
         plain: ProviderProtocol = PlainWire()
         monkeypatch.setitem(PROTOCOLS, "plain", plain)
-        (entry,) = read_models(file, None)
+        (entry,) = read_models(file, None, [f"{server.host}:{server.port}"])
         model = replace(MODEL, provider="lab", router_model_name="one", configuration=entry.configuration)
         providers = make_providers(Settings.load({"LAB_API_KEY": "sk-lab-0000000000001"}, None, demo=True))
         providers.learn([model])

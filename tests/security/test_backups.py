@@ -262,6 +262,12 @@ async def test_nothing_in_a_file_is_executed_even_under_a_known_name(
         await conn.close()
 
 
+INSERT_BASELINE = """
+INSERT INTO baselines (id, name, run_id, initial_capital, started_at, state, seen_until)
+VALUES ('baseline/own', 'own', gen_random_uuid(), 1, now(),
+"""
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -270,6 +276,21 @@ async def test_nothing_in_a_file_is_executed_even_under_a_known_name(
         ("CREATE TABLE portfolio_snapshots_20250101 (id text)", "which no database of trader has"),
         ("CREATE TABLE portfolio_snapshots_99999999 (id text)", "which no database of trader has"),
         ("CREATE VIEW accounts_of_mine AS SELECT 1 AS one", "the view accounts_of_mine, which no database"),
+        ("UPDATE models SET created_at = '294000-01-01'", "a row of models with a time outside of 1970 to 2200"),
+        ("UPDATE runs SET started_at = '-infinity'", "a row of runs with a time outside of 1970 to 2200"),
+        (
+            "UPDATE models SET configuration = '{\"every\": 5}'",
+            "the row of the model ada cannot be read: Expected `str",
+        ),
+        (
+            "INSERT INTO variants VALUES ('Evil', 9); UPDATE models SET variant = 'Evil'",
+            "model ada cannot be read: 'Evil'",
+        ),
+        (
+            f"UPDATE models SET configuration = '{{\"a\": {'[' * 2000}{']' * 2000}}}'",
+            "a row that the service cannot read: ",
+        ),
+        (f"{INSERT_BASELINE} '{{}}', now())", "cannot read: Object missing required field"),
         ("DROP TABLE fills CASCADE; CREATE VIEW fills AS SELECT 1 AS id", None),
     ],
 )

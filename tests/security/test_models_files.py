@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -28,14 +29,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "models"
 
 
-def read(folder: Path, text: str) -> list[ModelEntry]:
+def read(folder: Path, text: str, *send_keys_to: str) -> list[ModelEntry]:
     (folder / "models.toml").write_text(text, encoding="utf-8")
-    return read_models(folder / "models.toml", folder.parent / ".env")
+    return read_models(folder / "models.toml", folder.parent / ".env", send_keys_to)
 
 
-def refusal(folder: Path, text: str) -> str:
+def refusal(folder: Path, text: str, *send_keys_to: str) -> str:
     with pytest.raises(SettingsError) as refused:
-        read(folder, text)
+        read(folder, text, *send_keys_to)
     message = str(refused.value)
     assert KEY not in message
     assert PASSWORD not in message
@@ -156,6 +157,89 @@ def test_a_refused_key_variable_names_the_rule(folder: Path) -> None:
     assert "provider 1.key_variable: expected a variable in capital letters that ends with _API_KEY" in refusal(
         folder, lab + MODEL.replace("openai", "lab")
     )
+
+
+LAB = (
+    '[[providers]]\nname = "lab"\nbase_url = "https://lab.example:8443/v1"\nkey_variable = "LAB_API_KEY"\n'
+    'key_host = "lab.example:8443"\n'
+) + MODEL.replace("openai", "lab")
+
+
+def test_a_key_goes_where_its_row_says_twice_and_the_operator_once(folder: Path) -> None:
+    assert (
+        'base_url: the keys in LAB_API_KEY go only to the host in `key_host`: expected key_host = "lab.example:8443"'
+    ) in refusal(folder, LAB.replace('key_host = "lab.example:8443"\n', ""))
+    unconfirmed = refusal(folder, LAB, "lab.example", "evil.example")
+    assert (
+        "line 5: provider 1.key_host: the keys in LAB_API_KEY would be sent to lab.example:8443: to confirm it, add "
+        "--send-keys-to lab.example:8443"
+    ) in unconfirmed
+    assert read(folder, LAB, "lab.example:8443")[0].provider == "lab"
+
+
+@pytest.mark.parametrize("host", ["lab.example", "LAB.example:8443", "lab.example:443", "api.lab.example:8443", ""])
+def test_a_key_host_other_than_that_of_the_address_is_refused(folder: Path, host: str) -> None:
+    assert "provider 1." in refusal(folder, LAB.replace('key_host = "lab.example:8443"', f'key_host = "{host}"'), host)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://user@lab.example/v1", "https://user:pw@lab.example/v1", "https://l\u0430b.example/v1",
+        "https://\u212aab.example/v1", "https://lab\uff0eexample/v1", "https://lab.example\\\\@evil.example/v1",
+        "https://lab.example\\\\.evil.example/v1", "https://lab.example:99999/v1", "https://lab.example:0/v1",
+        "https://lab.example:x/v1", "https://[::1/v1", "https://::1/v1", "https://[evil]/v1",
+        "https://[fe80::1%25eth0]/v1", "https://lab_.example/v1", "https://lab..example/v1", "https://-lab.example/v1",
+        "https:///v1", "https://lab.example/v1\\n", "https://lab.example/v1?a=b", "https://lab.example/v1#a",
+        "ftp://lab.example/v1", "https:lab.example", "//lab.example/v1", "https://lab.example/v 1",
+        "https://lab.example%2eevil.example/v1", "http://127.1/v1", "http://2130706433/v1", "http://localhost./v1",
+        "http://[::ffff:192.168.1.5]/v1", "http://0/v1",
+    ],
+)  # fmt: skip
+def test_an_address_that_is_not_what_it_seems_is_refused_in_a_file_and_in_a_row(folder: Path, address: str) -> None:
+    text = LAB.replace("https://lab.example:8443/v1", address).replace("lab.example:8443", "lab.example")
+    assert "line 3: provider 1.base_url: expected " in refusal(folder, text, "lab.example")
+    assert not is_called(ProviderDefinition(name="lab", base_url=address.replace("\\\\", "\\").replace("\\n", "\n")))
+
+
+def is_called(definition: ProviderDefinition) -> bool:
+    """Return whether a service calls a provider that a row of its database defines."""
+    providers = make_providers(Settings.load({"LAB_API_KEY": KEY}, None, demo=True))
+    configuration = ModelConfiguration(provider_definition=definition)
+    providers.learn([replace(chat_server.MODEL, provider="lab", configuration=configuration)])
+    return "lab" in providers
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("protocol", "soap"),
+        ("key_host", "evil.example"),
+        ("key_host", None),
+        ("headers", {"Host": "evil.example"}),
+        ("headers", {"Transfer-Encoding": "chunked"}),
+        ("headers", {"X-Lab": "a\r\nX-Key: b"}),
+        ("request", {"messages": []}),
+        ("stream", True),
+    ],
+)
+def test_a_row_of_the_database_is_held_to_the_rules_of_the_file(field: str, value: Any) -> None:
+    definition = ProviderDefinition(
+        name="lab",
+        base_url="https://lab.example/v1",
+        protocol="messages",
+        key_variable="LAB_API_KEY",
+        key_host="lab.example",
+    )
+    assert is_called(definition)
+    assert not is_called(replace(definition, **{field: value}))
+
+
+@pytest.mark.parametrize("name", ["Host", "host", "Content-Length", "Transfer-Encoding", "Connection", "Expect"])
+def test_a_header_cannot_lead_a_request_elsewhere(folder: Path, name: str) -> None:
+    headers = f'headers = {{{name} = "evil.example"}}\n'
+    text = LAB.replace("key_variable", f"{headers}key_variable")
+    assert f"provider 1.headers.{name}: the service sets it itself" in refusal(folder, text, "lab.example:8443")
 
 
 @pytest.mark.parametrize("name", [*PROVIDERS, "rules", "strategy"])

@@ -1,6 +1,7 @@
 """Sinks of notices: a redirect leads nowhere, an endless answer holds nothing up, and no error shows an address."""
 
 import asyncio
+import socket
 from datetime import UTC, datetime
 
 import pytest
@@ -43,6 +44,32 @@ async def test_a_redirect_to_an_inside_address_is_not_followed(status: int) -> N
         why = await send(f"http://127.0.0.1:{server.port}/{TOKEN}")
     assert asked == [f"/{TOKEN}"]
     assert why == f"the answer was HTTP {status}"
+
+
+async def test_a_name_that_moves_inside_gets_the_notice_and_shows_only_its_status(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The address is the operator's setting, so it may be an inside one: now, or whenever the resolver says so."""
+    asked: list[tuple[str, str, str]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append((request.method, request.path, (await request.json())["message"]))
+        status = 200 if len(asked) == 1 else 307
+        return web.Response(status=status, text="secret of the inside", headers={"Location": "/other"})
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    async with TestServer(app, host="127.0.0.1") as first, TestServer(app, host="127.0.0.2", port=first.port):
+        places = iter(["127.0.0.1", "127.0.0.2"])
+
+        def resolve(*_: object, **__: object) -> list[object]:
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (next(places), first.port))]
+
+        monkeypatch.setattr(socket, "getaddrinfo", resolve)
+        address = f"http://alerts.example:{first.port}/{TOKEN}"
+        assert await send(address) == ""
+        assert await send(address) == "the answer was HTTP 307"
+    assert asked == [("POST", f"/{TOKEN}", "gone")] * 2
 
 
 async def test_an_answer_that_never_ends_does_not_hold_up_the_next_notice() -> None:

@@ -7,10 +7,12 @@ import re
 import shutil
 import socket
 from collections.abc import AsyncIterator
+from configparser import ConfigParser
 from pathlib import Path
 
 import msgspec
 import pytest
+from support.fault_benches import UNIT
 
 from trader.agents.models_file import read_models
 from trader.agents.providers import strategy_process
@@ -120,6 +122,17 @@ def test_a_confined_file_sees_no_secrets(open_folder: Path, tmp_path: Path, code
             else (f"raise RuntimeError({line} or 'nothing')"),
         )
     assert re.search("raised (RuntimeError: nothing|FileNotFoundError|PermissionError)", found)
+
+
+def test_the_unit_allows_the_namespaces_of_the_confinement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As systemd 252 does with these lines; without @mount or one of the namespaces bubblewrap ends with an error."""
+    monkeypatch.setattr(strategy_process, "can_confine", lambda: True)
+    words = command("/usr/own.py:Own")
+    unshared = {word.removeprefix("--unshare-") for word in words if word.startswith("--unshare-")}
+    unit = ConfigParser(interpolation=None)
+    unit.read(UNIT)
+    assert set(unit["Service"]["RestrictNamespaces"].split()) == {"user", "mnt", *unshared}
+    assert "@mount" in unit["Service"]["SystemCallFilter"].split()
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import argparse
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -29,7 +29,7 @@ from trader.core.errors import Issue, SettingsError
 from trader.core.files import is_secret_name, require_regular
 from trader.core.variant_id import VariantId
 from trader.settings.checks import address_problem
-from trader.settings.providers import PROVIDERS
+from trader.settings.providers import PROVIDERS, name_of_keys
 from trader.settings.toml_lines import (
     find_secrets,
     is_json,
@@ -85,6 +85,13 @@ class ModelEntry(ModelConfiguration, frozen=True, kw_only=True, forbid_unknown_f
 KEY_HEADERS: Final = ("authorization", "x-api-key", "x-goog-api-key")
 
 
+ROUTING_HEADERS: Final = (
+    "connection", "content-encoding", "content-length", "expect", "host", "te", "trailer", "transfer-encoding",
+    "upgrade",
+)  # fmt: skip
+"""Headers that decide who gets a request, with its key, and where it ends."""
+
+
 class Owner(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An owner of models, and the models' combined budget for a UTC day."""
 
@@ -104,8 +111,21 @@ class File(msgspec.Struct, forbid_unknown_fields=True):
     rates: dict[str, Any] = {}
 
 
-def read_models(file: Path, env_file: Path | None) -> list[ModelEntry]:
+def add_keys_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the option that confirms where the keys of a file's own providers go."""
+    parser.add_argument(
+        "--send-keys-to",
+        action="append",
+        default=[],
+        metavar="HOST",
+        help="confirm the key_host of a provider in the file: its keys are sent there",
+    )
+
+
+def read_models(file: Path, env_file: Path | None, send_keys_to: Collection[str] = ()) -> list[ModelEntry]:
     """Return the entries of a file. No text in the file or its prompts may contain a secret of the settings.
+
+    `send_keys_to` are the hosts to which the operator confirmed that keys may go.
 
     :raises SettingsError: lists every error with its line and what is allowed there
     """
@@ -116,6 +136,8 @@ def read_models(file: Path, env_file: Path | None) -> list[ModelEntry]:
         issues += struct_issues(File, document)
     if not issues:
         issues += _head_issues(document, addresses)
+    if not issues:
+        issues += _unconfirmed_keys(document, send_keys_to)
     entries = []
     if not issues:
         whole = msgspec.convert(document, File)
@@ -220,7 +242,7 @@ def _head_issues(document: Mapping[str, Any], addresses: Mapping[str, str]) -> I
     yield from repeated("owners", "name", owners)
     providers = document.get("providers", [])
     for index, values in enumerate(providers):
-        for path, message in _provider_issues(values, addresses):
+        for path, message in provider_issues(values, addresses):
             yield Issue(("providers", index, *path), message)
     yield from repeated("providers", "name", providers)
     for currency, rate in document.get("rates", {}).items():
@@ -228,14 +250,25 @@ def _head_issues(document: Mapping[str, Any], addresses: Mapping[str, str]) -> I
             yield Issue(("rates", currency), f"expected USD for one {currency}, a number above 0, got {rate!r}")
 
 
-def _provider_issues(values: Any, addresses: Mapping[str, str]) -> Iterator[Issue]:
-    """Yield the errors in the definition of a provider."""
+def _unconfirmed_keys(document: Mapping[str, Any], send_keys_to: Collection[str]) -> Iterator[Issue]:
+    """Yield the valid providers to whose host the operator has not confirmed that keys may go."""
+    for index, values in enumerate(document.get("providers", [])):
+        variable, host = values.get("key_variable"), values.get("key_host")
+        if variable is not None and name_of_keys(variable) not in PROVIDERS and host not in send_keys_to:
+            hint = f"the keys in {variable} would be sent to {host}: to confirm it, add --send-keys-to {host}"
+            yield Issue(("providers", index, "key_host"), hint)
+
+
+def provider_issues(values: Any, addresses: Mapping[str, str]) -> Iterator[Issue]:
+    """Yield the errors in the definition of a provider, given the addresses that settings give to shipped ones."""
     mistakes = list(struct_issues(ProviderDefinition, values))
     yield from mistakes
     if not isinstance(values, Mapping):
         return
-    if not mistakes and (problem := address_problem(values["base_url"], values.get("key_variable"), addresses)):
-        yield Issue(("base_url",), problem)
+    if not mistakes:
+        keys = values.get("key_variable"), values.get("key_host")
+        if problem := address_problem(values["base_url"], *keys, addresses):
+            yield Issue(("base_url",), problem)
     yield from _request_issues(values.get("request", {}))
     if values.get("name") in (*PROVIDERS, *CODE_PROVIDERS):
         yield Issue(("name",), f"{values['name']!r} ships with the service; give another name")
@@ -249,6 +282,8 @@ def _provider_issues(values: Any, addresses: Mapping[str, str]) -> Iterator[Issu
         if not re.fullmatch(r"[A-Za-z0-9-]{1,64}", name) or name.lower() in KEY_HEADERS:
             hint = f"a header's name, but none of {', '.join(KEY_HEADERS)}: keys are in the variable `key_variable`"
             yield Issue(("headers", name), f"expected {hint}")
+        elif name.lower() in ROUTING_HEADERS:
+            yield Issue(("headers", name), f"the service sets it itself, as {', '.join(ROUTING_HEADERS)}")
         elif not isinstance(text, str) or not re.fullmatch(r"[\x20-\x7e]{1,500}", text):
             yield Issue(("headers", name), "expected a text of 1 to 500 printable ASCII characters")
 

@@ -167,9 +167,8 @@ def _of_file(
     every: str | None,
     stack: AsyncExitStack,
 ) -> Chosen:
-    models = [
-        _model(entry, every, period[0]) for entry in read_models(options.models, options.env_file) if entry.active
-    ]
+    entries = read_models(options.models, options.env_file, options.send_keys_to)
+    models = [_model(entry, every, period[0]) for entry in entries if entry.active]
     asked = [model for model in models if model.is_ai]
     if not models:
         raise SettingsError([f"--models: {options.models} has no active model"])

@@ -12,7 +12,7 @@ from trader.agents.domain.guard import UNLIMITED
 from trader.agents.domain.mask import MaskPart
 from trader.agents.domain.models import ModelConfiguration
 from trader.agents.domain.view import VariantLimits
-from trader.agents.models_file import variant_argument
+from trader.agents.models_file import add_keys_argument, variant_argument
 from trader.core.errors import SettingsError, StartError
 from trader.market.sources.files import find_files
 from trader.market.sources.recorder import find_recording
@@ -60,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--preset", choices=list(PRESETS), help="the venue whose rules and fees apply")
     add("--cadence", metavar="EVERY", help="how often agents decide, such as 5m or 1h; default: every minute")
     _add_models(add)
+    add_keys_argument(parser)
     add("--guard", action="append", metavar="NAME=NUMBER|none", help="another limit of the guard; none: no guard")
     add("--seed", help="seed of the price paths within minutes; default: 0")
     _add_sweep(add)

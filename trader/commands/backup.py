@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import asyncpg
+import msgspec
 
 from trader.agents.sql.external import select_webhooks
 from trader.agents.sql.models import select_models
@@ -25,6 +26,7 @@ from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, command, pri
 from trader.commands.database import TargetDatabase, add_database_options, database_command
 from trader.core.clock import SystemClock
 from trader.core.errors import StartError
+from trader.core.logs import printable
 from trader.database.embedded import dumps
 from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres, database_name
 from trader.database.loading import (
@@ -34,6 +36,7 @@ from trader.database.loading import (
     select_object_names,
     select_schema_name,
     select_superuser,
+    select_table_with_wrong_time,
     select_tables,
 )
 from trader.database.partitions import create_partition, partitioned_table
@@ -49,8 +52,10 @@ from trader.database.schema import (
     unreleased,
     upgrade,
 )
+from trader.exchange.sql.accounts import select_accounts
 from trader.operations.sql.status import analyze, select_table_count
 from trader.portfolio.audit import audit
+from trader.portfolio.sql.baselines import select_baseline_states
 from trader.settings.settings import read_database_url
 
 _NAMED: Final = re.compile(r"trader-\d{4}-\d\d-\d\dT\d{6}Z\.dump")
@@ -255,6 +260,7 @@ async def restore_file(file: Path, dsn: str, version: int) -> None:
             await conn.execute(schema_text(version))
             await _copy_rows(file, conn)
             await upgrade(conn, version)
+            await _refuse_unreadable(file, conn)
         async with database.connection() as conn:
             await analyze(conn)
     except asyncpg.PostgresError as error:
@@ -300,6 +306,18 @@ async def _copy_rows(file: Path, conn: Connection) -> None:
                 table, schema_name=schema, columns=columns, source=source.rows(), timeout=COPY_TIMEOUT_S
             )
     await enable_tables(conn)
+
+
+async def _refuse_unreadable(file: Path, conn: Connection) -> None:
+    """Refuse rows that the constraints allow and that a start could not read."""
+    if (table := await select_table_with_wrong_time(conn)) is not None:
+        raise StartError(f"{file} has a row of {table} with a time outside of 1970 to 2200. Nothing was restored.")
+    try:
+        await select_models(conn)
+        await select_accounts(conn)
+        await select_baseline_states(conn)
+    except (StartError, ValueError, msgspec.ValidationError) as error:
+        raise StartError(f"{file} has a row that the service cannot read: {error}. Nothing was restored.") from error
 
 
 def _unknown(file: Path, entry: dumps.DumpEntry) -> StartError:
@@ -359,13 +377,20 @@ async def _reaches_outside(dsn: str) -> list[str]:
     async with open_database(dsn) as database, database.connection() as conn:
         models, webhooks = await select_models(conn), await select_webhooks(conn)
     lines = [f"{model.id} runs {model.router_model_name}" for model in models if model.provider == "strategy"]
-    lines += [
-        f"{model.id} sends its prompts to {urlsplit(provider.base_url).hostname}"
-        for model in models
-        if (provider := model.configuration.provider_definition) is not None
-    ]
-    lines += [f"{model_id} gets its views at {urlsplit(each.url).hostname}" for model_id, each in webhooks.items()]
-    return ["check these before the service starts:", *(f"  {line}" for line in lines)] if lines else []
+    for model in models:
+        if (provider := model.configuration.provider_definition) is not None:
+            keys = "" if provider.key_variable is None else f", with the keys in {provider.key_variable},"
+            lines.append(f"{model.id} sends its prompts{keys} to {_host_of(provider.base_url)}")
+    lines += [f"{model_id} gets its views at {_host_of(each.url)}" for model_id, each in webhooks.items()]
+    return ["check these before the service starts:", *(f"  {printable(line)}" for line in lines)] if lines else []
+
+
+def _host_of(url: str) -> str | None:
+    """Return the host of an address, the rest of which may hold a secret; None if it names none."""
+    try:
+        return urlsplit(url).hostname
+    except ValueError:
+        return None
 
 
 class BackupFacts(NamedTuple):

@@ -9,10 +9,12 @@ from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
+from urllib.parse import urlsplit
 
 from trader.agents.domain.models import Model
 from trader.agents.models_file import (
     ModelEntry,
+    add_keys_argument,
     day_cost_of,
     entry_of,
     read_models,
@@ -89,6 +91,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--demo", action="store_true", help="the database of `trader --demo`, if no service is running in this folder"
     )
+    add_keys_argument(parser)
     add_target_arguments(parser)
 
 
@@ -155,7 +158,7 @@ def _entries(options: argparse.Namespace) -> list[ModelEntry]:
         problems.append("give a file, --variant, --models or --history; see --help")
     if problems:
         raise SettingsError(problems)
-    entries = read_models(options.file, options.env_file) if options.file else []
+    entries = read_models(options.file, options.env_file, options.send_keys_to) if options.file else []
     if options.variant:
         entries.append(_entry_of_arguments(options))
     if options.models:
@@ -259,6 +262,12 @@ async def _seed(
         "running service picks them up within a minute" if target.is_served else "service picks them up at its start"
     )
     lines = [f"{added} of {len(entries)} models are new, {opened} accounts were opened. The {taken}.", *notes]
+    providers = {entry.provider: entry.provider_definition for entry in entries if entry.provider_definition}
+    lines += [
+        f"{name} gets the keys in {provider.key_variable} at {urlsplit(provider.base_url).netloc}."
+        for name, provider in providers.items()
+        if provider.key_variable is not None
+    ]
     lines += filter(None, map(day_cost_of, entries))
     return Result({"models": len(entries), "added": added, "opened": opened, "notes": notes}, lines)
 

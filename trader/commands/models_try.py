@@ -17,7 +17,7 @@ from trader.agents.domain.invocations import Invocation, Step
 from trader.agents.domain.models import Model, ModelConfiguration
 from trader.agents.entrants import Entrants
 from trader.agents.environment import ServiceEnvironment
-from trader.agents.models_file import ModelEntry, read_models, request_fields, variant_argument
+from trader.agents.models_file import ModelEntry, add_keys_argument, read_models, request_fields, variant_argument
 from trader.agents.observer import Observer
 from trader.agents.payloads import PayloadPacker, unpacked
 from trader.agents.providers.providers import make_providers
@@ -53,6 +53,7 @@ QUOTES_WAIT_S: Final = 15.0
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--file", type=Path, help="a models file; then --id names the model in it")
     parser.add_argument("--id", help="the model of --file; without it, the first")
+    add_keys_argument(parser)
     parser.add_argument("--provider", choices=[*PROVIDERS, "rules"])
     parser.add_argument("--model", help="the provider's name for it")
     parser.add_argument("--variant", type=variant_argument)
@@ -97,7 +98,7 @@ def _chosen(options: argparse.Namespace) -> Model:
     :raises SettingsError: the arguments describe no model, or the file has no such model
     """
     if options.file is not None:
-        entries = read_models(options.file, options.env_file)
+        entries = read_models(options.file, options.env_file, options.send_keys_to)
         entry = next((entry for entry in entries if options.id in (None, entry.id)), None)
         if entry is None:
             raise SettingsError([f"{options.file} has no model {options.id!r}; it has {_ids(entries)}"])

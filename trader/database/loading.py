@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from trader.core.clock import EPOCH, INPUT_TIME_MAX
 from trader.database.pool import Connection
 
 # A table was created after the tables that its foreign keys reference.
@@ -74,6 +75,26 @@ async def enable_tables(conn: Connection) -> None:
         table, column = row["table_name"], row["column_name"]
         greatest = f"SELECT setval(pg_get_serial_sequence('{table}', '{column}'), max({column})) FROM {table}"  # noqa: S608
         await conn.execute(greatest)
+
+
+SELECT_TIME_COLUMNS = """
+SELECT attrelid::regclass::text AS table_name, array_agg(attname::text) AS columns FROM pg_attribute
+JOIN pg_class ON oid = attrelid
+WHERE relnamespace = current_schema()::text::regnamespace AND relkind IN ('r', 'p') AND NOT relispartition
+  AND atttypid = 'timestamptz'::regtype AND NOT attisdropped
+GROUP BY attrelid ORDER BY attrelid
+"""
+
+
+async def select_table_with_wrong_time(conn: Connection) -> str | None:
+    """Return a table with a time before 1970 or after 2200, which no service writes and some readers cannot read."""
+    for row in await conn.fetch(SELECT_TIME_COLUMNS):
+        table = str(row["table_name"])
+        is_wrong = " OR ".join(f"{column} NOT BETWEEN $1 AND $2" for column in row["columns"])
+        statement = f"SELECT EXISTS (SELECT FROM {table} WHERE {is_wrong})"  # noqa: S608
+        if await conn.fetchval(statement, EPOCH, INPUT_TIME_MAX, timeout=COPY_TIMEOUT_S):
+            return table
+    return None
 
 
 COPY_TIMEOUT_S: Final = 24 * 3600.0

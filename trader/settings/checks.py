@@ -5,8 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
+from trader.settings.forms import HOST_NAME, WEB_ADDRESS
 from trader.settings.providers import BASE_URL_NAMES, KEY_NAME, KEY_NAMES, OTHER_KEY_NAME, PROVIDERS, name_of_keys
 
 _OWN_PREFIXES: Final = ("SIM_", "VENUE_", "REPLAY_", "MARKET_", "TRADING_")
@@ -33,18 +34,33 @@ def lacks_provider(values: Mapping[str, Any], problems: Iterable[str] = (), *, d
     return not (demo or is_replay or values["role"] == "reader" or values["providers"])
 
 
-def address_problem(base_url: str, key_variable: str | None, configured: Mapping[str, str]) -> str | None:
+def address_problem(
+    base_url: str, key_variable: str | None, key_host: str | None, configured: Mapping[str, str]
+) -> str | None:
     """Return why a provider of the models file may not have this address; None if it may.
 
-    A key of a shipped provider goes to that provider only. `configured` are the addresses that settings give to shipped
-    providers, by name.
+    A key of a shipped provider goes to that provider only, and any other key only to the host that `key_host` names.
+    `configured` are the addresses that settings give to shipped providers, by name.
     """
-    parts = urlsplit(base_url)
+    try:
+        parts = urlsplit(WEB_ADDRESS.parse(base_url))
+    except ValueError:
+        return f"expected {WEB_ADDRESS.expected}"
+    if not _is_plain_host(parts):
+        return "expected an IP address, or a host name in ASCII: letters of other alphabets may look the same"
     if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
         return "expected an https address; http, which anybody on the way can read, only on this machine"
-    name = "" if key_variable is None else name_of_keys(key_variable)
+    return None if key_variable is None else _key_problem(parts, key_variable, key_host, configured)
+
+
+def _key_problem(
+    parts: SplitResult, key_variable: str, key_host: str | None, configured: Mapping[str, str]
+) -> str | None:
+    """Return why keys may not go to an address; None if they may."""
+    name = name_of_keys(key_variable)
     if name not in PROVIDERS:
-        return None
+        needed = f'the keys in {key_variable} go only to the host in `key_host`: expected key_host = "{parts.netloc}"'
+        return None if key_host == parts.netloc else needed
     own = urlsplit(configured.get(name) or PROVIDERS[name]["base_url"])
     if (parts.scheme, parts.netloc) == (own.scheme, own.netloc):
         return None
@@ -52,6 +68,15 @@ def address_problem(base_url: str, key_variable: str | None, configured: Mapping
         f"the keys in {key_variable} go to {own.scheme}://{own.netloc} only: for another address, set "
         f"{name.upper()}_BASE_URL or use another variable"
     )
+
+
+def _is_plain_host(parts: SplitResult) -> bool:
+    """Return whether the host of an address is an IP address without a zone, or a name in ASCII."""
+    host = parts.hostname or ""
+    try:
+        return ip_address(host) is not None and "%" not in host
+    except ValueError:
+        return parts.netloc.isascii() and HOST_NAME.fullmatch(host) is not None
 
 
 def find_contradictions(values: Mapping[str, Any], problems: Sequence[str], *, demo: bool) -> list[str]:

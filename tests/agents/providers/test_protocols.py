@@ -43,7 +43,7 @@ async def floor_of(
     async with TestServer(application(KEY)) as server, open_floor(database, LAB_API_KEY=KEY, **settings) as floor:
         definition = ProviderDefinition(
             name="lab", base_url=str(server.make_url(BASES[protocol])), protocol=protocol, key_variable="LAB_API_KEY",
-            stream=stream,
+            key_host=f"{server.host}:{server.port}", stream=stream,
         )  # fmt: skip
         providers = make_providers(floor.settings)
         floor.agents = InvocationScheduler(replace(floor.services, providers=providers))
@@ -343,13 +343,15 @@ async def test_a_server_that_does_not_stream_is_understood_too() -> None:
 async def test_a_changed_definition_replaces_its_client(database: Database) -> None:
     async with open_floor(database, LAB_API_KEY="k" * 20, LAB_API_KEY_2="l" * 20) as floor:
         providers = make_providers(floor.settings)
-        first = ProviderDefinition(name="lab", base_url="http://127.0.0.1:1", key_variable="LAB_API_KEY")
+        first = ProviderDefinition(
+            name="lab", base_url="http://127.0.0.1:1", key_variable="LAB_API_KEY", key_host="127.0.0.1:1"
+        )
         model = replace(MODEL, provider="lab", configuration=ModelConfiguration(provider_definition=first))
         providers.learn([model])
         client = providers["lab"]
         providers.learn([model])
         assert providers["lab"] is client
-        moved = replace(first, base_url="http://127.0.0.1:2")
+        moved = replace(first, base_url="http://127.0.0.1:2", key_host="127.0.0.1:2")
         providers.learn([replace(model, configuration=ModelConfiguration(provider_definition=moved))])
         assert providers["lab"] is not client
         with pytest.raises(

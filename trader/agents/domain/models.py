@@ -35,12 +35,12 @@ def _described(description: str) -> Meta:
 
 Every = Annotated[
     str,
-    Meta(pattern="^([1-9][0-9]{0,2}m|([1-9]|1[0-9]|2[0-4])h)$"),
+    Meta(pattern=r"^([1-9][0-9]{0,2}m|([1-9]|1[0-9]|2[0-4])h)$(?!\n)"),
     _described('minutes or hours, such as "5m" or "1h", at most "24h"'),
 ]
 UsdPerMillion = Annotated[float, Meta(ge=0, le=10_000), _described("USD per million tokens, a number from 0 to 10000")]
 Usd = Annotated[float, Meta(gt=0, le=1e6), _described("USD, a number above 0 and at most 1000000")]
-Color = Annotated[str, Meta(pattern="^#[0-9a-fA-F]{6}$"), _described('a color such as "#a855f7"')]
+Color = Annotated[str, Meta(pattern=r"^#[0-9a-fA-F]{6}$(?!\n)"), _described('a color such as "#a855f7"')]
 ModelId = Annotated[
     str,
     Meta(pattern=r"^(?!\.{1,2}$)[A-Za-z0-9._:-]{1,64}$(?!\n)"),  # which URLs interpret as folders
@@ -51,7 +51,7 @@ Line = Annotated[
     Meta(min_length=1, max_length=200, pattern=f"^[^{STEERING}]*$"),
     _described("a line of 1 to 200 characters, without control and direction characters"),
 ]
-Currency = Annotated[str, Meta(pattern="^[A-Z]{3}$"), _described('a currency such as "USD"')]
+Currency = Annotated[str, Meta(pattern=r"^[A-Z]{3}$(?!\n)"), _described('a currency such as "USD"')]
 Day = Annotated[date, _described("a date such as 2025-06-30")]
 
 
@@ -95,29 +95,34 @@ class TokenPrice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 ProviderName = Annotated[
-    str, Meta(pattern=r"^[a-z][a-z0-9-]{0,31}$"), _described("1 to 32 lower-case letters, digits or -")
+    str, Meta(pattern=r"^[a-z][a-z0-9-]{0,31}$(?!\n)"), _described("1 to 32 lower-case letters, digits or -")
 ]
 KeyVariable = Annotated[
     str,
-    Meta(pattern=r"^[A-Z][A-Z0-9_]{0,50}_API_KEY$"),
+    Meta(pattern=r"^[A-Z][A-Z0-9_]{0,50}_API_KEY$(?!\n)"),
     _described('a variable in capital letters that ends with _API_KEY, such as "ANTHROPIC_API_KEY"'),
 ]
-WebAddress = Annotated[str, Meta(pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?$"), _described("an http or https address")]
+WebAddress = Annotated[
+    str, Meta(pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?$(?!\n)"), _described("an http or https address")
+]
 
 
 class ProviderDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """An AI provider: its address, its protocol, and the variable with its keys.
 
-    Further keys are in variables of the same name with a number at the end. With `stream` answers are streamed, which
-    some models require. `slots` limits the concurrent requests to models of one name (None: the service's limit).
-    `request` has fields to add to every request; null omits a field that the service sends. `limit_field` is the name
-    of the field that limits an answer's tokens (None: the protocol's usual field). `protocol` is a key of `PROTOCOLS`.
+    Further keys are in variables of the same name with a number at the end. `key_host` repeats the host of `base_url`,
+    with its port if it has one: keys of a provider that does not ship with the service go nowhere else. With `stream`
+    answers are streamed, which some models require. `slots` limits the concurrent requests to models of one name (None:
+    the service's limit). `request` has fields to add to every request; null omits a field that the service sends.
+    `limit_field` is the name of the field that limits an answer's tokens (None: the protocol's usual field). `protocol`
+    is a key of `PROTOCOLS`.
     """
 
     name: ProviderName
     base_url: WebAddress
     protocol: str = "chat"
     key_variable: KeyVariable | None = None
+    key_host: Line | None = None
     stream: bool = False
     headers: Mapping[str, str] = {}
     slots: Annotated[int, Meta(ge=1, le=256)] | None = None

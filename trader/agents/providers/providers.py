@@ -5,18 +5,21 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from decimal import Decimal
 from typing import Final, Protocol
 
+import msgspec
+
 from trader.agents.domain.conversation import ModelAnswer, Turn
 from trader.agents.domain.models import CODE_PROVIDERS, Model, ProviderDefinition, TokenPrice
 from trader.agents.domain.tools import request_of
+from trader.agents.models_file import provider_issues
 from trader.agents.providers.client import PROTOCOLS, AttemptTiming, ProviderAccess, ProviderClient
 from trader.agents.providers.protocols import ANSWER_TOKENS_MIN, THINKING_TOKENS_MIN, thinking_budget
 from trader.agents.providers.strategy_process import StrategyProvider, StrategyStates
 from trader.agents.variants import VARIANTS
 from trader.market.domain.markets import Interval
-from trader.settings.checks import address_problem
 from trader.settings.providers import PROVIDERS as SHIPPED
 from trader.settings.providers import ProviderSettings, name_of_keys
 from trader.settings.settings import Settings
+from trader.settings.toml_lines import name_of
 
 log = logging.getLogger("trader.agents")
 
@@ -141,9 +144,8 @@ def make_providers(settings: Settings, states: StrategyStates | None = None) -> 
         return ProviderClient(PROVIDERS[name], ProviderAccess(configured.keys, configured.base_url, *place), timing)
 
     def make(definition: ProviderDefinition) -> ProviderClient | None:
-        problem = address_problem(definition.base_url, definition.key_variable, addresses)
-        if problem is not None:
-            log.error("the provider %s is not called: its base_url: %s", definition.name, problem)
+        for path, message in provider_issues(msgspec.to_builtins(definition), addresses):
+            log.error("the provider %s is not called: its %s: %s", definition.name, name_of(path), message)
             return None
         name = "" if definition.key_variable is None else name_of_keys(definition.key_variable)
         keys = settings.providers.get(name, ProviderSettings(None, ())).keys

@@ -6,6 +6,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from trader.agents.domain.models import Declared, Model, ModelConfiguration, ProviderDefinition
+from trader.core.errors import StartError
 from trader.core.variant_id import VariantId
 from trader.database.pool import Connection, part_of_row
 from trader.record.sql.append import MODEL_COLUMNS, insert_rows_record
@@ -19,17 +20,19 @@ ORDER BY created_at, id
 
 
 async def select_models(conn: Connection) -> list[Model]:
-    """Return every model, oldest first."""
-    return [
-        Model(
-            **{
-                **row,
-                "variant": VariantId(row["variant"]),
-                "configuration": msgspec.convert(row["configuration"], ModelConfiguration),
-            }
-        )
-        for row in await conn.fetch(SELECT_MODELS)
-    ]
+    """Return every model, oldest first.
+
+    :raises StartError: another program wrote the row of one, so that it cannot be read
+    """
+    models = []
+    for row in await conn.fetch(SELECT_MODELS):
+        try:
+            variant = VariantId(row["variant"])
+            configuration = msgspec.convert(row["configuration"], ModelConfiguration)
+        except (ValueError, msgspec.ValidationError) as error:
+            raise StartError(f"the row of the model {row['id']} cannot be read: {error}") from None
+        models.append(Model(**{**row, "variant": variant, "configuration": configuration}))
+    return models
 
 
 # "history" in ASCII.
