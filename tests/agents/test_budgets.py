@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from support.trading_floor import Floor, calling, hold, open_floor, opening
 from support.waiting import until
 
@@ -105,6 +106,12 @@ def spending_all(turn: Turn) -> ModelAnswer:
     return priced(fetch, tokens_spent=asked + said, input_tokens=asked, output_tokens=said, cached_tokens=0)
 
 
+def spending_half(turn: Turn) -> ModelAnswer:
+    """Answer once, with half of the tokens that the turn allows."""
+    asked, said = estimated_tokens(turn.messages, turn.symbols), turn.answer_tokens_max // 2
+    return priced(hold(), tokens_spent=asked + said, input_tokens=asked, output_tokens=said, cached_tokens=0)
+
+
 @pytest.mark.parametrize("when_spent", ["manage", "pause"])
 @pytest.mark.parametrize("budget", [0.02, 0.05, 0.4])
 async def test_a_budget_is_never_exceeded(floor: Floor, when_spent: Any, budget: float) -> None:
@@ -141,6 +148,35 @@ async def test_the_models_of_an_owner_share_a_budget(floor: Floor) -> None:
     assert floor.provider.turns[-1].model.id == "eve"
 
 
+@pytest.mark.parametrize(("whose", "budget"), [("owner", 0.2), ("all", 0.2), ("owner", 3)])
+async def test_no_model_that_shares_a_budget_starves(database: Database, budget: float, whose: str) -> None:
+    """Twenty models share a budget that their smallest reservations exceed, or one for many invocations of each."""
+    settings = {"AI_BUDGET_USD_PER_DAY": str(budget)} if whose == "all" else {}
+    configuration = ModelConfiguration(price=PRICE, owner="lab", when_spent="pause", every="1h")
+    if whose == "owner":
+        configuration = replace(configuration, owner_budget_usd_per_day=budget)
+    names = [f"m{number:02}" for number in range(20)]
+    async with open_floor(database, **settings) as floor:
+        await floor.add(*names, configuration=configuration)
+        floor.provider.scripts = {name: [spending_half] for name in names}
+        for _ in range(4):
+            await floor.clock.advance(timedelta(minutes=59))
+            await run_minutes(floor, 1)
+        spent = {name: float(state.spent) for name, state in floor.agents.budgets.states(floor.models.by_id).items()}
+    assert sum(spent.values()) <= budget
+    assert 0 < max(spent.values()) < 2.1 * min(spent.values()), "each was asked, none much more often than another"
+
+
+async def test_what_a_model_does_not_want_of_its_share_goes_to_others(floor: Floor) -> None:
+    owned = ModelConfiguration(price=PRICE, owner="lab", owner_budget_usd_per_day=0.2, when_spent="pause")
+    await floor.add("ada", configuration=owned)
+    await floor.add("bob", configuration=replace(owned, every="24h"))
+    floor.provider.scripts["ada"] = [spending_all]
+    await run_minutes(floor, 20)
+    state = floor.agents.budgets.states(floor.models.by_id)["ada"]
+    assert Decimal("0.15") < state.spent <= Decimal("0.2")
+
+
 async def test_a_prompt_that_a_budget_cannot_pay_is_not_sent(floor: Floor) -> None:
     configuration = ModelConfiguration(price=PRICE, budget_usd_per_day=0.015, when_spent="pause", prompt="x" * 30_000)
     await floor.add("ada", configuration=configuration)
@@ -170,11 +206,38 @@ async def test_unreported_tokens_are_estimated(database: Database) -> None:
         assert floor.agents.budgets.states(floor.models.by_id) == states, "as the rows say"
 
 
-async def test_the_price_of_the_file_wins_over_the_cost_of_the_provider(floor: Floor) -> None:
-    await floor.add("ada", configuration=ModelConfiguration(price=PRICE))
-    floor.provider.scripts["ada"] = [priced(hold(), input_tokens=1_000_000, output_tokens=0, cost_usd=Decimal(9))]
-    (record,) = await floor.cycle()
-    assert record.invocation.cost_usd == 1
+@pytest.mark.parametrize(("own", "warned"), [("0.81", 0), ("1.19", 0), ("0.8", 1), ("1.2", 1), ("9", 1)])
+async def test_the_cost_of_the_provider_wins_over_the_price_of_the_file(
+    floor: Floor, caplog: pytest.LogCaptureFixture, own: str, warned: int
+) -> None:
+    configuration = ModelConfiguration(price=PRICE, budget_usd_per_day=100)
+    await floor.add("ada", configuration=configuration)
+    floor.provider.scripts["ada"] = [priced(hold(), input_tokens=1_000_000, output_tokens=0, cost_usd=Decimal(own))]
+    for _ in range(2):
+        (record,) = await floor.cycle()
+        assert record.invocation.cost_usd == Decimal(own)
+    text = f"ada: its provider reports costs of {own} USD, but its price in the models file gives 1 USD"
+    assert sum(text in message for message in caplog.messages) == warned, "once"
+    twice = text.replace(f"of {own} ", f"of {2 * Decimal(own)} ").replace("gives 1 ", "gives 2 ")
+    assert (twice in (floor.agents.warnings().summary or "")) == bool(warned)
+    assert set(floor.agents.with_wrong_prices()) == ({"ada"} if warned else set())
+    await floor.add("ada", configuration=replace(configuration, price=TokenPrice(input=float(own), output=2)))
+    await floor.cycle()
+    assert not floor.agents.with_wrong_prices(), "the price was corrected"
+
+
+async def test_the_reservation_grows_with_what_the_provider_charges(floor: Floor) -> None:
+    await floor.add("ada", configuration=ModelConfiguration(price=PRICE, budget_usd_per_day=1))
+    reserved: list[Decimal] = []
+
+    def charge(turn: Turn) -> ModelAnswer:
+        reserved.append(floor.agents.budgets.reserved(turn.model) or Decimal(0))
+        return priced(hold(), input_tokens=9_000, output_tokens=0, cost_usd=Decimal("0.027"))
+
+    floor.provider.scripts["ada"] = [charge]
+    await run_minutes(floor, 2)
+    first, second = map(float, reserved)
+    assert second == pytest.approx(3 * first)
 
 
 async def test_a_paused_model_is_asked_again_the_next_day(floor: Floor) -> None:
@@ -196,9 +259,8 @@ async def test_the_budget_of_all_models_limits_each(database: Database) -> None:
         floor.provider.scripts["bob"] = [priced(hold(), cost_usd=None)]
         await run_minutes(floor, 5)
         states = floor.agents.budgets.states(floor.models.by_id)
-        asked = {name: sum(turn.model.id == name for turn in floor.provider.turns) for name in states}
-        assert states["ada"][1:4] == (asked["ada"] * Decimal("0.9"), False, "pause")
-        assert states["bob"][1:4] == (asked["bob"] * ASSUMED_PRICE.cost(100, 0, 100), asked["bob"] > 0, "pause")
+        assert states["ada"][1:4] == (2 * Decimal("0.9"), False, "pause")
+        assert states["bob"][1:4] == (5 * ASSUMED_PRICE.cost(100, 0, 100), True, "open"), "it keeps its share"
         assert floor.agents.budgets.total_spent <= 3
 
 

@@ -1,20 +1,23 @@
-"""Twenty concurrent models on a slow provider, over real sockets, delay nothing else."""
+"""Many concurrent models delay nothing else: twenty over real sockets, two hundred on a pool of two connections."""
 
 import asyncio
 import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from contextvars import Context
 from time import monotonic
 
 import pytest
 from msgspec.structs import replace
 from support.loop_lag import LoopLag
 from support.slow_provider import slow_provider
-from support.trading_floor import Floor, open_floor
+from support.trading_floor import Floor, calling, hold, open_floor, opening
 
+from trader.agents.domain.conversation import ModelAnswer, Turn
 from trader.agents.providers.providers import make_providers
 from trader.agents.schedule import InvocationScheduler
 from trader.core.variant_id import VariantId
+from trader.database import pool
 from trader.database.pool import Database, Page
 
 MODELS = 20
@@ -89,3 +92,46 @@ async def test_a_failing_model_stops_no_other(database: Database, number: int) -
         records = await floor.invocations.finished(page=Page(100))
         statuses = sorted(record.invocation.status for record in records)
         assert statuses == ["completed"] * (MODELS - number) + ["failed"] * number
+
+
+async def test_two_hundred_models_wait_for_two_connections(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anyone else gives up after a twentieth of a second; every model gets a connection after all."""
+    monkeypatch.setattr(pool, "ACQUIRE_TIMEOUT_S", 0.05)
+    database, names = await Database.connect(dsn, size=2), [f"m{number:03}" for number in range(200)]
+    async with open_floor(database, limit_s=120, MAX_PARALLEL_MODELS="200") as floor:
+        await floor.add(*names)
+        floor.provider.is_remote = False  # it reads no prompts, whose making takes most of an invocation's time
+        floor.provider.scripts = {name: [calling(opening(quantity=0.01)), hold()] for name in names[::10]}
+        records = await floor.cycle()
+        assert await database.ping() > 0
+    await database.close()
+    assert [record.model.id for record in records] == names
+    assert {record.invocation.failure_reason for record in records} == {None}
+    calls = [call for record in records for call in record.tool_calls]
+    assert {(call.type, call.status) for call in calls} == {("CREATE_POSITION", "ok"), ("HOLDING", "ok")}, calls
+
+
+async def test_a_paid_answer_waits_for_a_connection(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "ACQUIRE_TIMEOUT_S", 0.02)
+    database, taken = await Database.connect(dsn, size=2), asyncio.Event()
+
+    async def take() -> None:
+        async with database.connection(), database.connection():
+            taken.set()
+            await asyncio.sleep(0.1)  # five times as long as anyone else would wait
+
+    async def answer(_: Turn) -> ModelAnswer:
+        tasks.append(asyncio.create_task(take(), context=Context()))
+        await taken.wait()
+        return calling(opening())
+
+    tasks: list[asyncio.Task[None]] = []
+    async with open_floor(database) as floor:
+        await floor.add("ada")
+        floor.provider.scripts["ada"] = [answer, hold()]
+        (record,) = await floor.cycle()
+        await asyncio.gather(*tasks)
+        assert set(floor.exchange.account("ada").positions) == {"BTC"}
+    await database.close()
+    assert record.invocation.status == "completed", record.invocation.failure_reason
+    assert [call.status for call in record.tool_calls] == ["ok", "ok"]

@@ -14,7 +14,7 @@ from support.service_parts import NAMES, START, ServiceParts
 from support.waiting import becomes, until
 
 from trader.agents.budgets import Budget
-from trader.agents.model_warnings import Failing
+from trader.agents.domain.invocations import Failing
 from trader.api import health
 from trader.api.subscriber import Subscriber
 from trader.core.errors import DatabaseUnavailable, Unavailable

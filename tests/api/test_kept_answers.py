@@ -42,6 +42,7 @@ from trader.market.candles import Candles
 from trader.market.feed import MarketFeed
 from trader.market.followed import FollowedMarket
 from trader.operations.access import ANYBODY
+from trader.operations.alarms import Alarms
 from trader.portfolio.analytics import Analytics
 from trader.portfolio.evidence import Evidence
 from trader.portfolio.luck import LuckTable
@@ -217,7 +218,7 @@ class Reader:
     async def look(self) -> None:
         """Read the leader's changes so far, as the next poll would."""
         context, self._number = self._desk.context, self._number + 1
-        record = msgspec.json.encode(leader_view(context)).decode()
+        record = msgspec.json.encode(leader_view(context, Alarms([]))).decode()
         async with self._desk.database.connection() as conn:
             await upsert_relay(conn, self._number, record, context.exchange.term or 0)
         await self._role.take_role()

@@ -13,7 +13,7 @@ from pytest_aiohttp.plugin import AiohttpClient
 from support.served import AppClient, make_app
 from support.service_parts import START, ServiceParts
 
-from trader.agents.model_warnings import Failing
+from trader.agents.domain.invocations import Failing
 from trader.agents.providers.client import ProviderAccess, ProviderClient
 from trader.agents.providers.providers import PROVIDERS, RuleProvider
 from trader.api import context as keys

@@ -272,7 +272,7 @@ async def test_firing_alarms_are_listed_and_sinks_tested(call: Call, monkeypatch
     service_parts = ServiceParts()
     async with served(make_health_app(service_parts)) as server, sinks() as here:
         monkeypatch.setenv("PORT", str(server.port))
-        assert (await call("alarms")).out == "no alarm fires\n"
+        assert (await call("alarms")).out == "no alarm is present\n"
         service_parts.alarms.watch([Alarm(AlarmCause("provider", "nim"), "out of credit")])
         listed = await call("alarms", "--json")
         (alarm,) = listed.value["alarms"]

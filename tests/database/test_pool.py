@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.proxy import FaultyProxy
+from support.waiting import until
 
 from trader.core.errors import DatabaseUnavailable, StartError, Unavailable
 from trader.database import pool
@@ -220,6 +221,39 @@ async def test_waiting_for_a_connection_is_bounded(dsn: str, monkeypatch: pytest
             async with database.connection():
                 pass
     assert await database.ping() > 0
+    await database.close()
+
+
+async def test_patient_work_waits_longer_and_leaves_half_of_the_connections(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "ACQUIRE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(pool, "PATIENCE_S", 0.2)
+    database, release = await Database.connect(dsn, size=2), asyncio.Event()
+    holding = []
+
+    async def hold() -> None:
+        with pool.patiently():
+            async with database.connection():
+                holding.append(1)
+                await release.wait()
+
+    tasks = [asyncio.create_task(hold()) for _ in range(3)]
+    await until(lambda: holding)
+    async with database.connection():
+        assert len(holding) == 1
+    with pytest.raises(Unavailable, match="all connections in use"), pool.patiently():
+        async with database.connection():
+            pass
+    release.set()
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(outcome).__name__ for outcome in outcomes] == [
+        "NoneType",
+        "DatabaseUnavailable",
+        "DatabaseUnavailable",
+    ]
+    async with database.connection():
+        assert database.use().size <= 2
     await database.close()
 
 

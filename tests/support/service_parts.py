@@ -11,7 +11,7 @@ from aiohttp import web
 from support.manual_clock import ManualClock
 
 from trader.agents.budgets import Budget
-from trader.agents.model_warnings import Failing
+from trader.agents.domain.invocations import Failing
 from trader.api.broadcast import Broadcaster
 from trader.api.context import ACCOUNTS, ALARMS, CONTEXT, DATABASE, HALTS, RELAY, ROLE, SCHEDULERS, STARTED_AT
 from trader.api.streams import BROADCASTERS

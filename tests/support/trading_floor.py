@@ -64,10 +64,9 @@ def opening(**changes: Any) -> tuple[str, Any]:
 class ScriptedProvider:
     """Answers according to the model's script, of which each step is an answer, a function of the turn, or an error."""
 
-    is_remote = True
-
     def __init__(self, name: str = "fake") -> None:
         self.name = name
+        self.is_remote = True
         self.scripts: dict[str, list[Script | ModelAnswer | Exception]] = {}
         self.turns: list[Turn] = []
         self.refused_fields: dict[str, list[str]] = {}

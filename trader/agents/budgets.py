@@ -4,19 +4,25 @@ A budget is a cap. Before an invocation starts, its maximum cost is reserved aga
 model: its own, its owner's, and the budget of all models. When it ends, its actual cost replaces the reservation. A run
 gets fewer tokens when a budget does not allow all of them, and does not start with fewer than `RUN_TOKENS_MIN`.
 
+A shared budget is shared equally by its models, for the day. A model's share is its own as long as it pays for an
+invocation that the model's cadence still allows today. What is left beyond these shares goes to the models whose
+share is used up, or too small for an invocation: first to the one that has cost the least.
+
 A part of each budget is kept for managing positions: when the rest is spent, a model configured to `manage` is called
 once every 15 minutes and may only reduce, within that part. Then it pauses until 00:00 UTC.
 
-Unreported tokens are estimated and charged at the model's price, or at `ASSUMED_PRICE` without one.
+Unreported tokens are estimated and charged at the model's price, or at `ASSUMED_PRICE` without one. If the costs that
+a provider reports are higher than the model's price, reservations grow by that factor.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
-from decimal import Decimal
+from decimal import ROUND_UP, Context, Decimal
 from typing import Final, Literal, NamedTuple
 
 from trader.agents.domain.invocations import Invocation
 from trader.agents.domain.models import CYCLE, Model, TokenPrice
+from trader.agents.domain.shares import Sharer, Shares
 from trader.agents.providers.providers import answer_tokens_max, highest_cost
 from trader.agents.sql.invocations import DayCost, select_costs_since
 from trader.core.clock import floor_time
@@ -30,6 +36,11 @@ MANAGE_SHARE: Final = Decimal("0.2")
 DAY: Final = timedelta(days=1)
 ASSUMED_PRICE: Final = TokenPrice(input=15, output=75)
 """USD per million tokens of a model without a price, as expensive as any in use, so that its budget holds too."""
+
+PRICE_TOLERANCE: Final = Decimal("0.2")
+"""By how much of the costs by its price a model's reported costs may differ before that is reported."""
+
+TOKEN_COST_STEP: Final = Decimal("1e-12")
 
 RUN_TOKENS_MIN: Final = 8_000
 """Tokens of a first prompt and a short answer; an invocation that has fewer does not start."""
@@ -59,11 +70,33 @@ class Budget(NamedTuple):
 
 
 class _Cap(NamedTuple):
-    """A budget that limits a model: its limit, its use including reservations, and whose it is."""
+    """A budget that limits a model: its limit, its use, and whose it is. `sharers` are the models that share it."""
 
     usd: Decimal
     used: Decimal
     whose: str
+    owner: str | None = None
+    sharers: Mapping[str, Model] = {}
+
+
+class _Group(NamedTuple):
+    """Models that share a budget: what all of them have used, and those that are active."""
+
+    used: Decimal
+    sharers: Mapping[str, Model]
+
+
+class _Compared(NamedTuple):
+    """The total costs of the same answers of a model: as its provider reports them, and by the price in the file."""
+
+    price: TokenPrice
+    own: Decimal
+    by_price: Decimal
+
+    @property
+    def factor(self) -> Decimal:
+        """How many times the price the provider charges."""
+        return self.own / self.by_price
 
 
 class Budgets:
@@ -81,9 +114,15 @@ class Budgets:
         self._run_tokens_max = run_tokens_max
         self._answer_tokens_max = answer_tokens_max
         self._day: datetime | None = None
+        self._now: datetime
         self._costs: dict[str, DayCost] = {}
+        self._spent: dict[str, Decimal] = {}
         self._reserved: dict[str, Decimal] = {}
+        self._compared: dict[str, _Compared] = {}
         self._models: Mapping[str, Model] = {}
+        self._token_costs: dict[str, tuple[Model, Decimal]] = {}
+        self._groups: dict[tuple[str | None, bool], _Group] = {}  # until anything is spent or reserved
+        self._shares: dict[tuple[str | None, Decimal, bool], Shares] = {}  # the same
         self._last_cycle: datetime | None = None
 
     def forget(self) -> None:
@@ -97,7 +136,7 @@ class Budgets:
 
         :raises Unavailable: they cannot be read
         """
-        self._models = models
+        self._look(now, models)
         day = floor_time(now, DAY)
         if day != self._day:
             await self._read(day)
@@ -107,13 +146,25 @@ class Budgets:
 
         :raises Unavailable: they cannot be read
         """
-        self._models = models
+        self._look(now, models)
         await self._read(floor_time(now, DAY))
+
+    def _look(self, now: datetime, models: Mapping[str, Model]) -> None:
+        self._now = floor_time(now, CYCLE)
+        self._models = models
+        self._forget_shares()
 
     async def _read(self, day: datetime) -> None:
         async with self._database.connection() as conn:
             self._costs = await select_costs_since(conn, day)
+        self._spent = {model_id: self._spent_by(cost) for model_id, cost in self._costs.items()}
         self._day = day
+        self._forget_shares()
+
+    def _forget_shares(self) -> None:
+        """Discard what is computed from the models, the costs and the reservations."""
+        self._groups.clear()
+        self._shares.clear()
 
     def end_cycle(self, now: datetime) -> None:
         """Record the time of this cycle, from which the next cycle determines which models are due."""
@@ -125,6 +176,7 @@ class Budgets:
         Return the number of tokens that it may use; None when the budgets do not allow it now.
         """
         self._reserved.pop(model.id, None)
+        self._forget_shares()
         budget, tokens = self.of(model), self._run_tokens_max
         if budget is not None:
             tokens = self._affordable_tokens(model, budget.state == "manage")
@@ -132,6 +184,7 @@ class Budgets:
                 return None
         if model.is_ai:
             self._reserved[model.id] = tokens * self._token_cost(model)
+            self._forget_shares()
         return tokens
 
     def reserved(self, model: Model) -> Decimal | None:
@@ -140,16 +193,39 @@ class Budgets:
 
     def settle(self, invocation: Invocation) -> None:
         """Replace the reservation for an invocation with its actual cost."""
-        self._reserved.pop(invocation.model_id, None)
+        model_id = invocation.model_id
+        self._reserved.pop(model_id, None)
+        self._forget_shares()
         if self._day is None or floor_time(invocation.started_at, DAY) != self._day:
             return
-        before = self._costs.get(invocation.model_id, DayCost())
-        self._costs[invocation.model_id] = before.plus(invocation)
+        self._costs[model_id] = self._costs.get(model_id, DayCost()).plus(invocation)
+        self._spent[model_id] = self._spent_by(self._costs[model_id])
+
+    def compare(self, model: Model, own: Decimal, by_price: Decimal) -> None:
+        """Add the cost of the same answers, as their provider reports it and by the model's price."""
+        price, known = model.configuration.price, self._compared.get(model.id)
+        if price is None or not by_price:
+            return
+        if known is not None and known.price == price:
+            own, by_price = known.own + own, known.by_price + by_price
+        self._compared[model.id] = _Compared(price, own, by_price)
+
+    def price_warning(self, model: Model) -> str | None:
+        """Say that a model's price is not what its provider charges; None while they differ by less than a fifth."""
+        compared = self._compared.get(model.id)
+        if compared is None or compared.price != model.configuration.price:
+            return None
+        if abs(compared.own - compared.by_price) < PRICE_TOLERANCE * compared.by_price:
+            return None
+        return (
+            f"{model.id}: its provider reports costs of {_usd(compared.own)} USD, but its price in the models file "
+            f"gives {_usd(compared.by_price)} USD for the same answers; the provider's figure counts"
+        )
 
     @property
     def total_spent(self) -> Decimal:
         """Total cost of all models today, in USD."""
-        return sum(map(self._spent, self._costs), ZERO)
+        return sum(self._spent.values(), ZERO)
 
     def of(self, model: Model) -> Budget | None:
         """Return the budget that limits a model; None without one, or before the first cycle of this process."""
@@ -163,7 +239,7 @@ class Budgets:
                 state = "pause"
         return Budget(
             usd=None if wanted is None else from_number(wanted),
-            spent=self._spent(model.id),
+            spent=self._spent.get(model.id, ZERO),
             is_estimated=cost.is_estimated,
             state=state,
             reserved=self._reserved.get(model.id, ZERO),
@@ -206,10 +282,11 @@ class Budgets:
         budget = self.of(model)
         if budget is None or budget.state == "open":
             return None
-        cap = min(self._caps(model), key=lambda cap: self._left(model, cap, is_managing=False))
+        cap = min(self._caps(model), key=lambda cap: self._left(model, cap, is_managing=False, with_reserved=False))
+        share = "your share of " if len(cap.sharers) > 1 else ""
         return (
-            f"Only reducing is allowed until 00:00 UTC: {cap.whose} of {format_decimal(cap.usd)} USD for the day is "
-            "spent, except for what is kept for managing positions."
+            f"Only reducing is allowed until 00:00 UTC: {share}{cap.whose} of {format_decimal(cap.usd)} USD for the "
+            "day is spent, except for what is kept for managing positions."
         )
 
     # --- remaining amounts --------------------------------------------------------------------------------------------
@@ -221,39 +298,62 @@ class Budgets:
         configuration = model.configuration
         if configuration.budget_usd_per_day is not None:
             usd = from_number(configuration.budget_usd_per_day)
-            yield _Cap(usd, self._used([model.id], with_reserved=with_reserved), "your budget")
+            yield _Cap(usd, self._used(model.id, with_reserved=with_reserved), "your budget")
         if configuration.owner_budget_usd_per_day is not None:
-            owner = configuration.owner
-            owned = [candidate.id for candidate in self._models.values() if candidate.configuration.owner == owner]
             usd = from_number(configuration.owner_budget_usd_per_day)
-            yield _Cap(usd, self._used(owned, with_reserved=with_reserved), "the budget of your owner")
+            group = self._group(configuration.owner, with_reserved=with_reserved)
+            yield _Cap(usd, group.used, "the budget of your owner", configuration.owner, group.sharers)
         if self.total_usd is not None:
-            everyone = {*self._costs, *self._reserved}
-            yield _Cap(self.total_usd, self._used(everyone, with_reserved=with_reserved), "the budget of all models")
+            group = self._group(None, with_reserved=with_reserved)
+            yield _Cap(self.total_usd, group.used, "the budget of all models", None, group.sharers)
 
-    def _used(self, model_ids: Iterable[str], *, with_reserved: bool) -> Decimal:
-        ids = set(model_ids)
-        used = sum((self._spent(model_id) for model_id in ids), ZERO)
-        return used + sum((self._reserved.get(model_id, ZERO) for model_id in ids), ZERO) if with_reserved else used
+    def _group(self, owner: str | None, *, with_reserved: bool) -> _Group:
+        """Return the models of an owner, or all models."""
+        key = owner, with_reserved
+        if (known := self._groups.get(key)) is None:
+            models = [each for each in self._models.values() if owner is None or each.configuration.owner == owner]
+            ids = {*self._spent, *self._reserved} if owner is None else [model.id for model in models]
+            used = sum((self._used(model_id, with_reserved=with_reserved) for model_id in ids), ZERO)
+            known = self._groups[key] = _Group(used, {each.id: each for each in models if each.is_asked and each.is_ai})
+        return known
 
-    def _spent(self, model_id: str) -> Decimal:
-        cost = self._costs.get(model_id, DayCost())
+    def _used(self, model_id: str, *, with_reserved: bool) -> Decimal:
+        spent = self._spent.get(model_id, ZERO)
+        return spent + self._reserved.get(model_id, ZERO) if with_reserved else spent
+
+    def _spent_by(self, cost: DayCost) -> Decimal:
         attempt = ASSUMED_PRICE.cost(PROMPT_TOKENS_MAX, 0, self._answer_tokens_max)
         unreported = ASSUMED_PRICE.cost(cost.unpriced_input, 0, cost.unpriced_output)
         return cost.usd + unreported + cost.unpriced_attempts * attempt
 
-    def _left(self, model: Model, cap: _Cap, *, is_managing: bool) -> Decimal:
-        """Return what remains of a budget, for managing only or for any use."""
+    def _left(self, model: Model, cap: _Cap, *, is_managing: bool, with_reserved: bool) -> Decimal:
+        """Return what remains of a budget for the model, for managing only or for any use."""
         kept = ZERO
         if not is_managing and model.configuration.when_spent == "manage":
             own = model.configuration.manage_usd_per_day
             kept = cap.usd * MANAGE_SHARE if own is None else min(from_number(own), cap.usd)
-        return cap.usd - kept - cap.used
+        left = cap.usd - kept - cap.used
+        if len(cap.sharers) < 2 or model.id not in cap.sharers:
+            return left
+        key = cap.owner, left, with_reserved
+        if (shares := self._shares.get(key)) is None:
+            sharers = {each.id: self._sharer(each, with_reserved=with_reserved) for each in cap.sharers.values()}
+            shares = self._shares[key] = Shares(left, sharers)
+        return shares.available(model.id, in_turn=with_reserved)
+
+    def _sharer(self, model: Model, *, with_reserved: bool) -> Sharer:
+        used, token_cost = self._used(model.id, with_reserved=with_reserved), self._token_cost(model)
+        cycles_left = (floor_time(self._now, DAY) + DAY - self._now) // model.configuration.cadence
+        wanted = cycles_left * self._run_tokens_max * token_cost
+        if (own := model.configuration.budget_usd_per_day) is not None:
+            wanted = min(wanted, from_number(own) - used)
+        return Sharer(used, RUN_TOKENS_MIN * token_cost, wanted)
 
     def _affordable_tokens(self, model: Model, is_managing: bool, *, with_reserved: bool = True) -> int:
         """Return the number of tokens that an invocation may use without exceeding any budget."""
         left = min(
-            self._left(model, cap, is_managing=is_managing) for cap in self._caps(model, with_reserved=with_reserved)
+            self._left(model, cap, is_managing=is_managing, with_reserved=with_reserved)
+            for cap in self._caps(model, with_reserved=with_reserved)
         )
         token_cost = self._token_cost(model)
         if not token_cost:
@@ -262,7 +362,16 @@ class Budgets:
 
     def _token_cost(self, model: Model) -> Decimal:
         """Return the maximum average cost of an invocation's token, which assumes the shortest possible prompts."""
-        price = model.configuration.price or ASSUMED_PRICE
-        answer = answer_tokens_max(model, self._answer_tokens_max)
-        mixed = highest_cost(model, price, PROMPT_TOKENS_MIN, answer) / (PROMPT_TOKENS_MIN + answer)
-        return max(mixed, highest_cost(model, price, 1, 0))
+        known = self._token_costs.get(model.id)
+        if known is None or known[0] is not model:
+            price = model.configuration.price or ASSUMED_PRICE
+            answer = answer_tokens_max(model, self._answer_tokens_max)
+            mixed = highest_cost(model, price, PROMPT_TOKENS_MIN, answer) / (PROMPT_TOKENS_MIN + answer)
+            known = self._token_costs[model.id] = model, max(mixed, highest_cost(model, price, 1, 0))
+        compared = self._compared.get(model.id)
+        cost = known[1] if compared is None else known[1] * max(Decimal(1), compared.factor)
+        return cost.quantize(TOKEN_COST_STEP, ROUND_UP)  # so that a number of tokens times their cost is exact
+
+
+def _usd(amount: Decimal) -> str:
+    return format_decimal(amount.normalize(Context(prec=3)))

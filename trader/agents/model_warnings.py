@@ -4,7 +4,7 @@ from collections.abc import Container, Iterable, Mapping
 from typing import Final, NamedTuple
 
 from trader.agents.budgets import ASSUMED_PRICE, Budget, Budgets
-from trader.agents.domain.invocations import Invocation
+from trader.agents.domain.invocations import Failing, Invocation
 from trader.agents.domain.models import Model
 from trader.agents.providers.providers import Provider
 
@@ -27,18 +27,15 @@ class Warnings(NamedTuple):
     by_model: Mapping[str, str]
 
 
-class Failing(NamedTuple):
-    """The number of a model's consecutive failed invocations, and the reason of the last failure."""
-
-    in_a_row: int
-    reason: str
-
-
 class ConsecutiveFailures:
-    """Counts each model's consecutive failed invocations since the process started."""
+    """Counts each model's consecutive failed invocations."""
 
     def __init__(self) -> None:
         self._failing: dict[str, Failing] = {}
+
+    def load(self, failing: Mapping[str, Failing]) -> None:
+        """Begin with these counts, which the rows of earlier processes give."""
+        self._failing = dict(failing)
 
     def add(self, invocation: Invocation) -> None:
         """Count a finished invocation; ignore one that the end of the process interrupted."""
@@ -77,6 +74,7 @@ def model_warnings(
         if provider is not None and (fields := sorted(provider.left_out(model))):
             texts.append(f"{model.id} is asked without {', '.join(fields)}, which its provider refused")
         texts += [f"{model.id}: {CUT_PROMPT}"] if model.id in with_cut_prompts else []
+        texts += filter(None, [budgets.price_warning(model)])
         texts += _budget_warning(model, budgets)
         if texts:
             warnings[model.id] = "; ".join(texts)
@@ -119,4 +117,4 @@ def _budget_warning(model: Model, budgets: Budgets) -> list[str]:
 def spent_budget(model: Model, budget: Budget) -> str:
     """Describe what a model with a spent budget does."""
     does = "only manages what it holds" if budget.state == "manage" else "pauses"
-    return f"{model.id} {does} until 00:00 UTC: a daily budget that limits it is spent"
+    return f"{model.id} {does} until 00:00 UTC: a daily budget that limits it, or its share of one, is spent"

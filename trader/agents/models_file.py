@@ -48,7 +48,7 @@ ReplicateCount = Annotated[int, msgspec.Meta(ge=1, le=100)]
 
 AI_FIELDS = (
     "request", "attempt_timeout_s", "decision_age_max_s", "price", "budget_usd_per_day", "when_spent",
-    "manage_usd_per_day", "owner", "prompt", "training_cutoff",
+    "manage_usd_per_day", "owner", "prompt", "training_cutoff", "cache_ttl",
 )  # fmt: skip
 """Fields without meaning for a rule agent."""
 

@@ -24,7 +24,7 @@ from trader.agents.domain.invocations import (
 )
 from trader.agents.domain.memory import note_of
 from trader.agents.domain.messages import decision_json
-from trader.agents.domain.models import Model
+from trader.agents.domain.models import Model, TokenPrice
 from trader.agents.domain.tools import Decision, PlaceOrder, call_type, raw_of
 from trader.agents.domain.view import View
 from trader.agents.payloads import EncodedPayload
@@ -32,6 +32,7 @@ from trader.agents.providers.providers import highest_cost
 from trader.agents.sql.invocations import insert_step, insert_tool_call, update_invocation, upsert_note
 from trader.agents.sql.linked_invocations import update_invocation_closed
 from trader.core.errors import ProviderError
+from trader.core.money import ZERO
 from trader.database.pool import Connection
 from trader.exchange.domain.orders import Order
 from trader.record.domain.chain import PayloadDigests, encoded_digest
@@ -48,16 +49,30 @@ class AlreadyClosed(Exception):
 
 
 def cost_of(answer: ModelAnswer, model: Model) -> Decimal | None:
-    """Return the cost of an answer in USD: by the model's price, else as reported by its provider; None if unknown.
+    """Return the cost of an answer in USD: as reported by its provider, else by the model's price; None if unknown.
 
     With a price, unreported tokens are included at their maximum.
     """
     price = model.configuration.price
     if price is None:
         return answer.cost_usd
-    read, written = answer.cached_tokens or 0, answer.cache_write_tokens or 0
-    known = price.cost(answer.input_tokens or 0, read, answer.output_tokens or 0, written)
+    known = cost_by_price(answer, price) if answer.cost_usd is None else answer.cost_usd
     return known + highest_cost(model, price, *answer.unreported)
+
+
+def cost_by_price(answer: ModelAnswer, price: TokenPrice) -> Decimal:
+    """Return the cost of the reported tokens of an answer, in USD."""
+    read, written = answer.cached_tokens or 0, answer.cache_write_tokens or 0
+    hourly = answer.cache_write_1h_tokens or 0
+    return price.cost(answer.input_tokens or 0, read, answer.output_tokens or 0, written, hourly)
+
+
+def compared_costs_of(answer: ModelAnswer, model: Model) -> tuple[Decimal, Decimal]:
+    """Return the cost of an answer as its provider reports it, and by the model's price; 0 unless both are known."""
+    price = model.configuration.price
+    if price is None or answer.cost_usd is None or answer.input_tokens is None or answer.output_tokens is None:
+        return ZERO, ZERO
+    return answer.cost_usd, cost_by_price(answer, price)
 
 
 class StartedCall(msgspec.Struct, frozen=True):
@@ -103,6 +118,9 @@ class InvocationRecord:
 
         self._pending: StartedCall | None = None
         """The call whose order was sent and whose answer is not known yet."""
+
+        self.compared_costs = ZERO, ZERO
+        """The sums of `compared_costs_of` the answers."""
 
         self._answers: list[str] = []
         self._messages: list[ChatMessage] = []
@@ -156,6 +174,8 @@ class InvocationRecord:
         """Add a finished step."""
         before = self.invocation
         step_cost = cost_of(answer, self.model)
+        own, by_price = compared_costs_of(answer, self.model)
+        self.compared_costs = self.compared_costs[0] + own, self.compared_costs[1] + by_price
         step = Step(
             invocation_id=self.id,
             number=before.step_count + 1,

@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 from trader.agents.budgets import Budgets
 from trader.agents.conversation import InvocationLimits
+from trader.agents.domain.invocations import Failing
 from trader.agents.domain.models import Model, rule_model
 from trader.agents.entrants import Entrants
 from trader.agents.environment import ServiceEnvironment
@@ -17,7 +18,6 @@ from trader.agents.model_warnings import (
     CUT_PROMPT,
     INTERRUPTED,
     ConsecutiveFailures,
-    Failing,
     Warnings,
     model_warnings,
     spent_budget,
@@ -31,6 +31,7 @@ from trader.agents.services import AgentServices
 from trader.agents.slots import Batch, QueuedModel, SlotName, Slots, slot_name
 from trader.agents.sql.invocations import (
     insert_tool_call,
+    select_failing,
     select_unrecorded_orders,
     update_interrupted,
 )
@@ -44,6 +45,7 @@ from trader.core.events import WorkflowProgress
 from trader.core.logs import log_bug
 from trader.core.variant_id import VariantId
 from trader.database.partitions import ensure_partitions
+from trader.database.pool import patiently
 from trader.market.domain.markets import STALE_AFTER
 
 CLOSE_S: Final = 2.0
@@ -109,6 +111,8 @@ class InvocationScheduler:
         async with self._database.writing() as conn:
             await ensure_partitions(conn, now)
         await self._close_left_open(now)
+        async with self._database.connection() as conn:
+            self._failures.load(await select_failing(conn, INTERRUPTED))
         await self._reload_models()
         if self._settings.demo and not self._models.by_id:
             await self._create_rule_models(now)
@@ -180,6 +184,12 @@ class InvocationScheduler:
     def failing(self) -> Mapping[str, Failing]:
         """Return the active models that failed at least three times in a row."""
         return self._failures.failing(self._models.by_id.values())
+
+    def with_wrong_prices(self) -> Mapping[str, str]:
+        """Return the active models whose price is not what their provider charges, with the figures."""
+        models = [model for model in self._models.by_id.values() if model.active]
+        warnings = {model.id: self.budgets.price_warning(model) for model in models}
+        return {model_id: warning for model_id, warning in warnings.items() if warning is not None}
 
     def in_cooldown(self) -> Mapping[str, str]:
         """Return the providers and keys that are currently unavailable to all models, with the reasons."""
@@ -265,7 +275,8 @@ class InvocationScheduler:
             environment = ServiceEnvironment(record, *services, limits_of(model, limits.attempt_s), restriction)
             workflow = Workflow(record, self._providers, environment, self._events, limits)
             try:
-                await workflow.execute()
+                with patiently():
+                    await workflow.execute()
             except Unavailable as error:
                 _log.warning("%s: not invoked, since it could not be recorded: %s", model.id, error)
             finally:
@@ -278,9 +289,13 @@ class InvocationScheduler:
                 self._fill_slots(slot)
 
     def _note_end(self, record: InvocationRecorder, workflow: Workflow) -> None:
-        """Count the cost of an invocation, and report a spent budget and a truncated prompt once each."""
+        """Count the cost of an invocation; report a spent budget, a wrong price and a truncated prompt once each."""
         model, before = record.model, self.budgets.of(record.model)
         self.budgets.settle(record.invocation)
+        price_warning = self.budgets.price_warning(model)
+        self.budgets.compare(model, *record.compared_costs)
+        if price_warning is None and (price_warning := self.budgets.price_warning(model)) is not None:
+            _log.warning("%s", price_warning)
         self._failures.add(record.invocation)
         after = self.budgets.of(model)
         if before is not None and after is not None and before.state == "open" != after.state:

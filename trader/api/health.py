@@ -13,6 +13,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
+import msgspec
 from aiohttp import hdrs, web
 from msgspec import UNSET, UnsetType
 
@@ -37,7 +38,8 @@ from trader.api.streams import BROADCASTERS
 from trader.core.clock import SystemClock
 from trader.core.errors import DatabaseUnavailable, Unavailable
 from trader.database.pool import NOT_ANSWERING, Database
-from trader.operations.domain.alarms import Alarm, AlarmCause, Condition
+from trader.operations.alarms import Alarms
+from trader.operations.domain.alarms import Alarm, AlarmCause
 
 log = logging.getLogger(__name__)
 
@@ -146,6 +148,7 @@ async def answer_health(request: web.Request) -> web.Response:
         reconciliation=dict(context.exchange.troubles) or UNSET,
         halts=halts_in_force(app[HALTS].in_force),
         lag_seconds=_lag(app),
+        alarms=_alarms(app) or UNSET,
     )
     return json_answer(503 if reasons else 200, report, NOT_STORED)
 
@@ -319,19 +322,34 @@ def _schedulers_report(app: web.Application, database: DatabaseHealth) -> Schedu
         budgets={model_id: BudgetUse.of(budget) for model_id, budget in budgets.items()} or UNSET,
         halts=halts_in_force(app[HALTS].in_force),
         lag_seconds=_lag(app),
-        alarms=[_alarm(firing) for firing in app[ALARMS].firing()] or UNSET,
+        alarms=_alarms(app) or UNSET,
     )
 
 
-def _alarm(firing: Condition) -> AlarmFiring:
-    return AlarmFiring(
-        cause=firing.alarm.cause.kind,
-        subject=firing.alarm.cause.subject,
-        message=firing.alarm.text,
-        since=iso(firing.since),
-        count=firing.count,
-        consequences=list(firing.consequences),
-    )
+def _alarms(app: web.Application) -> list[AlarmFiring]:
+    """Return the present alarms of this process, and those of the leader that it follows."""
+    own, relay = present_alarms(app[ALARMS]), app[RELAY]
+    if relay.lag_s() is None or relay.view is None:
+        return own
+    known = {(each.cause, each.subject) for each in own}
+    relayed = msgspec.json.decode(relay.view.alarms, type=list[AlarmFiring])
+    return own + [each for each in relayed if (each.cause, each.subject) not in known]
+
+
+def present_alarms(alarms: Alarms) -> list[AlarmFiring]:
+    """Return the present conditions on the wire, oldest first."""
+    return [
+        AlarmFiring(
+            cause=condition.alarm.cause.kind,
+            subject=condition.alarm.cause.subject,
+            state="pending" if condition.reported_s is None else "firing",
+            message=condition.alarm.text,
+            since=iso(condition.since),
+            count=condition.count,
+            consequences=list(condition.consequences),
+        )
+        for condition in alarms.present()
+    ]
 
 
 def _lag(app: web.Application) -> float | UnsetType:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, TypeVar
 import aiohttp
 import msgspec
 
-from trader.api.schemas.health import HealthReport, SchedulersReport
+from trader.api.schemas.health import AlarmFiring, HealthReport, SchedulersReport
 from trader.commands.command import (
     EXIT_DONE,
     EXIT_FAILED,
@@ -28,6 +28,8 @@ from trader.commands.database import TargetDatabase, add_target_arguments, run_i
 from trader.core.clock import SystemClock
 from trader.core.errors import SettingsError, SinkUnavailable, StartError, TraderError, Unavailable
 from trader.database.pool import Connection
+from trader.database.relay import LeaderView
+from trader.database.sql.relay import select_newest_relay
 from trader.exchange.domain.halts import Halt, scope
 from trader.exchange.sql.halts import select_halts
 from trader.operations.domain.alarms import AlarmCause, Notice
@@ -61,9 +63,10 @@ class Health(NamedTuple):
 def status(options: argparse.Namespace) -> int:
     """Show the state of the service and of its database.
 
-    Fails if no service is running, it is unhealthy, one of its schedulers is not running, or trading is halted. The
-    command requests the health report at HOST and PORT, then at SERVER_URL; without one, it shows only the database.
-    It lists anything that the database does not return within two seconds, with the session that holds the lock.
+    Fails if no service is running, it is unhealthy, one of its schedulers is not running, an alarm is present, or
+    trading is halted. The command requests the health report at HOST and PORT, then at SERVER_URL; without one, it
+    shows the database and the alarms that the leader recorded there. It lists anything that the database does not
+    return within two seconds, with the session that holds the lock.
     """
     return print_result(run_to_end(_status(options)), as_json=options.json)
 
@@ -75,7 +78,8 @@ async def _status(options: argparse.Namespace) -> Result:
     except (StartError, Unavailable) as error:
         if health.report is None:
             raise
-        troubles = [*_health_troubles(health), f"the database cannot be read: {error}"]
+        alarms = _alarm_troubles(health.report.alarms or [], health)
+        troubles = [*_health_troubles(health), *alarms, f"the database cannot be read: {error}"]
         lines = [f"health      {_describe_health(health)}", *(f"NOT well    {trouble}" for trouble in troubles)]
         return Result({"troubles": troubles, "health": health, "status": None, "halts": None}, lines, EXIT_FAILED)
 
@@ -83,10 +87,12 @@ async def _status(options: argparse.Namespace) -> Result:
 async def _describe_target(health: Health, _: argparse.Namespace, target: TargetDatabase) -> Result:
     halts, unread_halts = await _read(target, select_halts)
     facts, unread_facts = await _read(target, select_service_facts)
-    unread = list(dict.fromkeys([*unread_halts, *unread_facts]))
+    alarms, unread_alarms = await _read_alarms(target, health)
+    unread = list(dict.fromkeys([*unread_halts, *unread_facts, *unread_alarms]))
     troubles = [
         *_service_troubles(facts, target, health),
         *(_health_troubles(health) if target.is_served or target.is_read_only or health.hangs else ()),
+        *_alarm_troubles(alarms, health),
         *_halt_troubles(halts, health),
         *(f"not read: {each}" for each in unread),
         *(["no model is active"] if facts is not None and facts.models_active == 0 else []),
@@ -95,8 +101,19 @@ async def _describe_target(health: Health, _: argparse.Namespace, target: Target
     if health.report is not None and not target.is_served:
         text += ", but none leads on this database"
     lines = [f"health      {text}", *_describe(facts), *(f"NOT well    {trouble}" for trouble in troubles)]
-    value = {"troubles": troubles, "health": health, "status": facts, "halts": halts}
+    value = {"troubles": troubles, "health": health, "status": facts, "halts": halts, "alarms": alarms}
     return Result(value, lines if troubles else [*lines, "all well"], EXIT_FAILED if troubles else EXIT_DONE)
+
+
+async def _read_alarms(target: TargetDatabase, health: Health) -> tuple[Sequence[AlarmFiring], list[str]]:
+    """Return the present alarms: those that the service reports or, if none answers, that its leader recorded."""
+    if health.report is not None:
+        return health.report.alarms or [], []
+    if not target.is_served:
+        return [], []
+    row, unread = await _read(target, select_newest_relay)
+    view = None if row is None else msgspec.json.decode(row.record, type=LeaderView)
+    return [] if view is None else msgspec.json.decode(view.alarms, type=list[AlarmFiring]), unread
 
 
 async def _read(target: TargetDatabase, select: Callable[[Connection], Awaitable[_T]]) -> tuple[_T | None, list[str]]:
@@ -178,6 +195,15 @@ def _health_troubles(health: Health) -> Iterator[str]:
         yield health.problem
 
 
+def _alarm_troubles(alarms: Sequence[AlarmFiring], health: Health) -> Iterator[str]:
+    """Yield the present alarms, except what is listed as a halt or a reason of the health report."""
+    reasons = () if health.report is None else health.report.reasons or ()
+    for each in alarms:
+        if each.cause not in ("halt", "loss limit") and each.message not in reasons:
+            since = moment(datetime.fromisoformat(each.since))
+            yield f"{each.cause} {each.subject}".rstrip() + f": {each.message} (since {since})"
+
+
 def _halt_troubles(halts: Sequence[Halt] | None, health: Health) -> Iterator[str]:
     """Yield the halts in force: those of the database or, if it cannot be read, those that the service reports."""
     if halts is not None:
@@ -231,11 +257,12 @@ def _moment_argument(text: str) -> datetime:
 
 @command("alarms", example="trader alarms test", arguments=_alarms_arguments)
 def alarms(options: argparse.Namespace) -> int:
-    """List the firing alarms, or send a test notice to every sink of NOTIFY_URL.
+    """List the present alarms, or send a test notice to every sink of NOTIFY_URL.
 
-    The list comes from the service at HOST and PORT, or else at SERVER_URL, and needs no database. Fails if an alarm is
-    firing or no service responds; `test` fails if a sink does not accept the notice or there is none. `--since` lists
-    the reports of the last 90 days, including changes of the leader.
+    The list comes from the service at HOST and PORT, or else at SERVER_URL, and needs no database. A pending alarm has
+    just begun, or is a consequence of another one; it was not sent to the sinks. Fails if an alarm is present or no
+    service responds; `test` fails if a sink does not accept the notice or there is none. `--since` lists the reports of
+    the last 90 days, including changes of the leader.
     """
     if options.since is not None:
         return print_result(run_to_end(run_in_database(_list_past, options)), as_json=options.json)
@@ -264,13 +291,15 @@ async def _list_alarms(options: argparse.Namespace) -> Result:
         except ServiceSilent as error:
             problems.append(str(error))
             continue
-        firing = report.alarms or []
+        present = report.alarms or []
         lines = [
-            f"{moment(datetime.fromisoformat(each.since))}  {each.cause} {each.subject}".rstrip() + f": {each.message}"
+            f"{moment(datetime.fromisoformat(each.since))}  {each.state:7}  {each.cause} {each.subject}".rstrip()
+            + f": {each.message}"
             + (f"; with it: {', '.join(each.consequences)}" if each.consequences else "")
-            for each in firing
+            for each in present
         ]  # fmt: skip
-        return Result({"url": url, "alarms": firing}, lines or ["no alarm fires"], EXIT_FAILED if firing else EXIT_DONE)
+        code = EXIT_FAILED if present else EXIT_DONE
+        return Result({"url": url, "alarms": present}, lines or ["no alarm is present"], code)
     raise ServiceSilent("; ".join(problems))
 
 

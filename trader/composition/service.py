@@ -20,6 +20,7 @@ from trader.agents.services import AgentServices, KnownModels
 from trader.agents.webhooks import Webhooks
 from trader.api import streams
 from trader.api.context import Context
+from trader.api.health import present_alarms
 from trader.api.schemas.agents import ViewOutput
 from trader.api.schemas.common import ENCODER
 from trader.api.stream_table import state_loaders
@@ -116,7 +117,7 @@ async def make_service(settings: Settings, external: ExternalSystems, alarms: Al
     webhooks = _make_webhooks(context, database)
     stack.push_async_callback(webhooks.close)
     schedulers = _make_schedulers(database, context, events, trading.baselines, webhooks)
-    coordination = _coordinate(base, context)
+    coordination = _coordinate(base, context, alarms)
     leadership = Leadership(context, database, events, schedulers, trading, coordination)
     alarms.is_leader = lambda: leadership.role == "leader"
     return Service(
@@ -219,9 +220,9 @@ def _make_context(
     )
 
 
-def _coordinate(base: _Foundations, context: Context) -> Coordination:
+def _coordinate(base: _Foundations, context: Context, alarms: Alarms) -> Coordination:
     """Return what binds this process to the others of its database. A reader has no lock."""
-    writer = RelayWriter(base.database, base.events, lambda: leader_view(context), ENCODER.encode)
+    writer = RelayWriter(base.database, base.events, lambda: leader_view(context, alarms), ENCODER.encode)
     # A silent leader's lock is freed only on paper: a venue cannot refuse the orders of a leader whose term is over.
     silence_s = SILENCE_S if base.external.venue_accounts is None else 0
     lock = None if base.leader is not None else LeaderLock(base.external.dsn, silence_s)
@@ -243,12 +244,14 @@ def _warnings_of(leader: RelayReader) -> Warnings:
 def _agent_problems(
     agents: InvocationScheduler, models: KnownModels, providers: Mapping[str, Provider]
 ) -> Iterator[Alarm]:
-    """Yield the currently unavailable AI providers and keys, and the failing models, possibly for that reason."""
+    """Yield the unavailable AI providers and keys, failing models, possibly for that reason, and wrong prices."""
     for name, why in find_in_cooldown(providers).items():
         yield Alarm(AlarmCause("provider", name), why)
     for name, failing in agents.failing().items():
         text = f"{name} failed {failing.in_a_row} times in a row: {failing.reason}"
         yield Alarm(AlarmCause("model", name), text, under=AlarmCause("provider", models.by_id[name].provider))
+    for name, warning in agents.with_wrong_prices().items():
+        yield Alarm(AlarmCause("price", name), warning)
 
 
 async def _make_clock(source: MarketSource, external: ExternalSystems) -> Clock:
@@ -261,7 +264,7 @@ async def _make_clock(source: MarketSource, external: ExternalSystems) -> Clock:
     return clock
 
 
-def leader_view(context: Context) -> LeaderView:
+def leader_view(context: Context, alarms: Alarms) -> LeaderView:
     """Return the leader's view that is shown to its followers."""
     market, warnings = context.market, context.invocations.warnings()
     troubles = {symbol: trouble for symbol in market.markets if (trouble := market.trouble(symbol)) is not None}
@@ -274,6 +277,7 @@ def leader_view(context: Context) -> LeaderView:
         account_troubles=dict(context.exchange.troubles),
         warning=warnings.summary,
         model_warnings=dict(warnings.by_model),
+        alarms=ENCODER.encode(present_alarms(alarms)).decode(),
         snapshots_created=context.portfolio.created,
     )
 

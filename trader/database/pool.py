@@ -8,8 +8,9 @@ change its session's state (SET, LISTEN, session advisory locks); inside a trans
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import parse_qs, urlsplit
@@ -30,12 +31,20 @@ else:
 
 T = TypeVar("T")
 
+_IS_PATIENT: ContextVar[bool] = ContextVar("is_patient", default=False)
+
 log = logging.getLogger("trader.store")
 
 _REAL_TIME = SystemClock()
 
 OLDEST_VERSION = 15
 ACQUIRE_TIMEOUT_S = 5.0
+PATIENCE_S = 600.0
+"""How long work within `patiently` waits for a connection: as long as the invocation of a model may take."""
+
+PATIENT_SHARE = 0.5
+"""The share of the connections that all work within `patiently` uses together; further such work queues."""
+
 COMMAND_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 5.0
 CANCEL_TIMEOUT_S = 1.0
@@ -124,11 +133,26 @@ class StatementFailure(NamedTuple):
     ended_s: float
 
 
+@contextmanager
+def patiently() -> Iterator[None]:
+    """Let this block wait for connections as long as it takes, in a queue that leaves half of them to everything else.
+
+    It is for work that must not fail because many others do the same, such as the invocations of models: their answers
+    are paid for. Its tasks inherit it.
+    """
+    token = _IS_PATIENT.set(True)
+    try:
+        yield
+    finally:
+        _IS_PATIENT.reset(token)
+
+
 class Database:
     """A pool of connections to one PostgreSQL database."""
 
     def __init__(self, pool: "Pool[asyncpg.Record]") -> None:
         self._pool = pool
+        self._patient_places = asyncio.Semaphore(max(1, int(PATIENT_SHARE * pool.get_max_size())))
         self.read_trouble: str | None = None
         """Why the last statement failed; None if it succeeded."""
 
@@ -175,9 +199,27 @@ class Database:
 
         :raises DatabaseUnavailable: the server is unreachable, or does not answer in time
         """
+        if not _IS_PATIENT.get():
+            async with self._borrowed(ACQUIRE_TIMEOUT_S) as conn:
+                yield conn
+            return
         began = _REAL_TIME.now()
         try:
-            conn = await self._pool.acquire(timeout=ACQUIRE_TIMEOUT_S)
+            async with asyncio.timeout(PATIENCE_S):
+                await self._patient_places.acquire()
+        except TimeoutError as error:
+            raise self._unavailable(BUSY, error, began) from error
+        try:
+            async with self._borrowed(PATIENCE_S) as conn:
+                yield conn
+        finally:
+            self._patient_places.release()
+
+    @asynccontextmanager
+    async def _borrowed(self, wait_s: float) -> AsyncIterator[Connection]:
+        began = _REAL_TIME.now()
+        try:
+            conn = await self._pool.acquire(timeout=wait_s)
         except TimeoutError as error:
             is_full = self._pool.get_size() == self._pool.get_max_size()
             raise self._unavailable((self.trouble or BUSY) if is_full else NOT_ANSWERING, error, began) from error

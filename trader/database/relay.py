@@ -55,7 +55,8 @@ class LeaderView(msgspec.Struct, frozen=True):
 
     `updated_at` is the time of the market's last tick. `market_troubles` is keyed by symbol, `account_troubles` by
     account ID. `warning` says what keeps models from running, and `model_warnings` has the problem of each model, by
-    model ID. `markets` is the JSON text of the trading rules; None in most records.
+    model ID. `markets` is the JSON text of the trading rules; None in most records. `alarms` is the JSON text of the
+    alarms in its health report.
     """
 
     now: datetime
@@ -67,6 +68,7 @@ class LeaderView(msgspec.Struct, frozen=True):
     warning: str | None
     snapshots_created: int
     model_warnings: dict[str, str] = {}
+    alarms: str = "[]"
     events: tuple[RelayedEvent, ...] = ()
     term: int = 0
     events_before: int = 0

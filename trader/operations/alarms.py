@@ -188,6 +188,11 @@ class Alarms:
         """Return the conditions that were reported and are not resolved, oldest first."""
         return self._state.firing()
 
+    def present(self) -> list[Condition]:
+        """Return the present alarms, oldest first (`AlarmState.present`)."""
+        self._look()
+        return self._state.present()
+
     def add(self, alarm: Alarm) -> None:
         """Raise an event: its notice is queued now, or within an hour after the last one with its cause."""
         self.counts[alarm.cause.kind] += 1

@@ -35,6 +35,14 @@ def test_input_written_to_a_cache_has_a_separate_price() -> None:
     assert own.in_usd(2).cost(1_000, 0, 0, 1_000) == Decimal("0.012")
 
 
+def test_input_written_to_a_cache_for_an_hour_has_a_separate_price() -> None:
+    price = TokenPrice(input=3, cached=0.3, output=15)
+    assert price.cost(1_000_000, 0, 0, 300_000, 200_000) == Decimal("2.1") + Decimal("0.375") + Decimal("1.2")
+    own = msgspec.structs.replace(price, cache_write_1h=4)
+    assert own.cost(1_000_000, 0, 0, 300_000, 300_000) == Decimal("2.1") + Decimal("1.2")
+    assert own.in_usd(2).cost(1_000, 0, 0, 1_000, 1_000) == Decimal("0.008")
+
+
 @given(asked=COUNTS, cached=COUNTS, answered=COUNTS)
 def test_a_cache_never_raises_the_cost(asked: int, cached: int, answered: int) -> None:
     price = TokenPrice(input=3, cached=0.3, output=15)

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -12,18 +13,23 @@ from aiohttp.test_utils import TestServer
 from msgspec.structs import replace
 from support.chat_server import MODEL, TURN, completion, held, raw_answer
 from support.provider_documents import GeminiRequest, MessagesRequest, ResponsesRequest, application
+from support.scripted import make_book
 from support.trading_floor import Floor, open_floor
 
 from trader.agents.domain.models import ModelConfiguration, ProviderDefinition, TokenPrice
+from trader.agents.domain.prompt import CANDLES_END
+from trader.agents.domain.view import ObservedMarket
 from trader.agents.invocations import FinishedInvocation
 from trader.agents.providers.client import PROTOCOLS, AttemptTiming, ProviderAccess, ProviderClient
 from trader.agents.providers.protocols import ChatWire, StreamedProtocol, events_of
 from trader.agents.providers.providers import make_providers
 from trader.agents.providers.responses import ResponsesWire
+from trader.agents.record import cost_of
 from trader.agents.schedule import InvocationScheduler
 from trader.agents.sql.invocations import select_steps
 from trader.core.errors import ProviderError
 from trader.database.pool import Database
+from trader.market.domain.markets import MARKETS, Interval, Quote
 from trader.settings.forms import Secret
 
 KEY = "sk-lab-000000000001"
@@ -369,3 +375,81 @@ async def test_the_slots_of_a_provider_limit_its_models(database: Database) -> N
         await floor.add("ada", "bob", router_model="lab/one", configuration=configuration)
         await floor.cycle()
         assert floor.provider.active_max == 1
+
+
+USAGES: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": ("usage", {"prompt_tokens": 1_000, "completion_tokens": 70}),
+    "responses": ("usage", {"input_tokens": 1_000, "output_tokens": 70}),
+    "messages": ("usage", {"input_tokens": 400, "cache_creation_input_tokens": 600, "output_tokens": 70}),
+    "gemini": ("usageMetadata", {"promptTokenCount": 1_000, "candidatesTokenCount": 70}),
+}
+"""The field with the usage of an answer, and one of 1,000 and 70 tokens."""
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_an_empty_answer_is_charged_what_it_reports(protocol: str) -> None:
+    field, usage = USAGES[protocol]
+    async with client_of(protocol, orjson.dumps({field: usage})) as client:
+        answer = await client.answer(TURN)
+    assert (answer.input_tokens, answer.output_tokens, answer.unreported) == (1_000, 70, (0, 0))
+    assert (answer.text, answer.calls) == (None, ())
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_a_failed_answer_is_charged_what_it_reports(protocol: str) -> None:
+    field, usage = USAGES[protocol]
+    failed: dict[str, Any] = {"error": {"message": "upstream broke", "code": 502}, "status": "failed"}
+    async with client_of(protocol, orjson.dumps({field: usage, **failed})) as client:
+        with pytest.raises(ProviderError) as caught:
+            await client.answer(TURN)
+    attempts = 4
+    reported = (1_000 * attempts, 70 * attempts), 0
+    is_known = protocol in ("chat", "responses")
+    assert ((caught.value.unreported, caught.value.unmetered_attempts) == reported) == is_known
+    assert sum(caught.value.unreported) > 0
+
+
+async def test_cache_writes_of_an_hour_are_told_apart() -> None:
+    usage = {
+        "input_tokens": 100, "cache_read_input_tokens": 600, "cache_creation_input_tokens": 300, "output_tokens": 70,
+        "cache_creation": {"ephemeral_5m_input_tokens": 100, "ephemeral_1h_input_tokens": 200},
+    }  # fmt: skip
+    async with client_of("messages", orjson.dumps({"content": [], "usage": usage})) as client:
+        answer = await client.answer(TURN)
+    assert (answer.input_tokens, answer.cached_tokens) == (1_000, 600)
+    assert (answer.cache_write_tokens, answer.cache_write_1h_tokens) == (300, 200)
+    price = TokenPrice(input=1, cached=0.1, output=2)
+    model = replace(MODEL, configuration=ModelConfiguration(price=price))
+    assert float(cost_of(answer, model) or 0) == pytest.approx((100 + 60 + 125 + 400 + 140) / 1e6)
+
+
+@pytest.mark.parametrize(
+    ("every", "ttl", "candles", "marks"),
+    [
+        (None, None, ("15m", "1h"), (None, None)),
+        ("4m", None, ("15m",), (None, None)),
+        ("5m", None, ("15m",), ()),
+        ("1h", None, ("1h",), ()),
+        ("5m", "1h", ("15m", "4h"), ("1h", "1h")),
+        ("15m", "1h", ("15m", "4h"), ("1h",)),
+        ("55m", "1h", ("4h",), ("1h", "1h")),
+        ("1h", "1h", ("4h",), ()),
+        (None, None, (), (None,)),
+    ],
+)
+def test_only_what_the_next_cycle_can_read_is_written_to_the_cache(
+    every: str | None, ttl: Any, candles: tuple[Interval, ...], marks: tuple[str | None, ...]
+) -> None:
+    """The tools and the system message never change, the candles change with the shortest interval."""
+    model = replace(MODEL, configuration=ModelConfiguration(every=every, cache_ttl=ttl))
+    quote = Quote.of(make_book("BTC", "94000", TURN.view.at))
+    market = ObservedMarket.of(MARKETS["BTC"], quote, TURN.view.at, Decimal(0))
+    view = replace(TURN.view, markets={"BTC": replace(market, candles=dict.fromkeys(candles, ()))})
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": f"{{…{CANDLES_END}{{}}}}"}]
+    body = PROTOCOLS["messages"].request(
+        replace(TURN, model=model, view=view, messages=messages), "max_tokens", stream=False
+    )
+    request = msgspec.convert(body, MessagesRequest)
+    blocks = [*request.system, *(block for turn in request.messages for block in turn.content)]
+    found = [control for block in blocks if (control := getattr(block, "cache_control", None)) is not None]
+    assert [control.ttl for control in found] == [ttl or "5m" for ttl in marks]

@@ -26,6 +26,10 @@ def test_the_highest_cost_assumes_that_all_input_is_written_to_a_charging_cache(
     charged = Decimal("0.00525") if protocol == "messages" else Decimal("0.0045")
     assert highest_cost(model_of(protocol), PRICE, 1_000, 100) == charged
     assert highest_cost(model_of(protocol), replace(PRICE, cache_write=6), 1_000, 100) == Decimal("0.0075")
+    hourly = model_of(protocol)
+    hourly = replace(hourly, configuration=replace(hourly.configuration, cache_ttl="1h"))
+    charged = Decimal("0.0075") if protocol == "messages" else Decimal("0.0045")
+    assert highest_cost(hourly, PRICE, 1_000, 100) == charged
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -59,16 +59,16 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of a provider. `message` is sent back to it in the next turn; `raw` is its answer as received.
 
-    `model` is the name of the model that answered, and `key_number` the number of the provider's key, from 1 (None: no
-    key). Tokens and a `cost_usd` that the provider does not report are None; `cached_tokens` of the input came from its
-    cache, and `cache_write_tokens` were written to it. `tokens_spent` counts against the budget of the invocation and
-    is estimated where needed. `unmetered_attempts` counts the attempts that may have cost unreported tokens, including
-    failed ones before this answer; `unreported` is the maximum of those tokens, input and output. `duration_ms` is in
-    real time, whatever the market clock (None: no provider was asked); `waited_s` is the part of it spent waiting for
-    keys in cooldown. `calls_left_out` counts the calls beyond the limit of an answer. `is_legacy_call`: it has a call
-    in the form that preceded tools. `cut_by` is what cut the answer off: its limit of tokens (`length`) or a filter of
-    the provider (None: it is complete). `is_refusal`: the protocol reports a refusal by the model, and `text` has its
-    words.
+    `model` is the name of the model that answered, and `key_number` the number of the provider's key, from 1 (None:
+    no key). Tokens and a `cost_usd` that the provider does not report are None; `cached_tokens` of the input came
+    from its cache, and `cache_write_tokens` were written to it, `cache_write_1h_tokens` of them for an hour.
+    `tokens_spent` counts against the budget of the invocation and is estimated where needed. `unmetered_attempts`
+    counts the attempts that may have cost unreported tokens, including failed ones before this answer; `unreported`
+    is the maximum of those tokens, input and output. `duration_ms` is in real time, whatever the market clock
+    (None: no provider was asked); `waited_s` is the part of it spent waiting for keys in cooldown. `calls_left_out`
+    counts the calls beyond the limit of an answer. `is_legacy_call`: it has a call in the form that preceded tools.
+    `cut_by` is what cut the answer off: its limit of tokens (`length`) or a filter of the provider (None: it is
+    complete). `is_refusal`: the protocol reports a refusal by the model, and `text` has its words.
     """
 
     text: str | None
@@ -81,6 +81,7 @@ class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int | None = 0
     cached_tokens: int | None = None
     cache_write_tokens: int | None = None
+    cache_write_1h_tokens: int | None = None
     cost_usd: Decimal | None = None
     tokens_spent: int = 0
     unmetered_attempts: int = 0

@@ -2,7 +2,7 @@
 
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 from uuid import UUID, uuid5
 
 import msgspec
@@ -53,6 +53,13 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
     cached_tokens: int | None = None
     cache_write_tokens: int | None = None
+
+
+class Failing(NamedTuple):
+    """The number of a model's consecutive failed invocations, and the reason of the last failure."""
+
+    in_a_row: int
+    reason: str
 
 
 class Invocation(msgspec.Struct, frozen=True, kw_only=True):

@@ -56,14 +56,17 @@ Day = Annotated[date, _described("a date such as 2025-06-30")]
 
 
 CACHE_WRITE_FACTOR: Final = 1.25
+CACHE_WRITE_1H_FACTOR: Final = 2.0
+"""What input written to Anthropic's cache for 5 minutes, or for an hour, costs relative to other input (its document
+"Prompt caching", 23 November 2026)."""
 
 
 class TokenPrice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The cost of a model's tokens.
 
     `cached` is the price of input from the provider's cache; None: the price of other input. `cache_write` is the price
-    of input written to the cache; None: 1.25 times the input, as Anthropic charges for a cache of 5 minutes (its
-    document "Prompt caching", 23 November 2026).
+    of input written to the cache, `cache_write_1h` of input written to it for an hour; None: as Anthropic charges,
+    1.25 times and twice the price of other input.
 
     A models file may use another `currency`; the database has prices in USD.
     """
@@ -72,23 +75,39 @@ class TokenPrice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     output: UsdPerMillion
     cached: UsdPerMillion | None = None
     cache_write: UsdPerMillion | None = None
+    cache_write_1h: UsdPerMillion | None = None
     currency: Currency = "USD"
 
     def in_usd(self, rate: float) -> "TokenPrice":
         """Return the price in USD, where `rate` is the worth of one unit of its currency in USD."""
-        cached, cache_write = (None if each is None else each * rate for each in (self.cached, self.cache_write))
-        return TokenPrice(input=self.input * rate, output=self.output * rate, cached=cached, cache_write=cache_write)
+        names = "input", "output", "cached", "cache_write", "cache_write_1h"
+        prices = {name: price * rate for name in names if (price := getattr(self, name)) is not None}
+        return TokenPrice(**prices)
 
-    def cost(self, input_tokens: int, cached_tokens: int, output_tokens: int, written_tokens: int = 0) -> Decimal:
-        """Return the cost of an answer in USD. The input tokens include those read from the cache and written to it."""
+    def cost(
+        self,
+        input_tokens: int,
+        cached_tokens: int,
+        output_tokens: int,
+        written_tokens: int = 0,
+        written_1h_tokens: int = 0,
+    ) -> Decimal:
+        """Return the cost of an answer in USD.
+
+        The input tokens include those read from the cache and written to it, and the written ones those written for an
+        hour.
+        """
         cached = self.input if self.cached is None else self.cached
         cache_write = self.input * CACHE_WRITE_FACTOR if self.cache_write is None else self.cache_write
+        for_an_hour = self.input * CACHE_WRITE_1H_FACTOR if self.cache_write_1h is None else self.cache_write_1h
         read = min(cached_tokens, input_tokens)
         written = min(written_tokens, input_tokens - read)
+        hourly = min(written_1h_tokens, written)
         parts = (
             (self.input, input_tokens - read - written),
             (cached, read),
-            (cache_write, written),
+            (cache_write, written - hourly),
+            (for_an_hour, hourly),
             (self.output, output_tokens),
         )
         return sum((Decimal(repr(price)) * tokens for price, tokens in parts), Decimal(0)) / 1_000_000
@@ -159,8 +178,9 @@ class ModelConfiguration(msgspec.Struct, frozen=True, kw_only=True, omit_default
     replicates: one model run several times, to see how much of a result is noise. `owner_budget_usd_per_day` limits all
     models of one `owner` together; `manage_usd_per_day` of each budget is kept for managing positions (None: a fifth).
     `provider_definition` is the definition of a provider from the models file; the database stores it with each of its
-    models. `params` are the parameters of a strategy, by name. `declared` is an external agent's declaration (None:
-    nothing declared); `router_model_name` is then the declared name of its model.
+    models. `cache_ttl` is how long a provider with the Messages protocol keeps marked prompts (None: 5 minutes).
+    `params` are the parameters of a strategy, by name. `declared` is an external agent's declaration (None: nothing
+    declared); `router_model_name` is then the declared name of its model.
     """
 
     request: Mapping[str, Any] = {}
@@ -178,6 +198,7 @@ class ModelConfiguration(msgspec.Struct, frozen=True, kw_only=True, omit_default
     color: Color | None = None
     replicate_of: ModelId | None = None
     provider_definition: ProviderDefinition | None = None
+    cache_ttl: Annotated[Literal["5m", "1h"], _described('"5m" or "1h"')] | None = None
     params: Mapping[str, Any] = {}
     declared: Declared | None = None
 

@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import aiohttp
 import msgspec
-import orjson
 
 from trader.agents.domain.conversation import ModelAnswer, Turn
 from trader.agents.domain.models import RESERVED_REQUEST_FIELDS, Model, ProviderDefinition
@@ -233,6 +232,7 @@ class ProviderClient:
             except KeyUnusable as error:
                 progress.spent.add(key)
                 progress.unmetered += error.unmetered_attempts
+                progress.unreported = sum_of(progress.unreported, error.unreported)
                 progress.raw = error.raw
             except FieldRefused as error:
                 if self._is_last_limit(model, error.field):
@@ -348,7 +348,11 @@ class ProviderClient:
             retry_after_s = retry_after_of(response.status, response.headers, content)
             raise self._failure(model, key, response.status, retry_after_s, content, fields)
         except ProviderError as error:
-            if response.status == 200 and not isinstance(error, KeyUnusable | FieldRefused):
+            if (
+                response.status == 200
+                and not isinstance(error, KeyUnusable | FieldRefused)
+                and not any(error.unreported)
+            ):
                 error.unreported = most
             error.raw = content[:RAW_BYTES_MAX].decode(errors="replace")
             raise
@@ -372,8 +376,11 @@ class ProviderClient:
             raise self._not_json(f"a body that is not JSON: {brief(str(error))}") from None
         if reply.failure:
             status = status_of(reply.failure)
-            said = orjson.dumps({"error": reply.failure}) if is_streamed else content
-            raise self._failure(model, key, status, retry_after_of(status, response.headers, said), said, fields)
+            said = msgspec.json.encode({"error": reply.failure}) if is_streamed else content
+            failure = self._failure(model, key, status, retry_after_of(status, response.headers, said), said, fields)
+            if (reported := reply.reported_tokens) is not None:
+                failure.unmetered_attempts, failure.unreported = 0, reported
+            raise failure
         if not reply.choices:
             raise self._transient(f"{self.name} answered 200 without choices")
         return reply

@@ -5,7 +5,6 @@ from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
-import orjson
 
 from trader.agents.domain.conversation import ChatMessage, Turn
 from trader.agents.providers.protocols import (
@@ -13,10 +12,12 @@ from trader.agents.providers.protocols import (
     Body,
     call_of,
     completion_of,
+    empty_completion,
     functions,
     native_parts,
     split_by_role,
 )
+from trader.agents.providers.replies import count_in
 
 FILTERED: Final = frozenset(
     {"SAFETY", "RECITATION", "LANGUAGE", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "IMAGE_SAFETY"}
@@ -30,21 +31,7 @@ class _Content(msgspec.Struct):
 
 class _Candidate(msgspec.Struct, rename="camel"):
     content: _Content | None = None
-    finish_reason: str | None = None
-
-
-class _Usage(msgspec.Struct, rename="camel"):
-    prompt_token_count: int | None = None
-    candidates_token_count: int | None = None
-    thoughts_token_count: int | None = None
-    cached_content_token_count: int | None = None
-
-    @property
-    def output_tokens(self) -> int | None:
-        """The output tokens, including the thought tokens, which Gemini counts separately."""
-        if self.candidates_token_count is None and self.thoughts_token_count is None:
-            return None
-        return (self.candidates_token_count or 0) + (self.thoughts_token_count or 0)
+    finish_reason: Any = None
 
 
 class _Response(msgspec.Struct, rename="camel"):
@@ -52,7 +39,7 @@ class _Response(msgspec.Struct, rename="camel"):
 
     candidates: list[_Candidate] | None = None
     prompt_feedback: dict[str, Any] | None = None
-    usage_metadata: _Usage | None = None
+    usage_metadata: Any = None
     model_version: Any = None
     error: Any = None
 
@@ -86,17 +73,12 @@ class GeminiWire:
     def completion(self, content: bytes) -> bytes:
         response = msgspec.json.decode(content, type=_Response)
         if response.error:
-            return orjson.dumps({"error": response.error})
-        usage = response.usage_metadata or _Usage()
-        counted = {
-            "prompt_tokens": usage.prompt_token_count,
-            "completion_tokens": usage.output_tokens,
-            "cached_tokens": usage.cached_content_token_count,
-        }
+            return msgspec.json.encode({"error": response.error})
+        counted = _counted(response.usage_metadata)
         if blocked := (response.prompt_feedback or {}).get("blockReason"):
             return completion_of([], "", [], "content_filter", counted, response.model_version, f"blocked: {blocked}")
         if not response.candidates:
-            return b'{"choices": []}'
+            return empty_completion(counted, response.model_version)
         candidate = response.candidates[0]
         parts = (candidate.content or _Content()).parts
         requested = [part["functionCall"] for part in parts if isinstance(part.get("functionCall"), dict)]
@@ -106,6 +88,16 @@ class GeminiWire:
         if candidate.finish_reason in FILTERED:
             finish = "content_filter"
         return completion_of(parts, "".join(shown), calls, finish, counted, response.model_version)
+
+
+def _counted(usage: Any) -> dict[str, int | None]:
+    """Return the tokens of an answer; Gemini counts the tokens of thoughts separately from the rest of the output."""
+    said, thought = count_in(usage, "candidatesTokenCount"), count_in(usage, "thoughtsTokenCount")
+    return {
+        "prompt_tokens": count_in(usage, "promptTokenCount"),
+        "completion_tokens": None if said is None and thought is None else (said or 0) + (thought or 0),
+        "cached_tokens": count_in(usage, "cachedContentTokenCount"),
+    }
 
 
 def _contents(messages: Sequence[ChatMessage]) -> list[Body]:

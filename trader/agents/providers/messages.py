@@ -1,14 +1,15 @@
 """Anthropic's Messages API.
 
 Cache marks end the stable prefixes: the tools with the system message, which never change, and the candles of the view,
-which change when one closes. A prefix below a model's minimum is harmlessly not cached.
+which change when one closes. A write costs more than other input, so a prefix is marked only if the model's next cycle
+comes within its life and finds it unchanged. A prefix below a model's minimum is harmlessly not cached.
 """
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any, Final
 
 import msgspec
-import orjson
 
 from trader.agents.domain.conversation import ChatMessage, Turn
 from trader.agents.domain.prompt import CANDLES_END
@@ -17,37 +18,29 @@ from trader.agents.providers.protocols import (
     Body,
     call_of,
     completion_of,
+    empty_completion,
     functions,
     native_parts,
     split_by_role,
 )
+from trader.agents.providers.replies import count_in
+from trader.market.domain.markets import INTERVALS
 
 VERSION: Final = "2023-06-01"
 """The API version that requests specify."""
 
-CACHED: Final = {"type": "ephemeral"}
+CACHED: Final[Body] = {"type": "ephemeral"}
 
-
-class _Usage(msgspec.Struct):
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    cache_read_input_tokens: int | None = None
-    cache_creation_input_tokens: int | None = None
-
-    @property
-    def prompt_tokens(self) -> int | None:
-        """All input tokens: cache reads and cache writes are reported separately from the rest."""
-        if self.input_tokens is None:
-            return None
-        return self.input_tokens + (self.cache_read_input_tokens or 0) + (self.cache_creation_input_tokens or 0)
+CACHE_LIVES: Final = {"5m": timedelta(minutes=5), "1h": timedelta(hours=1)}
+"""How long a marked prefix stays in the cache after its last use, by the `cache_ttl` of a model's configuration."""
 
 
 class _Answer(msgspec.Struct):
     """The fields of an answer that are used."""
 
     content: list[dict[str, Any]] | None = None
-    stop_reason: str | None = None
-    usage: _Usage | None = None
+    stop_reason: Any = None
+    usage: Any = None
     model: Any = None
     error: Any = None
 
@@ -70,10 +63,12 @@ class MessagesWire:
             for name, description, schema in functions(turn)
         ]
         system = [message["content"] for message in turn.messages if message["role"] == "system"]
+        intervals = [INTERVALS[interval] for market in turn.view.markets.values() for interval in market.candles]
+        candles_mark = _mark(turn, min(intervals, default=timedelta(0)))
         return {
             "model": turn.model.router_model_name,
-            "system": [{"type": "text", "text": text, "cache_control": CACHED} for text in system],
-            "messages": _messages([message for message in turn.messages if message["role"] != "system"]),
+            "system": [{"type": "text", "text": text, **_mark(turn)} for text in system],
+            "messages": _messages([each for each in turn.messages if each["role"] != "system"], candles_mark),
             "tools": tools,
             "tool_choice": {"type": "auto"},
             "temperature": turn.temperature,
@@ -84,33 +79,52 @@ class MessagesWire:
     def completion(self, content: bytes) -> bytes:
         answer = msgspec.json.decode(content, type=_Answer)
         if answer.error:
-            return orjson.dumps({"error": answer.error})
+            return msgspec.json.encode({"error": answer.error})
         if answer.content is None:
-            return b'{"choices": []}'
+            return empty_completion(_counted(answer.usage), answer.model)
         text = "".join(part["text"] for part in answer.content if isinstance(part.get("text"), str))
         calls = [
             call_of(part.get("id"), part.get("name"), part.get("input"))
             for part in answer.content
             if part.get("type") == "tool_use"
         ]
-        usage = answer.usage or _Usage()
         return completion_of(
             answer.content,
             text,
             calls,
             "length" if answer.stop_reason in ("max_tokens", "model_context_window_exceeded") else None,
-            {
-                "prompt_tokens": usage.prompt_tokens,
-                "completion_tokens": usage.output_tokens,
-                "cached_tokens": usage.cache_read_input_tokens,
-                "cache_write_tokens": usage.cache_creation_input_tokens,
-            },
+            _counted(answer.usage),
             answer.model,
             (text or "stop_reason is refusal") if answer.stop_reason == "refusal" else None,
         )
 
 
-def _messages(messages: Sequence[ChatMessage]) -> list[Body]:
+def _counted(usage: Any) -> dict[str, int | None]:
+    """Return the tokens of an answer; cache reads and cache writes are reported separately from other input."""
+    fresh, read = count_in(usage, "input_tokens"), count_in(usage, "cache_read_input_tokens")
+    written = count_in(usage, "cache_creation_input_tokens")
+    return {
+        "prompt_tokens": None if fresh is None else fresh + (read or 0) + (written or 0),
+        "completion_tokens": count_in(usage, "output_tokens"),
+        "cached_tokens": read,
+        "cache_write_tokens": written,
+        "cache_write_1h_tokens": count_in(usage, "cache_creation", "ephemeral_1h_input_tokens"),
+    }
+
+
+def _mark(turn: Turn, changes_after: timedelta = timedelta.max) -> Body:
+    """Return the field that marks the end of a prefix; empty if the model's next cycle cannot read it.
+
+    The prefix changes `changes_after` it was written.
+    """
+    configuration = turn.model.configuration
+    ttl = configuration.cache_ttl
+    if configuration.cadence >= min(CACHE_LIVES[ttl or "5m"], changes_after):
+        return {}
+    return {"cache_control": CACHED if ttl is None else {**CACHED, "ttl": ttl}}
+
+
+def _messages(messages: Sequence[ChatMessage], candles_mark: Body) -> list[Body]:
     """Convert the conversation; one message holds the results of all calls of an answer."""
     turns: list[Body] = []
     for role, group in split_by_role(messages):
@@ -123,7 +137,7 @@ def _messages(messages: Sequence[ChatMessage]) -> list[Body]:
         else:
             parts = [part for message in group for part in _parts(message)]
             if not turns:
-                parts = [*_marked(parts[0]["text"]), *parts[1:]]
+                parts = [*_marked(parts[0]["text"], candles_mark), *parts[1:]]
             turns.append({"role": role, "content": parts})
     return turns
 
@@ -143,12 +157,12 @@ def _input(part: Body) -> Body:
     return part["input"] if isinstance(part.get("input"), dict) else {}
 
 
-def _marked(text: str) -> list[Body]:
-    """Split the view into two parts, the first of which ends with a cache mark."""
+def _marked(text: str, mark: Body) -> list[Body]:
+    """Split the view into two parts, the first of which ends with the cache mark, if there is one."""
     candles, end, others = text.partition(CANDLES_END)
-    if not end:
+    if not end or not mark:
         return _text(text)
-    return [{"type": "text", "text": candles, "cache_control": CACHED}, *_text(end + others)]
+    return [{"type": "text", "text": candles, **mark}, *_text(end + others)]
 
 
 def _text(text: str | None) -> list[Body]:

@@ -118,9 +118,9 @@ class ChatWire:
                 finish = finish or "stop"
                 continue
             chunk = msgspec.json.decode(event, type=_Chunk)
-            if chunk.error:
-                return orjson.dumps({"error": chunk.error})
             whole |= {name: value for name in ("model", "usage") if (value := getattr(chunk, name))}
+            if chunk.error:
+                return msgspec.json.encode({**whole, "error": chunk.error})
             for choice in chunk.choices or ():
                 _add_delta(message, choice.delta)
                 finish = choice.finish_reason or finish
@@ -129,7 +129,7 @@ class ChatWire:
             raise msgspec.ValidationError(CUT_OFF)
         if calls := message.get("tool_calls"):
             message["tool_calls"] = [calls[index] for index in sorted(calls)]
-        return orjson.dumps(whole)
+        return msgspec.json.encode(whole)
 
 
 class _ChunkChoice(msgspec.Struct):
@@ -283,6 +283,11 @@ def call_of(call_id: Any, name: Any, arguments: Any) -> Body:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
+def empty_completion(usage: Mapping[str, int | None], model: Any) -> bytes:
+    """Return a chat completion without an answer; unknown figures of `usage` are None."""
+    return msgspec.json.encode({"model": model, "choices": [], "usage": _known(usage)})
+
+
 def completion_of(
     parts: Sequence[Any],
     text: str,
@@ -298,11 +303,12 @@ def completion_of(
         message["tool_calls"] = list(calls)
     if refusal:
         message["refusal"] = refusal
-    known = {name: value for name, value in usage.items() if value is not None}
-    if "cached_tokens" in known:
-        known["prompt_cache_hit_tokens"] = known.pop("cached_tokens")
-    whole = {"model": model, "choices": [{"message": message, "finish_reason": finish}], "usage": known}
+    whole = {"model": model, "choices": [{"message": message, "finish_reason": finish}], "usage": _known(usage)}
     return msgspec.json.encode(whole)
+
+
+def _known(usage: Mapping[str, int | None]) -> dict[str, int]:
+    return {name: value for name, value in usage.items() if value is not None}
 
 
 def split_by_role(messages: Sequence[ChatMessage]) -> Iterator[tuple[str, list[ChatMessage]]]:

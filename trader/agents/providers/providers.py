@@ -183,7 +183,8 @@ def highest_cost(model: Model, price: TokenPrice, input_tokens: int, output_toke
         definition is not None and PROTOCOLS[definition.protocol].charges_cache_writes
     )
     plain = price.cost(input_tokens, 0, output_tokens)
-    return max(plain, price.cost(input_tokens, 0, output_tokens, input_tokens)) if is_charged else plain
+    hourly = input_tokens if model.configuration.cache_ttl == "1h" else 0
+    return max(plain, price.cost(input_tokens, 0, output_tokens, input_tokens, hourly)) if is_charged else plain
 
 
 def base_url_of(model: Model, settings: Settings) -> str | None:

@@ -59,10 +59,19 @@ class ChatCompletion(msgspec.Struct):
             return self.error
         return self.choices[0].error or self.choices[0].finish_reason == "error"
 
+    @property
+    def reported_tokens(self) -> tuple[int, int] | None:
+        """The input and output tokens that the response reports; None if it reports none."""
+        usage = self.usage if isinstance(self.usage, dict) else {}
+        tokens = count_in(usage, "prompt_tokens") or 0, _output_tokens(usage) or 0
+        return tokens if any(tokens) else None
+
 
 def decode_reply(content: bytes) -> ChatCompletion:
     """Parse the body of a response. :raises MsgspecError, ValueError, RecursionError: it is unusable"""
     reply = msgspec.json.decode(content, type=ChatCompletion)
+    if not reply.choices and not reply.error and reply.reported_tokens is not None:
+        reply.choices = [_Choice({"role": "assistant", "content": None})]  # an empty answer that is charged
     for choice in reply.choices or ():
         choice.message = storable(choice.message)
         msgspec.convert(choice.message, _ReplyMessage)
@@ -86,8 +95,8 @@ def answer_of(reply: ChatCompletion, turn: Turn, key_number: int | None, asked_b
         for index, call in enumerate(requested[:CALLS_MAX], 1)
     )
     usage = reply.usage if isinstance(reply.usage, dict) else {}
-    input_tokens, output_tokens = _count(usage.get("prompt_tokens")), _output_tokens(usage)
-    unreported = (
+    input_tokens, output_tokens, cost = count_in(usage, "prompt_tokens"), _output_tokens(usage), _cost(usage)
+    estimated = (
         estimated_count(asked_bytes) if input_tokens is None else 0,
         turn.answer_tokens_max if output_tokens is None else 0,
     )
@@ -105,10 +114,11 @@ def answer_of(reply: ChatCompletion, turn: Turn, key_number: int | None, asked_b
         output_tokens=output_tokens,
         cached_tokens=_cached(usage),
         cache_write_tokens=_cache_writes(usage),
-        cost_usd=_cost(usage),
-        tokens_spent=(input_tokens or 0) + (output_tokens or 0) + sum(unreported),
-        unmetered_attempts=int(input_tokens is None and output_tokens is None),
-        unreported=unreported,
+        cache_write_1h_tokens=count_in(usage, "cache_write_1h_tokens"),
+        cost_usd=cost,
+        tokens_spent=(input_tokens or 0) + (output_tokens or 0) + sum(estimated),
+        unmetered_attempts=int(input_tokens is None and output_tokens is None and cost is None),
+        unreported=estimated if cost is None else (0, 0),
         cut_by=reason if reason in ("length", "content_filter") else None,
     )
 
@@ -176,19 +186,22 @@ def _valid_json(arguments: str) -> str:
     return arguments
 
 
-def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**12 else None
+def count_in(usage: Any, *path: str) -> int | None:
+    """Return the count at the path within a usage, as its provider sent it; None for anything but a whole number."""
+    for name in path:
+        usage = usage.get(name) if isinstance(usage, dict) else None
+    return usage if isinstance(usage, int) and not isinstance(usage, bool) and 0 <= usage < 10**12 else None
 
 
 def _output_tokens(usage: Mapping[str, Any]) -> int | None:
     """Return the output tokens, including the reasoning tokens, which some gateways count separately."""
-    prompt, output = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
+    prompt, output = count_in(usage, "prompt_tokens"), count_in(usage, "completion_tokens")
     if output is None:
         return None
-    total, details = _count(usage.get("total_tokens")), usage.get("completion_tokens_details")
+    total = count_in(usage, "total_tokens")
     if prompt is not None and total is not None:
         return max(output, total - prompt)
-    reasoning = _count(details.get("reasoning_tokens")) if isinstance(details, dict) else None
+    reasoning = count_in(usage, "completion_tokens_details", "reasoning_tokens")
     return output + reasoning if reasoning is not None and reasoning > output else output
 
 
@@ -199,28 +212,26 @@ def estimated_count(size: int) -> int:
 
 def _cached(usage: Mapping[str, Any]) -> int | None:
     """Return the input tokens read from the provider's cache, as OpenAI, DeepSeek or Kimi name them."""
-    named = (_detail(usage, "cached_tokens"), usage.get("prompt_cache_hit_tokens"), usage.get("cached_tokens"))
-    return next((count for count in map(_count, named) if count is not None), None)
+    paths = ("prompt_tokens_details", "cached_tokens"), ("prompt_cache_hit_tokens",), ("cached_tokens",)
+    return next((count for path in paths if (count := count_in(usage, *path)) is not None), None)
 
 
 def _cache_writes(usage: Mapping[str, Any]) -> int | None:
     """Return the input tokens written to the provider's cache, which OpenRouter reports among the details."""
-    detail = _count(_detail(usage, "cache_write_tokens"))
-    return _count(usage.get("cache_write_tokens")) if detail is None else detail
-
-
-def _detail(usage: Mapping[str, Any], name: str) -> Any:
-    details = usage.get("prompt_tokens_details")
-    return details.get(name) if isinstance(details, dict) else None
+    detail = count_in(usage, "prompt_tokens_details", "cache_write_tokens")
+    return count_in(usage, "cache_write_tokens") if detail is None else detail
 
 
 def _cost(usage: Mapping[str, Any]) -> Decimal | None:
-    """Return the cost in USD. With your own key for the provider behind a gateway, `cost` is only the gateway's fee."""
+    """Return the cost in USD; None if it is unknown.
+
+    With your own key for the provider behind a gateway, `cost` is only the gateway's fee.
+    """
     cost, details = _amount(usage.get("cost")), usage.get("cost_details")
-    if usage.get("is_byok") is not True or not isinstance(details, dict):
+    if usage.get("is_byok") is not True:
         return cost
-    upstream = _amount(details.get("upstream_inference_cost"))
-    return cost if upstream is None else upstream + (cost or 0)
+    upstream = _amount(details.get("upstream_inference_cost")) if isinstance(details, dict) else None
+    return None if upstream is None else upstream + (cost or 0)
 
 
 def _amount(value: Any) -> Decimal | None:

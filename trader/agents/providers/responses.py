@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-import orjson
 
 from trader.agents.domain.conversation import ChatMessage, Turn
 from trader.agents.providers.protocols import (
@@ -15,27 +14,23 @@ from trader.agents.providers.protocols import (
     bearer,
     call_of,
     completion_of,
+    empty_completion,
     functions,
     native_parts,
 )
+from trader.agents.providers.replies import count_in
 
 FINISH = {"max_output_tokens": "length", "content_filter": "content_filter"}
 """Maps the reason of an incomplete response to the finish reason of a completion."""
-
-
-class _Usage(msgspec.Struct):
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    input_tokens_details: dict[str, Any] | None = None
 
 
 class _Response(msgspec.Struct):
     """The fields of a response that are used."""
 
     output: list[dict[str, Any]] | None = None
-    status: str | None = None
+    status: Any = None
     incomplete_details: dict[str, Any] | None = None
-    usage: _Usage | None = None
+    usage: Any = None
     model: Any = None
     error: Any = None
 
@@ -79,10 +74,16 @@ class ResponsesWire:
 
     def completion(self, content: bytes) -> bytes:
         response = msgspec.json.decode(content, type=_Response)
+        counted = {
+            "prompt_tokens": count_in(response.usage, "input_tokens"),
+            "completion_tokens": count_in(response.usage, "output_tokens"),
+            "cached_tokens": count_in(response.usage, "input_tokens_details", "cached_tokens"),
+        }
         if response.error or response.status in ("failed", "cancelled"):
-            return orjson.dumps({"error": response.error or {"message": f"the response {response.status}"}})
+            error = response.error or {"message": f"the response {response.status}"}
+            return msgspec.json.encode({"error": error, "usage": counted})
         if not response.output:
-            return b'{"choices": []}'
+            return empty_completion(counted, response.model)
         parts = [
             part
             for item in response.output
@@ -95,18 +96,13 @@ class ResponsesWire:
             for item in response.output
             if item.get("type") == "function_call"
         ]
-        usage = response.usage or _Usage()
-        details, reason = usage.input_tokens_details or {}, (response.incomplete_details or {}).get("reason")
+        reason = (response.incomplete_details or {}).get("reason")
         return completion_of(
             response.output,
             "".join(part["text"] for part in parts if isinstance(part.get("text"), str)),
             calls,
             FINISH.get(str(reason), "length") if response.status == "incomplete" else None,
-            {
-                "prompt_tokens": usage.input_tokens,
-                "completion_tokens": usage.output_tokens,
-                "cached_tokens": details.get("cached_tokens"),
-            },
+            counted,
             response.model,
             "".join(part["refusal"] for part in parts if isinstance(part.get("refusal"), str)),
         )
@@ -118,7 +114,8 @@ class ResponsesWire:
             if decoded.type in ("response.completed", "response.incomplete", "response.failed"):
                 return bytes(decoded.response)
             if decoded.type == "error":
-                return orjson.dumps({"error": decoded.error or {"code": decoded.code, "message": decoded.message}})
+                error = decoded.error or {"code": decoded.code, "message": decoded.message}
+                return msgspec.json.encode({"error": error})
         raise msgspec.ValidationError(CUT_OFF)
 
 

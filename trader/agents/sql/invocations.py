@@ -8,7 +8,7 @@ from uuid import UUID
 
 import msgspec
 
-from trader.agents.domain.invocations import Invocation, Step, ToolCall
+from trader.agents.domain.invocations import Failing, Invocation, Step, ToolCall
 from trader.core.variant_id import VariantId
 from trader.database.pool import Connection, Page, part_of_row
 from trader.exchange.domain.orders import Cause, Fill, OrderAnswer, OrderSide
@@ -133,6 +133,28 @@ async def update_interrupted(conn: Connection, reason: str, at: datetime) -> lis
     """
     rows = await conn.fetch(UPDATE_INTERRUPTED, reason, at)
     return [(row["id"], row["model_id"]) for row in rows]
+
+
+SELECT_FAILING = """
+SELECT m.id, f.in_a_row, f.reason
+FROM models m
+CROSS JOIN LATERAL (
+    SELECT count(*) AS in_a_row, (array_agg(coalesce(failure_reason, status) ORDER BY started_at DESC))[1] AS reason
+    FROM invocations i
+    WHERE i.model_id = m.id AND i.status IN ('failed', 'timeout') AND i.failure_reason IS DISTINCT FROM $1
+      AND i.started_at > coalesce(
+          (SELECT max(started_at) FROM invocations WHERE model_id = m.id AND status = 'completed'), '-infinity'
+      )
+) f
+WHERE m.active AND m.provider <> 'external' AND f.in_a_row > 0
+ORDER BY m.id
+"""
+
+
+async def select_failing(conn: Connection, interrupted: str) -> dict[str, Failing]:
+    """Return the consecutive failures of the active models since their last success; `interrupted` is no failure."""
+    rows = await conn.fetch(SELECT_FAILING, interrupted)
+    return {row["id"]: part_of_row(row, Failing) for row in rows}
 
 
 class UnrecordedOrder(NamedTuple):

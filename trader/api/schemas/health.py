@@ -27,13 +27,30 @@ def halts_in_force(halts: Sequence[Halt]) -> list[HaltInForce] | UnsetType:
     return [HaltInForce.of(halt) for halt in halts] or UNSET
 
 
+class AlarmFiring(Wire):
+    """A condition that operators should know: it has started `count` times since then.
+
+    It is `firing` once it was reported, until it is resolved. A `pending` one holds now: it has just begun, or another
+    alarm explains it, whose `consequences` list it.
+    """
+
+    cause: str
+    subject: str
+    state: Literal["pending", "firing"]
+    message: str
+    since: Timestamp
+    count: int
+    consequences: list[str]
+
+
 class HealthReport(Wire):
     """`GET /health`. `schedulers` says whether each of the three is running; `halts` is absent if nothing is halted.
 
     A halt is deliberate and leaves the service healthy. `reconciliation` is present in live trading if books and venue
     disagree: for each account, why its openings are blocked. The service is then unhealthy and needs an operator.
     `reasons` is present if the service is unhealthy, in plain text. `lagSeconds` is the age of a follower's newest
-    record from its leader; absent on the leader.
+    record from its leader; absent on the leader. `alarms` is the list of `GET /health/schedulers`: a service that works
+    may still have models that fail.
     """
 
     status: Literal["healthy", "unhealthy"]
@@ -43,6 +60,7 @@ class HealthReport(Wire):
     reconciliation: dict[str, str] | UnsetType = UNSET
     halts: list[HaltInForce] | UnsetType = UNSET
     lag_seconds: float | UnsetType = UNSET
+    alarms: list[AlarmFiring] | UnsetType = UNSET
 
 
 class LiveReport(Wire):
@@ -106,24 +124,14 @@ class ModelFailing(Wire):
     reason: str
 
 
-class AlarmFiring(Wire):
-    """A firing alarm: it has started `count` times since then. `consequences` are the alarms that it explains."""
-
-    cause: str
-    subject: str
-    message: str
-    since: Timestamp
-    count: int
-    consequences: list[str]
-
-
 class SchedulersReport(Wire):
     """`GET /health/schedulers`. Of several processes one leads and trades; the others stand by, or only read.
 
     `modelsWaiting` are the models waiting for a slot (`MAX_PARALLEL_MODELS`); absent without any. `modelsFailing` have
     failed at least three times in a row, and `providersResting` are the AI providers and keys that no model can use
     now, with the reasons; both are absent if empty, and leave the service healthy. `budgets` are the models' budgets by
-    id. `lagSeconds` is the same as in `GET /health`. `alarms` are the firing alarms; absent without any.
+    id. `lagSeconds` is the same as in `GET /health`. `alarms` are the present conditions that operators should know,
+    those of the leader included; absent without any.
     """
 
     timestamp: Timestamp

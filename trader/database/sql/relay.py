@@ -41,6 +41,18 @@ async def select_relay_number(conn: Connection) -> int:
     return number
 
 
+SELECT_NEWEST_RELAY = """
+SELECT number, extract(epoch FROM clock_timestamp() - written_at)::float8 AS age_s, record
+FROM relay ORDER BY number DESC LIMIT 1
+"""
+
+
+async def select_newest_relay(conn: Connection) -> RelayRow | None:
+    """Return the newest record; None if there is none."""
+    row = await conn.fetchrow(SELECT_NEWEST_RELAY)
+    return None if row is None else RelayRow(**row)
+
+
 SELECT_RELAY = """
 SELECT number, extract(epoch FROM clock_timestamp() - written_at)::float8 AS age_s, record
 FROM relay WHERE number > $1 ORDER BY number

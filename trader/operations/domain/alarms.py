@@ -29,6 +29,7 @@ NoticeKind = Literal[
     "reconciliation",
     "provider",
     "model",
+    "price",
     "scheduler",
     "market",
     "database",
@@ -76,7 +77,7 @@ _OF_HEALTH: Final[frozenset[NoticeKind]] = frozenset({"database", "market", "sch
 _EACH_IS_SENT: Final[frozenset[NoticeKind]] = frozenset({"start", "stop", "takeover"})
 """Events that are never held back for an hour, because each says which process trades now."""
 
-_ORDERED: Final[frozenset[NoticeKind]] = frozenset({"halt", "loss limit"})
+_ORDERED: Final[frozenset[NoticeKind]] = frozenset({"halt", "loss limit", "price"})
 """Conditions that a decision begins and ends: they do not flap, and are not repeated while they last."""
 
 
@@ -198,6 +199,18 @@ class AlarmState(msgspec.Struct, frozen=True):
         """Return the conditions that were reported and are not resolved, oldest first."""
         reported = (each for each in self.conditions.values() if each.reported_s is not None)
         return sorted(reported, key=lambda each: each.since)
+
+    def present(self) -> list[Condition]:
+        """Return the conditions that were reported and are not resolved, and what else holds now, oldest first.
+
+        A condition of health that was not reported yet is left out: the health report says at once whether it holds.
+        """
+        present = (
+            each
+            for cause, each in self.conditions.items()
+            if each.reported_s is not None or not (each.is_away or cause.kind in _OF_HEALTH)
+        )
+        return sorted(present, key=lambda each: each.since)
 
     def explanations(self, alarm: Alarm) -> list[AlarmCause]:
         """Return the current conditions that explain an alarm."""

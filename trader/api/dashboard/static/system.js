@@ -44,8 +44,16 @@ export function troublesOf(state, health, system, warning) {
       market.lastUpdateAt ? `at ${moment(market.lastUpdateAt)} ${ZONE}` : 'never'}${market.trouble ? ` (${market.trouble})` : ''}.` })
   }
   if (warning) found.push({ kind: 'warn', text: warning })
+  for (const alarm of report?.alarms ?? []) {
+    const isShown = HALTS.includes(alarm.cause) || report.reasons?.includes(alarm.message) || (warning && WARNED.includes(alarm.cause)) || (ended && alarm.cause === 'market')
+    if (!isShown) found.push({ kind: 'warn', text: `${nameOf(alarm)}: ${alarm.message}` })
+  }
   return found
 }
+
+const HALTS = ['halt', 'loss limit'] // which the report lists by themselves
+const WARNED = ['model', 'provider', 'price'] // which the warning about the models contains
+const nameOf = alarm => `Alarm ${alarm.cause} ${alarm.subject}`.trim()
 
 export function SystemPage() {
   const health = useHealth()
@@ -65,8 +73,9 @@ export function SystemPage() {
     { key: 'took', title: 'Took', by: ([, one]) => one.lastDurationMs, cell: ([, one]) => (one.lastDurationMs == null ? '–' : `${whole(one.lastDurationMs)} ms`) },
     { key: 'error', title: 'Last error', isText: true, className: 'wrap', by: ([, one]) => one.lastError, cell: ([, one]) => one.lastError ?? 'none' },
   ]
+  const alarms = report?.alarms ?? []
   const facts = report && [
-    ['Status', health.data?.status], ['Trading', report.tradingMode], ['Role', report.role], ['Up for', span(report.uptimeSeconds * 1000)],
+    ['Status', health.data?.status], ['Alarms', alarms.length ? whole(alarms.length) : 'none'], ['Trading', report.tradingMode], ['Role', report.role], ['Up for', span(report.uptimeSeconds * 1000)],
     ['Market', report.market.source], ['Last price', moment(report.market.lastUpdateAt)],
     ['Database', report.database.ok ? `${number(report.database.latencyMs, 1)} ms` : 'does not answer'],
     ['Last heard', state.heardAt ? clock(state.heardAt) : 'never'], ['Connection', state.connection],
@@ -75,6 +84,7 @@ export function SystemPage() {
   return html`
     <${Failed} entry=${system} what="The state of the service" />
     ${facts && html`<${Panel} title="Service"><dl class="facts body">${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl></${Panel}>`}
+    ${alarms.length > 0 && html`<${Panel} title="Alarms"><dl class="facts body">${alarms.map(one => html`<div key=${nameOf(one)}><dt>${nameOf(one)}, ${one.state} since ${moment(one.since)}</dt><dd>${one.message}</dd></div>`)}</dl></${Panel}>`}
     ${report && html`<${Panel} title="Schedulers"><${Table} label="Schedulers" columns=${columns} rows=${schedulers} empty="" /></${Panel}>`}
     ${head && html`<${Panel} title="Record"><dl class="facts body"><div><dt>Links</dt><dd>${whole(head.position)}</dd></div><div><dt>Head</dt><dd><code>${head.digest}</code></dd></div></dl></${Panel}>`}
     ${report?.modelsRunning.length > 0 && html`<${Panel} title="Deciding now"><dl class="facts body">${report.modelsRunning.map(one => html`<div key=${one.modelId}><dt>${known.byId.get(one.modelId)?.name ?? one.modelId}</dt><dd>${span(one.runningForSeconds * 1000)}</dd></div>`)}</dl></${Panel}>`}`

@@ -1,0 +1,57 @@
+"""Fair shares: how much of a shared budget each of its models may use."""
+
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import NamedTuple
+
+from trader.core.money import ZERO
+
+
+class Sharer(NamedTuple):
+    """A model that shares a budget, with amounts in USD.
+
+    `used` is what it has cost today, `least` the maximum cost of its smallest invocation, and `wanted` the most that it
+    may still cost today: its cadence allows only so many invocations, and it may have a budget of its own.
+    """
+
+    used: Decimal
+    least: Decimal
+    wanted: Decimal
+
+    @property
+    def is_satisfied(self) -> bool:
+        """Whether it wants no further invocation today."""
+        return self.wanted < self.least
+
+
+class Shares:
+    """The shares of a budget with `left` USD.
+
+    Each model has an equal share for the day. The rest of a share is claimed as long as it pays for an invocation that
+    its model still wants today. Models whose share does not pay for one wait for what nobody claims: first the one that
+    has cost the least.
+    """
+
+    def __init__(self, left: Decimal, sharers: Mapping[str, Sharer]) -> None:
+        self._left = left
+        self._sharers = sharers
+        self._share = (left + sum((each.used for each in sharers.values()), ZERO)) / len(sharers)
+        claims = {name: min(self._share - each.used, each.wanted) for name, each in sharers.items()}
+        self._claims = {name: claim for name, claim in claims.items() if claim >= sharers[name].least}
+        self._claimed = sum(self._claims.values(), ZERO)
+        self._waiting = {
+            name: each for name, each in sharers.items() if name not in self._claims and not each.is_satisfied
+        }
+
+    def available(self, name: str, *, in_turn: bool) -> Decimal:
+        """Return how much of the budget a model may use now. `in_turn`: what models before it wait for is not free."""
+        sharer = self._sharers[name]
+        free = self._left - self._claimed + self._claims.get(name, ZERO)
+        waiting = [each for other, each in self._waiting.items() if other != name]
+        own = self._share - sharer.used
+        if own >= sharer.least:
+            return min(own, free) if waiting else free
+        if not in_turn:
+            return free
+        before = sum((each.least for each in waiting if each.used < sharer.used and each.least <= free), ZERO)
+        return min(free - before, max(sharer.least, free / (len(waiting) + 1)))
