@@ -17,7 +17,7 @@ from trader.agents.domain.conversation import ModelAnswer, Turn
 from trader.agents.domain.invocations import Invocation
 from trader.agents.providers.providers import RuleProvider
 from trader.agents.sql.linked_invocations import update_invocation_closed
-from trader.core.errors import OrderUndecided, Unavailable
+from trader.core.errors import OrderUndecided, ProviderError, Unavailable
 from trader.database.pool import Connection, Database, Page
 from trader.exchange.domain.orders import Order, OrderAnswer, OrderSide
 from trader.exchange.paper import PaperExchange
@@ -215,6 +215,20 @@ async def test_calls_are_recovered_from_orders_of_a_killed_process(floor: Floor)
 
 
 # --- many runs --------------------------------------------------------------------------------------------------------
+
+
+async def test_failures_in_a_row_outlast_a_restart(database: Database) -> None:
+    async with open_floor(database) as floor:
+        await floor.add("ada", "bob", "eve")
+        floor.provider.scripts = {"ada": [ProviderError("no answer")], "bob": [ProviderError("no answer")]}
+        for _ in range(3):
+            await floor.cycle()
+        floor.provider.scripts = {"ada": [ProviderError("nothing")]}
+        await floor.cycle()
+        assert floor.agents.failing() == {"ada": (4, "nothing")}
+    async with open_floor(database) as later:
+        await later.agents.start()
+        assert later.agents.failing() == {"ada": (4, "nothing")}
 
 
 async def test_at_most_max_parallel_models_of_one_name_run_at_once(database: Database) -> None:

@@ -16,11 +16,13 @@ from support.waiting import becomes, until
 from trader.agents.budgets import Budget
 from trader.agents.domain.invocations import Failing
 from trader.api import health
+from trader.api.schemas.common import ENCODER
 from trader.api.subscriber import Subscriber
 from trader.core.errors import DatabaseUnavailable, Unavailable
 from trader.database.pool import StatementFailure
 from trader.exchange.service_level import ServiceLevel
-from trader.operations.domain.alarms import STARTS_MAX
+from trader.operations.alarms import Alarms
+from trader.operations.domain.alarms import STARTS_MAX, Alarm, AlarmCause
 
 PATHS = ("/health", "/api/health", "/health/schedulers", "/api/health/schedulers")
 
@@ -162,6 +164,31 @@ async def test_the_detailed_report(path: str) -> None:
         service_parts.market.last_update_at = START
         market = (await get(client, path))[1]["market"]
         assert market == {"source": "synthetic", "lastUpdateAt": "2025-01-01T12:00:00.000Z", "stale": False}
+
+
+async def test_both_reports_have_the_same_alarms_and_those_of_the_leader() -> None:
+    service_parts = ServiceParts()
+    own, leaders = (
+        Alarm(AlarmCause("provider", "nim"), "key 1 is out of credit (402)"),
+        Alarm(AlarmCause("model", "ada"), "ada failed 23 times in a row: no"),
+    )
+    async with serving(service_parts) as client:
+        service_parts.alarms.sources = [lambda: [own]]
+        leader = Alarms([])
+        leader.sources = [lambda: [own, leaders]]
+        service_parts.relay.alarms = ENCODER.encode(health.present_alarms(leader)).decode()
+        status, report = await get(client, "/health")
+        assert (status, report["status"]) == (200, "healthy"), "it does its work"
+        assert [(each["cause"], each["state"]) for each in report["alarms"]] == [("provider", "firing")]
+        assert (await get(client, "/health/schedulers"))[1]["alarms"] == report["alarms"]
+        service_parts.relay.lag = 0.5
+        _, report = await get(client, "/health")
+        assert [(each["cause"], each["state"]) for each in report["alarms"]] == [
+            ("provider", "firing"),
+            ("model", "pending"),
+        ]
+        assert report["alarms"][1]["message"] == leaders.text
+        assert (await get(client, "/health/schedulers"))[1]["alarms"] == report["alarms"]
 
 
 async def test_before_the_schedulers_start_the_service_is_unhealthy(aiohttp_client: AiohttpClient) -> None:

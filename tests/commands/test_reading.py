@@ -8,6 +8,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import asyncpg
+import msgspec
 import numpy as np
 import pytest
 from aiohttp import web
@@ -20,11 +21,15 @@ from support.sinks import sinks
 
 from trader.agents.domain.models import Model, ModelConfiguration, TokenPrice
 from trader.agents.sql.models import upsert_model
+from trader.api.health import present_alarms
 from trader.api.metrics import Maintenance
+from trader.api.schemas.common import ENCODER
 from trader.commands.command import price
 from trader.core.variant_id import VariantId
 from trader.database.leadership import LeaderLock
 from trader.database.pool import Database
+from trader.database.relay import LeaderView
+from trader.database.sql.relay import upsert_relay
 from trader.operations.alarms import Alarms
 from trader.operations.domain.alarms import Alarm, AlarmCause
 from trader.operations.sql.history import select_maintenance, upsert_maintenance
@@ -188,6 +193,16 @@ async def test_status_shows_the_health_report_of_the_service(
     outcome = await call("status")
     assert (outcome.code, outcome.out.splitlines()[-1]) == (0, "all well"), "the service may be on another machine"
     assert f"no service answers at http://localhost:{elsewhere}: " in outcome.out
+    view = LeaderView(
+        now=START, updated_at=None, quotes=(), markets=None, market_troubles={}, account_troubles={}, warning=None,
+        snapshots_created=0, alarms=ENCODER.encode(present_alarms(failing_model())).decode(),
+    )  # fmt: skip
+    async with database.connection() as conn:
+        term = await conn.fetchval("SELECT term FROM service_state")
+        await upsert_relay(conn, 1, msgspec.json.encode(view).decode(), term)
+    outcome = await call("status")
+    assert (outcome.code, "all well" in outcome.out) == (1, False), "the leader recorded its alarms a moment ago"
+    assert "NOT well    model ada: ada failed 23 times in a row: no (since " in outcome.out
     with socket.create_server(("127.0.0.1", 0)) as hanging:
         monkeypatch.setattr("trader.commands.status.ASK_S", 0.1)
         monkeypatch.setenv("PORT", str(hanging.getsockname()[1]))
@@ -196,6 +211,37 @@ async def test_status_shows_the_health_report_of_the_service(
     monkeypatch.setenv("PORT", "http")
     assert "unavailable: PORT: expected a whole number" in (await call("status")).out
     await lock.release()
+
+
+async def test_all_is_not_well_while_an_alarm_is_present(
+    rows: None, call: Call, database: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with database.connection() as conn:
+        await conn.execute("UPDATE service_state SET heartbeat_at = now(), schedulers = $1", {"tradeExecutor": True})
+    lock, service_parts = LeaderLock(dsn), ServiceParts()
+    assert await lock.try_acquire()
+    service_parts.market.last_update_at = service_parts.clock.now()
+    async with served(make_health_app(service_parts)) as server:
+        await service_parts.schedulers.start()
+        await service_parts.clock.advance(timedelta(seconds=1))
+        monkeypatch.setenv("PORT", str(server.port))
+        well = await call("status")
+        assert (well.code, well.out.splitlines()[-1]) == (0, "all well"), well.out
+        failing_model(service_parts.alarms)
+        outcome = await call("status")
+        assert (outcome.code, "all well" in outcome.out) == (1, False)
+        assert "health      healthy, at http://localhost:" in outcome.out
+        assert "NOT well    model ada: ada failed 23 times in a row: no (since " in outcome.out
+        assert "pending  model ada: ada failed 23 times" in (await call("alarms")).out
+        await service_parts.schedulers.close()
+    await lock.release()
+
+
+def failing_model(alarms: Alarms | None = None) -> Alarms:
+    """The alarms of a service with a model that has just failed once more."""
+    alarms = alarms or Alarms([])
+    alarms.sources.append(lambda: [Alarm(AlarmCause("model", "ada"), "ada failed 23 times in a row: no")])
+    return alarms
 
 
 async def test_an_empty_database_has_nothing_to_show(database: Database, call: Call) -> None:

@@ -95,6 +95,21 @@ class FakeAgents:
         return self.spent
 
 
+class FakeRelay:
+    """A relay of a leader with alarms, which this process follows once there is a lag."""
+
+    def __init__(self) -> None:
+        self.lag: float | None = None
+        self.alarms = "[]"
+
+    def lag_s(self) -> float | None:
+        return self.lag
+
+    @property
+    def view(self) -> "FakeRelay":
+        return self
+
+
 class FakeRole:
     """A leader that reports its own schedulers."""
 
@@ -119,6 +134,7 @@ class ServiceParts:
         self.troubles: dict[str, str] = {}
         self.broadcaster = Broadcaster("positions")
         self.alarms = Alarms([])
+        self.relay = FakeRelay()
         self.service_level = ServiceLevel()
         runs = dict.fromkeys(NAMES, self.run)
         self.schedulers = Schedulers([Job(n, timedelta(seconds=10), run) for n, run in runs.items()], self.clock)
@@ -144,7 +160,7 @@ class ServiceParts:
             HALTS: SimpleNamespace(in_force=()),
             SCHEDULERS: self.schedulers,
             ROLE: FakeRole(self.schedulers),
-            RELAY: SimpleNamespace(lag_s=lambda: None),
+            RELAY: self.relay,
             ALARMS: self.alarms,
             STARTED_AT: START,
             BROADCASTERS: SimpleNamespace(all={self.broadcaster.name: self.broadcaster}),
