@@ -127,6 +127,46 @@ async def test_partitions_follow_the_weeks_and_the_retention(database: Database)
     assert await desk.counted() == 60
 
 
+# Of a year, filled a week at a time: a small row an hour in each raw table, and the hour of the rollup.
+FILL_WEEK = """
+WITH hours AS (SELECT generate_series($1::timestamptz, $1 + interval '167 hours', '1 hour') AS at),
+snapshots AS (
+    INSERT INTO portfolio_snapshots (account_id, run_id, net_portfolio, cash, unrealized_pnl, created_at)
+    SELECT 'busy', $2::uuid, 1, 1, 0, at FROM hours
+), payloads AS (
+    INSERT INTO invocation_payloads (invocation_id, payload, created_at)
+    SELECT gen_random_uuid(), sha256(at::text::bytea), at FROM hours
+)
+INSERT INTO portfolio_hourly (account_id, hour, run_id, total, count, last, last_at)
+SELECT 'busy', at, $2::uuid, 1, 1, 1, at FROM hours
+"""
+SELECT_RAW = """
+SELECT (SELECT count(*) FROM portfolio_snapshots) AS snapshots, (SELECT count(*) FROM invocation_payloads) AS payloads,
+       (SELECT min(created_at) FROM portfolio_snapshots) AS oldest,
+       (SELECT sum(pg_total_relation_size(inhrelid)) FROM pg_inherits
+        WHERE inhparent IN ('portfolio_snapshots'::regclass, 'invocation_payloads'::regclass)) AS bytes
+"""
+
+
+async def test_a_year_of_rows_stays_as_large_as_its_retention(database: Database) -> None:
+    account = make_account("busy")
+    desk = PaperBench(database, FakeExchange(account), SNAPSHOT_RETENTION_DAYS="35")
+    sizes = []
+    for week in range(53):
+        now = START + week * 7 * DAY
+        await desk.portfolio.maintain(now)
+        async with database.connection() as conn:
+            await conn.execute(FILL_WEEK, now, account.run.id)
+            raw = await conn.fetchrow(SELECT_RAW)
+            hours = await conn.fetchval("SELECT count(*) FROM portfolio_hourly")
+        assert raw is not None
+        assert max(START, now - 42 * DAY) <= raw["oldest"] <= max(START, now - 35 * DAY)
+        assert raw["snapshots"] == raw["payloads"] == (now + 7 * DAY - raw["oldest"]) / HOUR
+        assert hours == 168 * (week + 1), "the rollup is kept for good"
+        sizes.append(raw["bytes"])
+    assert 4 * max(sizes[6:]) <= 5 * min(sizes[6:]), "from the sixth week on, they grow no more"
+
+
 def test_live_values_are_exact(desk: PaperBench) -> None:
     live = desk.portfolio.live()
     busy = live.values["busy"]

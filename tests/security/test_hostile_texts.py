@@ -64,15 +64,20 @@ async def does_nothing(tab: Tab) -> None:
     """Open all that the page folds, and check that no text is a script, an image or an address that runs one."""
     await tab.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true })")
     assert await tab.evaluate("typeof window.pwned") == "undefined"
-    assert await tab.evaluate("document.querySelectorAll('#app [onerror], #app img[src=x], #app script').length") == 0
+    assert await tab.evaluate("document.querySelectorAll('[onerror], img[src=x], main script').length") == 0
     assert await tab.evaluate("document.querySelectorAll('[href^=javascript], [src^=javascript]').length") == 0
     assert not [problem for problem in tab.problems if "exceptionDetails" in problem], tab.problems
 
 
+async def command(folder: Path, dsn: str, *words: str) -> int:
+    """Run a command. Return its exit code."""
+    whole = [sys.executable, "-P", "-m", "trader", *words, "--database-url", dsn]
+    return (await asyncio.to_thread(subprocess.run, whole, check=False, capture_output=True, cwd=folder)).returncode
+
+
 async def test_no_text_that_anybody_writes_is_more_than_text(tmp_path: Path, dsn: str, database: Database) -> None:
     chromium_program()
-    seed = [sys.executable, "-P", "-m", "trader", "models", "seed", *SEED, "--database-url", dsn]
-    await asyncio.to_thread(subprocess.run, seed, check=True, capture_output=True, cwd=tmp_path)
+    assert await command(tmp_path, dsn, "models", "seed", *SEED) == 0
     async with database.connection() as conn:
         written = await make_hostile(conn)
         assert written >= {"models.name", "models.router_model_name", "invocations.response", "orders.invalidation"}, (
@@ -80,6 +85,7 @@ async def test_no_text_that_anybody_writes_is_more_than_text(tmp_path: Path, dsn
         )
         trade = await conn.fetchval("SELECT id::text FROM orders WHERE status = 'CLOSED' LIMIT 1")
         model = await conn.fetchval("SELECT min(id) FROM models")
+    assert await command(tmp_path, dsn, "report", "season.html", "--name", HOSTILE) == 0
     async with serving(tmp_path, DATABASE_URL=dsn) as service:
         async with open_tab(tmp_path / "profile", f"{service.url}/") as tab:
             for path in (*PAGES, f"models/{model}", f"trades/{trade}", f"trades/{HOSTILE}", f"models/{HOSTILE}"):
@@ -89,4 +95,8 @@ async def test_no_text_that_anybody_writes_is_more_than_text(tmp_path: Path, dsn
                 if path in ("", "models", "conversations", f"models/{model}"):
                     await until(lambda: tab.evaluate("document.body.innerText.includes('<img src=x onerror=')"), path)
                 await does_nothing(tab)
+            await tab.command("Page.navigate", url=(tmp_path / "season.html").as_uri())
+            await until(lambda: tab.evaluate("document.querySelectorAll('main table').length > 0"), "the report")
+            assert await tab.evaluate("document.body.innerText.includes('<img src=x onerror=')")
+            await does_nothing(tab)
         assert service.traceback() == ""

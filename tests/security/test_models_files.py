@@ -112,6 +112,33 @@ def test_a_models_file_that_never_ends_is_refused(folder: Path) -> None:
         read_models(folder / "fifo.toml", None)
 
 
+@pytest.mark.parametrize(
+    ("lines", "problem"),
+    [
+        (f"request = {{a = {'[' * 900}{']' * 900}}}", "more than 50 tables or lists within each other"),
+        (f"request = {{a = {'[' * 60}{']' * 60}}}", "more than 50 tables or lists within each other"),
+        (f"request{'.a' * 3000} = 1", "more than 50 tables or lists within each other"),
+        (f"request = '{{\"a\":{'[' * 9000}{']' * 9000}}}'", "line 6: model 1.request: expected a table of fields"),
+        (f"request = {{a = {'9' * 400}}}", "line 6: model 1.request.a: expected text, finite numbers"),
+        (
+            'provider = "strategy"\nrouter_model = "a\\u0000.py:Own"',
+            "model 1.router_model: expected a file in the folder",
+        ),
+        ('provider = "strategy"\nrouter_model = "loop.py:Own"', "model 1.router_model: expected a file in the folder"),
+    ],
+    ids=["nested", "deep", "dotted", "JSON", "long", "NUL", "loop"],
+)
+def test_a_file_that_breaks_its_readers_is_refused(folder: Path, lines: str, problem: str) -> None:
+    (folder / "loop.py").symlink_to(folder / "loop.py")
+    given = {line.partition(" ")[0] for line in lines.splitlines()}
+    model = "".join(line for line in MODEL.splitlines(keepends=True) if line.partition(" ")[0] not in given)
+    assert problem in refusal(folder, model + lines + "\n")
+
+
+def test_a_model_is_a_table(folder: Path) -> None:
+    assert "model 1: expected an object, got 1" in refusal(folder, 'models = [1, "a", []]\n')
+
+
 HOSTS = (
     "https://evil.example/v1", "http://{own}/v1", "https://{own}:8443/v1", "https://{own}.evil.example/v1",
     "https://evil.example/{own}/v1", "https://{own}./v1", "http://127.0.0.1:1/v1", "https://[::1]/v1", "{base}",

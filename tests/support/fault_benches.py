@@ -168,8 +168,8 @@ class SmallDiskBench(Bench):
         place = self.folder / self.postgres
         place.mkdir(parents=True)
         options = ["-t", "tmpfs", "-o", f"size={DISK_BYTES},mode=755", "tmpfs", str(place)]
-        await _run("mount", *options)
-        self.stack.push_async_callback(_run, "umount", str(place))
+        await run_program("mount", *options)
+        self.stack.push_async_callback(run_program, "umount", str(place))
         await super().open_database()
 
 
@@ -315,8 +315,9 @@ class ClockBench(VenueBench):
 
 
 class ProviderBench(Bench):
-    """The service runs a model whose provider answers every request."""
+    """The service runs models whose provider answers every request."""
 
+    models = 1
     command = COMMAND[:-1]
     arguments = COMMAND[-1:]  # without the demo
     provider: TradingProvider
@@ -329,8 +330,15 @@ class ProviderBench(Bench):
         database = await Database.connect(self.server.dsn(self.database), size=1)
         await apply_schema(database)
         async with database.connection() as conn:
-            await upsert_model(conn, msgspec.structs.replace(make_model("asked"), provider="openai"))
+            for number in range(self.models):
+                await upsert_model(conn, msgspec.structs.replace(make_model(f"asked-{number}"), provider="openai"))
         await database.close()
+
+
+class ProviderOfManyBench(ProviderBench):
+    """An outage of a provider is one once three turns in a row have failed."""
+
+    models = 3
 
 
 async def _kill(service: ServiceProcess) -> None:
@@ -338,7 +346,11 @@ async def _kill(service: ServiceProcess) -> None:
         await service.kill()
 
 
-async def _run(*command: str) -> None:
+async def run_program(*command: str) -> None:
+    """Run a program to its end.
+
+    :raises RuntimeError: it fails
+    """
     process = await asyncio.create_subprocess_exec(*command)
     if code := await process.wait():
         raise RuntimeError(f"{' '.join(command)} ended with {code}.")

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import resource
+import shutil
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -19,10 +20,12 @@ from support.fault_benches import (
     EmbeddedSmallDiskBench,
     PasswordBench,
     ProviderBench,
+    ProviderOfManyBench,
     ReaderBench,
     SmallDiskBench,
     StandbyBench,
     VenueBench,
+    run_program,
 )
 from support.waiting import until
 
@@ -206,6 +209,15 @@ async def provider_without_credit(bench: ProviderBench) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
+async def unavailable_provider(bench: ProviderBench) -> AsyncIterator[None]:
+    """Answer every request with 503 from now on."""
+    await until(lambda: bench.provider.requests)  # it was answered before
+    bench.provider.status = 503
+    yield
+    bench.provider.status = 200
+
+
+@asynccontextmanager
 async def clock_forward(bench: ClockBench) -> AsyncIterator[None]:
     bench.set_clock(3600)
     yield
@@ -320,9 +332,15 @@ async def hung_up(bench: Bench) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def rotated_logs(bench: EmbeddedBench) -> AsyncIterator[None]:
-    """Rename the server's log, and stop the reader of the service's own log."""
+    """Rotate the server's log by a rename and by a copy, and stop the reader of the service's own log."""
     log = bench.server.data.parent / SERVER_LOG
-    log.rename(log.with_suffix(".rotated"))
+    for how in ("create", "copytruncate"):
+        rules = bench.folder / f"{how}.conf"
+        rules.write_text(f"{log} {{\n{how}\nrotate 3\nsu {log.owner()} {log.group()}\n}}\n")
+        rules.chmod(0o644)
+        await run_program("logrotate", "--force", "--state", str(bench.folder / "rotated"), str(rules))
+        assert log.stat().st_size == 0
+    assert log.with_name(f"{SERVER_LOG}.2").stat().st_size > 0
     bench.service.reads_log.clear()
     yield
     bench.service.reads_log.set()
@@ -359,6 +377,7 @@ FAULTS: Final = (
     Fault("the replica is behind", "database", paused_replica, ReaderBench, lasts_s=75),
     Fault("the venue is unreachable", "market", unreachable_venue, VenueBench, lasts_s=95),
     Fault("the provider is out of credit", "provider", provider_without_credit, ProviderBench, 75, is_unhealthy=False),
+    Fault("the provider is down", "provider", unavailable_provider, ProviderOfManyBench, 75, is_unhealthy=False),
     Fault("the clock is set forward", "clock", clock_forward, ClockBench, lacks=ClockBench.lacks),
     Fault("the clock is set back", "clock", clock_back, ClockBench, lacks=ClockBench.lacks),
     Fault("the sink is away", "database", unreachable_sink),
@@ -370,6 +389,13 @@ FAULTS: Final = (
     Fault("embedded: the database is stopped", "database", stopped_database, EmbeddedBench),
     Fault("embedded: the service is killed", "start", killed_service, EmbeddedBench, lasts_s=0),
     Fault("embedded: the process is suspended", "takeover", suspended_process, EmbeddedBench),
-    Fault("embedded: the logs are rotated", None, rotated_logs, EmbeddedBench, is_unhealthy=False),
+    Fault(
+        "embedded: the logs are rotated",
+        None,
+        rotated_logs,
+        EmbeddedBench,
+        is_unhealthy=False,
+        lacks=lambda: None if shutil.which("logrotate") else "logrotate",
+    ),
     Fault("embedded: the service is out of memory", None, out_of_memory, EmbeddedBench, is_unhealthy=False),
 )

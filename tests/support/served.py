@@ -72,8 +72,9 @@ class Client:
 
     host = HOST
 
-    def __init__(self, session: ClientSession, port: int) -> None:
+    def __init__(self, session: ClientSession, port: int, server: HttpServer) -> None:
         self.port = port
+        self.server = server
         self.request = session.request
         self.get, self.head, self.options, self.post = session.get, session.head, session.options, session.post
 
@@ -90,6 +91,6 @@ async def served(app: web.Application, limits: ConnectionLimits | None = None) -
         await server.start(sockets)
         port = int(sockets[0].getsockname()[1])
         async with ClientSession(f"http://{HOST}:{port}") as session:
-            yield Client(session, port)
+            yield Client(session, port, server)
     finally:
         await server.stop()

@@ -229,7 +229,7 @@ def _decoded(request: Any) -> Any:
     """
     try:
         return msgspec.json.decode(request) if isinstance(request, str) else request
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(str(error)) from None
 
 
@@ -290,14 +290,14 @@ def provider_issues(values: Any, addresses: Mapping[str, str]) -> Iterator[Issue
 
 def _entry_issues(values: Any, whole: File) -> Iterator[Issue]:
     """Yield the errors in a model's table: for each field, the errors of its own check or else of its type."""
-    typed = values
-    if isinstance(values, Mapping):
-        issues = [*_reference_issues(values, whole), *_request_issues(values.get("request", {}))]
-        yield from issues
-        checked = {"request", *(path[0] for path, _ in issues if len(path) == 1)}
-        typed = {name: value for name, value in values.items() if name not in checked}
-    yield from struct_issues(ModelEntry, typed)
-    provider = values.get("provider") if isinstance(values, Mapping) else None
+    if not isinstance(values, Mapping):
+        yield from struct_issues(ModelEntry, values)
+        return
+    issues = [*_reference_issues(values, whole), *_request_issues(values.get("request", {}))]
+    yield from issues
+    checked = {"request", *(path[0] for path, _ in issues if len(path) == 1)}
+    yield from struct_issues(ModelEntry, {name: value for name, value in values.items() if name not in checked})
+    provider = values.get("provider")
     if provider in CODE_PROVIDERS:
         given = (name for name in AI_FIELDS if values.get(name, {}) != {})
         yield from (Issue((name,), f"only an AI model has it, not {provider}") for name in given)
@@ -397,8 +397,11 @@ def _strategy_issues(values: Any, folder: Path) -> Iterator[Issue]:
 
 
 def _below(folder: Path, name: str) -> Path | None:
-    """Return the path of a file in the folder or a folder of it; None if the name leads outside, also by a link."""
-    path = (folder / name).resolve()
+    """Return the path of a file in the folder or a folder of it; None if the name leads outside or nowhere."""
+    try:
+        path = (folder / name).resolve()
+    except (OSError, RuntimeError, ValueError):  # too long, a loop of links, a NUL
+        return None
     return path if path.is_relative_to(folder.resolve()) else None
 
 

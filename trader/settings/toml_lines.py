@@ -9,6 +9,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 import msgspec
+import orjson
 
 from trader.core.errors import Issue, SettingsError
 from trader.core.files import require_regular
@@ -21,6 +22,9 @@ ROOT_NAMES: Final = {"models": "model", "owners": "owner", "providers": "provide
 """The top-level lists of tables in a file, and the name of each table in messages."""
 
 
+DEPTH_MAX: Final = 50
+
+
 def read_toml(file: Path) -> tuple[str, dict[str, Any]]:
     """Return the text of a file and its values.
 
@@ -28,9 +32,23 @@ def read_toml(file: Path) -> tuple[str, dict[str, Any]]:
     """
     try:
         text = require_regular(file).read_text(encoding="utf-8")
-        return text, tomllib.loads(text)
+        values = tomllib.loads(text)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingsError([f"{file}: {error}"]) from None
+    except RecursionError:
+        values = None
+    if values is None or not _is_flat(values, DEPTH_MAX):
+        raise SettingsError([f"{file}: more than {DEPTH_MAX} tables or lists within each other"])
+    return text, values
+
+
+def _is_flat(value: Any, depth: int) -> bool:
+    """Return whether at most `depth` tables and lists are within each other."""
+    if not isinstance(value, dict | list):
+        return True
+    return depth > 0 and all(
+        _is_flat(each, depth - 1) for each in (value.values() if isinstance(value, dict) else value)
+    )
 
 
 def located(file: Path, text: str, issues: Sequence[Issue]) -> SettingsError:
@@ -113,10 +131,10 @@ def repeated(root: str, field: str, tables: Sequence[Any]) -> Iterator[Issue]:
 
 
 def is_json(value: Any) -> bool:
-    """Return whether JSON can express the value; TOML also has times and infinite numbers."""
+    """Return whether JSON can express the value; TOML also has times, infinite numbers and integers of any length."""
     try:
-        return bool(msgspec.json.decode(msgspec.json.encode(value)) == value)
-    except (msgspec.MsgspecError, TypeError):
+        return bool(orjson.loads(orjson.dumps(value)) == value)
+    except (TypeError, ValueError):
         return False
 
 

@@ -361,6 +361,16 @@ async def test_killed_server_recovers_what_was_committed(open_folder: Path) -> N
 
 
 @on_linux
+async def test_a_start_waits_for_the_processes_of_a_killed_server(open_folder: Path, tmp_path: Path) -> None:
+    async with server(open_folder) as running:
+        data = running.data
+    program = shutil.copy(shutil.which("sleep") or "", tmp_path / "postgres")
+    with subprocess.Popen([program, "0.5"], cwd=data) as busy:
+        async with server(open_folder):
+            assert busy.poll() is not None
+
+
+@on_linux
 @pytest.mark.parametrize("kind", ["dead", "zombie", "foreign", "garbage"])
 async def test_stale_pid_file_is_not_a_running_server(open_folder: Path, kind: str) -> None:
     async with server(open_folder) as running:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from trader.core.errors import StartError
@@ -58,6 +59,15 @@ def leftover_pid(pid_file: Path, data: Path) -> int | None:
         return None
 
 
+def has_processes(data: Path) -> bool:
+    """Return whether processes of a server run in `data`: busy ones outlive a killed postmaster (Linux only)."""
+    for cwd in Path("/proc").glob("[0-9]*/cwd"):
+        with suppress(OSError):  # it has ended, or belongs to another user
+            if cwd.samefile(data) and cwd.with_name("comm").read_text() == "postgres\n":
+                return True
+    return False
+
+
 def _program_of(pid: int) -> str:
     listing = subprocess.run(["ps", "-o", "comm=", "-p", str(pid)], capture_output=True, text=True, check=False)  # noqa: S603, S607 - a number, and the system's own program
     return listing.stdout
@@ -94,5 +104,8 @@ async def stop_process(process: subprocess.Popen[bytes]) -> None:
 
 def tail(file: Path) -> str:
     """Return the last lines of a log file joined into one line."""
-    lines = file.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-5:]
+    try:
+        lines = file.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-5:]
+    except FileNotFoundError:
+        return "its log was moved"
     return " / ".join(lines) or "its log is empty"

@@ -39,6 +39,7 @@ from trader.database.embedded.folders import (
 from trader.database.embedded.processes import (
     STOP_TIMEOUT_S,
     bind_to_parent,
+    has_processes,
     is_ready,
     leftover_pid,
     stop_process,
@@ -51,6 +52,7 @@ log = logging.getLogger(__name__)
 
 EMBEDDED_FOLDER = Path(".trader/postgres")  # in the working folder
 READY_TIMEOUT_S = 60.0
+ENDED_POLL_S = 0.1
 SERVER_LOG = "postgres.log"
 LOG_BYTES_MAX = 10_000_000
 NAME_LENGTH_MAX = 63
@@ -243,7 +245,7 @@ class EmbeddedPostgres:
     async def ended(self) -> str:
         """Wait until the server exits without being stopped, and return the last lines of its log."""
         while self._process is not None and self._process.poll() is None:  # noqa: ASYNC110 - a process, not a task
-            await asyncio.sleep(1)
+            await asyncio.sleep(ENDED_POLL_S)
         return tail(self._folder / SERVER_LOG)
 
     async def _make_data(self) -> None:
@@ -318,10 +320,15 @@ class EmbeddedPostgres:
             )
 
     async def _stop_leftover(self) -> None:
-        """Stop a server that outlived its parent, or remove the pid file of a crashed server."""
+        """Stop a server that outlived its parent, or remove the pid file of a crashed server.
+
+        Without that file PostgreSQL would not notice processes that still write to the data, so these must have ended.
+        """
         pid_file = self.data / "postmaster.pid"
         pid = leftover_pid(pid_file, self.data)
         if pid is None:
+            problem = f"processes of a killed PostgreSQL in {self._folder} did not end"
+            await wait_until(lambda: not has_processes(self.data), STOP_TIMEOUT_S, problem)
             pid_file.unlink(missing_ok=True)
             return
         log.warning("PostgreSQL (process %d) still runs in %s without its launcher; stopping it", pid, self._folder)
