@@ -1,9 +1,10 @@
-"""Servers of OpenAI's Responses API, Anthropic's Messages API and Gemini's generateContent, as documented.
+"""Requests of every protocol as documented, and servers of three of them: OpenAI's Responses API, Anthropic's Messages
+API and Gemini's generateContent.
 
 Each refuses unknown and missing fields, a conversation without its returned reasoning or signatures, and calls without
 results. The first answer reads indicators, the second one holds. Read on 23 November 2026:
-developers.openai.com/api/reference (responses), platform.claude.com/docs (messages, prompt caching), ai.google.dev/api
-(generateContent, function calling, thought signatures).
+developers.openai.com/api/reference (chat completions, responses), platform.claude.com/docs (messages, prompt caching),
+ai.google.dev/api (generateContent, function calling, thought signatures).
 """
 
 from collections.abc import Callable, Mapping
@@ -23,6 +24,73 @@ Schema = dict[str, Any]
 FunctionName = Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
 FETCH = {"symbol": "ETH", "interval": "4h"}
 HOLD = {"reason": "calm"}
+
+
+# --- OpenAI chat completions ------------------------------------------------------------------------------------------
+
+
+class ChatFunction(Strict):
+    name: FunctionName
+    arguments: str
+
+
+class ChatCall(Strict):
+    id: str
+    type: Literal["function"]
+    function: ChatFunction
+
+
+class SystemMessage(Strict, tag_field="role", tag="system"):
+    content: str
+
+
+class UserMessage(Strict, tag_field="role", tag="user"):
+    content: str
+
+
+class AssistantMessage(Strict, tag_field="role", tag="assistant"):
+    content: str | None = None
+    refusal: str | None = None
+    tool_calls: Annotated[list[ChatCall], Meta(min_length=1)] | None = None
+
+
+class ToolMessage(Strict, tag_field="role", tag="tool"):
+    tool_call_id: str
+    content: str
+
+
+class ChatFunctionDefinition(Strict):
+    name: FunctionName
+    description: str
+    parameters: Schema
+    strict: bool | None = None
+
+
+class ChatTool(Strict):
+    type: Literal["function"]
+    function: ChatFunctionDefinition
+
+
+class StreamOptions(Strict):
+    include_usage: bool
+
+
+class ChatRequest(Strict):
+    model: str
+    messages: Annotated[list[SystemMessage | UserMessage | AssistantMessage | ToolMessage], Meta(min_length=1)]
+    tools: list[ChatTool]
+    tool_choice: Literal["auto", "none", "required"] = "auto"
+    temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+    def __post_init__(self) -> None:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options: only allowed when stream is true")
+        if self.max_tokens is not None and self.max_completion_tokens is not None:
+            raise ValueError("max_tokens and max_completion_tokens exclude each other")
 
 
 # --- OpenAI Responses -------------------------------------------------------------------------------------------------
@@ -281,6 +349,12 @@ def gemini(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         "candidates": [{"content": {"role": "model", "parts": parts}, "finishReason": "STOP", "index": 0}],
         "usageMetadata": usage, "modelVersion": "gemini-3.5-flash",
     }  # fmt: skip
+
+
+REQUESTS: Mapping[str, type[Strict]] = {
+    "chat": ChatRequest, "responses": ResponsesRequest, "messages": MessagesRequest, "gemini": GeminiRequest,
+}  # fmt: skip
+"""The document of a request by protocol."""
 
 
 # --- the server -------------------------------------------------------------------------------------------------------

@@ -19,9 +19,7 @@ from trader.agents.providers.protocols import (
 )
 from trader.agents.providers.replies import count_in
 
-FILTERED: Final = frozenset(
-    {"SAFETY", "RECITATION", "LANGUAGE", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "IMAGE_SAFETY"}
-)
+FILTERED: Final = ("SAFETY", "RECITATION", "LANGUAGE", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "IMAGE_SAFETY")
 """The finish reasons of answers that a filter ended."""
 
 
