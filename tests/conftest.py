@@ -202,6 +202,13 @@ async def dsn(server_dsn: str, template: str) -> AsyncIterator[str]:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def shared_dsn(server_dsn: str, template: str) -> AsyncIterator[str]:
+    """The connection string of a database that tests share, which each of them empties: one per worker."""
+    async with _fresh_database(server_dsn, template) as dsn:
+        yield dsn
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def service(
     server_dsn: str, template: str, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[ServiceProcess]:

@@ -6,10 +6,12 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 from uuid import UUID, uuid4
 
+import msgspec
 from interleavings.journal import Journal, JournaledAccounts
+from interleavings.outside import AgentsWebhook, Sink
 from support.gaps import GapDatabase, run_as
 from support.scripted import ScriptedSource, make_book, make_settings
 from support.tasks import ended
@@ -21,15 +23,18 @@ from trader.agents.domain.models import EXTERNAL, Model
 from trader.agents.domain.tools import Holding, PlaceOrder, PlannedExit
 from trader.agents.invocations import InvocationReader
 from trader.agents.providers.providers import Providers
+from trader.agents.providers.webhook import WebhookClient
 from trader.agents.schedule import InvocationScheduler
 from trader.agents.services import AgentServices, KnownModels
+from trader.agents.sql.external import Webhook, upsert_webhook
 from trader.agents.sql.models import upsert_model
+from trader.agents.webhooks import Webhooks
 from trader.api.context import Context
 from trader.api.schemas.common import ENCODER
 from trader.composition.leadership import Coordination, Leadership, TradingParts
 from trader.core.clock import SystemClock
 from trader.core.errors import TraderError, Unavailable, ViewDecided
-from trader.core.events import Event, EventBus
+from trader.core.events import Event, EventBus, WorkflowProgress
 from trader.core.schedulers import Schedulers
 from trader.core.variant_id import VariantId
 from trader.database.leadership import LeaderLock
@@ -57,6 +62,7 @@ from trader.portfolio.luck import LuckTable
 from trader.portfolio.run_statistics import CurrentRuns
 from trader.portfolio.snapshots import PortfolioService
 from trader.portfolio.sql.baselines import SavedBaseline, upsert_baselines
+from trader.record.anchors import Anchors
 from trader.record.results import record_results
 
 START: Final = datetime(2025, 1, 1, 12, 59, 50, tzinfo=UTC)
@@ -68,12 +74,16 @@ STOP: Final = Decimal(93000)
 PLAN: Final = ExitPlan(stop=STOP)
 MODEL: Final = "ada"
 AGENT: Final = "scout"
+OTHER_AGENT: Final = "ranger"
 DECIDED: Final = PlaceOrder(
     symbol="BTC", side="buy", quantity=0.05, client_order_id="decided", exit_plan=PlannedExit(stop=90_000)
 )
 ATTEMPTS: Final = 3
 D = Decimal
 
+
+RECORDED_AFTER: Final = timedelta(minutes=6)
+"""How long after its end an hour is certainly recorded by the next snapshot."""
 
 LATENCY: Final = timedelta(milliseconds=5)
 """How long a tick takes from its own time to the processes."""
@@ -94,6 +104,9 @@ class ArenaClock(SystemClock):
 
 class ArenaSource(ScriptedSource):
     """The market of all processes; each tick read from history arrives after an await, as from a network."""
+
+    identity = "replay:arena"
+    """As in a replay, the time of seasons is the market's, not the server's."""
 
     async def history(self, after: datetime, until: datetime):  # type: ignore[no-untyped-def]  # an async iterator
         for tick in list(self.script):
@@ -165,8 +178,8 @@ class Process:
     def __init__(self, arena: "Arena", name: str) -> None:
         self.arena, self.name = arena, name
         self.events: list[Event] = []
-        bus = EventBus()
-        self.journal = Journal(arena.seen)
+        self.bus = bus = EventBus()
+        self.journal = Journal(arena.seen, arena.database)
         bus.subscribe(self.events.append)
         bus.subscribe(self.journal.note)
         database, clock, settings = arena.database, arena.clock, arena.settings
@@ -185,6 +198,11 @@ class Process:
         self.models = KnownModels(database)
         shared = database, self.exchange, self.market, clock, bus, settings, providers
         self.agents = InvocationScheduler(AgentServices(*shared, self.models))
+        webhook = cast("WebhookClient", arena.webhook)
+        self.webhooks = Webhooks(database, self.agents.external, webhook, clock, lambda _: b"{}")
+        self.anchors = Anchors(database, arena.sink, lambda: self.leads, interval_s=0)
+        self.relay, self.relayed = RelayWriter(database, bus, self._view, ENCODER.encode), RelayReader(database, bus)
+        self._records_awaited, self._has_relayed = 0, asyncio.Event()
         luck = LuckTable(database, self.market, settings)
         context = Context(
             settings=settings,
@@ -208,12 +226,16 @@ class Process:
             bus,
             Schedulers([], clock),
             TradingParts(self.accounts, self.baselines, self.halts, self.limits, self.operations),
-            Coordination(self.lock, RelayWriter(database, bus, self._view, ENCODER.encode), RelayReader(database, bus)),
+            Coordination(self.lock, self.relay, self.relayed),
         )
         self._feeding = asyncio.Lock()
 
     def _view(self) -> LeaderView:
-        raise AssertionError("nothing is relayed")
+        self._records_awaited -= 1
+        if not self._records_awaited:
+            self._has_relayed.set()
+        nothing: dict[str, str] = {}
+        return LeaderView(self.arena.clock.now(), None, (), None, nothing, nothing, None, snapshots_created=0)
 
     @property
     def leads(self) -> bool:
@@ -231,6 +253,30 @@ class Process:
         await self.baselines.record(now)
         if (term := self.exchange.term) is not None:
             await record_results(self.arena.database, term, now)
+
+    async def call_webhook(self) -> None:
+        """Do what the executor does for the agents with a webhook."""
+        await self.webhooks.begin_cycle([model for model in self.models.by_id.values() if model.is_external])
+        await ended("webhook of")
+
+    def act(self) -> None:
+        """Publish an event of the models' workflow."""
+        number = len(self.arena.acts)
+        self.arena.acts.append(number)
+        self.bus.publish(WorkflowProgress("workflow:step", self.arena.clock.now(), {"number": number}))
+
+    async def relay_events(self) -> None:
+        """Write two records for the followers: the second has the events of an unconfirmed first one."""
+        if (term := self.exchange.term) is None:
+            return
+        self._records_awaited = 3  # when a third one begins, the second has ended
+        self._has_relayed.clear()
+        writing = asyncio.create_task(self.relay.run(term))
+        try:
+            await self._has_relayed.wait()
+        finally:
+            writing.cancel()
+            await asyncio.wait([writing])
 
     async def lose_lock(self) -> None:
         """Lose the role, as when the lock's connection breaks."""
@@ -283,6 +329,11 @@ class Arena:
         self.killed: list[Process] = []
         self.settings = make_settings(MAX_DRAWDOWN_PERCENT="99")
         self.holder: SwitchLock | None = None
+        self.webhook, self.sink = AgentsWebhook(), Sink()
+        self.acts: list[int] = []
+        """The numbers of the workflow events that processes have published."""
+
+        self.has_webhook = self.has_season = False
         self.processes: dict[str, Process] = {}
         self.asked: dict[tuple[str, str], list[Order]] = {}
         self.acknowledged: dict[tuple[str, str], OrderAnswer] = {}
@@ -307,6 +358,10 @@ class Arena:
         """Move time and the market, for every process."""
         tick = self.move(mids, after_s=after_s, size=size)
         await asyncio.gather(*(run_as(process.name, process.take(tick)) for process in list(self.processes.values())))
+
+    async def see_until(self, moment: datetime) -> None:
+        """Move time and the market to this moment."""
+        await self.see(after_s=(moment - self.market_at).total_seconds())
 
     def move(self, mids: Mapping[str, str] = QUIET, *, after_s: float = 1, size: str = "1") -> Tick:
         """Move time and the market; the tick has not reached any process yet."""
@@ -340,6 +395,25 @@ class Arena:
         await self.add_model(AGENT, EXTERNAL)
         await a.models.reload()
         self.view_id = (await a.agents.external.view(a.models.by_id[AGENT], None)).id
+
+    async def add_webhook(self) -> None:
+        """Have an external agent with a webhook, and with an open view, as after a restart."""
+        a = self.process("A")
+        await self.add_model(AGENT, EXTERNAL)
+        async with self.database.connection() as conn:
+            await upsert_webhook(conn, AGENT, Webhook("https://agent.example", "secret"))
+        await a.models.reload()
+        await a.agents.external.view(a.models.by_id[AGENT], None)
+        self.has_webhook = True
+
+    async def decide_elsewhere(self) -> None:
+        """Have another agent decide on its own view."""
+        a = self.process("A")
+        await self.add_model(OTHER_AGENT, EXTERNAL)
+        await a.models.reload()
+        model, external = a.models.by_id[OTHER_AGENT], a.agents.external
+        view_id = (await external.view(model, None)).id
+        await external.decide(model, view_id, msgspec.structs.replace(DECIDED, client_order_id="decided elsewhere"))
 
     async def open(self) -> None:
         """Bring the arena to the start of every schedule: A leads, "a" is long with a stop, and an order rests."""
@@ -409,6 +483,8 @@ class Arena:
             await run_as(leader.name, self._persist(order))
         if self.view_id:
             await run_as(leader.name, self._persist(leader.decide))
+        if self.has_webhook:
+            await run_as(leader.name, leader.call_webhook())
         return leader
 
     async def let_old_leaders_go_on(self, leader: Process) -> None:
@@ -448,6 +524,8 @@ class Arena:
         await run_as("Y", leader.leadership.take_role())
         self.market_at += timedelta(seconds=3)
         await self.see()
+        if self.has_webhook:
+            await run_as("Y", leader.call_webhook())
         return leader
 
     async def _persist(self, ask: Callable[[], Awaitable[object]]) -> None:

@@ -3,16 +3,27 @@
 from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 from support.gaps import GapDatabase
 
+from trader.database import relay
+from trader.operations import operator_commands
 
-@pytest.fixture
-async def database(dsn: str) -> AsyncIterator[GapDatabase]:
-    """A pool with gaps on a fresh database; each schedule empties it."""
-    database = await GapDatabase.connect(dsn, size=12)
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def database(shared_dsn: str) -> AsyncIterator[GapDatabase]:
+    """A pool with gaps; each schedule empties its database, and finds the statements planned by the earlier ones."""
+    database = await GapDatabase.connect(shared_dsn, size=12)
     assert isinstance(database, GapDatabase)
     yield database
     await database.close()
+
+
+@pytest.fixture(autouse=True)
+def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the leader write its records for followers, and try to close positions again, at once."""
+    monkeypatch.setattr(relay, "EVERY_S", 0.0)
+    monkeypatch.setattr(operator_commands, "RETRY_S", 0.01)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

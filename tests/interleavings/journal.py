@@ -4,7 +4,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 
-from trader.core.events import Event, EventBus, PositionsChanged
+from support.gaps import GapDatabase
+
+from trader.core.events import ConversationsChanged, Event, EventBus, PositionsChanged
 from trader.database.pool import Database
 from trader.exchange.accounts import Accounts
 from trader.exchange.domain.account import Account, AppliedTick
@@ -18,8 +20,10 @@ class Journal:
     `seen` names a decision by its account and a client order ID, the ID of a canceled order, or the number of a run.
     """
 
-    def __init__(self, seen: dict[tuple[str, str], datetime]) -> None:
+    def __init__(self, seen: dict[tuple[str, str], datetime], database: GapDatabase) -> None:
         self.seen = seen
+        self._commits = database.commits
+        self._recorded = 0
         self.is_following = False
         self.found: list[str] = []
         self._entries: list[tuple[str, str]] = []
@@ -41,8 +45,15 @@ class Journal:
             self._entries.append(("committed", posting.account.id))
 
     def note(self, event: Event) -> None:
-        if isinstance(event, PositionsChanged) and not self.is_following:
+        if self.is_following:
+            return
+        if isinstance(event, PositionsChanged):
             self._entries += [("announced", account_id) for account_id in event.account_ids]
+        if isinstance(event, ConversationsChanged):
+            self._recorded += 1
+            ended = self._commits["update_invocation_closed"]
+            if self._recorded > ended and not self._commits["update_interrupted"]:
+                self.found.append(f"an invocation of {event.model_id} was announced before its commit")
 
     def problems(self) -> Iterator[str]:
         """Every commit is announced once, after it, and nothing else is."""

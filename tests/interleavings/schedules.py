@@ -5,8 +5,10 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Final, NamedTuple
 
-from interleavings.arena import MODEL, QUIET, START, STOPPED, Arena, D
+from interleavings import outside
+from interleavings.arena import MODEL, QUIET, RECORDED_AFTER, START, STOPPED, Arena, D
 from support.gaps import Gaps, run_as
+from support.seasons import add_season
 from support.tasks import ended
 from support.trading_floor import calling, hold, opening
 
@@ -16,6 +18,7 @@ from trader.exchange.domain.orders import OrderType
 from trader.exchange.sql.halts import insert_halt, update_halts_lifted
 
 HOUR: Final = timedelta(hours=1)
+SEASON_END: Final = START.replace(minute=0, second=0) + 2 * HOUR
 INVOCATION: Final = f"invocation of {MODEL}"
 DECISION: Final = opening(stop=90_000)
 FILLED: Final = {**QUIET, "ETH": "3100"}
@@ -192,6 +195,51 @@ async def decide(s: Schedule) -> None:
     await s.arena.process("A").decide()
 
 
+async def have_webhook(s: Schedule) -> None:
+    await run_as("A", s.arena.add_webhook())
+
+
+async def call_webhook(s: Schedule) -> None:
+    await s.arena.process("A").call_webhook()
+
+
+async def have_unsent_anchor(s: Schedule) -> None:
+    """Have an anchor that the sink has not received, and a record after it."""
+    a, s.arena.sink.is_down = s.arena.process("A"), True
+    await run_as("A", a.anchors.update())
+    s.arena.sink.is_down = False
+    await have_unrecorded(s)
+    await run_as("A", snapshot(s))
+
+
+async def anchor(s: Schedule) -> None:
+    await s.arena.process("A").anchors.update()
+
+
+async def have_follower(s: Schedule) -> None:
+    """Have a follower that has read a record of the leader."""
+    await run_as("A", s.arena.process("A").relay_events())
+    await run_as("C", follow(s))
+
+
+async def relay(s: Schedule) -> None:
+    s.arena.process("A").act()
+    await s.arena.process("A").relay_events()
+
+
+async def have_season(s: Schedule) -> None:
+    """Have a season of two hours, of which the first is over and recorded."""
+    async with s.arena.database.transaction() as conn:
+        await add_season(conn, start=SEASON_END - 2 * HOUR, end=SEASON_END)
+    s.arena.has_season = True
+    await s.arena.see_until(SEASON_END - HOUR + RECORDED_AFTER)
+    await run_as("A", snapshot(s))
+
+
+async def close_season(s: Schedule) -> None:
+    await outside.close_season(s.arena.database)
+
+
 async def have_slow_model(s: Schedule) -> None:
     """Have a model that is still thinking when its next cycle is due."""
 
@@ -233,6 +281,10 @@ OPERATIONS: Final = {
     "invocation at a tick": Operation(invoke_at_tick, have_tick_at_order),
     "missed cycle": Operation(count_missed, have_slow_model),
     "external decision": Operation(decide, have_view),
+    "webhook": Operation(call_webhook, have_webhook),
+    "anchor": Operation(anchor, have_unsent_anchor),
+    "relay": Operation(relay, have_follower),
+    "close season": Operation(close_season, have_season),
 }
 
 
@@ -296,7 +348,7 @@ async def late_lands(s: Schedule) -> None:
 async def cancellation(s: Schedule) -> None:
     """Cancel the first process's work (its callers and the invocation that it began), and wait for its end."""
     assert s.task is not None
-    begun = [s.task, *(task for task in asyncio.all_tasks() if task.get_name() == INVOCATION)]
+    begun = [s.task, *(task for task in asyncio.all_tasks() if task.get_name().startswith((INVOCATION, "webhook of")))]
     for task in begun:
         task.cancel()
     await asyncio.wait(begun)
@@ -365,6 +417,46 @@ async def stop(s: Schedule) -> None:
     await run_as("A", s.arena.process("A").leadership.resign())
 
 
+async def other_agent(s: Schedule) -> None:
+    """Have another external agent, with its own key, decide on its own view."""
+    await run_as("A", s.arena.decide_elsewhere())
+
+
+async def anchor_elsewhere(s: Schedule) -> None:
+    await second_leader(s)
+    await run_as("B", s.arena.process("B").anchors.update())
+
+
+async def sink_down(s: Schedule) -> None:
+    s.arena.sink.is_down = True
+
+
+async def act(s: Schedule) -> None:
+    s.arena.process("A").act()
+
+
+async def webhook_elsewhere(s: Schedule) -> None:
+    await second_leader(s)
+    await run_as("B", s.arena.process("B").call_webhook())
+
+
+async def ended_season(s: Schedule) -> None:
+    """Let the season end; its last hour is not recorded yet."""
+    await s.arena.see_until(SEASON_END)
+    await run_as("A", snapshot(s))
+
+
+async def recorded_season(s: Schedule) -> None:
+    """Let the season end, and its last hour be recorded."""
+    await s.arena.see_until(SEASON_END + RECORDED_AFTER)
+    await run_as("A", snapshot(s))
+
+
+async def amended_season(s: Schedule) -> None:
+    """Have an operator prolong the season."""
+    await outside.prolong_season(s.arena.database)
+
+
 ACTORS: Final[dict[str, Step]] = {
     "order": other_order,
     "same order": same_order,
@@ -391,6 +483,14 @@ ACTORS: Final[dict[str, Step]] = {
     "flatten elsewhere": commanded_elsewhere,
     "resume": resumed,
     "stop": stop,
+    "other agent": other_agent,
+    "webhook elsewhere": webhook_elsewhere,
+    "anchor elsewhere": anchor_elsewhere,
+    "sink down": sink_down,
+    "activity": act,
+    "ended season": ended_season,
+    "recorded season": recorded_season,
+    "amended season": amended_season,
 }
 
 ONLY_FOR: Final = {
@@ -401,11 +501,19 @@ ONLY_FOR: Final = {
     "lifted halt": {"first record"},
     "clock ahead": {"order", "reset", "tick with stop", "snapshot", "take over", "recover", "measure"},
     "clock back": {"order", "reset", "tick with stop", "snapshot", "take over", "recover", "measure"},
-    "snapshot": {"order", "tick with stop", "snapshot", "invocation"},
+    "snapshot": {"order", "tick with stop", "snapshot", "invocation", "anchor"},
     "snapshot elsewhere": {"order", "tick with stop", "snapshot", "invocation"},
     "flatten": {"order", "limit order", "tick with stop", "halt", "flatten", "command flatten"},
     "flatten elsewhere": {"halt", "measure"},
     "resume": {"halt", "flatten", "command flatten"},
+    "other agent": {"external decision", "webhook"},
+    "webhook elsewhere": {"webhook"},
+    "anchor elsewhere": {"anchor"},
+    "sink down": {"anchor"},
+    "activity": {"relay"},
+    "ended season": {"close season"},
+    "recorded season": {"close season"},
+    "amended season": {"close season"},
 }
 """Actors that mean something for these operations only."""
 
@@ -453,6 +561,34 @@ ONLY_BY: Final = {
         "lost lock",
         "second leader",
         "stop",
+        "other agent",
+    },
+    "webhook": {
+        "lost acknowledgement",
+        "lost statement",
+        "late statement",
+        "cancellation",
+        "lost lock",
+        "stop",
+        "other agent",
+        "webhook elsewhere",
+    },
+    "anchor": {
+        "lost acknowledgement",
+        "lost statement",
+        "cancellation",
+        "snapshot",
+        "anchor elsewhere",
+        "sink down",
+    },
+    "relay": {"lost acknowledgement", "lost statement", "late statement", "lost lock", "second leader", "activity"},
+    "close season": {
+        "lost acknowledgement",
+        "lost statement",
+        "second leader",
+        "ended season",
+        "recorded season",
+        "amended season",
     },
     "missed cycle": {"lost acknowledgement", "lost statement", "cancellation", "second leader", "stop"},
 }

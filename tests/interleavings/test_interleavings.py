@@ -10,13 +10,14 @@ import logging
 import traceback
 from collections.abc import Callable
 from random import Random
-from typing import Final, get_args
+from typing import Final
 
 import pytest
 from interleavings.arena import Arena
 from interleavings.checks import problems_before, problems_of, problems_of_leading, problems_of_memory
+from interleavings.neighbors import problems_of_neighbors
 from interleavings.schedules import ACTORS, OPERATIONS, PAIRS, Schedule
-from support.gaps import Fault, GapDatabase, Gaps, asked_for, gaps_for, run_as
+from support.gaps import FAULTS, GAPS_BY_DAY, GapDatabase, Gaps, asked_for, gaps_for, run_as, share
 from support.run_profile import is_nightly, runs_all
 
 from trader.core.errors import TraderError
@@ -27,10 +28,9 @@ AFTER_ITS_END: Final = 999
 USUAL_GAPS: Final = 40
 """A sample is drawn from this many gaps; for an operation with fewer, some lie after its end."""
 
-GAPS_BY_DAY: Final = 4
-"""How many gaps of an operation an actor takes in `scripts/test --all`; at night it takes them all."""
+GAPS: Final[dict[str, list[str]]] = {}
+"""The gaps of the operations that this worker has run."""
 
-FAULTS: Final = get_args(Fault)
 SHOWN: Final = 12
 END_S: Final = 60.0
 
@@ -91,6 +91,7 @@ async def run(database: GapDatabase, operation: str, actor: str, at: int) -> Out
             leader = await arena.settle()
             await arena.let_old_leaders_go_on(leader)
             outcome.problems += await problems_of_leading(arena, leader)
+            outcome.problems += await problems_of_neighbors(arena, leader)
             outcome.problems += await problems_of(arena, await arena.restart())
     except TimeoutError as error:
         outcome.problems.append(f"it came to no end within {END_S:g} s; what waited:")
@@ -109,45 +110,45 @@ async def _step(step, schedule: Schedule) -> object:  # type: ignore[no-untyped-
     return await step(schedule)
 
 
-def share(operation: str, actor: str, numbers: list[int]) -> list[int]:
-    """Return an actor's gaps in a run by day: of an operation with many, each actor begins at another one.
-
-    Together the actors of an operation take each of its gaps. A fault takes as many, evenly spread.
-    """
-    actors = [other for name, other in PAIRS if name == operation and other not in FAULTS]
-    every = -(-len(numbers) // GAPS_BY_DAY)
-    if actor in FAULTS:
-        return numbers[::every]
-    every = min(every, len(actors))
-    return numbers[actors.index(actor) % every :: every]
-
-
 @pytest.mark.parametrize("operation", list(OPERATIONS))
 @pytest.mark.parametrize("count", [1, GAPS_BY_DAY, 100])
 def test_actors_share_all_gaps_of_an_operation(operation: str, count: int) -> None:
-    numbers = list(range(count))
-    actors = [actor for name, actor in PAIRS if name == operation and actor not in FAULTS]
-    assert {number for actor in actors for number in share(operation, actor, numbers)} == set(numbers)
+    numbers, actors = list(range(count)), [actor for name, actor in PAIRS if name == operation]
+    shares = [share(actor, actors, numbers, GAPS_BY_DAY) for actor in actors if actor not in FAULTS]
+    assert {number for chosen in shares for number in chosen} == set(numbers)
 
 
+async def gaps_of(database: GapDatabase, operation: str, actor: str) -> list[str]:
+    """Return the gaps of an operation."""
+    if operation not in GAPS:
+        outcome = await run(database, operation, actor, AFTER_ITS_END)
+        assert outcome.gaps, "the operation has no gap: nothing was watched"
+        assert not outcome.problems, str(outcome)
+        GAPS[operation] = outcome.gaps
+    return GAPS[operation]
+
+
+@pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.parametrize("pair", [" / ".join(pair) for pair in PAIRS])
 async def test_an_actor_in_a_gap_of_an_operation(
     database: GapDatabase, pair: str, record_property: Callable[[str, object], None]
 ) -> None:
     operation, actor = pair.split(" / ")
     if not runs_all():
-        outcomes = [await run(database, operation, actor, Random(pair).randrange(USUAL_GAPS))]
+        chosen = [Random(pair).randrange(USUAL_GAPS)]
     else:
-        last = await run(database, operation, actor, AFTER_ITS_END)
-        assert last.gaps, "the operation has no gap: nothing was watched"
-        numbers = gaps_for(actor, last.gaps)
-        chosen = numbers if is_nightly() else share(operation, actor, numbers)
-        outcomes = [last, *[await run(database, operation, actor, at) for at in chosen]]
+        chosen = gaps_for(actor, await gaps_of(database, operation, actor))
+        if actor not in FAULTS:
+            chosen.append(AFTER_ITS_END)
+        if not is_nightly():
+            chosen = share(actor, [other for name, other in PAIRS if name == operation], chosen, GAPS_BY_DAY)
+    outcomes = [await run(database, operation, actor, at) for at in chosen]
     record_property("schedules", len(outcomes))
     failed = [outcome for outcome in outcomes if outcome.problems]
     assert not failed, f"{len(failed)} of {len(outcomes)} schedules:\n" + "\n".join(map(str, failed[:8]))
 
 
+@pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.skipif(asked_for()[0] not in OPERATIONS, reason="SCHEDULE names none of these")
 async def test_again(database: GapDatabase) -> None:
     operation, actor, at = asked_for()

@@ -3,25 +3,35 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from datetime import timedelta
 from decimal import Decimal
 from random import Random
 from typing import Final
 
 import pytest
 from support.fake_exchange import CREATE
-from support.gaps import GapDatabase, Gaps, asked_for, gaps_for, run_as
-from support.live import Bench, add_model, prepared
-from support.run_profile import runs_all
+from support.gaps import GAPS_BY_DAY, GapDatabase, Gaps, asked_for, gaps_for, run_as, share
+from support.live import Bench, add_model, live_settings, prepared
+from support.run_profile import is_nightly, runs_all
+from support.tasks import ended
 
 from trader.core.errors import TraderError
+from trader.exchange.domain.halts import HaltCause, Verb
 from trader.exchange.domain.orders import ExitPlan, OrderAnswer, OrderType
 from trader.live.lighter.account import LighterAccounts
+from trader.operations import operator_commands
+from trader.operations.loss_limits import LossLimits
+from trader.operations.operator_commands import OperatorCommands
 
 D = Decimal
 PLAN: Final = ExitPlan(stop=D(93000))
 LOOKS_MAX: Final = 8
 USUAL_GAPS: Final = 60
 AFTER_ITS_END: Final = 9999
+GAPS: Final[dict[str, list[str]]] = {}
+"""The gaps of the operations that this worker has run."""
+
+OTHER_ACCOUNT: Final = 9
 END_S: Final = 60.0
 
 
@@ -30,6 +40,7 @@ class LiveSchedule:
 
     def __init__(self, bench: Bench, gaps: Gaps) -> None:
         self.bench, self.gaps = bench, gaps
+        self.operations: OperatorCommands | None = None
         self.task: asyncio.Task[object]
         self.resting: OrderAnswer
         self.killed: list[LighterAccounts] = []
@@ -45,7 +56,43 @@ class LiveSchedule:
         self.bench.venue.reach("BTC", "92900.0")
         await self.bench.synchronize()
 
+    async def book_parts(self) -> None:
+        """Discover that the venue has filled a part of the resting order, and then more of it."""
+        await self.fill_parts()
+        for mid in ("90000.0", "89990.0"):
+            self.bench.venue.reach("BTC", mid)
+            await self.bench.synchronize()
+
+    async def exit(self) -> None:
+        """Close a position whose time is over."""
+        plan = ExitPlan(stop=PLAN.stop, time_exit=self.bench.clock.now() + timedelta(seconds=30))
+        await self.bench.exchange.set_exit_plan("apex", "BTC", plan)
+        await self.bench.clock.advance(timedelta(seconds=31))
+        await self.bench.tell()
+        await self.bench.synchronize()
+
+    async def flatten(self) -> None:
+        """Halt the account and close its positions, as an operator does: one attempt, and what is left is reported."""
+        bench = self.bench
+        limits = LossLimits(bench.database, bench.exchange, bench.halts, live_settings(bench.venue.url))
+        self.operations = OperatorCommands(bench.database, bench.exchange, bench.halts, limits)
+        self.operations.start()
+        await bench.halts.halt("apex", HaltCause.OPERATOR, "odd", "someone", Verb.FLATTEN)
+        await self.operations.poll()
+        await ended(f"{Verb.FLATTEN} ")
+
     # --- actors
+
+    async def trade_elsewhere(self) -> None:
+        """Trade another account at the venue, of which a part is filled."""
+        await self.fill_parts()
+        await self.bench.buy("0.3", leverage=D(5), account_id="zen", client_order_id="elsewhere")
+
+    async def fill_parts(self) -> None:
+        self.bench.venue.fill_share = D("0.4")
+
+    async def halt(self) -> None:
+        await self.bench.halts.halt(None, HaltCause.OPERATOR, "odd", "someone")
 
     async def retry(self) -> None:
         self.task.cancel()
@@ -68,6 +115,8 @@ class LiveSchedule:
         self.bench.venue.send_faults = ["lose_after"]
 
     async def restart(self) -> None:
+        if self.operations is not None:
+            await self.operations.close()
         self.killed.append(self.bench.venue_accounts)
         await self.bench.kill()
         await self.bench.start()
@@ -88,6 +137,9 @@ OPERATIONS: Final[dict[str, Step]] = {
     "live order": LiveSchedule.place,
     "live cancel": LiveSchedule.cancel,
     "live stop": LiveSchedule.book_stop,
+    "live parts": LiveSchedule.book_parts,
+    "live exit": LiveSchedule.exit,
+    "live flatten": LiveSchedule.flatten,
 }
 ACTORS: Final[dict[str, Step]] = {
     "place": LiveSchedule.place,
@@ -98,7 +150,16 @@ ACTORS: Final[dict[str, Step]] = {
     "lost acknowledgement": LiveSchedule.lose_acknowledgement,
     "lost answer": LiveSchedule.lose_answer,
     "restart": LiveSchedule.restart,
+    "another account": LiveSchedule.trade_elsewhere,
+    "parts": LiveSchedule.fill_parts,
+    "halt": LiveSchedule.halt,
 }
+ONLY_FOR: Final = {"retry": {"live order"}}
+"""Actors that mean something for these operations only."""
+
+PAIRS: Final = [
+    (operation, actor) for operation in OPERATIONS for actor in ACTORS if operation in ONLY_FOR.get(actor, OPERATIONS)
+]
 
 
 async def run(database: GapDatabase, operation: str, actor: str, at: int) -> list[str]:
@@ -107,6 +168,8 @@ async def run(database: GapDatabase, operation: str, actor: str, at: int) -> lis
     await database.empty()
     async with prepared(database) as bench, asyncio.timeout(END_S):
         await add_model(database, "apex")
+        await add_model(database, "zen", OTHER_ACCOUNT)
+        bench.venue.open(OTHER_ACCOUNT)
         await bench.start()
         await bench.tell()
         schedule = LiveSchedule(bench, gaps)
@@ -119,7 +182,9 @@ async def run(database: GapDatabase, operation: str, actor: str, at: int) -> lis
             await gaps.act()
             assert gaps.acted is not None
             acted = (await asyncio.gather(gaps.acted, return_exceptions=True))[0]
-        gaps.fault, bench.venue.send_faults = None, []
+        gaps.fault, bench.venue.send_faults, bench.venue.fill_share = None, [], D(1)
+        if schedule.operations is not None:
+            await schedule.operations.close()
         for clients in schedule.killed:  # a task that a kill would have ended may have reconnected
             await clients.close()
         for error in (ended, acted):
@@ -127,6 +192,7 @@ async def run(database: GapDatabase, operation: str, actor: str, at: int) -> lis
                 raise error
         await schedule.settle()
         await bench.agree()
+        await bench.agree("zen", OTHER_ACCOUNT)
         # Every order was sent once, no matter how often it was requested.
         quantities = [
             order.quantity for order in bench.venue.orders.values() if order.type == "limit" and not order.reduce_only
@@ -141,14 +207,24 @@ async def _step(step: Step, schedule: LiveSchedule) -> object:
     return await step(schedule)
 
 
-@pytest.mark.parametrize("actor", ACTORS)
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.fixture(autouse=True)
+def _flatten_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operator_commands, "FLATTEN_S", 0.0)
+
+
+@pytest.mark.asyncio(loop_scope="session")
+@pytest.mark.parametrize("pair", [" / ".join(pair) for pair in PAIRS])
 async def test_an_actor_in_a_gap_of_a_live_order(
-    database: GapDatabase, operation: str, actor: str, record_property: Callable[[str, object], None]
+    database: GapDatabase, pair: str, record_property: Callable[[str, object], None]
 ) -> None:
-    tried = [Random(f"{operation} / {actor}").randrange(USUAL_GAPS)]
+    operation, actor = pair.split(" / ")
+    tried = [Random(pair).randrange(USUAL_GAPS)]
     if runs_all():
-        tried = gaps_for(actor, await run(database, operation, actor, AFTER_ITS_END))
+        if operation not in GAPS:
+            GAPS[operation] = await run(database, operation, actor, AFTER_ITS_END)
+        tried = gaps_for(actor, GAPS[operation])
+    if runs_all() and not is_nightly():
+        tried = share(actor, [other for name, other in PAIRS if name == operation], tried, GAPS_BY_DAY)
     for at in tried:
         try:
             await run(database, operation, actor, at)
@@ -158,6 +234,7 @@ async def test_an_actor_in_a_gap_of_a_live_order(
     record_property("schedules", len(tried))
 
 
+@pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.skipif(asked_for()[0] not in OPERATIONS, reason="SCHEDULE names none of these")
 async def test_again(database: GapDatabase) -> None:
     operation, actor, at = asked_for()

@@ -1,25 +1,30 @@
 """A process's decisions for a term end with the term: halts, commands and the baselines of losses."""
 
+import asyncio
 from datetime import timedelta
 from uuid import UUID, uuid4
 
 import pytest
+import pytest_asyncio
 from interleavings.arena import MODEL, Arena, D, Process
 from support.gaps import GapDatabase, Gaps, run_as
 from support.tasks import ended
 from support.trading_floor import hold
 from support.waiting import until
 
+from trader.agents.domain.conversation import ModelAnswer, Turn
 from trader.exchange.domain.halts import HaltCause, OperatorCommand, Verb
 from trader.exchange.sql import halts as store
 from trader.operations import operator_commands as operations
 
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-@pytest.fixture
-async def arena(database: GapDatabase, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def arena(database: GapDatabase):  # type: ignore[no-untyped-def]
     """An arena in which A leads, whose settled rows the test may inspect."""
-    monkeypatch.setattr(operations, "RETRY_S", 0.01)
     database.gaps = Gaps()
+    await database.empty()
     arena = Arena(database)
     await arena.open()
     yield arena
@@ -150,6 +155,26 @@ async def test_a_replaced_leader_begins_no_invocation_that_the_next_one_does_not
     assert a.provider.turns == [], "nobody pays for it"
     async with arena.database.connection() as conn:
         assert await conn.fetchval("SELECT count(*) FROM invocations") == 0
+
+
+async def test_an_invocation_with_which_a_replaced_leader_goes_on_counts_in_full(arena: Arena) -> None:
+    a, thought = arena.process("A"), asyncio.Event()
+
+    async def answer(_: Turn) -> ModelAnswer:
+        await thought.wait()
+        return hold()
+
+    a.provider.scripts[MODEL] = [answer]
+    await run_as("A", a.agents.start_batch(arena.clock.now()))
+    await until(lambda: a.provider.active)
+    reserved = a.agents.budgets.reserved(a.models.by_id[MODEL])
+    b = await replaced(arena)
+    await run_as("B", b.agents.budgets.begin_cycle(arena.clock.now(), b.models.by_id))
+    assert b.agents.budgets.total_spent == reserved
+    thought.set()
+    await ended(f"invocation of {MODEL}")
+    await run_as("B", b.agents.budgets.follow(arena.clock.now(), b.models.by_id))
+    assert b.agents.budgets.total_spent == reserved
 
 
 async def test_a_replaced_leader_writes_no_snapshots(arena: Arena) -> None:

@@ -7,7 +7,8 @@ Between two gaps, a task of the watched process runs alone: nobody can observe i
 import asyncio
 import inspect
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import Context, ContextVar, copy_context
 from functools import partial
@@ -16,6 +17,7 @@ from types import coroutine
 from typing import Any, Final, Literal, cast, get_args
 
 import asyncpg
+from asyncpg.transaction import Transaction
 
 from trader.database.pool import Connection, Database
 
@@ -29,6 +31,10 @@ IN_TRANSACTION: Final = " in a transaction"
 """The end of the labels of statements that are lost with their transaction."""
 
 Fault = Literal["lost statement", "lost acknowledgement", "late statement"]
+FAULTS: Final = get_args(Fault)
+
+GAPS_BY_DAY: Final = 4
+"""How many gaps of an operation an actor takes in `scripts/test --all`; at night it takes them all."""
 
 
 def gaps_for(actor: str, gaps: list[str]) -> list[int]:
@@ -39,9 +45,22 @@ def gaps_for(actor: str, gaps: list[str]) -> list[int]:
     before a statement of a transaction stands for the one after the statement before it: the rows and locks are the
     same, and memory follows only the commit.
     """
-    if actor in get_args(Fault):
+    if actor in FAULTS:
         return [number for number, gap in enumerate(gaps) if _can_strike(actor, gap)]
     return [number for number, gap in enumerate(gaps) if not _is_repeated(gap, gaps[number + 1 : number + 2])]
+
+
+def share(actor: str, actors: Sequence[str], numbers: list[int], count: int) -> list[int]:
+    """Return about `count` of an actor's gaps: of an operation with many, each of its actors begins at another one.
+
+    Together the actors of an operation take each of its gaps. A fault takes as many, evenly spread.
+    """
+    every = max(1, -(-len(numbers) // count))
+    if actor in FAULTS:
+        return numbers[::every]
+    others = [other for other in actors if other not in FAULTS]
+    every = min(every, len(others))
+    return numbers[others.index(actor) % every :: every]
 
 
 def _is_repeated(gap: str, following: list[str]) -> bool:
@@ -238,9 +257,12 @@ class GapDatabase(Database):
     """A database whose connections stop before and after each statement."""
 
     gaps: Gaps
+    commits: Counter[str]
+    """How many statements of each function were committed since the database was emptied."""
 
     async def empty(self) -> None:
         """Delete every row, for the next schedule."""
+        self.commits = Counter()
         async with super().connection() as conn:
             await conn.execute(EMPTY)
 
@@ -281,6 +303,7 @@ class GapConnection:
         self._database = database
         self._gaps = database.gaps
         self._is_in_transaction = False
+        self._uncommitted: list[str] = []
         self._has_snapshot: bool | None = None
         """Whether the snapshot of the present transaction is taken; None where each statement takes its own."""
 
@@ -307,7 +330,7 @@ class GapConnection:
         transaction = self._conn.transaction(**options)
         await self._gaps.reach("before BEGIN")
         await self._gaps.run(transaction.start)
-        self._is_in_transaction = True
+        self._is_in_transaction, self._uncommitted = True, []
         self._has_snapshot = False if options.get("readonly") else None
         try:
             yield
@@ -317,13 +340,17 @@ class GapConnection:
                 await self._gaps.run(transaction.rollback)
             raise
         else:
-            await self._gaps.run(partial(self._with_fault, "COMMIT", transaction.commit))
+            await self._gaps.run(partial(self._with_fault, "COMMIT", partial(self._commit, transaction)))
             if self._has_snapshot is None:
                 await self._gaps.reach("after COMMIT")
             self.has_just_ended = True
         finally:
             self._is_in_transaction = False
             self._has_snapshot = None
+
+    async def _commit(self, transaction: Transaction) -> None:
+        await transaction.commit()
+        self._database.commits.update(self._uncommitted)
 
     async def _statement(self, method: str, query: str, *args: object, **options: Any) -> Any:
         frame = inspect.currentframe()
@@ -335,7 +362,15 @@ class GapConnection:
             raise TimeoutError
 
         self.has_just_ended = False
-        execute = partial(getattr(self._conn, method), query, *args, **options)
+
+        async def execute() -> Any:
+            result = await getattr(self._conn, method)(query, *args, **options)
+            if self._is_in_transaction:
+                self._uncommitted.append(label)
+            else:
+                self._database.commits[label] += 1
+            return result
+
         place = f"{label}{IN_TRANSACTION}" if self._is_in_transaction else label
         await self._gaps.reach(f"before {place}")
         result = await self._gaps.run(partial(self._with_fault, label, execute, late))

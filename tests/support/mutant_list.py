@@ -20,6 +20,11 @@ def pair(operation: str, actor: str) -> str:
     return f"interleavings/test_interleavings.py::test_an_actor_in_a_gap_of_an_operation[{operation} / {actor}]"
 
 
+def live_pair(operation: str, actor: str) -> str:
+    """Return the same test of an operation at a venue."""
+    return f"interleavings/test_live_interleavings.py::test_an_actor_in_a_gap_of_a_live_order[{operation} / {actor}]"
+
+
 TERMS: Final = "interleavings/test_terms.py"
 SEEN: Final = "exchange/test_seen_ticks.py"
 SAFETY: Final = "exchange/test_safety.py"
@@ -372,5 +377,124 @@ MUTANTS: Final = (
             )
         ],
         [pair("follow", "order")],
+    ),
+    Mutant(
+        "a webhook is asked again with a view on which it has ordered",
+        "an open view has no decision yet",
+        "agents/webhooks.py",
+        [("        if opened.has_decided:\n            return\n", "")],
+        [pair("webhook", "cancellation"), pair("webhook", "lost statement")],
+    ),
+    Mutant(
+        "the cost of an invocation is not added to the day's",
+        "the next cycle reads the rows",
+        "agents/budgets.py",
+        [("self._costs[invocation.model_id] = before.plus(invocation)", "self._costs[invocation.model_id] = before")],
+        [pair("invocation", "order")],
+    ),
+    Mutant(
+        "the reservation of an interrupted invocation is not counted",
+        "nobody knows what it cost",
+        "agents/sql/invocations.py",
+        [("        cost_usd = greatest(cost_usd, reserved_usd),\n", "")],
+        [TERMS],
+    ),
+    Mutant(
+        "an invocation is announced before its commit",
+        "dashboards would see it a round trip earlier",
+        "agents/recorder.py",
+        [
+            (
+                "        with suppress(AlreadyClosed):  # the last write",
+                "        if self.is_closed:\n"
+                "            self._events.publish(ConversationsChanged(at=self._ended_at(), model_id=self.model.id))\n"
+                "        with suppress(AlreadyClosed):  # the last write",
+            ),
+            (
+                "            self._is_saved = True\n"
+                "            self._events.publish(ConversationsChanged(at=self._ended_at(), model_id=self.model.id))\n",
+                "            self._is_saved = True\n",
+            ),
+        ],
+        [pair("invocation", "order")],
+    ),
+    Mutant(
+        "an anchor is marked before it is sent",
+        "it would otherwise be sent twice",
+        "record/anchors.py",
+        [
+            (
+                "                    await self._sink.send(anchor)\n"
+                "                    async with self._database.writing() as conn:\n"
+                "                        await update_anchor_sent(conn, anchor.position)\n",
+                "                    async with self._database.writing() as conn:\n"
+                "                        await update_anchor_sent(conn, anchor.position)\n"
+                "                    await self._sink.send(anchor)\n",
+            )
+        ],
+        [pair("anchor", "sink down"), pair("anchor", "cancellation")],
+    ),
+    Mutant(
+        "an anchor confirms the later ones, too",
+        "the sink has received the newest head",
+        "record/sql/chain.py",
+        [("SET sent_at = now() WHERE position = $1", "SET sent_at = now() WHERE position >= $1")],
+        [pair("anchor", "sink down")],
+    ),
+    Mutant(
+        "events of a record that was not confirmed are dropped",
+        "followers need only the newest",
+        "database/relay.py",
+        [("            self._waiting = (events + self._waiting)[:EVENTS_MAX]\n", "")],
+        [pair("relay", "lost statement")],
+    ),
+    Mutant(
+        "events of a record that was written unconfirmed are published again",
+        "each record has its own events",
+        "database/relay.py",
+        [("view.events[max(0, known) :]", "view.events")],
+        [pair("relay", "lost acknowledgement")],
+    ),
+    Mutant(
+        "a season is closed before its end",
+        "its rows are complete",
+        "portfolio/seasons.py",
+        [('    if now < rules.end and not (rules.stopping == "decided" and is_decided):\n', "    if False:\n")],
+        [pair("close season", "lost statement")],
+    ),
+    Mutant(
+        "a season is closed on a result of before an amendment",
+        "the rules are the same season's",
+        "portfolio/seasons.py",
+        [("    if season != read:\n", "    if False:\n")],
+        [pair("close season", "amended season")],
+    ),
+    Mutant(
+        "a part that the venue filled is booked only at the end of its order",
+        "an order is filled or it is not",
+        "live/outbox.py",
+        [("if state.is_final or state.filled > standing[index].filled:", "if state.is_final:")],
+        [live_pair("live parts", "synchronization")],
+    ),
+    Mutant(
+        "an unknown order is looked up as an expired one at once",
+        "the venue does not show it",
+        "live/lighter/orders.py",
+        [(" and now is not None and now > expires_at:", " and now is not None:")],
+        ["live/test_live.py"],
+    ),
+    Mutant(
+        "a call ends when its client disconnects",
+        "nobody reads its answer",
+        "api/connections.py",
+        [("            access_log=None,\n", "            access_log=None,\n            handler_cancellation=True,\n")],
+        ["api/rpc/test_rpc.py"],
+    ),
+    Mutant(
+        "a patch is sent to a reader that lacks the state before it",
+        "it has read the stream from the beginning",
+        "api/subscriber.py",
+        [(" or known != version - 1 or stream in self._waiting:", " or stream in self._waiting:")],
+        ["api/test_state_patches.py"],
     ),
 )
