@@ -70,7 +70,7 @@ def test_a_missing_attribute_is_a_bug() -> None:
     [
         (IntervalPercent.of(ConfidenceInterval(-1.5, 2.0)), {"low": -1.5, "high": 2.0}),
         (
-            ReplicatesRow.of(ReplicatesEntry([make_model("ada"), make_model("eve")], -1.5, 2.25, NOISE)),
+            ReplicatesRow.of(ReplicatesEntry([make_model("ada"), make_model("eve")], -1.5, 2.25, NOISE, None)),
             {
                 "modelIds": ["ada", "eve"],
                 "lowestPercent": -1.5,
@@ -83,6 +83,7 @@ def test_a_missing_attribute_is_a_bug() -> None:
                     "spreadPercent": 0.5,
                     "noisePercent": None,
                 },
+                "costUsd": None,
             },
         ),
     ],

@@ -73,9 +73,9 @@ RECENT = [NOW - HOUR] * len(MODELS)
 
 # The query, its arguments, and the index that it must use (for partitions, the prefix of their names).
 QUERIES: dict[str, tuple[str, tuple[object, ...], str]] = {
-    "trades": (trades.SELECT_TRADES, (100, None, 0, None), "orders_closed_by_time"),
+    "trades": (trades.SELECT_TRADES, (*trades.ALL_TRADES, 100, None, 0), "orders_closed_by_time"),
     "trades of accounts": (
-        trades.SELECT_ACCOUNT_TRADES, (MODELS[:5], 100, None, 0, None), "orders_closed_by_account",
+        trades.SELECT_ACCOUNT_TRADES, (*trades.ALL_TRADES, MODELS[:5], 100, None, 0), "orders_closed_by_account",
     ),
     "new trades of runs": (trades.SELECT_RUN_TRADES, (MODELS, RUNS, RECENT), "orders_closed_by_account"),
     "new hours of runs": (portfolio.SELECT_RUN_HOURS, (MODELS, RUNS, RECENT), "portfolio_hourly_pkey"),
@@ -101,9 +101,15 @@ QUERIES: dict[str, tuple[str, tuple[object, ...], str]] = {
     "history of all": (
         portfolio.SELECT_HISTORY, (None, None, NOW - HOUR / 3, NOW, QUARTER, 8 * QUARTER), "portfolio_snapshots_",
     ),
-    "invocations": (agents.SELECT_INVOCATIONS, (50, None, 0), "invocations_by_time"),
-    "invocations of a model": (agents.SELECT_CHOSEN_INVOCATIONS, ("m5", None, 50, None, 0), "invocations_by_model"),
-    "invocations of a variant": (agents.SELECT_CHOSEN_INVOCATIONS, (None, "Apex", 50, None, 0), "invocations_by_model"),
+    "invocations": (agents.SELECT_INVOCATIONS, (None, 50, None, 0), "invocations_by_time"),
+    "invocations of a model": (
+        agents.SELECT_CHOSEN_INVOCATIONS, (None, "m5", None, 50, None, 0), "invocations_by_model",
+    ),
+    "invocations of a variant": (
+        agents.SELECT_CHOSEN_INVOCATIONS, (None, None, "Apex", 50, None, 0), "invocations_by_model",
+    ),
+    "refused invocations": (agents.SELECT_INVOCATIONS, ("refused", 50, None, 0), "invocations_by_time"),
+    "cost in a window": (agents.SELECT_COSTS_BETWEEN, (MODELS[:5], NOW - DAY, NOW), "invocations_by_model"),
     "activity of models": (SELECT_MODEL_ACTIVITY, (), "invocations_by_model"),
     "tool calls": (agents.SELECT_TOOL_CALLS, (RUNS,), "tool_calls_pkey"),
     "steps": (agents.SELECT_STEPS, (RUNS,), "invocation_steps_pkey"),

@@ -28,6 +28,7 @@ from trader.agents.sql.models import upsert_model
 from trader.database.partitions import ensure_partitions
 from trader.database.pool import Connection, Database
 from trader.portfolio.analytics import Analytics
+from trader.portfolio.domain.histories import RunWindow
 from trader.portfolio.leaderboard import LeaderboardEntry
 from trader.portfolio.run_statistics import CurrentRuns
 from trader.portfolio.sql.snapshots import insert_snapshots
@@ -46,10 +47,13 @@ def _entrant(model_id: str, number: int, hour: int, configuration: str) -> Entra
     )
 
 
-async def _add(conn: Connection, model_id: str, values: list[float], *, group: str | None = None) -> None:
+async def _add(
+    conn: Connection, model_id: str, values: list[float], *, group: str | None = None, provider: str = "rules"
+) -> None:
     """A model with an hourly equity, ten trades, and its first entrant."""
     await add_model(conn, model_id)
-    await upsert_model(conn, replace(make_model(model_id), configuration=ModelConfiguration(replicate_of=group)))
+    model = make_model(model_id)
+    await upsert_model(conn, replace(model, provider=provider, configuration=ModelConfiguration(replicate_of=group)))
     await ensure_partitions(conn, START)
     await insert_snapshots(
         conn,
@@ -67,13 +71,13 @@ async def _invoke(conn: Connection, model_id: str, entrant: int, hour: int, comp
         await conn.execute("UPDATE invocations SET entrant = $2 WHERE id = $1", invocation_id, entrant)
 
 
-async def _board(database: Database, *equities: tuple[str, float]) -> list[LeaderboardEntry]:
+async def _board(database: Database, *equities: tuple[str, float], window: RunWindow = "7d") -> list[LeaderboardEntry]:
     exchange: Any = FakeExchange(
         *(make_account(name, realized=Decimal(str(round(value - 10_000, 2)))) for name, value in equities)
     )
     clock = ManualClock(START)
     await clock.advance(HOURS * HOUR)
-    return await Analytics(database, exchange, clock, CurrentRuns(database)).leaderboard("7d", "pnlPercent")
+    return await Analytics(database, exchange, clock, CurrentRuns(database)).leaderboard(window, "pnlPercent")
 
 
 def _wave(slope: float, phase: float = 0) -> list[float]:
@@ -131,6 +135,28 @@ async def test_replicates_are_one_row_with_their_spread(database: Database) -> N
     assert ada.replicates.noise is not None
     assert 50 < (ada.replicates.noise.noise_percent or 0) < 100, "the waves are the noise, and they differ"
     assert ada.evidence.hours == HOURS
+
+
+async def test_the_cost_of_a_row_is_of_its_window_and_of_all_replicates(database: Database) -> None:
+    async with database.connection() as conn:
+        for number in (1, 2):
+            await _add(conn, f"ada-{number}", _wave(5), group="ada", provider="lab")
+            for hour in (1, 20):
+                await _invoke(conn, f"ada-{number}", 1, hour, 1, 0)
+        await conn.execute("UPDATE invocations SET cost_usd = 1 WHERE model_id = 'ada-1'")
+        await conn.execute("UPDATE invocations SET cost_usd = 4 WHERE model_id = 'ada-2'")
+        await _add(conn, "bob", _wave(5), provider="lab")
+        await _invoke(conn, "bob", 1, 20, 1, 0)
+        await _add(conn, "rules", _wave(5))
+    equities = (("ada-1", 10_100.0), ("ada-2", 10_200.0), ("bob", 10_050.0), ("rules", 10_010.0))
+    windows: tuple[tuple[RunWindow, float], ...] = (("run", 10), ("7d", 10), ("24h", 5))
+    for window, together in windows:
+        ada, bob, rules = await _board(database, *equities, window=window)
+        assert ada.replicates is not None
+        assert seen(ada.replicates.cost_usd, ada.cost_usd) == (together, together / 2)
+        assert ada.net_after_cost == ada.pnl_absolute - Decimal(together) / 2
+        assert seen(bob.cost_usd, bob.net_after_cost) == (None, None), "no provider reported a cost"
+        assert seen(rules.cost_usd, rules.net_after_cost) == (0, rules.pnl_absolute)
 
 
 async def test_a_replicate_that_became_another_entrant_has_its_own_row(database: Database) -> None:

@@ -18,6 +18,7 @@ from trader.agents.model_warnings import Warnings
 from trader.agents.payloads import answers_of, unpacked
 from trader.agents.services import KnownModels
 from trader.agents.sql.invocations import (
+    TurnOutcome,
     select_chosen_invocations,
     select_invocation,
     select_invocations,
@@ -72,14 +73,19 @@ class InvocationReader:
         variant: VariantId | None = None,
         page: Page = LATEST,
         *,
+        outcome: TurnOutcome | None = None,
+        invocation_id: UUID | None = None,
         with_answers: bool = False,
     ) -> list[FinishedInvocation]:
-        """Return finished invocations, latest first, of one model, one variant, or all (None)."""
+        """Return finished invocations, latest first, of one model, one variant, or all (None), or only one of them."""
         async with self._database.reading() as conn:
-            if model_id is None and variant is None:
-                invocations = await select_invocations(conn, page)
+            if invocation_id is not None:
+                one = await select_invocation(conn, invocation_id)
+                invocations = [] if one is None or one.status == "running" else [one]
+            elif model_id is None and variant is None:
+                invocations = await select_invocations(conn, page, outcome)
             else:
-                invocations = await select_chosen_invocations(conn, model_id, variant, page)
+                invocations = await select_chosen_invocations(conn, model_id, variant, page, outcome)
             calls = await select_tool_calls(conn, [invocation.id for invocation in invocations])
             payloads = await select_payloads(conn, invocations) if with_answers else {}
         if any(invocation.model_id not in self._models.by_id for invocation in invocations):

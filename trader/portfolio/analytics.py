@@ -20,9 +20,10 @@ from trader.core.clock import Clock
 from trader.core.intervals import ConfidenceInterval
 from trader.core.money import ZERO, divide
 from trader.core.variant_id import VariantId
-from trader.database.pool import Database, Page
+from trader.database.pool import Connection, Database, Page
 from trader.exchange.protocol import Exchange
-from trader.portfolio.domain.histories import RunWindow, minute_end, value_account
+from trader.exchange.sql.trades import ALL_TRADES, TradeFilter
+from trader.portfolio.domain.histories import RunWindow, minute_end, value_account, window_start
 from trader.portfolio.domain.seasons import Season, SeasonState
 from trader.portfolio.figures import Figures
 from trader.portfolio.leaderboard import LeaderboardEntry, RankedEntrant, SortKey, make_board, make_entries
@@ -208,6 +209,8 @@ class Analytics:
             if variant in {None, model.variant} and standing.has(model)
             for run, equity in self._standing_of(runs, model, standing.ended_at)
         ]
+        async with self._database.reading() as conn:
+            entrants = await with_costs(conn, entrants, window, now)
         entries = make_entries(entrants, window, now, standing.rules)
         contenders = count_contenders(run for key, run in runs.items() if standing.has(models[key]))
         return await asyncio.to_thread(make_board, entries, window, sort_by, now, contenders, standing.board)
@@ -250,11 +253,15 @@ class Analytics:
         return Failures(invocations, tool_calls, steps, answers, models, counts)
 
     async def trade_totals(
-        self, by: str, model_id: str | None = None, variant: VariantId | None = None
+        self,
+        by: str,
+        model_id: str | None = None,
+        variant: VariantId | None = None,
+        chosen: TradeFilter = ALL_TRADES,
     ) -> list[store.TradeTotals]:
-        """Return totals of the completed trades in the models' current runs, by group."""
+        """Return totals of the completed trades in the models' current runs that fit the filter, by group."""
         async with self._database.connection() as conn:
-            return await store.select_trade_totals(conn, by, model_id, variant)
+            return await store.select_trade_totals(conn, by, model_id, variant, chosen)
 
     async def run_info(self) -> RunInfo:
         """Return the totals of the current runs of all models."""
@@ -277,6 +284,24 @@ class Analytics:
             _variant_stats(variant, [self._run(runs, m) for m in models.values() if m.variant is variant])
             for variant in VariantId
         ]
+
+
+async def with_costs(
+    conn: Connection, entrants: Sequence[RankedEntrant], window: RunWindow, now: datetime
+) -> list[RankedEntrant]:
+    """Return the entrants with the cost of their invocations within the window.
+
+    The invocations of an entrant that started within the window are counted already; others are read.
+    """
+    since = window_start(window, now)
+    costs = {
+        each.model.id: each.run.entrant_cost_usd if each.model.is_ai else ZERO
+        for each in entrants
+        if not each.model.is_ai or each.run.entrant_since >= since
+    }
+    if older := [each.model.id for each in entrants if each.model.id not in costs]:
+        costs |= await agents_store.select_costs_between(conn, older, since, now)
+    return [each._replace(cost_usd=costs.get(each.model.id)) for each in entrants]
 
 
 def _entrant_stats(model: Model, period: EntrantPeriod, equity: Decimal | None) -> EntrantStats:

@@ -35,12 +35,16 @@ _HOUR = RESOLUTIONS["1h"]
 
 
 class RankedEntrant(NamedTuple):
-    """A model in its current run, with its account's live equity. `off_board` is why a season gives it no rank."""
+    """A model in its current run, with its account's live equity. `off_board` is why a season gives it no rank.
+
+    `cost_usd` is what its invocations in the window cost; None if no provider reported a cost.
+    """
 
     model: Model
     run: RunStatistics
     equity: Decimal
     off_board: str | None = None
+    cost_usd: Decimal | None = None
 
 
 class NeighbourVerdict(NamedTuple):
@@ -53,13 +57,14 @@ class NeighbourVerdict(NamedTuple):
 class ReplicatesEntry(NamedTuple):
     """The models of a row of replicates, with the lowest and highest return and the split of the variance.
 
-    `noise` covers their common hours; None while there are too few.
+    `noise` covers their common hours; None while there are too few. `cost_usd` is the cost of all of them together.
     """
 
     models: Sequence[Model]
     lowest_percent: float | None
     highest_percent: float | None
     noise: ReplicateNoise | None
+    cost_usd: Decimal | None
 
 
 class LeaderboardEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +76,8 @@ class LeaderboardEntry(msgspec.Struct, frozen=True, kw_only=True):
     mean. `attempt` is the number of its run, for replicates the highest. `evidence` covers the whole hours of the
     window, `trades_stated` their trades. `tie`: an adjacent entry has the same figure. `above` and `below` are the
     verdicts on this model against the adjacent ones, over all hours of both; None without an adjacent entry, or if the
-    board is not sorted by return.
+    board is not sorted by return. `cost_usd` is the cost of the model's invocations within the window, for replicates
+    the mean; None if it is unknown.
     """
 
     model: Model
@@ -82,6 +88,7 @@ class LeaderboardEntry(msgspec.Struct, frozen=True, kw_only=True):
     start_value: Decimal
     end_value: Decimal
     trades_count: int
+    cost_usd: Decimal | None = None
     evidence: Statement = Statement(0, None)
     since: datetime
     series: ReturnSeries | None
@@ -94,6 +101,11 @@ class LeaderboardEntry(msgspec.Struct, frozen=True, kw_only=True):
     above: NeighbourVerdict | None = None
     below: NeighbourVerdict | None = None
     off_board: str | None = None
+
+    @property
+    def net_after_cost(self) -> Decimal | None:
+        """Return the gain minus the cost of the model; one USD counts as one unit of quote currency."""
+        return None if self.cost_usd is None else self.pnl_absolute - self.cost_usd
 
     @property
     def is_ranked(self) -> bool:
@@ -147,7 +159,7 @@ def make_board(
 
 
 def _entry(entrant: RankedEntrant, since: datetime, hour: datetime, window: RunWindow) -> LeaderboardEntry:
-    model, run, equity, off_board = entrant
+    model, run, equity, off_board, cost_usd = entrant
     since = max(since, run.entrant_since)
     start, series = run.start_value(since), _entrant_returns(run, hour)
     return LeaderboardEntry(
@@ -159,6 +171,7 @@ def _entry(entrant: RankedEntrant, since: datetime, hour: datetime, window: RunW
         start_value=start,
         end_value=equity,
         trades_count=run.trades_after(since),
+        cost_usd=cost_usd,
         trades_stated=run.trades_after(max(window_start(window, hour), since)),
         since=since,
         series=series,
@@ -195,6 +208,8 @@ def _merged(group: list[LeaderboardEntry]) -> LeaderboardEntry:
     joint = mean_series(list(series.values()))
     trades_count = sum(entry.trades_count for entry in group)
     returns = [entry.pnl_percent for entry in group if entry.pnl_percent is not None]
+    costs = [entry.cost_usd for entry in group if entry.cost_usd is not None]
+    cost_usd = sum(costs, ZERO) if len(costs) == len(group) else None
     began = [entry.record.began_at for entry in group if entry.record.began_at is not None]
     return LeaderboardEntry(
         model=group[0].model,
@@ -212,13 +227,14 @@ def _merged(group: list[LeaderboardEntry]) -> LeaderboardEntry:
         start_value=_mean(group, lambda entry: entry.start_value),
         end_value=_mean(group, lambda entry: entry.end_value),
         trades_count=trades_count,
+        cost_usd=None if cost_usd is None else divide(cost_usd, Decimal(len(group))),
         trades_stated=trades_count // len(group),
         since=min(entry.since for entry in group),
         series=joint,
         trades=sum(entry.trades for entry in group) // len(group),
         attempt=max(entry.attempt for entry in group),
         replicates=ReplicatesEntry(
-            [entry.model for entry in group], min(returns, default=None), max(returns, default=None), noise
+            [entry.model for entry in group], min(returns, default=None), max(returns, default=None), noise, cost_usd
         ),
         off_board=next((f"{entry.model.id}: {entry.off_board}" for entry in group if entry.off_board), None),
     )

@@ -81,6 +81,11 @@ class RunStatistics:
         return self.run.started_at if began_at is None else max(began_at, self.run.started_at)
 
     @property
+    def entrant_cost_usd(self) -> Decimal | None:
+        """What the invocations of the current entrant cost in the run; None if no provider reported a cost."""
+        return self.periods[-1].entrant.totals.cost_usd if self.periods else None
+
+    @property
     def trades_since(self) -> datetime:
         return self.trades[-1].closed_at if self.trades else self.run.started_at
 

@@ -250,22 +250,22 @@ class PortfolioService:
         *,
         account_id: str | None = None,
         variant: VariantId | None = None,
-        symbol: str | None = None,
+        chosen: trades_store.TradeFilter = trades_store.ALL_TRADES,
         page: Page,
     ) -> list[trades_store.ModelTrade]:
-        """Return the latest completed trades of one account, variant or market, or of all (None), newest first.
+        """Return the latest completed trades of one account or variant, or of all (None), that fit the filter.
 
-        Includes trades of earlier runs.
+        Newest first; includes trades of earlier runs.
         """
         async with self._database.reading() as conn:
             if variant is not None:
-                chosen = [model.id for model in await select_models(conn) if model.variant is variant]
-                accounts = [each for each in chosen if account_id in (None, each)]
+                ids = [model.id for model in await select_models(conn) if model.variant is variant]
+                accounts = [each for each in ids if account_id in (None, each)]
             elif account_id is not None:
                 accounts = [account_id]
             else:
-                return await trades_store.select_trades(conn, page, symbol)
-            return await trades_store.select_account_trades(conn, accounts, page, symbol)
+                return await trades_store.select_trades(conn, page, chosen)
+            return await trades_store.select_account_trades(conn, accounts, page, chosen)
 
     async def trade(self, trade_id: UUID) -> trades_store.WholeTrade:
         """Return one position or completed trade with its fills, by its id or the id of an order that filled in it.

@@ -102,6 +102,7 @@ async def test_model_statistics_overall(call: Call) -> None:
         "modelName": "Model ax",
         "variant": "Apex",
         "accountValue": Decimal("10018.75"),
+        "startValue": 10_000,
         "returnPercent": Decimal("0.1875"),
         "totalPnl": Decimal("8.75"),
         "winRate": 50,
@@ -187,6 +188,8 @@ async def test_leaderboard(call: Call) -> None:
             "trainingCutoff": None,
             "contamination": "unknown",
             "owner": None,
+            "costUsd": 0,
+            "netAfterCost": first["pnlAbsolute"],
         },
     }
     assert float(first["maxDrawdown"]) == pytest.approx(100 * 30.25 / 10_049)

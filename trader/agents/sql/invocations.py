@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime
 from decimal import Decimal
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -106,6 +106,22 @@ async def select_costs_since(conn: Connection, since: datetime) -> dict[str, Day
     """Return the cost of each model's invocations since `since`."""
     rows = await conn.fetch(SELECT_COSTS_SINCE, since)
     return {row["model_id"]: part_of_row(row, DayCost) for row in rows}
+
+
+SELECT_COSTS_BETWEEN = """
+SELECT model_id, sum(cost_usd) AS usd
+FROM invocations
+WHERE model_id = ANY($1::text[]) AND started_at >= $2 AND started_at < $3
+GROUP BY model_id
+"""
+
+
+async def select_costs_between(
+    conn: Connection, model_ids: Sequence[str], since: datetime, until: datetime
+) -> dict[str, Decimal | None]:
+    """Return the USD that the invocations of these models cost (None: no provider reported a cost)."""
+    rows = await conn.fetch(SELECT_COSTS_BETWEEN, model_ids, since, until)
+    return {row["model_id"]: row["usd"] for row in rows}
 
 
 UPDATE_INTERRUPTED = f"""
@@ -292,43 +308,60 @@ async def select_invocation(conn: Connection, invocation_id: UUID) -> Invocation
     return None if row is None else Invocation(**row)
 
 
-SELECT_INVOCATIONS = """
+TurnOutcome = Literal["acted", "refused"]
+
+HAS_OUTCOME = """
+    ($1::text IS NULL
+     OR $1 = 'acted' AND EXISTS (
+         SELECT FROM tool_calls t
+         WHERE t.invocation_id = invocations.id AND t.type IN ('CREATE_POSITION', 'CLOSE_POSITION', 'UPDATE_EXIT_PLAN'))
+     OR $1 = 'refused' AND (status <> 'completed' OR EXISTS (
+         SELECT FROM tool_calls t WHERE t.invocation_id = invocations.id AND t.status <> 'ok')))
+"""
+"""Which `invocations` tried to change their account, or failed or had a call refused; null: all."""
+
+SELECT_INVOCATIONS = f"""
 SELECT id, model_id, status, failure_reason, response, step_count, input_tokens, output_tokens, cost_usd, started_at,
        finished_at, entrant, unmetered_attempts, unpriced_steps
 FROM invocations
-WHERE status <> 'running' AND started_at < coalesce($2::timestamptz, 'infinity')
+WHERE status <> 'running' AND started_at < coalesce($3::timestamptz, 'infinity') AND {HAS_OUTCOME}
 ORDER BY started_at DESC, model_id
-LIMIT $1 OFFSET $3
-"""
+LIMIT $2 OFFSET $4
+"""  # noqa: S608 - a constant of this module
 
 
-async def select_invocations(conn: Connection, page: Page) -> list[Invocation]:
+async def select_invocations(conn: Connection, page: Page, outcome: TurnOutcome | None = None) -> list[Invocation]:
     """Return finished invocations of all models, latest first."""
-    return [Invocation(**row) for row in await conn.fetch(SELECT_INVOCATIONS, *page)]
+    return [Invocation(**row) for row in await conn.fetch(SELECT_INVOCATIONS, outcome, *page)]
 
 
 # Take the latest of each model, then the latest overall: models without recent invocations cause no long scan.
-SELECT_CHOSEN_INVOCATIONS = """
+SELECT_CHOSEN_INVOCATIONS = f"""
 SELECT i.id, i.model_id, i.status, i.failure_reason, i.response, i.step_count, i.input_tokens, i.output_tokens,
        i.cost_usd, i.started_at, i.finished_at, i.entrant, i.unmetered_attempts, i.unpriced_steps
 FROM models m
 CROSS JOIN LATERAL (
     SELECT * FROM invocations
-    WHERE model_id = m.id AND status <> 'running' AND started_at < coalesce($4::timestamptz, 'infinity')
+    WHERE model_id = m.id AND status <> 'running' AND started_at < coalesce($5::timestamptz, 'infinity')
+      AND {HAS_OUTCOME}
     ORDER BY started_at DESC
-    LIMIT $3::bigint + $5::bigint
+    LIMIT $4::bigint + $6::bigint
 ) i
-WHERE ($1::text IS NULL OR m.id = $1) AND ($2::text IS NULL OR m.variant = $2)
+WHERE ($2::text IS NULL OR m.id = $2) AND ($3::text IS NULL OR m.variant = $3)
 ORDER BY i.started_at DESC, i.model_id
-LIMIT $3 OFFSET $5
-"""
+LIMIT $4 OFFSET $6
+"""  # noqa: S608 - a constant of this module
 
 
 async def select_chosen_invocations(
-    conn: Connection, model_id: str | None, variant: VariantId | None, page: Page
+    conn: Connection,
+    model_id: str | None,
+    variant: VariantId | None,
+    page: Page,
+    outcome: TurnOutcome | None = None,
 ) -> list[Invocation]:
     """Return finished invocations of one model or of a variant's models, latest first."""
-    rows = await conn.fetch(SELECT_CHOSEN_INVOCATIONS, model_id, variant, *page)
+    rows = await conn.fetch(SELECT_CHOSEN_INVOCATIONS, outcome, model_id, variant, *page)
     return [Invocation(**row) for row in rows]
 
 

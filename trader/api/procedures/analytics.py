@@ -94,7 +94,9 @@ async def get_failures(context: Context, request: GetFailuresInput) -> GetFailur
 @procedure("analytics.getTradeTotals", token=trades_token)
 async def get_trade_totals(context: Context, request: GetTradeTotalsInput) -> GetTradeTotalsOutput:
     """Total the completed trades of the current runs by day, week, market, side or exit reason (UTC)."""
-    rows = await context.analytics.trade_totals(request.by, or_none(request.model_id), chosen_variant(request.variant))
+    rows = await context.analytics.trade_totals(
+        request.by, or_none(request.model_id), chosen_variant(request.variant), request.filter()
+    )
     return GetTradeTotalsOutput(rows=[TradeTotalsRow.from_attributes(row) for row in rows])
 
 

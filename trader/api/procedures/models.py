@@ -35,6 +35,8 @@ async def get_invocations(context: Context, request: GetInvocationsInput) -> Get
         model_id=or_none(request.model_id),
         variant=chosen_variant(request.variant),
         page=page,
+        outcome=or_none(request.outcome),
+        invocation_id=or_none(request.invocation_id),
         with_answers=context.settings.public == "off",
     )
     cut = cut_page(records, page, lambda record: record.invocation.started_at)

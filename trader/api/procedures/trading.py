@@ -101,7 +101,7 @@ async def get_trades(context: Context, request: GetTradesInput) -> GetTradesOutp
     rows = await context.portfolio.trades(
         account_id=or_none(request.model_id),
         variant=chosen_variant(request.variant),
-        symbol=None if request.symbol is UNSET else canonical_symbol(request.symbol),
+        chosen=request.filter(),
         page=page,
     )
     cut = cut_page(rows, page, attrgetter("closed_at"))

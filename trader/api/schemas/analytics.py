@@ -22,6 +22,7 @@ from trader.api.schemas.common import (
 from trader.api.schemas.models import DeclaredView
 from trader.api.schemas.paging import PageInput, PageOutput
 from trader.api.schemas.seasons import SeasonView
+from trader.api.schemas.trades import TradeFilterInput
 from trader.core.intervals import ConfidenceInterval
 from trader.portfolio.analytics import FailureCounts, Failures
 from trader.portfolio.domain.evidence import Word
@@ -114,13 +115,15 @@ class Replicates(Wire, kw_only=True):
 class ReplicatesRow(Wire, kw_only=True):
     """The models of a leaderboard row, and the spread of their returns in the window.
 
-    `noise` covers all their common hours; null while there are fewer than 24.
+    `noise` covers all their common hours; null while there are fewer than 24. `costUsd` is the cost of all of them
+    together, null if it is unknown.
     """
 
     model_ids: list[str]
     lowest_percent: Percent | None
     highest_percent: Percent | None
     noise: Replicates | None
+    cost_usd: Decimal | None
 
     @classmethod
     def of(cls, entry: ReplicatesEntry) -> "ReplicatesRow":
@@ -139,6 +142,9 @@ class LeaderboardDetails(Wire, kw_only=True):
     `coverage` is the share of due cycles that the entrant decided, in percent. `contamination` says whether the entry
     starts after the model's training cutoff (`trainingCutoff` of the models file). `declared` is an external agent's
     declaration. `offBoard` says why the season gives it no rank; absent without such a reason.
+
+    `costUsd` is the cost of the model's invocations within the window (for replicates the mean), null if no provider
+    reported a cost, and `netAfterCost` is `pnlAbsolute` minus that cost.
     """
 
     ci95_reason: str | None
@@ -151,6 +157,8 @@ class LeaderboardDetails(Wire, kw_only=True):
     training_cutoff: str | None
     contamination: Contamination
     owner: str | None
+    cost_usd: Decimal | None
+    net_after_cost: Decimal | None
     declared: DeclaredView | UnsetType = UNSET
     replicates: ReplicatesRow | UnsetType = UNSET
     off_board: str | UnsetType = UNSET
@@ -346,12 +354,10 @@ class GetFailuresOutput(PageOutput, kw_only=True):
         )
 
 
-class GetTradeTotalsInput(Input, kw_only=True):
+class GetTradeTotalsInput(TradeFilterInput, kw_only=True):
     """A week is named by its Monday; trades count on the day or week of their close."""
 
     by: Literal["day", "week", "market", "side", "reason"]
-    variant: VariantFilter = "all"
-    model_id: str | UnsetType = UNSET
 
 
 class TradeTotalsRow(Wire, kw_only=True):

@@ -43,7 +43,8 @@ class GetModelStatsInput(Input, kw_only=True):
 
 
 class OverallFigures(Wire, kw_only=True):
-    """`totalPnl` is the net pnl of the completed trades.
+    """`totalPnl` is the net pnl of the completed trades; `startValue` is the capital of the run, or the account's value
+    at the start of the entrant.
 
     The tokens and `costUsd` are the providers' charges (`N/A`: none reported a cost); `unmeteredAttempts`, if any,
     counts the requests that may have cost unreported tokens, and `costIsPartial` is true if part of the cost is
@@ -55,6 +56,7 @@ class OverallFigures(Wire, kw_only=True):
     model_name: str
     variant: VariantId
     account_value: Figure
+    start_value: float
     return_percent: Figure
     total_pnl: float
     win_rate: Figure
@@ -132,6 +134,7 @@ def _figures(stats: ModelStats, shown: type[OverallFigures | AdvancedFigures]) -
         "model_name": stats.model.name,
         "variant": stats.model.variant,
         "account_value": figure(stats.account_value),
+        "start_value": float(stats.start_value),
         "return_percent": figure(stats.return_percent),
         "sharpe_ratio": figure(equity.sharpe),
         "sharpe_interval": Bounds.of(equity.sharpe_interval),

@@ -13,6 +13,7 @@ from trader.agents.domain.entrants import EntrantRecord
 from trader.agents.domain.invocations import ToolCall, ToolCallStatus, ToolCallType
 from trader.agents.domain.models import Model
 from trader.agents.invocations import FinishedInvocation, ModelSummary
+from trader.agents.sql.invocations import TurnOutcome
 from trader.agents.variants import color_of
 from trader.api.schemas.common import (
     ENCODER,
@@ -53,7 +54,7 @@ class ModelView(Wire, kw_only=True):
     """A model. `invocation_count` counts its finished runs. `warning` describes a problem, if there is one.
 
     `declared` is an external agent's declaration. `manualSince` is the time of the first manual order in its account's
-    run: from then on it is on no board.
+    run: from then on it is on no board. `colorChosen` is present if its color is the one of the models file.
     """
 
     id: str
@@ -64,6 +65,7 @@ class ModelView(Wire, kw_only=True):
     declared: DeclaredView | UnsetType = UNSET
     logo: str | UnsetType = UNSET
     color: str
+    color_chosen: bool | UnsetType = UNSET
     active: bool
     created_at: Timestamp
     invocation_count: int
@@ -78,6 +80,7 @@ class ModelView(Wire, kw_only=True):
             model,
             declared=DeclaredView.of(model),
             color=color_of(model),
+            color_chosen=True if model.configuration.color else UNSET,
             invocation_count=summary.invocation_count,
             last_invoked_at=summary.last_invoked_at,
             manual_since=summary.manual_since,
@@ -93,8 +96,13 @@ class GetModelsOutput(Wire, kw_only=True):
 
 
 class GetInvocationsInput(PageInput, kw_only=True):
+    """`outcome` selects the runs that tried to change their account, or those that failed or had a call refused;
+    `invocationId` a single one."""
+
     model_id: str | UnsetType = UNSET
     variant: VariantFilter = "all"
+    outcome: TurnOutcome | UnsetType = UNSET
+    invocation_id: UUID | UnsetType = UNSET
     limit: Annotated[int, Meta(ge=1, le=200)] = 50
 
 

@@ -7,7 +7,7 @@ counts its rows on the pages so far, so that none is lost.
 
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
-from typing import Annotated, Final, Generic, NamedTuple, TypeVar
+from typing import Annotated, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from msgspec import UNSET, Meta, UnsetType
 
@@ -34,12 +34,22 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 _SKIP_MAX: Final = 1_000_000
 
 
+Skip = Annotated[int, Meta(ge=0, le=_SKIP_MAX)]
+"""The `nextSkip` of the previous page, together with its `nextBefore`."""
+
+
 class PageInput(Input, kw_only=True):
     """Where a page begins."""
 
     before: IsoTime | UnsetType = UNSET
-    skip: Annotated[int, Meta(ge=0, le=_SKIP_MAX)] = 0
-    """The `nextSkip` of the previous page, together with its `nextBefore`."""
+    skip: Skip = 0
+
+
+class PagedInput(Protocol):
+    """An input that says where a page begins."""
+
+    before: str | UnsetType
+    skip: int
 
 
 class PageOutput(Wire, kw_only=True):
@@ -77,7 +87,7 @@ def bounded(moment: datetime, *path: str) -> datetime:
         raise InvalidInput(Issue(path, str(error))) from None
 
 
-def page_of(limit: int, request: PageInput) -> Page:
+def page_of(limit: int, request: PagedInput) -> Page:
     """Return the page to read: one row more than requested, which shows whether more rows follow."""
     if request.before is UNSET:
         return Page(limit + 1)

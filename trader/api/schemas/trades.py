@@ -19,15 +19,17 @@ from trader.api.schemas.common import (
     VariantFilter,
     VariantId,
     Wire,
+    or_none,
     trimmed,
 )
-from trader.api.schemas.paging import PageInput, PageOutput
+from trader.api.schemas.paging import IsoTime, PageInput, PageOutput, Skip
 from trader.api.schemas.positions import ExitPlanView, shown
 from trader.core.money import ZERO, divide
 from trader.exchange.domain.account import Trade
 from trader.exchange.domain.orders import Cause, OrderSide, Side
-from trader.exchange.sql.trades import ModelTrade, WholeTrade
+from trader.exchange.sql.trades import ModelTrade, TradeFilter, WholeTrade
 from trader.market.candles import Extremes
+from trader.market.domain.markets import canonical_symbol
 from trader.portfolio.domain import behaviour
 
 Limit = Annotated[int, Meta(ge=1, le=500)]
@@ -75,12 +77,31 @@ class TradeView(OfModel, kw_only=True):
         )
 
 
-class GetTradesInput(PageInput, kw_only=True):
-    """`symbol` accepts any spelling of a market; a market without trades returns an empty list."""
+class TradeFilterInput(Input, kw_only=True):
+    """Which completed trades are meant. `symbol` accepts any spelling of a market."""
 
     variant: VariantFilter = "all"
     model_id: str | UnsetType = UNSET
     symbol: Annotated[str, Meta(max_length=32)] | UnsetType = UNSET
+    side: Side | UnsetType = UNSET
+    result: Literal["won", "lost"] | UnsetType = UNSET
+    close_reason: Cause | UnsetType = UNSET
+
+    def filter(self) -> TradeFilter:
+        """Return the filter of the trades, without model and variant."""
+        return TradeFilter(
+            symbol=None if self.symbol is UNSET else canonical_symbol(self.symbol),
+            side=or_none(self.side),
+            has_won=None if self.result is UNSET else self.result == "won",
+            close_reason=or_none(self.close_reason),
+        )
+
+
+class GetTradesInput(TradeFilterInput, kw_only=True):
+    """A market without trades returns an empty list; a trade without a profit is `lost`."""
+
+    before: IsoTime | UnsetType = UNSET
+    skip: Skip = 0
     limit: Limit = 100
 
 
@@ -141,7 +162,8 @@ class Excursion(Wire, kw_only=True):
 class TradeDetails(OfModel, kw_only=True):
     """One trade in full: for a position (`OPEN`), fields of the close are null. `exitPlan` is its last one.
 
-    `invocationId` is the model's run that opened it, null for a manual order.
+    `invocationId` is the model's run that opened it, null for a manual order. `previousId` and `nextId` are the
+    account's trades completed before and after it.
     """
 
     model_variant: VariantId | UnsetType = UNSET
@@ -160,6 +182,8 @@ class TradeDetails(OfModel, kw_only=True):
     close_reason: str | None
     confidence: Decimal | None
     invocation_id: str | None
+    previous_id: str | None
+    next_id: str | None
     opened_at: Timestamp
     closed_at: Timestamp | None
     exit_plan: ExitPlanView
@@ -176,7 +200,7 @@ _CLOSING: Final = ("exit_price", "gross_pnl", "net_pnl", "close_reason", "closed
 
 def trade_details_of(whole: WholeTrade, model: Model | None, extremes: Extremes | None) -> TradeDetails:
     """Return the wire record of one trade."""
-    account_id, trade, fills = whole
+    account_id, trade, fills, previous_id, next_id = whole
     is_closed = isinstance(trade, Trade)
     return TradeDetails.from_attributes(
         trade,
@@ -184,6 +208,8 @@ def trade_details_of(whole: WholeTrade, model: Model | None, extremes: Extremes 
         model_name=account_id if model is None else model.name,
         model_variant=None if model is None else model.variant,
         status="CLOSED" if is_closed else "OPEN",
+        previous_id=previous_id,
+        next_id=next_id,
         leverage=shown(trade.given_leverage),
         exit_plan=ExitPlanView.from_attributes(trade.exit_plan),
         fills=[TradeFillView.from_attributes(fill, timestamp=fill.created_at) for fill in fills],

@@ -12,7 +12,7 @@ import msgspec
 from trader.core.variant_id import VariantId
 from trader.database.pool import Connection, Page, part_of_row
 from trader.exchange.domain.account import Position, Trade
-from trader.exchange.domain.orders import Cause, ExitPlan, OrderSide
+from trader.exchange.domain.orders import Cause, ExitPlan, OrderSide, Side
 
 T = TypeVar("T", bound=Position)
 
@@ -30,43 +30,59 @@ def trade_of_row(row: asyncpg.Record, kind: type[T]) -> T:
     return msgspec.convert({**row, "exit_plan": part_of_row(row, ExitPlan)}, kind)
 
 
-SELECT_TRADES = """
+class TradeFilter(NamedTuple):
+    """Which completed trades are meant: of a market, on a side, with or without a profit, closed for a reason."""
+
+    symbol: str | None = None
+    side: Side | None = None
+    has_won: bool | None = None
+    close_reason: Cause | None = None
+
+
+ALL_TRADES = TradeFilter()
+
+FITS_FILTER = """
+    ($1::text IS NULL OR symbol = $1) AND ($2::text IS NULL OR side = $2)
+    AND ($3::boolean IS NULL OR (net_pnl > 0) = $3) AND ($4::text IS NULL OR close_reason = $4)
+"""
+"""Which `orders` fit a TradeFilter; its fields are the first parameters of a statement."""
+
+SELECT_TRADES = f"""
 SELECT o.*, m.name AS model_name, m.variant AS model_variant, m.router_model_name AS model_router_name
 FROM orders o LEFT JOIN models m ON m.id = o.account_id
-WHERE o.status = 'CLOSED' AND o.closed_at < coalesce($2::timestamptz, 'infinity')
-  AND ($4::text IS NULL OR o.symbol = $4)
+WHERE o.status = 'CLOSED' AND o.closed_at < coalesce($6::timestamptz, 'infinity') AND {FITS_FILTER}
 ORDER BY o.closed_at DESC, o.id
-LIMIT $1 OFFSET $3
-"""
+LIMIT $5 OFFSET $7
+"""  # noqa: S608 - a constant of this module
 
 
-async def select_trades(conn: Connection, page: Page, symbol: str | None = None) -> list[ModelTrade]:
-    """Return the latest trades of all accounts and runs, or only of one market, newest first."""
-    return [trade_of_row(row, ModelTrade) for row in await conn.fetch(SELECT_TRADES, *page, symbol)]
+async def select_trades(conn: Connection, page: Page, chosen: TradeFilter = ALL_TRADES) -> list[ModelTrade]:
+    """Return the latest trades of all accounts and runs that fit the filter, newest first."""
+    return [trade_of_row(row, ModelTrade) for row in await conn.fetch(SELECT_TRADES, *chosen, *page)]
 
 
 # The latest trades of each account, then the latest of these: an account that last traded long ago needs no long scan.
-SELECT_ACCOUNT_TRADES = """
+SELECT_ACCOUNT_TRADES = f"""
 SELECT o.*, m.name AS model_name, m.variant AS model_variant, m.router_model_name AS model_router_name
-FROM (SELECT DISTINCT id FROM unnest($1::text[]) AS id) a
+FROM (SELECT DISTINCT id FROM unnest($5::text[]) AS id) a
 CROSS JOIN LATERAL (
     SELECT * FROM orders
-    WHERE account_id = a.id AND status = 'CLOSED' AND closed_at < coalesce($3::timestamptz, 'infinity')
-      AND ($5::text IS NULL OR symbol = $5)
+    WHERE account_id = a.id AND status = 'CLOSED' AND closed_at < coalesce($7::timestamptz, 'infinity')
+      AND {FITS_FILTER}
     ORDER BY closed_at DESC, id
-    LIMIT $2::bigint + $4::bigint
+    LIMIT $6::bigint + $8::bigint
 ) o
 LEFT JOIN models m ON m.id = o.account_id
 ORDER BY o.closed_at DESC, o.id
-LIMIT $2 OFFSET $4
-"""
+LIMIT $6 OFFSET $8
+"""  # noqa: S608 - a constant of this module
 
 
 async def select_account_trades(
-    conn: Connection, account_ids: Sequence[str], page: Page, symbol: str | None = None
+    conn: Connection, account_ids: Sequence[str], page: Page, chosen: TradeFilter = ALL_TRADES
 ) -> list[ModelTrade]:
-    """Return the latest trades of these accounts in all their runs, or only of one market, newest first."""
-    rows = await conn.fetch(SELECT_ACCOUNT_TRADES, account_ids, *page, symbol)
+    """Return the latest trades of these accounts in all their runs that fit the filter, newest first."""
+    rows = await conn.fetch(SELECT_ACCOUNT_TRADES, *chosen, account_ids, *page)
     return [trade_of_row(row, ModelTrade) for row in rows]
 
 
@@ -83,11 +99,16 @@ class TradeFill(msgspec.Struct, frozen=True):
 
 
 class WholeTrade(NamedTuple):
-    """A position or a completed trade with its account and its fills, ascending."""
+    """A position or a completed trade with its account and its fills, ascending.
+
+    `previous_id` and `next_id` are the account's trades completed before and after it; a position is after all.
+    """
 
     account_id: str
     trade: Position | Trade
     fills: Sequence[TradeFill]
+    previous_id: UUID | None
+    next_id: UUID | None
 
 
 SELECT_TRADE = """
@@ -105,6 +126,18 @@ ORDER BY sequence
 """
 
 
+SELECT_NEXT_TRADES = """
+WITH closed AS (SELECT coalesce($2::timestamptz, 'infinity') AS at)
+SELECT (SELECT o.id FROM orders o
+        WHERE o.account_id = $1 AND o.status = 'CLOSED' AND (o.closed_at, o.id) < (closed.at, $3)
+        ORDER BY o.closed_at DESC, o.id DESC LIMIT 1) AS previous_id,
+       (SELECT o.id FROM orders o
+        WHERE o.account_id = $1 AND o.status = 'CLOSED' AND (o.closed_at, o.id) > (closed.at, $3)
+        ORDER BY o.closed_at, o.id LIMIT 1) AS next_id
+FROM closed
+"""
+
+
 async def select_trade(conn: Connection, trade_id: UUID) -> WholeTrade | None:
     """Return the position or trade with this ID, or the one to which this order's first fill belongs.
 
@@ -117,8 +150,13 @@ async def select_trade(conn: Connection, trade_id: UUID) -> WholeTrade | None:
     fills = await conn.fetch(
         SELECT_TRADE_FILLS, row["account_id"], row["id"], row["parent_id"], row["opened_at"], row["closed_at"], entry
     )
-    trade = trade_of_row(row, Trade if row["status"] == "CLOSED" else Position)
-    return WholeTrade(row["account_id"], trade, [msgspec.convert({**fill}, TradeFill) for fill in fills])
+    (neighbors,) = await conn.fetch(SELECT_NEXT_TRADES, row["account_id"], row["closed_at"], row["id"])
+    return WholeTrade(
+        account_id=row["account_id"],
+        trade=trade_of_row(row, Trade if row["status"] == "CLOSED" else Position),
+        fills=[msgspec.convert({**fill}, TradeFill) for fill in fills],
+        **neighbors,
+    )
 
 
 class RunTrade(msgspec.Struct, frozen=True, gc=False):

@@ -11,6 +11,7 @@ from trader.agents.domain.invocations import Invocation
 from trader.agents.sql.models import FILLS_BY_HAND
 from trader.core.variant_id import VariantId
 from trader.database.pool import Connection, Page, part_of_row
+from trader.exchange.sql.trades import FITS_FILTER, TradeFilter
 from trader.portfolio.domain.luck import Luck
 
 
@@ -190,8 +191,8 @@ class TradeTotals(NamedTuple):
     net_pnl: Decimal
 
 
-SELECT_TRADE_TOTALS = """
-SELECT CASE $1::text
+SELECT_TRADE_TOTALS = f"""
+SELECT CASE $5::text
            WHEN 'day' THEN to_char(o.closed_at AT TIME ZONE 'UTC', 'YYYY-MM-DD')
            WHEN 'week' THEN to_char(date_trunc('week', o.closed_at AT TIME ZONE 'UTC'), 'YYYY-MM-DD')
            WHEN 'market' THEN o.symbol
@@ -203,17 +204,17 @@ SELECT CASE $1::text
 FROM models m
 JOIN runs r ON r.account_id = m.id AND r.ended_at IS NULL
 JOIN orders o ON o.run_id = r.id AND o.status = 'CLOSED'
-WHERE ($2::text IS NULL OR m.id = $2) AND ($3::text IS NULL OR m.variant = $3)
+WHERE ($6::text IS NULL OR m.id = $6) AND ($7::text IS NULL OR m.variant = $7) AND {FITS_FILTER}
 GROUP BY key
 ORDER BY key
-"""
+"""  # noqa: S608 - a constant of this package
 
 
 async def select_trade_totals(
-    conn: Connection, by: str, model_id: str | None, variant: VariantId | None
+    conn: Connection, by: str, model_id: str | None, variant: VariantId | None, chosen: TradeFilter
 ) -> list[TradeTotals]:
-    """Return the completed trades of current runs by `day`, `week`, `market`, `side` or `reason`, ascending."""
-    return [TradeTotals(**row) for row in await conn.fetch(SELECT_TRADE_TOTALS, by, model_id, variant)]
+    """Return the chosen trades of current runs by `day`, `week`, `market`, `side` or `reason`, ascending."""
+    return [TradeTotals(**row) for row in await conn.fetch(SELECT_TRADE_TOTALS, *chosen, by, model_id, variant)]
 
 
 SELECT_FAILURES = """
