@@ -23,6 +23,14 @@ window.fetch = async (path, init) => {
 }
 """
 
+KEEP_FILES = """
+const makeAddress = URL.createObjectURL
+URL.createObjectURL = blob => { window.saved = blob; return makeAddress(blob) }
+HTMLAnchorElement.prototype.click = new Proxy(HTMLAnchorElement.prototype.click, {
+  apply: (click, link) => (link.download ? undefined : Reflect.apply(click, link, [])) })
+"""
+"""Keeps the last file that the page saves as `saved`, instead of downloading it."""
+
 
 async def shows(tab: Tab, text: str) -> None:
     await until(lambda: tab.evaluate(f"document.body.innerText.includes({json.dumps(text)})"))

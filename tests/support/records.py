@@ -13,11 +13,13 @@ from trader.agents.domain.models import Model
 from trader.agents.sql import invocations as agents_store
 from trader.agents.sql.models import upsert_model
 from trader.core.variant_id import VariantId
+from trader.database.partitions import ensure_partitions
 from trader.database.pool import Connection
 from trader.exchange.domain.account import Account, Position, Run
 from trader.exchange.domain.orders import Side
 from trader.market.domain.markets import Market
 from trader.portfolio.domain.histories import Snapshot
+from trader.portfolio.sql.snapshots import insert_snapshots
 
 START = datetime(2026, 3, 4, 0, 0, tzinfo=UTC)
 """A Wednesday."""
@@ -108,6 +110,16 @@ async def add_model(
     await upsert_model(conn, model)
     await add_run(conn, model_id, make_run(model_id, capital=capital))
     return model
+
+
+async def add_curve(conn: Connection, model_id: str, now: datetime) -> None:
+    """A value each minute of the last hour, up to 1 % above the first."""
+    await ensure_partitions(conn, now)
+    first = now.replace(second=0, microsecond=0) - HOUR
+    values = [10_000 + minute * 100 / 59 for minute in range(60)]
+    await insert_snapshots(
+        conn, [make_snapshot(model_id, first + n * MINUTE, f"{value:.2f}") for n, value in enumerate(values)]
+    )
 
 
 INSERT_TRADE = """

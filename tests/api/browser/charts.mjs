@@ -1,5 +1,5 @@
 // The page's charts of known data, and what their pixels say was drawn. Evaluated in a page of the dashboard.
-(async ({ candles, markers, levels }) => {
+(async ({ candles, markers, levels, trade }) => {
   const folder = document.querySelector('script[type=module]').src.replace('app.js', '')
   const [{ timeChart }, { CandleChart }, { html, render }, { onGround }] = await Promise.all(
     ['charts', 'candles', 'lib', 'colors'].map(name => import(`${folder}${name}.js`)))
@@ -75,6 +75,48 @@
     dashes: rows.filter(y => { let count = 0; for (let x = 0; x < picture.width; x += 1) count += picture.at(x, y) === loss; return count > picture.width / 4 }),
   }
 
+  // A phone: the trade is in the middle of many more candles than fit, and its plan far beyond their prices.
+  const phone = newHost()
+  phone.style.width = '340px'
+  performance.clearMarks('candles')
+  render(html`<${CandleChart} label="trade" candles=${trade.candles} markers=${trade.markers} levels=${trade.levels} trade=${trade.time} />`, phone)
+  while (!performance.getEntriesByName('candles').length) await drawn()
+  await drawn()
+  const place = phone.querySelector('canvas').getBoundingClientRect()
+  const small = pictureOf(phone, place)
+  const dashesIn = (picture, color) => Array.from({ length: picture.height }, (_, y) => y)
+    .filter(y => { let count = 0; for (let x = 0; x < picture.width; x += 1) count += picture.at(x, y) === color; return count > picture.width / 4 })
+  const alone = {
+    width: small.width, height: small.height, markers: trade.markers.map(marker => boxOf(small, marker.color)), shade: boxOf(small, trade.shade),
+    plan: [gain, loss].map(color => dashesIn(small, color).length),
+  }
+  const [, exit] = alone.markers
+  const canvas = phone.querySelectorAll('canvas')[1] ?? phone.querySelector('canvas')
+  canvas.dispatchEvent(new MouseEvent('mousemove', { clientX: place.left + (exit.x[0] + exit.x[1]) / 2, clientY: place.top + exit.y[0], bubbles: true }))
+  canvas.dispatchEvent(new MouseEvent('mouseenter', { clientX: place.left + (exit.x[0] + exit.x[1]) / 2, clientY: place.top + exit.y[0] }))
+  canvas.dispatchEvent(new MouseEvent('mousemove', { clientX: place.left + (exit.x[0] + exit.x[1]) / 2, clientY: place.top + exit.y[0], bubbles: true }))
+  await drawn()
+  alone.hint = phone.querySelector('.hint')?.innerText
+  alone.ohlc = phone.querySelector('.ohlc').innerText
+  document.documentElement.dataset.theme = 'dark'
+  await drawn()
+  await drawn()
+  alone.dark = dashesIn(pictureOf(phone, place), '#ff7387').length
+  document.documentElement.dataset.theme = 'light'
+  await drawn()
+
+  // Five hundred marks on one candle are one mark with their number.
+  const texts = []
+  const fillText = CanvasRenderingContext2D.prototype.fillText
+  CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) { texts.push(text); return fillText.call(this, text, ...rest) }
+  const crowd = newHost()
+  performance.clearMarks('candles')
+  render(html`<${CandleChart} label="crowd" candles=${candles} markers=${Array.from({ length: 500 }, () => markers[0])} levels=${[]} />`, crowd)
+  while (!performance.getEntriesByName('candles').length) await drawn()
+  await drawn()
+  alone.crowd = texts.filter(text => text === '500').length > 0
+  CanvasRenderingContext2D.prototype.fillText = fillText
+
   const host = newHost()
   const series = [
     { name: 'Rising Star', color: '#336699', marks: [{ at: 60, value: 5, kind: 'gain', href: '#/positions' }] },
@@ -96,5 +138,5 @@
     return [over.classList.contains('leads'), location.hash]
   }
   const dot = curves.at(x + plot.width / 2, y + plot.height / 2)
-  return { market: market_, lines, badges, height: plot.height, dot, presses: [press(5, 5), press(plot.width / 2, plot.height / 2)] }
+  return { alone, market: market_, lines, badges, height: plot.height, dot, presses: [press(5, 5), press(plot.width / 2, plot.height / 2)] }
 })

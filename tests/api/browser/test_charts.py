@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +41,54 @@ async def test_charts_show_their_data_in_place(service: ServiceProcess, tmp_path
         for number, marker in enumerate(MARKERS)
     ]
     data = {"candles": CANDLES, "markers": markers, "levels": [{"price": STOP, "title": "", "kind": "loss"}]}
+    data["trade"] = trade_of(start_ms)
     async with on_page(tmp_path / "profile", service.url, "/#/system") as tab:
         await tab.evaluate("document.documentElement.dataset.theme = 'light'")
         seen = await tab.evaluate(f"{SCRIPT}({json.dumps(data)})")
         assert tab.problems == []
     check_candles(seen["market"])
+    check_trade(seen["alone"])
     check_curves(seen)
+
+
+def trade_of(start_ms: int) -> dict[str, Any]:
+    """A trade of 40 hours within 240 hourly candles, which three trades' marks at its exit share."""
+    prices = [100 + (hour % 7) for hour in range(240)]
+    times = [start_ms + hour * 3_600_000 for hour in range(240)]
+    entry, exit_ = times[100], times[140]
+    hint = {"name": "Ada", "side": "long", "text": "closed at 104 by stop", "profit": -12.5}
+    mark = {"id": "a", "price": 103, "shape": "circle", "position": "atPriceMiddle", "text": "", "hint": hint}
+    return {
+        "candles": {
+            "interval": "1h",
+            "times": [datetime.fromtimestamp(at / 1000, UTC).isoformat() for at in times],
+            "open": prices,
+            "high": [price + 2 for price in prices],
+            "low": [price - 2 for price in prices],
+            "close": [price + 1 for price in prices],
+            "volume": [None] * 240,
+        },
+        "markers": [{**mark, "at": entry, "color": "#aa00aa"}, {**mark, "at": exit_, "color": "#0000cc"}],
+        "levels": [
+            {"price": 60, "title": "stop", "kind": "loss", "isPlan": True},
+            {"price": 150, "title": "target", "kind": "gain", "isPlan": True},
+        ],
+        "time": {"from": entry, "to": exit_},
+        "shade": "#e8eaf9",
+    }
+
+
+def check_trade(alone: dict[str, Any]) -> None:
+    """On a phone the whole trade is in view, shaded, with its plan; the pointer tells of it; levels change color."""
+    entry, exit_ = (sum(box["x"]) / 2 for box in alone["markers"])
+    assert 10 < entry < exit_ < alone["width"] - 10
+    assert alone["shade"]["x"] == pytest.approx([entry, exit_], abs=3)
+    assert alone["shade"]["y"][1] - alone["shade"]["y"][0] > 0.9 * alone["height"]
+    assert all(rows >= 1 for rows in alone["plan"]), "stop and target are on the scale"
+    assert alone["hint"] == "Ada long closed at 104 by stop −12.50"
+    assert alone["ohlc"].startswith("O ")
+    assert alone["dark"] >= 1
+    assert alone["crowd"], "marks of one candle are counted"
 
 
 def check_candles(market: dict[str, Any]) -> None:

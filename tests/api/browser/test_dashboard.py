@@ -341,6 +341,8 @@ async def test_the_keyboard_reaches_pages_legend_and_crosshair(service: ServiceP
         await press("ArrowLeft")
         await until(lambda: tab.evaluate("document.querySelector('.u-cursor-x')?.style.transform !== ''"), "crosshair")
         assert "alone=" in await tab.evaluate("location.hash"), "what is chosen is in the address"
+        await tab.evaluate("document.querySelector('.curves [aria-expanded]').click()")
+        await until(lambda: tab.evaluate("document.querySelector('.moment input') !== null"), "the options")
         await tab.evaluate("document.querySelector('.moment input').focus()")
         await press("Escape")
         await until(lambda: tab.evaluate("document.querySelectorAll('.legend button[aria-pressed=true]').length === 0"))
@@ -353,6 +355,8 @@ async def test_every_choice_is_in_the_address(service: ServiceProcess, tmp_path:
     chromium_program()
     async with on_page(tmp_path / "profile", service.url) as tab:
         await until(lambda: tab.evaluate("document.querySelectorAll('.legend button').length >= 4"), "the legend")
+        await tab.evaluate("document.querySelector('.curves [aria-expanded]').click()")
+        await until(lambda: tab.evaluate("document.querySelector('[aria-label=Lines]') !== null"), "the options")
         await tab.evaluate("document.querySelector('[aria-label=Lines] button:last-child').click()")
         await until(lambda: tab.evaluate("location.hash.includes('lines=variants')"), "the choice of lines")
         saved = """(() => {

@@ -11,8 +11,12 @@ Object.assign(globalThis, {
 })
 const { listed, mergePatch, openStream } = await import(`${folder}/events.js`)
 const { number, signedPercent } = await import(`${folder}/format.js`)
+const { identityOf, neutral } = await import(`${folder}/colors.js`)
+const { leadsOf } = await import(`${folder}/feed.js`)
+const { compare } = await import(`${folder}/order.js`)
+const { csvOf } = await import(`${folder}/csv.js`)
 const { connect } = await import(`${folder}/store.js`)
-const { troublesOf } = await import(`${folder}/system.js`)
+const { statusOf } = await import(`${folder}/system.js`)
 
 const sources = []
 globalThis.EventSource = class {
@@ -45,7 +49,12 @@ const streamsOf = models => {
   return new URL(sources.at(-1).address, 'http://localhost').searchParams.get('streams').split(',')
 }
 
-const textOf = (connection, health) => troublesOf({ connection, dataAt: null }, health, {}, undefined).map(({ kind, text }) => `${kind}: ${text}`)
+const textOf = (connection, health, system = {}, warning = undefined) => {
+  const { kind, word, troubles } = statusOf({ connection, dataAt: null }, health, system, warning)
+  return [`${kind} ${word}`, ...troubles.map(one => `${one.kind}: ${one.text}`)]
+}
+const healthy = { data: { status: 'healthy' } }
+const stale = { data: { market: { source: 'venue', stale: true, lastUpdateAt: null } } }
 console.log(JSON.stringify({
   applied: patches.map(([state, patch]) => listed(mergePatch(state, patch))),
   states,
@@ -53,7 +62,23 @@ console.log(JSON.stringify({
   few: streamsOf('4'),
   many: streamsOf('100'),
   lost: textOf('lost', {}),
-  full: textOf('refused', { data: { status: 'healthy' } }),
+  full: textOf('refused', healthy),
+  stale: textOf('open', healthy, stale),
+  worst: textOf('open', { data: { status: 'unhealthy', schedulers: {}, reasons: ['no price'], halts: [] } }, stale),
+  warned: textOf('open', healthy, {}, 'No model is active'),
+  fine: textOf('open', healthy),
+  starting: textOf('connecting', {}),
+  names: ['Model 10', 'model 2', null, 'Ada'].sort(compare),
+  identities: Array.from({ length: 36 }, (_, place) => identityOf(place)),
+  neutral: ['#e11d48', '#06b6d4', '#eab308', '#a855f7', '#22c55e', '#8a93a3'].map(neutral),
+  leads: leadsOf({ times: ['1', '2', '3', '4', '5', '6'], models: [
+    { id: 'a', name: 'A', values: [100, 105, 110, 100, 120, 121] },
+    { id: 'b', name: 'B', values: [50, 50, 50, 51, 70, 71] },
+    { id: 'c', name: 'Hold', baseline: true, values: [1, 9, 9, 9, 9, 9] }] }).map(({ at, of, text }) => [at, of.modelId, text]),
+  csv: csvOf(
+    [{ key: 'a', title: 'Name', by: row => row.name }, { key: 'b', title: 'Picture', cell: () => 'bar' },
+      { key: 'c', title: 'Interval', by: row => row.low, csv: row => ({ Low: row.low, High: row.high }) }],
+    [{ name: 'GPT-5 "mini"', low: -1.25, high: 0.5 }, { name: '=1+1', low: null, high: undefined }]),
   figures: [-1.5, -0.001, 0.001, 2, null].flatMap(value => [number(value), signedPercent(value)]),
   down: textOf('refused', { error: 'it does not answer' }),
 }))

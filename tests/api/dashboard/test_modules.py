@@ -1,5 +1,9 @@
 """The modules of the page without a browser: patches, a silent connection, and the messages about it."""
 
+import colorsys
+import csv
+import io
+import itertools
 import json
 import shutil
 import subprocess
@@ -66,10 +70,51 @@ def test_the_page_reports_a_stalled_server_within_twenty_seconds_and_distinguish
     lost_s = PING_S + SILENT_S
     assert seen["states"] == [[0, "open"], [1000 * lost_s, "lost"], [1000 * (lost_s + REFUSED_S), "refused"]]
     assert seen["connections"] == 2, "it was tried again by itself"
-    [lost], [full], [down] = seen["lost"], seen["full"], seen["down"]
+    (state, lost), (full_state, full), (_, down) = seen["lost"], seen["full"], seen["down"]
+    assert (state, full_state) == ("bad disconnected", "warn no stream")
     assert lost.startswith("bad: The connection to the service is lost. Nothing was received yet")
     assert down == lost
     assert full.startswith("warn: The service answers but accepts no more live streams")
+
+
+def test_one_state_is_told_in_a_word_and_in_sentences(seen: dict[str, Any]) -> None:
+    assert seen["fine"] == [" live"]
+    assert seen["starting"] == ["warn connecting"]
+    assert seen["stale"][0] == "warn stale prices"
+    assert seen["stale"][1].startswith("warn: Prices are stale")
+    assert [text.partition(" ")[0] for text in seen["worst"][1:]] == ["bad:", "warn:"], "the worst first"
+    assert seen["worst"][0] == "bad unhealthy"
+    assert seen["warned"] == ["warn live", "warn: No model is active"]
+
+
+def test_tables_sort_names_as_people_do_and_are_saved_as_they_are(seen: dict[str, Any]) -> None:
+    assert seen["names"] == [None, "Ada", "model 2", "Model 10"]
+    rows = list(csv.reader(io.StringIO(seen["csv"])))
+    assert rows == [["Name", "Low", "High"], ['GPT-5 "mini"', "-1.25", "0.5"], ["'=1+1", "", ""]]
+
+
+def hue_of(color: str) -> float:
+    red, green, blue = (int(color[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    return 360 * colorsys.rgb_to_hls(red, green, blue)[0]
+
+
+def distance(one: str, other: str) -> float:
+    return sum(abs(int(one[at : at + 2], 16) - int(other[at : at + 2], 16)) for at in (1, 3, 5))
+
+
+def test_identities_are_apart_and_mean_neither_gain_nor_loss(seen: dict[str, Any]) -> None:
+    identities = seen["identities"]
+    assert len(set(identities)) == len(identities)
+    assert min(itertools.starmap(distance, itertools.combinations(identities[:12], 2))) > 60
+    for color in (*identities, *seen["neutral"][:5]):
+        assert 15 <= hue_of(color) <= 90 or 175 <= hue_of(color) <= 333, color
+    rose, cyan, yellow, violet, _, gray = seen["neutral"]
+    assert (cyan, yellow, violet, gray) == ("#06b6d4", "#eab308", "#a855f7", "#8a93a3"), "the others stay"
+    assert rose != "#e11d48"
+
+
+def test_a_change_of_the_lead_is_one_that_lasts(seen: dict[str, Any]) -> None:
+    assert seen["leads"] == [["4", "b", "takes the lead from A"]]
 
 
 def test_a_figure_that_rounds_to_nothing_has_no_sign(seen: dict[str, Any]) -> None:

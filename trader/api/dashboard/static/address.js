@@ -4,26 +4,34 @@ import { useEffect, useState } from './lib.js'
 export function routeOf() {
   const [path, query] = location.hash.replace(/^#\/?/, '').split('?')
   const [page = '', ...rest] = path.split('/')
-  return { page, id: rest.length ? safely(rest.join('/')) : null, query: new URLSearchParams(query), set: setChoice }
+  return { page, id: rest.length ? safely(rest.join('/')) : null, query: new URLSearchParams(query), set: (name, value) => setChoices({ [name]: value }, true) }
 }
 
 function safely(text) {
   try { return decodeURIComponent(text) } catch { return text }
 }
 
-/** Write a choice to the address; without a value, remove it. */
-export function setChoice(name, value) {
+/**
+ * Write choices to the address, by their names; one without a value is removed. Those that change what is listed are a
+ * step of the history, which Back undoes.
+ */
+export function setChoices(choices, isStep = false) {
   const [path, query] = location.hash.split('?')
   const parameters = new URLSearchParams(query)
-  if (value) parameters.set(name, value)
-  else parameters.delete(name)
+  for (const [name, value] of Object.entries(choices)) {
+    if (value) parameters.set(name, value)
+    else parameters.delete(name)
+  }
   const rest = parameters.toString()
-  history.replaceState(history.state, '', `${path || '#/'}${rest ? `?${rest}` : ''}`)
+  const address = `${path || '#/'}${rest ? `?${rest}` : ''}`
+  if (address === location.hash) return
+  if (isStep) history.pushState({ scroll: scrollY }, '', address)
+  else history.replaceState(history.state, '', address)
   dispatchEvent(new HashChangeEvent('hashchange'))
 }
 
-/** A choice kept in the address: its value and its setter. */
-export function useChosen(name, initial) {
+/** A choice kept in the address: its value and its setter. `isStep`: Back undoes it. */
+export function useChosen(name, initial, isStep = false) {
   const read = () => routeOf().query.get(name) ?? initial
   const [value, setValue] = useState(read)
   useEffect(() => {
@@ -32,7 +40,7 @@ export function useChosen(name, initial) {
     addEventListener('hashchange', change)
     return () => removeEventListener('hashchange', change)
   }, [name])
-  return [value, next => setChoice(name, next === initial ? null : next)]
+  return [value, next => setChoices({ [name]: next === initial ? null : next }, isStep)]
 }
 
 const TRY_MS = 50

@@ -37,7 +37,7 @@ function refresh(entry) {
   if (entry.loading) { entry.again = true; return entry.loading }
   entry.loading = entry.load()
     .then(data => { entry.data = data; entry.error = null; entry.readAt = performance.now() })
-    .catch(error => { entry.error = error.message || 'it does not answer' })
+    .catch(error => { entry.error = error.message?.replace(/\.$/, '') || 'it does not answer' })
     .finally(() => {
       entry.loading = null
       for (const reader of entry.readers) reader({})

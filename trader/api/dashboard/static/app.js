@@ -1,17 +1,21 @@
 // The dashboard: its frame, its pages by address, and the state of the connection.
 import { keepScroll, routeOf } from './address.js'
+import { ModelsPage } from './all_models.js'
 import { readAnswerAhead, useAnswer } from './answers.js'
-import { MarketPage, PRICES_MS, TradePage } from './candles.js'
-import { Conversations } from './conversations.js'
+import { ConversationPage, Conversations } from './conversations.js'
 import { isDark } from './colors.js'
 import { readCurvesAhead } from './curves.js'
 import { clock, isLocalTime, price, signedPercent, switchTimes, tone } from './format.js'
 import { html, render, useEffect, useState } from './lib.js'
+import { MarketPage, PRICES_MS } from './market.js'
+import { ModelPage } from './model.js'
 import { useModels } from './models.js'
-import { ModelPage, ModelsPage, Overview, VariantPage } from './pages.js'
+import { Overview } from './overview.js'
 import { connect, useLive } from './store.js'
-import { SystemPage, endOf, troublesOf, useHealth, useSystem } from './system.js'
+import { SystemPage, useStatus } from './system.js'
+import { TradePage } from './trade.js'
 import { PositionsPage, TradeTotals, Trades } from './trades.js'
+import { VariantPage } from './variant.js'
 
 const PAGES = [
   ['', 'Overview'], ['models', 'Models'], ['positions', 'Positions'], ['trades', 'Trades'], ['conversations', 'Conversations'], ['system', 'System'],
@@ -33,9 +37,9 @@ function App() {
     return () => { removeEventListener('hashchange', change); removeEventListener('keydown', shortcut) }
   }, [])
   const title = PAGES.find(([page]) => page === route.page)?.[1] ?? { variants: 'Variant', markets: 'Market' }[route.page] ?? 'Not found'
-  useEffect(() => { document.title = `${route.id ?? title} · trader` }, [title, route.id])
   return html`
     <a class="visually-hidden" href="#content" onClick=${event => { event.preventDefault(); document.querySelector('main').focus() }}>Skip to the content</a>
+    <${Title} text=${route.id ?? title} />
     <${Top} route=${route} />
     <main id="content" tabindex="-1">
       ${!route.id && html`<h1 class="visually-hidden">${title}</h1>`}
@@ -54,8 +58,8 @@ function Page({ route }) {
   if (route.page === 'positions') return html`<${PositionsPage} />`
   if (route.page === 'trades' && route.id) return html`<${TradePage} id=${route.id} />`
   if (route.page === 'markets' && route.id) return html`<${MarketPage} route=${route} id=${route.id} />`
-  if (route.page === 'trades') return html`<${TradeTotals}><${Trades} /></${TradeTotals}>`
-  if (route.page === 'conversations') return html`<${Conversations} limit=${100} />`
+  if (route.page === 'trades') return html`<${TradeTotals}><${Trades} hasFilter=${false} /></${TradeTotals}>`
+  if (route.page === 'conversations') return route.id ? html`<${ConversationPage} id=${route.id} />` : html`<${Conversations} />`
   if (route.page === 'system') return html`<${SystemPage} />`
   if (route.page === '') return html`<${Overview} route=${route} />`
   return html`<p class="notice">There is no page with this name. <a href="#/">Overview</a></p>`
@@ -63,7 +67,7 @@ function Page({ route }) {
 
 function Top({ route }) {
   return html`<header class="top"><div>
-    <a class="brand" href="#/" aria-label="trader, overview"><svg viewBox="0 0 32 32" aria-hidden="true"><rect width="32" height="32" rx="8" fill="#4759d6"></rect><path d="M6 21l6-7 5 4 9-10" fill="none" stroke="#fff" stroke-width="3" stroke-linecap="round" stroke-linejoin="round"></path></svg>trader</a>
+    <a class="brand" href="#/" aria-label="trader, overview" tabindex="-1"><svg viewBox="0 0 32 32" aria-hidden="true"><rect width="32" height="32" rx="8" fill="#4759d6"></rect><path d="M6 21l6-7 5 4 9-10" fill="none" stroke="#fff" stroke-width="3" stroke-linecap="round" stroke-linejoin="round"></path></svg>trader</a>
     <span class=${`badge ${mode === 'live' ? 'loss' : ''}`} title=${mode === 'live' ? 'orders go to a real venue' : 'orders go to the paper exchange'}>${mode === 'live' ? 'live' : 'paper'}</span>
     <nav aria-label="Pages">${PAGES.map(([page, name]) => html`<a key=${page} href=${`#/${page}`}
       aria-current=${page === route.page || page === 'models' && route.page === 'variants' ? 'page' : undefined}>${name}</a>`)}</nav>
@@ -73,14 +77,17 @@ function Top({ route }) {
   </div></header>`
 }
 
+/** The title of the browser's tab, which begins with the state unless that is as it should be. */
+function Title({ text }) {
+  const { word } = useStatus()
+  const title = `${word === 'live' ? '' : `${word} · `}${text} · trader`
+  useEffect(() => { document.title = title }, [title])
+}
+
 function Status() {
   const state = useLive()
-  const health = useHealth()
-  const ended = endOf(health)
-  const isBad = state.connection === 'lost' || health.error || health.data?.status === 'unhealthy' && !ended
-  const kind = isBad ? 'bad' : state.connection === 'open' && !health.data?.halts && !ended ? '' : 'warn'
-  const word = state.connection === 'lost' ? 'disconnected' : state.connection === 'connecting' ? 'connecting' : isBad ? 'unhealthy' : ended ? 'ended' : health.data?.halts ? 'halted' : 'live'
-  return html`<span class="status"><span role="status"><a href="#/system"><i class=${`dot ${kind}`} aria-hidden="true"></i>${word}</a></span>
+  const status = useStatus()
+  return html`<span class="status"><span role="status"><a href="#/system"><i class=${`dot ${status.kind}`} aria-hidden="true"></i>${status.word}</a></span>
     <span title="time of the latest data">${state.dataAt ? clock(state.dataAt) : ''}</span></span>`
 }
 
@@ -92,12 +99,11 @@ function Prices() {
 }
 
 function Banners() {
-  const state = useLive()
   const known = useModels()
-  const troubles = troublesOf(state, useHealth(), useSystem(), known.warning)
+  const { troubles } = useStatus()
   return html`<div class="banners" role="alert">${troubles.map(one => html`<p key=${one.text} class=${`notice ${one.kind}`}>${one.text}</p>`)}</div>
     ${demo !== 'off' && html`<p class="notice">Demo: ${known.models.every(model => model.provider === 'rules') ? 'rule agents' : 'models'} trade ${market === 'synthetic' ? 'a synthetic market; no price here is real, and no money' : market === 'replay' ? 'recorded prices, on paper' : 'on paper'}.${
-      demo === 'history' ? ' The first three days of a new folder were traded by the same agents at the start, in steps of half a minute.' : ''}</p>`}
+      demo === 'history' && html`<span class="narrow-hide"> The first three days of a new folder were traded by the same agents at the start, in steps of half a minute.</span>`}</p>`}
     ${isPublic === 'on' && html`<p class="notice">Public view: nothing can be changed from here, and the prompts are not shown.</p>`}`
 }
 

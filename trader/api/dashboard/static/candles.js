@@ -1,71 +1,140 @@
-// Candles: a live chart of one market with its trades, and the pages of a market and of a trade.
-import { call, useAnswer } from './answers.js'
+// A chart of candles with trades: marks at the prices of fills, an OHLC legend, and what is under the pointer.
 import { inks, onGround, onScheme } from './colors.js'
-import { Choice, Failed, Key, Money, Panel, Select, Side, Table, Tile, Time, useStages } from './components.js'
-import { Turn } from './conversations.js'
+import { clock, day, moment, number, price, tone } from './format.js'
+import { html, useEffect, useRef, useState } from './lib.js'
 import { openStream } from './events.js'
-import { clock, day, moment, number, percent, price, quantity, signed, signedPercent, span, tone } from './format.js'
-import { html, useEffect, useMemo, useRef, useState } from './lib.js'
-import { serviceNow, useModels } from './models.js'
-import { useLive } from './store.js'
-import { Positions, Trades, positionsOf, useTrades } from './trades.js'
 
-const SPANS_MS = { '1m': 60_000, '5m': 300_000, '15m': 900_000, '1h': 3_600_000, '4h': 14_400_000, '1d': 86_400_000 }
-const INTERVALS = Object.keys(SPANS_MS).map(interval => [interval, interval])
+export const SPANS_MS = { '1m': 60_000, '5m': 300_000, '15m': 900_000, '1h': 3_600_000, '4h': 14_400_000, '1d': 86_400_000 }
 const HEIGHT_PX = 380
 const WORDS_MAX = 16
-const LEVELS_MAX = 3
-const BARS = 120
-const TRADES = 500
-const AROUND = 0.4
-const AROUND_BARS = 20
-export const PRICES_MS = 10_000
-const CANDLES_MS = 300_000 // the stream delivers the events of the meantime
+const BAR_PX = 8
+const MARGIN = 0.15
+const MARGIN_BARS = 3
+const HINTS_MAX = 6
+const COUNT_PX = 16
+const ZOOM = 0.002
+
+const colorOf = name => inks()[name] ?? onGround(name)
 
 /** Draw in `host` with lightweight-charts. */
-function draw(library, host, label, pick) {
+function draw(library, host, on) {
   const places = value => price(value).split('.')[1]?.length ?? 0
   const chart = library.createChart(host, {
     autoSize: true,
     layout: { attributionLogo: false, fontFamily: '"Inter Variable", system-ui, sans-serif', fontSize: 11 },
     rightPriceScale: { borderVisible: false, scaleMargins: { top: 0.08, bottom: 0.22 } },
-    timeScale: { borderVisible: false, timeVisible: true, rightOffset: 4,
-      tickMarkFormatter: (seconds, kind) => (kind < 3 ? day(seconds * 1000) : clock(seconds * 1000, false)) },
+    timeScale: {
+      borderVisible: false, timeVisible: true, rightOffset: 4,
+      tickMarkFormatter: (seconds, kind) => (kind < 3 ? day(seconds * 1000) : clock(seconds * 1000, false)),
+    },
+    handleScale: { mouseWheel: false }, // a page that scrolls is not to stop here
+    handleScroll: { mouseWheel: false, vertTouchDrag: false },
     localization: { timeFormatter: seconds => moment(seconds * 1000), priceFormatter: price },
   })
-  const candles = chart.addSeries(library.CandlestickSeries, { borderVisible: false })
-  const volumes = chart.addSeries(library.HistogramSeries, { priceScaleId: '', lastValueVisible: false, priceLineVisible: false, priceFormat: { type: 'volume' } })
-  volumes.priceScale().applyOptions({ scaleMargins: { top: 0.85, bottom: 0 } })
-  const marks = library.createSeriesMarkers(candles, [])
+  const times = chart.timeScale()
   let bars = []
   let span = 0
+  let levels = []
   let lines = []
-  const paint = () => {
+  let list = []
+  let byBar = new Map()
+  let shaded = null
+  let isRoomy = true // for the numbers of marks
+  const candles = chart.addSeries(library.CandlestickSeries, {
+    borderVisible: false,
+    autoscaleInfoProvider: original => withPlan(original(), levels),
+  })
+  const volumes = chart.addSeries(library.HistogramSeries, {
+    priceScaleId: '', lastValueVisible: false, priceLineVisible: false, priceFormat: { type: 'volume' },
+  })
+  volumes.priceScale().applyOptions({ scaleMargins: { top: 0.85, bottom: 0 } })
+  const marks = library.createSeriesMarkers(candles, [])
+  candles.attachPrimitive(shade(times, () => shaded))
+
+  const barOf = at => Math.floor(at / span) * span / 1000
+  function paintMarks() {
+    byBar = new Map()
+    for (const mark of list) {
+      const time = barOf(mark.at)
+      if (time < (bars[0]?.time ?? Infinity)) continue
+      if (!byBar.has(time)) byBar.set(time, [])
+      byBar.get(time).push(mark)
+    }
+    const hasWords = byBar.size <= WORDS_MAX
+    marks.setMarkers([...byBar].sort(([one], [other]) => one - other).map(([time, all]) => {
+      if (all.length > 1) return { time, position: 'aboveBar', shape: 'circle', color: inks().text, text: isRoomy ? String(all.length) : '', size: 0.6 }
+      const [{ text, hint, at, ...mark }] = all
+      return { ...mark, time, color: colorOf(mark.color), text: hasWords ? text : '' }
+    }))
+  }
+  function paintLevels() {
+    lines.forEach(line => candles.removePriceLine(line))
+    lines = levels.map(level => candles.createPriceLine({
+      price: Number(level.price), title: level.title, color: inks()[level.kind ?? 'text'], lineWidth: 1,
+      lineStyle: level.kind ? 2 : 1, axisLabelVisible: true,
+    }))
+  }
+  function paint() {
     const ink = inks()
-    chart.applyOptions({ layout: { background: { color: ink.ground }, textColor: ink.text }, grid: { vertLines: { color: ink.grid }, horzLines: { color: ink.grid } } })
+    chart.applyOptions({
+      layout: { background: { color: ink.ground }, textColor: ink.text }, grid: { vertLines: { color: ink.grid }, horzLines: { color: ink.grid } },
+    })
     candles.applyOptions({ upColor: ink.gain, downColor: ink.loss, wickUpColor: ink.gain, wickDownColor: ink.loss })
     volumes.applyOptions({ color: ink.volume })
+    paintLevels()
+    paintMarks()
   }
   paint()
   const stopScheme = onScheme(paint)
-  chart.subscribeClick(({ hoveredObjectId }) => { if (hoveredObjectId) pick(hoveredObjectId) })
+  chart.subscribeClick(({ time }) => {
+    const [mark, ...others] = byBar.get(time) ?? []
+    if (mark && !others.length) on.pick(mark.id)
+  })
+  chart.subscribeCrosshairMove(({ time, point, seriesData }) => on.hover(time === undefined ? null
+    : { bar: seriesData.get(candles), volume: seriesData.get(volumes)?.value, marks: byBar.get(time) ?? [], x: point?.x ?? 0, y: point?.y ?? 0 }))
+  times.subscribeVisibleLogicalRangeChange(range => {
+    const isNowRoomy = range !== null && host.clientWidth / (range.to - range.from) >= COUNT_PX
+    if (isNowRoomy === isRoomy) return
+    isRoomy = isNowRoomy
+    paintMarks()
+  })
+  const zoom = event => {
+    if (!event.ctrlKey && !event.metaKey) return
+    event.preventDefault()
+    const range = times.getVisibleLogicalRange()
+    const anchor = times.coordinateToLogical(event.clientX - host.getBoundingClientRect().left)
+    const scale = Math.exp(event.deltaY * ZOOM)
+    if (range && anchor !== null) times.setVisibleLogicalRange({ from: anchor - (anchor - range.from) * scale, to: anchor + (range.to - anchor) * scale })
+  }
+  host.addEventListener('wheel', zoom, { passive: false })
   host.querySelector('table')?.setAttribute('role', 'presentation')
   host.querySelectorAll('canvas').forEach(canvas => canvas.setAttribute('aria-hidden', 'true'))
   return {
-    setCandles(answer) {
+    /** Show candles: those of a trade from its entry to its exit with a margin, else the latest. */
+    setCandles(answer, trade) {
       const isOther = span !== SPANS_MS[answer.interval]
       span = SPANS_MS[answer.interval]
-      bars = answer.times.map((time, place) => ({ time: Date.parse(time) / 1000, open: answer.open[place], high: answer.high[place], low: answer.low[place], close: answer.close[place] }))
+      bars = answer.times.map((time, place) => ({
+        time: Date.parse(time) / 1000, open: answer.open[place], high: answer.high[place], low: answer.low[place], close: answer.close[place],
+      }))
       const precision = places(bars.at(-1)?.close ?? 0)
       candles.applyOptions({ priceFormat: { type: 'price', precision, minMove: 10 ** -precision } })
       candles.setData(bars)
       volumes.setData(answer.times.flatMap((time, place) => (answer.volume[place] == null ? [] : [{ time: Date.parse(time) / 1000, value: answer.volume[place] }])))
-      if (isOther) chart.timeScale().setVisibleLogicalRange({ from: Math.max(0, bars.length - host.clientWidth / 8), to: bars.length + 4 })
+      shaded = trade && { from: barOf(trade.from), to: trade.to && barOf(trade.to) }
+      if (trade) {
+        const [first, last] = [barOf(trade.from), trade.to ? barOf(trade.to) : Infinity].map(at => Math.max(0, bars.findLastIndex(bar => bar.time <= at)))
+        const margin = Math.max(MARGIN_BARS, MARGIN * (last - first))
+        times.setVisibleLogicalRange({ from: first - margin, to: last + margin })
+      } else if (isOther) {
+        times.setVisibleLogicalRange({ from: Math.max(0, bars.length - host.clientWidth / BAR_PX), to: bars.length + 4 })
+      }
+      on.hover(null)
       performance.mark('candles') // what the tests wait for
     },
     /** Add the running candle of a minute to the last bar, or begin the next one with it. */
     extend(running) {
-      const time = Math.floor(Date.parse(running.time) / span) * span / 1000
+      const time = barOf(Date.parse(running.time))
       const last = bars.at(-1)
       if (!last || time < last.time) return
       const bar = time > last.time ? { ...running, time } : { time, open: last.open, high: Math.max(last.high, running.high), low: Math.min(last.low, running.low), close: running.close }
@@ -73,55 +142,126 @@ function draw(library, host, label, pick) {
       else bars[bars.length - 1] = bar
       candles.update(bar)
     },
-    setMarkers(list) {
-      const first = bars[0]?.time ?? Infinity
-      const placed = list.map(mark => ({ ...mark, time: Math.floor(mark.at / span) * span / 1000, color: onGround(mark.color) }))
-        .filter(mark => mark.time >= first).sort((earlier, later) => earlier.time - later.time)
-      marks.setMarkers(placed.length > WORDS_MAX ? placed.map(({ text, ...mark }) => mark) : placed)
-    },
-    setLevels(levels) {
-      lines.forEach(line => candles.removePriceLine(line))
-      const ink = inks()
-      lines = levels.filter(level => level.price != null).map(level => candles.createPriceLine({
-        price: Number(level.price), title: level.title, color: ink[level.kind] ?? ink.text, lineWidth: 1, lineStyle: level.kind ? 2 : 1, axisLabelVisible: true }))
-    },
-    destroy() { stopScheme(); chart.remove() },
+    setMarkers(next) { list = next; paintMarks() },
+    setLevels(next) { levels = next.filter(level => level.price != null); paintLevels() },
+    lastBar: () => bars.at(-1),
+    destroy() { stopScheme(); host.removeEventListener('wheel', zoom); chart.remove() },
   }
 }
 
+/** A scale that holds the levels of a plan, not only the prices. */
+function withPlan(found, levels) {
+  const prices = levels.filter(level => level.isPlan).map(level => Number(level.price))
+  if (!found?.priceRange || !prices.length) return found
+  const { minValue, maxValue } = found.priceRange
+  return { ...found, priceRange: { minValue: Math.min(minValue, ...prices), maxValue: Math.max(maxValue, ...prices) } }
+}
+
+/** A part of the chart that shades from one bar to another; without the other, to the end. */
+function shade(times, rangeOf) {
+  const renderer = { draw(target) {
+    target.useBitmapCoordinateSpace(({ context, bitmapSize, horizontalPixelRatio }) => {
+      const range = rangeOf()
+      const from = range && times.timeToCoordinate(range.from)
+      if (from == null) return
+      const to = range.to ? times.timeToCoordinate(range.to) : null
+      const left = from * horizontalPixelRatio
+      context.fillStyle = `${inks().accent}1f`
+      context.fillRect(left, 0, Math.max(1, (to === null ? bitmapSize.width : to * horizontalPixelRatio) - left), bitmapSize.height)
+    })
+  } }
+  return { paneViews: () => [{ zOrder: () => 'bottom', renderer: () => renderer }] }
+}
+
 /**
- * A chart of `candles`, an answer of getCandles. `markers` are {id, at, price, color, shape, position, text}; selecting
- * one calls `onPick(id)`. `levels` are {price, title, kind: 'gain' | 'loss'}; `running` is a candle of the stream.
+ * A chart of `candles`, an answer of getCandles. `markers` are {id, at, price, color, shape, position, text, hint}, with
+ * `hint` {name, side, text, profit} for the pointer; selecting a single one calls `onPick(id)`, and `onHover(ids)` hears
+ * whose marks are under the pointer. `levels` are {price, title, kind: 'gain' | 'loss', isPlan}; `running` is a candle of
+ * the stream. `trade`, {from, to} in milliseconds, is shaded and fitted.
  */
-export function CandleChart({ label, candles, markers, levels, running, onPick }) {
+export function CandleChart({ label, candles, markers, levels, running, trade, onPick, onHover }) {
   const host = useRef(null)
   const [chart, setChart] = useState(null)
   const [error, setError] = useState(null)
+  const [hovered, setHovered] = useState(null)
+  const on = useRef({})
+  on.current = { pick: id => onPick?.(id), hover: next => { setHovered(next); onHover?.(next?.marks.map(mark => mark.id) ?? []) } }
   useEffect(() => {
     let made = null
     let isGone = false
     import('./vendor/lightweight-charts.js').then(library => {
       if (isGone) return
-      made = draw(library, host.current, label, id => onPick?.(id))
+      made = draw(library, host.current, { pick: id => on.current.pick(id), hover: next => on.current.hover(next) })
       setChart(made)
     }).catch(failure => setError(failure.message))
     return () => { isGone = true; made?.destroy() }
   }, [])
-  useEffect(() => { if (candles) chart?.setCandles(candles) }, [chart, candles])
+  useEffect(() => { chart?.setLevels(levels) }, [chart, levels])
+  useEffect(() => { if (candles) chart?.setCandles(candles, trade) }, [chart, candles, trade])
   useEffect(() => { if (candles) chart?.setMarkers(markers) }, [chart, candles, markers])
-  useEffect(() => chart?.setLevels(levels), [chart, levels])
   useEffect(() => { if (running && candles) chart?.extend(running) }, [chart, candles, running])
-  return html`<div class="chart candles" role="img" aria-label=${label} ref=${host} style=${{ height: `${HEIGHT_PX}px` }}></div>
+  return html`<${Ohlc} bar=${hovered?.bar ?? chart?.lastBar()} volume=${hovered?.volume} />
+    <div class="pointed">
+      <div class="chart candles" role="img" aria-label=${label} ref=${host} style=${{ height: `${HEIGHT_PX}px` }}></div>
+      ${hovered?.marks.length > 0 && html`<${Hint} of=${hovered} width=${host.current.clientWidth} />`}
+    </div>
     ${error && html`<p class="notice bad">The chart cannot be drawn: ${error}.</p>`}
-    <p class="soft small">Candles show the prices that models see; marks are at the prices of fills. Chart: <a href="https://www.tradingview.com/" rel="noreferrer">TradingView Lightweight Charts™</a>, © 2026 TradingView, Inc.</p>`
+    <p class="soft small">Candles show the prices that models see; marks are at the prices of fills. Drag to move, Ctrl or ⌘ and the wheel to zoom. Chart: <a href="https://www.tradingview.com/" rel="noreferrer">TradingView Lightweight Charts™</a>, © 2026 TradingView, Inc.</p>`
 }
+
+/** Open, high, low and close of the bar under the pointer, else of the last one. */
+function Ohlc({ bar, volume }) {
+  const figures = bar ? [['O', bar.open], ['H', bar.high], ['L', bar.low], ['C', bar.close]] : []
+  return html`<p class="ohlc readout">${figures.map(([name, value]) => html`<span key=${name}>${name} <b class=${tone(bar.close - bar.open, 8)}>${price(value)}</b></span>`)}${
+    volume != null && html`<span>Volume <b>${number(volume, volume >= 1000 ? 0 : 2)}</b></span>`}\u00a0</p>`
+}
+
+/** The trades whose marks are on the bar under the pointer. */
+function Hint({ of, width }) {
+  const side = of.x > width / 2 ? { right: `${width - of.x + 12}px` } : { left: `${of.x + 12}px` }
+  return html`<ul class="hint" style=${{ ...side, top: '8px' }}>${of.marks.slice(0, HINTS_MAX).map((mark, place) => html`<li key=${place}>
+      <b><bdi>${mark.hint.name}</bdi></b> ${mark.hint.side} ${mark.hint.text} ${mark.hint.profit != null && html`<span class=${tone(mark.hint.profit)}>${number(mark.hint.profit, 2, 'exceptZero')}</span>`}</li>`)}
+    ${of.marks.length > HINTS_MAX && html`<li class="soft">and ${of.marks.length - HINTS_MAX} more of ${of.marks.length}</li>`}</ul>`
+}
+
+/** The marks of trades or positions: each entry and exit. On the page of one trade they need no name and no color of a model. */
+export function marksOf(trades, known, isAlone = false) {
+  return trades.flatMap(trade => {
+    const name = isAlone ? '' : trade.modelName.slice(0, 16)
+    const color = isAlone ? 'accent' : known.colorOf(trade.modelId, trade.modelVariant)
+    const isLong = trade.side === 'LONG'
+    const side = trade.side.toLowerCase()
+    const entry = {
+      id: trade.id, at: Date.parse(trade.openedAt), price: Number(trade.entryPrice), color, text: isAlone ? `entry, ${side}` : name,
+      shape: isLong ? 'arrowUp' : 'arrowDown', position: isLong ? 'atPriceBottom' : 'atPriceTop',
+      hint: { name: trade.modelName, side, text: `entered at ${price(trade.entryPrice)}` },
+    }
+    if (!trade.closedAt) return [entry]
+    const isLiquidation = trade.closeReason === 'liquidation'
+    return [entry, {
+      id: trade.id, at: Date.parse(trade.closedAt), price: Number(trade.exitPrice), color: isAlone ? trade.netPnl > 0 ? 'gain' : 'loss' : color,
+      text: `${isAlone ? 'exit,' : name} ${trade.closeReason}`.trim(),
+      shape: isLiquidation ? 'square' : 'circle', position: 'atPriceMiddle', size: isLiquidation ? 2 : 1,
+      hint: { name: trade.modelName, side, text: `closed at ${price(trade.exitPrice)} by ${trade.closeReason}`, profit: trade.netPnl },
+    }]
+  })
+}
+
+/** The prices of a trade: entry and exit, and the plan of one whose plan is known. */
+export const levelsOf = trade => [
+  { price: trade.entryPrice, title: 'entry', isPlan: true },
+  { price: trade.exitPrice, title: 'exit', isPlan: true },
+  { price: trade.exitPlan?.stop, title: 'stop', kind: 'loss', isPlan: true },
+  { price: trade.exitPlan?.target, title: 'target', kind: 'gain', isPlan: true },
+  { price: trade.liquidationPrice, title: 'liquidation', kind: 'loss' },
+].filter(level => level.price != null)
 
 const readers = new Set()
 let running = []
 let end = null
 
-/** The running candles of all markets, from a stream that is open while a part of the page shows one. */
-function useRunning(symbol) {
+/** The running candle of a market, from a stream that is open while a part of the page shows one. */
+export function useRunning(symbol) {
   const [, render] = useState({})
   useEffect(() => {
     readers.add(render)
@@ -132,171 +272,4 @@ function useRunning(symbol) {
     }
   }, [])
   return running.find(candle => candle.symbol === symbol)
-}
-
-/** The marks of trades or positions: each entry and exit. */
-function marksOf(trades, known, isNamed = true) {
-  return trades.flatMap(trade => {
-    const color = known.colorOf(trade.modelId, trade.modelVariant)
-    const name = isNamed ? trade.modelName.slice(0, 16) : ''
-    const isLong = trade.side === 'LONG'
-    const entry = { id: trade.id, at: Date.parse(trade.openedAt), price: Number(trade.entryPrice), color, text: name,
-      shape: isLong ? 'arrowUp' : 'arrowDown', position: isLong ? 'atPriceBottom' : 'atPriceTop' }
-    if (!trade.closedAt) return [entry]
-    const isLiquidation = trade.closeReason === 'liquidation'
-    return [entry, { id: trade.id, at: Date.parse(trade.closedAt), price: trade.exitPrice, color, text: `${name} ${trade.closeReason}`.trim(),
-      shape: isLiquidation ? 'square' : 'circle', position: 'atPriceMiddle', size: isLiquidation ? 2 : 1 }]
-  })
-}
-
-/** The trigger prices of a position. */
-const levelsOf = (position, name = '') => [
-  { price: position.entryPrice, title: `${name} entry`.trim() },
-  { price: position.exitPlan.stop, title: `${name} stop`.trim(), kind: 'loss' },
-  { price: position.exitPlan.target, title: `${name} target`.trim(), kind: 'gain' },
-  { price: position.liquidationPrice, title: `${name} liquidation`.trim(), kind: 'loss' },
-]
-
-const openTrade = id => { location.hash = `#/trades/${id}` }
-
-export function MarketPage({ route, id: symbol }) {
-  const known = useModels()
-  const state = useLive()
-  const latest = useRunning(symbol)
-  const interval = route.query.get('interval') ?? '15m'
-  const modelId = route.query.get('model') ?? ''
-  const prices = useAnswer('trading.getCryptoPrices', {}, PRICES_MS)
-  const entry = useAnswer('trading.getCandles', { symbol, interval }, CANDLES_MS)
-  const { trades } = useTrades({ symbol, limit: TRADES, modelId }) // the same input as the table below
-  const [older, setOlder] = useState({ key: '', pages: [] })
-  const key = `${symbol} ${interval}`
-  const pages = older.key === key ? older.pages : []
-  const candles = useMemo(() => entry.data && joined([...pages, entry.data]), [entry.data, older, key])
-  const positions = positionsOf(state, position => position.symbol === symbol && (!modelId || position.modelId === modelId))
-  const shown = JSON.stringify(positions.map(({ id, exitPlan, entryPrice }) => [id, exitPlan, entryPrice]))
-  const markers = useMemo(() => marksOf([...trades, ...positions], known, !modelId), [trades, shown, known, modelId])
-  const levels = useMemo(() => (positions.length <= LEVELS_MAX ? positions.flatMap(position => levelsOf(position, modelId ? '' : position.modelName.slice(0, 12))) : []), [shown])
-  const stage = useStages(Boolean(candles && state.positions), 2)
-  const before = candles?.nextBefore
-  const readOlder = async () => setOlder({ key, pages: [await call('trading.getCandles', { symbol, interval, before }), ...pages] })
-  const now = prices.data?.prices.find(row => row.symbol === symbol)
-  const tools = html`
-    <${Select} label="Model" value=${modelId} onChange=${value => route.set('model', value)} options=${[['', 'All models'], ...known.models.map(model => [model.id, model.name])]} />
-    <${Choice} label="Interval" value=${interval} onChange=${value => route.set('interval', value)} options=${INTERVALS} />`
-  const last = latest?.close ?? candles?.close.at(-1)
-  return html`
-    <div class="title"><h1>${symbol}</h1><b class="figure">${price(last)}</b>
-      ${now?.change24hPercent != null && html`<span class=${tone(now.change24hPercent)}>${signedPercent(now.change24hPercent)} in 24 h</span>`}
-      <nav class="choice" aria-label="Markets">${(prices.data?.prices ?? []).map(row => html`<a key=${row.symbol} href=${`#/markets/${row.symbol}`} aria-current=${row.symbol === symbol ? 'page' : undefined}>${row.symbol}</a>`)}</nav></div>
-    <${Panel} title=${`${symbol}, candles and trades`} tools=${tools}><div class="body">
-      <${Failed} entry=${entry} what="The candles" />
-      ${candles?.times.length === 0 && html`<p class="empty">There are no candles of this length yet.</p>`}
-      <${CandleChart} label=${`Candles of ${symbol}, ${interval}, with ${markers.length} entries and exits; they are listed below`} candles=${candles} markers=${markers}
-        levels=${levels} running=${latest} onPick=${openTrade} />
-      ${before && html`<p class="more"><button class="button" type="button" onClick=${readOlder}>Earlier candles</button></p>`}
-      <p class="soft small">${positions.length > LEVELS_MAX ? `Stops, targets and liquidation prices are drawn for ${LEVELS_MAX} positions at most: choose a model.` : '\u00a0'}</p>
-    </div></${Panel}>
-    ${stage > 0 && html`<${Positions} only=${position => position.symbol === symbol && (!modelId || position.modelId === modelId)} title=${`Positions in ${symbol}`} />`}
-    ${stage > 1 && state.positions && html`<${Trades} symbol=${symbol} limit=${TRADES} modelId=${modelId || undefined} title=${`Trades in ${symbol}`} />`}`
-}
-
-const COLUMNS = ['times', 'open', 'high', 'low', 'close', 'volume']
-
-/** Pages of candles, the earliest first, as one answer. */
-const joined = pages => ({ ...pages[0], interval: pages.at(-1).interval,
-  ...Object.fromEntries(COLUMNS.map(column => [column, pages.flatMap(page => page[column])])) })
-
-/** The candles around a trade: an interval that gives it about a hundred candles, and their start and end. */
-function sliceOf(trade) {
-  const [begin, end] = [Date.parse(trade.openedAt), trade.closedAt ? Date.parse(trade.closedAt) : serviceNow()]
-  const interval = Object.keys(SPANS_MS).find(key => (end - begin) / SPANS_MS[key] <= BARS) ?? '1d'
-  const around = Math.max(AROUND * (end - begin), AROUND_BARS * SPANS_MS[interval])
-  const floor = at => new Date(Math.floor(at / SPANS_MS[interval]) * SPANS_MS[interval]).toISOString()
-  return { symbol: trade.symbol, interval, from: floor(begin - around), to: trade.closedAt ? floor(end + around) : undefined }
-}
-
-export function TradePage({ id }) {
-  const entry = useAnswer('trading.getTrade', { id }, 30_000)
-  const trade = entry.data?.trade
-  if (!trade) return entry.error ? html`<p class="notice">There is no such trade: ${entry.error}. <a href="#/trades">All trades</a></p>` : html`<p class="empty">Reading …</p>`
-  return html`<${Details} entry=${entry} trade=${trade} />`
-}
-
-function Details({ entry, trade }) {
-  const known = useModels()
-  const isOpen = trade.status === 'OPEN'
-  const latest = useRunning(trade.symbol)
-  const slice = useMemo(() => sliceOf(trade), [trade.id, trade.closedAt])
-  const candles = useAnswer('trading.getCandles', slice)
-  const markers = useMemo(() => marksOf([trade], known, false), [trade, known])
-  const levels = useMemo(() => levelsOf(trade), [trade])
-  const color = known.colorOf(trade.modelId, trade.modelVariant)
-  const held = (trade.closedAt ? Date.parse(trade.closedAt) : serviceNow()) - Date.parse(trade.openedAt)
-  const gain = isOpen ? null : (100 * trade.netPnl) / (trade.quantity * trade.entryPrice)
-  return html`
-    <div class="title"><${Key} color=${color} /><h1><a href=${`#/models/${encodeURIComponent(trade.modelId)}`}><bdi>${trade.modelName}</bdi></a>: <a href=${`#/markets/${trade.symbol}`}>${trade.symbol}</a></h1>
-      <${Side} side=${trade.side} />${trade.leverage && html`<span class="soft">${quantity(trade.leverage)}×</span>`}
-      <span class="badge">${isOpen ? 'open' : `closed by ${trade.closeReason}`}</span></div>
-    <${Failed} entry=${entry} what="The trade" />
-    <section class="panel" aria-label="Figures"><div class="body tiles">
-      ${!isOpen && html`<${Tile} label="Net" value=${signed(trade.netPnl)} kind=${tone(trade.netPnl)} note=${`${signedPercent(gain)} of the notional`} />
-        <${Tile} label="Price profit" value=${signed(trade.grossPnl)} note=${`− fees ${number(trade.fees)} ${signed(trade.funding)} funding`} />`}
-      ${isOpen && html`<${Tile} label="Fees so far" value=${number(trade.fees)} note=${`funding ${signed(trade.funding)}`} />`}
-      <${Tile} label="Quantity" value=${quantity(trade.quantity)} note=${`notional ${number(trade.quantity * trade.entryPrice)}, margin ${number(trade.margin)}`} />
-      <${Tile} label="Largest unrealized gain (MFE)" value=${percent(trade.excursion.favourablePercent)} note=${`at ${price(trade.side === 'LONG' ? trade.excursion.highest : trade.excursion.lowest)}`} />
-      <${Tile} label="Largest unrealized loss (MAE)" value=${percent(trade.excursion.adversePercent)} note=${`at ${price(trade.side === 'LONG' ? trade.excursion.lowest : trade.excursion.highest)}`} />
-      <${Tile} label="Held" value=${span(held)} note=${`since ${moment(trade.openedAt)}`} />
-    </div></section>
-    <${Panel} title="Price while it was open"><div class="body">
-      <${Failed} entry=${candles} what="The candles" />
-      ${candles.data?.times.length === 0 && html`<p class="empty">The candles of this time are no longer kept.</p>`}
-      <${CandleChart} label=${`Candles of ${trade.symbol} around this trade, with its entry, exit, stop and target`} candles=${candles.data} markers=${markers} levels=${levels} running=${isOpen ? latest : undefined} />
-      <p class="soft small">${trade.excursion.interval ? `Gain and loss are from the ${trade.excursion.interval} candles entirely within the trade, and from its own fills.` : 'It was shorter than a candle, so gain and loss are from its own fills.'}</p>
-    </div></${Panel}>
-    <div class="pair"><${Plan} trade=${trade} /><${Fills} trade=${trade} /></div>
-    <${Said} trade=${trade} at=${trade.openedAt} isOpening=${true} title="Why it was opened" />
-    ${!isOpen && html`<${Said} trade=${trade} at=${trade.closedAt} title="Why it was closed" />`}`
-}
-
-/** The last exit plan compared with the outcome; R is the profit in multiples of the loss at the stop. */
-function Plan({ trade }) {
-  const { stop, target, invalidation, invalidationPrice, timeExit } = trade.exitPlan
-  const sign = trade.side === 'LONG' ? 1 : -1
-  const away = level => (level == null ? 'not set' : `${price(level)} (${signedPercent(100 * sign * (level / trade.entryPrice - 1))})`)
-  const risk = stop == null ? null : sign * (trade.entryPrice - stop)
-  const rows = [
-    ['Entry', price(trade.entryPrice)], ['Stop', away(stop)], ['Target', away(target)],
-    ['Invalidation', invalidationPrice == null ? invalidation ?? 'not set' : `${away(invalidationPrice)}${invalidation ? `: ${invalidation}` : ''}`],
-    ['Time limit', timeExit ? moment(timeExit) : 'not set'], ['Confidence', trade.confidence == null ? '–' : percent(trade.confidence, 0)],
-    ['Outcome', trade.exitPrice == null ? 'still open' : `${away(trade.exitPrice)} by ${trade.closeReason}`],
-    ['R', risk > 0 && trade.exitPrice != null ? number(sign * (trade.exitPrice - trade.entryPrice) / risk) : '–'],
-  ]
-  return html`<${Panel} title="Plan and outcome"><dl class="facts body">${rows.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl></${Panel}>`
-}
-
-function Fills({ trade }) {
-  const columns = [
-    { key: 'time', title: 'Time', isText: true, by: fill => fill.timestamp, cell: fill => html`<${Time} at=${fill.timestamp} />` },
-    { key: 'side', title: 'Side', isText: true, by: fill => fill.side, cell: fill => html`<${Side} side=${fill.side} />` },
-    { key: 'quantity', title: 'Quantity', by: fill => Number(fill.quantity), cell: fill => quantity(fill.quantity) },
-    { key: 'price', title: 'Price', by: fill => Number(fill.price), cell: fill => price(fill.price) },
-    { key: 'fee', title: 'Fee', by: fill => Number(fill.fee), cell: fill => html`<${Money} value=${-fill.fee} places=${4} />` },
-    { key: 'cause', title: 'By', isText: true, by: fill => fill.cause, cell: fill => `${fill.cause}${fill.maker ? ', maker' : ''}` },
-  ]
-  return html`<${Panel} title="Fills"><${Table} label="Fills" columns=${columns} rows=${trade.fills} empty="No fills of this trade are recorded." /></${Panel}>`
-}
-
-/** The conversation in which a trade was opened or closed: the last one begun by then. */
-function Said({ trade, at, title, isOpening = false }) {
-  const known = useModels()
-  const before = new Date(Date.parse(at) + 1).toISOString()
-  const entry = useAnswer('models.getInvocations', { modelId: trade.modelId, before, limit: 1 }, 0)
-  const turn = entry.data?.conversations[0]
-  const isOfIt = turn && (isOpening ? turn.id === trade.invocationId : trade.closeReason === 'order' && turn.id !== trade.invocationId)
-  if (!isOpening && !isOfIt) return null
-  return html`<${Panel} title=${title}>
-    <${Failed} entry=${entry} what="The conversation" />
-    ${entry.data && !isOfIt && html`<p class="empty">${trade.invocationId ? 'Its conversation is no longer kept.' : 'It was opened manually.'}</p>`}
-    ${isOfIt && html`<ol class="turns"><${Turn} turn=${turn} known=${known} /></ol>`}
-  </${Panel}>`
 }

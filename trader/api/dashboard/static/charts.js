@@ -9,9 +9,12 @@ const DIMMED = '66'
 
 const LIFT_PX = 24
 const ENDS_FROM_PX = 700
-const ENDS_PX = 146
+const ENDS_PX = 164
 const ENDS_MAX = 14
+const NAME_PX = ENDS_PX - 16 // beside the badge
 const MARK_PX = 10
+const ZOOM_PX = 6
+const FIRST_LABEL_PX = 20 // half of a time below the left edge
 
 function axes(show, width, height) {
   const { grid, text } = inks()
@@ -19,9 +22,12 @@ function axes(show, width, height) {
   const shared = { stroke: text, font, grid: { stroke: grid, width: 1 }, ticks: { show: false } }
   return [
     { ...shared, space: 84, size: 28, values: (_, marks) => timeMarks(marks) },
-    { ...shared, side: 1, size: width < 480 ? 52 : 62, space: Math.min(34, height / 5), gap: 6, values: (_, marks) => marks.map(show) },
+    { ...shared, side: 1, size: width < 480 ? 52 : 62, space: Math.min(34, height / 5), gap: 6, values: (_, marks, axis, space, step) => marks.map(mark => show(mark, placesOf(step))) },
   ]
 }
+
+/** The decimal places that tell the marks of an axis apart. */
+const placesOf = step => String(Number(step.toFixed(6))).split('.')[1]?.length ?? 0
 
 /** The date at midnight, otherwise the time of day. */
 function timeMarks(marks) {
@@ -31,9 +37,9 @@ function timeMarks(marks) {
 /**
  * Draw lines over time in `host`. `series` are {name, color, isMain, isDimmed, isHidden}, `values` one list for each.
  *
- * `options`: `show` writes a value, `onCursor(index or null)` hears where the crosshair is, `sync` is the key that
+ * `options`: `show(value, places)` writes a value, on the axis with the places that its marks need, `onCursor(index or null)` hears where the crosshair is, `sync` is the key that
  * charts with a common crosshair share, `height`, `fill` fills below the line. `lifts` dims the others while the pointer is
- * near a line, `zooms` lets a drag choose a range (a double click shows all again), `ends` writes badge, name and value at the
+ * near a line, `onZoom(from, to, isLatest)` hears of a range that a drag chose, and without one of a double click, `ends` writes badge, name and value at the
  * end of each line (false leaves the room for them), and a series with `marks`, [{at, value, kind, href}], has them drawn as links. `limits(low, high)` are those of the
  * axis when it is not to follow outliers, `span` is the least that it covers. Returns {update, move, destroy}.
  */
@@ -48,13 +54,13 @@ export function timeChart(host, times, series, values, options) {
     chart = new uPlot({
       width,
       height: options.height,
-      padding: [8, options.ends !== undefined && width > ENDS_FROM_PX ? ENDS_PX : 0, 0, 0],
+      padding: [8, options.ends !== undefined && width > ENDS_FROM_PX ? ENDS_PX : 0, 0, FIRST_LABEL_PX],
       tzDate: seconds => uPlot.tzDate(new Date(seconds * 1000), 'UTC'),
       legend: { show: false },
       cursor: {
         sync: options.sync ? { key: options.sync, setSeries: false } : undefined,
         points: { size: 6, show: shown.length <= 12 },
-        drag: { x: Boolean(options.zooms), y: false },
+        drag: { x: Boolean(options.onZoom), y: false, setScale: false },
         focus: { prox: options.lifts ? LIFT_PX : -1 },
         y: false,
       },
@@ -64,15 +70,26 @@ export function timeChart(host, times, series, values, options) {
       series: [{}, ...shown.map(one => line(one, options))],
       bands: shown.flatMap((one, place) => (one.isBandTop ? [{ series: [place + 1, place + 2], fill: inks().grid }] : [])),
       hooks: {
+        setSelect: [self => options.onZoom && select(self)],
         setCursor: [() => options.onCursor?.(chart?.cursor.idx ?? null), self => self.over.classList.toggle('leads', Boolean(markAt(self, shown)))],
         setSeries: [(_, place) => options.onLift?.(place == null ? null : shown[place - 1])],
         draw: [self => drawMarks(self, shown), self => options.ends && width > ENDS_FROM_PX && drawEnds(self, shown, options)],
       },
     }, data, host)
+    chart.over.addEventListener('dblclick', () => options.onZoom?.())
     chart.over.addEventListener('click', () => { // uPlot keeps the click that ends a drag to itself
       const mark = markAt(chart, shown)
       if (mark) location.hash = mark.href
     })
+  }
+
+  /** Hear of a range that was chosen, unless it is too narrow to be meant. */
+  function select(self) {
+    const { left, width } = self.select
+    if (width < ZOOM_PX) return
+    const [from, to] = [left, left + width].map(at => self.posToVal(at, 'x'))
+    self.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false)
+    options.onZoom(from, to, to >= self.data[0].at(-1))
   }
 
   build()
@@ -87,12 +104,7 @@ export function timeChart(host, times, series, values, options) {
       data = [nextTimes, ...nextValues]
       const isSame = nextSeries.length === shown.length && nextSeries.every((one, place) => isAlike(one, shown[place]))
       shown = nextSeries
-      if (isSame) {
-        const { min, max } = chart.scales.x
-        const isZoomed = options.zooms && (min > data[0][0] || max < chart.data[0].at(-1))
-        chart.setData(data, !isZoomed)
-        if (isZoomed) chart.setScale('x', { min, max })
-      }
+      if (isSame) chart.setData(data)
       else build()
     },
     /** Move the crosshair by this many points, for keyboard users. */
@@ -130,9 +142,18 @@ function drawEnds(chart, series, options) {
     drawBadge(ctx, one, x, y)
     ctx.fillStyle = onGround(one.color)
     ctx.font = `${11 * dpr()}px "Inter Variable", system-ui, sans-serif`
-    ctx.fillText(`${one.name.length > 14 ? `${one.name.slice(0, 13)}…` : one.name} ${options.show(last)}`, x + 10 * dpr(), y)
+    ctx.fillText(`${fitted(ctx, one.name, ` ${options.show(last)}`)}`, x + 10 * dpr(), y)
   }
   ctx.restore()
+}
+
+/** The name with what follows it, cut where the room beside the chart ends. */
+function fitted(ctx, name, rest) {
+  const letters = [...name]
+  const isTooWide = text => ctx.measureText(text).width > NAME_PX * dpr()
+  if (!isTooWide(name + rest)) return name + rest
+  while (letters.length > 1 && isTooWide(`${letters.join('')}…${rest}`)) letters.pop()
+  return `${letters.join('')}…${rest}`
 }
 
 /** The letters of a name: the first of its first two words, else its first two. */
@@ -215,7 +236,7 @@ export function histogram(host, groups, low, high, bins, height) {
     legend: { show: false },
     cursor: { drag: { x: false, y: false }, y: false },
     scales: { x: { time: false } },
-    axes: axes(value => `${value.toFixed(0)} %`, host.clientWidth, height).map((axis, place) => (
+    axes: axes((value, places) => `${value.toFixed(places)} %`, host.clientWidth, height).map((axis, place) => (
       place ? axis : { ...axis, values: (_, marks) => marks.map(mark => `${mark} %`) })),
     series: [{}, ...groups.map(group => ({
       label: group.name, stroke: onGround(group.color), width: THICK, paths: uPlot.paths.stepped({ align: 0 }), points: { show: false },

@@ -1,9 +1,11 @@
 // Parts that several pages use: names, figures, tables, choices, intervals.
 import { useChosen } from './address.js'
+import { csvOf, save } from './csv.js'
 import { html, useEffect, useRef, useState } from './lib.js'
 import { onGround } from './colors.js'
-import { moment, number, quantity, signed, tone } from './format.js'
+import { moment, number, signed, times, tone } from './format.js'
 import { distinctName } from './models.js'
+import { compare } from './order.js'
 
 export const Panel = ({ title, tools, children, className = '' }) => html`
   <section class="panel ${className}" aria-label=${title}>
@@ -25,13 +27,13 @@ export function ModelName({ id, name, color, isLinked = true }) {
 }
 
 /** The column of a table whose rows belong to models. */
-export const modelColumn = known => ({ key: 'model', title: 'Model', isText: true, by: row => row.modelName.toLowerCase(), cell: row => html`<${ModelName} id=${row.modelId}
+export const modelColumn = known => ({ key: 'model', title: 'Model', isText: true, isHead: true, by: row => row.modelName, csv: row => ({ Model: row.modelName, 'Model id': row.modelId }), cell: row => html`<${ModelName} id=${row.modelId}
   name=${row.modelName} color=${known.colorOf(row.modelId, row.modelVariant)} isLinked=${known.byId.has(row.modelId)} />` })
 
 export const VariantName = ({ variant }) => (variant
   ? html`<a class="soft" href=${`#/variants/${variant}`}>${variant}</a>` : html`<span class="soft">manual</span>`)
 
-export const Money = ({ value, places = 2 }) => html`<span class=${tone(value)} title=${value}>${signed(value, places)}</span>`
+export const Money = ({ value, places = 2 }) => html`<span class=${tone(value, places)} title=${value}>${signed(value, places)}</span>`
 
 export const Time = ({ at }) => html`<time datetime=${at} title=${at}>${moment(at)}</time>`
 
@@ -46,15 +48,24 @@ export const Manual = () => html`<span class="badge warn" title="traded manually
 
 /** The market of a position or a trade, with its side, its leverage, and a badge if it was opened manually. */
 export const Market = ({ trade }) => html`<a class="inline" href=${`#/markets/${trade.symbol}`}>${trade.symbol}</a> <${Side} side=${trade.side} /> ${
-  trade.leverage && html`<span class="soft">${quantity(trade.leverage)}×</span>`} ${trade.manual && html`<${Manual} />`}`
+  trade.leverage && html`<span class="soft">${times(trade.leverage)}</span>`} ${trade.manual && html`<${Manual} />`}`
 
 /** A time that links to the page of its trade. */
 export const TradeTime = ({ at, id }) => html`<a href=${`#/trades/${id}`}><${Time} at=${at} /></a>`
 
+/** Buttons of which one is pressed: a single stop of the Tab key, within which the arrow keys move. */
 export function Choice({ label, options, value, onChange }) {
-  return html`<div class="choice" role="group" aria-label=${label}>
+  const stop = options.some(([key]) => key === value) ? value : options[0][0]
+  const move = event => {
+    const step = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1 }[event.key]
+    if (!step) return
+    event.preventDefault()
+    const buttons = [...event.currentTarget.children]
+    buttons.at((buttons.indexOf(document.activeElement) + step) % buttons.length).focus()
+  }
+  return html`<div class="choice" role="toolbar" aria-label=${label} onKeyDown=${move}>
     ${options.map(([key, text]) => html`<button type="button" key=${key} aria-pressed=${key === value ? 'true' : 'false'}
-      onClick=${() => onChange(key)}>${text}</button>`)}
+      tabindex=${key === stop ? 0 : -1} onClick=${() => onChange(key)}>${text}</button>`)}
   </div>`
 }
 
@@ -86,20 +97,21 @@ const STEP = 100
 const STAGE_MS = 400
 
 /**
- * A table that sorts by its heads. `columns` are {key, title, cell(row), by(row) to sort by, isText, className};
- * `isEven` gives all the same width, whatever stands in them. `rows` keep their order until a head is pressed, and the address keeps that. A row of the page shows whatever comes to its place: none is moved, so
+ * A table that sorts by its heads. `columns` are {key, title, cell(row), by(row) to sort by, csv(row), isText, className};
+ * `readAll` reads the rows that a saved file has beyond these, `isEven` gives all columns the same width, whatever stands in them. `rows` keep their order until a head is pressed, and the address keeps that. A row of the page shows whatever comes to its place: none is moved, so
  * that the page does not jump under a reader.
  */
-export function Table({ label, columns, rows, empty, first = STEP, isEven = false }) {
+export function Table({ label, columns, rows, empty, first = STEP, isEven = false, readAll }) {
   const [order, setOrder] = useChosen(`sort-${slugOf(label)}`, '') // the key of a column, after a minus when descending
   const [limit, setLimit] = useState(first)
   if (!rows.length) return html`<p class="empty">${empty}</p>`
   const column = columns.find(one => one.by && (order === one.key || order === `-${one.key}`))
   const sign = order.startsWith('-') ? -1 : 1
-  const sorted = column ? [...rows].sort((one, other) => sign * compare(column.by(one), column.by(other))) : rows
+  const inOrder = some => (column ? [...some].sort((one, other) => sign * compare(column.by(one), column.by(other))) : some)
+  const sorted = inOrder(rows)
   const press = key => setOrder(order === `-${key}` ? key : order === key ? '' : `-${key}`)
   const sortOf = key => ({ [key]: 'ascending', [`-${key}`]: 'descending' })[order]
-  const kind = one => `${one.isText ? 'text ' : ''}${one.className ?? ''}`
+  const kind = one => `${one.isText ? 'text ' : ''}${one.isMain ? 'main ' : ''}${one.isHead ? 'head ' : ''}${one.className ?? ''}`
   return html`<div class="scroll" role="group" tabindex="0" aria-label=${`${label}, table`}><table class=${isEven ? 'even' : ''}>
     <thead><tr>${columns.map(one => html`<th key=${one.key} scope="col" class=${kind(one)} aria-sort=${sortOf(one.key)}>
       ${one.by ? html`<button type="button" onClick=${() => press(one.key)}>${one.title}</button>` : one.title}</th>`)}</tr></thead>
@@ -108,32 +120,10 @@ export function Table({ label, columns, rows, empty, first = STEP, isEven = fals
   </table></div>
   <p class="more">${rows.length > limit && html`<button class="button" type="button" onClick=${() => setLimit(limit + STEP)}>
     Show ${Math.min(STEP, rows.length - limit)} more of ${rows.length}</button> `}
-    <button class="quiet" type="button" onClick=${() => download(label, columns, sorted)}>CSV</button></p>`
+    <button class="quiet" type="button" onClick=${async () => save(`${slugOf(label)}.csv`, csvOf(columns, readAll ? inOrder(await readAll()) : sorted))}>CSV</button></p>`
 }
 
 const slugOf = label => label.toLowerCase().replaceAll(/[^a-z0-9]+/g, '-')
-
-/** Save the rows of a table as CSV, with the figures by which its columns sort, so that none is rounded. */
-function download(label, columns, rows) {
-  const fields = columns.filter(column => column.by)
-  const quoted = value => {
-    const text = String(value ?? '')
-    const safe = typeof value === 'string' && /^[=+\-@\t\r]/.test(text) ? `'${text}` : text // not a formula in a spreadsheet
-    return `"${safe.replaceAll('"', '""')}"`
-  }
-  const lines = [fields.map(column => quoted(column.title)), ...rows.map(row => fields.map(column => quoted(column.by(row))))]
-  const link = document.createElement('a')
-  link.href = URL.createObjectURL(new Blob([lines.map(line => `${line.join(',')}\r\n`).join('')], { type: 'text/csv' }))
-  link.download = `${slugOf(label)}.csv`
-  link.click()
-  setTimeout(() => URL.revokeObjectURL(link.href), STAGE_MS)
-}
-
-function compare(one, other) {
-  if (one === other) return 0
-  if (one == null || other == null) return one == null ? -1 : 1
-  return one < other ? -1 : 1
-}
 
 /**
  * Return how many parts of a page may be there: the first, then one more in each task, once the page is ready, so that

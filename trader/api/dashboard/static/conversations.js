@@ -2,7 +2,7 @@
 import { useChosen } from './address.js'
 import { call, useAnswer } from './answers.js'
 import { Choice, Failed, ModelName, Panel, Select, Time } from './components.js'
-import { number, price, quantity, span, whole } from './format.js'
+import { number, price, quantity, span, times, whole } from './format.js'
 import { html, useEffect, useState } from './lib.js'
 import { useModels } from './models.js'
 import { merged, useLive, useRuns } from './store.js'
@@ -10,59 +10,90 @@ import { merged, useLive, useRuns } from './store.js'
 const NAMES = { CREATE_POSITION: 'open', CLOSE_POSITION: 'close', UPDATE_EXIT_PLAN: 'exit plan', HOLDING: 'hold', FETCH_INDICATORS: 'indicators', FETCH_ORDER_BOOK: 'book', NOTE: 'note' }
 const ACTS = ['CREATE_POSITION', 'CLOSE_POSITION', 'UPDATE_EXIT_PLAN']
 const KINDS = { rejected: 'loss', failed: 'warn' }
-const FEED = 25
+const PAGE = 100
+const PAGES_MAX = 4 // that are read without being asked
 const SHOW = [['all', 'All'], ['acted', 'Acted'], ['refused', 'Refused']]
 
-/** The conversations of a model, a variant or all models; new ones from the stream are offered, not inserted. */
-export function Conversations({ modelId, variant, title = 'Conversations', isFeed = false, limit = 50 }) {
+/**
+ * The conversations of a model, a variant or all models; new ones from the stream are offered, not inserted. Holds are
+ * folded before the list is limited, and more is read until it is full or `PAGES_MAX` were read.
+ */
+export function Conversations({ modelId, variant, title = 'Conversations', groups: most = 50, isSide = false }) {
   const known = useModels()
   const state = useLive()
-  const [chosenModel, setModel] = useChosen('model', '')
-  const [chosenVariant, setVariant] = useChosen('variant', '')
-  const filter = isFeed ? { modelId: '', variant: '' } : { modelId: chosenModel, variant: chosenVariant }
-  const [show, setShow] = useChosen('show', 'all')
+  const [chosenModel, setModel] = useChosen('model', '', true)
+  const [chosenVariant, setVariant] = useChosen('variant', '', true)
+  const [show, setShow] = useChosen('show', 'all', true)
   const [seen, setSeen] = useState(null)
   const [isLooking, setLooking] = useState(false)
   const isHeard = useRuns(isLooking)
-  const chosen = { modelId: modelId ?? filter.modelId, variant: variant ?? filter.variant }
-  const isChosen = Boolean(chosen.modelId || chosen.variant)
+  const chosen = { modelId: (modelId ?? chosenModel) || undefined, variant: (variant ?? chosenVariant) || undefined, outcome: show === 'all' ? undefined : show }
   const isOfThese = (id, variantOfIt) => (!chosen.modelId || id === chosen.modelId) && (!chosen.variant || variantOfIt === chosen.variant)
-  const [read, setRead] = useState(null)
-  const live = (state.conversations ?? []).filter(turn => isOfThese(turn.modelId, turn.modelVariant))
-  const turns = merged(live, read?.data?.conversations ?? []).filter(turn => isShown(turn, show)).slice(0, isFeed ? FEED : limit)
-  const isKnown = state.conversations !== null && (isFeed && !isChosen || read?.data)
+  const earlier = useEarlier({ limit: PAGE, ...chosen })
+  const live = (state.conversations ?? []).filter(turn => isOfThese(turn.modelId, turn.modelVariant) && isShown(turn, show))
+  const turns = merged(live, earlier.turns)
+  const isKnown = state.conversations !== null && earlier.entry.data !== null
   const see = () => setSeen(new Set(turns.map(turn => turn.id)))
   useEffect(() => { if (isKnown && seen === null && turns.length) see() })
-  const newer = seen === null ? [] : turns.filter(turn => !seen.has(turn.id))
+  const read = new Set(earlier.turns.map(turn => turn.id))
+  const newer = seen === null ? [] : turns.filter(turn => !seen.has(turn.id) && !read.has(turn.id))
+  const shown = folded(turns.filter(turn => !newer.includes(turn)))
+  const limit = most * (1 + earlier.presses)
+  useEffect(() => { if (isKnown && shown.length < limit && earlier.pages < PAGES_MAX * (1 + earlier.presses)) earlier.readMore() })
   const running = [...state.running].filter(([id]) => isOfThese(id, known.byId.get(id)?.variant))
   const choose = set => value => { set(value); setSeen(null) }
   const tools = html`
-    ${!modelId && !isFeed && html`<div class="filters">
-      <${Select} label="Model" value=${filter.modelId} onChange=${choose(setModel)}
+    ${!modelId && !isSide && html`<div class="filters">
+      <${Select} label="Model" value=${chosenModel} onChange=${choose(setModel)}
         options=${[['', 'All models'], ...known.models.map(model => [model.id, model.name])]} />
-      ${!variant && html`<${Select} label="Variant" value=${filter.variant} onChange=${choose(setVariant)}
+      ${!variant && html`<${Select} label="Variant" value=${chosenVariant} onChange=${choose(setVariant)}
         options=${[['', 'All variants'], ...known.variants.map(each => [each.id, each.id])]} />`}</div>`}
     <${Choice} label="Which" value=${show} onChange=${choose(setShow)} options=${SHOW} />`
   return html`<${Panel} title=${title} tools=${tools}>
-    ${(!isFeed || isChosen) && html`<${Earlier} key=${JSON.stringify([chosen, limit])} chosen=${chosen} limit=${limit} onRead=${setRead} />`}
+    <${Failed} entry=${earlier.entry} what="The conversations" />
     <details class="now" onToggle=${event => setLooking(event.target.open)}><summary>${running.length ? `Deciding: ${running.map(([, run]) => run.name).join(', ')}`
       : isHeard ? 'No model is deciding' : 'Who is deciding'}</summary>
       <ol class="turns">${running.map(([id, run]) => html`<${Running} key=${run.id} id=${id} run=${run} known=${known} />`)}</ol></details>
     <p class="newer"><button class="button" type="button" disabled=${!newer.length} onClick=${see}>${newer.length ? `Show ${newer.length} newer` : 'Nothing newer'}</button></p>
-    <div class=${isFeed ? 'feed' : ''}>
-      <ol class="turns">${folded(turns.filter(turn => !newer.includes(turn))).map(group => (group.length > 1
+    <div class=${isSide ? 'feed' : ''}>
+      <ol class="turns">${shown.slice(0, limit).map(group => (group.length > 1
         ? html`<${Held} key=${group.at(-1).id} turns=${group} known=${known} />`
-        : html`<${Turn} key=${group[0].id} turn=${group[0]} known=${known} isCut=${isFeed} />`))}</ol>
+        : html`<${Turn} key=${group[0].id} turn=${group[0]} known=${known} isCut=${isSide} />`))}</ol>
       ${isKnown && !turns.length && html`<p class="empty">${
-        show === 'all' ? 'No model has been asked yet.' : 'Nothing of this kind among the latest.'}</p>`}
+        show === 'all' ? 'No model has been asked yet.' : `No decision was ${show === 'acted' ? 'to act' : 'refused'} yet.`}</p>`}
+      ${(shown.length > limit || earlier.hasMore) && html`<p class="more"><button class="button" type="button" onClick=${earlier.press}>Older conversations</button></p>`}
     </div></${Panel}>`
 }
 
-/** Read everything older than the stream once; the stream delivers the rest. */
-function Earlier({ chosen, limit, onRead }) {
-  const entry = useAnswer('models.getInvocations', { limit, modelId: chosen.modelId || undefined, variant: chosen.variant || 'all' }, 0)
-  useEffect(() => onRead({ data: entry.data }), [entry.data])
-  return html`<${Failed} entry=${entry} what="The conversations" />`
+/** Everything older than the stream, page by page: {entry, turns, pages, presses, hasMore, readMore, press}. */
+function useEarlier(input) {
+  const entry = useAnswer('models.getInvocations', input, 0)
+  const key = JSON.stringify(input)
+  const [older, setOlder] = useState({ key, pages: [], presses: 0, isReading: false })
+  const { pages, presses, isReading } = older.key === key ? older : { pages: [], presses: 0, isReading: false }
+  const last = pages.at(-1) ?? entry.data
+  async function readMore() {
+    if (isReading || !last?.nextBefore) return
+    setOlder({ key, pages, presses, isReading: true })
+    const page = await call('models.getInvocations', { ...input, before: last.nextBefore, skip: last.nextSkip }).catch(() => null)
+    setOlder(now => (now.key === key ? { ...now, pages: page ? [...pages, page] : pages, isReading: page === null } : now))
+  }
+  return {
+    entry, readMore, presses, pages: pages.length, hasMore: Boolean(last?.nextBefore),
+    turns: [entry.data, ...pages].flatMap(page => page?.conversations ?? []),
+    press: () => { setOlder({ key, pages, presses: presses + 1, isReading: false }) },
+  }
+}
+
+/** The page of one decision. */
+export function ConversationPage({ id }) {
+  const known = useModels()
+  const entry = useAnswer('models.getInvocations', { invocationId: id }, 0)
+  const [turn] = entry.data?.conversations ?? []
+  return html`<div class="title"><h1>Decision</h1><a href="#/conversations">All conversations</a></div>
+    <${Failed} entry=${entry} what="The decision" />
+    ${entry.data && !turn && html`<p class="notice">There is no finished decision ${id}.</p>`}
+    ${turn && html`<section class="panel" aria-label="Decision"><ol class="turns"><${Turn} turn=${turn} known=${known} /></ol></section>`}`
 }
 
 const isHold = turn => turn.status === 'completed' && turn.toolCalls.length > 0 && turn.toolCalls.every(each => each.type === 'HOLDING')
@@ -104,14 +135,18 @@ function Running({ id, run, known }) {
 
 export function Turn({ turn, known, isCut }) {
   const [isOpen, setOpen] = useState(!isCut)
-  const holding = turn.toolCalls.length === 1 && turn.toolCalls[0].type === 'HOLDING' && turn.toolCalls[0].metadata.decisions?.[0]?.reason
-  const calls = holding && holding === turn.response ? [] : turn.toolCalls
+  const reasonOf = each => (each.type === 'HOLDING' && each.status === 'ok' && each.metadata.decisions?.[0]?.reason?.trim()) || ''
+  const said = (turn.response ?? '').trim()
+  // What a model says is often the reason of its hold once more: it is shown once, in its longer form.
+  const repeated = turn.toolCalls.filter(each => reasonOf(each) && said && (said.includes(reasonOf(each)) || reasonOf(each).includes(said)))
+  const calls = turn.toolCalls.filter(each => !repeated.includes(each))
+  const text = repeated.map(reasonOf).concat(said).reduce((one, other) => (other.length > one.length ? other : one))
   return html`<li class="turn">
     <header><${ModelName} id=${turn.modelId} name=${turn.modelName} color=${known.colorOf(turn.modelId, turn.modelVariant)} />
       ${turn.status !== 'completed' && html`<span class="badge loss">${turn.status}</span>`}
-      ${holding && html`<span class="badge">hold</span>`}<${Time} at=${turn.timestamp} /></header>
+      ${repeated.length > 0 && !calls.length && html`<span class="badge">hold</span>`}<a href=${`#/conversations/${turn.id}`} title="This decision"><${Time} at=${turn.timestamp} /></a></header>
     ${turn.failureReason && html`<p class="said loss">${turn.failureReason}</p>`}
-    ${turn.response && html`<p class=${`said ${isOpen ? '' : 'cut'}`} onClick=${isCut && (() => setOpen(!isOpen))}>${turn.response}</p>`}
+    ${text && html`<p class=${`said ${isOpen ? '' : 'cut'}`} onClick=${isCut && (() => setOpen(!isOpen))}>${text}</p>`}
     ${calls.length > 0 && html`<ol class="calls">${calls.map(each => html`<${Call} key=${each.id} one=${{ ...each, ...each.metadata }} />`)}</ol>`}
     <${Details} one=${turn} />
   </li>`
@@ -155,7 +190,7 @@ function wordsOf(type, decision) {
   if (type === 'HOLDING' || type === 'NOTE') return decision.reason ?? decision.text ?? ''
   if (type === 'FETCH_INDICATORS') return `${decision.symbol ?? ''} ${decision.interval ?? ''}`
   if (type === 'CREATE_POSITION') {
-    return [`${decision.side ?? ''} ${quantity(decision.quantity)} ${decision.symbol ?? ''}${decision.leverage ? ` at ${quantity(decision.leverage)}×` : ''}`,
+    return [`${decision.side ?? ''} ${quantity(decision.quantity)} ${decision.symbol ?? ''}${decision.leverage ? ` at ${times(decision.leverage)}` : ''}`,
       ...plan, decision.confidence != null ? `confidence ${quantity(decision.confidence)} %` : null].filter(Boolean).join(', ')
   }
   return [`${decision.quantity ? `${quantity(decision.quantity)} ` : ''}${decision.symbol ?? ''}`, ...plan].join(', ')

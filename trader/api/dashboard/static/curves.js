@@ -1,7 +1,8 @@
 // Equity curves with drawdowns: per model or per variant, a window, a legend that isolates, and a crosshair.
-import { useChosen } from './address.js'
+import { setChoices, useChosen } from './address.js'
 import { call, hasMany, modelCount, readAhead, shownMs, useReport } from './answers.js'
 import { averageOf, drawdownsOf, quantileOf, returnsOf, timeChart } from './charts.js'
+import { neutral } from './colors.js'
 import { Choice, Failed, Key, Panel, useChart } from './components.js'
 import { ZONE, day, clock, minuteOf, number, signedPercent, percent, timeOf } from './format.js'
 import { html, useEffect, useMemo, useState } from './lib.js'
@@ -19,11 +20,12 @@ const AFTER_EQUITY_MS = 30
 
 /** `only(model)` selects the models to show, and `variant` the models of the query; `main` is drawn thicker, with the
 ends of its `trades`. */
-export function Curves({ title = 'Equity', window, onWindow, only, main, trades, onDrawn }) {
+export function Curves({ title = 'Equity', window, only, main, trades, onDrawn }) {
   const known = useModels()
-  const [from, setFrom] = useChosen('from', '')
-  const [to, setTo] = useChosen('to', '')
-  const entry = useReport(keyOf(window, from, to), shownMs(), () => readCurves(window, from, to))
+  const [from, setFrom] = useChosen('from', '', true)
+  const [to, setTo] = useChosen('to', '', true)
+  const entry = useCurves(window, from, to)
+  const [isOpen, setOpen] = useState(Boolean(from || to))
   const state = useLive()
   const [by, setBy] = useChosen('lines', 'models')
   const [unit, setUnit] = useChosen('unit', '%')
@@ -39,21 +41,21 @@ export function Curves({ title = 'Equity', window, onWindow, only, main, trades,
   const isMoney = unit !== '%' && by === 'models'
   const isMany = (lines?.length ?? expected) > MANY && chosen.size === 0 && !main
   const drawn = useMemo(() => lines && drawingOf(lines, chosen, isMoney, main, isMany && range === 'ends', trades), [lines, chosen, isMoney, main, isMany, range, trades])
-  const show = value => (isMoney ? number(value, Math.abs(value) >= 1000 ? 0 : 2) : `${number(value, Math.abs(value) < 10 ? 1 : 0)} %`)
+  const show = (value, places) => (isMoney ? number(value, places ?? (Math.abs(value) >= 1000 ? 0 : 2)) : `${number(value, places ?? (Math.abs(value) < 10 ? 1 : 0))} %`)
   const limits = drawn && isMany && range !== 'ends' ? robust(drawn.equity[2]) : null
   useEffect(() => { showNow = show; limitsNow = limits })
   const height = matchMedia('(max-width: 760px)').matches ? NARROW_EQUITY_PX : EQUITY_PX
   const [equity, equityChart] = useChart(
     (host, ...inputs) => {
-      const chart = timeChart(host, ...inputs, { height, show: value => showNow(value), sync: 'equity', onCursor: setAt, onLift: setLifted,
-        lifts: true, zooms: true, ends: true, span: LEAST_SPAN, limits: (low, high) => limitsNow ?? [low, high] })
+      const chart = timeChart(host, ...inputs, { height, show: (...shown) => showNow(...shown), sync: 'equity', onCursor: setAt, onLift: setLifted,
+        lifts: true, onZoom: zoom, ends: true, span: LEAST_SPAN, limits: (low, high) => limitsNow ?? [low, high] })
       performance.mark('curves') // the benchmark waits for this
       onDrawn?.()
       return chart
     }, drawn?.equity)
   const [drawdown] = useChart(
     (host, ...inputs) => timeChart(host, ...inputs, {
-      height: DRAWDOWN_PX, show: value => `${number(value, Math.abs(value) < 10 ? 1 : 0)} %`, sync: 'equity', top: 0, fill: lines?.length === 1, span: LEAST_SPAN, ends: false,
+      height: DRAWDOWN_PX, show: (value, places) => `${number(value, places)} %`, sync: 'equity', top: 0, fill: lines?.length === 1, span: LEAST_SPAN, ends: false,
     }),
     drawn?.drawdown, AFTER_EQUITY_MS)
   useEffect(() => {
@@ -71,17 +73,18 @@ export function Curves({ title = 'Equity', window, onWindow, only, main, trades,
     const step = { ArrowLeft: -1, ArrowRight: 1, PageUp: -12, PageDown: 12 }[event.key]
     if (step) { event.preventDefault(); equityChart.current?.move(step) }
   }
-  const tools = html`
+  const choices = html`<div class="filters body choices">
     ${isMany && html`<${Choice} label="Curves" value=${range} onChange=${setRange} options=${[['ends', 'Best and worst'], ['all', 'All']]} />`}
     ${!main && html`<${Choice} label="Lines" value=${by} onChange=${value => { setAlone(''); setBy(value) }} options=${[['models', 'Models'], ['variants', 'Variants']]} />`}
     ${by === 'models' && html`<${Choice} label="Unit" value=${unit} onChange=${setUnit} options=${[['%', '%'], ['money', document.body.dataset.currency]]} />`}
-    <${Choice} label="Window" value=${from || to ? null : window} onChange=${value => { setFrom(''); setTo(''); onWindow(value) }} options=${WINDOWS} />
-    <${Moment} label="From" value=${from} onChange=${setFrom} /><${Moment} label="To" value=${to} onChange=${setTo} />`
+    <${Moment} label="From" value=${from} onChange=${setFrom} /><${Moment} label="To" value=${to} onChange=${setTo} /></div>`
+  const tools = html`<${Choice} label="Window" value=${from || to ? null : window} onChange=${value => setChoices({ from: '', to: '', window: value }, true)} options=${WINDOWS} />
+    <button class="button" type="button" aria-expanded=${isOpen ? 'true' : 'false'} onClick=${() => setOpen(!isOpen)}>Options</button>`
   const place = at ?? (lines?.times.length ?? 0) - 1
   const outside = limits ? lines.filter(line => { const value = (isMoney ? line.values : line.returns).findLast(each => each != null); return value > limits[1] || value < limits[0] }) : []
   const isThin = lines?.every(line => line.values.filter(value => value != null).length < 2)
   const pair = lines?.filter(line => chosen.has(line.id)) ?? []
-  return html`<${Panel} title=${title} tools=${tools} className="curves"><div class="body">
+  return html`<${Panel} title=${title} tools=${tools} className="curves">${isOpen && choices}<div class="body">
     <${Failed} entry=${entry} what="The curves" />
     <div class="readout">${isThin ? from || to ? 'This range has too few snapshots for a line. ' : 'A line needs two moments; the first snapshots are being taken. ' : ''}${by === 'variants' ? 'Average return of the models' : isMoney ? 'Equity' : 'Return since the start of the window'}${
       lines?.times.length ? ` · ${day(lines.times[place] * 1000)}, ${clock(lines.times[place] * 1000, false)} ${ZONE}` : ''}${
@@ -89,7 +92,7 @@ export function Curves({ title = 'Equity', window, onWindow, only, main, trades,
       pair.length === 2 ? ` · ${pair[0].name} less ${pair[1].name}: ${signedPercent(pair[0].returns[place] - pair[1].returns[place])}` : ''}${
       lines && isMany && range === 'ends' ? ` · best and worst ${ENDS}, and the band of the middle half of ${lines.length}` : ''}</div>
     <div class="chart" ref=${equity} style=${{ minHeight: `${height}px` }} tabindex="0" role="group" onKeyDown=${keys}
-      aria-label=${`${title} over time. The arrow keys move the crosshair, whose values are in the legend. A drag zooms, a double click shows all.${trades ? ' The dots lead to trades, which are listed below.' : ''}`}></div>
+      aria-label=${`${title} over time. The arrow keys move the crosshair, whose values are in the legend. A drag zooms, a double click shows the whole window.${trades ? ' The dots lead to trades, which are listed below.' : ''}`}></div>
     ${outside.length > 0 && html`<p class="soft small">Beyond the axis: ${outside.map(line => `${line.name} ${signedPercent(line.returns.findLast(value => value != null))}`).join(', ')}.</p>`}
     <div class="axis-title">Drawdown</div>
     <div class="chart" ref=${drawdown} style=${{ minHeight: `${DRAWDOWN_PX}px` }} role="img" aria-label="Drawdown over time"></div>
@@ -109,6 +112,9 @@ let limitsNow = null
 let showNow = number
 
 const keyOf = (...range) => `trading.getEquityCurves ${range}`
+
+/** The curves of a window, or of a range within it. */
+export const useCurves = (window, from = '', to = '') => useReport(keyOf(window, from, to), shownMs(), () => readCurves(window, from, to))
 
 /** Read the curves of an address before showing them. */
 export function readCurvesAhead(query) {
@@ -142,6 +148,12 @@ function Legend({ lines, place, chosen, toggle, isMoney }) {
   </div>`
 }
 
+/** Show a range of times, to the minute, as the range of the address; without one, the whole window. */
+function zoom(from, to, isLatest) {
+  const minute = seconds => `${new Date(seconds * 1000).toISOString().slice(0, 16)}Z`
+  setChoices(from === undefined ? { from: '', to: '' } : { from: minute(from), to: isLatest ? '' : minute(to + 60) }, true)
+}
+
 /** A baseline has a line once it has two values; a rule agent's baseline only if no model is that rule agent. */
 function isWorthALine(one, known) {
   const isDouble = one.variant && known.models.some(model => model.provider === 'rules' && model.variant === one.variant)
@@ -162,7 +174,7 @@ function linesOf(answer, portfolio, known, by, only) {
   const models = members.map(one => {
     const values = one.values.slice(begin, end)
     if (now) values.push(liveOf.get(one.id) ?? one.values[end] ?? null)
-    return { id: one.id, name: distinctName(one.id, one.name), variant: one.variant, color: one.color ?? known.colorOf(one.id, one.variant),
+    return { id: one.id, name: distinctName(one.id, one.name), variant: one.variant, color: one.baseline ? neutral(one.color ?? known.byVariant.get(one.variant)?.color ?? '') : known.colorOf(one.id, one.variant),
       isBaseline: Boolean(one.baseline) || known.isBaseline(one.id), values, returns: returnsOf(values), drawdowns: drawdownsOf(values) }
   })
   const baselines = new Set(members.filter(one => one.baseline).map(one => one.id))

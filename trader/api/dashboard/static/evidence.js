@@ -4,6 +4,7 @@ import { Declared, Failed, Interval, ModelName, Panel, SeasonLine, Table, scaleO
 import { number, percent, signed, signedPercent, tone, whole } from './format.js'
 import { html } from './lib.js'
 import { useModels } from './models.js'
+import { compare } from './order.js'
 
 const REFERENCES = { ruleAgent: 'its rule agent', holdNothing: 'holding nothing', buyAndHold: 'buying and holding', bestOther: 'the best other' }
 const CONTAMINATION = {
@@ -12,6 +13,7 @@ const CONTAMINATION = {
   unknown: ['', 'unknown', 'the models file gives no training cut-off'],
 }
 
+const UNDECIDED = 'not distinguishable yet'
 const capital = text => text[0].toUpperCase() + text.slice(1)
 const kindOf = word => (word === 'better' ? 'gain' : word === 'worse' ? 'loss' : '')
 const pOf = value => (value == null ? '' : value < 0.001 ? 'p under 0.001' : `p ${number(value, 3)}`)
@@ -21,7 +23,7 @@ export const sentenceOf = one => `${capital(one.verdict)}${one.reason ? `: ${one
   one.verdictBefore ? ` By the rules before the amendment: ${one.verdictBefore}.` : ''}`
 
 /** What a verdict against holding nothing is of, in words. */
-const pathOf = (one, market) => (one.reference === 'holdNothing' && one.verdict !== 'not distinguishable yet'
+const pathOf = (one, market) => (one.reference === 'holdNothing' && one.verdict !== UNDECIDED
   ? ` on one market path${market == null ? '' : market > 0 ? ', in a rising market' : ', in a falling market'}` : '')
 
 const scaleOfDifferences = differences => scaleOf(differences.flatMap(one => [one.differencePercent, one.interval?.low, one.interval?.high]))
@@ -117,31 +119,41 @@ export function EvidenceTable({ window, variant = 'all', children }) {
 
 /** The entrants of an answer of getEvidence, on the dashboard or in a report, whose models have no pages to link to. */
 export function EvidenceBoard({ answer, known, isLinked = true }) {
-  const { entrants } = answer
+  const entrants = [...answer.entrants].sort((one, other) => (one.endedAt !== null) - (other.endedAt !== null) || compare(other.returnPercent, one.returnPercent))
   const of = (one, reference) => one.differences.find(each => each.reference === reference)
   const [least, most] = scaleOf(entrants.flatMap(one => [one.returnPercent, one.interval?.low, one.interval?.high]))
   const against = (reference, title) => ({
-    key: reference, title, by: one => of(one, reference)?.differencePercent, cell: one => html`<${Against} found=${of(one, reference)} market=${answer.marketReturn} />`,
+    key: reference, title, isOptional: true, by: one => of(one, reference)?.differencePercent,
+    csv: one => ({ [`${title}, %`]: of(one, reference)?.differencePercent, [`${title}, 95 % low, %`]: of(one, reference)?.interval?.low, [`${title}, 95 % high, %`]: of(one, reference)?.interval?.high, [`${title}, verdict`]: of(one, reference)?.verdict }),
+    cell: one => html`<${Against} found=${of(one, reference)} market=${answer.marketReturn} />`,
   })
+  const hasBest = entrants.some(one => one.amongBest)
   const columns = [
-    { key: 'model', title: 'Entrant', isText: true, by: one => one.modelName.toLowerCase(), cell: one => html`<${ModelName} id=${one.modelId}
+    { key: 'model', title: 'Entrant', isText: true, isHead: true, by: one => one.modelName, csv: one => ({ Entrant: one.modelName, 'Model id': one.modelId, Number: one.entrant }), cell: one => html`<${ModelName} id=${one.modelId}
       name=${one.modelName} color=${known.colorOf(one.modelId, one.variant)} isLinked=${isLinked} /><${Declared} by=${one.declared} />${one.endedAt && html` <span class="badge" title=${`ended at ${one.endedAt}`}>earlier, ${one.entrant}</span>`}` },
-    { key: 'rank', title: 'Rank', by: one => one.rank?.first, cell: one => html`<span title=${rankOf(one)}>${one.rank ? (one.rank.first === one.rank.last ? one.rank.first : `${one.rank.first}–${one.rank.last}`) : '–'}${
+    { key: 'rank', title: 'Rank', isOptional: true, by: one => one.rank?.first, csv: one => ({ 'Rank, best': one.rank?.first, 'Rank, worst': one.rank?.last }), cell: one => html`<span title=${rankOf(one)}>${one.rank ? (one.rank.first === one.rank.last ? one.rank.first : `${one.rank.first}–${one.rank.last}`) : '–'}${
       one.rankBefore ? ` (before: ${one.rankBefore.first}–${one.rankBefore.last})` : ''}</span>` },
-    { key: 'account', title: 'Account', className: 'narrow-hide', by: one => one.account?.returnPercent, cell: one => html`<span class=${tone(one.account?.returnPercent)} title=${accountOf(one)}>${signedPercent(one.account?.returnPercent, 1)}</span>` },
-    { key: 'best', title: 'Best?', isText: true, by: one => Number(one.amongBest), cell: one => html`<span class=${one.amongBest ? '' : 'soft'}>${one.amongBest ? 'possible' : 'no'}</span>` },
-    { key: 'interval', title: 'Return, 95 % interval, one look', isText: true, by: one => one.returnPercent, cell: one => html`<${Interval} low=${one.interval?.low} high=${one.interval?.high}
+    { key: 'account', title: 'Account', className: 'narrow-hide wide', isOptional: true, by: one => one.account?.returnPercent, csv: one => ({ 'Account, %': one.account?.returnPercent }), cell: one => html`<span class=${tone(one.account?.returnPercent)} title=${accountOf(one)}>${signedPercent(one.account?.returnPercent, 1)}</span>` },
+    { key: 'best', title: 'Best?', isText: true, isOptional: true, by: one => (hasBest ? Number(one.amongBest) : null), cell: one => html`<span class=${one.amongBest ? '' : 'soft'}>${one.amongBest ? 'possible' : 'no'}</span>` },
+    { key: 'return', title: 'Return', isMain: true, by: one => one.returnPercent, csv: one => ({ 'Return, %': one.returnPercent }), cell: one => html`<span class=${tone(one.returnPercent)}>${signedPercent(one.returnPercent)}</span>` },
+    { key: 'interval', title: '95 % interval, one look', isText: true, by: one => one.interval?.low, csv: one => ({ '95 % low, %': one.interval?.low, '95 % high, %': one.interval?.high }), cell: one => html`<${Interval} low=${one.interval?.low} high=${one.interval?.high}
       value=${one.returnPercent} least=${least} most=${most} reason=${one.reason} color=${known.colorOf(one.modelId, one.variant)} />` },
     against('ruleAgent', 'Rule agent'), against('holdNothing', 'Nothing held'), against('buyAndHold', 'Buy and hold'), against('bestOther', 'Best other'),
-    { key: 'smallest', title: 'Visible', by: one => of(one, 'holdNothing')?.smallestDifference, cell: one => html`<span title=${visibleOf(of(one, 'holdNothing'))}>${percent(of(one, 'holdNothing')?.smallestDifference, 1)}</span>` },
-    { key: 'luck', title: 'Above luck', by: one => one.luck?.quantile, cell: one => html`<span title=${one.luckReason ?? luckOf(one.luck)}>${percent(one.luck?.quantile, 0)}</span>` },
-    { key: 'coverage', title: 'Coverage', by: one => one.coverage, cell: one => html`<span class=${one.ranked ? '' : 'warn'}>${percent(one.coverage, 0)}</span>` },
+    { key: 'smallest', title: 'Detectable from', isOptional: true, by: one => of(one, 'holdNothing')?.smallestDifference, csv: one => ({ 'Detectable from, %': of(one, 'holdNothing')?.smallestDifference }), cell: one => html`<span title=${visibleOf(of(one, 'holdNothing'))}>${capped(of(one, 'holdNothing')?.smallestDifference)}</span>` },
+    { key: 'luck', title: 'Above luck', isOptional: true, by: one => one.luck?.quantile, csv: one => ({ 'Above luck, %': one.luck?.quantile }), cell: one => html`<span title=${one.luckReason ?? luckOf(one.luck)}>${percent(one.luck?.quantile, 0)}</span>` },
+    { key: 'coverage', title: 'Coverage', className: 'wide', by: one => one.coverage, csv: one => ({ 'Coverage, %': one.coverage }), cell: one => html`<span class=${one.ranked ? '' : 'warn'}>${percent(one.coverage, 0)}</span>` },
     entrants.some(one => one.replicates) && { key: 'spread', title: 'Spread', by: one => one.replicates?.spreadPercent, cell: one => html`<span title="standard deviation of the returns of the replicates">${percent(one.replicates?.spreadPercent, 1)}</span>` },
-    { key: 'period', title: 'Trained on?', isText: true, by: one => one.contamination, cell: one => html`<span class=${`badge ${CONTAMINATION[one.contamination][0]}`} title=${CONTAMINATION[one.contamination][2]}>${CONTAMINATION[one.contamination][1]}</span>` },
-  ].filter(Boolean)
+    { key: 'period', title: 'Trained on?', isText: true, isOptional: true, className: 'wide', by: one => (one.contamination === 'unknown' ? null : one.contamination), csv: one => one.contamination, cell: one => html`<span class=${`badge ${CONTAMINATION[one.contamination][0]}`} title=${CONTAMINATION[one.contamination][2]}>${CONTAMINATION[one.contamination][1]}</span>` },
+  ].filter(column => column && !(column.isOptional && entrants.every(one => column.by(one) == null)))
   return html`<${SeasonLine} season=${answer.season} /><p class="body lede">${summaryOf(answer, known)}</p>
     <${Table} label="Evidence of all" columns=${columns} rows=${entrants} first=${20} empty="No entrant has traded yet." />`
 }
+
+const CAP_PERCENT = 100
+const CAP_SHARPE = 10
+
+/** A difference that must be seen to be detected; beyond a doubling, it is told as just that. */
+const capped = value => (value > CAP_PERCENT ? `over ${CAP_PERCENT}\u00a0%` : percent(value, 1))
 
 /** The places that an entrant may have, in words. */
 const rankOf = ({ rank, offBoard }) => (rank
@@ -157,30 +169,39 @@ const luckOf = luck => `its equity after ${whole(luck.hours)} hours against ${wh
 
 /** The smallest detectable difference from a reference, and when the observed one would be detectable, in words. */
 const visibleOf = found => (found?.smallestDifference == null ? 'no difference can be seen yet'
-  : `four of five seasons with a true difference of ${number(found.smallestDifference, 1)} % over these ${whole(found.hours)} hours are detected; a difference as large as the observed one ${found.daysNeeded == null ? 'cannot be seen in time' : `needs about ${whole(found.daysNeeded)} days`}`)
+  : `four of five seasons with a true difference of ${capped(found.smallestDifference)} over these ${whole(found.hours)} hours are detected; a difference as large as the observed one ${found.daysNeeded == null ? 'cannot be seen in time' : `needs about ${whole(found.daysNeeded)} days`}`)
 
 function Against({ found, market }) {
   if (found?.differencePercent == null) return html`<span class="soft" title=${found?.reason ?? ''}>–</span>`
   return html`<span class=${kindOf(found.verdict)} title=${sentenceOf(found)}>${signedPercent(found.differencePercent, 1)}</span>
-    <span class="sub">${found.verdict === 'not distinguishable yet' ? 'cannot tell yet' : found.verdict}${pathOf(found, market)}${
-      found.verdictBefore ? `; before the amendment: ${found.verdictBefore}` : ''}</span>`
+    ${(found.verdict !== UNDECIDED || found.verdictBefore) && html`<span class="sub">${found.verdict}${pathOf(found, market)}${
+      found.verdictBefore ? `; before the amendment: ${found.verdictBefore}` : ''}</span>`}`
 }
 
 /** Which entrants a board cannot separate, in words. */
-const resolutionOf = ({ now, atEnd }, season) => {
-  const text = value => (value == null ? 'by any amount' : `by less than ${number(value, 1)}`)
-  return `This board cannot separate entrants whose Sharpe ratios differ ${text(now)} now${season ? `, and ${text(atEnd)} at the season's end` : ''}.`
+const resolutionOf = ({ now, atEnd }, season, entrants) => {
+  const text = value => (value == null || value > CAP_SHARPE ? 'any two entrants' : `entrants whose Sharpe ratios differ by less than ${number(value, 1)}`)
+  return `This board cannot separate ${text(now)} now${season ? `, and ${text(atEnd)} at the season's end` : ''}. ${decidedOf(entrants)}`
+}
+
+/** How many of the differences are more than noise, once and in words instead of in each row. */
+function decidedOf(entrants) {
+  const all = entrants.flatMap(one => one.differences).filter(each => each.differencePercent != null)
+  const decided = all.filter(each => each.verdict !== UNDECIDED).length
+  if (!all.length) return 'There is nothing to compare yet.'
+  return decided ? `${whole(decided)} of the ${whole(all.length)} differences below ${decided === 1 ? 'is' : 'are'} more than noise so far.`
+    : 'None of the differences below can be told from noise yet.'
 }
 
 function summaryOf({ best, entrants, season, resolution }, known) {
   const first = entrants.find(one => one.modelId === best && one.endedAt === null)
   const caution = `The verdicts of all boards together are wrong in at most ${number(100 * (season?.rules.alpha ?? 0.05), 0)} % of cases, however often you look, while no price moves more than 20 % in an hour. A larger move withdraws a verdict once it happens. They say nothing about future hours, or about an edge that turns within weeks: with a drift that turned every 30 days, 6 and 5 % of simulated seasons were called better and worse.`
-  const separable = resolutionOf(resolution, season)
+  const separable = resolutionOf(resolution, season, entrants)
   if (!first) return `${separable} No entrant can be called the best. ${caution}`
   const others = entrants.filter(one => one.amongBest && one !== first).length
   const seen = first.differences.find(one => one.reference === 'bestOther')?.smallestDifference
   const name = known.byId.get(best)?.name ?? first.modelName
   const told = others === 0 ? 'It is distinguishable from every other.'
-    : `${others} of the other ${entrants.length - 1} ${others === 1 ? 'is' : 'are'} not distinguishable from it yet${seen == null ? '.' : `: four of five such seasons would show a difference of ${number(seen, 1)} %.`}`
+    : `${others} of the other ${entrants.length - 1} ${others === 1 ? 'is' : 'are'} not distinguishable from it yet${seen == null ? '.' : `: four of five such seasons would show a difference of ${capped(seen)}.`}`
   return `${separable} ${name} is the best. ${told} ${caution}`
 }

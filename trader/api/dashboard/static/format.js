@@ -40,7 +40,11 @@ export function quantity(value) {
   return value == null || !Number.isFinite(figure) ? NONE : digits(0, 6).format(figure)
 }
 
-export const tone = value => (Number(value) > 0 ? 'gain' : Number(value) < 0 ? 'loss' : '')
+/** A multiple, such as a leverage. */
+export const times = value => (value == null || !Number.isFinite(Number(value)) ? NONE : `${digits(0, 2).format(Number(value))}×`)
+
+/** The class of a gain or a loss; of neither, if the figure rounds to nothing as it is shown. */
+export const tone = (value, places = 2) => (Math.abs(Number(value)) < 0.5 * 10 ** -places ? '' : Number(value) > 0 ? 'gain' : Number(value) < 0 ? 'loss' : '')
 
 const two = value => String(value).padStart(2, '0')
 const MONTHS = ['Jan', 'Feb', 'Mar', 'Apr', 'May', 'Jun', 'Jul', 'Aug', 'Sep', 'Oct', 'Nov', 'Dec']
@@ -99,3 +103,10 @@ export function span(milliseconds) {
   if (seconds < 172800) return `${Math.floor(seconds / 3600)} h ${two(Math.floor((seconds % 3600) / 60))} min`
   return `${Math.floor(seconds / 86400)} d ${Math.floor((seconds % 86400) / 3600)} h`
 }
+
+/** A figure of the statistics; those without a value are texts. */
+export const figureOf = value => (typeof value === 'number' ? value : value === 'Infinity' ? Infinity : null)
+
+/** The share of wins with its 95 % interval, for at least ten trades. */
+export const wonOf = figures => (figures?.winRateInterval
+  ? `won ${percent(figureOf(figures.winRate), 0)} (${percent(figures.winRateInterval.low, 0)} to ${percent(figures.winRateInterval.high, 0)})` : '')

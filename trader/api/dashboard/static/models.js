@@ -1,6 +1,8 @@
 // Shared knowledge of models and variants: colors, and which of them are rule baselines.
 import { knownAnswer, knownReport, useAnswer } from './answers.js'
+import { identityOf, neutral } from './colors.js'
 import { useMemo } from './lib.js'
+import { compare } from './order.js'
 
 const WINDOWS_MS = { '24h': 86_400_000, '7d': 7 * 86_400_000, '30d': 30 * 86_400_000 }
 export const WINDOWS = [['24h', '24 h'], ['7d', '7 d'], ['30d', '30 d'], ['run', 'Run']]
@@ -10,13 +12,14 @@ export function useModels() {
   const models = useAnswer('models.getModels')
   const variants = useAnswer('variants.getVariants', {}, 0)
   return useMemo(() => {
-    const byId = new Map((models.data?.models ?? []).map(one => [one.id, one]))
-    const byVariant = new Map((variants.data?.variants ?? []).map(one => [one.id, one]))
+    // By age, so that a model keeps its color when others are added.
+    const byId = new Map((models.data?.models ?? []).map((one, place) => [one.id, { ...one, color: one.colorChosen ? one.color : identityOf(place) }]))
+    const byVariant = new Map((variants.data?.variants ?? []).map(one => [one.id, { ...one, color: neutral(one.color) }]))
     const hasOthers = [...byId.values()].some(one => one.provider !== 'rules')
     return {
       entry: models,
       warning: models.data?.warning,
-      models: [...byId.values()],
+      models: [...byId.values()].sort((one, other) => compare(one.name, other.name)),
       variants: [...byVariant.values()],
       byId,
       byVariant,

@@ -9,7 +9,7 @@ const BINS = 48
 const TRADE_PERCENT = 2
 
 const data = JSON.parse(document.getElementById('data').textContent)
-const show = value => `${number(value, Math.abs(value) >= 10 || Number.isInteger(value) ? 0 : 1)} %`
+const show = (value, places) => `${number(value, places)} %`
 
 /** The lines of a chart: the averages of the variants or, for one variant, also its models as thin lines. */
 function linesOf(variantId) {

@@ -18,29 +18,42 @@ export function endOf(health) {
   return ends && Date.parse(health.data?.timestamp) > Date.parse(ends) ? ends : null
 }
 
-/** The current problems, the worst first: {kind, text}. */
-export function troublesOf(state, health, system, warning) {
+/**
+ * The state of the service and of this page's connection, told in the dot, the banners and the title: {kind, word,
+ * troubles}, with the problems, {kind, word, text}, the worst first.
+ */
+export function statusOf(state, health, system, warning) {
+  const troubles = troublesOf(state, health, system, warning).sort((one, other) => (other.kind === 'bad') - (one.kind === 'bad'))
+  const [worst] = troubles
+  if (worst) return { kind: worst.kind === 'bad' ? 'bad' : 'warn', word: worst.word ?? 'live', troubles }
+  return state.connection === 'open' ? { kind: '', word: 'live', troubles } : { kind: 'warn', word: 'connecting', troubles }
+}
+
+export const useStatus = () => statusOf(useLive(), useHealth(), useSystem(), useModels().warning)
+
+function troublesOf(state, health, system, warning) {
   const found = []
   const since = state.dataAt ? `What you see is as of ${clock(state.dataAt)} ${ZONE}` : 'Nothing was received yet'
-  if (state.connection === 'lost') found.push({ kind: 'bad', text: `The connection to the service is lost. ${since}; it is tried again every 2 seconds.` })
+  const lost = { kind: 'bad', word: 'disconnected', text: `The connection to the service is lost. ${since}; it is tried again every 2 seconds.` }
+  if (state.connection === 'lost') found.push(lost)
   const report = health.data
-  if (state.connection === 'refused') found.push(health.error ? { kind: 'bad', text: `The connection to the service is lost. ${since}; it is tried again every 2 seconds.` }
-    : { kind: 'warn', text: `The service answers but accepts no more live streams: all their slots are taken. ${since}; it is tried again every 2 seconds.` })
-  if (health.error && state.connection === 'open') found.push({ kind: 'bad', text: `The service does not answer: ${health.error}. ${since}.` })
+  if (state.connection === 'refused') found.push(health.error ? lost : { kind: 'warn', word: 'no stream',
+    text: `The service answers but accepts no more live streams: all their slots are taken. ${since}; it is tried again every 2 seconds.` })
+  if (health.error && state.connection === 'open') found.push({ kind: 'bad', word: 'no answer', text: `The service does not answer: ${health.error}. ${since}.` })
   const ended = endOf(health)
-  if (ended) found.push({ kind: '', text: `The replay ended at ${moment(ended)} ${ZONE}: no more decisions or trades are made.` })
+  if (ended) found.push({ kind: '', word: 'ended', text: `The replay ended at ${moment(ended)} ${ZONE}: no more decisions or trades are made.` })
   if (report?.status === 'unhealthy' && !ended) {
     const stopped = Object.entries(report.schedulers).filter(([, runs]) => !runs).map(([name]) => name)
     const reasons = report.reasons ?? [...(stopped.length ? [`not running: ${stopped.join(', ')}`] : []),
       ...Object.entries(report.reconciliation ?? {}).map(([account, why]) => `${account}: ${why}`)]
-    found.push({ kind: 'bad', text: `The service is unhealthy${reasons.length ? `: ${reasons.join('; ')}` : ''}.` })
+    found.push({ kind: 'bad', word: 'unhealthy', text: `The service is unhealthy${reasons.length ? `: ${reasons.join('; ')}` : ''}.` })
   }
   for (const halt of report?.halts ?? []) {
-    found.push({ kind: 'warn', text: `${halt.accountId ? `${halt.accountId} is` : 'All trading is'} halted since ${moment(halt.since)} ${ZONE} (${halt.cause}): ${halt.reason}. Positions are only reduced.` })
+    found.push({ kind: 'warn', word: 'halted', text: `${halt.accountId ? `${halt.accountId} is` : 'All trading is'} halted since ${moment(halt.since)} ${ZONE} (${halt.cause}): ${halt.reason}. Positions are only reduced.` })
   }
   const market = system.data?.market
   if ((market?.stale || market?.trouble) && !ended) {
-    found.push({ kind: 'warn', text: `Prices are stale: the last update of the market ${market.source} was ${
+    found.push({ kind: 'warn', word: 'stale prices', text: `Prices are stale: the last update of the market ${market.source} was ${
       market.lastUpdateAt ? `at ${moment(market.lastUpdateAt)} ${ZONE}` : 'never'}${market.trouble ? ` (${market.trouble})` : ''}.` })
   }
   if (warning) found.push({ kind: 'warn', text: warning })
@@ -66,11 +79,11 @@ export function SystemPage() {
   const columns = [
     { key: 'name', title: 'Scheduler', isText: true, by: ([name]) => name, cell: ([name]) => name },
     { key: 'running', title: 'State', isText: true, by: ([, one]) => String(one.running), cell: ([, one]) => html`<span class=${`badge ${one.running ? 'gain' : report.role === 'standby' ? '' : 'loss'}`}>${one.running ? 'running' : report.role === 'standby' ? 'on the leader' : 'not running'}</span>` },
-    { key: 'interval', title: 'Every', by: ([, one]) => one.intervalMs, cell: ([, one]) => span(one.intervalMs) },
+    { key: 'interval', title: 'Every', by: ([, one]) => one.intervalMs, csv: ([, one]) => ({ 'Every, ms': one.intervalMs }), cell: ([, one]) => span(one.intervalMs) },
     { key: 'runs', title: 'Runs', by: ([, one]) => one.runs, cell: ([, one]) => whole(one.runs) },
     { key: 'failures', title: 'Failures', by: ([, one]) => one.failures, cell: ([, one]) => whole(one.failures) },
     { key: 'last', title: 'Last', by: ([, one]) => one.lastFinishedAt, cell: ([, one]) => moment(one.lastFinishedAt) },
-    { key: 'took', title: 'Took', by: ([, one]) => one.lastDurationMs, cell: ([, one]) => (one.lastDurationMs == null ? '–' : `${whole(one.lastDurationMs)} ms`) },
+    { key: 'took', title: 'Took', by: ([, one]) => one.lastDurationMs, csv: ([, one]) => ({ 'Took, ms': one.lastDurationMs }), cell: ([, one]) => (one.lastDurationMs == null ? '–' : `${whole(one.lastDurationMs)} ms`) },
     { key: 'error', title: 'Last error', isText: true, className: 'wrap', by: ([, one]) => one.lastError, cell: ([, one]) => one.lastError ?? 'none' },
   ]
   const alarms = report?.alarms ?? []

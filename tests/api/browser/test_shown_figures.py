@@ -1,0 +1,216 @@
+"""What the page shows, read from the rendered page, is what the procedures answer for the same row."""
+
+import csv
+import io
+import itertools
+import math
+import re
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from msgspec.structs import replace
+from support.chromium import Tab, chromium_program
+from support.dashboard import KEEP_FILES, on_page, shows, visit
+from support.process import serving
+from support.records import add_curve, add_model, add_run, make_model, make_run
+from support.waiting import until
+
+from trader.agents.domain.entrants import Entrant, fingerprint
+from trader.agents.domain.models import ModelConfiguration
+from trader.agents.sql.entrants import insert_entrant
+from trader.agents.sql.models import upsert_model
+from trader.database.pool import Connection, Database
+
+pytestmark = pytest.mark.processes
+
+ADD_COST = """
+INSERT INTO invocations (id, model_id, status, started_at, finished_at, cost_usd, entrant)
+VALUES ($1, $2, 'completed', $3, $3, $4, 1)
+"""
+REPLICATES = {"Ada 2": Decimal("0.75"), "Ada 10": Decimal("2.25")}
+"""The replicates of one configuration by name, with the cost of each in the last hour."""
+
+WRITTEN = """
+window.written = []
+const fillText = CanvasRenderingContext2D.prototype.fillText
+CanvasRenderingContext2D.prototype.fillText = function (text, x, y, ...rest) {
+  const half = this.measureText(text).width / { center: 2, right: 1, end: 1 }[this.textAlign] || 0
+  written.push([String(text), x - half, y, this.canvas.parentElement?.parentElement?.parentElement?.ariaLabel ?? ''])
+  return fillText.call(this, text, x, y, ...rest)
+}
+"""
+
+DOCTORED = """
+const answered = window.fetch
+window.fetch = async (path, init) => {
+  const response = await answered(path, init)
+  const body = await response.clone().json()
+  const stale = { stale: true, lastUpdateAt: '2026-03-04T05:06:07.000Z' }
+  if (path.endsWith('analytics.getModelStats') && body.overall) {
+    Object.assign(body.overall[0], { accountValue: 0, returnPercent: -100 })
+  } else if (path === '/health/schedulers') Object.assign(body.market, stale)
+  else return response
+  return Response.json(body)
+}
+"""
+
+
+async def add_replicates(conn: Connection) -> None:
+    now = datetime.now(UTC)
+    for number, (name, usd) in enumerate(REPLICATES.items()):
+        model = make_model(f"ada-{number}")
+        configuration = ModelConfiguration(replicate_of="ada")
+        await upsert_model(conn, replace(model, name=name, provider="lab", active=False, configuration=configuration))
+        await add_run(conn, model.id, make_run(model.id, at=now - timedelta(days=2)))
+        begun = Entrant(
+            model_id=model.id,
+            number=1,
+            fingerprint=fingerprint("{}", None),
+            configuration="{}",
+            answered_by=None,
+            began_at=now - timedelta(days=2),
+        )
+        await insert_entrant(conn, begun)
+        for cost, at in ((usd, now - timedelta(hours=1)), (Decimal(100), now - timedelta(hours=30))):
+            await conn.execute(ADD_COST, uuid4(), model.id, at, cost)
+
+
+def figure(value: float | None, places: int = 2, unit: str = "", *, sign: bool = False) -> str:
+    if value is None:
+        return "–"
+    text = f"{value:{'+' if sign and round(value, places) else ''},.{places}f}{unit}"
+    return text.replace("-", "−" if round(value, places) else "")
+
+
+CELLS = """[...document.querySelectorAll('section[aria-label="Leaderboard"] tbody tr')].map(row =>
+    Object.fromEntries([...row.cells].map(cell => [cell.dataset.label, cell.innerText.trim()])))"""
+
+
+async def test_every_figure_of_a_row_is_of_the_row_and_a_saved_table_has_them_raw(
+    tmp_path: Path, dsn: str, database: Database
+) -> None:
+    chromium_program()
+    async with database.connection() as conn:
+        await add_replicates(conn)
+        for name in ("Model 10", "Model 2"):
+            await add_model(conn, name.lower().replace(" ", "-"))
+        await add_curve(conn, "model-2", datetime.now(UTC))
+    async with (
+        serving(tmp_path, DATABASE_URL=dsn) as service,
+        on_page(tmp_path / "profile", service.url, "/#/system") as tab,
+    ):
+        await tab.command("Page.addScriptToEvaluateOnNewDocument", source=WRITTEN + KEEP_FILES)
+        await visit(tab, service.url, "/#/models?window=24h")
+        answered = (
+            'window.answers[\'analytics.getLeaderboard {"window":"24h","variant":"all","details":true}\']?.entries'
+        )
+        await until(lambda: tab.evaluate(f"{CELLS}.length === 3"), "the board")
+        entries = {entry["modelId"]: entry for entry in await tab.evaluate(answered)}
+        rows = {cells["Model"].split("\n")[0].split(" × ")[0].strip(): cells for cells in await tab.evaluate(CELLS)}
+        for entry in entries.values():
+            cells, details = rows[entry["modelName"]], entry["details"]
+            assert (
+                cells
+                | {
+                    "Return": figure(entry["pnlPercent"], unit="\u00a0%", sign=True),
+                    "Drawdown": figure(entry["maxDrawdown"], unit="\u00a0%"),
+                    "Trades": figure(entry["tradesCount"], 0),
+                    "Model cost": figure(details["costUsd"]),
+                    "Net after cost": figure(details["netAfterCost"], sign=True),
+                    "Equity": figure(entry["endValue"]),
+                }
+                == cells
+            )
+        (joint,) = (entry for entry in entries.values() if "replicates" in entry["details"])
+        together = sum(REPLICATES.values())
+        assert joint["details"]["costUsd"] == pytest.approx(float(together / len(REPLICATES)))
+        assert joint["details"]["netAfterCost"] == joint["pnlAbsolute"] - joint["details"]["costUsd"]
+        assert joint["details"]["replicates"]["costUsd"] == pytest.approx(float(together))
+        assert rows[joint["modelName"]]["Model"].endswith("× 2")
+
+        await tab.evaluate("document.querySelector('section[aria-label=Leaderboard] .quiet').click()")
+        saved = list(csv.DictReader(io.StringIO(await tab.evaluate("saved.text()"))))
+        assert len(saved) == len(entries)
+        for row in saved:
+            entry = entries[row["Model id"]]
+            assert (row["Model"], row["Return, %"]) == (
+                entry["modelName"],
+                await tab.evaluate(f"String({entry['pnlPercent']})"),
+            )
+            assert {"95 % low, %", "95 % high, %"} <= row.keys()
+        await tab.evaluate("document.querySelector('section[aria-label=Leaderboard] th.head button').click()")
+        names = f"{CELLS}.map(cells => cells.Model.split('\\n')[0])"
+        await until(
+            lambda: tab.evaluate(f"{names}.join() === 'Model model-10,Model model-2,Ada 2'"), "the names, descending"
+        )
+        for width in (1024, 1440):
+            size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+            await tab.command("Emulation.setDeviceMetricsOverride", **size)
+            await until(lambda: tab.evaluate(f"({CUT}).length === 0"), "tables without a cut column")
+        await check_evidence(tab)
+        await check_the_axes(tab, service.url)
+        await check_a_lost_account_and_one_state(tab, service.url)
+        assert tab.problems == []
+
+
+CUT = "[...document.querySelectorAll('.scroll')].filter(each => each.scrollWidth > each.clientWidth)"
+
+
+async def check_evidence(tab: Tab) -> None:
+    """The evidence is ordered by result, and has no column without a figure, no figure out of proportion."""
+    texts = """[...document.querySelectorAll('section[aria-label="Evidence"] tr')].map(row =>
+        [...row.cells].map(cell => cell.innerText.trim()))"""
+    heads, *rows = await tab.evaluate(texts)
+    returns = [float(row[heads.index("Return")].split("\u00a0")[0].replace("−", "-")) for row in rows]
+    assert len(returns) == 3
+    assert returns == sorted(returns, reverse=True)
+    for place, head in enumerate(heads):
+        assert {row[place] for row in rows} != {"–"}, head
+    assert await tab.evaluate("document.body.innerText.split('not distinguishable').length <= 2")
+    assert not re.search(r"\d,\d{3}\.?\d*\u00a0%", str(rows))
+
+
+async def check_the_axes(tab: Tab, url: str) -> None:
+    """Marks of an axis are as far apart as their labels say, and the first time is not cut."""
+    await visit(tab, url, "/#/")
+    await until(lambda: tab.evaluate("performance.getEntriesByName('curves').length > 0"), "the curves")
+    await until(lambda: tab.evaluate("written.some(([text]) => /^\\d\\d:\\d\\d$/.test(text))"), "the times")
+    await tab.evaluate("written.length = 0; document.documentElement.dataset.theme = 'dark'")  # drawn once more
+    await until(lambda: tab.evaluate("written.some(([text]) => /^\\d\\d:\\d\\d$/.test(text))"), "the times again")
+    written = await tab.evaluate("written")
+    marks = [
+        (float(text.removesuffix(" %").replace("−", "-")), y)
+        for text, _, y, chart in written
+        if chart.startswith("Equity") and re.fullmatch(r"−?[\d.]+ %", text)
+    ]
+    latest = {y: value for value, y in marks}
+    assert len(latest) >= 3
+    places = sorted(latest.items())
+    steps = {round((one - other) / (y - z), 4) for (y, one), (z, other) in itertools.pairwise(places)}
+    assert max(steps) - min(steps) <= 0.05 * abs(min(steps)), latest
+    times = [x for text, x, _, _ in written if len(text) == 5 and text[2] == ":"]
+    assert min(times) >= 0, "the first label begins within the picture"
+
+
+async def check_a_lost_account_and_one_state(tab: Tab, url: str) -> None:
+    """A lost account leaves the sums whole; stale prices are told in the dot, the banner and the title."""
+    await tab.command("Page.addScriptToEvaluateOnNewDocument", source=DOCTORED)
+    await tab.command("Page.navigate", url="about:blank")
+    await tab.command("Page.navigate", url=f"{url}/")
+    await until(lambda: tab.evaluate("document.querySelector('.status') !== null"), "the page")
+    await shows(tab, "Prices are stale: the last update of the market synthetic was at 4 Mar, 05:06 UTC")
+    assert await tab.evaluate("document.querySelector('[role=status]').innerText") == "stale prices"
+    assert await tab.evaluate("document.querySelector('.dot').className") == "dot warn"
+    assert await tab.evaluate("document.title") == "stale prices · Overview · trader"
+    start = "[...document.querySelectorAll('.summary .tile')].find(one => one.innerText.startsWith('Start'))?.innerText"
+    await until(lambda: tab.evaluate(f"/\\d/.test({start}?.split('\\n')[1])"), "the starting capital")
+    capital = await tab.evaluate(
+        "Object.entries(answers).find(([key]) => key.startsWith('analytics.getModelStats'))[1].overall"
+        ".reduce((sum, row) => sum + row.startValue, 0)"
+    )
+    shown = (await tab.evaluate(start)).split("\n")[1]
+    assert capital > 0
+    assert math.isclose(float(shown.replace(",", "")), capital), shown

@@ -1,0 +1,79 @@
+// Who leads and why: the leader, its lead over buy and hold, the trade that made it, and how certain that is.
+import { useAnswer } from './answers.js'
+import { Failed, ModelName, Panel } from './components.js'
+import { useCurves } from './curves.js'
+import { day, number, signed, signedPercent, tone } from './format.js'
+import { html, useMemo } from './lib.js'
+import { startOf, useModels } from './models.js'
+
+const BUY_AND_HOLD = 'baseline/buy-and-hold'
+const ROWS = 5
+const TRADES = 500
+const SENTENCE_MAX = 160
+
+export function Leader({ window }) {
+  const known = useModels()
+  const board = useAnswer('analytics.getLeaderboard', { window, variant: 'all', details: true })
+  const curves = useCurves(window)
+  const entries = board.data?.entries ?? []
+  const rows = entries.filter(one => one.pnlPercent != null).slice(0, ROWS)
+  const [first] = rows
+  const held = curves.data?.models.find(one => one.id === BUY_AND_HOLD)
+  return html`<${Panel} title="Who leads" className="leader">
+    <${Failed} entry=${board} what="The leaderboard" />
+    <div class="body">
+      ${first ? html`<div class="stack">
+          <p class="lead"><${ModelName} id=${first.modelId} name=${first.modelName} color=${known.colorOf(first.modelId)} />
+            ${first.details.replicates && html`<span class="soft" title="replicates of one configuration: their mean">× ${first.details.replicates.modelIds.length}</span>`}
+            <b class=${`figure ${tone(first.pnlPercent)}`}>${signedPercent(first.pnlPercent)}</b></p>
+          <p>${leadOf(first, held)} ${certaintyOf(first, known)}</p>
+          <${BestTrade} entry=${first} window=${window} key=${first.modelId} />
+        </div>
+        <ol class="ranks">${rows.map(one => html`<li key=${one.modelId}>
+          <${ModelName} id=${one.modelId} name=${one.modelName} color=${known.colorOf(one.modelId)} />
+          <span class=${`figure ${tone(one.pnlPercent)}`}>${signedPercent(one.pnlPercent)}</span></li>`)}</ol>`
+      : html`<p class="soft">${board.data ? known.warning ?? 'No model has traded in this window yet.' : 'Reading …'}</p>`}
+    </div>
+  </${Panel}>`
+}
+
+/** How far the leader is from buy and hold, in words. */
+function leadOf(first, held) {
+  const values = held?.values.filter(value => value != null && value > 0) ?? []
+  if (values.length < 2) return 'Buy and hold has no value to compare with yet.'
+  const return_ = (100 * values.at(-1)) / values[0] - 100
+  const lead = first.pnlPercent - return_
+  return `It is ${number(Math.abs(lead))} points ${lead >= 0 ? 'ahead of' : 'behind'} buy and hold (${signedPercent(return_)}).`
+}
+
+/** How sure its place is, in words. */
+function certaintyOf(first, known) {
+  const verdict = first.details.verdict?.below
+  if (!verdict) return 'There is no other model to be compared with.'
+  const name = known.byId.get(verdict.modelId)?.name ?? verdict.modelId
+  if (verdict.verdict === 'better') return `Its lead over ${name} is more than luck.`
+  return `Its lead over ${name} may be luck${verdict.reason ? `: ${verdict.reason}` : ''}.`
+}
+
+/** The trade that made the most of a model's result, with the sentence by which it was opened. */
+function BestTrade({ entry, window }) {
+  const answer = useAnswer('trading.getTrades', { limit: TRADES, modelId: entry.modelId, result: 'won' })
+  const since = startOf(window) ?? ''
+  const best = useMemo(() => (answer.data?.trades ?? []).filter(trade => trade.closedAt >= since)
+    .reduce((one, other) => (one && one.netPnl >= other.netPnl ? one : other), null), [answer.data, since])
+  if (!answer.data) return html`<p class="soft">Reading its trades …</p>`
+  if (!best) return html`<p class="soft">It has won no trade yet: its result is of open positions.</p>`
+  return html`<p>Its best trade: <a class="inline" href=${`#/trades/${best.id}`}>${best.side.toLowerCase()} ${best.symbol}, ${day(best.closedAt)}</a>, <b class=${`figure ${tone(best.netPnl)}`}>${signed(best.netPnl)}</b>. <${Sentence} id=${best.id} /></p>`
+}
+
+function Sentence({ id }) {
+  const trade = useAnswer('trading.getTrade', { id }, 0).data?.trade
+  return trade?.invocationId ? html`<${Said} id=${trade.invocationId} />` : ''
+}
+
+function Said({ id }) {
+  const [turn] = useAnswer('models.getInvocations', { invocationId: id }, 0).data?.conversations ?? []
+  const opening = turn?.toolCalls.find(each => each.type === 'CREATE_POSITION')?.metadata.decisions?.[0]?.reason
+  const text = (opening ?? turn?.response ?? '').split('\n')[0]
+  return text && html`<q class="soft"><bdi>${text.length > SENTENCE_MAX ? `${text.slice(0, SENTENCE_MAX)}…` : text}</bdi></q>`
+}
