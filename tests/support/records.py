@@ -112,13 +112,13 @@ async def add_model(
     return model
 
 
-async def add_curve(conn: Connection, model_id: str, now: datetime) -> None:
-    """A value each minute of the last hour, up to 1 % above the first."""
+async def add_curve(conn: Connection, model_id: str, now: datetime, percent: float = 1) -> None:
+    """A value every five minutes of the last five hours, the last one so many percent above the first."""
     await ensure_partitions(conn, now)
-    first = now.replace(second=0, microsecond=0) - HOUR
-    values = [10_000 + minute * 100 / 59 for minute in range(60)]
+    first = now.replace(second=0, microsecond=0) - 5 * HOUR
+    values = [10_000 + step * 100 * percent / 59 for step in range(60)]
     await insert_snapshots(
-        conn, [make_snapshot(model_id, first + n * MINUTE, f"{value:.2f}") for n, value in enumerate(values)]
+        conn, [make_snapshot(model_id, first + 5 * n * MINUTE, f"{value:.2f}") for n, value in enumerate(values)]
     )
 
 

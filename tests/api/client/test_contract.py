@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +64,44 @@ def test_correct_use_compiles_and_wrong_use_does_not(project: Path) -> None:
     declared = contract.read_text().splitlines()
     contract.write_text("\n".join([*declared, "export type Broken = NoSuchType"]))
     assert compile_project(project) == wrong | {("trader.d.ts", len(declared) + 1)}
+
+
+PAGES = ROOT / "trader" / "api" / "dashboard" / "static"
+UNTYPED = {"reference.js"}  # a script of another page, which calls no procedure
+PAGE_PROJECT = {
+    "compilerOptions": {
+        "allowJs": True, "noEmit": True, "target": "ESNext", "module": "ESNext", "moduleResolution": "Bundler",
+        "lib": ["ESNext", "DOM", "DOM.Iterable"], "strict": False, "types": [],
+    },
+    "files": ["app.js", "report.js", "theme.js", "wrong.js"],
+}  # fmt: skip
+WRONG = """// @ts-check
+import { call } from './answers.js'
+call('analytics.getLeaderboard', {}).then(({ entries }) => entries[0].modelNam)
+call('analytics.getLeaderboard', { windw: 'run' })
+"""
+
+
+def test_the_modules_of_the_pages_fit_the_contract_and_the_formatter(tmp_path: Path, packages: Path) -> None:
+    """A field that the wire does not have is an error in each module that says `@ts-check`, and all but one do."""
+    project = tmp_path / "pages"
+    shutil.copytree(PAGES, project)
+    (project / "node_modules").symlink_to(packages)
+    (project / "tsconfig.json").write_text(json.dumps(PAGE_PROJECT))
+    (project / "wrong.js").write_text(WRONG)
+    assert make_contract(str(project / "contract.d.ts")).returncode == 0
+    assert compile_project(project) == {("wrong.js", 3), ("wrong.js", 4)}
+    modules = sorted(PAGES.glob("*.js"))
+    assert {each.name for each in modules if not each.read_text().startswith("// @ts-check")} == UNTYPED
+    formatter: list[str | Path] = [
+        packages / ".bin" / "prettier",
+        "--config",
+        FOLDER / "package.json",
+        "--check",
+        *modules,
+    ]
+    done = subprocess.run(formatter, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, f"{done.stderr}\nRun prettier --config tests/api/client/package.json --write on them."
 
 
 def test_every_procedure_is_in_the_contract(tmp_path: Path) -> None:

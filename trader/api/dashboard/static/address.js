@@ -1,14 +1,24 @@
+// @ts-check
 // The address: its page and every choice made on it, so that a copied link shows the same.
 import { useEffect, useState } from './lib.js'
 
 export function routeOf() {
   const [path, query] = location.hash.replace(/^#\/?/, '').split('?')
   const [page = '', ...rest] = path.split('/')
-  return { page, id: rest.length ? safely(rest.join('/')) : null, query: new URLSearchParams(query), set: (name, value) => setChoices({ [name]: value }, true) }
+  return {
+    page,
+    id: rest.length ? safely(rest.join('/')) : null,
+    query: new URLSearchParams(query),
+    set: (name, value) => setChoices({ [name]: value }, true),
+  }
 }
 
 function safely(text) {
-  try { return decodeURIComponent(text) } catch { return text }
+  try {
+    return decodeURIComponent(text)
+  } catch {
+    return text
+  }
 }
 
 /**
@@ -55,12 +65,22 @@ export function keepScroll() {
   history.scrollRestoration = 'manual'
   let saving = null
   let restoring = null
-  const stop = () => { clearTimeout(restoring); restoring = null }
-  addEventListener('scroll', () => { // written later, when the history may already be at another page
-    clearTimeout(saving)
-    const scrolled = location.href
-    saving = setTimeout(() => { if (restoring === null && location.href === scrolled) history.replaceState({ scroll: scrollY }, '') }, TRY_MS)
-  }, { passive: true })
+  const stop = () => {
+    clearTimeout(restoring)
+    restoring = null
+  }
+  addEventListener(
+    'scroll',
+    () => {
+      // written later, when the history may already be at another page
+      clearTimeout(saving)
+      const scrolled = location.href
+      saving = setTimeout(() => {
+        if (restoring === null && location.href === scrolled) history.replaceState({ scroll: scrollY }, '')
+      }, TRY_MS)
+    },
+    { passive: true },
+  )
   for (const type of ['wheel', 'touchmove', 'pointerdown', 'keydown']) addEventListener(type, stop, { passive: true })
   return () => {
     clearTimeout(saving)

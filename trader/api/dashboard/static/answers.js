@@ -1,3 +1,4 @@
+// @ts-check
 // Answers of procedures, cached by input, and refreshed while a part of the page shows them.
 import { useEffect, useState } from './lib.js'
 
@@ -7,9 +8,17 @@ const MANY_SHOWN_MS = 300_000
 const MANY = 20
 const FRESH_MS = 2_000
 
-export async function call(procedure, input = {}) {
+/**
+ * @template {import('./contract').ProcedureName} T
+ * @param {T} procedure
+ * @param {import('./contract').InputOf<T>} [input]
+ * @returns {Promise<import('./contract').OutputOf<T>>}
+ */
+export async function call(procedure, input) {
   const response = await fetch(`/api/rpc/${procedure}`, {
-    method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(input),
+    method: 'POST',
+    headers: { 'content-type': 'application/json' },
+    body: JSON.stringify(input ?? {}),
   })
   return bodyOf(response)
 }
@@ -27,21 +36,35 @@ async function bodyOf(response) {
 }
 
 function entryOf(key, load) {
-  if (!kept.has(key)) kept.set(key, { key, data: null, error: null, loading: null, again: false, readAt: -Infinity, readers: new Set() })
+  if (!kept.has(key))
+    kept.set(key, { key, data: null, error: null, loading: null, again: false, readAt: -Infinity, readers: new Set() })
   const entry = kept.get(key)
   entry.load = load
   return entry
 }
 
 function refresh(entry) {
-  if (entry.loading) { entry.again = true; return entry.loading }
-  entry.loading = entry.load()
-    .then(data => { entry.data = data; entry.error = null; entry.readAt = performance.now() })
-    .catch(error => { entry.error = error.message?.replace(/\.$/, '') || 'it does not answer' })
+  if (entry.loading) {
+    entry.again = true
+    return entry.loading
+  }
+  entry.loading = entry
+    .load()
+    .then(data => {
+      entry.data = data
+      entry.error = null
+      entry.readAt = performance.now()
+    })
+    .catch(error => {
+      entry.error = error.message?.replace(/\.$/, '') || 'it does not answer'
+    })
     .finally(() => {
       entry.loading = null
       for (const reader of entry.readers) reader({})
-      if (entry.again) { entry.again = false; refresh(entry) }
+      if (entry.again) {
+        entry.again = false
+        refresh(entry)
+      }
     })
   return entry.loading
 }
@@ -61,8 +84,15 @@ function useKept(key, load, everyMs) {
     // Several parts of a page begin with the same answer, so they share one recent request.
     if (!entry.loading && performance.now() - entry.readAt > FRESH_MS) refresh(entry)
     const isDue = () => !document.hidden && !entry.loading && performance.now() - entry.readAt > everyMs / 2
-    const timer = everyMs && setInterval(() => { if (isDue()) refresh(entry) }, everyMs) // once for all parts of the page
-    return () => { entry.readers.delete(render); clearInterval(timer) }
+    const timer =
+      everyMs &&
+      setInterval(() => {
+        if (isDue()) refresh(entry)
+      }, everyMs) // once for all parts of the page
+    return () => {
+      entry.readers.delete(render)
+      clearInterval(timer)
+    }
   }, [key])
   return entry
 }
@@ -73,9 +103,16 @@ export const modelCount = () => knownAnswer('models.getModels')?.models.length ?
 export const hasMany = () => modelCount() > MANY
 export const shownMs = () => (hasMany() ? MANY_SHOWN_MS : SHOWN_MS)
 
-/** The answer of a procedure: {data, error}; `data` is null until the first answer and stays through later errors. */
-export const useAnswer = (procedure, input = {}, everyMs = shownMs()) => useKept(
-  `${procedure} ${JSON.stringify(input)}`, () => call(procedure, input), everyMs)
+/**
+ * The answer of a procedure; `data` is null until the first one and stays through later errors.
+ * @template {import('./contract').ProcedureName} T
+ * @param {T} procedure
+ * @param {import('./contract').InputOf<T>} [input]
+ * @param {number} [everyMs]
+ * @returns {{ data: import('./contract').OutputOf<T> | null, error: string | null }}
+ */
+export const useAnswer = (procedure, input, everyMs = shownMs()) =>
+  useKept(`${procedure} ${JSON.stringify(input ?? {})}`, () => call(procedure, input), everyMs)
 
 /** The same for anything else: `load` returns a promise. */
 export const useReport = (key, everyMs, load = () => get(key)) => useKept(key, load, everyMs)
@@ -86,8 +123,9 @@ export function readAhead(key, load) {
   if (entry.data === null && !entry.loading) refresh(entry)
 }
 
-export const readAnswerAhead = (procedure, input = {}) => readAhead(
-  `${procedure} ${JSON.stringify(input)}`, () => call(procedure, input))
+/** @param {import('./contract').ProcedureName} procedure */
+export const readAnswerAhead = (procedure, input = undefined) =>
+  readAhead(`${procedure} ${JSON.stringify(input ?? {})}`, () => call(procedure, input))
 
 /** The cached entry of a key, else null; and the cached answer of a procedure without an input. */
 export const knownReport = key => kept.get(key)?.data ?? null

@@ -1,3 +1,4 @@
+// @ts-check
 // The dashboard: its frame, its pages by address, and the state of the connection.
 import { keepScroll, routeOf } from './address.js'
 import { ModelsPage } from './all_models.js'
@@ -18,7 +19,12 @@ import { PositionsPage, TradeTotals, Trades } from './trades.js'
 import { VariantPage } from './variant.js'
 
 const PAGES = [
-  ['', 'Overview'], ['models', 'Models'], ['positions', 'Positions'], ['trades', 'Trades'], ['conversations', 'Conversations'], ['system', 'System'],
+  ['', 'Overview'],
+  ['models', 'Models'],
+  ['positions', 'Positions'],
+  ['trades', 'Trades'],
+  ['conversations', 'Conversations'],
+  ['system', 'System'],
 ]
 const { demo, mode, market, public: isPublic, version } = document.body.dataset
 
@@ -27,18 +33,31 @@ const restoreScroll = keepScroll()
 function App() {
   const [route, setRoute] = useState(routeOf)
   useEffect(() => {
-    const change = () => setRoute(before => {
-      const next = routeOf()
-      if (before.page !== next.page || before.id !== next.id) { restoreScroll(); document.querySelector('main').focus({ preventScroll: true }) }
-      return next
-    })
+    const change = () =>
+      setRoute(before => {
+        const next = routeOf()
+        if (before.page !== next.page || before.id !== next.id) {
+          restoreScroll()
+          document.querySelector('main').focus({ preventScroll: true })
+        }
+        return next
+      })
     addEventListener('hashchange', change)
     addEventListener('keydown', shortcut)
-    return () => { removeEventListener('hashchange', change); removeEventListener('keydown', shortcut) }
+    return () => {
+      removeEventListener('hashchange', change)
+      removeEventListener('keydown', shortcut)
+    }
   }, [])
-  const title = PAGES.find(([page]) => page === route.page)?.[1] ?? { variants: 'Variant', markets: 'Market' }[route.page] ?? 'Not found'
+  const title =
+    PAGES.find(([page]) => page === route.page)?.[1] ??
+    { variants: 'Variant', markets: 'Market' }[route.page] ??
+    'Not found'
   return html`
-    <a class="visually-hidden" href="#content" onClick=${event => { event.preventDefault(); document.querySelector('main').focus() }}>Skip to the content</a>
+    <a class="visually-hidden" href="#content" onClick=${event => {
+      event.preventDefault()
+      document.querySelector('main').focus()
+    }}>Skip to the content</a>
     <${Title} text=${route.id ?? title} />
     <${Top} route=${route} />
     <main id="content" tabindex="-1">
@@ -47,19 +66,25 @@ function App() {
       <${Prices} />
       <${Page} key=${`${route.page}/${route.id}`} route=${route} />
     </main>
-    <footer class="page"><span>trader ${version}</span><button class="button" type="button" onClick=${switchTimes}>${isLocalTime() ? 'Times are local: show UTC' : 'Times are UTC: show local'}</button>
-      <button class="button" type="button" onClick=${event => navigator.clipboard?.writeText(location.href).then(() => { event.target.textContent = 'Link copied' })}>Copy link</button>
+    <footer class="page"><span>trader ${version}</span><button class="button" type="button"
+      onClick=${switchTimes}>${isLocalTime() ? 'Times are local: show UTC' : 'Times are UTC: show local'}</button>
+      <button class="button" type="button" onClick=${event =>
+        navigator.clipboard?.writeText(location.href).then(() => {
+          event.target.textContent = 'Link copied'
+        })}>Copy link</button>
       <a href="/api/docs">API reference</a><span>Keys: 1–6 pages, t light or dark, arrows in a chart</span></footer>`
 }
 
 function Page({ route }) {
-  if (route.page === 'models') return route.id ? html`<${ModelPage} route=${route} id=${route.id} />` : html`<${ModelsPage} route=${route} />`
+  if (route.page === 'models')
+    return route.id ? html`<${ModelPage} route=${route} id=${route.id} />` : html`<${ModelsPage} route=${route} />`
   if (route.page === 'variants' && route.id) return html`<${VariantPage} route=${route} id=${route.id} />`
   if (route.page === 'positions') return html`<${PositionsPage} />`
   if (route.page === 'trades' && route.id) return html`<${TradePage} id=${route.id} />`
   if (route.page === 'markets' && route.id) return html`<${MarketPage} route=${route} id=${route.id} />`
   if (route.page === 'trades') return html`<${TradeTotals}><${Trades} hasFilter=${false} /></${TradeTotals}>`
-  if (route.page === 'conversations') return route.id ? html`<${ConversationPage} id=${route.id} />` : html`<${Conversations} />`
+  if (route.page === 'conversations')
+    return route.id ? html`<${ConversationPage} id=${route.id} />` : html`<${Conversations} />`
   if (route.page === 'system') return html`<${SystemPage} />`
   if (route.page === '') return html`<${Overview} route=${route} />`
   return html`<p class="notice">There is no page with this name. <a href="#/">Overview</a></p>`
@@ -67,13 +92,19 @@ function Page({ route }) {
 
 function Top({ route }) {
   return html`<header class="top"><div>
-    <a class="brand" href="#/" aria-label="trader, overview" tabindex="-1"><svg viewBox="0 0 32 32" aria-hidden="true"><rect width="32" height="32" rx="8" fill="#4759d6"></rect><path d="M6 21l6-7 5 4 9-10" fill="none" stroke="#fff" stroke-width="3" stroke-linecap="round" stroke-linejoin="round"></path></svg>trader</a>
-    <span class=${`badge ${mode === 'live' ? 'loss' : ''}`} title=${mode === 'live' ? 'orders go to a real venue' : 'orders go to the paper exchange'}>${mode === 'live' ? 'live' : 'paper'}</span>
-    <nav aria-label="Pages">${PAGES.map(([page, name]) => html`<a key=${page} href=${`#/${page}`}
-      aria-current=${page === route.page || page === 'models' && route.page === 'variants' ? 'page' : undefined}>${name}</a>`)}</nav>
+    <a class="brand" href="#/" aria-label="trader, overview" tabindex="-1"><svg viewBox="0 0 32 32"
+      aria-hidden="true"><rect width="32" height="32" rx="8" fill="#4759d6"></rect><path d="M6 21l6-7 5 4 9-10"
+        fill="none" stroke="#fff" stroke-width="3" stroke-linecap="round" stroke-linejoin="round"></path></svg>trader</a>
+    <span class=${`badge ${mode === 'live' ? 'loss' : ''}`}
+      title=${mode === 'live' ? 'orders go to a real venue' : 'orders go to the paper exchange'}>${mode === 'live' ? 'live' : 'paper'}</span>
+    <nav aria-label="Pages">${PAGES.map(
+      ([page, name]) => html`<a key=${page} href=${`#/${page}`}
+      aria-current=${page === route.page || (page === 'models' && route.page === 'variants') ? 'page' : undefined}>${name}</a>`,
+    )}</nav>
     <div class="right"><${Prices} /><${Status} />
       <button class="icon" type="button" aria-label="Light or dark" title="Light or dark (t)" onClick=${switchScheme}>
-        <svg viewBox="0 0 16 16" aria-hidden="true"><circle cx="8" cy="8" r="6" fill="none" stroke="currentColor" stroke-width="1.5"></circle><path d="M8 2a6 6 0 010 12z" fill="currentColor"></path></svg></button></div>
+        <svg viewBox="0 0 16 16" aria-hidden="true"><circle cx="8" cy="8" r="6" fill="none" stroke="currentColor"
+          stroke-width="1.5"></circle><path d="M8 2a6 6 0 010 12z" fill="currentColor"></path></svg></button></div>
   </div></header>`
 }
 
@@ -81,36 +112,61 @@ function Top({ route }) {
 function Title({ text }) {
   const { word } = useStatus()
   const title = `${word === 'live' ? '' : `${word} · `}${text} · trader`
-  useEffect(() => { document.title = title }, [title])
+  useEffect(() => {
+    document.title = title
+  }, [title])
 }
 
 function Status() {
   const state = useLive()
   const status = useStatus()
-  return html`<span class="status"><span role="status"><a href="#/system"><i class=${`dot ${status.kind}`} aria-hidden="true"></i>${status.word}</a></span>
+  return html`<span class="status"><span role="status"><a href="#/system"><i class=${`dot ${status.kind}`}
+    aria-hidden="true"></i>${status.word}</a></span>
     <span title="time of the latest data">${state.dataAt ? clock(state.dataAt) : ''}</span></span>`
 }
 
 function Prices() {
   const entry = useAnswer('trading.getCryptoPrices', {}, PRICES_MS)
-  return html`<div class="prices" aria-label="Prices" role="group">${(entry.data?.prices ?? []).slice(0, 4).map(row => html`
-    <a key=${row.symbol} href=${`#/markets/${row.symbol}`} title=${row.message ?? ''} class=${row.message ? 'warn' : ''}><b>${row.symbol}</b>${price(row.price)}${
-      row.change24hPercent != null ? html` <span class=${`small ${tone(row.change24hPercent)}`}>${signedPercent(row.change24hPercent)}</span>` : ''}</a>`)}</div>`
+  return html`<div class="prices" aria-label="Prices" role="group">${(entry.data?.prices ?? []).slice(0, 4).map(
+    row => html`
+    <a key=${row.symbol} href=${`#/markets/${row.symbol}`} title=${row.message ?? ''}
+      class=${row.message ? 'warn' : ''}><b>${row.symbol}</b>${price(row.price)}${
+        row.change24hPercent != null
+          ? html` <span class=${`small ${tone(row.change24hPercent)}`}>${signedPercent(row.change24hPercent)}</span>`
+          : ''
+      }</a>`,
+  )}</div>`
 }
 
 function Banners() {
   const known = useModels()
   const { troubles } = useStatus()
-  return html`<div class="banners" role="alert">${troubles.map(one => html`<p key=${one.text} class=${`notice ${one.kind}`}>${one.text}</p>`)}</div>
-    ${demo !== 'off' && html`<p class="notice">Demo: ${known.models.every(model => model.provider === 'rules') ? 'rule agents' : 'models'} trade ${market === 'synthetic' ? 'a synthetic market; no price here is real, and no money' : market === 'replay' ? 'recorded prices, on paper' : 'on paper'}.${
-      demo === 'history' && html`<span class="narrow-hide"> The first three days of a new folder were traded by the same agents at the start, in steps of half a minute.</span>`}</p>`}
-    ${isPublic === 'on' && html`<p class="notice">Public view: nothing can be changed from here, and the prompts are not shown.</p>`}`
+  return html`<div class="banners" role="alert">${troubles.map(
+    one => html`<p key=${one.text}
+    class=${`notice ${one.kind}`}>${one.text}</p>`,
+  )}</div>
+    ${
+      demo !== 'off' &&
+      html`<p class="notice">Demo: ${known.models.every(model => model.provider === 'rules') ? 'rule agents' : 'models'} trade ${market === 'synthetic' ? 'a synthetic market; no price here is real, and no money' : market === 'replay' ? 'recorded prices, on paper' : 'on paper'}.${
+        demo === 'history' &&
+        html`<span class="narrow-hide"> The first three days of a new folder were traded by the same agents at the start, in steps of half a minute.</span>`
+      }</p>`
+    }
+    ${
+      isPublic === 'on' &&
+      html`<p
+      class="notice">Public view: nothing can be changed from here, and the prompts are not shown.</p>`
+    }`
 }
 
 function switchScheme() {
   const next = isDark() ? 'light' : 'dark'
   document.documentElement.dataset.theme = next
-  try { localStorage.setItem('theme', next) } catch { /* storage is blocked: the choice lasts as long as the page */ }
+  try {
+    localStorage.setItem('theme', next)
+  } catch {
+    /* storage is blocked: the choice lasts as long as the page */
+  }
 }
 
 function shortcut(event) {

@@ -1,47 +1,149 @@
+// @ts-check
 // The leaderboard: every figure of a row is of the row, which is the mean of the replicates of one configuration.
 import { useAnswer } from './answers.js'
-import { Choice, Declared, Failed, Interval, ModelName, Money, Panel, SeasonLine, Table, VariantName, scaleOf } from './components.js'
+import {
+  Choice,
+  Declared,
+  Failed,
+  Interval,
+  ModelName,
+  Money,
+  Panel,
+  SeasonLine,
+  Table,
+  VariantName,
+  scaleOf,
+} from './components.js'
 import { number, percent, signedPercent, tone, whole } from './format.js'
 import { html, useMemo } from './lib.js'
 import { WINDOWS, useModels } from './models.js'
 
 const UNDECIDED = 'not distinguishable yet'
 
-/** The leaderboard. `children` follow once it is read, since it would push them down before. */
+/**
+ * The leaderboard. `children` follow once it is read, since it would push them down before.
+ * @param {any} choices
+ */
 export function Board({ window, onWindow, variant = 'all', isCompact = false, children }) {
   const known = useModels()
   const board = useAnswer('analytics.getLeaderboard', { window, variant, details: true })
   const entries = board.data?.entries ?? []
-  const [least, most] = useMemo(() => scaleOf(entries.flatMap(one => [one.pnlPercent, one.ci95?.low, one.ci95?.high])), [board.data])
+  const [least, most] = useMemo(
+    () => scaleOf(entries.flatMap(one => [one.pnlPercent, one.ci95?.low, one.ci95?.high])),
+    [board.data],
+  )
   const isDecided = entries.some(one => (one.details.verdict?.below?.verdict ?? UNDECIDED) !== UNDECIDED)
   const columns = [
-    entries.some(one => !one.rank) && { key: 'rank', title: 'Board', by: one => one.rank, cell: one => (one.rank ? '' : html`<span title=${`not ranked: ${one.details.offBoard ?? 'it decided under 95 % of its cycles'}`}>off</span>`) },
-    { key: 'model', title: 'Model', isText: true, isHead: true, by: one => one.modelName, csv: one => ({ Model: one.modelName, 'Model id': one.modelId, Replicates: one.details.replicates?.modelIds.length ?? 1 }),
-      cell: one => html`<${ModelName} id=${one.modelId} name=${one.modelName} color=${known.colorOf(one.modelId, one.variant)} /><${Declared} by=${one.details.declared} />${one.details.replicates && html` <span title="replicates of one configuration: the row is their mean">× ${one.details.replicates.modelIds.length}</span>`}` },
-    !isCompact && { key: 'variant', title: 'Variant', isText: true, className: 'narrow-hide wide', by: one => one.variant, cell: one => html`<${VariantName} variant=${one.variant} />` },
-    { key: 'return', title: 'Return', isMain: true, by: one => one.pnlPercent, csv: one => ({ 'Return, %': one.pnlPercent }),
-      cell: one => html`<span class=${tone(one.pnlPercent)} title=${one.pnlPercent}>${signedPercent(one.pnlPercent)}</span>` },
-    { key: 'interval', title: '95 % interval, one look', isText: true, by: one => one.ci95?.low, csv: one => ({ '95 % low, %': one.ci95?.low, '95 % high, %': one.ci95?.high }),
-      cell: one => html`<${Interval} low=${one.ci95?.low} high=${one.ci95?.high} value=${one.pnlPercent} least=${least} most=${most}
-        reason=${one.details.ci95Reason} color=${known.colorOf(one.modelId, one.variant)} />` },
-    isDecided && { key: 'verdict', title: 'Against the next', isText: true, by: one => one.details.verdict?.below?.verdict, cell: one => html`<${Verdict} found=${one.details.verdict?.below} known=${known} />` },
-    { key: 'drawdown', title: 'Drawdown', className: isCompact ? 'wide' : '', by: one => one.maxDrawdown, csv: one => ({ 'Drawdown, %': one.maxDrawdown }), cell: one => percent(one.maxDrawdown) },
-    { key: 'coverage', title: 'Coverage', className: 'narrow-hide wide', by: one => one.details.coverage, csv: one => ({ 'Coverage, %': one.details.coverage }), cell: one => percent(one.details.coverage) },
+    entries.some(one => !one.rank) && {
+      key: 'rank',
+      title: 'Board',
+      by: one => one.rank,
+      cell: one =>
+        one.rank
+          ? ''
+          : html`<span title=${`not ranked: ${one.details.offBoard ?? 'it decided under 95 % of its cycles'}`}>off</span>`,
+    },
+    {
+      key: 'model',
+      title: 'Model',
+      isText: true,
+      isHead: true,
+      by: one => one.modelName,
+      csv: one => ({
+        Model: one.modelName,
+        'Model id': one.modelId,
+        Replicates: one.details.replicates?.modelIds.length ?? 1,
+      }),
+      cell: one =>
+        html`<${ModelName} id=${one.modelId} name=${one.modelName}
+          color=${known.colorOf(one.modelId, one.variant)} /><${Declared}
+            by=${one.details.declared} />${
+              one.details.replicates &&
+              html` <span
+              title="replicates of one configuration: the row is their mean">× ${one.details.replicates.modelIds.length}</span>`
+            }`,
+    },
+    !isCompact && {
+      key: 'variant',
+      title: 'Variant',
+      isText: true,
+      className: 'narrow-hide wide',
+      by: one => one.variant,
+      cell: one => html`<${VariantName} variant=${one.variant} />`,
+    },
+    {
+      key: 'return',
+      title: 'Return',
+      isMain: true,
+      by: one => one.pnlPercent,
+      csv: one => ({ 'Return, %': one.pnlPercent }),
+      cell: one =>
+        html`<span class=${tone(one.pnlPercent)} title=${one.pnlPercent}>${signedPercent(one.pnlPercent)}</span>`,
+    },
+    {
+      key: 'interval',
+      title: '95 % interval, one look',
+      isText: true,
+      by: one => one.ci95?.low,
+      csv: one => ({ '95 % low, %': one.ci95?.low, '95 % high, %': one.ci95?.high }),
+      cell: one => html`<${Interval} low=${one.ci95?.low} high=${one.ci95?.high} value=${one.pnlPercent} least=${least}
+        most=${most}
+        reason=${one.details.ci95Reason} color=${known.colorOf(one.modelId, one.variant)} />`,
+    },
+    isDecided && {
+      key: 'verdict',
+      title: 'Against the next',
+      isText: true,
+      by: one => one.details.verdict?.below?.verdict,
+      cell: one => html`<${Verdict} found=${one.details.verdict?.below} known=${known} />`,
+    },
+    {
+      key: 'drawdown',
+      title: 'Drawdown',
+      className: isCompact ? 'wide' : '',
+      by: one => one.maxDrawdown,
+      csv: one => ({ 'Drawdown, %': one.maxDrawdown }),
+      cell: one => percent(one.maxDrawdown),
+    },
+    {
+      key: 'coverage',
+      title: 'Coverage',
+      className: 'narrow-hide wide',
+      by: one => one.details.coverage,
+      csv: one => ({ 'Coverage, %': one.details.coverage }),
+      cell: one => percent(one.details.coverage),
+    },
     { key: 'trades', title: 'Trades', by: one => one.tradesCount, cell: one => whole(one.tradesCount) },
-    !isCompact && { key: 'cost', title: 'Model cost', className: 'narrow-hide', by: one => one.details.costUsd, csv: one => ({ 'Model cost, USD': one.details.costUsd }),
-      cell: one => html`<span title=${costOf(one.details)}>${number(one.details.costUsd)}</span>` },
-    { key: 'net', title: 'Net after cost', by: one => one.details.netAfterCost,
-      cell: one => html`<${Money} value=${one.details.netAfterCost} />` },
+    !isCompact && {
+      key: 'cost',
+      title: 'Model cost',
+      className: 'narrow-hide',
+      by: one => one.details.costUsd,
+      csv: one => ({ 'Model cost, USD': one.details.costUsd }),
+      cell: one => html`<span title=${costOf(one.details)}>${number(one.details.costUsd)}</span>`,
+    },
+    {
+      key: 'net',
+      title: 'Net after cost',
+      by: one => one.details.netAfterCost,
+      cell: one => html`<${Money} value=${one.details.netAfterCost} />`,
+    },
     !isCompact && { key: 'equity', title: 'Equity', by: one => one.endValue, cell: one => number(one.endValue) },
   ].filter(Boolean)
-  const tools = onWindow && html`<${Choice} label="Window of the leaderboard" value=${window} onChange=${onWindow} options=${WINDOWS} />`
+  const tools =
+    onWindow &&
+    html`<${Choice} label="Window of the leaderboard" value=${window} onChange=${onWindow} options=${WINDOWS} />`
   return html`<${Panel} title="Leaderboard" tools=${tools}>
     <${Failed} entry=${board} what="The leaderboard" />
     <${SeasonLine} season=${board.data?.season} />
     <p class="body lede">Ordered by the return of this window alone, which is no rank: Evidence has the possible places of each entrant, by what each pair has in common, so its order may differ.${
-      !isDecided && entries.length > 1 ? ' No row can be told from the next one yet.' : ''}</p>
-    ${board.data && html`<${Table} label="Leaderboard" columns=${columns} rows=${entries} first=${isCompact ? 20 : 100}
-      empty=${known.warning ?? 'No model has traded in this window yet.'} />`}
+      !isDecided && entries.length > 1 ? ' No row can be told from the next one yet.' : ''
+    }</p>
+    ${
+      board.data &&
+      html`<${Table} label="Leaderboard" columns=${columns} rows=${entries} first=${isCompact ? 20 : 100}
+      empty=${known.warning ?? 'No model has traded in this window yet.'} />`
+    }
   </${Panel}>${(board.data || board.error) && children}`
 }
 
@@ -49,9 +151,14 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
 function Verdict({ found, known }) {
   if (!found) return html`<span class="soft">–</span>`
   const name = known.byId.get(found.modelId)?.name ?? found.modelId
-  return html`<span class=${`badge ${found.verdict === 'better' ? 'gain' : ''}`} title=${`Against ${name}: ${found.reason ?? found.verdict}.`}>${found.verdict === UNDECIDED ? 'cannot tell yet' : found.verdict}</span>`
+  return html`<span class=${`badge ${found.verdict === 'better' ? 'gain' : ''}`}
+    title=${`Against ${name}: ${found.reason ?? found.verdict}.`}>${found.verdict === UNDECIDED ? 'cannot tell yet' : found.verdict}</span>`
 }
 
 /** What the models of a row cost, in words. */
-const costOf = ({ costUsd, replicates }) => (costUsd == null ? 'no provider reported a cost'
-  : replicates ? `mean of the replicates; ${number(replicates.costUsd)} USD together` : `${costUsd} USD in this window`)
+const costOf = ({ costUsd, replicates }) =>
+  costUsd == null
+    ? 'no provider reported a cost'
+    : replicates
+      ? `mean of the replicates; ${number(replicates.costUsd)} USD together`
+      : `${costUsd} USD in this window`

@@ -1,10 +1,18 @@
+// @ts-check
 // A chart of candles with trades: marks at the prices of fills, an OHLC legend, and what is under the pointer.
 import { inks, onGround, onScheme } from './colors.js'
 import { clock, day, moment, number, price, tone } from './format.js'
 import { html, useEffect, useRef, useState } from './lib.js'
 import { openStream } from './events.js'
 
-export const SPANS_MS = { '1m': 60_000, '5m': 300_000, '15m': 900_000, '1h': 3_600_000, '4h': 14_400_000, '1d': 86_400_000 }
+export const SPANS_MS = {
+  '1m': 60_000,
+  '5m': 300_000,
+  '15m': 900_000,
+  '1h': 3_600_000,
+  '4h': 14_400_000,
+  '1d': 86_400_000,
+}
 const HEIGHT_PX = 380
 const WORDS_MAX = 16
 const BAR_PX = 8
@@ -24,7 +32,9 @@ function draw(library, host, on) {
     layout: { attributionLogo: false, fontFamily: '"Inter Variable", system-ui, sans-serif', fontSize: 11 },
     rightPriceScale: { borderVisible: false, scaleMargins: { top: 0.08, bottom: 0.22 } },
     timeScale: {
-      borderVisible: false, timeVisible: true, rightOffset: 4,
+      borderVisible: false,
+      timeVisible: true,
+      rightOffset: 4,
       tickMarkFormatter: (seconds, kind) => (kind < 3 ? day(seconds * 1000) : clock(seconds * 1000, false)),
     },
     handleScale: { mouseWheel: false }, // a page that scrolls is not to stop here
@@ -45,13 +55,16 @@ function draw(library, host, on) {
     autoscaleInfoProvider: original => withPlan(original(), levels),
   })
   const volumes = chart.addSeries(library.HistogramSeries, {
-    priceScaleId: '', lastValueVisible: false, priceLineVisible: false, priceFormat: { type: 'volume' },
+    priceScaleId: '',
+    lastValueVisible: false,
+    priceLineVisible: false,
+    priceFormat: { type: 'volume' },
   })
   volumes.priceScale().applyOptions({ scaleMargins: { top: 0.85, bottom: 0 } })
   const marks = library.createSeriesMarkers(candles, [])
   candles.attachPrimitive(shade(times, () => shaded))
 
-  const barOf = at => Math.floor(at / span) * span / 1000
+  const barOf = at => (Math.floor(at / span) * span) / 1000
   function paintMarks() {
     byBar = new Map()
     for (const mark of list) {
@@ -61,23 +74,42 @@ function draw(library, host, on) {
       byBar.get(time).push(mark)
     }
     const hasWords = byBar.size <= WORDS_MAX
-    marks.setMarkers([...byBar].sort(([one], [other]) => one - other).map(([time, all]) => {
-      if (all.length > 1) return { time, position: 'aboveBar', shape: 'circle', color: inks().text, text: isRoomy ? String(all.length) : '', size: 0.6 }
-      const [{ text, hint, at, ...mark }] = all
-      return { ...mark, time, color: colorOf(mark.color), text: hasWords ? text : '' }
-    }))
+    marks.setMarkers(
+      [...byBar]
+        .sort(([one], [other]) => one - other)
+        .map(([time, all]) => {
+          if (all.length > 1)
+            return {
+              time,
+              position: 'aboveBar',
+              shape: 'circle',
+              color: inks().text,
+              text: isRoomy ? String(all.length) : '',
+              size: 0.6,
+            }
+          const [{ text, hint, at, ...mark }] = all
+          return { ...mark, time, color: colorOf(mark.color), text: hasWords ? text : '' }
+        }),
+    )
   }
   function paintLevels() {
     lines.forEach(line => candles.removePriceLine(line))
-    lines = levels.map(level => candles.createPriceLine({
-      price: Number(level.price), title: level.title, color: inks()[level.kind ?? 'text'], lineWidth: 1,
-      lineStyle: level.kind ? 2 : 1, axisLabelVisible: true,
-    }))
+    lines = levels.map(level =>
+      candles.createPriceLine({
+        price: Number(level.price),
+        title: level.title,
+        color: inks()[level.kind ?? 'text'],
+        lineWidth: 1,
+        lineStyle: level.kind ? 2 : 1,
+        axisLabelVisible: true,
+      }),
+    )
   }
   function paint() {
     const ink = inks()
     chart.applyOptions({
-      layout: { background: { color: ink.ground }, textColor: ink.text }, grid: { vertLines: { color: ink.grid }, horzLines: { color: ink.grid } },
+      layout: { background: { color: ink.ground }, textColor: ink.text },
+      grid: { vertLines: { color: ink.grid }, horzLines: { color: ink.grid } },
     })
     candles.applyOptions({ upColor: ink.gain, downColor: ink.loss, wickUpColor: ink.gain, wickDownColor: ink.loss })
     volumes.applyOptions({ color: ink.volume })
@@ -90,8 +122,19 @@ function draw(library, host, on) {
     const [mark, ...others] = byBar.get(time) ?? []
     if (mark && !others.length) on.pick(mark.id)
   })
-  chart.subscribeCrosshairMove(({ time, point, seriesData }) => on.hover(time === undefined ? null
-    : { bar: seriesData.get(candles), volume: seriesData.get(volumes)?.value, marks: byBar.get(time) ?? [], x: point?.x ?? 0, y: point?.y ?? 0 }))
+  chart.subscribeCrosshairMove(({ time, point, seriesData }) =>
+    on.hover(
+      time === undefined
+        ? null
+        : {
+            bar: seriesData.get(candles),
+            volume: seriesData.get(volumes)?.value,
+            marks: byBar.get(time) ?? [],
+            x: point?.x ?? 0,
+            y: point?.y ?? 0,
+          },
+    ),
+  )
   times.subscribeVisibleLogicalRangeChange(range => {
     const isNowRoomy = range !== null && host.clientWidth / (range.to - range.from) >= COUNT_PX
     if (isNowRoomy === isRoomy) return
@@ -104,7 +147,11 @@ function draw(library, host, on) {
     const range = times.getVisibleLogicalRange()
     const anchor = times.coordinateToLogical(event.clientX - host.getBoundingClientRect().left)
     const scale = Math.exp(event.deltaY * ZOOM)
-    if (range && anchor !== null) times.setVisibleLogicalRange({ from: anchor - (anchor - range.from) * scale, to: anchor + (range.to - anchor) * scale })
+    if (range && anchor !== null)
+      times.setVisibleLogicalRange({
+        from: anchor - (anchor - range.from) * scale,
+        to: anchor + (range.to - anchor) * scale,
+      })
   }
   host.addEventListener('wheel', zoom, { passive: false })
   host.querySelector('table')?.setAttribute('role', 'presentation')
@@ -115,19 +162,35 @@ function draw(library, host, on) {
       const isOther = span !== SPANS_MS[answer.interval]
       span = SPANS_MS[answer.interval]
       bars = answer.times.map((time, place) => ({
-        time: Date.parse(time) / 1000, open: answer.open[place], high: answer.high[place], low: answer.low[place], close: answer.close[place],
+        time: Date.parse(time) / 1000,
+        open: answer.open[place],
+        high: answer.high[place],
+        low: answer.low[place],
+        close: answer.close[place],
       }))
       const precision = places(bars.at(-1)?.close ?? 0)
       candles.applyOptions({ priceFormat: { type: 'price', precision, minMove: 10 ** -precision } })
       candles.setData(bars)
-      volumes.setData(answer.times.flatMap((time, place) => (answer.volume[place] == null ? [] : [{ time: Date.parse(time) / 1000, value: answer.volume[place] }])))
+      volumes.setData(
+        answer.times.flatMap((time, place) =>
+          answer.volume[place] == null ? [] : [{ time: Date.parse(time) / 1000, value: answer.volume[place] }],
+        ),
+      )
       shaded = trade && { from: barOf(trade.from), to: trade.to && barOf(trade.to) }
       if (trade) {
-        const [first, last] = [barOf(trade.from), trade.to ? barOf(trade.to) : Infinity].map(at => Math.max(0, bars.findLastIndex(bar => bar.time <= at)))
+        const [first, last] = [barOf(trade.from), trade.to ? barOf(trade.to) : Infinity].map(at =>
+          Math.max(
+            0,
+            bars.findLastIndex(bar => bar.time <= at),
+          ),
+        )
         const margin = Math.max(MARGIN_BARS, MARGIN * (last - first))
         times.setVisibleLogicalRange({ from: first - margin, to: last + margin })
       } else if (isOther) {
-        times.setVisibleLogicalRange({ from: Math.max(0, bars.length - host.clientWidth / BAR_PX), to: bars.length + 4 })
+        times.setVisibleLogicalRange({
+          from: Math.max(0, bars.length - host.clientWidth / BAR_PX),
+          to: bars.length + 4,
+        })
       }
       on.hover(null)
       performance.mark('candles') // what the tests wait for
@@ -137,15 +200,34 @@ function draw(library, host, on) {
       const time = barOf(Date.parse(running.time))
       const last = bars.at(-1)
       if (!last || time < last.time) return
-      const bar = time > last.time ? { ...running, time } : { time, open: last.open, high: Math.max(last.high, running.high), low: Math.min(last.low, running.low), close: running.close }
+      const bar =
+        time > last.time
+          ? { ...running, time }
+          : {
+              time,
+              open: last.open,
+              high: Math.max(last.high, running.high),
+              low: Math.min(last.low, running.low),
+              close: running.close,
+            }
       if (time > last.time) bars.push(bar)
       else bars[bars.length - 1] = bar
       candles.update(bar)
     },
-    setMarkers(next) { list = next; paintMarks() },
-    setLevels(next) { levels = next.filter(level => level.price != null); paintLevels() },
+    setMarkers(next) {
+      list = next
+      paintMarks()
+    },
+    setLevels(next) {
+      levels = next.filter(level => level.price != null)
+      paintLevels()
+    },
     lastBar: () => bars.at(-1),
-    destroy() { stopScheme(); host.removeEventListener('wheel', zoom); chart.remove() },
+    destroy() {
+      stopScheme()
+      host.removeEventListener('wheel', zoom)
+      chart.remove()
+    },
   }
 }
 
@@ -159,17 +241,24 @@ function withPlan(found, levels) {
 
 /** A part of the chart that shades from one bar to another; without the other, to the end. */
 function shade(times, rangeOf) {
-  const renderer = { draw(target) {
-    target.useBitmapCoordinateSpace(({ context, bitmapSize, horizontalPixelRatio }) => {
-      const range = rangeOf()
-      const from = range && times.timeToCoordinate(range.from)
-      if (from == null) return
-      const to = range.to ? times.timeToCoordinate(range.to) : null
-      const left = from * horizontalPixelRatio
-      context.fillStyle = `${inks().accent}1f`
-      context.fillRect(left, 0, Math.max(1, (to === null ? bitmapSize.width : to * horizontalPixelRatio) - left), bitmapSize.height)
-    })
-  } }
+  const renderer = {
+    draw(target) {
+      target.useBitmapCoordinateSpace(({ context, bitmapSize, horizontalPixelRatio }) => {
+        const range = rangeOf()
+        const from = range && times.timeToCoordinate(range.from)
+        if (from == null) return
+        const to = range.to ? times.timeToCoordinate(range.to) : null
+        const left = from * horizontalPixelRatio
+        context.fillStyle = `${inks().accent}1f`
+        context.fillRect(
+          left,
+          0,
+          Math.max(1, (to === null ? bitmapSize.width : to * horizontalPixelRatio) - left),
+          bitmapSize.height,
+        )
+      })
+    },
+  }
   return { paneViews: () => [{ zOrder: () => 'bottom', renderer: () => renderer }] }
 }
 
@@ -185,21 +274,40 @@ export function CandleChart({ label, candles, markers, levels, running, trade, o
   const [error, setError] = useState(null)
   const [hovered, setHovered] = useState(null)
   const on = useRef({})
-  on.current = { pick: id => onPick?.(id), hover: next => { setHovered(next); onHover?.(next?.marks.map(mark => mark.id) ?? []) } }
+  on.current = {
+    pick: id => onPick?.(id),
+    hover: next => {
+      setHovered(next)
+      onHover?.(next?.marks.map(mark => mark.id) ?? [])
+    },
+  }
   useEffect(() => {
     let made = null
     let isGone = false
-    import('./vendor/lightweight-charts.js').then(library => {
-      if (isGone) return
-      made = draw(library, host.current, { pick: id => on.current.pick(id), hover: next => on.current.hover(next) })
-      setChart(made)
-    }).catch(failure => setError(failure.message))
-    return () => { isGone = true; made?.destroy() }
+    import('./vendor/lightweight-charts.js')
+      .then(library => {
+        if (isGone) return
+        made = draw(library, host.current, { pick: id => on.current.pick(id), hover: next => on.current.hover(next) })
+        setChart(made)
+      })
+      .catch(failure => setError(failure.message))
+    return () => {
+      isGone = true
+      made?.destroy()
+    }
   }, [])
-  useEffect(() => { chart?.setLevels(levels) }, [chart, levels])
-  useEffect(() => { if (candles) chart?.setCandles(candles, trade) }, [chart, candles, trade])
-  useEffect(() => { if (candles) chart?.setMarkers(markers) }, [chart, candles, markers])
-  useEffect(() => { if (running && candles) chart?.extend(running) }, [chart, candles, running])
+  useEffect(() => {
+    chart?.setLevels(levels)
+  }, [chart, levels])
+  useEffect(() => {
+    if (candles) chart?.setCandles(candles, trade)
+  }, [chart, candles, trade])
+  useEffect(() => {
+    if (candles) chart?.setMarkers(markers)
+  }, [chart, candles, markers])
+  useEffect(() => {
+    if (running && candles) chart?.extend(running)
+  }, [chart, candles, running])
   return html`<${Ohlc} bar=${hovered?.bar ?? chart?.lastBar()} volume=${hovered?.volume} />
     <div class="pointed">
       <div class="chart candles" role="img" aria-label=${label} ref=${host} style=${{ height: `${HEIGHT_PX}px` }}></div>
@@ -211,17 +319,36 @@ export function CandleChart({ label, candles, markers, levels, running, trade, o
 
 /** Open, high, low and close of the bar under the pointer, else of the last one. */
 function Ohlc({ bar, volume }) {
-  const figures = bar ? [['O', bar.open], ['H', bar.high], ['L', bar.low], ['C', bar.close]] : []
-  return html`<p class="ohlc readout">${figures.map(([name, value]) => html`<span key=${name}>${name} <b class=${tone(bar.close - bar.open, 8)}>${price(value)}</b></span>`)}${
-    volume != null && html`<span>Volume <b>${number(volume, volume >= 1000 ? 0 : 2)}</b></span>`}\u00a0</p>`
+  const figures = bar
+    ? [
+        ['O', bar.open],
+        ['H', bar.high],
+        ['L', bar.low],
+        ['C', bar.close],
+      ]
+    : []
+  return html`<p class="ohlc readout">${figures.map(
+    ([name, value]) => html`<span key=${name}>${name} <b
+    class=${tone(bar.close - bar.open, 8)}>${price(value)}</b></span>`,
+  )}${volume != null && html`<span>Volume <b>${number(volume, volume >= 1000 ? 0 : 2)}</b></span>`}\u00a0</p>`
 }
 
 /** The trades whose marks are on the bar under the pointer. */
 function Hint({ of, width }) {
   const side = of.x > width / 2 ? { right: `${width - of.x + 12}px` } : { left: `${of.x + 12}px` }
-  return html`<ul class="hint" style=${{ ...side, top: '8px' }}>${of.marks.slice(0, HINTS_MAX).map((mark, place) => html`<li key=${place}>
-      <b><bdi>${mark.hint.name}</bdi></b> ${mark.hint.side} ${mark.hint.text} ${mark.hint.profit != null && html`<span class=${tone(mark.hint.profit)}>${number(mark.hint.profit, 2, 'exceptZero')}</span>`}</li>`)}
-    ${of.marks.length > HINTS_MAX && html`<li class="soft">and ${of.marks.length - HINTS_MAX} more of ${of.marks.length}</li>`}</ul>`
+  return html`<ul class="hint" style=${{ ...side, top: '8px' }}>${of.marks.slice(0, HINTS_MAX).map(
+    (mark, place) => html`<li key=${place}>
+      <b><bdi>${mark.hint.name}</bdi></b> ${mark.hint.side} ${mark.hint.text} ${
+        mark.hint.profit != null &&
+        html`<span
+        class=${tone(mark.hint.profit)}>${number(mark.hint.profit, 2, 'exceptZero')}</span>`
+      }</li>`,
+  )}
+    ${
+      of.marks.length > HINTS_MAX &&
+      html`<li
+      class="soft">and ${of.marks.length - HINTS_MAX} more of ${of.marks.length}</li>`
+    }</ul>`
 }
 
 /** The marks of trades or positions: each entry and exit. On the page of one trade they need no name and no color of a model. */
@@ -232,29 +359,48 @@ export function marksOf(trades, known, isAlone = false) {
     const isLong = trade.side === 'LONG'
     const side = trade.side.toLowerCase()
     const entry = {
-      id: trade.id, at: Date.parse(trade.openedAt), price: Number(trade.entryPrice), color, text: isAlone ? `entry, ${side}` : name,
-      shape: isLong ? 'arrowUp' : 'arrowDown', position: isLong ? 'atPriceBottom' : 'atPriceTop',
+      id: trade.id,
+      at: Date.parse(trade.openedAt),
+      price: Number(trade.entryPrice),
+      color,
+      text: isAlone ? `entry, ${side}` : name,
+      shape: isLong ? 'arrowUp' : 'arrowDown',
+      position: isLong ? 'atPriceBottom' : 'atPriceTop',
       hint: { name: trade.modelName, side, text: `entered at ${price(trade.entryPrice)}` },
     }
     if (!trade.closedAt) return [entry]
     const isLiquidation = trade.closeReason === 'liquidation'
-    return [entry, {
-      id: trade.id, at: Date.parse(trade.closedAt), price: Number(trade.exitPrice), color: isAlone ? trade.netPnl > 0 ? 'gain' : 'loss' : color,
-      text: `${isAlone ? 'exit,' : name} ${trade.closeReason}`.trim(),
-      shape: isLiquidation ? 'square' : 'circle', position: 'atPriceMiddle', size: isLiquidation ? 2 : 1,
-      hint: { name: trade.modelName, side, text: `closed at ${price(trade.exitPrice)} by ${trade.closeReason}`, profit: trade.netPnl },
-    }]
+    return [
+      entry,
+      {
+        id: trade.id,
+        at: Date.parse(trade.closedAt),
+        price: Number(trade.exitPrice),
+        color: isAlone ? (trade.netPnl > 0 ? 'gain' : 'loss') : color,
+        text: `${isAlone ? 'exit,' : name} ${trade.closeReason}`.trim(),
+        shape: isLiquidation ? 'square' : 'circle',
+        position: 'atPriceMiddle',
+        size: isLiquidation ? 2 : 1,
+        hint: {
+          name: trade.modelName,
+          side,
+          text: `closed at ${price(trade.exitPrice)} by ${trade.closeReason}`,
+          profit: trade.netPnl,
+        },
+      },
+    ]
   })
 }
 
 /** The prices of a trade: entry and exit, and the plan of one whose plan is known. */
-export const levelsOf = trade => [
-  { price: trade.entryPrice, title: 'entry', isPlan: true },
-  { price: trade.exitPrice, title: 'exit', isPlan: true },
-  { price: trade.exitPlan?.stop, title: 'stop', kind: 'loss', isPlan: true },
-  { price: trade.exitPlan?.target, title: 'target', kind: 'gain', isPlan: true },
-  { price: trade.liquidationPrice, title: 'liquidation', kind: 'loss' },
-].filter(level => level.price != null)
+export const levelsOf = trade =>
+  [
+    { price: trade.entryPrice, title: 'entry', isPlan: true },
+    { price: trade.exitPrice, title: 'exit', isPlan: true },
+    { price: trade.exitPlan?.stop, title: 'stop', kind: 'loss', isPlan: true },
+    { price: trade.exitPlan?.target, title: 'target', kind: 'gain', isPlan: true },
+    { price: trade.liquidationPrice, title: 'liquidation', kind: 'loss' },
+  ].filter(level => level.price != null)
 
 const readers = new Set()
 let running = []
@@ -265,10 +411,22 @@ export function useRunning(symbol) {
   const [, render] = useState({})
   useEffect(() => {
     readers.add(render)
-    end ??= openStream(['candles'], { message(_, data) { running = data.map(candle => ({ ...candle })); for (const reader of readers) reader({}) } }, { streams: ['candles'] })
+    end ??= openStream(
+      ['candles'],
+      {
+        message(_, data) {
+          running = data.map(candle => ({ ...candle }))
+          for (const reader of readers) reader({})
+        },
+      },
+      { streams: ['candles'] },
+    )
     return () => {
       readers.delete(render)
-      if (!readers.size) { end(); end = null }
+      if (!readers.size) {
+        end()
+        end = null
+      }
     }
   }, [])
   return running.find(candle => candle.symbol === symbol)

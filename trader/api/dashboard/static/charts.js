@@ -1,3 +1,4 @@
+// @ts-check
 // Charts of the dashboard and of the reports, drawn by uPlot: lines over time with a crosshair, and histograms.
 import { inkOn, inks, onGround, onScheme } from './colors.js'
 import { clock, day } from './format.js'
@@ -22,7 +23,14 @@ function axes(show, width, height) {
   const shared = { stroke: text, font, grid: { stroke: grid, width: 1 }, ticks: { show: false } }
   return [
     { ...shared, space: 84, size: 28, values: (_, marks) => timeMarks(marks) },
-    { ...shared, side: 1, size: width < 480 ? 52 : 62, space: Math.min(34, height / 5), gap: 6, values: (_, marks, axis, space, step) => marks.map(mark => show(mark, placesOf(step))) },
+    {
+      ...shared,
+      side: 1,
+      size: width < 480 ? 52 : 62,
+      space: Math.min(34, height / 5),
+      gap: 6,
+      values: (_, marks, axis, space, step) => marks.map(mark => show(mark, placesOf(step))),
+    },
   ]
 }
 
@@ -51,33 +59,46 @@ export function timeChart(host, times, series, values, options) {
   function build() {
     chart?.destroy()
     const width = Math.max(240, host.clientWidth)
-    chart = new uPlot({
-      width,
-      height: options.height,
-      padding: [8, options.ends !== undefined && width > ENDS_FROM_PX ? ENDS_PX : 0, 0, FIRST_LABEL_PX],
-      tzDate: seconds => uPlot.tzDate(new Date(seconds * 1000), 'UTC'),
-      legend: { show: false },
-      cursor: {
-        sync: options.sync ? { key: options.sync, setSeries: false } : undefined,
-        points: { size: 6, show: shown.length <= 12 },
-        drag: { x: Boolean(options.onZoom), y: false, setScale: false },
-        focus: { prox: options.lifts ? LIFT_PX : -1 },
-        y: false,
+    chart = new uPlot(
+      {
+        width,
+        height: options.height,
+        padding: [8, options.ends !== undefined && width > ENDS_FROM_PX ? ENDS_PX : 0, 0, FIRST_LABEL_PX],
+        tzDate: seconds => uPlot.tzDate(new Date(seconds * 1000), 'UTC'),
+        legend: { show: false },
+        cursor: {
+          sync: options.sync ? { key: options.sync, setSeries: false } : undefined,
+          points: { size: 6, show: shown.length <= 12 },
+          drag: { x: Boolean(options.onZoom), y: false, setScale: false },
+          focus: { prox: options.lifts ? LIFT_PX : -1 },
+          y: false,
+        },
+        focus: { alpha: 0.2 },
+        scales: { y: { range: (_, low, high) => spread(low, high, options) } },
+        axes: axes(options.show, width, options.height),
+        series: [{}, ...shown.map(one => line(one, options))],
+        bands: shown.flatMap((one, place) =>
+          one.isBandTop ? [{ series: [place + 1, place + 2], fill: inks().grid }] : [],
+        ),
+        hooks: {
+          setSelect: [self => options.onZoom && select(self)],
+          setCursor: [
+            () => options.onCursor?.(chart?.cursor.idx ?? null),
+            self => self.over.classList.toggle('leads', Boolean(markAt(self, shown))),
+          ],
+          setSeries: [(_, place) => options.onLift?.(place == null ? null : shown[place - 1])],
+          draw: [
+            self => drawMarks(self, shown),
+            self => options.ends && width > ENDS_FROM_PX && drawEnds(self, shown, options),
+          ],
+        },
       },
-      focus: { alpha: 0.2 },
-      scales: { y: { range: (_, low, high) => spread(low, high, options) } },
-      axes: axes(options.show, width, options.height),
-      series: [{}, ...shown.map(one => line(one, options))],
-      bands: shown.flatMap((one, place) => (one.isBandTop ? [{ series: [place + 1, place + 2], fill: inks().grid }] : [])),
-      hooks: {
-        setSelect: [self => options.onZoom && select(self)],
-        setCursor: [() => options.onCursor?.(chart?.cursor.idx ?? null), self => self.over.classList.toggle('leads', Boolean(markAt(self, shown)))],
-        setSeries: [(_, place) => options.onLift?.(place == null ? null : shown[place - 1])],
-        draw: [self => drawMarks(self, shown), self => options.ends && width > ENDS_FROM_PX && drawEnds(self, shown, options)],
-      },
-    }, data, host)
+      data,
+      host,
+    )
     chart.over.addEventListener('dblclick', () => options.onZoom?.())
-    chart.over.addEventListener('click', () => { // uPlot keeps the click that ends a drag to itself
+    chart.over.addEventListener('click', () => {
+      // uPlot keeps the click that ends a drag to itself
       const mark = markAt(chart, shown)
       if (mark) location.hash = mark.href
     })
@@ -113,12 +134,21 @@ export function timeChart(host, times, series, values, options) {
       const place = Math.min(last, Math.max(0, (chart.cursor.idx ?? last) + step))
       chart.setCursor({ left: chart.valToPos(data[0][place], 'x'), top: 8 })
     },
-    destroy() { stopScheme(); resized.disconnect(); chart.destroy() },
+    destroy() {
+      stopScheme()
+      resized.disconnect()
+      chart.destroy()
+    },
   }
 }
 
-const isAlike = (one, other) => one.name === other.name && one.color === other.color && one.isMain === other.isMain
-  && one.isDimmed === other.isDimmed && one.isHidden === other.isHidden && one.isBandTop === other.isBandTop
+const isAlike = (one, other) =>
+  one.name === other.name &&
+  one.color === other.color &&
+  one.isMain === other.isMain &&
+  one.isDimmed === other.isDimmed &&
+  one.isHidden === other.isHidden &&
+  one.isBandTop === other.isBandTop
 
 const dpr = () => globalThis.devicePixelRatio ?? 1
 
@@ -126,15 +156,22 @@ const dpr = () => globalThis.devicePixelRatio ?? 1
 function drawEnds(chart, series, options) {
   const { ctx } = chart
   const least = 13 * dpr()
-  const ends = series.flatMap((one, place) => {
-    const values = chart.data[place + 1]
-    const last = values?.findLast(value => value != null)
-    return one.isHidden || one.isUnnamed || last == null ? [] : [{ one, last, y: chart.valToPos(last, 'y', true) }]
-  }).sort((upper, lower) => upper.y - lower.y)
+  const ends = series
+    .flatMap((one, place) => {
+      const values = chart.data[place + 1]
+      const last = values?.findLast(value => value != null)
+      return one.isHidden || one.isUnnamed || last == null ? [] : [{ one, last, y: chart.valToPos(last, 'y', true) }]
+    })
+    .sort((upper, lower) => upper.y - lower.y)
   if (ends.length > ENDS_MAX) return
   const { top, height, left, width } = chart.bbox
-  ends.forEach((end, place) => { end.y = Math.max(Math.max(top, end.y), place ? ends[place - 1].y + least : 0) })
-  ends.forEach((_, place) => { const at = ends.length - 1 - place; ends[at].y = Math.min(ends[at].y, (at + 1 < ends.length ? ends[at + 1].y : top + height + least) - least) })
+  ends.forEach((end, place) => {
+    end.y = Math.max(Math.max(top, end.y), place ? ends[place - 1].y + least : 0)
+  })
+  ends.forEach((_, place) => {
+    const at = ends.length - 1 - place
+    ends[at].y = Math.min(ends[at].y, (at + 1 < ends.length ? ends[at + 1].y : top + height + least) - least)
+  })
   ctx.save()
   ctx.textBaseline = 'middle'
   for (const { one, last, y } of ends) {
@@ -180,7 +217,7 @@ function drawBadge(ctx, one, x, y) {
 function drawMarks(chart, series) {
   const { ctx } = chart
   for (const one of series) {
-    for (const mark of one.isHidden ? [] : one.marks ?? []) {
+    for (const mark of one.isHidden ? [] : (one.marks ?? [])) {
       const [x, y] = [chart.valToPos(mark.at, 'x', true), chart.valToPos(mark.value, 'y', true)]
       if (x < chart.bbox.left || x > chart.bbox.left + chart.bbox.width) continue
       ctx.beginPath()
@@ -195,7 +232,9 @@ function drawMarks(chart, series) {
 function markAt(chart, series) {
   const { left, top } = chart.cursor
   const distanceOf = mark => Math.hypot(chart.valToPos(mark.at, 'x') - left, chart.valToPos(mark.value, 'y') - top)
-  const marks = series.flatMap(one => (one.isHidden ? [] : one.marks ?? [])).map(mark => ({ ...mark, distance: distanceOf(mark) }))
+  const marks = series
+    .flatMap(one => (one.isHidden ? [] : (one.marks ?? [])))
+    .map(mark => ({ ...mark, distance: distanceOf(mark) }))
   return marks.filter(mark => mark.distance < MARK_PX).sort((mark, other) => mark.distance - other.distance)[0]
 }
 
@@ -216,7 +255,8 @@ function line(one, options) {
 function spread(low, high, options) {
   if (low == null || high == null) return [-1, 1]
   if (options.limits) [low, high] = options.limits(low, high)
-  if (options.span && high - low < options.span) [low, high] = [(low + high - options.span) / 2, (low + high + options.span) / 2]
+  if (options.span && high - low < options.span)
+    [low, high] = [(low + high - options.span) / 2, (low + high + options.span) / 2]
   const least = options.top === 0 ? 0 : Math.max(high - low, Math.abs(high) * 1e-4, 1e-6) * 0.06
   return [low - Math.max((high - low) * 0.06, 1e-6), options.top ?? high + least]
 }
@@ -230,20 +270,36 @@ export function histogram(host, groups, low, high, bins, height) {
     for (const value of group.values) counts[Math.min(bins - 1, Math.max(0, Math.floor((value - low) / width)))] += 1
     return counts.map(count => (100 * count) / (group.values.length || 1))
   })
-  const build = () => new uPlot({
-    width: Math.max(240, host.clientWidth),
-    height,
-    legend: { show: false },
-    cursor: { drag: { x: false, y: false }, y: false },
-    scales: { x: { time: false } },
-    axes: axes((value, places) => `${value.toFixed(places)} %`, host.clientWidth, height).map((axis, place) => (
-      place ? axis : { ...axis, values: (_, marks) => marks.map(mark => `${mark} %`) })),
-    series: [{}, ...groups.map(group => ({
-      label: group.name, stroke: onGround(group.color), width: THICK, paths: uPlot.paths.stepped({ align: 0 }), points: { show: false },
-    }))],
-  }, [places, ...shares], host)
+  const build = () =>
+    new uPlot(
+      {
+        width: Math.max(240, host.clientWidth),
+        height,
+        legend: { show: false },
+        cursor: { drag: { x: false, y: false }, y: false },
+        scales: { x: { time: false } },
+        axes: axes((value, places) => `${value.toFixed(places)} %`, host.clientWidth, height).map((axis, place) =>
+          place ? axis : { ...axis, values: (_, marks) => marks.map(mark => `${mark} %`) },
+        ),
+        series: [
+          {},
+          ...groups.map(group => ({
+            label: group.name,
+            stroke: onGround(group.color),
+            width: THICK,
+            paths: uPlot.paths.stepped({ align: 0 }),
+            points: { show: false },
+          })),
+        ],
+      },
+      [places, ...shares],
+      host,
+    )
   let chart = build()
-  onScheme(() => { chart.destroy(); chart = build() })
+  onScheme(() => {
+    chart.destroy()
+    chart = build()
+  })
 }
 
 /** Percent above the first value of a line that has a value. */
@@ -273,7 +329,11 @@ export function averageOf(lines) {
   return (lines[0] ?? []).map((_, place) => {
     let sum = 0
     let count = 0
-    for (const values of lines) if (values[place] != null) { sum += values[place]; count += 1 }
+    for (const values of lines)
+      if (values[place] != null) {
+        sum += values[place]
+        count += 1
+      }
     return count ? sum / count : null
   })
 }

@@ -1,3 +1,4 @@
+// @ts-check
 // Colors of models and variants, readable on both backgrounds.
 const FALLBACK = '#6b7686'
 
@@ -7,13 +8,26 @@ function channels(color) {
 }
 
 function luminance(parts) {
-  const [red, green, blue] = parts.map(part => ((part / 255) <= 0.04045 ? part / 255 / 12.92 : ((part / 255 + 0.055) / 1.055) ** 2.4))
+  const [red, green, blue] = parts.map(part =>
+    part / 255 <= 0.04045 ? part / 255 / 12.92 : ((part / 255 + 0.055) / 1.055) ** 2.4,
+  )
   return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 }
 
 /** Identities: easy to tell apart on both grounds, and none in the hues of gain (green) and loss (red). */
 const IDENTITIES = [
-  '#4f7df0', '#e8871e', '#9b5de5', '#17a5b8', '#d44fb8', '#c9a20a', '#8a6242', '#3d4bb8', '#6cb8f0', '#7a2e8e', '#d8a070', '#6b7fa3',
+  '#4f7df0',
+  '#e8871e',
+  '#9b5de5',
+  '#17a5b8',
+  '#d44fb8',
+  '#c9a20a',
+  '#8a6242',
+  '#3d4bb8',
+  '#6cb8f0',
+  '#7a2e8e',
+  '#d8a070',
+  '#6b7fa3',
 ]
 const SHADES = [1, 0.72, 1.3]
 
@@ -29,12 +43,20 @@ export function neutral(color) {
   const [most, least] = [Math.max(red, green, blue), Math.min(red, green, blue)]
   const span = most - least
   if (span < 40) return color // a gray has no hue
-  const hue = (60 * (most === red ? (green - blue) / span : most === green ? 2 + (blue - red) / span : 4 + (red - green) / span) + 360) % 360
-  const turned = hue >= 333 || hue < 10 ? 322 : hue < 22 ? 32 : hue > 90 && hue < 130 ? 60 : hue >= 130 && hue < 176 ? 186 : hue
-  return turned === hue ? color : hex([0, 240, 120].map(shift => {
-    const away = Math.abs(((turned + shift + 180) % 360) - 180)
-    return least + span * Math.min(1, Math.max(0, 2 - away / 60))
-  }))
+  const hue =
+    (60 * (most === red ? (green - blue) / span : most === green ? 2 + (blue - red) / span : 4 + (red - green) / span) +
+      360) %
+    360
+  const turned =
+    hue >= 333 || hue < 10 ? 322 : hue < 22 ? 32 : hue > 90 && hue < 130 ? 60 : hue >= 130 && hue < 176 ? 186 : hue
+  return turned === hue
+    ? color
+    : hex(
+        [0, 240, 120].map(shift => {
+          const away = Math.abs(((turned + shift + 180) % 360) - 180)
+          return least + span * Math.min(1, Math.max(0, 2 - away / 60))
+        }),
+      )
 }
 
 const hex = parts => `#${parts.map(part => Math.round(part).toString(16).padStart(2, '0')).join('')}`
@@ -75,9 +97,29 @@ export function onScheme(change) {
   const observer = new MutationObserver(change)
   system.addEventListener('change', change)
   observer.observe(document.documentElement, { attributes: true, attributeFilter: ['data-theme'] })
-  return () => { system.removeEventListener('change', change); observer.disconnect() }
+  return () => {
+    system.removeEventListener('change', change)
+    observer.disconnect()
+  }
 }
 
-export const inks = () => (isDark()
-  ? { ground: '#111419', text: '#98a1b0', grid: '#1d222a', gain: '#3dcb92', loss: '#ff7387', volume: '#2b323d', accent: '#93a1ff' }
-  : { ground: '#ffffff', text: '#596170', grid: '#eceff3', gain: '#07794f', loss: '#c4243c', volume: '#d5dae1', accent: '#4355cf' })
+export const inks = () =>
+  isDark()
+    ? {
+        ground: '#111419',
+        text: '#98a1b0',
+        grid: '#1d222a',
+        gain: '#3dcb92',
+        loss: '#ff7387',
+        volume: '#2b323d',
+        accent: '#93a1ff',
+      }
+    : {
+        ground: '#ffffff',
+        text: '#596170',
+        grid: '#eceff3',
+        gain: '#07794f',
+        loss: '#c4243c',
+        volume: '#d5dae1',
+        accent: '#4355cf',
+      }

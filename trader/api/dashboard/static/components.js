@@ -1,3 +1,4 @@
+// @ts-check
 // Parts that several pages use: names, figures, tables, choices, intervals.
 import { useChosen } from './address.js'
 import { csvOf, save } from './csv.js'
@@ -22,33 +23,51 @@ export const Key = ({ color }) => html`<i class="key" aria-hidden="true" style=$
 export function ModelName({ id, name, color, isLinked = true }) {
   const whole = distinctName(id, name)
   const content = html`<${Key} color=${color} /><span><bdi>${whole}</bdi></span>`
-  return isLinked ? html`<a class="name" href=${`#/models/${encodeURIComponent(id)}`} title=${whole}>${content}</a>`
+  return isLinked
+    ? html`<a class="name" href=${`#/models/${encodeURIComponent(id)}`} title=${whole}>${content}</a>`
     : html`<span class="name" title=${whole}>${content}</span>`
 }
 
 /** The column of a table whose rows belong to models. */
-export const modelColumn = known => ({ key: 'model', title: 'Model', isText: true, isHead: true, by: row => row.modelName, csv: row => ({ Model: row.modelName, 'Model id': row.modelId }), cell: row => html`<${ModelName} id=${row.modelId}
-  name=${row.modelName} color=${known.colorOf(row.modelId, row.modelVariant)} isLinked=${known.byId.has(row.modelId)} />` })
+export const modelColumn = known => ({
+  key: 'model',
+  title: 'Model',
+  isText: true,
+  isHead: true,
+  by: row => row.modelName,
+  csv: row => ({ Model: row.modelName, 'Model id': row.modelId }),
+  cell: row => html`<${ModelName} id=${row.modelId}
+  name=${row.modelName} color=${known.colorOf(row.modelId, row.modelVariant)} isLinked=${known.byId.has(row.modelId)} />`,
+})
 
-export const VariantName = ({ variant }) => (variant
-  ? html`<a class="soft" href=${`#/variants/${variant}`}>${variant}</a>` : html`<span class="soft">manual</span>`)
+export const VariantName = ({ variant }) =>
+  variant
+    ? html`<a class="soft" href=${`#/variants/${variant}`}>${variant}</a>`
+    : html`<span class="soft">manual</span>`
 
-export const Money = ({ value, places = 2 }) => html`<span class=${tone(value, places)} title=${value}>${signed(value, places)}</span>`
+export const Money = ({ value, places = 2 }) =>
+  html`<span class=${tone(value, places)} title=${value}>${signed(value, places)}</span>`
 
 export const Time = ({ at }) => html`<time datetime=${at} title=${at}>${moment(at)}</time>`
 
-export const Side = ({ side }) => html`<span class=${`badge ${side === 'LONG' || side === 'buy' ? 'gain' : 'loss'}`}>${side}</span>`
+export const Side = ({ side }) =>
+  html`<span class=${`badge ${side === 'LONG' || side === 'buy' ? 'gain' : 'loss'}`}>${side}</span>`
 
 /** An external agent's declaration about itself. */
-export const Declared = ({ by }) => by && html` <span class="soft">${by.model} ${by.version}</span>
-  <span class="badge" title=${`declared by the agent itself, not verified${by.promptDigest ? `; its prompt has the digest ${by.promptDigest}` : ''}`}>declared</span>`
+export const Declared = ({ by }) =>
+  by &&
+  html` <span class="soft">${by.model} ${by.version}</span>
+  <span class="badge"
+    title=${`declared by the agent itself, not verified${by.promptDigest ? `; its prompt has the digest ${by.promptDigest}` : ''}`}>declared</span>`
 
 /** The badge of manual trades on a model's account. */
 export const Manual = () => html`<span class="badge warn" title="traded manually, not by the model">manual</span>`
 
 /** The market of a position or a trade, with its side, its leverage, and a badge if it was opened manually. */
-export const Market = ({ trade }) => html`<a class="inline" href=${`#/markets/${trade.symbol}`}>${trade.symbol}</a> <${Side} side=${trade.side} /> ${
-  trade.leverage && html`<span class="soft">${times(trade.leverage)}</span>`} ${trade.manual && html`<${Manual} />`}`
+export const Market = ({ trade }) =>
+  html`<a class="inline" href=${`#/markets/${trade.symbol}`}>${trade.symbol}</a> <${Side} side=${trade.side} /> ${
+    trade.leverage && html`<span class="soft">${times(trade.leverage)}</span>`
+  } ${trade.manual && html`<${Manual} />`}`
 
 /** A time that links to the page of its trade. */
 export const TradeTime = ({ at, id }) => html`<a href=${`#/trades/${id}`}><${Time} at=${at} /></a>`
@@ -64,8 +83,10 @@ export function Choice({ label, options, value, onChange }) {
     buttons.at((buttons.indexOf(document.activeElement) + step) % buttons.length).focus()
   }
   return html`<div class="choice" role="toolbar" aria-label=${label} onKeyDown=${move}>
-    ${options.map(([key, text]) => html`<button type="button" key=${key} aria-pressed=${key === value ? 'true' : 'false'}
-      tabindex=${key === stop ? 0 : -1} onClick=${() => onChange(key)}>${text}</button>`)}
+    ${options.map(
+      ([key, text]) => html`<button type="button" key=${key} aria-pressed=${key === value ? 'true' : 'false'}
+      tabindex=${key === stop ? 0 : -1} onClick=${() => onChange(key)}>${text}</button>`,
+    )}
   </div>`
 }
 
@@ -78,12 +99,26 @@ export function Select({ label, options, value, onChange }) {
 /** A value and its interval on the scale [least, most]. */
 export function Interval({ low, high, value, least, most, color, reason }) {
   const at = figure => Math.min(1, Math.max(0, (figure - least) / (most - least || 1)))
-  const style = { '--zero': at(0), '--at': at(value), '--low': at(low ?? value), '--high': at(high ?? value), '--key': onGround(color) }
-  const words = low == null ? `no interval${reason ? `: ${reason}` : ' yet'}` : `95 % interval from ${number(low)} to ${number(high)} %`
+  const style = {
+    '--zero': at(0),
+    '--at': at(value),
+    '--low': at(low ?? value),
+    '--high': at(high ?? value),
+    '--key': onGround(color),
+  }
+  const words =
+    low == null
+      ? `no interval${reason ? `: ${reason}` : ' yet'}`
+      : `95 % interval from ${number(low)} to ${number(high)} %`
   const isCut = low != null && (low < least || high > most)
   return html`<span class="interval" role="img" aria-label=${words} title=${words} style=${style}>
     <i class="zero"></i>${low != null && html`<i class="range"></i>`}<i class="value"></i></span>${
-    low == null && reason ? html`<span class="sub">${reason}</span>` : isCut ? html`<span class="sub">${signed(low, 0)} to ${signed(high, 0)} %, cut</span>` : ''}`
+      low == null && reason
+        ? html`<span class="sub">${reason}</span>`
+        : isCut
+          ? html`<span class="sub">${signed(low, 0)} to ${signed(high, 0)} %, cut</span>`
+          : ''
+    }`
 }
 
 /** The scale on which intervals of several rows can be compared; the widest 2 % are cut off. */
@@ -107,20 +142,31 @@ export function Table({ label, columns, rows, empty, first = STEP, isEven = fals
   if (!rows.length) return html`<p class="empty">${empty}</p>`
   const column = columns.find(one => one.by && (order === one.key || order === `-${one.key}`))
   const sign = order.startsWith('-') ? -1 : 1
-  const inOrder = some => (column ? [...some].sort((one, other) => sign * compare(column.by(one), column.by(other))) : some)
+  const inOrder = some =>
+    column ? [...some].sort((one, other) => sign * compare(column.by(one), column.by(other))) : some
   const sorted = inOrder(rows)
   const press = key => setOrder(order === `-${key}` ? key : order === key ? '' : `-${key}`)
   const sortOf = key => ({ [key]: 'ascending', [`-${key}`]: 'descending' })[order]
-  const kind = one => `${one.isText ? 'text ' : ''}${one.isMain ? 'main ' : ''}${one.isHead ? 'head ' : ''}${one.className ?? ''}`
-  return html`<div class="scroll" role="group" tabindex="0" aria-label=${`${label}, table`}><table class=${isEven ? 'even' : ''}>
-    <thead><tr>${columns.map(one => html`<th key=${one.key} scope="col" class=${kind(one)} aria-sort=${sortOf(one.key)}>
-      ${one.by ? html`<button type="button" onClick=${() => press(one.key)}>${one.title}</button>` : one.title}</th>`)}</tr></thead>
-    <tbody>${sorted.slice(0, limit).map((row, place) => html`<tr key=${place}>
-      ${columns.map(one => html`<td key=${one.key} class=${kind(one)} data-label=${one.title}>${one.cell(row)}</td>`)}</tr>`)}</tbody>
+  const kind = one =>
+    `${one.isText ? 'text ' : ''}${one.isMain ? 'main ' : ''}${one.isHead ? 'head ' : ''}${one.className ?? ''}`
+  return html`<div class="scroll" role="group" tabindex="0" aria-label=${`${label}, table`}><table
+    class=${isEven ? 'even' : ''}>
+    <thead><tr>${columns.map(
+      one => html`<th key=${one.key} scope="col" class=${kind(one)} aria-sort=${sortOf(one.key)}>
+      ${one.by ? html`<button type="button" onClick=${() => press(one.key)}>${one.title}</button>` : one.title}</th>`,
+    )}</tr></thead>
+    <tbody>${sorted.slice(0, limit).map(
+      (row, place) => html`<tr key=${place}>
+      ${columns.map(one => html`<td key=${one.key} class=${kind(one)} data-label=${one.title}>${one.cell(row)}</td>`)}</tr>`,
+    )}</tbody>
   </table></div>
-  <p class="more">${rows.length > limit && html`<button class="button" type="button" onClick=${() => setLimit(limit + STEP)}>
-    Show ${Math.min(STEP, rows.length - limit)} more of ${rows.length}</button> `}
-    <button class="quiet" type="button" onClick=${async () => save(`${slugOf(label)}.csv`, csvOf(columns, readAll ? inOrder(await readAll()) : sorted))}>CSV</button></p>`
+  <p class="more">${
+    rows.length > limit &&
+    html`<button class="button" type="button" onClick=${() => setLimit(limit + STEP)}>
+    Show ${Math.min(STEP, rows.length - limit)} more of ${rows.length}</button> `
+  }
+    <button class="quiet" type="button"
+      onClick=${async () => save(`${slugOf(label)}.csv`, csvOf(columns, readAll ? inOrder(await readAll()) : sorted))}>CSV</button></p>`
 }
 
 const slugOf = label => label.toLowerCase().replaceAll(/[^a-z0-9]+/g, '-')
@@ -146,7 +192,13 @@ export function useStages(isReady, count) {
 export function useChart(make, inputs, delay = 0) {
   const host = useRef(null)
   const chart = useRef(null)
-  useEffect(() => () => { chart.current?.destroy(); chart.current = null }, [])
+  useEffect(
+    () => () => {
+      chart.current?.destroy()
+      chart.current = null
+    },
+    [],
+  )
   useEffect(() => {
     if (!inputs) return undefined
     const timer = setTimeout(() => {
@@ -159,7 +211,12 @@ export function useChart(make, inputs, delay = 0) {
 }
 
 /** The season of a board, with its amendments. */
-export const SeasonLine = ({ season: one }) => one && html`<p class="body lede"><b title=${`SHA-256 ${one.digest}`}>${one.rules.name}</b>, ${one.digest.slice(0, 12)}: ${one.rules.start} to ${one.rules.end}. ${one.amendments.map(each => `Amended ${each.at}: ${each.reason}. `)}</p>`
+export const SeasonLine = ({ season: one }) =>
+  one &&
+  html`<p class="body lede"><b
+    title=${`SHA-256 ${one.digest}`}>${one.rules.name}</b>, ${one.digest.slice(0, 12)}: ${one.rules.start} to ${one.rules.end}. ${one.amendments.map(each => `Amended ${each.at}: ${each.reason}. `)}</p>`
 
-export const Failed = ({ entry, what }) => entry.error && html`
+export const Failed = ({ entry, what }) =>
+  entry.error &&
+  html`
   <p class="notice bad">${what} cannot be read: ${entry.error}.${entry.data ? ' What is shown is from before.' : ''}</p>`

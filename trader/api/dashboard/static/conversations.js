@@ -1,3 +1,4 @@
+// @ts-check
 // Conversations: everything a model saw, said and called, and every refusal with its reason, step by step and live.
 import { useChosen } from './address.js'
 import { call, useAnswer } from './answers.js'
@@ -7,12 +8,24 @@ import { html, useEffect, useState } from './lib.js'
 import { useModels } from './models.js'
 import { merged, useLive, useRuns } from './store.js'
 
-const NAMES = { CREATE_POSITION: 'open', CLOSE_POSITION: 'close', UPDATE_EXIT_PLAN: 'exit plan', HOLDING: 'hold', FETCH_INDICATORS: 'indicators', FETCH_ORDER_BOOK: 'book', NOTE: 'note' }
+const NAMES = {
+  CREATE_POSITION: 'open',
+  CLOSE_POSITION: 'close',
+  UPDATE_EXIT_PLAN: 'exit plan',
+  HOLDING: 'hold',
+  FETCH_INDICATORS: 'indicators',
+  FETCH_ORDER_BOOK: 'book',
+  NOTE: 'note',
+}
 const ACTS = ['CREATE_POSITION', 'CLOSE_POSITION', 'UPDATE_EXIT_PLAN']
 const KINDS = { rejected: 'loss', failed: 'warn' }
 const PAGE = 100
 const PAGES_MAX = 4 // that are read without being asked
-const SHOW = [['all', 'All'], ['acted', 'Acted'], ['refused', 'Refused']]
+const SHOW = [
+  ['all', 'All'],
+  ['acted', 'Acted'],
+  ['refused', 'Refused'],
+]
 
 /**
  * The conversations of a model, a variant or all models; new ones from the stream are offered, not inserted. Holds are
@@ -27,41 +40,86 @@ export function Conversations({ modelId, variant, title = 'Conversations', group
   const [seen, setSeen] = useState(null)
   const [isLooking, setLooking] = useState(false)
   const isHeard = useRuns(isLooking)
-  const chosen = { modelId: (modelId ?? chosenModel) || undefined, variant: (variant ?? chosenVariant) || undefined, outcome: show === 'all' ? undefined : show }
-  const isOfThese = (id, variantOfIt) => (!chosen.modelId || id === chosen.modelId) && (!chosen.variant || variantOfIt === chosen.variant)
+  const chosen = {
+    modelId: (modelId ?? chosenModel) || undefined,
+    variant: (variant ?? chosenVariant) || undefined,
+    outcome: show === 'all' ? undefined : show,
+  }
+  const isOfThese = (id, variantOfIt) =>
+    (!chosen.modelId || id === chosen.modelId) && (!chosen.variant || variantOfIt === chosen.variant)
   const earlier = useEarlier({ limit: PAGE, ...chosen })
-  const live = (state.conversations ?? []).filter(turn => isOfThese(turn.modelId, turn.modelVariant) && isShown(turn, show))
+  const live = (state.conversations ?? []).filter(
+    turn => isOfThese(turn.modelId, turn.modelVariant) && isShown(turn, show),
+  )
   const turns = merged(live, earlier.turns)
   const isKnown = state.conversations !== null && earlier.entry.data !== null
   const see = () => setSeen(new Set(turns.map(turn => turn.id)))
-  useEffect(() => { if (isKnown && seen === null && turns.length) see() })
+  useEffect(() => {
+    if (isKnown && seen === null && turns.length) see()
+  })
   const read = new Set(earlier.turns.map(turn => turn.id))
   const newer = seen === null ? [] : turns.filter(turn => !seen.has(turn.id) && !read.has(turn.id))
   const shown = folded(turns.filter(turn => !newer.includes(turn)))
   const limit = most * (1 + earlier.presses)
-  useEffect(() => { if (isKnown && shown.length < limit && earlier.pages < PAGES_MAX * (1 + earlier.presses)) earlier.readMore() })
+  useEffect(() => {
+    if (isKnown && shown.length < limit && earlier.pages < PAGES_MAX * (1 + earlier.presses)) earlier.readMore()
+  })
   const running = [...state.running].filter(([id]) => isOfThese(id, known.byId.get(id)?.variant))
-  const choose = set => value => { set(value); setSeen(null) }
+  const choose = set => value => {
+    set(value)
+    setSeen(null)
+  }
   const tools = html`
-    ${!modelId && !isSide && html`<div class="filters">
+    ${
+      !modelId &&
+      !isSide &&
+      html`<div class="filters">
       <${Select} label="Model" value=${chosenModel} onChange=${choose(setModel)}
         options=${[['', 'All models'], ...known.models.map(model => [model.id, model.name])]} />
-      ${!variant && html`<${Select} label="Variant" value=${chosenVariant} onChange=${choose(setVariant)}
-        options=${[['', 'All variants'], ...known.variants.map(each => [each.id, each.id])]} />`}</div>`}
+      ${
+        !variant &&
+        html`<${Select} label="Variant" value=${chosenVariant} onChange=${choose(setVariant)}
+        options=${[['', 'All variants'], ...known.variants.map(each => [each.id, each.id])]} />`
+      }</div>`
+    }
     <${Choice} label="Which" value=${show} onChange=${choose(setShow)} options=${SHOW} />`
   return html`<${Panel} title=${title} tools=${tools}>
     <${Failed} entry=${earlier.entry} what="The conversations" />
-    <details class="now" onToggle=${event => setLooking(event.target.open)}><summary>${running.length ? `Deciding: ${running.map(([, run]) => run.name).join(', ')}`
-      : isHeard ? 'No model is deciding' : 'Who is deciding'}</summary>
-      <ol class="turns">${running.map(([id, run]) => html`<${Running} key=${run.id} id=${id} run=${run} known=${known} />`)}</ol></details>
-    <p class="newer"><button class="button" type="button" disabled=${!newer.length} onClick=${see}>${newer.length ? `Show ${newer.length} newer` : 'Nothing newer'}</button></p>
+    <details class="now" onToggle=${event => setLooking(event.target.open)}><summary>${
+      running.length
+        ? `Deciding: ${running.map(([, run]) => run.name).join(', ')}`
+        : isHeard
+          ? 'No model is deciding'
+          : 'Who is deciding'
+    }</summary>
+      <ol class="turns">${running.map(
+        ([id, run]) => html`<${Running} key=${run.id} id=${id} run=${run}
+        known=${known} />`,
+      )}</ol></details>
+    <p class="newer"><button class="button" type="button" disabled=${!newer.length}
+      onClick=${see}>${newer.length ? `Show ${newer.length} newer` : 'Nothing newer'}</button></p>
     <div class=${isSide ? 'feed' : ''}>
-      <ol class="turns">${shown.slice(0, limit).map(group => (group.length > 1
-        ? html`<${Held} key=${group.at(-1).id} turns=${group} known=${known} />`
-        : html`<${Turn} key=${group[0].id} turn=${group[0]} known=${known} isCut=${isSide} />`))}</ol>
-      ${isKnown && !turns.length && html`<p class="empty">${
-        show === 'all' ? 'No model has been asked yet.' : `No decision was ${show === 'acted' ? 'to act' : 'refused'} yet.`}</p>`}
-      ${(shown.length > limit || earlier.hasMore) && html`<p class="more"><button class="button" type="button" onClick=${earlier.press}>Older conversations</button></p>`}
+      <ol class="turns">${shown
+        .slice(0, limit)
+        .map(group =>
+          group.length > 1
+            ? html`<${Held} key=${group.at(-1).id} turns=${group} known=${known} />`
+            : html`<${Turn} key=${group[0].id} turn=${group[0]} known=${known} isCut=${isSide} />`,
+        )}</ol>
+      ${
+        isKnown &&
+        !turns.length &&
+        html`<p class="empty">${
+          show === 'all'
+            ? 'No model has been asked yet.'
+            : `No decision was ${show === 'acted' ? 'to act' : 'refused'} yet.`
+        }</p>`
+      }
+      ${
+        (shown.length > limit || earlier.hasMore) &&
+        html`<p class="more"><button class="button" type="button"
+        onClick=${earlier.press}>Older conversations</button></p>`
+      }
     </div></${Panel}>`
 }
 
@@ -75,13 +133,23 @@ function useEarlier(input) {
   async function readMore() {
     if (isReading || !last?.nextBefore) return
     setOlder({ key, pages, presses, isReading: true })
-    const page = await call('models.getInvocations', { ...input, before: last.nextBefore, skip: last.nextSkip }).catch(() => null)
-    setOlder(now => (now.key === key ? { ...now, pages: page ? [...pages, page] : pages, isReading: page === null } : now))
+    const page = await call('models.getInvocations', { ...input, before: last.nextBefore, skip: last.nextSkip }).catch(
+      () => null,
+    )
+    setOlder(now =>
+      now.key === key ? { ...now, pages: page ? [...pages, page] : pages, isReading: page === null } : now,
+    )
   }
   return {
-    entry, readMore, presses, pages: pages.length, hasMore: Boolean(last?.nextBefore),
+    entry,
+    readMore,
+    presses,
+    pages: pages.length,
+    hasMore: Boolean(last?.nextBefore),
     turns: [entry.data, ...pages].flatMap(page => page?.conversations ?? []),
-    press: () => { setOlder({ key, pages, presses: presses + 1, isReading: false }) },
+    press: () => {
+      setOlder({ key, pages, presses: presses + 1, isReading: false })
+    },
   }
 }
 
@@ -93,10 +161,15 @@ export function ConversationPage({ id }) {
   return html`<div class="title"><h1>Decision</h1><a href="#/conversations">All conversations</a></div>
     <${Failed} entry=${entry} what="The decision" />
     ${entry.data && !turn && html`<p class="notice">There is no finished decision ${id}.</p>`}
-    ${turn && html`<section class="panel" aria-label="Decision"><ol class="turns"><${Turn} turn=${turn} known=${known} /></ol></section>`}`
+    ${
+      turn &&
+      html`<section class="panel" aria-label="Decision"><ol class="turns"><${Turn} turn=${turn}
+      known=${known} /></ol></section>`
+    }`
 }
 
-const isHold = turn => turn.status === 'completed' && turn.toolCalls.length > 0 && turn.toolCalls.every(each => each.type === 'HOLDING')
+const isHold = turn =>
+  turn.status === 'completed' && turn.toolCalls.length > 0 && turn.toolCalls.every(each => each.type === 'HOLDING')
 
 /** Adjacent turns that only held as one group; every other turn alone. */
 function folded(turns) {
@@ -114,8 +187,15 @@ function Held({ turns, known }) {
   for (const turn of turns) counts.set(turn.modelName, (counts.get(turn.modelName) ?? 0) + 1)
   const names = [...counts].map(([name, count]) => (count > 1 ? `${name} × ${count}` : name)).join(', ')
   return html`<li class="turn held"><details onToggle=${event => setOpen(event.target.open)}>
-    <summary title=${names}><span class="badge">hold × ${turns.length}</span> <bdi>${names}</bdi> <${Time} at=${turns[0].timestamp} /></summary>
-    ${isOpen && html`<ol class="turns">${turns.map(turn => html`<${Turn} key=${turn.id} turn=${turn} known=${known} isCut=${true} />`)}</ol>`}
+    <summary title=${names}><span class="badge">hold × ${turns.length}</span> <bdi>${names}</bdi> <${Time}
+      at=${turns[0].timestamp} /></summary>
+    ${
+      isOpen &&
+      html`<ol class="turns">${turns.map(
+        turn => html`<${Turn} key=${turn.id} turn=${turn} known=${known}
+      isCut=${true} />`,
+      )}</ol>`
+    }
   </details></li>`
 }
 
@@ -126,28 +206,46 @@ function isShown(one, show) {
 
 function Running({ id, run, known }) {
   return html`<li class="turn running">
-    <header><i class="pulse" aria-hidden="true"></i><${ModelName} id=${id} name=${run.name} color=${known.colorOf(id)} /><span class="small soft">is deciding</span></header>
-    <ol class="calls">${run.steps.map(step => (step.type === 'workflow:call'
-      ? html`<${Call} one=${{ ...step, type: step.callType }} />`
-      : html`<li class="call"><span class="badge">step ${step.step}</span><span>${step.text || step.toolNames.join(', ') || 'an answer without a call'}</span></li>`))}</ol>
+    <header><i class="pulse" aria-hidden="true"></i><${ModelName} id=${id} name=${run.name}
+      color=${known.colorOf(id)} /><span class="small soft">is deciding</span></header>
+    <ol class="calls">${run.steps.map(step =>
+      step.type === 'workflow:call'
+        ? html`<${Call} one=${{ ...step, type: step.callType }} />`
+        : html`<li class="call"><span
+          class="badge">step ${step.step}</span><span>${step.text || step.toolNames.join(', ') || 'an answer without a call'}</span></li>`,
+    )}</ol>
   </li>`
 }
 
 export function Turn({ turn, known, isCut }) {
   const [isOpen, setOpen] = useState(!isCut)
-  const reasonOf = each => (each.type === 'HOLDING' && each.status === 'ok' && each.metadata.decisions?.[0]?.reason?.trim()) || ''
+  const reasonOf = each =>
+    (each.type === 'HOLDING' && each.status === 'ok' && each.metadata.decisions?.[0]?.reason?.trim()) || ''
   const said = (turn.response ?? '').trim()
   // What a model says is often the reason of its hold once more: it is shown once, in its longer form.
-  const repeated = turn.toolCalls.filter(each => reasonOf(each) && said && (said.includes(reasonOf(each)) || reasonOf(each).includes(said)))
+  const repeated = turn.toolCalls.filter(
+    each => reasonOf(each) && said && (said.includes(reasonOf(each)) || reasonOf(each).includes(said)),
+  )
   const calls = turn.toolCalls.filter(each => !repeated.includes(each))
-  const text = repeated.map(reasonOf).concat(said).reduce((one, other) => (other.length > one.length ? other : one))
+  const text = repeated
+    .map(reasonOf)
+    .concat(said)
+    .reduce((one, other) => (other.length > one.length ? other : one))
   return html`<li class="turn">
-    <header><${ModelName} id=${turn.modelId} name=${turn.modelName} color=${known.colorOf(turn.modelId, turn.modelVariant)} />
+    <header><${ModelName} id=${turn.modelId} name=${turn.modelName}
+      color=${known.colorOf(turn.modelId, turn.modelVariant)} />
       ${turn.status !== 'completed' && html`<span class="badge loss">${turn.status}</span>`}
-      ${repeated.length > 0 && !calls.length && html`<span class="badge">hold</span>`}<a href=${`#/conversations/${turn.id}`} title="This decision"><${Time} at=${turn.timestamp} /></a></header>
+      ${repeated.length > 0 && !calls.length && html`<span class="badge">hold</span>`}<a
+        href=${`#/conversations/${turn.id}`} title="This decision"><${Time} at=${turn.timestamp} /></a></header>
     ${turn.failureReason && html`<p class="said loss">${turn.failureReason}</p>`}
     ${text && html`<p class=${`said ${isOpen ? '' : 'cut'}`} onClick=${isCut && (() => setOpen(!isOpen))}>${text}</p>`}
-    ${calls.length > 0 && html`<ol class="calls">${calls.map(each => html`<${Call} key=${each.id} one=${{ ...each, ...each.metadata }} />`)}</ol>`}
+    ${
+      calls.length > 0 &&
+      html`<ol class="calls">${calls.map(
+        each => html`<${Call} key=${each.id}
+      one=${{ ...each, ...each.metadata }} />`,
+      )}</ol>`
+    }
     <${Details} one=${turn} />
   </li>`
 }
@@ -162,14 +260,35 @@ function Details({ one }) {
   }, [isOpen])
   return html`<details onToggle=${event => setOpen(event.target.open)}>
     <summary>${one.steps} ${one.steps === 1 ? 'step' : 'steps'} · ${span(one.durationMs)}${
-      one.inputTokens + one.outputTokens > 0 ? ` · ${whole(one.inputTokens)} tokens in, ${whole(one.outputTokens)} out` : ''}${
-      one.costUsd != null ? ` · ${number(one.costUsd, 4)} USD` : ''} · what it saw</summary>
-    ${isOpen && (found === null ? html`<p class="soft small">Reading …</p>`
-    : found.error ? html`<p class="soft small">Not shown: ${found.error}</p>`
-    : html`${!found.messages.length && html`<p class="soft small">No messages: either a rule agent, which decides on figures, or they are no longer kept.</p>`}
-      ${found.messages.map((each, place) => html`<div class="message" key=${place}><span class="badge">${each.role}</span><pre>${each.text}</pre></div>`)}`)}
-    ${isOpen && one.toolCalls.length > 0 && html`<div class="message"><span class="badge">calls as JSON</span><pre tabindex="0">${
-      JSON.stringify(one.toolCalls.map(each => ({ type: each.type, status: each.status, ...each.metadata })), null, 2)}</pre></div>`}
+      one.inputTokens + one.outputTokens > 0
+        ? ` · ${whole(one.inputTokens)} tokens in, ${whole(one.outputTokens)} out`
+        : ''
+    }${one.costUsd != null ? ` · ${number(one.costUsd, 4)} USD` : ''} · what it saw</summary>
+    ${
+      isOpen &&
+      (found === null
+        ? html`<p class="soft small">Reading …</p>`
+        : found.error
+          ? html`<p class="soft small">Not shown: ${found.error}</p>`
+          : html`${
+              !found.messages.length &&
+              html`<p
+            class="soft small">No messages: either a rule agent, which decides on figures, or they are no longer kept.</p>`
+            }
+      ${found.messages.map(
+        (each, place) => html`<div class="message" key=${place}><span
+        class="badge">${each.role}</span><pre>${each.text}</pre></div>`,
+      )}`)
+    }
+    ${
+      isOpen &&
+      one.toolCalls.length > 0 &&
+      html`<div class="message"><span class="badge">calls as JSON</span><pre tabindex="0">${JSON.stringify(
+        one.toolCalls.map(each => ({ type: each.type, status: each.status, ...each.metadata })),
+        null,
+        2,
+      )}</pre></div>`
+    }
   </details>`
 }
 
@@ -178,20 +297,38 @@ function Call({ one }) {
   const result = one.results?.[0] ?? {}
   const refusal = result.reason ?? result.error
   return html`<li class="call"><span class=${`badge ${KINDS[one.status] ?? ''}`}>${NAMES[one.type] ?? one.type}</span>
-    <span>${wordsOf(one.type, decision)}${one.status === 'ok' && result.averagePrice
-      ? html` <span class="soft">filled ${quantity(result.filledQuantity)} at ${price(result.averagePrice)}, fee ${number(result.fees)}</span> <a href=${`#/trades/${result.orderId}`}>trade</a>` : ''}</span>
-    ${one.status !== 'ok' && html`<p class=${one.status === 'failed' ? 'warn' : 'loss'}>${one.status === 'rejected' ? 'Refused' : 'Failed'}${
-      result.rule ? ` (${result.rule})` : ''}: ${refusal ?? 'no reason was recorded'}</p>`}
+    <span>${wordsOf(one.type, decision)}${
+      one.status === 'ok' && result.averagePrice
+        ? html` <span
+          class="soft">filled ${quantity(result.filledQuantity)} at ${price(result.averagePrice)}, fee ${number(result.fees)}</span> <a href=${`#/trades/${result.orderId}`}>trade</a>`
+        : ''
+    }</span>
+    ${
+      one.status !== 'ok' &&
+      html`<p class=${one.status === 'failed' ? 'warn' : 'loss'}>${one.status === 'rejected' ? 'Refused' : 'Failed'}${
+        result.rule ? ` (${result.rule})` : ''
+      }: ${refusal ?? 'no reason was recorded'}</p>`
+    }
   </li>`
 }
 
 function wordsOf(type, decision) {
-  const plan = [['stop', decision.stop], ['target', decision.target]].filter(([, value]) => value != null).map(([name, value]) => `${name} ${price(value)}`)
+  const plan = [
+    ['stop', decision.stop],
+    ['target', decision.target],
+  ]
+    .filter(([, value]) => value != null)
+    .map(([name, value]) => `${name} ${price(value)}`)
   if (type === 'HOLDING' || type === 'NOTE') return decision.reason ?? decision.text ?? ''
   if (type === 'FETCH_INDICATORS') return `${decision.symbol ?? ''} ${decision.interval ?? ''}`
   if (type === 'CREATE_POSITION') {
-    return [`${decision.side ?? ''} ${quantity(decision.quantity)} ${decision.symbol ?? ''}${decision.leverage ? ` at ${times(decision.leverage)}` : ''}`,
-      ...plan, decision.confidence != null ? `confidence ${quantity(decision.confidence)} %` : null].filter(Boolean).join(', ')
+    return [
+      `${decision.side ?? ''} ${quantity(decision.quantity)} ${decision.symbol ?? ''}${decision.leverage ? ` at ${times(decision.leverage)}` : ''}`,
+      ...plan,
+      decision.confidence != null ? `confidence ${quantity(decision.confidence)} %` : null,
+    ]
+      .filter(Boolean)
+      .join(', ')
   }
   return [`${decision.quantity ? `${quantity(decision.quantity)} ` : ''}${decision.symbol ?? ''}`, ...plan].join(', ')
 }

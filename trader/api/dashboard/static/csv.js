@@ -1,3 +1,4 @@
+// @ts-check
 // Tables as CSV: every figure as it is, names as they are written, both ends of an interval, times in ISO 8601.
 const STAYS_MS = 1_000
 
@@ -7,14 +8,16 @@ const STAYS_MS = 1_000
  */
 export function csvOf(columns, rows) {
   const exported = columns.filter(column => column.csv ?? column.by)
-  const fieldsOf = row => exported.flatMap(column => {
-    const value = (column.csv ?? column.by)(row)
-    return typeof value === 'object' && value !== null ? Object.entries(value) : [[column.title, value]]
-  })
+  const fieldsOf = row =>
+    exported.flatMap(column => {
+      const value = (column.csv ?? column.by)(row)
+      return typeof value === 'object' && value !== null ? Object.entries(value) : [[column.title, value]]
+    })
   const lines = rows.map(fieldsOf)
   const heads = (lines[0] ?? []).map(([title]) => title)
   return [heads, ...lines.map(line => line.map(([, value]) => value))]
-    .map(line => `${line.map(quoted).join(',')}\r\n`).join('')
+    .map(line => `${line.map(quoted).join(',')}\r\n`)
+    .join('')
 }
 
 function quoted(value) {

@@ -1,3 +1,4 @@
+// @ts-check
 // The live data of a page: one connection to `GET /api/events`, shared by all tabs of an origin.
 //
 // One tab holds a lock and the connection, and forwards its messages; when it is closed, the next one continues after
@@ -23,7 +24,8 @@ export function mergePatch(value, patch) {
 export function listed(value) {
   if (!isObject(value)) return value
   const { ids, items } = value
-  if (Array.isArray(ids) && isObject(items) && ids.every(id => Object.hasOwn(items, id))) return ids.map(id => listed(items[id]))
+  if (Array.isArray(ids) && isObject(items) && ids.every(id => Object.hasOwn(items, id)))
+    return ids.map(id => listed(items[id]))
   return Object.fromEntries(Object.entries(value).map(([name, member]) => [name, listed(member)]))
 }
 
@@ -82,12 +84,21 @@ export function openStream(names, on, { base = '', streams = STREAMS } = {}) {
   }
 
   function connect() {
-    const query = new URLSearchParams({ streams, patches: true, ...(lastId && { lastEventId: lastId }) })
+    const query = new URLSearchParams({
+      streams: streams.join(),
+      patches: 'true',
+      ...(lastId && { lastEventId: lastId }),
+    })
     source = new EventSource(`${base}/api/events?${query}`)
-    source.onopen = () => { show('open'); alive() }
+    source.onopen = () => {
+      show('open')
+      alive()
+    }
     source.onerror = () => (source.readyState === EventSource.CLOSED ? lost('refused') : show('lost')) // no browser retries a 503
     for (const name of new Set([...names.filter(name => !STATES.includes(name)), 'connected', 'ping'])) {
-      source.addEventListener(name, event => pass({ name, data: event.data && JSON.parse(event.data), id: event.lastEventId }))
+      source.addEventListener(name, event =>
+        pass({ name, data: event.data && JSON.parse(event.data), id: event.lastEventId }),
+      )
     }
     const keyed = new Map()
     for (const name of STATES) {
@@ -95,8 +106,14 @@ export function openStream(names, on, { base = '', streams = STREAMS } = {}) {
         keyed.set(name, makeState(JSON.parse(event.data)))
         pass({ name, data: listed(keyed.get(name)), id: event.lastEventId })
       }
-      source.addEventListener(name, change(state => state))
-      source.addEventListener(`${name}:patch`, change(patch => mergePatch(keyed.get(name), patch)))
+      source.addEventListener(
+        name,
+        change(state => state),
+      )
+      source.addEventListener(
+        `${name}:patch`,
+        change(patch => mergePatch(keyed.get(name), patch)),
+      )
     }
   }
 
@@ -117,7 +134,10 @@ export function openStream(names, on, { base = '', streams = STREAMS } = {}) {
     channel = new BroadcastChannel(key)
     channel.onmessage = listen
     channel.postMessage({ hello: true })
-    const held = () => { connect(); return new Promise(release => signal.addEventListener('abort', release)) }
+    const held = () => {
+      connect()
+      return new Promise(release => signal.addEventListener('abort', release))
+    }
     navigator.locks.request(key, { signal }, held).catch(() => {})
   }
 

@@ -1,3 +1,4 @@
+// @ts-check
 // What happened: positions opened and closed, refusals, changes of the lead and halts, the latest first.
 import { useAnswer } from './answers.js'
 import { Failed, ModelName, Panel, Side, Time } from './components.js'
@@ -23,16 +24,35 @@ export function Feed({ window }) {
   const trades = merged(state.trades ?? [], closed.data?.trades ?? [])
   const events = [
     ...turns.flatMap(turn => turn.toolCalls.flatMap(each => callEvent(turn, each))),
-    ...trades.map(trade => ({ at: trade.closedAt, key: `closed ${trade.id}`, of: trade, kind: 'closed', text: closedText(trade) })),
+    ...trades.map(trade => ({
+      at: trade.closedAt,
+      key: `closed ${trade.id}`,
+      of: trade,
+      kind: 'closed',
+      text: closedText(trade),
+    })),
     ...leads,
-    ...halts.map(halt => ({ at: halt.since, key: `halt ${halt.since}`, kind: 'halt', text: `${halt.accountId ?? 'all trading'}: ${halt.reason}` })),
-  ].sort((one, other) => (one.at < other.at ? 1 : -1)).slice(0, EVENTS)
+    ...halts.map(halt => ({
+      at: halt.since,
+      key: `halt ${halt.since}`,
+      kind: 'halt',
+      text: `${halt.accountId ?? 'all trading'}: ${halt.reason}`,
+    })),
+  ]
+    .sort((one, other) => (one.at < other.at ? 1 : -1))
+    .slice(0, EVENTS)
   const isKnown = acted.data && closed.data
   return html`<${Panel} title="Events" tools=${html`<a class="small" href="#/conversations">Conversations</a>`}>
     <${Failed} entry=${acted} what="The events" />
-    <ol class="events feed">${events.map(event => html`<li key=${event.key}>
-      <header><span class=${`badge ${KINDS[event.kind]}`}>${event.kind}</span>${event.of && html`<${ModelName} id=${event.of.modelId} name=${event.of.modelName} color=${known.colorOf(event.of.modelId, event.of.modelVariant)} />`}<${Time} at=${event.at} /></header>
-      <p>${event.text}</p></li>`)}</ol>
+    <ol class="events feed">${events.map(
+      event => html`<li key=${event.key}>
+      <header><span class=${`badge ${KINDS[event.kind]}`}>${event.kind}</span>${
+        event.of &&
+        html`<${ModelName}
+        id=${event.of.modelId} name=${event.of.modelName} color=${known.colorOf(event.of.modelId, event.of.modelVariant)} />`
+      }<${Time} at=${event.at} /></header>
+      <p>${event.text}</p></li>`,
+    )}</ol>
     ${isKnown && !events.length && html`<p class="empty">Nothing has happened yet: no model has traded.</p>`}
   </${Panel}>`
 }
@@ -44,32 +64,55 @@ function callEvent(turn, { id, type, status, metadata }) {
   const [decision = {}, result = {}] = [metadata.decisions?.[0], metadata.results?.[0]]
   const event = { at: turn.timestamp, key: id, of: turn }
   if (status === 'rejected') {
-    return [{ ...event, kind: 'refused', text: html`<a href=${`#/conversations/${turn.id}`}>${decision.symbol ?? type}</a>: ${result.reason ?? result.error ?? 'no reason was recorded'}` }]
+    return [
+      {
+        ...event,
+        kind: 'refused',
+        text: html`<a
+          href=${`#/conversations/${turn.id}`}>${decision.symbol ?? type}</a>: ${result.reason ?? result.error ?? 'no reason was recorded'}`,
+      },
+    ]
   }
   if (type !== 'CREATE_POSITION' || !result.averagePrice) return []
-  return [{ ...event, kind: 'opened', text: html`<${Side} side=${decision.side} /> <a href=${`#/trades/${result.orderId}`}>${quantity(result.filledQuantity)} ${decision.symbol}</a> at ${price(result.averagePrice)}${
-    decision.confidence == null ? '' : `, ${number(decision.confidence, 0)} % sure`}` }]
+  return [
+    {
+      ...event,
+      kind: 'opened',
+      text: html`<${Side} side=${decision.side} /> <a
+        href=${`#/trades/${result.orderId}`}>${quantity(result.filledQuantity)} ${decision.symbol}</a> at ${price(result.averagePrice)}${
+          decision.confidence == null ? '' : `, ${number(decision.confidence, 0)} % sure`
+        }`,
+    },
+  ]
 }
 
-const closedText = trade => html`<${Side} side=${trade.side} /> <a href=${`#/trades/${trade.id}`}>${trade.symbol}</a> by ${trade.closeReason}: <b class=${`figure ${tone(trade.netPnl)}`}>${signed(trade.netPnl)}</b>`
+const closedText = trade =>
+  html`<${Side} side=${trade.side} /> <a href=${`#/trades/${trade.id}`}>${trade.symbol}</a> by ${trade.closeReason}: <b
+    class=${`figure ${tone(trade.netPnl)}`}>${signed(trade.netPnl)}</b>`
 
 /** The changes of the lead: another model is first, and still is at the next moment, so that a touch is none. */
 export function leadsOf(answer) {
   const models = (answer?.models ?? []).filter(one => !one.baseline)
   if (models.length < 2) return []
   const starts = models.map(one => one.values.find(value => value != null && value > 0))
-  const firstAt = place => models.reduce((best, one, number_) => {
-    const value = one.values[place] == null ? null : one.values[place] / starts[number_]
-    return value !== null && (best === null || value > best.value) ? { one, value } : best
-  }, null)?.one
+  const firstAt = place =>
+    models.reduce((best, one, number_) => {
+      const value = one.values[place] == null ? null : one.values[place] / starts[number_]
+      return value !== null && (best === null || value > best.value) ? { one, value } : best
+    }, null)?.one
   const changes = []
   let leader = null
   for (let place = 0; place + 1 < answer.times.length; place += 1) {
     const first = firstAt(place)
     if (!first || first === leader || first !== firstAt(place + 1)) continue
     if (leader) {
-      changes.push({ at: answer.times[place], key: `lead ${answer.times[place]}`, kind: 'lead', of: { modelId: first.id, modelName: first.name, modelVariant: first.variant },
-        text: `takes the lead from ${distinctName(leader.id, leader.name)}` })
+      changes.push({
+        at: answer.times[place],
+        key: `lead ${answer.times[place]}`,
+        kind: 'lead',
+        of: { modelId: first.id, modelName: first.name, modelVariant: first.variant },
+        text: `takes the lead from ${distinctName(leader.id, leader.name)}`,
+      })
     }
     leader = first
   }

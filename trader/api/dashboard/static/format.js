@@ -1,3 +1,4 @@
+// @ts-check
 // Formats of figures, times and names. Nothing is rounded silently: titles have the full figure.
 const NONE = '–'
 const MINUS = '−'
@@ -5,12 +6,18 @@ const MINUS = '−'
 export const isFigure = value => typeof value === 'number' && Number.isFinite(value)
 
 const kept = new Map()
+/** @param {Intl.NumberFormatOptions['signDisplay']} signDisplay */
 function digits(minimum, maximum, signDisplay = 'negative') {
   const key = `${minimum}:${maximum}${signDisplay}`
-  if (!kept.has(key)) kept.set(key, new Intl.NumberFormat('en-US', { minimumFractionDigits: minimum, maximumFractionDigits: maximum, signDisplay }))
+  if (!kept.has(key))
+    kept.set(
+      key,
+      new Intl.NumberFormat('en-US', { minimumFractionDigits: minimum, maximumFractionDigits: maximum, signDisplay }),
+    )
   return kept.get(key)
 }
 
+/** @param {Intl.NumberFormatOptions['signDisplay']} [sign] */
 export function number(value, places = 2, sign) {
   const figure = typeof value === 'string' && value !== '' ? Number(value) : value
   if (figure === Infinity || value === 'Infinity') return '∞'
@@ -41,21 +48,31 @@ export function quantity(value) {
 }
 
 /** A multiple, such as a leverage. */
-export const times = value => (value == null || !Number.isFinite(Number(value)) ? NONE : `${digits(0, 2).format(Number(value))}×`)
+export const times = value =>
+  value == null || !Number.isFinite(Number(value)) ? NONE : `${digits(0, 2).format(Number(value))}×`
 
 /** The class of a gain or a loss; of neither, if the figure rounds to nothing as it is shown. */
-export const tone = (value, places = 2) => (Math.abs(Number(value)) < 0.5 * 10 ** -places ? '' : Number(value) > 0 ? 'gain' : Number(value) < 0 ? 'loss' : '')
+export const tone = (value, places = 2) =>
+  Math.abs(Number(value)) < 0.5 * 10 ** -places ? '' : Number(value) > 0 ? 'gain' : Number(value) < 0 ? 'loss' : ''
 
 const two = value => String(value).padStart(2, '0')
 const MONTHS = ['Jan', 'Feb', 'Mar', 'Apr', 'May', 'Jun', 'Jul', 'Aug', 'Sep', 'Oct', 'Nov', 'Dec']
 
 /** Whether times are shown in the reader's time zone, or in UTC, as the service records them. */
 export function isLocalTime() {
-  try { return localStorage.getItem('times') === 'local' } catch { return false }
+  try {
+    return localStorage.getItem('times') === 'local'
+  } catch {
+    return false
+  }
 }
 
 export function switchTimes() {
-  try { localStorage.setItem('times', isLocalTime() ? 'utc' : 'local') } catch { return }
+  try {
+    localStorage.setItem('times', isLocalTime() ? 'utc' : 'local')
+  } catch {
+    return
+  }
   location.reload()
 }
 
@@ -75,7 +92,8 @@ export function minuteOf(text) {
 }
 
 /** The time in UTC of such an input's value; empty if the value is. */
-export const timeOf = minute => (minute ? `${new Date(isLocal ? minute : `${minute}Z`).toISOString().slice(0, 16)}Z` : '')
+export const timeOf = minute =>
+  minute ? `${new Date(isLocal ? minute : `${minute}Z`).toISOString().slice(0, 16)}Z` : ''
 
 export function clock(value, withSeconds = true) {
   const at = shown(value)
@@ -108,5 +126,7 @@ export function span(milliseconds) {
 export const figureOf = value => (typeof value === 'number' ? value : value === 'Infinity' ? Infinity : null)
 
 /** The share of wins with its 95 % interval, for at least ten trades. */
-export const wonOf = figures => (figures?.winRateInterval
-  ? `won ${percent(figureOf(figures.winRate), 0)} (${percent(figures.winRateInterval.low, 0)} to ${percent(figures.winRateInterval.high, 0)})` : '')
+export const wonOf = figures =>
+  figures?.winRateInterval
+    ? `won ${percent(figureOf(figures.winRate), 0)} (${percent(figures.winRateInterval.low, 0)} to ${percent(figures.winRateInterval.high, 0)})`
+    : ''

@@ -1,3 +1,4 @@
+// @ts-check
 // Who leads and why: the leader, its lead over buy and hold, the trade that made it, and how certain that is.
 import { useAnswer } from './answers.js'
 import { Failed, ModelName, Panel } from './components.js'
@@ -22,17 +23,26 @@ export function Leader({ window }) {
   return html`<${Panel} title="Who leads" className="leader">
     <${Failed} entry=${board} what="The leaderboard" />
     <div class="body">
-      ${first ? html`<div class="stack">
+      ${
+        first
+          ? html`<div class="stack">
           <p class="lead"><${ModelName} id=${first.modelId} name=${first.modelName} color=${known.colorOf(first.modelId)} />
-            ${first.details.replicates && html`<span class="soft" title="replicates of one configuration: their mean">× ${first.details.replicates.modelIds.length}</span>`}
+            ${
+              first.details.replicates &&
+              html`<span class="soft"
+              title="replicates of one configuration: their mean">× ${first.details.replicates.modelIds.length}</span>`
+            }
             <b class=${`figure ${tone(first.pnlPercent)}`}>${signedPercent(first.pnlPercent)}</b></p>
           <p>${leadOf(first, held)} ${certaintyOf(first, known)}</p>
           <${BestTrade} entry=${first} window=${window} key=${first.modelId} />
         </div>
-        <ol class="ranks">${rows.map(one => html`<li key=${one.modelId}>
+        <ol class="ranks">${rows.map(
+          one => html`<li key=${one.modelId}>
           <${ModelName} id=${one.modelId} name=${one.modelName} color=${known.colorOf(one.modelId)} />
-          <span class=${`figure ${tone(one.pnlPercent)}`}>${signedPercent(one.pnlPercent)}</span></li>`)}</ol>`
-      : html`<p class="soft">${board.data ? known.warning ?? 'No model has traded in this window yet.' : 'Reading …'}</p>`}
+          <span class=${`figure ${tone(one.pnlPercent)}`}>${signedPercent(one.pnlPercent)}</span></li>`,
+        )}</ol>`
+          : html`<p class="soft">${board.data ? (known.warning ?? 'No model has traded in this window yet.') : 'Reading …'}</p>`
+      }
     </div>
   </${Panel}>`
 }
@@ -59,11 +69,18 @@ function certaintyOf(first, known) {
 function BestTrade({ entry, window }) {
   const answer = useAnswer('trading.getTrades', { limit: TRADES, modelId: entry.modelId, result: 'won' })
   const since = startOf(window) ?? ''
-  const best = useMemo(() => (answer.data?.trades ?? []).filter(trade => trade.closedAt >= since)
-    .reduce((one, other) => (one && one.netPnl >= other.netPnl ? one : other), null), [answer.data, since])
+  const best = useMemo(
+    () =>
+      (answer.data?.trades ?? [])
+        .filter(trade => trade.closedAt >= since)
+        .reduce((one, other) => (one && one.netPnl >= other.netPnl ? one : other), null),
+    [answer.data, since],
+  )
   if (!answer.data) return html`<p class="soft">Reading its trades …</p>`
   if (!best) return html`<p class="soft">It has won no trade yet: its result is of open positions.</p>`
-  return html`<p>Its best trade: <a class="inline" href=${`#/trades/${best.id}`}>${best.side.toLowerCase()} ${best.symbol}, ${day(best.closedAt)}</a>, <b class=${`figure ${tone(best.netPnl)}`}>${signed(best.netPnl)}</b>. <${Sentence} id=${best.id} /></p>`
+  return html`<p>Its best trade: <a class="inline"
+    href=${`#/trades/${best.id}`}>${best.side.toLowerCase()} ${best.symbol}, ${day(best.closedAt)}</a>, <b
+      class=${`figure ${tone(best.netPnl)}`}>${signed(best.netPnl)}</b>. <${Sentence} id=${best.id} /></p>`
 }
 
 function Sentence({ id }) {
@@ -74,6 +91,9 @@ function Sentence({ id }) {
 function Said({ id }) {
   const [turn] = useAnswer('models.getInvocations', { invocationId: id }, 0).data?.conversations ?? []
   const opening = turn?.toolCalls.find(each => each.type === 'CREATE_POSITION')?.metadata.decisions?.[0]?.reason
-  const text = (opening ?? turn?.response ?? '').split('\n')[0]
-  return text && html`<q class="soft"><bdi>${text.length > SENTENCE_MAX ? `${text.slice(0, SENTENCE_MAX)}…` : text}</bdi></q>`
+  const text = String(opening ?? turn?.response ?? '').split('\n')[0]
+  return (
+    text &&
+    html`<q class="soft"><bdi>${text.length > SENTENCE_MAX ? `${text.slice(0, SENTENCE_MAX)}…` : text}</bdi></q>`
+  )
 }

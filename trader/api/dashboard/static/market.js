@@ -1,3 +1,4 @@
+// @ts-check
 // The page of a market: its candles with every entry and exit, the positions and the trades in it.
 import { call, useAnswer } from './answers.js'
 import { CandleChart, SPANS_MS, levelsOf, marksOf, useRunning } from './candles.js'
@@ -16,7 +17,8 @@ const COLUMNS = ['times', 'open', 'high', 'low', 'close', 'volume']
 
 /** Pages of candles, the earliest first, as one answer. */
 const joined = pages => ({
-  ...pages[0], interval: pages.at(-1).interval,
+  ...pages[0],
+  interval: pages.at(-1).interval,
   ...Object.fromEntries(COLUMNS.map(column => [column, pages.flatMap(page => page[column])])),
 })
 
@@ -42,23 +44,44 @@ export function MarketPage({ route, id: symbol }) {
   const levels = useMemo(() => levelsOf(drawn.find(trade => trade.id === hovered) ?? {}), [drawn, hovered])
   const stage = useStages(Boolean(candles && state.positions), 2)
   const before = candles?.nextBefore
-  const readOlder = async () => setOlder({ key, pages: [await call('trading.getCandles', { symbol, interval, before }), ...pages] })
+  const readOlder = async () =>
+    setOlder({ key, pages: [await call('trading.getCandles', { symbol, interval, before }), ...pages] })
   const now = prices.data?.prices.find(row => row.symbol === symbol)
   const tools = html`
-    <${Select} label="Model" value=${modelId} onChange=${value => route.set('model', value)} options=${[['', 'All models'], ...known.models.map(model => [model.id, model.name])]} />
+    <${Select} label="Model" value=${modelId}
+      onChange=${value => route.set('model', value)} options=${[['', 'All models'], ...known.models.map(model => [model.id, model.name])]} />
     <${Choice} label="Interval" value=${interval} onChange=${value => route.set('interval', value)} options=${INTERVALS} />`
   const last = latest?.close ?? candles?.close.at(-1)
   return html`
     <div class="title"><h1>${symbol}</h1><b class="figure">${price(last)}</b>
-      ${now?.change24hPercent != null && html`<span class=${tone(now.change24hPercent)}>${signedPercent(now.change24hPercent)} in 24 h</span>`}
-      <nav class="choice" aria-label="Markets">${(prices.data?.prices ?? []).map(row => html`<a key=${row.symbol} href=${`#/markets/${row.symbol}`} aria-current=${row.symbol === symbol ? 'page' : undefined}>${row.symbol}</a>`)}</nav></div>
+      ${
+        now?.change24hPercent != null &&
+        html`<span
+        class=${tone(now.change24hPercent)}>${signedPercent(now.change24hPercent)} in 24 h</span>`
+      }
+      <nav class="choice" aria-label="Markets">${(prices.data?.prices ?? []).map(
+        row => html`<a key=${row.symbol}
+        href=${`#/markets/${row.symbol}`} aria-current=${row.symbol === symbol ? 'page' : undefined}>${row.symbol}</a>`,
+      )}</nav></div>
     <${Panel} title=${`${symbol}, candles and trades`} tools=${tools}><div class="body">
       <${Failed} entry=${entry} what="The candles" />
       ${candles?.times.length === 0 && html`<p class="empty">There are no candles of this length yet.</p>`}
-      <${CandleChart} label=${`Candles of ${symbol}, ${interval}, with ${markers.length} entries and exits; they are listed below`} candles=${candles} markers=${markers}
-        levels=${levels} running=${latest} onPick=${id => { location.hash = `#/trades/${id}` }} onHover=${ids => setHovered(new Set(ids).size === 1 ? ids[0] : '')} />
-      ${before && html`<p class="more"><button class="button" type="button" onClick=${readOlder}>Earlier candles</button></p>`}
+      <${CandleChart}
+        label=${`Candles of ${symbol}, ${interval}, with ${markers.length} entries and exits; they are listed below`} candles=${candles} markers=${markers}
+        levels=${levels} running=${latest} onPick=${id => {
+          location.hash = `#/trades/${id}`
+        }} onHover=${ids => setHovered(new Set(ids).size === 1 ? ids[0] : '')} />
+      ${
+        before &&
+        html`<p class="more"><button class="button" type="button"
+        onClick=${readOlder}>Earlier candles</button></p>`
+      }
     </div></${Panel}>
     ${stage > 0 && html`<${Positions} only=${isHere} title=${`Positions in ${symbol}`} />`}
-    ${stage > 1 && state.positions && html`<${Trades} symbol=${symbol} limit=${TRADES} modelId=${modelId || undefined} title=${`Trades in ${symbol}`} />`}`
+    ${
+      stage > 1 &&
+      state.positions &&
+      html`<${Trades} symbol=${symbol} limit=${TRADES} modelId=${modelId || undefined}
+      title=${`Trades in ${symbol}`} />`
+    }`
 }

@@ -1,3 +1,4 @@
+// @ts-check
 // The page of one model: its figures, curve, positions, evidence, behavior, statistics, trades and conversations.
 import { useAnswer } from './answers.js'
 import { Declared, Failed, Key, Manual, Panel, Tile, VariantName } from './components.js'
@@ -11,19 +12,32 @@ import { Positions, TradeTotals, Trades, useTrades } from './trades.js'
 
 const BUDGET_STATES = { manage: 'budget spent: only reduces', pause: 'budget spent: paused' }
 
-const budgetNote = budget => `${budget.isEstimated ? 'estimated; ' : ''}${budget.usdPerDay == null ? 'within the budget of all models' : `of ${number(budget.usdPerDay)} a day`}`
+const budgetNote = budget =>
+  `${budget.isEstimated ? 'estimated; ' : ''}${budget.usdPerDay == null ? 'within the budget of all models' : `of ${number(budget.usdPerDay)} a day`}`
 
+/** @type {[string, string, (value: any) => string, string?][]} */
 const FIGURES = [
-  ['sharpeRatio', 'Sharpe', number, 'sharpeInterval'], ['sortinoRatio', 'Sortino', number], ['calmarRatio', 'Calmar', number],
-  ['profitFactor', 'Profit factor', number, 'profitFactorInterval'], ['expectancy', 'Expectancy', signed], ['recoveryFactor', 'Recovery factor', number],
-  ['avgTradeSize', 'Average size', number], ['avgHoldTimeMinutes', 'Average hold, min', whole], ['longPercent', 'Long trades', percent],
-  ['avgConfidence', 'Average confidence', percent], ['avgRMultiple', 'Average R', number], ['longestWinStreak', 'Longest win streak', whole],
-  ['longestLossStreak', 'Longest loss streak', whole], ['failureRate', 'Failed invocations', percent],
-  ['inputTokens', 'Tokens in', whole], ['outputTokens', 'Tokens out', whole],
+  ['sharpeRatio', 'Sharpe', number, 'sharpeInterval'],
+  ['sortinoRatio', 'Sortino', number],
+  ['calmarRatio', 'Calmar', number],
+  ['profitFactor', 'Profit factor', number, 'profitFactorInterval'],
+  ['expectancy', 'Expectancy', signed],
+  ['recoveryFactor', 'Recovery factor', number],
+  ['avgTradeSize', 'Average size', number],
+  ['avgHoldTimeMinutes', 'Average hold, min', whole],
+  ['longPercent', 'Long trades', percent],
+  ['avgConfidence', 'Average confidence', percent],
+  ['avgRMultiple', 'Average R', number],
+  ['longestWinStreak', 'Longest win streak', whole],
+  ['longestLossStreak', 'Longest loss streak', whole],
+  ['failureRate', 'Failed invocations', percent],
+  ['inputTokens', 'Tokens in', whole],
+  ['outputTokens', 'Tokens out', whole],
 ]
 
 /** A figure with its 95 % interval; a figure without one is not shown. */
-const sure = (value, bounds, write) => (bounds ? `${write(value)} (${write(bounds.low)} to ${write(bounds.high)})` : '–')
+const sure = (value, bounds, write) =>
+  bounds ? `${write(value)} (${write(bounds.low)} to ${write(bounds.high)})` : '–'
 
 export function ModelPage({ route, id }) {
   const [window, setWindow] = useWindow(route)
@@ -31,35 +45,62 @@ export function ModelPage({ route, id }) {
   const model = known.byId.get(id)
   const overall = useAnswer('analytics.getModelStats', { variant: model?.variant ?? 'all' })
   const advanced = useAnswer('analytics.getModelStats', { mode: 'advanced', variant: model?.variant ?? 'all' })
-  const only = useMemo(() => one => one.id === id || (one.baseline ? !one.variant || one.variant === model?.variant
-    : known.isBaseline(one.id) && one.variant === model?.variant), [id, known])
+  const only = useMemo(
+    () => one =>
+      one.id === id ||
+      (one.baseline
+        ? !one.variant || one.variant === model?.variant
+        : known.isBaseline(one.id) && one.variant === model?.variant),
+    [id, known],
+  )
   const { trades } = useTrades({ limit: 200, modelId: id }) // the same input as the table below
   const figures = overall.data?.overall?.find(one => one.modelId === id)
   const more = advanced.data?.advanced?.find(one => one.modelId === id)
-  if (known.entry.data && !model) return html`<p class="notice">There is no model ${id}. <a href="#/models">All models</a></p>`
+  if (known.entry.data && !model)
+    return html`<p class="notice">There is no model ${id}. <a href="#/models">All models</a></p>`
   if (!model) return html`<${Failed} entry=${known.entry} what="The models" />`
   return html`
     <div class="title"><${Key} color=${known.colorOf(id)} /><h1>${model.name}</h1><${VariantName} variant=${model.variant} />
-      <span class="badge">${model.provider}</span><span class="soft">${!model.declared && model.routerModelName}</span><${Declared} by=${model.declared} />
+      <span class="badge">${model.provider}</span><span
+        class="soft">${!model.declared && model.routerModelName}</span><${Declared} by=${model.declared} />
       ${model.manualSince && html`<${Manual} />`}
       ${!model.active && html`<span class="badge warn">inactive</span>`}
-      ${figures?.budget && figures.budget.state !== 'open' && html`<span class="badge warn">${BUDGET_STATES[figures.budget.state]}</span>`}</div>
+      ${
+        figures?.budget &&
+        figures.budget.state !== 'open' &&
+        html`<span
+        class="badge warn">${BUDGET_STATES[figures.budget.state]}</span>`
+      }</div>
     ${model.warning && html`<p class="notice">${model.warning}</p>`}
     <${Failed} entry=${overall} what="The statistics" />
     <section class="panel" aria-label="Figures"><div class="body tiles">
-      <${Tile} label="Equity" value=${number(figureOf(figures?.accountValue))} note=${figures && html`<span class=${tone(figureOf(figures.returnPercent))}>${signedPercent(figureOf(figures.returnPercent))}</span> since the start`} />
-      <${Tile} label="Net after model cost" value=${signed(figureOf(figures?.netAfterCost))} kind=${tone(figureOf(figures?.netAfterCost))} note=${`cost ${number(figureOf(figures?.costUsd))} USD${figures?.costIsPartial ? ', not all of it known' : ''}`} />
-      ${figures?.budget && html`<${Tile} label="Model cost today, USD" value=${number(figures.budget.spentTodayUsd)} note=${budgetNote(figures.budget)} />`}
+      <${Tile} label="Equity" value=${number(figureOf(figures?.accountValue))} note=${
+        figures &&
+        html`<span
+        class=${tone(figureOf(figures.returnPercent))}>${signedPercent(figureOf(figures.returnPercent))}</span> since the start`
+      } />
+      <${Tile} label="Net after model cost" value=${signed(figureOf(figures?.netAfterCost))}
+        kind=${tone(figureOf(figures?.netAfterCost))} note=${`cost ${number(figureOf(figures?.costUsd))} USD${figures?.costIsPartial ? ', not all of it known' : ''}`} />
+      ${
+        figures?.budget &&
+        html`<${Tile} label="Model cost today, USD" value=${number(figures.budget.spentTodayUsd)}
+        note=${budgetNote(figures.budget)} />`
+      }
       <${Tile} label="Completed trades" value=${whole(figures?.tradesCount)} note=${wonOf(figures)} />
-      <${Tile} label="Largest drawdown" value=${percent(figureOf(figures?.maxDrawdown))} note=${`best ${signed(figureOf(figures?.biggestWin))}, worst ${signed(figureOf(figures?.biggestLoss))}`} />
-      <${Tile} label="Invocations" value=${whole(model.invocationCount)} note=${model.lastInvokedAt ? `last ${moment(model.lastInvokedAt)}` : ''} />
+      <${Tile} label="Largest drawdown" value=${percent(figureOf(figures?.maxDrawdown))}
+        note=${`best ${signed(figureOf(figures?.biggestWin))}, worst ${signed(figureOf(figures?.biggestLoss))}`} />
+      <${Tile} label="Invocations" value=${whole(model.invocationCount)}
+        note=${model.lastInvokedAt ? `last ${moment(model.lastInvokedAt)}` : ''} />
     </div></section>
     <div class="split"><div class="stack">
       <${Curves} window=${window} only=${only} main=${id} trades=${trades} />
       <${Positions} only=${one => one.modelId === id} hasNames=${false} />
       <${ModelEvidence} id=${id} window=${window} />
       <${ModelBehaviour} id=${id} />
-      <${Panel} title="Statistics"><dl class="facts body">${FIGURES.map(([key, label, write, bounds]) => html`<div key=${key}><dt>${label}</dt><dd>${!bounds ? write(figureOf(more?.[key])) : sure(figureOf(more?.[key]), more?.[bounds], write)}</dd></div>`)}</dl></${Panel}>
+      <${Panel} title="Statistics"><dl class="facts body">${FIGURES.map(
+        ([key, label, write, bounds]) => html`<div
+        key=${key}><dt>${label}</dt><dd>${!bounds ? write(figureOf(more?.[key])) : sure(figureOf(more?.[key]), more?.[bounds], write)}</dd></div>`,
+      )}</dl></${Panel}>
       <${TradeTotals} modelId=${id} />
       <${Trades} modelId=${id} hasFilter=${false} />
     </div><div class="side"><${Conversations} modelId=${id} groups=${20} isSide=${true} /></div></div>`

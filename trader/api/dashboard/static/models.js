@@ -1,3 +1,4 @@
+// @ts-check
 // Shared knowledge of models and variants: colors, and which of them are rule baselines.
 import { knownAnswer, knownReport, useAnswer } from './answers.js'
 import { identityOf, neutral } from './colors.js'
@@ -5,7 +6,12 @@ import { useMemo } from './lib.js'
 import { compare } from './order.js'
 
 const WINDOWS_MS = { '24h': 86_400_000, '7d': 7 * 86_400_000, '30d': 30 * 86_400_000 }
-export const WINDOWS = [['24h', '24 h'], ['7d', '7 d'], ['30d', '30 d'], ['run', 'Run']]
+export const WINDOWS = [
+  ['24h', '24 h'],
+  ['7d', '7 d'],
+  ['30d', '30 d'],
+  ['run', 'Run'],
+]
 
 /** Every model and variant: {models, variants, colorOf(modelId, variant), isBaseline(modelId)}. */
 export function useModels() {
@@ -13,8 +19,15 @@ export function useModels() {
   const variants = useAnswer('variants.getVariants', {}, 0)
   return useMemo(() => {
     // By age, so that a model keeps its color when others are added.
-    const byId = new Map((models.data?.models ?? []).map((one, place) => [one.id, { ...one, color: one.colorChosen ? one.color : identityOf(place) }]))
-    const byVariant = new Map((variants.data?.variants ?? []).map(one => [one.id, { ...one, color: neutral(one.color) }]))
+    const byId = new Map(
+      (models.data?.models ?? []).map((one, place) => [
+        one.id,
+        { ...one, color: one.colorChosen ? one.color : identityOf(place) },
+      ]),
+    )
+    const byVariant = new Map(
+      (variants.data?.variants ?? []).map(one => [one.id, { ...one, color: neutral(one.color) }]),
+    )
     const hasOthers = [...byId.values()].some(one => one.provider !== 'rules')
     return {
       entry: models,
@@ -65,7 +78,11 @@ export function distinctName(id, name) {
   if (names.models !== models) {
     const counts = new Map()
     for (const model of models) counts.set(model.name, (counts.get(model.name) ?? 0) + 1)
-    names = { models, repeated: new Set(models.filter(model => counts.get(model.name) > 1).map(model => model.id)), variants: new Map(models.map(model => [model.id, model.variant])) }
+    names = {
+      models,
+      repeated: new Set(models.filter(model => counts.get(model.name) > 1).map(model => model.id)),
+      variants: new Map(models.map(model => [model.id, model.variant])),
+    }
   }
   return names.repeated.has(id) ? `${name} · ${names.variants.get(id)}` : name
 }

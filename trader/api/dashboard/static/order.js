@@ -1,3 +1,4 @@
+// @ts-check
 // The order of figures and names.
 const names = new Intl.Collator('en', { numeric: true, sensitivity: 'base' })
 

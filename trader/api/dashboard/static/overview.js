@@ -1,3 +1,4 @@
+// @ts-check
 // The overview: who leads, the curves, all accounts together, the leaderboard, positions, trades and events.
 import { useAnswer } from './answers.js'
 import { Board } from './board.js'
@@ -49,12 +50,20 @@ function Summary() {
   const show = (value, write = number) => (known ? write(value) : '–')
   return html`<section class="panel summary" aria-label="All accounts together"><div class="body tiles">
     <${Tile} label="Start" value=${show(capital)} note=${run.data ? `since ${moment(run.data.runStartTime)}` : ''} />
-    <${Tile} label="+ Realized, net" value=${show(realized, signed)} kind=${tone(realized)} note=${run.data ? `${whole(run.data.trades)} completed trades` : ''} />
-    <${Tile} label="+ Unrealized" value=${show(unrealized, signed)} kind=${tone(unrealized)} note=${state.positions ? `${whole(held.length)} open positions` : ''} />
-    <${Tile} label="+ Paid for open positions" value=${show(paid, signed)} kind=${tone(paid)} note="fees and funding so far" />
+    <${Tile} label="+ Realized, net" value=${show(realized, signed)} kind=${tone(realized)}
+      note=${run.data ? `${whole(run.data.trades)} completed trades` : ''} />
+    <${Tile} label="+ Unrealized" value=${show(unrealized, signed)} kind=${tone(unrealized)}
+      note=${state.positions ? `${whole(held.length)} open positions` : ''} />
+    <${Tile} label="+ Paid for open positions" value=${show(paid, signed)} kind=${tone(paid)}
+      note="fees and funding so far" />
     <${Tile} label=${equityOf} value=${show(equity)}
-      note=${known && html`<span class=${tone(equity - capital)}>${signedPercent(capital > 0 ? (100 * equity) / capital - 100 : null)}</span> since the start`} />
-    <${Tile} label="Model cost, USD" value=${stats.data ? number(cost) : '–'} note=${run.data ? `${whole(run.data.invocations)} invocations; not in the equity` : ''} />
+      note=${
+        known &&
+        html`<span
+        class=${tone(equity - capital)}>${signedPercent(capital > 0 ? (100 * equity) / capital - 100 : null)}</span> since the start`
+      } />
+    <${Tile} label="Model cost, USD" value=${stats.data ? number(cost) : '–'}
+      note=${run.data ? `${whole(run.data.invocations)} invocations; not in the equity` : ''} />
   </div></section>`
 }
 

@@ -7,7 +7,8 @@ const narrow = matchMedia('(max-width: 800px)')
 
 search.addEventListener('input', () => {
   const words = search.value.toLowerCase().split(/\s+/).filter(Boolean)
-  for (const entry of entries) entry.classList.toggle('hidden', !words.every(word => entry.dataset.words.includes(word)))
+  for (const entry of entries)
+    entry.classList.toggle('hidden', !words.every(word => entry.dataset.words.includes(word)))
   for (const group of groups) group.classList.toggle('hidden', !group.querySelector('[data-words]:not(.hidden)'))
   if (words.length) index.open = true
 })
@@ -18,10 +19,14 @@ addEventListener('keydown', event => {
   }
 })
 
-const fold = () => { index.open = !narrow.matches }
+const fold = () => {
+  index.open = !narrow.matches
+}
 fold()
 narrow.addEventListener('change', fold)
-index.addEventListener('click', event => { if (narrow.matches && event.target.matches('a')) index.open = false })
+index.addEventListener('click', event => {
+  if (narrow.matches && event.target.matches('a')) index.open = false
+})
 
 for (const block of document.querySelectorAll('pre')) {
   const text = block.textContent
@@ -30,9 +35,14 @@ for (const block of document.querySelectorAll('pre')) {
   button.className = 'copy'
   button.textContent = 'Copy'
   button.addEventListener('click', async () => {
-    const done = await navigator.clipboard?.writeText(text).then(() => 'Copied', () => null)
+    const done = await navigator.clipboard?.writeText(text).then(
+      () => 'Copied',
+      () => null,
+    )
     button.textContent = done ?? 'Select and copy'
-    setTimeout(() => { button.textContent = 'Copy' }, 1500)
+    setTimeout(() => {
+      button.textContent = 'Copy'
+    }, 1500)
   })
   block.append(button)
 }
@@ -48,7 +58,9 @@ for (const trial of document.querySelectorAll('.try')) {
     const began = performance.now()
     try {
       const response = await fetch(trial.dataset.path, {
-        method: 'POST', body: input.value, headers: token?.value ? { authorization: `Bearer ${token.value}` } : {},
+        method: 'POST',
+        body: input.value,
+        headers: token?.value ? { authorization: `Bearer ${token.value}` } : {},
       })
       const text = await response.text()
       const took = Math.round(performance.now() - began)
@@ -61,5 +73,9 @@ for (const trial of document.querySelectorAll('.try')) {
 }
 
 function indented(text) {
-  try { return JSON.stringify(JSON.parse(text), null, 2) } catch { return text }
+  try {
+    return JSON.stringify(JSON.parse(text), null, 2)
+  } catch {
+    return text
+  }
 }

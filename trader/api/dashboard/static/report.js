@@ -1,3 +1,4 @@
+// @ts-check
 // Charts and evidence of a report, drawn from the data in its file.
 import { averageOf, drawdownsOf, histogram, timeChart } from './charts.js'
 import { EvidenceBoard } from './evidence.js'
@@ -13,12 +14,19 @@ const show = (value, places) => `${number(value, places)} %`
 
 /** The lines of a chart: the averages of the variants or, for one variant, also its models as thin lines. */
 function linesOf(variantId) {
-  return data.variants.filter(one => !variantId || one.id === variantId).flatMap(variant => {
-    const models = data.models.filter(one => one.variant === variant.id)
-    if (!models.length) return []
-    const average = { name: `${variant.label}, average`, color: variant.color, isMain: true, values: averageOf(models.map(one => one.values)) }
-    return variantId ? [...models.map(one => ({ ...one, color: variant.color, isDimmed: true })), average] : [average]
-  })
+  return data.variants
+    .filter(one => !variantId || one.id === variantId)
+    .flatMap(variant => {
+      const models = data.models.filter(one => one.variant === variant.id)
+      if (!models.length) return []
+      const average = {
+        name: `${variant.label}, average`,
+        color: variant.color,
+        isMain: true,
+        values: averageOf(models.map(one => one.values)),
+      }
+      return variantId ? [...models.map(one => ({ ...one, color: variant.color, isDimmed: true })), average] : [average]
+    })
 }
 
 const fallen = values => drawdownsOf(values.map(value => (value == null ? null : 100 + value)))
@@ -39,10 +47,17 @@ function draw(host) {
   readout.className = 'small figure'
   const tell = at => {
     const place = at ?? data.times.length - 1
-    const parts = lines.flatMap((one, number_) => (one.isMain ? [`${one.name} ${signedPercent(values[number_][place])}`] : []))
+    const parts = lines.flatMap((one, number_) =>
+      one.isMain ? [`${one.name} ${signedPercent(values[number_][place])}`] : [],
+    )
     readout.textContent = `${day(data.times[place] * 1000)}, ${clock(data.times[place] * 1000, false)}: ${parts.join(' · ')}`
   }
-  timeChart(host, data.times, lines, values, { height: HEIGHT, show, onCursor: tell, top: chart === 'drawdown' ? 0 : undefined })
+  timeChart(host, data.times, lines, values, {
+    height: HEIGHT,
+    show,
+    onCursor: tell,
+    top: chart === 'drawdown' ? 0 : undefined,
+  })
   tell(null)
   host.after(readout)
 }
@@ -51,5 +66,8 @@ document.querySelectorAll('[data-chart]').forEach(draw)
 
 if (data.evidence) {
   const known = { byId: new Map(), colorOf: id => data.colors[id] }
-  render(html`<${EvidenceBoard} answer=${data.evidence} known=${known} isLinked=${false} />`, document.getElementById('evidence'))
+  render(
+    html`<${EvidenceBoard} answer=${data.evidence} known=${known} isLinked=${false} />`,
+    document.getElementById('evidence'),
+  )
 }

@@ -1,3 +1,4 @@
+// @ts-check
 // Live state: the last state of each stream of the service, and its time.
 import { hasMany, invalidate, SHOWN_MS } from './answers.js'
 import { openStream } from './events.js'
@@ -9,8 +10,14 @@ const SETTLE_MS = 2_000
 /** `running` has the runs in progress by model; `heardAt` is the time of the service's last message, `dataAt` the
 service's own time. */
 export const live = {
-  positions: null, trades: null, conversations: null, portfolio: null,
-  running: new Map(), connection: 'connecting', heardAt: null, dataAt: null,
+  positions: null,
+  trades: null,
+  conversations: null,
+  portfolio: null,
+  running: new Map(),
+  connection: 'connecting',
+  heardAt: null,
+  dataAt: null,
 }
 
 const readers = new Set()
@@ -20,17 +27,23 @@ let renderedAt = 0
 /** Show a change: immediately if the page has been quiet, and at most five times a second. */
 function changed() {
   if (timer !== null) return
-  timer = setTimeout(() => {
-    timer = null
-    renderedAt = performance.now()
-    for (const reader of readers) reader({})
-  }, Math.max(0, QUIET_MS - (performance.now() - renderedAt)))
+  timer = setTimeout(
+    () => {
+      timer = null
+      renderedAt = performance.now()
+      for (const reader of readers) reader({})
+    },
+    Math.max(0, QUIET_MS - (performance.now() - renderedAt)),
+  )
 }
 
 /** Render the component whenever the live state changes. */
 export function useLive() {
   const [, render] = useState({})
-  useEffect(() => { readers.add(render); return () => readers.delete(render) }, [])
+  useEffect(() => {
+    readers.add(render)
+    return () => readers.delete(render)
+  }, [])
   return live
 }
 
@@ -38,21 +51,28 @@ let settling = null
 let readAgainAt = -Infinity
 /** Completed trades change boards and statistics, which are refreshed soon, but not too often. */
 function readAgainSoon() {
-  settling ??= setTimeout(() => {
-    settling = null
-    readAgainAt = performance.now()
-    invalidate('analytics.', 'variants.getVariantStats', 'models.getModels')
-  }, Math.max(SETTLE_MS, readAgainAt + SHOWN_MS - performance.now()))
+  settling ??= setTimeout(
+    () => {
+      settling = null
+      readAgainAt = performance.now()
+      invalidate('analytics.', 'variants.getVariantStats', 'models.getModels')
+    },
+    Math.max(SETTLE_MS, readAgainAt + SHOWN_MS - performance.now()),
+  )
 }
 
 /** The entries from the stream and from earlier reads, without duplicates, newest first. */
 export function merged(newer, older) {
   const ids = new Set(newer.map(each => each.id))
-  return [...newer, ...older.filter(each => !ids.has(each.id))].sort((one, other) => (one.timestamp < other.timestamp ? 1 : one.timestamp > other.timestamp ? -1 : 0))
+  return [...newer, ...older.filter(each => !ids.has(each.id))].sort((one, other) =>
+    one.timestamp < other.timestamp ? 1 : one.timestamp > other.timestamp ? -1 : 0,
+  )
 }
 
 const heard = {
-  positions(data) { live.positions = data },
+  positions(data) {
+    live.positions = data
+  },
   trades(data) {
     if (live.trades && !hasMany()) readAgainSoon() // the first page is read anyway; among many models, some trade always closes
     live.trades = data
@@ -68,12 +88,25 @@ const heard = {
   'workflow:started'(data) {
     live.running.set(data.modelId, { id: data.invocationId, name: data.modelName, since: data.timestamp, steps: [] })
   },
-  'workflow:step'(data) { stepsOf(data)?.push(data) },
-  'workflow:call'(data) { stepsOf(data)?.push(data) },
-  'workflow:complete'(data) { live.running.delete(data.modelId) },
-  'workflow:failed'(data) { live.running.delete(data.modelId) },
-  'halts:changed'() { invalidate('/health') },
-  reset() { live.running.clear(); invalidate('') },
+  'workflow:step'(data) {
+    stepsOf(data)?.push(data)
+  },
+  'workflow:call'(data) {
+    stepsOf(data)?.push(data)
+  },
+  'workflow:complete'(data) {
+    live.running.delete(data.modelId)
+  },
+  'workflow:failed'(data) {
+    live.running.delete(data.modelId)
+  },
+  'halts:changed'() {
+    invalidate('/health')
+  },
+  reset() {
+    live.running.clear()
+    invalidate('')
+  },
 }
 
 function stepsOf(data) {
@@ -90,8 +123,20 @@ let hearsRuns = true
 export function useRuns(isLooking) {
   useEffect(() => {
     if (!isLooking || hearsRuns) return undefined
-    const stop = openStream(Object.keys(heard), { message(name, data) { heard[name](data); changed() } }, { streams: ['workflow'] })
-    return () => { stop(); live.running.clear() }
+    const stop = openStream(
+      Object.keys(heard),
+      {
+        message(name, data) {
+          heard[name](data)
+          changed()
+        },
+      },
+      { streams: ['workflow'] },
+    )
+    return () => {
+      stop()
+      live.running.clear()
+    }
   }, [isLooking])
   return isLooking || hearsRuns
 }
@@ -102,20 +147,34 @@ let end = null
 /** Listen to the streams. A page kept for the browser's back button must not keep a connection. */
 export function connect() {
   addEventListener('pagehide', () => end?.())
-  addEventListener('pageshow', event => { if (event.persisted) listen() })
+  addEventListener('pageshow', event => {
+    if (event.persisted) listen()
+  })
   listen()
 }
 
 function listen() {
   hearsRuns = !hasMany()
-  end = openStream(Object.keys(heard), {
-    message(name, data) { heard[name](data) },
-    heard() { live.heardAt = Date.now(); changed() },
-    state(state) {
-      if (state === 'open' && (live.connection === 'lost' || live.connection === 'refused')) { live.running.clear(); invalidate('') }
-      if (state === 'refused') invalidate('/health')
-      live.connection = state
-      changed()
+  end = openStream(
+    Object.keys(heard),
+    {
+      message(name, data) {
+        heard[name](data)
+      },
+      heard() {
+        live.heardAt = Date.now()
+        changed()
+      },
+      state(state) {
+        if (state === 'open' && (live.connection === 'lost' || live.connection === 'refused')) {
+          live.running.clear()
+          invalidate('')
+        }
+        if (state === 'refused') invalidate('/health')
+        live.connection = state
+        changed()
+      },
     },
-  }, { streams: hearsRuns ? [...STREAMS, 'workflow'] : STREAMS })
+    { streams: hearsRuns ? [...STREAMS, 'workflow'] : STREAMS },
+  )
 }

@@ -1,3 +1,4 @@
+// @ts-check
 // The state of the service: health, market, schedulers, streams and halts, and the banners about them.
 import { useReport } from './answers.js'
 import { Failed, Panel, Table } from './components.js'
@@ -23,10 +24,14 @@ export function endOf(health) {
  * troubles}, with the problems, {kind, word, text}, the worst first.
  */
 export function statusOf(state, health, system, warning) {
-  const troubles = troublesOf(state, health, system, warning).sort((one, other) => (other.kind === 'bad') - (one.kind === 'bad'))
+  const troubles = troublesOf(state, health, system, warning).sort(
+    (one, other) => Number(other.kind === 'bad') - Number(one.kind === 'bad'),
+  )
   const [worst] = troubles
   if (worst) return { kind: worst.kind === 'bad' ? 'bad' : 'warn', word: worst.word ?? 'live', troubles }
-  return state.connection === 'open' ? { kind: '', word: 'live', troubles } : { kind: 'warn', word: 'connecting', troubles }
+  return state.connection === 'open'
+    ? { kind: '', word: 'live', troubles }
+    : { kind: 'warn', word: 'connecting', troubles }
 }
 
 export const useStatus = () => statusOf(useLive(), useHealth(), useSystem(), useModels().warning)
@@ -34,31 +39,70 @@ export const useStatus = () => statusOf(useLive(), useHealth(), useSystem(), use
 function troublesOf(state, health, system, warning) {
   const found = []
   const since = state.dataAt ? `What you see is as of ${clock(state.dataAt)} ${ZONE}` : 'Nothing was received yet'
-  const lost = { kind: 'bad', word: 'disconnected', text: `The connection to the service is lost. ${since}; it is tried again every 2 seconds.` }
+  const lost = {
+    kind: 'bad',
+    word: 'disconnected',
+    text: `The connection to the service is lost. ${since}; it is tried again every 2 seconds.`,
+  }
   if (state.connection === 'lost') found.push(lost)
   const report = health.data
-  if (state.connection === 'refused') found.push(health.error ? lost : { kind: 'warn', word: 'no stream',
-    text: `The service answers but accepts no more live streams: all their slots are taken. ${since}; it is tried again every 2 seconds.` })
-  if (health.error && state.connection === 'open') found.push({ kind: 'bad', word: 'no answer', text: `The service does not answer: ${health.error}. ${since}.` })
+  if (state.connection === 'refused')
+    found.push(
+      health.error
+        ? lost
+        : {
+            kind: 'warn',
+            word: 'no stream',
+            text: `The service answers but accepts no more live streams: all their slots are taken. ${since}; it is tried again every 2 seconds.`,
+          },
+    )
+  if (health.error && state.connection === 'open')
+    found.push({ kind: 'bad', word: 'no answer', text: `The service does not answer: ${health.error}. ${since}.` })
   const ended = endOf(health)
-  if (ended) found.push({ kind: '', word: 'ended', text: `The replay ended at ${moment(ended)} ${ZONE}: no more decisions or trades are made.` })
+  if (ended)
+    found.push({
+      kind: '',
+      word: 'ended',
+      text: `The replay ended at ${moment(ended)} ${ZONE}: no more decisions or trades are made.`,
+    })
   if (report?.status === 'unhealthy' && !ended) {
-    const stopped = Object.entries(report.schedulers).filter(([, runs]) => !runs).map(([name]) => name)
-    const reasons = report.reasons ?? [...(stopped.length ? [`not running: ${stopped.join(', ')}`] : []),
-      ...Object.entries(report.reconciliation ?? {}).map(([account, why]) => `${account}: ${why}`)]
-    found.push({ kind: 'bad', word: 'unhealthy', text: `The service is unhealthy${reasons.length ? `: ${reasons.join('; ')}` : ''}.` })
+    const stopped = Object.entries(report.schedulers)
+      .filter(([, runs]) => !runs)
+      .map(([name]) => name)
+    const reasons = report.reasons ?? [
+      ...(stopped.length ? [`not running: ${stopped.join(', ')}`] : []),
+      ...Object.entries(report.reconciliation ?? {}).map(([account, why]) => `${account}: ${why}`),
+    ]
+    found.push({
+      kind: 'bad',
+      word: 'unhealthy',
+      text: `The service is unhealthy${reasons.length ? `: ${reasons.join('; ')}` : ''}.`,
+    })
   }
   for (const halt of report?.halts ?? []) {
-    found.push({ kind: 'warn', word: 'halted', text: `${halt.accountId ? `${halt.accountId} is` : 'All trading is'} halted since ${moment(halt.since)} ${ZONE} (${halt.cause}): ${halt.reason}. Positions are only reduced.` })
+    found.push({
+      kind: 'warn',
+      word: 'halted',
+      text: `${halt.accountId ? `${halt.accountId} is` : 'All trading is'} halted since ${moment(halt.since)} ${ZONE} (${halt.cause}): ${halt.reason}. Positions are only reduced.`,
+    })
   }
   const market = system.data?.market
   if ((market?.stale || market?.trouble) && !ended) {
-    found.push({ kind: 'warn', word: 'stale prices', text: `Prices are stale: the last update of the market ${market.source} was ${
-      market.lastUpdateAt ? `at ${moment(market.lastUpdateAt)} ${ZONE}` : 'never'}${market.trouble ? ` (${market.trouble})` : ''}.` })
+    found.push({
+      kind: 'warn',
+      word: 'stale prices',
+      text: `Prices are stale: the last update of the market ${market.source} was ${
+        market.lastUpdateAt ? `at ${moment(market.lastUpdateAt)} ${ZONE}` : 'never'
+      }${market.trouble ? ` (${market.trouble})` : ''}.`,
+    })
   }
   if (warning) found.push({ kind: 'warn', text: warning })
   for (const alarm of report?.alarms ?? []) {
-    const isShown = HALTS.includes(alarm.cause) || report.reasons?.includes(alarm.message) || (warning && WARNED.includes(alarm.cause)) || (ended && alarm.cause === 'market')
+    const isShown =
+      HALTS.includes(alarm.cause) ||
+      report.reasons?.includes(alarm.message) ||
+      (warning && WARNED.includes(alarm.cause)) ||
+      (ended && alarm.cause === 'market')
     if (!isShown) found.push({ kind: 'warn', text: `${nameOf(alarm)}: ${alarm.message}` })
   }
   return found
@@ -78,27 +122,86 @@ export function SystemPage() {
   const schedulers = Object.entries(report?.schedulers ?? {})
   const columns = [
     { key: 'name', title: 'Scheduler', isText: true, by: ([name]) => name, cell: ([name]) => name },
-    { key: 'running', title: 'State', isText: true, by: ([, one]) => String(one.running), cell: ([, one]) => html`<span class=${`badge ${one.running ? 'gain' : report.role === 'standby' ? '' : 'loss'}`}>${one.running ? 'running' : report.role === 'standby' ? 'on the leader' : 'not running'}</span>` },
-    { key: 'interval', title: 'Every', by: ([, one]) => one.intervalMs, csv: ([, one]) => ({ 'Every, ms': one.intervalMs }), cell: ([, one]) => span(one.intervalMs) },
+    {
+      key: 'running',
+      title: 'State',
+      isText: true,
+      by: ([, one]) => String(one.running),
+      cell: ([, one]) =>
+        html`<span class=${`badge ${one.running ? 'gain' : report.role === 'standby' ? '' : 'loss'}`}>${one.running ? 'running' : report.role === 'standby' ? 'on the leader' : 'not running'}</span>`,
+    },
+    {
+      key: 'interval',
+      title: 'Every',
+      by: ([, one]) => one.intervalMs,
+      csv: ([, one]) => ({ 'Every, ms': one.intervalMs }),
+      cell: ([, one]) => span(one.intervalMs),
+    },
     { key: 'runs', title: 'Runs', by: ([, one]) => one.runs, cell: ([, one]) => whole(one.runs) },
     { key: 'failures', title: 'Failures', by: ([, one]) => one.failures, cell: ([, one]) => whole(one.failures) },
     { key: 'last', title: 'Last', by: ([, one]) => one.lastFinishedAt, cell: ([, one]) => moment(one.lastFinishedAt) },
-    { key: 'took', title: 'Took', by: ([, one]) => one.lastDurationMs, csv: ([, one]) => ({ 'Took, ms': one.lastDurationMs }), cell: ([, one]) => (one.lastDurationMs == null ? '–' : `${whole(one.lastDurationMs)} ms`) },
-    { key: 'error', title: 'Last error', isText: true, className: 'wrap', by: ([, one]) => one.lastError, cell: ([, one]) => one.lastError ?? 'none' },
+    {
+      key: 'took',
+      title: 'Took',
+      by: ([, one]) => one.lastDurationMs,
+      csv: ([, one]) => ({ 'Took, ms': one.lastDurationMs }),
+      cell: ([, one]) => (one.lastDurationMs == null ? '–' : `${whole(one.lastDurationMs)} ms`),
+    },
+    {
+      key: 'error',
+      title: 'Last error',
+      isText: true,
+      className: 'wrap',
+      by: ([, one]) => one.lastError,
+      cell: ([, one]) => one.lastError ?? 'none',
+    },
   ]
   const alarms = report?.alarms ?? []
   const facts = report && [
-    ['Status', health.data?.status], ['Alarms', alarms.length ? whole(alarms.length) : 'none'], ['Trading', report.tradingMode], ['Role', report.role], ['Up for', span(report.uptimeSeconds * 1000)],
-    ['Market', report.market.source], ['Last price', moment(report.market.lastUpdateAt)],
+    ['Status', health.data?.status],
+    ['Alarms', alarms.length ? whole(alarms.length) : 'none'],
+    ['Trading', report.tradingMode],
+    ['Role', report.role],
+    ['Up for', span(report.uptimeSeconds * 1000)],
+    ['Market', report.market.source],
+    ['Last price', moment(report.market.lastUpdateAt)],
     ['Database', report.database.ok ? `${number(report.database.latencyMs, 1)} ms` : 'does not answer'],
-    ['Last heard', state.heardAt ? clock(state.heardAt) : 'never'], ['Connection', state.connection],
+    ['Last heard', state.heardAt ? clock(state.heardAt) : 'never'],
+    ['Connection', state.connection],
     ...Object.entries(report.streams).map(([name, one]) => [`Stream ${name}`, `${one.subscribers} of ${one.capacity}`]),
   ]
   return html`
     <${Failed} entry=${system} what="The state of the service" />
-    ${facts && html`<${Panel} title="Service"><dl class="facts body">${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl></${Panel}>`}
-    ${alarms.length > 0 && html`<${Panel} title="Alarms"><dl class="facts body">${alarms.map(one => html`<div key=${nameOf(one)}><dt>${nameOf(one)}, ${one.state} since ${moment(one.since)}</dt><dd>${one.message}</dd></div>`)}</dl></${Panel}>`}
-    ${report && html`<${Panel} title="Schedulers"><${Table} label="Schedulers" columns=${columns} rows=${schedulers} empty="" /></${Panel}>`}
-    ${head && html`<${Panel} title="Record"><dl class="facts body"><div><dt>Links</dt><dd>${whole(head.position)}</dd></div><div><dt>Head</dt><dd><code>${head.digest}</code></dd></div></dl></${Panel}>`}
-    ${report?.modelsRunning.length > 0 && html`<${Panel} title="Deciding now"><dl class="facts body">${report.modelsRunning.map(one => html`<div key=${one.modelId}><dt>${known.byId.get(one.modelId)?.name ?? one.modelId}</dt><dd>${span(one.runningForSeconds * 1000)}</dd></div>`)}</dl></${Panel}>`}`
+    ${
+      facts &&
+      html`<${Panel} title="Service"><dl class="facts body">${facts.map(
+        ([name, value]) => html`<div
+      key=${name}><dt>${name}</dt><dd>${value}</dd></div>`,
+      )}</dl></${Panel}>`
+    }
+    ${
+      alarms.length > 0 &&
+      html`<${Panel} title="Alarms"><dl class="facts body">${alarms.map(
+        one => html`<div key=${nameOf(one)}>
+          <dt>${nameOf(one)}, ${one.state} since ${moment(one.since)}</dt><dd>${one.message}</dd></div>`,
+      )}</dl></${Panel}>`
+    }
+    ${
+      report &&
+      html`<${Panel} title="Schedulers"><${Table} label="Schedulers" columns=${columns} rows=${schedulers}
+      empty="" /></${Panel}>`
+    }
+    ${
+      head &&
+      html`<${Panel} title="Record"><dl
+      class="facts body"><div><dt>Links</dt><dd>${whole(head.position)}</dd></div><div><dt>Head</dt><dd><code>${head.digest}</code></dd></div></dl></${Panel}>`
+    }
+    ${
+      report?.modelsRunning.length > 0 &&
+      html`<${Panel} title="Deciding now"><dl
+      class="facts body">${report.modelsRunning.map(
+        one => html`<div
+        key=${one.modelId}><dt>${known.byId.get(one.modelId)?.name ?? one.modelId}</dt><dd>${span(one.runningForSeconds * 1000)}</dd></div>`,
+      )}</dl></${Panel}>`
+    }`
 }

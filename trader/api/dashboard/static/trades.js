@@ -1,7 +1,19 @@
+// @ts-check
 // Open positions, live, and completed trades: tables, sums and filters.
 import { useChosen } from './address.js'
 import { call, useAnswer } from './answers.js'
-import { Choice, Failed, Market, Money, Panel, Select, Table, TradeTime, VariantName, modelColumn } from './components.js'
+import {
+  Choice,
+  Failed,
+  Market,
+  Money,
+  Panel,
+  Select,
+  Table,
+  TradeTime,
+  VariantName,
+  modelColumn,
+} from './components.js'
 import { number, percent, price, quantity, signedPercent, span, times, tone, whole } from './format.js'
 import { html, useEffect, useMemo, useState } from './lib.js'
 import { useModels } from './models.js'
@@ -32,21 +44,76 @@ export function Positions({ only, title = 'Positions', hasNames = true, isCompac
   const rows = positionsOf(state, only)
   const columns = [
     hasNames && modelColumn(known),
-    hasNames && !isCompact && { key: 'variant', title: 'Variant', isText: true, className: 'narrow-hide wide', by: one => one.modelVariant, cell: one => html`<${VariantName} variant=${one.modelVariant} />` },
-    { key: 'symbol', title: 'Market', isText: true, by: one => one.symbol, csv: one => ({ Market: one.symbol, Side: one.side, Leverage: one.leverage }), cell: one => html`<${Market} trade=${one} />` },
-    { key: 'pnl', title: 'Unrealized', isMain: true, csv: one => ({ Unrealized: numeric(one.unrealizedPnl), 'Unrealized, % of notional': share(one) }), by: one => numeric(one.unrealizedPnl), cell: one => html`<${Money} value=${one.unrealizedPnl} />
-      <span class=${`sub ${tone(one.unrealizedPnl)}`}>${signedPercent(share(one))}</span>` },
-    { key: 'notional', title: 'Notional', by: one => numeric(one.notional), csv: one => ({ Notional: numeric(one.notional), Quantity: numeric(one.quantity) }), cell: one => html`${number(one.notional)}<span class="sub">${quantity(one.quantity)} ${one.symbol}</span>` },
-    { key: 'mark', title: 'Mark', by: one => numeric(one.currentPrice), csv: one => ({ Mark: numeric(one.currentPrice), Entry: numeric(one.entryPrice) }), cell: one => html`${price(one.currentPrice)}<span class="sub">entry ${price(one.entryPrice)}</span>` },
-    { key: 'stop', title: 'Stop', by: stopDistance, csv: one => ({ Stop: one.exitPlan.stop, 'To the stop, %': stopDistance(one) }), cell: one => html`${price(one.exitPlan.stop)}
-      <span class="sub">${stopDistance(one) == null ? 'no stop' : `${percent(stopDistance(one))} away`}</span>` },
-    !isCompact && { key: 'liquidation', title: 'Liquidation', className: 'wide', by: one => numeric(one.liquidationPrice), cell: one => price(one.liquidationPrice) },
+    hasNames &&
+      !isCompact && {
+        key: 'variant',
+        title: 'Variant',
+        isText: true,
+        className: 'narrow-hide wide',
+        by: one => one.modelVariant,
+        cell: one => html`<${VariantName} variant=${one.modelVariant} />`,
+      },
+    {
+      key: 'symbol',
+      title: 'Market',
+      isText: true,
+      by: one => one.symbol,
+      csv: one => ({ Market: one.symbol, Side: one.side, Leverage: one.leverage }),
+      cell: one => html`<${Market} trade=${one} />`,
+    },
+    {
+      key: 'pnl',
+      title: 'Unrealized',
+      isMain: true,
+      csv: one => ({ Unrealized: numeric(one.unrealizedPnl), 'Unrealized, % of notional': share(one) }),
+      by: one => numeric(one.unrealizedPnl),
+      cell: one => html`<${Money} value=${one.unrealizedPnl} />
+      <span class=${`sub ${tone(one.unrealizedPnl)}`}>${signedPercent(share(one))}</span>`,
+    },
+    {
+      key: 'notional',
+      title: 'Notional',
+      by: one => numeric(one.notional),
+      csv: one => ({ Notional: numeric(one.notional), Quantity: numeric(one.quantity) }),
+      cell: one => html`${number(one.notional)}<span class="sub">${quantity(one.quantity)} ${one.symbol}</span>`,
+    },
+    {
+      key: 'mark',
+      title: 'Mark',
+      by: one => numeric(one.currentPrice),
+      csv: one => ({ Mark: numeric(one.currentPrice), Entry: numeric(one.entryPrice) }),
+      cell: one => html`${price(one.currentPrice)}<span class="sub">entry ${price(one.entryPrice)}</span>`,
+    },
+    {
+      key: 'stop',
+      title: 'Stop',
+      by: stopDistance,
+      csv: one => ({ Stop: one.exitPlan.stop, 'To the stop, %': stopDistance(one) }),
+      cell: one => html`${price(one.exitPlan.stop)}
+      <span class="sub">${stopDistance(one) == null ? 'no stop' : `${percent(stopDistance(one))} away`}</span>`,
+    },
+    !isCompact && {
+      key: 'liquidation',
+      title: 'Liquidation',
+      className: 'wide',
+      by: one => numeric(one.liquidationPrice),
+      cell: one => price(one.liquidationPrice),
+    },
     { key: 'target', title: 'Target', by: one => one.exitPlan.target, cell: one => price(one.exitPlan.target) },
-    { key: 'opened', title: 'Opened', by: one => one.openedAt, cell: one => html`<${TradeTime} at=${one.openedAt} id=${one.id} />` },
+    {
+      key: 'opened',
+      title: 'Opened',
+      by: one => one.openedAt,
+      cell: one => html`<${TradeTime} at=${one.openedAt} id=${one.id} />`,
+    },
   ].filter(Boolean)
   return html`<${Panel} title=${title} tools=${html`<span class="soft small">${rows.length || ''}</span>`}>
-    ${state.positions === null ? html`<p class="empty">Waiting for the positions stream.</p>`
-    : html`<${Table} label=${title} columns=${columns} rows=${rows} first=${isCompact ? 20 : 50} empty="No open positions." />`}
+    ${
+      state.positions === null
+        ? html`<p class="empty">Waiting for the positions stream.</p>`
+        : html`<${Table} label=${title} columns=${columns} rows=${rows} first=${isCompact ? 20 : 50}
+          empty="No open positions." />`
+    }
   </${Panel}>`
 }
 
@@ -61,36 +128,66 @@ export function PositionsPage() {
 function Exposure({ state }) {
   const known = useModels()
   const equity = new Map((state.portfolio?.snapshots ?? []).map(snapshot => [snapshot.modelId, snapshot.netPortfolio]))
-  const rows = (state.positions ?? []).filter(entry => entry.positions.length).map(entry => {
-    const of = side => entry.positions.reduce((sum, position) => sum + (position.side === side ? Number(position.notional) : 0), 0)
-    const [long, short] = [of('LONG'), of('SHORT')]
-    const margin = entry.positions.reduce((sum, position) => sum + position.quantity * position.entryPrice / (position.leverage ?? 1), 0)
-    return { ...entry, long, short, net: long - short, margin, share: equity.has(entry.modelId) ? (long + short) / equity.get(entry.modelId) : null }
-  })
+  const rows = (state.positions ?? [])
+    .filter(entry => entry.positions.length)
+    .map(entry => {
+      const of = side =>
+        entry.positions.reduce((sum, position) => sum + (position.side === side ? Number(position.notional) : 0), 0)
+      const [long, short] = [of('LONG'), of('SHORT')]
+      const margin = entry.positions.reduce(
+        (sum, position) => sum + (position.quantity * position.entryPrice) / (position.leverage ?? 1),
+        0,
+      )
+      return {
+        ...entry,
+        long,
+        short,
+        net: long - short,
+        margin,
+        share: equity.has(entry.modelId) ? (long + short) / equity.get(entry.modelId) : null,
+      }
+    })
   const columns = [
     modelColumn(known),
     { key: 'long', title: 'Long', by: row => row.long, cell: row => number(row.long) },
     { key: 'short', title: 'Short', by: row => row.short, cell: row => number(row.short) },
     { key: 'net', title: 'Net exposure', by: row => row.net, cell: row => number(row.net) },
-    { key: 'share', title: 'Gross to equity', by: row => row.share, cell: row => (row.share == null ? '–' : times(row.share)) },
+    {
+      key: 'share',
+      title: 'Gross to equity',
+      by: row => row.share,
+      cell: row => (row.share == null ? '–' : times(row.share)),
+    },
     { key: 'margin', title: 'Margin', by: row => row.margin, cell: row => number(row.margin) },
     { key: 'cash', title: 'Available cash', by: row => row.availableCash, cell: row => number(row.availableCash) },
   ]
-  return html`<${Panel} title="Exposure and margin"><${Table} label="Exposure" columns=${columns} rows=${rows} first=${20} isEven=${true} empty="No account holds a position." /></${Panel}>`
+  return html`<${Panel} title="Exposure and margin"><${Table} label="Exposure" columns=${columns} rows=${rows} first=${20}
+    isEven=${true} empty="No account holds a position." /></${Panel}>`
 }
 
 /** Completed trades of an input of getTrades: one answer, extended by trades from the stream since. Returns {entry, trades}. */
 export function useTrades(input) {
   const entry = useAnswer('trading.getTrades', input, 0)
   const { trades: latest } = useLive()
-  const trades = useMemo(() => merged((latest ?? []).filter(trade => fits(trade, input)), entry.data?.trades ?? []), [entry.data, latest, JSON.stringify(input)])
+  const trades = useMemo(
+    () =>
+      merged(
+        (latest ?? []).filter(trade => fits(trade, input)),
+        entry.data?.trades ?? [],
+      ),
+    [entry.data, latest, JSON.stringify(input)],
+  )
   return { entry, trades }
 }
 
 /** Whether a trade is one of those that an input of getTrades asks for. */
-const fits = (trade, { modelId, variant, symbol, side, result, closeReason }) => (!modelId || trade.modelId === modelId)
-  && (!variant || variant === 'all' || trade.modelVariant === variant) && (!symbol || trade.symbol === symbol) && (!side || trade.side === side)
-  && (!result || (trade.netPnl > 0) === (result === 'won')) && (!closeReason || trade.closeReason === closeReason)
+const fits = (trade, { modelId, variant, symbol, side, result, closeReason }) =>
+  (!modelId || trade.modelId === modelId) &&
+  (!variant || variant === 'all' || trade.modelVariant === variant) &&
+  (!symbol || trade.symbol === symbol) &&
+  (!side || trade.side === side) &&
+  (!result || trade.netPnl > 0 === (result === 'won')) &&
+  (!closeReason || trade.closeReason === closeReason)
 
 const REASONS = ['order', 'limit', 'stop', 'invalidation', 'target', 'time', 'liquidation', 'reset', 'operator']
 
@@ -98,24 +195,61 @@ const REASONS = ['order', 'limit', 'stop', 'invalidation', 'target', 'time', 'li
  * The filter of trades in the address, for the table, its file and the sums: {input, tools}. What the page itself is
  * about, a model, a variant or a market, cannot be chosen.
  */
-function useTradeFilter({ modelId, variant, symbol }) {
+function useTradeFilter({ modelId, variant, symbol = undefined }) {
   const known = useModels()
   const prices = useAnswer('trading.getCryptoPrices', {}, 0)
   const choices = {
-    modelId: useChosen('model', '', true), variant: useChosen('variant', '', true), symbol: useChosen('market', '', true),
-    side: useChosen('side', '', true), result: useChosen('result', '', true), closeReason: useChosen('reason', '', true),
+    modelId: useChosen('model', '', true),
+    variant: useChosen('variant', '', true),
+    symbol: useChosen('market', '', true),
+    side: useChosen('side', '', true),
+    result: useChosen('result', '', true),
+    closeReason: useChosen('reason', '', true),
   }
   const fixed = { modelId, variant, symbol }
-  const input = Object.fromEntries(Object.entries(choices).map(([name, [value]]) => [name, fixed[name] ?? (value || undefined)]))
-  const select = (name, label, every, options) => fixed[name] === undefined && html`<${Select} label=${label}
+  const input = Object.fromEntries(
+    Object.entries(choices).map(([name, [value]]) => [name, fixed[name] ?? (value || undefined)]),
+  )
+  const select = (name, label, every, options) =>
+    fixed[name] === undefined &&
+    html`<${Select} label=${label}
     value=${choices[name][0]} onChange=${choices[name][1]} options=${[['', every], ...options]} />`
   const tools = html`<div class="filters">
-    ${select('modelId', 'Model', 'All models', known.models.map(one => [one.id, one.name]))}
-    ${!modelId && select('variant', 'Variant', 'All variants', known.variants.map(one => [one.id, one.id]))}
-    ${select('symbol', 'Market', 'All markets', (prices.data?.prices ?? []).map(row => [row.symbol, row.symbol]))}
-    ${select('side', 'Side', 'Both sides', [['LONG', 'Long'], ['SHORT', 'Short']])}
-    ${select('result', 'Result', 'Won and lost', [['won', 'Won'], ['lost', 'Lost']])}
-    ${select('closeReason', 'Closed by', 'Any close reason', REASONS.map(reason => [reason, reason]))}
+    ${select(
+      'modelId',
+      'Model',
+      'All models',
+      known.models.map(one => [one.id, one.name]),
+    )}
+    ${
+      !modelId &&
+      select(
+        'variant',
+        'Variant',
+        'All variants',
+        known.variants.map(one => [one.id, one.id]),
+      )
+    }
+    ${select(
+      'symbol',
+      'Market',
+      'All markets',
+      (prices.data?.prices ?? []).map(row => [row.symbol, row.symbol]),
+    )}
+    ${select('side', 'Side', 'Both sides', [
+      ['LONG', 'Long'],
+      ['SHORT', 'Short'],
+    ])}
+    ${select('result', 'Result', 'Won and lost', [
+      ['won', 'Won'],
+      ['lost', 'Lost'],
+    ])}
+    ${select(
+      'closeReason',
+      'Closed by',
+      'Any close reason',
+      REASONS.map(reason => [reason, reason]),
+    )}
   </div>`
   return { input, tools, isFiltered: Object.values(choices).some(([value]) => value) }
 }
@@ -130,9 +264,13 @@ export function Trades({ modelId, variant, symbol, title = 'Trades', limit = PAG
   const [older, setOlder] = useState([])
   const key = JSON.stringify(input)
   useEffect(() => setOlder([]), [key])
-  const rows = merged(trades, older.flatMap(page => page.trades))
+  const rows = merged(
+    trades,
+    older.flatMap(page => page.trades),
+  )
   const last = older.at(-1) ?? entry.data
-  const next = (page, some) => call('trading.getTrades', { ...input, ...some, before: page.nextBefore, skip: page.nextSkip })
+  const next = (page, some) =>
+    call('trading.getTrades', { ...input, ...some, before: page.nextBefore, skip: page.nextSkip })
   const readOlder = async () => setOlder([...older, await next(last)])
   /** Every trade that fits the filter, also those that were not read yet. */
   async function readAll() {
@@ -145,9 +283,17 @@ export function Trades({ modelId, variant, symbol, title = 'Trades', limit = PAG
   }
   return html`<${Panel} title=${title} tools=${hasFilter && tools}>
     <${Failed} entry=${entry} what="The trades" />
-    ${entry.data && html`<${Table} label=${title} columns=${tradeColumns(known, { hasModel: !modelId, hasVariant: !modelId && !variant })} rows=${rows} first=${50} readAll=${readAll}
-      empty=${isFiltered ? 'No trade fits these filters.' : 'No trade has been completed yet.'} />`}
-    ${last?.nextBefore && html`<p class="more"><button class="button" type="button" onClick=${readOlder}>Read older trades</button></p>`}
+    ${
+      entry.data &&
+      html`<${Table} label=${title}
+        columns=${tradeColumns(known, { hasModel: !modelId, hasVariant: !modelId && !variant })} rows=${rows} first=${50} readAll=${readAll}
+      empty=${isFiltered ? 'No trade fits these filters.' : 'No trade has been completed yet.'} />`
+    }
+    ${
+      last?.nextBefore &&
+      html`<p class="more"><button class="button" type="button"
+      onClick=${readOlder}>Read older trades</button></p>`
+    }
   </${Panel}>`
 }
 
@@ -157,29 +303,107 @@ export function LatestTrades({ limit }) {
   const { entry, trades } = useTrades({ limit, variant: 'all' })
   return html`<${Panel} title="Latest trades">
     <${Failed} entry=${entry} what="The trades" />
-    ${entry.data && html`<${Table} label="Latest trades" columns=${tradeColumns(known, { isShort: true })} rows=${trades.slice(0, limit)} empty="No trade has been completed yet." />`}
+    ${
+      entry.data &&
+      html`<${Table} label="Latest trades" columns=${tradeColumns(known, { isShort: true })}
+      rows=${trades.slice(0, limit)} empty="No trade has been completed yet." />`
+    }
   </${Panel}>`
 }
 
 function tradeColumns(known, { hasModel = true, hasVariant = false, isShort = false }) {
   return [
-    { key: 'closed', title: 'Closed', isText: true, by: one => one.closedAt, cell: one => html`<${TradeTime} at=${one.closedAt} id=${one.id} />` },
+    {
+      key: 'closed',
+      title: 'Closed',
+      isText: true,
+      by: one => one.closedAt,
+      cell: one => html`<${TradeTime} at=${one.closedAt} id=${one.id} />`,
+    },
     hasModel && modelColumn(known),
-    hasVariant && { key: 'variant', title: 'Variant', isText: true, className: 'narrow-hide wide', by: one => one.modelVariant, cell: one => html`<${VariantName} variant=${one.modelVariant} />` },
-    { key: 'symbol', title: 'Market', isText: true, by: one => one.symbol, csv: one => ({ Market: one.symbol, Side: one.side, Leverage: one.leverage }), cell: one => html`<${Market} trade=${one} />` },
+    hasVariant && {
+      key: 'variant',
+      title: 'Variant',
+      isText: true,
+      className: 'narrow-hide wide',
+      by: one => one.modelVariant,
+      cell: one => html`<${VariantName} variant=${one.modelVariant} />`,
+    },
+    {
+      key: 'symbol',
+      title: 'Market',
+      isText: true,
+      by: one => one.symbol,
+      csv: one => ({ Market: one.symbol, Side: one.side, Leverage: one.leverage }),
+      cell: one => html`<${Market} trade=${one} />`,
+    },
     { key: 'reason', title: 'Closed by', isText: true, by: one => one.closeReason, cell: one => one.closeReason },
-    { key: 'net', title: 'Net', isMain: true, by: one => one.netPnl, cell: one => html`<${Money} value=${one.netPnl} />` },
-    !isShort && { key: 'gross', title: 'Gross', className: 'narrow-hide wide', by: one => one.grossPnl, cell: one => html`<${Money} value=${one.grossPnl} />` },
-    { key: 'fees', title: 'Fees', className: isShort ? 'wide' : '', by: one => one.fees, cell: one => number(one.fees) },
-    !isShort && { key: 'funding', title: 'Funding', className: 'narrow-hide wide', by: one => one.funding, cell: one => number(one.funding) },
-    !isShort && { key: 'quantity', title: 'Quantity', className: 'wide', by: one => one.quantity, cell: one => quantity(one.quantity) },
-    { key: 'entry', title: 'Entry', className: isShort ? 'wide' : '', by: one => one.entryPrice, cell: one => price(one.entryPrice) },
-    { key: 'exit', title: 'Exit', className: isShort ? 'wide' : '', by: one => one.exitPrice, cell: one => price(one.exitPrice) },
-    { key: 'held', title: 'Held', by: heldMs, csv: one => ({ 'Opened': one.openedAt, 'Held, s': heldMs(one) / 1000 }), cell: one => span(heldMs(one)) },
+    {
+      key: 'net',
+      title: 'Net',
+      isMain: true,
+      by: one => one.netPnl,
+      cell: one => html`<${Money} value=${one.netPnl} />`,
+    },
+    !isShort && {
+      key: 'gross',
+      title: 'Gross',
+      className: 'narrow-hide wide',
+      by: one => one.grossPnl,
+      cell: one => html`<${Money} value=${one.grossPnl} />`,
+    },
+    {
+      key: 'fees',
+      title: 'Fees',
+      className: isShort ? 'wide' : '',
+      by: one => one.fees,
+      cell: one => number(one.fees),
+    },
+    !isShort && {
+      key: 'funding',
+      title: 'Funding',
+      className: 'narrow-hide wide',
+      by: one => one.funding,
+      cell: one => number(one.funding),
+    },
+    !isShort && {
+      key: 'quantity',
+      title: 'Quantity',
+      className: 'wide',
+      by: one => one.quantity,
+      cell: one => quantity(one.quantity),
+    },
+    {
+      key: 'entry',
+      title: 'Entry',
+      className: isShort ? 'wide' : '',
+      by: one => one.entryPrice,
+      cell: one => price(one.entryPrice),
+    },
+    {
+      key: 'exit',
+      title: 'Exit',
+      className: isShort ? 'wide' : '',
+      by: one => one.exitPrice,
+      cell: one => price(one.exitPrice),
+    },
+    {
+      key: 'held',
+      title: 'Held',
+      by: heldMs,
+      csv: one => ({ Opened: one.openedAt, 'Held, s': heldMs(one) / 1000 }),
+      cell: one => span(heldMs(one)),
+    },
   ].filter(Boolean)
 }
 
-const PARTS = [['day', 'Day'], ['week', 'Week'], ['market', 'Market'], ['side', 'Side'], ['reason', 'Closed by']]
+const PARTS = [
+  ['day', 'Day'],
+  ['week', 'Week'],
+  ['market', 'Market'],
+  ['side', 'Side'],
+  ['reason', 'Closed by'],
+]
 
 /** The filter of this page, and the completed trades of the current runs that fit it, totaled by a common property; `children` follow once they are read. */
 export function TradeTotals({ modelId, variant, children }) {
@@ -190,15 +414,32 @@ export function TradeTotals({ modelId, variant, children }) {
   const columns = [
     { key: 'key', title: PARTS.find(([key]) => key === by)[1], isText: true, by: row => row.key, cell: row => row.key },
     { key: 'trades', title: 'Trades', by: row => row.trades, cell: row => whole(row.trades) },
-    { key: 'won', title: 'Won', by: row => row.won / row.trades, csv: row => row.won, cell: row => html`${whole(row.won)}<span class="sub">${percent((100 * row.won) / row.trades, 0)}</span>` },
-    { key: 'net', title: 'Net', isMain: true, by: row => row.netPnl, cell: row => html`<${Money} value=${row.netPnl} />` },
+    {
+      key: 'won',
+      title: 'Won',
+      by: row => row.won / row.trades,
+      csv: row => row.won,
+      cell: row => html`${whole(row.won)}<span class="sub">${percent((100 * row.won) / row.trades, 0)}</span>`,
+    },
+    {
+      key: 'net',
+      title: 'Net',
+      isMain: true,
+      by: row => row.netPnl,
+      cell: row => html`<${Money} value=${row.netPnl} />`,
+    },
     { key: 'gross', title: 'Gross', by: row => row.grossPnl, cell: row => html`<${Money} value=${row.grossPnl} />` },
     { key: 'fees', title: 'Fees', by: row => row.fees, cell: row => number(row.fees) },
     { key: 'funding', title: 'Funding', by: row => row.funding, cell: row => number(row.funding) },
   ]
   const days = by === 'day' || by === 'week'
-  return html`<${Panel} title="Trades summed up" tools=${html`${tools}<${Choice} label="By" value=${by} onChange=${setBy} options=${PARTS} />`}>
+  return html`<${Panel} title="Trades summed up" tools=${html`${tools}<${Choice} label="By" value=${by} onChange=${setBy}
+    options=${PARTS} />`}>
     <${Failed} entry=${entry} what="The sums" />
-    ${entry.data && html`<${Table} label="Trades summed up" columns=${columns} rows=${days ? [...rows].reverse() : rows} first=${10} empty=${isFiltered ? 'No trade of this run fits these filters.' : 'No trade has been completed in this run yet.'} />`}
+    ${
+      entry.data &&
+      html`<${Table} label="Trades summed up" columns=${columns} rows=${days ? [...rows].reverse() : rows}
+      first=${10} empty=${isFiltered ? 'No trade of this run fits these filters.' : 'No trade has been completed in this run yet.'} />`
+    }
   </${Panel}>${(entry.data || entry.error) && children}`
 }

@@ -1,3 +1,4 @@
+// @ts-check
 // The page of one variant: its figures, and the curves, board, positions, trades and conversations of its models.
 import { useAnswer } from './answers.js'
 import { Board } from './board.js'
@@ -16,10 +17,12 @@ export function VariantPage({ route, id }) {
   const variant = known.byVariant.get(id)
   const figures = stats.data?.stats.find(one => one.variantId === id)
   const only = useMemo(() => one => one.variant === id || Boolean(one.baseline && !one.variant), [id])
-  if (known.variants.length && !variant) return html`<p class="notice">There is no variant ${id}. <a href="#/models">All models and variants</a></p>`
+  if (known.variants.length && !variant)
+    return html`<p class="notice">There is no variant ${id}. <a href="#/models">All models and variants</a></p>`
   if (!variant) return html`<div class="empty">Reading …</div>`
   return html`
-    <div class="title"><${Key} color=${variant.color} /><h1>${variant.label}</h1><span class="badge">temperature ${variant.temperature}</span></div>
+    <div class="title"><${Key} color=${variant.color} /><h1>${variant.label}</h1><span
+      class="badge">temperature ${variant.temperature}</span></div>
     <p class="lede">${variant.description}</p>
     <section class="panel" aria-label="Figures"><div class="body tiles">
       <${Tile} label="Models" value=${whole(figures?.modelCount)} />
