@@ -100,8 +100,9 @@ CREATE TABLE IF NOT EXISTS entrants (
 );
 
 -- A model's account has the model's ID. `sequence` counts its postings and locks out a second writer.
--- `liquidating`: a liquidation has begun but the books have not yet allowed it to end. `seen_tick` and `seen_until`: the
--- number and the time of the last tick that the account had seen when it last changed.
+-- `liquidating`: a liquidation has begun but the books have not yet allowed it to end. `partly_liquidated_at`: when one
+-- last left a part of a position on purpose. `seen_tick` and `seen_until`: the number and the time of the last tick that
+-- the account had seen when it last changed.
 CREATE TABLE IF NOT EXISTS accounts (
     id            text PRIMARY KEY CHECK (id ~ '^[A-Za-z0-9._:-]{1,64}$'),
     sequence      bigint NOT NULL DEFAULT 0 CHECK (sequence >= 0),
@@ -109,6 +110,7 @@ CREATE TABLE IF NOT EXISTS accounts (
     changed_at    timestamptz NOT NULL,
     last_order_at timestamptz,
     liquidating   boolean NOT NULL DEFAULT false,
+    partly_liquidated_at timestamptz,
     seen_tick     bigint NOT NULL DEFAULT 0 CHECK (seen_tick >= 0),
     seen_until    timestamptz
 );
@@ -268,7 +270,7 @@ CREATE TABLE IF NOT EXISTS tool_calls (
     number        integer NOT NULL CHECK (number >= 1),
     id            uuid NOT NULL UNIQUE,
     type          text NOT NULL CHECK (type IN ('CREATE_POSITION', 'CLOSE_POSITION', 'UPDATE_EXIT_PLAN', 'HOLDING',
-                                                'FETCH_INDICATORS', 'FETCH_ORDER_BOOK', 'NOTE')),
+                                                'FETCH_INDICATORS', 'FETCH_ORDER_BOOK', 'NOTE', 'CANCEL_ORDER')),
     status        text NOT NULL CHECK (status IN ('ok', 'rejected', 'failed')),
     metadata      jsonb NOT NULL,
     created_at    timestamptz NOT NULL,

@@ -8,6 +8,8 @@ import textwrap
 from pathlib import Path
 
 from trader.core.money import format_decimal
+from trader.exchange.domain.ledger import Liquidation
+from trader.exchange.protocol import LIQUIDATIONS
 from trader.market.domain.markets import Market
 from trader.market.sources.rows import PRESET_MARKETS
 from trader.settings.presets import PRESET_VENUES, PRESETS
@@ -44,14 +46,26 @@ def preset_table() -> str:
     plain = {variable.name: variable.default for variable in VARIABLES.values()}
     return "\n".join(
         [
-            "| preset | taker | maker | latency (ms) | funding every (h) | liquidation fee |",
-            "|---|---|---|---|---|---|",
+            "| preset | taker | maker | latency (ms) | funding every (h) | liquidation fee | a liquidation |",
+            "|---|---|---|---|---|---|---|",
             *(
-                _row(preset, *(own.get(name, plain[name]) for name in PRESET_FIGURES))
+                _row(preset, *(own.get(name, plain[name]) for name in PRESET_FIGURES), _steps(LIQUIDATIONS[preset]))
                 for preset, own in PRESETS.items()
             ),
         ]
     )
+
+
+def _steps(rule: Liquidation) -> str:
+    """Describe how an exchange liquidates."""
+    whole = "below 10 × the minimum" if rule.whole_up_to is None else f"up to {rule.whole_up_to:,}"
+    text = f"{format_decimal(100 * rule.part)} % of a position a step, all of one {whole}"
+    if rule.cooldown_s:
+        text += f" and, for {rule.cooldown_s} s after a partial step, of any"
+    text += f"; until equity > {rule.until} × maintenance"
+    if rule.backstop is not None:
+        text += f"; below {rule.backstop:.4f} × maintenance a liquidator takes over everything"
+    return text
 
 
 def market_table() -> str:

@@ -14,11 +14,13 @@ from itertools import groupby
 from support.reference_ledger import Books, Entry, post, rounded
 from support.reference_orders import Answer, Rest, Terms, Watch, fired, first, halved, plan_is_sound
 
+from trader.exchange.domain.ledger import Liquidation
 from trader.exchange.domain.orders import ExitPlan, Order
 from trader.exchange.domain.tick_rules import Moment
 from trader.market.domain.markets import Book, Market
 
 STALE = timedelta(seconds=30)
+BY_QUARTERS = Liquidation()
 NO_TERMS = Terms()
 
 Memory = tuple[list[Entry], list[Rest], dict[str, Watch], list[tuple[str, int, datetime, Fraction]]]
@@ -41,8 +43,11 @@ class ReferenceAccount:
         every: int = 1,
         fills: str = "through",
         latency: timedelta = timedelta(0),
+        rule: Liquidation = BY_QUARTERS,
     ) -> None:
         self.latency = latency
+        self.rule = rule
+        self.partly_at: datetime | None = None
         self.fills = fills
         self.capital = Fraction(capital)
         self.markets = markets
@@ -263,7 +268,7 @@ class ReferenceAccount:
         self._settle_when_flat(at)
         ended = self.books()
         self.ledger, self.watches, self._books = [], {}, (0, Books())
-        self.capital, self.changed_at = Fraction(capital), at
+        self.capital, self.changed_at, self.partly_at = Fraction(capital), at, None
         return ended
 
     # --- events of the market -----------------------------------------------------------------------------------------
@@ -334,7 +339,7 @@ class ReferenceAccount:
     def _liquidate(
         self, moment: Moment, at: datetime, rate: Callable[[str, datetime], Decimal], markets: AbstractSet[str]
     ) -> None:
-        """Liquidate from maintenance until above 1.1 times it, with one step per update of a market."""
+        """Liquidate from maintenance until above 1.1 times it (or the rule's), with one step per update of a market."""
         if not self.books().holdings or not (self.liquidating or self.equity() <= self.maintenance()):
             return
         for symbol in sorted(self.books().holdings):
@@ -345,32 +350,53 @@ class ReferenceAccount:
         if not self.liquidating:
             return
         self.resting.clear()
+        before = self.partly_at
         for symbol in sorted(self.books().holdings, key=lambda s: (self.unrealized(s), s)):
             quote = moment.quotes.get(symbol)
             if symbol not in markets or quote is None or abs(moment.at - quote.at) > STALE or self._is_safe():
                 continue
-            self._reduce(symbol, quote.book, at)
+            self._reduce(symbol, quote.book, at, before)
+        held = self.books().holdings
+        fresh = all(s in moment.quotes and abs(moment.at - moment.quotes[s].at) <= STALE for s in held)
+        limit = self.rule.backstop
+        if (
+            limit is not None
+            and held.keys() & markets
+            and fresh
+            and self.equity() < Fraction(limit) * self.maintenance()
+        ):
+            self._take_over(moment, at)
         self.liquidating = not self._is_safe()
 
     def _is_safe(self) -> bool:
-        return self.equity() > Fraction(11, 10) * self.maintenance()
+        return self.equity() > Fraction(self.rule.until) * self.maintenance()
 
-    def _reduce(self, symbol: str, book: Book, at: datetime) -> bool:
-        """Reduce by a quarter, rounded up to a whole lot, or by all if worth less than ten minimums.
-
-        Return whether any filled.
-        """
+    def _reduce(self, symbol: str, book: Book, at: datetime, partly_at: datetime | None) -> None:
+        """Reduce by a quarter (or the rule's part), rounded up to a whole lot, or by all if it is small."""
         market, held = self.markets[symbol], self.quantity(symbol)
         lot, sign = Fraction(market.lot), -1 if held > 0 else 1
-        quarter = (abs(held) / 4 / lot).__ceil__() * lot
-        small = abs(held) * self.marks[symbol] < 10 * Fraction(market.min_notional)
-        parts = self._shown(book, sign, abs(held) if small else quarter, None, at)
+        part = (abs(held) * Fraction(self.rule.part) / lot).__ceil__() * lot
+        worth, limit = abs(held) * self.marks[symbol], self.rule.whole_up_to
+        whole = worth < 10 * Fraction(market.min_notional) if limit is None else worth <= Fraction(limit)
+        if partly_at is not None and (at - partly_at).total_seconds() < self.rule.cooldown_s:
+            whole = True
+        parts = self._shown(book, sign, abs(held) if whole else part, None, at)
         if not parts:
-            return False
+            return
         self._take(book, sign, parts, at)
         self._execute(symbol, sign, parts, at, self._taker(symbol), "liquidation")
         self._charge_more(min(self.liquidation * sum(p * q for p, q in parts), max(Fraction(0), self.equity())))
-        return True
+        if not whole:
+            self.partly_at = at
+
+    def _take_over(self, moment: Moment, at: datetime) -> None:
+        """Close everything at the marks for no taker fee; the rest of the equity goes with the last position."""
+        for symbol in sorted(self.books().holdings):
+            held = self.quantity(symbol)
+            sign, parts = (-1 if held > 0 else 1), [(self.marks[symbol], abs(held))]
+            self._take(moment.quotes[symbol].book, sign, parts, at)
+            self._execute(symbol, sign, parts, at, Fraction(0), "liquidation")
+        self._charge_more(max(Fraction(0), self.equity()))
 
     def _charge_more(self, fee: Fraction) -> None:
         """Add the liquidation fee to the last fill; it does not matter which fill of a close carries it."""

@@ -9,13 +9,13 @@ from uuid import UUID
 
 from msgspec.structs import replace
 from support.books import RULES, open_account
-from support.reference_account import ReferenceAccount
+from support.reference_account import BY_QUARTERS, ReferenceAccount
 from support.reference_ledger import Books
 from support.reference_orders import Answer
 
 from trader.exchange.domain import account as figures
 from trader.exchange.domain import rules as exchange
-from trader.exchange.domain.ledger import LimitFills, Posting
+from trader.exchange.domain.ledger import LimitFills, Liquidation, Posting
 from trader.exchange.domain.orders import Cause, ExitPlan, Fill, Order, OrderAnswer, OrderStatus, OrderType, Side
 from trader.exchange.domain.tick_rules import Moment, apply_tick
 from trader.market.domain.markets import Market
@@ -35,10 +35,16 @@ class SideBySide:
         every: int = 1,
         fills: LimitFills = "through",
         latency: timedelta = timedelta(0),
+        rule: Liquidation = BY_QUARTERS,
     ) -> None:
         self.account = open_account(str(capital), at=at)
         self.rules = replace(
-            RULES, markets=dict(RULES.markets), funding_interval_h=every, limit_fills=fills, latency=latency
+            RULES,
+            markets=dict(RULES.markets),
+            funding_interval_h=every,
+            limit_fills=fills,
+            latency=latency,
+            liquidation=rule,
         )
         self.model = ReferenceAccount(
             capital,
@@ -51,6 +57,7 @@ class SideBySide:
             every=self.rules.funding_interval_h,
             fills=fills,
             latency=latency,
+            rule=rule,
         )
         self.rate = rate
         self.numbers: dict[UUID, int] = {}
@@ -185,6 +192,10 @@ class SideBySide:
                 assert (order.limit_price - fill.price) * order.side.direction >= 0
 
     def _check_in_book(self, fill: Fill, moment: Moment) -> None:
+        if fill.cause is Cause.LIQUIDATION and not fill.fee:
+            assert self.rules.liquidation.backstop is not None
+            assert fill.price == moment.marks[fill.symbol], "the liquidator took it over"
+            return
         book = moment.quotes[fill.symbol].book
         shown = {level.price: level.quantity for level in (book.asks if fill.side == "buy" else book.bids)}
         assert fill.quantity <= shown[fill.price]
@@ -200,6 +211,7 @@ class SideBySide:
         assert account.insurance == books.insurance
         assert account.changed_at == model.changed_at
         assert account.liquidating == model.liquidating
+        assert account.partly_liquidated_at == model.partly_at
         assert set(account.positions) == set(books.holdings)
         for symbol, position in account.positions.items():
             held, watch = books.holdings[symbol], model.watches[symbol]

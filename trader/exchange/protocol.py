@@ -15,15 +15,26 @@ import msgspec
 from trader.core.errors import DatabaseUnavailable, Unavailable
 from trader.exchange.accounts import Accounts
 from trader.exchange.domain.account import Account
-from trader.exchange.domain.ledger import ExchangeRules, LimitFills
+from trader.exchange.domain.ledger import ExchangeRules, LimitFills, Liquidation
 from trader.exchange.domain.orders import ExitPlan, Order, OrderAnswer
 from trader.exchange.domain.rules import book_met
 from trader.exchange.idempotent_orders import refusal_of_price
 from trader.market.domain.markets import Book, Market, Tick
 from trader.market.feed import MarketFeed
+from trader.settings.presets import PRESET_VENUES
 from trader.settings.settings import Settings
 
 _BASIS_POINT: Final = Decimal("0.0001")
+
+LIQUIDATIONS: Final[Mapping[str, Liquidation]] = {
+    "default": Liquidation(),
+    **{
+        preset: msgspec.convert(venue.liquidation, Liquidation)
+        for venue in PRESET_VENUES.values()
+        for preset in venue.presets
+    },
+}
+"""How each VENUE_PRESET liquidates."""
 
 
 def rules_of(settings: Settings, markets: Mapping[str, Market]) -> ExchangeRules:
@@ -37,6 +48,7 @@ def rules_of(settings: Settings, markets: Mapping[str, Market]) -> ExchangeRules
         book_recovery=timedelta(milliseconds=int(settings.book_recovery_s * 1000)),
         limit_fills=msgspec.convert(settings.limit_fills, LimitFills),
         latency=timedelta(milliseconds=settings.latency_ms),
+        liquidation=LIQUIDATIONS[settings.venue_preset],
     )
 
 

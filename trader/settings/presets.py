@@ -13,12 +13,14 @@ class PresetVenue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A venue with known figures.
 
     `markets` have the fields of a `Market`. `presets` maps each VENUE_PRESET to the texts of the settings whose default
-    it changes; a venue with several fee tiers has several presets. `sources` say where the figures come from.
+    it changes; a venue with several fee tiers has several presets. `liquidation` has the rules of liquidation that
+    differ from the default's. `sources` say where the figures come from.
     """
 
     markets: list[dict[str, Any]]
     presets: Annotated[dict[str, dict[str, str]], Meta(min_length=1)]
     sources: Annotated[dict[str, str], Meta(min_length=1)]
+    liquidation: dict[str, Any] = {}
 
 
 def read_venues(text: str) -> Mapping[str, PresetVenue]:

@@ -9,6 +9,7 @@ from support.paper_bench import BUY, SELL, D, PaperBench, eth, leveraged
 
 from trader.exchange.domain import account as figures
 from trader.exchange.domain.orders import Cause, OrderStatus
+from trader.exchange.protocol import LIQUIDATIONS
 from trader.market.domain.markets import MarginTier
 from trader.market.sources.rows import PRESET_MARKETS
 
@@ -290,6 +291,60 @@ def test_a_liquidation_that_the_book_cannot_take_continues_with_the_next() -> No
     assert desk.position.quantity == 9
     desk.tick(eth([(1890, 19)], [(1910, 9)]))
     assert desk.position.quantity == D("6.75")
+
+
+def on_hyperliquid(capital: int) -> PaperBench:
+    """An account on ETH at 2,000, where positions of up to 100,000 are closed whole, and 20 % of larger ones."""
+    desk = PaperBench(capital)
+    desk.rules = replace(RULES, liquidation=LIQUIDATIONS["hyperliquid"], liquidation_rate=D(0))
+    return desk
+
+
+def test_a_venue_that_closes_positions_whole_does_so_up_to_its_limit() -> None:
+    desk = on_hyperliquid(1_050)
+    desk.order(BUY, "10", leverage=20)
+    posting = desk.eth("1932")
+    assert posting is not None
+    assert [fill.quantity for fill in posting.fills] == [10]
+    assert not desk.account.positions
+    assert desk.equity > 0, "what is left stays with the account"
+    assert desk.account.partly_liquidated_at is None
+
+
+def test_a_large_position_loses_a_fifth_and_all_of_the_rest_within_the_cooldown() -> None:
+    desk = on_hyperliquid(10_500)
+    desk.order(BUY, "100", leverage=20)
+    first = desk.eth("1932", after=timedelta(seconds=1))
+    assert first is not None
+    assert [fill.quantity for fill in first.fills] == [20]
+    assert desk.account.partly_liquidated_at == first.fills[0].at
+    assert not desk.account.liquidating, "equity is above the maintenance of the rest"
+    within = desk.eth("1918", after=timedelta(seconds=29))
+    assert within is not None
+    assert [fill.quantity for fill in within.fills] == [80]
+
+
+def test_after_the_cooldown_a_large_position_loses_a_fifth_again() -> None:
+    desk = on_hyperliquid(10_500)
+    desk.order(BUY, "100", leverage=20)
+    desk.eth("1932", after=timedelta(seconds=1))
+    again = desk.eth("1918", after=timedelta(seconds=30))
+    assert again is not None
+    assert [fill.quantity for fill in again.fills] == [16]
+
+
+def test_a_liquidator_takes_over_what_the_book_could_not_close_in_time() -> None:
+    desk = on_hyperliquid(10_500)
+    desk.order(BUY, "100", leverage=20)
+    posting = desk.tick(eth([("1920", "1")], [("1922", 999)], mark="1921"))
+    assert posting is not None
+    first, taken_over = posting.fills
+    assert (first.quantity, first.price) == (D(1), D(1920))
+    assert (taken_over.quantity, taken_over.price, taken_over.fee) == (D(99), D(1921), D(0))
+    assert taken_over.liquidation_fee > 0
+    assert desk.equity == desk.account.cash == 0
+    assert not desk.account.positions
+    assert not posting.insurance
 
 
 # --- funding ----------------------------------------------------------------------------------------------------------

@@ -12,9 +12,10 @@ from support.books import START, make_quote, moment_of, seconds
 from support.side_by_side import SideBySide
 
 from trader.core.money import floor_to, round_to
-from trader.exchange.domain.ledger import LimitFills
+from trader.exchange.domain.ledger import LimitFills, Liquidation
 from trader.exchange.domain.orders import Cause, ExitPlan, Order, OrderSide, OrderType
 from trader.exchange.domain.tick_rules import Moment
+from trader.exchange.protocol import LIQUIDATIONS
 from trader.market.domain.markets import MARKETS, MarginTier, Quote
 
 SYMBOLS = ("BTC", "ETH", "SOL")
@@ -100,11 +101,14 @@ class Exchange(RuleBasedStateMachine):
         every=st.sampled_from((1, 1, 8)),
         fills=st.sampled_from(get_args(LimitFills)),
         latency=st.sampled_from((0, 0, 200, 8_000)),
+        rule=st.sampled_from((Liquidation(), replace(LIQUIDATIONS["hyperliquid"], whole_up_to=Decimal(2_000)))),
     )
-    def open(self, capital: int, books: Any, every: int, fills: LimitFills, latency: int) -> None:
+    def open(self, capital: int, books: Any, every: int, fills: LimitFills, latency: int, rule: Liquidation) -> None:
         self.prices = dict(PRICES)
         waits = timedelta(milliseconds=latency)
-        self.both = SideBySide(Decimal(capital), rate_of_hour, START, every=every, fills=fills, latency=waits)
+        self.both = SideBySide(
+            Decimal(capital), rate_of_hour, START, every=every, fills=fills, latency=waits, rule=rule
+        )
         self.both.change_rules(replace(MARKETS["SOL"], funding_interval_h=4))
         self.moment = moment_of(
             *(drawn_quote(s, PRICES[s], drawn, START) for s, drawn in zip(SYMBOLS, books, strict=True))

@@ -22,9 +22,6 @@ Marks = Mapping[str, Decimal]
 TAKEN_KEPT: Final = timedelta(minutes=20)
 """How long depth taken from a book is remembered: longer than any book needs to recover."""
 
-LIQUIDATED_UNTIL: Final = Decimal("1.1")
-"""A liquidation ends when equity is above this multiple of maintenance."""
-
 
 class Position(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An account's single net position in a market: a row of `orders` with status OPEN.
@@ -241,8 +238,9 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     `sequence` counts every row ever posted to it; `changed_at` is the time of the last posting other than a refusal.
     `seen_tick` and `seen_until` are the number and the time of the last tick that it had seen at its last posting
     (0 and None: there was none). `last_order_at` is when an order was last placed (None: never).
-    `liquidating` says that a liquidation has begun but the books have not yet allowed it to end, with equity above
-    `LIQUIDATED_UNTIL` × maintenance. `realized`, `fees`, `funding` and `insurance` are sums over the run, and `cash =
+    `liquidating` says that a liquidation has begun but the books have not yet allowed it to end.
+    `partly_liquidated_at` is when a liquidation last left a part of a position on purpose (None: never in this run).
+    `realized`, `fees`, `funding` and `insurance` are sums over the run, and `cash =
     initial capital + realized − fees + funding + insurance`.
     """
 
@@ -258,6 +256,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     resting: tuple[RestingOrder, ...] = ()
     last_order_at: datetime | None = None
     liquidating: bool = False
+    partly_liquidated_at: datetime | None = None
     taken: Mapping[str, Taken] = {}
     seen_tick: int = 0
     seen_until: datetime | None = None
@@ -312,11 +311,12 @@ def maintenance(account: Account, marks: Marks, markets: Mapping[str, Market]) -
     return sum((markets[p.symbol].maintenance(p.notional(marks[p.symbol])) for p in account.positions.values()), ZERO)
 
 
-def is_liquidable(account: Account, marks: Marks, markets: Mapping[str, Market]) -> bool:
-    """Return whether positions must be reduced by force: equity ≤ maintenance, or not yet safe again after that."""
+def is_liquidable(account: Account, marks: Marks, markets: Mapping[str, Market], until: Decimal) -> bool:
+    """Return whether positions must be reduced by force: equity ≤ maintenance, or after that not yet above `until` ×
+    maintenance."""
     required = maintenance(account, marks, markets)
     if account.liquidating:
-        required *= LIQUIDATED_UNTIL
+        required *= until
     return equity(account, marks) <= required
 
 

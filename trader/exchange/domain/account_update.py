@@ -22,6 +22,7 @@ from trader.exchange.domain.account import (
     Trade,
     equity,
     is_liquidable,
+    maintenance,
 )
 from trader.exchange.domain.ledger import (
     NO_TERMS,
@@ -33,6 +34,7 @@ from trader.exchange.domain.ledger import (
 )
 from trader.exchange.domain.matching import Execution, fees_of, gone_from, rate_of, split, totals, walk
 from trader.exchange.domain.orders import (
+    CLOSING_SIDE,
     AnswerFill,
     Cause,
     ExitPlan,
@@ -65,6 +67,7 @@ class AccountUpdate:
         self.taken: dict[str, Taken] = dict(account.taken)
         self.last_order_at = account.last_order_at
         self.liquidating = account.liquidating
+        self.partly_liquidated_at = account.partly_liquidated_at
         self.fills: list[Fill] = []
         self.trades: list[Trade] = []
         self.funding_payments: list[FundingPayment] = []
@@ -84,6 +87,7 @@ class AccountUpdate:
             resting=tuple(self.resting.values()),
             last_order_at=self.last_order_at,
             liquidating=self.liquidating and bool(self.positions),
+            partly_liquidated_at=self.partly_liquidated_at,
             taken=self.taken,
         )
 
@@ -144,7 +148,15 @@ class AccountUpdate:
 
     @property
     def is_liquidable(self) -> bool:
-        return is_liquidable(self.account(), self.marks, self.rules.markets)
+        return is_liquidable(self.account(), self.marks, self.rules.markets, self.rules.liquidation.until)
+
+    @property
+    def is_beyond_rescue(self) -> bool:
+        """Whether equity is so far below maintenance that a liquidator takes over the positions."""
+        account, backstop = self.account(), self.rules.liquidation.backstop
+        return backstop is not None and equity(account, self.marks) < backstop * maintenance(
+            account, self.marks, self.rules.markets
+        )
 
     def set_liquidating(self, liquidating: bool) -> None:
         """Begin or end a liquidation, if that is a change."""
@@ -198,6 +210,13 @@ class AccountUpdate:
             self._open(symbol, side, opening, cause, terms, maker=maker)
         self.drop_pointless(symbol)
 
+    def take_over(self, symbol: str) -> None:
+        """Close a position at its mark without a taker fee; the account's last one costs all equity that is left."""
+        position = self.positions[symbol]
+        side, executions = CLOSING_SIDE[position.side], [Execution(self.marks[symbol], position.quantity)]
+        self.note_taken(symbol, side, position.quantity)
+        self._close(position, side, executions, Cause.LIQUIDATION, NO_TERMS, maker=False, is_taken_over=True)
+
     def _fee_rate(self, symbol: str, cause: Cause, *, maker: bool) -> Decimal:
         return ZERO if cause is Cause.RESET else self.rules.fee_rate(symbol, maker=maker)
 
@@ -250,8 +269,9 @@ class AccountUpdate:
         terms: Terms,
         *,
         maker: bool,
+        is_taken_over: bool = False,
     ) -> None:
-        rate = self._fee_rate(position.symbol, cause, maker=maker)
+        rate = ZERO if is_taken_over else self._fee_rate(position.symbol, cause, maker=maker)
         quantity, notional = totals(executions)
         part, rest = position.split(quantity)
         gross = notional - part.entry_notional
@@ -265,7 +285,11 @@ class AccountUpdate:
         else:
             part = msgspec.structs.replace(part, id=self.next_id())
             self.positions[position.symbol] = msgspec.structs.replace(rest, realized=position.realized + gross)
-        penalties = self._liquidation_fees(executions) if cause is Cause.LIQUIDATION else [ZERO] * len(executions)
+        penalties = [ZERO] * len(executions)
+        if is_taken_over:
+            penalties = [ZERO if self.positions else max(ZERO, self.equity())]
+        elif cause is Cause.LIQUIDATION:
+            penalties = self._liquidation_fees(executions)
         penalty = sum(penalties, ZERO)
         self.fees += penalty
         self.trades.append(

@@ -34,6 +34,22 @@ limit, up to the quantity shown there. `queue`: like `through`, once the quantit
 """
 
 
+class Liquidation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How an exchange liquidates an account whose equity has fallen to its maintenance margin.
+
+    Each step closes a `part` of a position, or all of it up to a notional of `whole_up_to` (None: below 10 × the
+    market's minimum), until equity is above `until` × maintenance. After a step that left a part, steps close whole
+    positions for `cooldown_s` seconds. When equity is below `backstop` × maintenance after the step of an update, a
+    liquidator takes over all positions at their marks, and what is left of equity (None: nobody does).
+    """
+
+    part: Decimal = Decimal("0.25")
+    whole_up_to: Decimal | None = None
+    until: Decimal = Decimal("1.1")
+    cooldown_s: int = 0
+    backstop: Decimal | None = None
+
+
 class ExchangeRules(msgspec.Struct, frozen=True):
     """The exchange's own rules: markets, and rates as fractions of notional.
 
@@ -51,6 +67,7 @@ class ExchangeRules(msgspec.Struct, frozen=True):
     funding_interval_h: int = 1
     limit_fills: LimitFills = "through"
     latency: timedelta = timedelta(0)
+    liquidation: Liquidation = Liquidation()
 
     def fee_rate(self, symbol: str, *, maker: bool) -> Decimal:
         """Return the fee rate of a market for makers or takers."""

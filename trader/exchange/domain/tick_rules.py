@@ -6,7 +6,7 @@ gone; resting orders precede both because the price passed them on its way.
 """
 
 from collections.abc import Container, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final
 
@@ -100,7 +100,7 @@ def is_affected(account: Account, moment: Moment, rules: ExchangeRules) -> bool:
     for order in account.resting:
         if order.symbol in updated and _is_reached(order, quotes[order.symbol], rules):
             return True
-    return touched and (account.liquidating or is_liquidable(account, marks, rules.markets))
+    return touched and (account.liquidating or is_liquidable(account, marks, rules.markets, rules.liquidation.until))
 
 
 def _is_reached(order: RestingOrder, quote: Quote, rules: ExchangeRules) -> bool:
@@ -215,16 +215,34 @@ def liquidate(update: AccountUpdate, moment: Moment, rate_of_hour: RateOfHour, s
         quote = moment.quotes.get(position.symbol)
         if position.symbol in symbols and quote is not None and not quote.is_stale(moment.at) and update.is_liquidable:
             _reduce(update, position, quote)
+    _take_over_if_beyond_rescue(update, moment, symbols)
     update.set_liquidating(update.is_liquidable)
 
 
 def _reduce(update: AccountUpdate, position: Position, quote: Quote) -> None:
-    """Close a quarter of a position, or all of a small one, as far as the book allows."""
+    """Close a part of a position, or all of it, as far as the book allows."""
     symbol, side, market = position.symbol, CLOSING_SIDE[position.side], update.rules.markets[position.symbol]
-    is_small = position.quantity * update.marks[symbol] < _SMALL * market.min_notional
-    executions = update.take(quote, side, position.quantity if is_small else ceil_to(position.quantity / 4, market.lot))
+    rule, notional = update.rules.liquidation, position.notional(update.marks[symbol])
+    is_small = notional < _SMALL * market.min_notional if rule.whole_up_to is None else notional <= rule.whole_up_to
+    last = update.before.partly_liquidated_at
+    cools_down = last is not None and update.at < last + timedelta(seconds=rule.cooldown_s)
+    is_whole = is_small or cools_down
+    quantity = position.quantity if is_whole else ceil_to(position.quantity * rule.part, market.lot)
+    executions = update.take(quote, side, quantity)
     if executions:
         update.execute(symbol, side, executions, Cause.LIQUIDATION)
+        if not is_whole:
+            update.partly_liquidated_at = update.at
+
+
+def _take_over_if_beyond_rescue(update: AccountUpdate, moment: Moment, symbols: Container[str]) -> None:
+    """Let a liquidator take over all positions if the step of this update has not kept equity above its limit."""
+    quotes = {symbol: moment.quotes.get(symbol) for symbol in update.positions}
+    is_step = any(symbol in symbols for symbol in quotes)
+    is_priced = all(quote is not None and not quote.is_stale(moment.at) for quote in quotes.values())
+    if is_step and is_priced and update.is_beyond_rescue:
+        for symbol in sorted(quotes):
+            update.take_over(symbol)
 
 
 # --- many ticks at once, when catching up ----------------------------------------------------------------------------

@@ -125,7 +125,8 @@ async def update_account_fenced(conn: Connection, account_id: str, term: int) ->
 
 # Cash comes from sums over `orders` alone; `trader audit` compares them with the ledger.
 SELECT_ACCOUNTS = """
-SELECT a.id, a.sequence, a.changed_at, a.last_order_at, a.liquidating, a.seen_tick, a.seen_until,
+SELECT a.id, a.sequence, a.changed_at, a.last_order_at, a.liquidating, a.partly_liquidated_at, a.seen_tick,
+       a.seen_until,
        r.id AS run_id, r.number, r.initial_capital, r.quote_currency, r.started_at,
        coalesce(s.realized, 0) AS realized, coalesce(s.fees, 0) AS fees,
        coalesce(s.funding, 0) AS funding, coalesce(s.insurance, 0) AS insurance

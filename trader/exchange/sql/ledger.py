@@ -30,10 +30,11 @@ from trader.exchange.sql.ledger_rows import (
 # account row, and so none of its rows is written.
 UPDATE_ACCOUNTS = """
 UPDATE accounts SET sequence = c.sequence, changed_at = c.changed_at, last_order_at = c.last_order_at,
-                    liquidating = c.liquidating, seen_tick = c.seen_tick, seen_until = c.seen_until
+                    liquidating = c.liquidating, partly_liquidated_at = c.partly_liquidated_at,
+                    seen_tick = c.seen_tick, seen_until = c.seen_until
 FROM json_to_recordset($1) AS c (id text, sequence_before bigint, sequence bigint,
                                  changed_at timestamptz, last_order_at timestamptz, liquidating boolean,
-                                 seen_tick bigint, seen_until timestamptz)
+                                 partly_liquidated_at timestamptz, seen_tick bigint, seen_until timestamptz)
 WHERE accounts.id = c.id AND accounts.sequence = c.sequence_before
     AND (SELECT term FROM service_state) = $2
 RETURNING accounts.id

@@ -35,6 +35,7 @@ def account_change(posting: Posting) -> LedgerRow:
         "changed_at": account.changed_at,
         "last_order_at": account.last_order_at,
         "liquidating": account.liquidating,
+        "partly_liquidated_at": account.partly_liquidated_at,
         "seen_tick": account.seen_tick,
         "seen_until": account.seen_until,
     }
