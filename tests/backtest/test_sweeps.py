@@ -61,6 +61,27 @@ def test_walk_forward_periods_never_overlap_their_selection_periods() -> None:
         folds_of("a week", START, END)
 
 
+@pytest.mark.parametrize("more", [("--walk-forward", "3h/2h"), ("--seeds", "2")])
+def test_a_list_of_values_in_one_parameter_is_refused_before_anything_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...]
+) -> None:
+    write_walk(tmp_path / "BTCUSDT-1m-2025-03.csv", START, 600, price=90_000, seed=1)
+    (tmp_path / "flip.py").write_text(FLIPPER)
+    options = (
+        "--strategy",
+        f"{tmp_path / 'flip.py'}:Flipper",
+        "--param",
+        "hours=2,4",
+        "--out",
+        str(tmp_path / "sweep"),
+    )
+    assert main(["backtest", "--data", str(tmp_path), *options, *more]) == 2
+    said = capsys.readouterr().err
+    assert "the parameter hours of Flipper is '2,4'" in said
+    assert "--param hours=2,4: give each value in a --param of its own, or a range" in said
+    assert not (tmp_path / "sweep").exists()
+
+
 @pytest.mark.processes
 def test_a_sweep_resumes_where_it_stopped_and_names_failed_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -82,8 +103,9 @@ def test_a_sweep_resumes_where_it_stopped_and_names_failed_runs(
     assert value["failed"] == ["run,hours=3,seed=0", "run,hours=3,seed=1"]
     failures = {run["failure"] for run in value["runs"] if run["params"]["hours"] == "3"}
     assert all("flip.py:9: decide raised ZeroDivisionError" in failure for failure in failures)
-    trials = (tmp_path / "trials.jsonl").read_bytes().splitlines()
-    assert value["trials"] == len({orjson.loads(line)["ledger"] for line in trials})
+    trials = [orjson.loads(line) for line in (tmp_path / "trials.jsonl").read_bytes().splitlines()]
+    assert {each["params"]["hours"] for each in trials} == {"2", "4"}, "a run that crashed is no trial"
+    assert value["trials"] == len({each["ledger"] for each in trials})
     # Complete runs are not repeated.
     kept = tmp_path / "sweep" / "runs" / "run,hours=4,seed=1" / "result.json"
     written = kept.stat().st_mtime_ns
@@ -114,12 +136,12 @@ def test_a_cluster_that_loses_a_worker_walks_forward_to_the_same_results(
     write_walk(tmp_path / "data" / "BTCUSDT-1m-2025-03.csv", START, 1_800, price=90_000, seed=1)
     killed = tmp_path / "killed"
     killer = f"""
-import os, pathlib, signal
-if not pathlib.Path({str(killed)!r}).exists():
-    pathlib.Path({str(killed)!r}).touch()
-    os.kill(os.getppid(), signal.SIGKILL)
+        import os, pathlib, signal
+        if not pathlib.Path({str(killed)!r}).exists():
+            pathlib.Path({str(killed)!r}).touch()
+            os.kill(os.getppid(), signal.SIGKILL)
 """
-    (tmp_path / "flip.py").write_text(FLIPPER + killer)
+    (tmp_path / "flip.py").write_text(FLIPPER.replace("view):\n", f"view):{killer}"))
 
     def sweep(out: str, *more: str) -> dict[str, Any]:
         options = ("--data", "data", "--strategy", "flip.py:Flipper", "--param", "hours=2..4:2", "--out", out)

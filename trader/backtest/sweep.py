@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from trader.agents.strategy_files import load_strategy
 from trader.backtest.cluster import Cluster, Inputs, connected
 from trader.backtest.domain.deflation import expected_best
 from trader.backtest.options import environ_of, open_source, params_of
@@ -141,6 +142,7 @@ def folds_of(text: str, start: datetime, end: datetime) -> list[tuple[SweepPerio
 async def sweep(options: argparse.Namespace, show: ShowRuns) -> dict[str, Any]:
     """Run a sweep, or the rest of it, and return its result. Raises `SettingsError` and `StartError`."""
     grid, seeds = grid_of(options.param), _seeds(options)
+    _check_params(options.strategy, grid)
     _, source = await open_source(options, environ_of(options))
     span = moment_of(source.span.start), moment_of(source.span.stop - 1)
     folds = folds_of(options.walk_forward, *span) if options.walk_forward else []
@@ -161,6 +163,22 @@ async def sweep(options: argparse.Namespace, show: ShowRuns) -> dict[str, Any]:
     value = _value(done, len(known), expected_best(ratios, len(known)), max(ratios, default=None))
     (options.out / SWEEP).write_bytes(msgspec.json.format(msgspec.json.encode(value)) + b"\n")
     return value
+
+
+def _check_params(reference: str | None, grid: Sequence[Mapping[str, str]]) -> None:
+    """Make the strategy with every combination of parameters, so that none fails only when its runs begin.
+
+    :raises SettingsError: a strategy cannot be made
+    """
+    if reference is None:
+        return
+    for params in grid:
+        try:
+            load_strategy(reference, params)
+        except SettingsError as error:
+            lists = [f"{name}={value}" for name, value in params.items() if "," in value]
+            hints = [f"--param {each}: give each value in a --param of its own, or a range" for each in lists]
+            raise SettingsError([*error.problems, *hints]) from None
 
 
 async def _carry_out(

@@ -61,11 +61,17 @@ def hourly_returns(run: Backtest) -> dict[str, npt.NDArray[np.float64]]:
     return returns
 
 
-def add_trials(options: argparse.Namespace, run: Backtest, value: Mapping[str, Any]) -> None:
+def add_trials(options: argparse.Namespace, run: Backtest, value: Mapping[str, Any], *, counts: bool) -> None:
     """Add a run to the ledger, and the deflated figures to each account of its result.
+
+    A run that crashed does not count: it is no try of a strategy, and its accounts have no deflated figures.
 
     :raises StartError: the ledger cannot be read or written
     """
+    if not counts:
+        for account in value["accounts"]:
+            account["deflated"] = None
+        return
     digest, returns = data_digest(options.data, value["markets"]), hourly_returns(run)
     strategy = value["strategy"]
     models = {followed.model.id: followed.model for followed in run.accounts}

@@ -172,7 +172,7 @@ async def _backtest(options: argparse.Namespace) -> int:
             value |= {"baselines": baselines_value(run), "evidence": evidence_value(evidence)}
             value["capacity"] = capacity_value(source.rows, run)
             value["masked"] = masked_value(options.mask, value["accounts"])
-            add_trials(options, run, value)
+            add_trials(options, run, value, counts=end.cause not in ("strategy", "storage"))
             _write_result(options, run, value, labelled(standings, run), evidence)
             _write_tables(options, tables.finish(run.accounts))
     except OSError as error:
