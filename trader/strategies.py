@@ -1,15 +1,33 @@
 """Published names for strategy files: `from trader.strategies import CreatePosition, Side`."""
 
+from trader.agents.built_view import GivenPosition, build_view
 from trader.agents.domain.strategy import Peek, Strategy
-from trader.agents.domain.tools import ClosePosition, CreatePosition, Decision, Holding, UpdateExitPlan
-from trader.agents.domain.view import ObservedAccount, ObservedMarket, ObservedPosition, VariantLimits, View
+from trader.agents.domain.tools import (
+    CancelOrder,
+    ClosePosition,
+    CreatePosition,
+    Decision,
+    Holding,
+    PlaceOrder,
+    PlannedExit,
+    UpdateExitPlan,
+)
+from trader.agents.domain.view import (
+    ObservedAccount,
+    ObservedMarket,
+    ObservedOrder,
+    ObservedPosition,
+    VariantLimits,
+    View,
+)
 from trader.core.variant_id import VariantId
-from trader.exchange.domain.orders import ExitPlan, Side
+from trader.exchange.domain.orders import ExitPlan, OrderType, Side
 from trader.market.domain.indicators import Indicators
 from trader.market.domain.markets import Candle, Interval
 
 __all__ = [
-    "Candle", "ClosePosition", "CreatePosition", "Decision", "ExitPlan", "Holding", "Indicators", "Interval",
-    "ObservedAccount", "ObservedMarket", "ObservedPosition", "Peek", "Side", "Strategy", "UpdateExitPlan",
-    "VariantId", "VariantLimits", "View",
+    "CancelOrder", "Candle", "ClosePosition", "CreatePosition", "Decision", "ExitPlan", "GivenPosition", "Holding",
+    "Indicators", "Interval", "ObservedAccount", "ObservedMarket", "ObservedOrder", "ObservedPosition", "OrderType",
+    "Peek", "PlaceOrder", "PlannedExit", "Side", "Strategy", "UpdateExitPlan", "VariantId", "VariantLimits", "View",
+    "build_view",
 ]  # fmt: skip

@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import orjson
 import pytest
@@ -16,8 +17,20 @@ from support.candles import write_walk
 
 from trader.__main__ import main
 from trader.agents.strategy_files import LoadedStrategy, load_strategy
+from trader.core.errors import SettingsError, StrategyError
 from trader.core.variant_id import VariantId
 from trader.portfolio import tables as results
+from trader.strategies import (
+    CancelOrder,
+    CreatePosition,
+    Decision,
+    GivenPosition,
+    PlaceOrder,
+    PlannedExit,
+    Side,
+    View,
+    build_view,
+)
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
@@ -255,3 +268,78 @@ def test_rule_agents_decide_alike_behind_a_mask(data: Path, tmp_path: Path) -> N
             assert own == rows[f"{account.removesuffix(':masked')}:masked"]
     assert len(written.trades) > 0
     assert [each["equity"] for each in result["masked"]["maskedMinusPlain"]] == [0] * 4
+
+
+# Units: a strategy without a backtest
+
+RISING = build_view(
+    {"BTC": np.linspace(90_000, 93_000, 60)}, held={"BTC": GivenPosition(Side.LONG, 0.1, 91_000, leverage=2)}
+)
+
+
+def decide(tmp_path: Path, body: str, view: View = RISING, attributes: str = "") -> list[Decision]:
+    """Return the decisions of a strategy with this body of `decide`."""
+    lines = "\n".join(f"        {line}" for line in body.splitlines())
+    strategy = load(
+        tmp_path,
+        "import numpy as np\nfrom trader.strategies import *\n\n\n"
+        f"class Buyer(Strategy):\n    {attributes or 'pass'}\n\n    def decide(self, view):\n{lines}\n",
+    )
+    return strategy.decide(view)
+
+
+def test_scalars_of_numpy_and_times_of_pandas_are_numbers_and_times(tmp_path: Path) -> None:
+    (made,) = decide(
+        tmp_path,
+        "import pandas as pd\n"
+        "price = view.markets['BTC'].closes('15m').mean()\n"
+        "yield CreatePosition(symbol=np.str_('BTC'), side=Side.LONG, quantity=np.float32(0.5), leverage=np.int64(2),\n"
+        "    stop=price * 0.9, invalidation='none', confidence=np.float64(50),\n"
+        "    time_exit=pd.Timestamp('2025-01-07', tz='UTC'))",
+    )
+    assert made == CreatePosition(
+        symbol="BTC", side=Side.LONG, quantity=0.5, leverage=2.0, stop=91_500 * 0.9, invalidation="none",
+        confidence=50.0, time_exit=datetime(2025, 1, 7, tzinfo=UTC),
+    )  # fmt: skip
+    assert isinstance(made, CreatePosition)
+    assert {type(made.quantity), type(made.leverage), type(made.stop)} == {float}
+    with pytest.raises(StrategyError, match=r"CreatePosition with .* is a ndarray; allowed are numbers"):
+        decide(
+            tmp_path,
+            "return [CreatePosition(symbol='BTC', side=Side.LONG, quantity=np.ones(2), leverage=1, stop=1,\n"
+            "    invalidation='none', confidence=1)]",
+        )
+
+
+def test_a_strategy_may_place_and_cancel_limit_orders(tmp_path: Path) -> None:
+    placed, cancelled = decide(
+        tmp_path,
+        "bid = np.float64(92_000.5)\n"
+        "yield PlaceOrder(symbol='BTC', side='buy', quantity=0.01, type=OrderType.LIMIT, limit_price=bid,\n"
+        "    exit_plan=PlannedExit(stop=bid * 0.99))\n"
+        "yield CancelOrder(symbol='BTC', order_id='7')",
+    )
+    assert isinstance(placed, PlaceOrder)
+    assert (placed.limit_price, placed.client_order_id) == (92_000.5, None)
+    assert placed.exit_plan == PlannedExit(stop=92_000.5 * 0.99)
+    assert cancelled == CancelOrder(symbol="BTC", order_id="7")
+
+
+def test_it_decides_only_once_it_is_warm(tmp_path: Path) -> None:
+    body, attributes = "yield ClosePosition(symbol='BTC')", "warm_up = 60"
+    assert decide(tmp_path, body, attributes=attributes)
+    assert not decide(tmp_path, body, build_view({"BTC": [90_000.0] * 59}), attributes)
+    for wrong in ("history = 0", "history = 1001", "warm_up = -1", "warm_up = 301"):
+        with pytest.raises(SettingsError, match="must be a whole number of candles"):
+            decide(tmp_path, body, attributes=wrong)
+
+
+def test_a_view_for_a_unit_test_is_like_a_real_one() -> None:
+    market = RISING.markets["BTC"]
+    assert market.closes("15m")[-1] == market.price == RISING.positions[0].mark == 93_000
+    assert market.opens("15m")[1:].tolist() == market.closes("15m")[:-1].tolist()
+    assert (market.highs("15m") >= market.lows("15m")).all()
+    assert RISING.account.equity == 10_200
+    assert market.indicators["15m"] == market.indicator_history["15m"][-1]
+    assert market.indicators["15m"].rsi == 100
+    assert msgspec.json.decode(msgspec.json.encode(RISING), type=View) == RISING

@@ -17,9 +17,17 @@ from support.trading_provider import trading_provider
 from trader.__main__ import main
 from trader.agents.domain.models import Model, ModelConfiguration
 from trader.agents.sql.models import upsert_model
+from trader.agents.strategy_files import load_strategy
+from trader.agents.variants import VARIANTS
+from trader.backtest.market import BacktestMarket
+from trader.backtest.run import Backtest, TableJournal
+from trader.backtest.sources import RecordingStrategySource
 from trader.core.clock import iso
 from trader.core.variant_id import VariantId
 from trader.database.pool import Database
+from trader.market.domain.markets import INTERVALS
+from trader.market.sources.replay import ReplaySource
+from trader.settings.settings import Settings
 
 pytestmark = pytest.mark.processes
 
@@ -132,3 +140,140 @@ def test_the_database_of_models_is_complete_and_its_decisions_can_be_replayed(
         [account[name] for name in figures] for account in asked["accounts"]
     ]
     assert again["accounts"][0]["trades"] > 0
+
+
+WATCHER = '''
+import hashlib
+from decimal import Decimal
+
+import msgspec
+
+from trader.strategies import (
+    CancelOrder, ClosePosition, CreatePosition, Holding, PlaceOrder, PlannedExit, Side, Strategy, UpdateExitPlan
+)
+
+
+class Watcher(Strategy):
+    """Trades in every way, and keeps the digest of each field of each view."""
+
+    intervals = ("1m", "5m", "15m", "1h", "4h")
+    history = 310
+
+    def __init__(self):
+        self.seen = {}
+
+    def decide(self, view):
+        shown = msgspec.to_builtins(view, builtin_types=(Decimal,))
+        fields = {name: value for name, value in shown.items() if name != "markets"}
+        fields |= {f"account {name}": value for name, value in fields.pop("account").items()}
+        for symbol, market in shown["markets"].items():
+            fields |= {f"{symbol} {name}": value for name, value in market.items()}
+        self.seen[shown["at"]] = {name: digest(value) for name, value in fields.items()}
+        minute, price = view.at.minute, view.markets["BTC"].price
+        for order in view.orders:
+            if minute % 10 == 4:
+                yield CancelOrder(symbol=order.symbol, order_id=str(order.id))
+        if minute % 10 in (1, 7):
+            yield PlaceOrder(
+                symbol="BTC", side="buy", quantity=0.01, type="limit", limit_price=float(price) * 0.9996, leverage=2,
+                client_order_id=f"bid-{view.at:%H%M}", exit_plan=PlannedExit(stop=float(price) * 0.99),
+            )
+        if minute % 7 == 2 and view.position("ETH") is None:
+            price = view.markets["ETH"].price
+            yield Holding(reason="the reason comes before the order")
+            yield CreatePosition(symbol="ETH", side=Side.LONG, quantity=1, leverage=3, stop=price * 98 / 100,
+                                 invalidation="none", confidence=50)
+        if minute % 7 == 5:
+            yield ClosePosition(symbol="ETH")
+        if minute % 9 == 8:
+            yield Holding(reason=f"{len(view.orders)} orders rest")
+
+    def save(self):
+        return self.seen
+
+
+def plain(value):
+    """Numbers without the digits that a database adds or drops."""
+    if isinstance(value, Decimal):
+        return f"{value.normalize():f}"
+    if isinstance(value, dict):
+        return {name: plain(part) for name, part in value.items()}
+    return [plain(part) for part in value] if isinstance(value, (list, tuple)) else value
+
+
+def digest(value):
+    return hashlib.sha256(repr(plain(value)).encode()).hexdigest()[:12]
+'''
+
+
+WATCHED_FROM = BEGIN + timedelta(minutes=40)
+"""An hour's candle closes while the strategy watches."""
+
+
+async def add_watcher(dsn: str, file: Path) -> Model:
+    database = await Database.connect(dsn, size=1)
+    model = Model(
+        id="watcher", name="Watcher", variant=VariantId.APEX, provider="strategy", router_model_name=f"{file}:Watcher",
+        created_at=BEGIN,
+    )  # fmt: skip
+    async with database.transaction() as conn:
+        await upsert_model(conn, model)
+    await database.close()
+    return model
+
+
+async def watch(model: Model, data: Path, end: datetime) -> tuple[Any, list[tuple[Any, ...]]]:
+    """Backtest the strategy of a model. Return its state, and its fills."""
+    source = ReplaySource(data, ("BTC", "ETH"), start=WATCHED_FROM, end=end)
+    await source.open()
+    market = await BacktestMarket.open(source, INTERVALS, 310)
+    settings = Settings.load({"SIM_SEED": "0", "MARKET_SOURCE": f"replay:{data}"}, None, demo=True)
+    strategy = load_strategy(model.router_model_name, {})
+    strategy.limits = VARIANTS[model.variant].limits
+    tables = TableJournal()
+    run = Backtest.fresh(market, settings, [(model, RecordingStrategySource(model, strategy))], [tables])
+    for _ in run.run():
+        pass
+    assert run.failure is None
+    return strategy.save(), list(tables.tables.fills.rows())
+
+
+def test_a_strategy_sees_the_same_as_in_a_service_in_every_field(data: Path, dsn: str, tmp_path: Path) -> None:
+    end = WATCHED_FROM + timedelta(minutes=35)
+    file = data.parent / "watcher.py"
+    file.write_text(WATCHER)
+
+    async def both() -> tuple[Any, Any]:
+        model = await add_watcher(dsn, file)
+        environ = {"MARKETS": "BTC,ETH", "REPLAY_THINKING": "off"}
+        await replay(tmp_path / "service", dsn, data, iso(WATCHED_FROM), iso(end), **environ)
+        conn = await asyncpg.connect(dsn)
+        try:
+            live = orjson.loads(await conn.fetchval("SELECT state FROM strategy_states WHERE model_id = 'watcher'"))
+        finally:
+            await conn.close()
+        seen, fills = await watch(model, data, end)
+        assert [(float(price), float(quantity)) for _, price, quantity, _ in await fills_of(dsn)] == [
+            (price, quantity) for *_, quantity, price, _, _, _ in fills
+        ]
+        assert {cause for *_, cause in fills} >= {"limit", "order"}
+        return live, seen
+
+    live, seen = asyncio.run(both())
+    assert len(live) > 30
+    assert live.keys() == seen.keys()
+    differing = {
+        field: [at for at in live if live[at].get(field) != seen[at].get(field)]
+        for field in sorted({field for each in (*live.values(), *seen.values()) for field in each})
+    }
+    assert {field: times[:3] for field, times in differing.items() if times} == {}
+    changing = {field for field in live[max(live)] if len({live[at][field] for at in live}) > 1}
+    assert changing >= {
+        "positions",
+        "orders",
+        "trades",
+        "memory",
+        "stats",
+        "BTC change24hPercent",
+        "BTC indicatorHistory",
+    }

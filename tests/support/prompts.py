@@ -1,7 +1,6 @@
 """Prompts as received by AI models: recorded candles, replayed in lockstep through the real workflow."""
 
 import asyncio
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -12,6 +11,7 @@ from support.venue import make_exchange
 from trader.agents.domain.conversation import ModelAnswer, Turn
 from trader.agents.domain.models import Model
 from trader.agents.domain.tools import tool_schemas
+from trader.agents.domain.view import Shown
 from trader.agents.providers.providers import Providers, RuleProvider
 from trader.agents.schedule import InvocationScheduler
 from trader.agents.services import AgentServices, KnownModels
@@ -22,7 +22,7 @@ from trader.core.schedulers import Schedulers, jobs
 from trader.core.variant_id import VariantId
 from trader.database.partitions import ensure_partitions
 from trader.database.pool import Database
-from trader.market.domain.markets import Interval, Tick
+from trader.market.domain.markets import Tick
 from trader.market.feed import MarketFeed
 from trader.market.sources.replay import ReplaySource
 from trader.portfolio.snapshots import PortfolioService
@@ -38,8 +38,8 @@ class Eavesdropper(RuleProvider):
     def __init__(self) -> None:
         self.prompts: dict[VariantId, list[str]] = {variant: [] for variant in VariantId}
 
-    async def intervals(self, model: Model) -> Sequence[Interval]:
-        return VARIANTS[model.variant].intervals
+    async def shown(self, model: Model) -> Shown:
+        return Shown(VARIANTS[model.variant].intervals)
 
     async def answer(self, turn: Turn) -> ModelAnswer:
         if turn.number == 1:

@@ -13,6 +13,7 @@ from support.waiting import until
 
 from trader.agents.domain.conversation import ModelAnswer, ToolRequest, Turn
 from trader.agents.domain.models import Model, ModelConfiguration
+from trader.agents.domain.view import Shown
 from trader.agents.invocations import FinishedInvocation, InvocationReader
 from trader.agents.providers.providers import Provider, Providers
 from trader.agents.providers.taapi import Taapi
@@ -27,7 +28,6 @@ from trader.exchange.accounts import Accounts
 from trader.exchange.halts import Halts
 from trader.exchange.ledger_writer import LedgerWriter
 from trader.exchange.paper import PaperExchange
-from trader.market.domain.markets import Interval
 from trader.market.feed import MarketFeed
 from trader.portfolio.seasons import require_running
 
@@ -76,9 +76,9 @@ class ScriptedProvider:
     def left_out(self, model: Model) -> Collection[str]:
         return self.refused_fields.get(model.id, ())
 
-    async def intervals(self, model: Model) -> Sequence[Interval]:
+    async def shown(self, model: Model) -> Shown:
         variant = VARIANTS[model.variant]
-        return variant.intervals if self.is_remote else variant.agent.intervals
+        return Shown(variant.intervals) if self.is_remote else variant.agent().shown
 
     async def answer(self, turn: Turn) -> ModelAnswer:
         # Copied, since the conversation grows later.

@@ -9,7 +9,7 @@ from trader.agents.domain.conversation import ChatMessage, ModelAnswer, Turn
 from trader.agents.domain.models import Model
 from trader.agents.domain.prompt import estimated_tokens, opening_messages
 from trader.agents.domain.tools import contains_tool_call
-from trader.agents.domain.view import SERIES_SHOWN, View
+from trader.agents.domain.view import View
 from trader.agents.execute import InvocationEnvironment
 from trader.agents.providers.providers import Provider
 from trader.agents.record import InvocationRecord
@@ -192,9 +192,7 @@ class Conversation:
         self.is_prompt_cut = self.is_prompt_cut or (number == 1 and is_asked and self._tokens_by_estimate < 0.5)
 
     async def _look(self) -> None:
-        intervals = await self._provider.intervals(self._model)
-        series = 1 if self._model.provider == "rules" else SERIES_SHOWN  # rule agents read only the last candle
-        self.view = await self._environment.view(intervals, series)
+        self.view = await self._environment.view(await self._provider.shown(self._model))
 
     def _opening(self) -> list[ChatMessage]:
         prompt = self._model.configuration.prompt or self._variant.prompt

@@ -1,6 +1,6 @@
 """The environment of an invocation in a service: the market feed, the exchange, and the inputs of its calls."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from datetime import datetime
 from decimal import Decimal
@@ -9,13 +9,14 @@ from msgspec.structs import replace
 
 from trader.agents.domain.call_inputs import CallInputs
 from trader.agents.domain.guard import Approved, RiskContext
-from trader.agents.domain.view import VariantLimits, View
+from trader.agents.domain.view import Shown, VariantLimits, View
+from trader.agents.execute import resting_order
 from trader.agents.observer import Observer
 from trader.agents.record import InvocationRecord
 from trader.agents.recorder import CallRecorder
 from trader.core.clock import Clock
 from trader.exchange.domain.account import Account
-from trader.exchange.domain.orders import ExitPlan, OrderAnswer
+from trader.exchange.domain.orders import ExitPlan, OrderAnswer, OrderStatus
 from trader.exchange.protocol import Exchange
 from trader.market.domain.indicators import Indicators
 from trader.market.domain.markets import Book, Candle, Interval, Market
@@ -60,8 +61,8 @@ class ServiceEnvironment:
 
     # --- the agent's view ---------------------------------------------------------------------------------------------
 
-    async def view(self, intervals: Sequence[Interval], series: int) -> View:
-        view = await self._observer.view(self._record.model, intervals, self.now(), series)
+    async def view(self, shown: Shown) -> View:
+        view = await self._observer.view(self._record.model, shown, self.now())
         self._viewed_at = view.at
         return replace(view, restriction=self._restriction)
 
@@ -107,6 +108,16 @@ class ServiceEnvironment:
         self._inputs = None  # an unanswered call has none
         refusal = await self._exchange.set_exit_plan(self._account_id, symbol, plan)
         self._inputs = self._call.answered(symbol, self.now())
+        return refusal
+
+    async def cancel_order(self, symbol: str, order_id: str) -> str | None:
+        refusal, resting = resting_order(self.account(), symbol, order_id)
+        if resting is not None:
+            self._inputs = None
+            answer = await self._exchange.cancel_order(self._account_id, order_id)
+            self._inputs = self._call.answered(symbol, self.now())
+            if answer.status is not OrderStatus.CANCELLED:
+                return f"The order {order_id} is {answer.status.value}."
         return refusal
 
     async def place_order(self, approved: Approved) -> OrderAnswer:

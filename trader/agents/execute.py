@@ -6,7 +6,7 @@ The service, a backtest, the baselines, a reproduction and a trial decision are 
 never waits, `run_at_once` runs it without an event loop.
 """
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager
 from datetime import datetime
 from decimal import Decimal
@@ -19,17 +19,18 @@ from trader.agents.domain.messages import (
     NOTED,
     Outcome,
     book_json,
+    cancel_outcome,
     failed,
     indicators_json,
     order_outcome,
     plan_outcome,
     refused,
 )
-from trader.agents.domain.tools import Change, Decision, FetchIndicators, FetchOrderBook, Holding, Note
-from trader.agents.domain.view import VariantLimits, View
-from trader.core.errors import InvalidInput, OrderUndecided
+from trader.agents.domain.tools import CancelOrder, Change, Decision, FetchIndicators, FetchOrderBook, Holding, Note
+from trader.agents.domain.view import Shown, VariantLimits, View
+from trader.core.errors import Conflict, InvalidInput, OrderUndecided
 from trader.exchange.domain import rules as exchange
-from trader.exchange.domain.account import Account
+from trader.exchange.domain.account import Account, RestingOrder
 from trader.exchange.domain.ledger import ExchangeRules, Posting, RateOfHour
 from trader.exchange.domain.orders import ExitPlan, Order, OrderAnswer
 from trader.exchange.domain.tick_rules import Moment
@@ -63,6 +64,10 @@ class Environment(Protocol):
         """Replace the exit plan of a position. Return None, or why it was refused and the old plan kept."""
         ...
 
+    async def cancel_order(self, symbol: str, order_id: str) -> str | None:
+        """Cancel a resting order. Return None, or why there is nothing to cancel."""
+        ...
+
     async def place_order(self, approved: Approved) -> OrderAnswer:
         """Place an order and return its answer; a refusal is an answer with status `rejected`.
 
@@ -81,7 +86,7 @@ class InvocationEnvironment(Environment, Protocol):
 
     def thinking(self) -> AbstractContextManager[None]: ...
 
-    async def view(self, intervals: Sequence[Interval], series: int) -> View:
+    async def view(self, shown: Shown) -> View:
         """Return the current account and markets; later decisions are based on this view."""
         ...
 
@@ -150,6 +155,12 @@ class RulesEnvironment:
         self.posting = result
         return None
 
+    async def cancel_order(self, symbol: str, order_id: str) -> str | None:
+        refusal, resting = resting_order(self.account, symbol, order_id)
+        if resting is not None:
+            self.posting = exchange.cancel(self.account, resting.id, self.moment.at)
+        return refusal
+
     async def place_order(self, approved: Approved) -> OrderAnswer:
         order, moment = self._order(approved), self.moment
         refusal = self.refusal_of_price(order.symbol)
@@ -187,10 +198,22 @@ async def execute_change(decision: Change, environment: Environment) -> Outcome:
             case ExitPlan():  # without a price, no side can be checked, and the old plan applies to missed ticks
                 refusal = environment.refusal_of_price(symbol) or await environment.set_exit_plan(symbol, verdict)
                 return plan_outcome(verdict, refusal)
+            case CancelOrder():
+                return cancel_outcome(verdict, await environment.cancel_order(symbol, verdict.order_id))
             case Approved():
                 return order_outcome(await environment.place_order(verdict))
-    except (InvalidInput, OrderUndecided) as error:
+    except (Conflict, InvalidInput, OrderUndecided) as error:
         return failed(str(error))
+
+
+def resting_order(account: Account, symbol: str, order_id: str) -> tuple[str, None] | tuple[None, RestingOrder]:
+    """Return the resting order of a market with this id, after None; without one, why there is nothing to cancel."""
+    resting = [order for order in account.resting if order.symbol == symbol]
+    for order in resting:
+        if str(order.id) == order_id:
+            return None, order
+    ids = ", ".join(str(order.id) for order in resting) or "none"
+    return f"No order {order_id} rests in {symbol}; those that do: {ids}.", None
 
 
 async def _read(decision: FetchIndicators | FetchOrderBook, environment: InvocationEnvironment) -> Outcome:

@@ -27,7 +27,7 @@ from trader.agents.domain.tools import (
     PlaceOrder,
     request_of,
 )
-from trader.agents.domain.view import SERIES_SHOWN
+from trader.agents.domain.view import Shown
 from trader.agents.environment import ServiceEnvironment
 from trader.agents.execute import execute
 from trader.agents.observer import Observer
@@ -261,7 +261,7 @@ class ExternalAgents:
             raise TooManyRequests(f"this key may decide {decisions_per_minute} times a minute", wait_s)
         await self._exchange.open_account(model.id)
         variant = VARIANTS[model.variant]
-        view = await self._observer.view(model, variant.intervals, now, SERIES_SHOWN)
+        view = await self._observer.view(model, Shown(variant.intervals), now)
         if not view.markets:
             raise MarketUnavailable("no market has a price now")
         limits = limits_of(model, self._settings.attempt_timeout_s)
@@ -294,6 +294,8 @@ class ExternalAgents:
 
         :raises Conflict: the client order id was used for another order
         """
+        if decision.client_order_id is None:
+            return None
         opened = self._open.get(model.id)
         if opened is not None:
             await opened.record.settle_pending()

@@ -10,26 +10,12 @@ from decimal import Decimal
 from operator import attrgetter
 from typing import Final
 
-import msgspec
-
 from trader.agents.domain.call_inputs import CallInputs
 from trader.agents.domain.guard import RiskContext
 from trader.agents.domain.memory import remember
 from trader.agents.domain.models import Model
-from trader.agents.domain.observation import (
-    RunHistory,
-    change_24h_percent,
-    observe_last_action,
-    observe_positions,
-    with_risk_figures,
-)
-from trader.agents.domain.view import (
-    LastAction,
-    Memory,
-    ObservedMarket,
-    VariantLimits,
-    View,
-)
+from trader.agents.domain.observation import RunHistory, opened_a_day_ago, with_risk_figures
+from trader.agents.domain.view import HISTORY_CANDLES, Memory, ObservedMarket, Shown, VariantLimits, View
 from trader.agents.providers.taapi import Taapi
 from trader.agents.recorder import CallRecorder
 from trader.agents.sql.agent_view import (
@@ -37,6 +23,7 @@ from trader.agents.sql.agent_view import (
     select_memory,
     select_run_past,
 )
+from trader.core.clock import floor_time
 from trader.core.errors import MarketUnavailable
 from trader.core.statistics import EquityPoint
 from trader.database.pool import Database
@@ -47,13 +34,9 @@ from trader.market.domain.markets import INTERVALS, Candle, Interval
 from trader.market.feed import MarketFeed
 from trader.settings.settings import Settings
 
-HISTORY_CANDLES: Final = 300
-"""Number of closed candles from which each set of indicators is computed: at 5 minutes they cover a whole day."""
-
 SESSION_INTERVAL: Final[Interval] = "5m"
 """Interval of the candles from which the session VWAP is computed, whatever the interval of the indicators."""
 
-SHOWN_CANDLES: Final = 24
 TRADES_SHOWN: Final = 5
 MINUTE: Final = timedelta(minutes=1)
 
@@ -84,35 +67,38 @@ class Observer:
 
         self._computing: defaultdict[tuple[str, Interval], asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def view(self, model: Model, intervals: Sequence[Interval], now: datetime, series: int) -> View:
-        """Return the view on which a model decides, with the indicators of these intervals at the last candles."""
+    async def view(self, model: Model, shown: Shown, now: datetime) -> View:
+        """Return the view on which a model decides."""
         account_id = model.id
         history = await self._read_history(account_id, now)
         memory = await self._read_memory(account_id)
-        shown = HISTORY_CANDLES if model.provider == "strategy" else SHOWN_CANDLES
         context = await self.risk_context(account_id, now)
-        view = await self.view_of(context, history, intervals, series, shown)
-        return msgspec.structs.replace(view, memory=memory, every_minutes=model.configuration.cadence // MINUTE)
+        every_minutes = model.configuration.cadence // MINUTE
+        return await self.view_of(context, history, shown, memory, every_minutes)
 
     async def view_of(
         self,
         context: RiskContext,
         history: RunHistory,
-        intervals: Sequence[Interval],
-        series: int = 1,
-        shown: int = SHOWN_CANDLES,
+        shown: Shown,
+        memory: Memory | None = None,
+        every_minutes: int = 1,
     ) -> View:
         """Return the view of the context's account, whose history need not be in the database."""
-        account, now = context.account, context.now
         markets = {}
         for symbol in self._exchange.markets:
-            action = history.actions.get(symbol)
-            last_action = None if action is None else observe_last_action(symbol, context, closed=action.closed)
-            market = await self._market_view(symbol, intervals, now, last_action, series, shown)
+            market = await self._market_view(symbol, shown, context.now)
             if market is not None:
                 markets[symbol] = market
-        positions = observe_positions(account, context.marks, self._exchange.markets)
-        return history.view(context, positions, markets, self._exchange.rules.taker_rate)
+        return history.view(
+            context,
+            markets,
+            self._exchange.rules,
+            stats=history.stats,
+            memory=memory or Memory(),
+            every_minutes=every_minutes,
+            restriction=None,
+        )
 
     async def wait_for_price(self, now: datetime) -> None:
         """Wait for the next price of the first market as long as an order would.
@@ -174,16 +160,22 @@ class Observer:
         self, symbol: str, interval: Interval, count: int
     ) -> tuple[list[Candle], tuple[Indicators, ...]]:
         candles = await self._candles(symbol, interval, HISTORY_CANDLES + count - 1)
-        session = await self._candles(symbol, SESSION_INTERVAL, HISTORY_CANDLES)
+        span, session_span = INTERVALS[interval], INTERVALS[SESSION_INTERVAL]
+        earlier = -((1 - count) * span // session_span)
+        session = await self._candles(symbol, SESSION_INTERVAL, HISTORY_CANDLES + earlier)
         if not candles:
             return [], (Indicators(),) * count
         newest = (candles[-1].open_time, session[-1].open_time if session else None)
         known = self._indicators.get((symbol, interval))
         computed = known[1] if known is not None and known[0] == newest else ()
         while len(computed) < count:
-            until = candles[-1].open_time + (1 - len(computed)) * INTERVALS[interval]
-            window = _between(candles, until - HISTORY_CANDLES * INTERVALS[interval], until)
-            day = _between(session, session[0].open_time, until) if computed and session else session
+            until = candles[-1].open_time + (1 - len(computed)) * span
+            window = _between(candles, until - HISTORY_CANDLES * span, until)
+            # What had closed by then: a minute's candle may close before the session's candle around it.
+            closed = (
+                floor_time(until, session_span) if computed or not session else session[-1].open_time + session_span
+            )
+            day = _between(session, closed - HISTORY_CANDLES * session_span, closed)
             computed = (indicators(window, day), *computed)
             await asyncio.sleep(0)  # one set takes a millisecond, and the first model of a cycle needs many
         self._indicators[symbol, interval] = newest, computed
@@ -227,33 +219,29 @@ class Observer:
         async with self._database.connection() as conn:
             return remember(*await select_memory(conn, account_id, since))
 
-    async def _market_view(
-        self,
-        symbol: str,
-        intervals: Sequence[Interval],
-        now: datetime,
-        last_action: LastAction | None,
-        series: int,
-        shown: int,
-    ) -> ObservedMarket | None:
+    async def _market_view(self, symbol: str, shown: Shown, now: datetime) -> ObservedMarket | None:
         quote = self._market.quote(symbol)
         if quote is None:
             return None
         candles: dict[Interval, tuple[Candle, ...]] = {}
         computed: dict[Interval, tuple[Indicators, ...]] = {}
-        for interval in intervals:
-            closed, computed[interval] = await self._indicators_of(symbol, interval, series)
-            candles[interval] = tuple(closed[-shown:])
+        for interval in shown.intervals:
+            closed, computed[interval] = await self._indicators_of(symbol, interval, shown.series)
+            if shown.candles > HISTORY_CANDLES:
+                closed = await self._candles(symbol, interval, shown.candles)
+            candles[interval] = tuple(closed[-shown.candles :])
         session = await self._candles(symbol, SESSION_INTERVAL, HISTORY_CANDLES)
         funding_rate = self._market.funding_rate(symbol, now.replace(minute=0, second=0, microsecond=0))
-        return msgspec.structs.replace(
-            ObservedMarket.of(self._exchange.markets[symbol], quote, now, funding_rate),
+        return ObservedMarket.of(
+            self._exchange.markets[symbol],
+            quote,
+            now,
+            opened_a_day_ago=opened_a_day_ago(session, now),
+            funding_rate=funding_rate,
             open_interest=self._market.open_interest(symbol),
-            change_24h_percent=change_24h_percent(quote.mark, session, now),
             candles=candles,
             indicators={interval: values[-1] for interval, values in computed.items()},
             indicator_history=computed,
-            last_action=last_action,
             supplementary=None if self._supplier is None else self._supplier.latest(symbol),
         )
 

@@ -10,16 +10,26 @@ import traceback
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, Final, TypeVar, cast
 
 import msgspec
+import numpy as np
 
-from trader.agents.domain.strategy import Peek, Strategy
-from trader.agents.domain.tools import ClosePosition, CreatePosition, Decision, Holding, UpdateExitPlan
-from trader.agents.domain.view import View
+from trader.agents.domain.strategy import HISTORY_MAX, Peek, Strategy
+from trader.agents.domain.tools import (
+    CancelOrder,
+    ClosePosition,
+    CreatePosition,
+    Decision,
+    Holding,
+    PlaceOrder,
+    UpdateExitPlan,
+)
+from trader.agents.domain.view import Shown, View
 from trader.core.errors import SettingsError, StrategyError
 from trader.core.variant_id import VariantId
 from trader.market.domain.markets import INTERVALS
@@ -27,7 +37,7 @@ from trader.market.domain.markets import INTERVALS
 DECISIONS_MAX: Final = 100
 """Maximum decisions of one cycle; more are an error."""
 
-DECISION_TYPES: Final = (CreatePosition, ClosePosition, UpdateExitPlan, Holding)
+DECISION_TYPES: Final = (CreatePosition, ClosePosition, UpdateExitPlan, PlaceOrder, CancelOrder, Holding)
 _NAMES: Final = ", ".join(each.__name__ for each in DECISION_TYPES)
 
 T = TypeVar("T")
@@ -51,10 +61,17 @@ class LoadedStrategy(Strategy):
 
         self.name = inner.name or type(inner).__name__.lower()
         self.variant, self.intervals, self.deadline_s = inner.variant, inner.intervals, inner.deadline_s
+        self.history, self.warm_up = inner.history, inner.warm_up
         self._looks_first = type(inner).may_act is not Strategy.may_act
 
+    @property
+    def shown(self) -> Shown:
+        return Shown(tuple(self.intervals), self.history)
+
     def decide(self, view: View) -> list[Decision]:
-        """Return the validated decisions of one cycle. Raise `StrategyError`."""
+        """Return the validated decisions of one cycle; none during the warm-up. Raise `StrategyError`."""
+        if self.warm_up and not _is_warm(view, self.warm_up):
+            return []
         self._inner.limits = self.limits
         made = self._call("decide", lambda: _taken(self._inner.decide(view)))
         return [self._checked(decision) for decision in made]
@@ -66,7 +83,7 @@ class LoadedStrategy(Strategy):
         """Return the state of the strategy. Raise `StrategyError`, also for a state that is not JSON."""
         state = self._call("save", self._inner.save)
         try:
-            return msgspec.json.decode(msgspec.json.encode(state))
+            return msgspec.json.decode(msgspec.json.encode(state, enc_hook=_plain))
         except (msgspec.MsgspecError, TypeError, ValueError) as error:
             raise StrategyError(f"{self._place('save')}: the state must be JSON values: {error}") from None
 
@@ -85,14 +102,12 @@ class LoadedStrategy(Strategy):
             raise StrategyError(f"{self._last_line(error) or self._place(method)}: {reason}") from error
 
     def _checked(self, decision: Any) -> Decision:
-        """Return the decision with its fields validated and decimals converted to floats."""
+        """Return the decision with its fields validated, decimals and numpy's scalars as plain numbers."""
         place = self._place("decide")
         if not isinstance(decision, DECISION_TYPES):
             raise StrategyError(f"{place}: decide returned {decision!r:.200}; allowed are {_NAMES}")
         try:
-            values = msgspec.to_builtins(decision, builtin_types=(Decimal,))
-            plain = {name: float(value) if isinstance(value, Decimal) else value for name, value in values.items()}
-            return msgspec.convert(plain, type(decision))
+            return msgspec.convert(_plain_fields(decision), type(decision))
         except (msgspec.ValidationError, TypeError) as error:
             raise StrategyError(f"{place}: decide returned a {type(decision).__name__} with {error}") from None
 
@@ -138,6 +153,34 @@ def load_strategy(reference: str, params: Mapping[str, Any], folder: Path | None
     inner = _made(file, cast("type[Strategy]", chosen), params)
     _check_attributes(file, inner)
     return LoadedStrategy(file, inner, hashlib.sha256(content).hexdigest())
+
+
+def _plain(value: Any) -> Any:
+    """Return numpy's scalars and other subclasses of numbers and times as the plain values that msgspec takes."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, datetime):  # such as a Timestamp of pandas
+        return value.isoformat()
+    raise TypeError(f"{value!r:.100} is a {type(value).__name__}; allowed are numbers, texts and times")
+
+
+def _plain_fields(value: Any) -> Any:
+    """Return a decision or a part of it as builtins, with every Decimal as a float."""
+    match value:
+        case Decimal():
+            return float(value)
+        case msgspec.Struct():
+            return {
+                encoded: _plain_fields(getattr(value, name))
+                for name, encoded in zip(value.__struct_fields__, value.__struct_encode_fields__, strict=True)
+            }
+    return msgspec.to_builtins(value, enc_hook=_plain)
+
+
+def _is_warm(view: View, candles: int) -> bool:
+    """Return whether every market has this many closed candles of each interval."""
+    markets = view.markets.values()
+    return bool(markets) and all(len(each) >= candles for market in markets for each in market.candles.values())
 
 
 def _taken(decisions: Any) -> list[Any]:
@@ -191,7 +234,7 @@ def _made(file: Path, chosen: type[Strategy], params: Mapping[str, Any]) -> Stra
         default = signature[name].default
         kind = hints.get(name, Any if default in (None, inspect.Parameter.empty) else type(default))
         try:
-            values[name] = msgspec.convert(value, kind, strict=False)
+            values[name] = msgspec.convert(value.item() if isinstance(value, np.generic) else value, kind, strict=False)
         except (msgspec.ValidationError, TypeError) as error:
             problems.append(f"{file}: the parameter {name} of {chosen.__name__} is {value!r}: {error}")
     for name, parameter in signature.items():
@@ -216,6 +259,12 @@ def _check_attributes(file: Path, inner: Strategy) -> None:
     intervals: Sequence[Any] = inner.intervals
     if isinstance(intervals, str) or not intervals or any(interval not in INTERVALS for interval in intervals):
         problems.append(f"intervals is {intervals!r}; it must be a tuple of {', '.join(INTERVALS)}")
+    if not isinstance(inner.history, int) or not 1 <= inner.history <= HISTORY_MAX:
+        problems.append(f"history is {inner.history!r}; it must be a whole number of candles from 1 to {HISTORY_MAX}")
+    elif not isinstance(inner.warm_up, int) or not 0 <= inner.warm_up <= inner.history:
+        problems.append(
+            f"warm_up is {inner.warm_up!r}; it must be a whole number of candles from 0 to history, {inner.history}"
+        )
     if not isinstance(inner.deadline_s, int | float) or not 0 < inner.deadline_s <= 600:
         problems.append(f"deadline_s is {inner.deadline_s!r}; it must be above 0 and at most 600 seconds")
     if problems:

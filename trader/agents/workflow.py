@@ -19,7 +19,7 @@ from trader.agents.domain.messages import (
     tool_message,
 )
 from trader.agents.domain.models import Model
-from trader.agents.domain.tools import ORDER_TOOLS, BadCall, Holding, decode
+from trader.agents.domain.tools import ORDER_TOOLS, RECORDED_TOOLS, TOOLS, BadCall, Holding, decode
 from trader.agents.execute import InvocationEnvironment
 from trader.agents.model_warnings import INTERRUPTED
 from trader.agents.providers.providers import Provider, answer_tokens_max, answer_tokens_min
@@ -137,7 +137,7 @@ class Workflow:
         ended = False
         has_order = any(request.name in ORDER_TOOLS for request in answer.calls)
         for request in answer.calls:
-            decision = decode(request)
+            decision = decode(request, RECORDED_TOOLS if self._model.provider == "strategy" else TOOLS)
             number = self._record.next_call()
             if isinstance(decision, BadCall):
                 status, result = failed(decision.error)

@@ -14,14 +14,15 @@ from trader.agents.domain.models import CYCLE, Model
 from trader.agents.domain.observation import RunHistory, with_risk_figures
 from trader.agents.domain.strategy import Strategy
 from trader.agents.domain.tools import TOOL_NAMES, Change, Decision, Holding, request_of
-from trader.agents.domain.view import ObservedStats, VariantLimits
-from trader.agents.observer import HISTORY_CANDLES, SHOWN_CANDLES, TRADES_SHOWN
+from trader.agents.domain.view import ObservedStats, Shown, VariantLimits
+from trader.agents.observer import TRADES_SHOWN
 from trader.agents.record import InvocationRecord
 from trader.agents.variants import VARIANTS, limits_of
 from trader.core.clock import ceil_second, epoch_second
 from trader.exchange.domain.account import Account
 from trader.exchange.domain.ledger import unopened_account
-from trader.market.domain.markets import Interval, canonical_symbol
+from trader.exchange.domain.orders import OrderAnswer
+from trader.market.domain.markets import canonical_symbol
 from trader.portfolio.domain.baselines import BaselineState
 from trader.portfolio.domain.histories import Snapshot
 from trader.portfolio.followed_account import FollowedAccount
@@ -126,7 +127,7 @@ class Invocation:
         """Record the end as a second answer, in which a rule agent holds and the strategy of a file makes no calls."""
         held = self._holding if self.record.model.provider == "rules" else []
         self._add_step(held, at)
-        for number, decision in enumerate(held, self.record.calls[-1].number + 1):
+        for number, decision in enumerate(held, len(self.record.calls) + 1):
             self.add(number, decision, HELD, at)
         reasons = "; ".join(decision.reason for decision in self._holding)
         self.record.close("completed", None, reasons or None, at)
@@ -138,16 +139,13 @@ class BacktestAccount(FollowedAccount):
     every_minutes = 1
     """Minutes between two decisions, as the agent's view states them."""
 
-    candles_shown = SHOWN_CANDLES
-    """Number of closed candles per interval in its view."""
-
-    def __init__(
-        self, source: DecisionSource, intervals: Sequence[Interval], limits: VariantLimits, account: Account
-    ) -> None:
+    def __init__(self, source: DecisionSource, shown: Shown, limits: VariantLimits, account: Account) -> None:
         super().__init__(BaselineState(account=account))
         seen = epoch_second(account.run.started_at)
         self.source = source
-        self.intervals = intervals
+        self.shown = shown
+        """What its view shows of each market."""
+
         self.limits = limits
         """The limits of the guard."""
 
@@ -170,6 +168,9 @@ class BacktestAccount(FollowedAccount):
 
         self.missed = 0
         """Number of decision cycles skipped because the previous decisions were still being executed."""
+
+        self.answers: dict[str, OrderAnswer] = {}
+        """The answers to orders whose client order ids its agent chose."""
 
         self.outcomes: list[DecisionOutcome] = []
         self.finished: list[InvocationRecord] | None = None
@@ -197,8 +198,8 @@ class BacktestAccount(FollowedAccount):
         """End the current invocation; keep its record if it made any calls."""
         invocation, self.invocation = self.invocation, None
         assert invocation is not None
+        invocation.close(at)
         if self.finished is not None and invocation.record.calls:
-            invocation.close(at)
             self.finished.append(invocation.record)
 
     def report(self, at: datetime, number: int, decision: Change, outcome: Outcome) -> None:
@@ -229,10 +230,9 @@ class ModelAccount(BacktestAccount):
     ) -> None:
         """`limits`: what the guard allows; None: what the variant or the strategy does."""
         self.model = model
-        decider = source.strategy or VARIANTS[model.variant]
-        if source.strategy is not None:
-            self.candles_shown = HISTORY_CANDLES
-        super().__init__(source, decider.intervals, limits or decider.limits, account)
+        variant, strategy = VARIANTS[model.variant], source.strategy
+        shown = Shown(variant.intervals) if strategy is None else strategy.shown
+        super().__init__(source, shown, limits or (strategy or variant).limits, account)
         self.every_minutes = model.configuration.cadence // CYCLE
         self._history: RunHistory | None = None
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection
 from decimal import Decimal
 from typing import Final, Literal
 
@@ -10,13 +10,13 @@ from msgspec.structs import replace
 
 from trader.agents.domain.conversation import ModelAnswer, Turn
 from trader.agents.domain.models import Model
+from trader.agents.domain.view import Shown
 from trader.agents.providers.cassette import Cassette, KeptAnswer, missing_text, request_digest
 from trader.agents.providers.providers import Provider
 from trader.agents.record import cost_of
 from trader.agents.variants import VARIANTS
 from trader.core.errors import ProviderError
 from trader.core.money import ZERO, format_decimal
-from trader.market.domain.markets import Interval
 
 WAIT_MAX_S: Final = 600.0
 """How long a model waits for keys in cooldown; market time pauses meanwhile."""
@@ -101,8 +101,8 @@ class KeptAnswers:
     def left_out(self, model: Model) -> Collection[str]:
         return () if self._inner is None else self._inner.left_out(model)
 
-    async def intervals(self, model: Model) -> Sequence[Interval]:
-        return VARIANTS[model.variant].intervals
+    async def shown(self, model: Model) -> Shown:
+        return Shown(VARIANTS[model.variant].intervals)
 
     async def answer(self, turn: Turn) -> ModelAnswer:
         """Return the recorded answer, or ask for it and record it. Raise `AskingEnded` if there is none."""

@@ -62,9 +62,9 @@ class BaselineSource(DecisionSource):
 
 class BaselineAccount(BacktestAccount):
     def __init__(self, baseline: Baseline, source: DecisionSource, account: Account) -> None:
-        agent = Strategy if baseline.variant is None else VARIANTS[baseline.variant].agent
+        agent = Strategy() if baseline.variant is None else VARIANTS[baseline.variant].agent()
         limits = agent.limits if baseline.variant is None else VARIANTS[baseline.variant].limits
-        super().__init__(source, agent.intervals, limits, account)
+        super().__init__(source, agent.shown, limits, account)
         self.baseline = baseline
 
 

@@ -20,16 +20,12 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final, Protocol
 
-from msgspec.structs import replace
-
 from trader.agents.domain.call_inputs import CallInputs
 from trader.agents.domain.guard import Approved, RiskContext
 from trader.agents.domain.models import CYCLE
-from trader.agents.domain.observation import change_24h_percent, observe_last_action, observe_positions
 from trader.agents.domain.tools import Change, Decision, request_of
-from trader.agents.domain.view import Memory, VariantLimits, View
-from trader.agents.execute import execute_change
-from trader.agents.observer import SESSION_INTERVAL
+from trader.agents.domain.view import Memory, Shown, VariantLimits, View
+from trader.agents.execute import execute_change, resting_order
 from trader.agents.record import InvocationRecord, StartedCall
 from trader.backtest.accounts import FIRST_CYCLE, FIRST_SNAPSHOT, BacktestAccount, Waiting, next_minute
 from trader.backtest.market import BacktestMarket
@@ -40,7 +36,7 @@ from trader.exchange.domain.account import Account, Marks
 from trader.exchange.domain.ledger import ExchangeRules, Posting
 from trader.exchange.domain.orders import ExitPlan, OrderAnswer
 from trader.exchange.domain.tick_rules import Moment, apply_tick
-from trader.exchange.idempotent_orders import validate_order
+from trader.exchange.idempotent_orders import same_contents, validate_order
 from trader.market.domain.indicators import Indicators
 from trader.market.domain.markets import (
     STALE_AFTER,
@@ -304,7 +300,7 @@ class AccountSession:
         self.viewed_at = now
         self._inputs: CallInputs | None = None
         self.memory = Memory()
-        """The model's memory of its last invocations."""
+        """The agent's memory of its last invocations."""
 
     async def execute(self, number: int, decision: Decision) -> None:
         """Execute a decision made by code, if it may change the books, and report its outcome."""
@@ -362,42 +358,24 @@ class AccountSession:
         return MarketPeek(engine.market, self.followed.account, second, self._now)
 
     def look(self) -> View:
-        """Return the view for a strategy, which reads few candles and no liquidation prices."""
+        """Return the view of the account's agent."""
         followed, market, now = self.followed, self._engine.market, self._now
-        context = self.context()
-        history, markets = followed.history(now), {}
-        second = min(epoch_second(now), self._engine.last)
-        for symbol in market.markets:
-            fill = history.actions.get(symbol)
-            last_action = None if fill is None else observe_last_action(symbol, context, closed=fill.closed)
-            observed = market.observe(symbol, followed.intervals, followed.candles_shown, second, now, last_action)
-            if observed is not None:
-                markets[symbol] = observed
-        positions = observe_positions(followed.account, context.marks, None)
-        view = history.view(context, positions, markets, self._engine.rules.taker_rate)
-        return replace(view, every_minutes=followed.every_minutes)
+        context, second = self.context(), min(epoch_second(now), self._engine.last)
+        observed = ((symbol, market.observe(symbol, followed.shown, second, now)) for symbol in market.markets)
+        return followed.history(now).view(
+            context,
+            {symbol: each for symbol, each in observed if each is not None},
+            self.rules,
+            stats=followed.stats(now),
+            memory=self.memory,
+            every_minutes=followed.every_minutes,
+            restriction=None,
+        )
 
-    async def view(self, _intervals: Sequence[Interval], _series: int) -> View:
-        """Return the full view for an AI model, including liquidation prices and its own statistics."""
-        now, source = self._now, self._engine.market
-        self.viewed_at = now
-        view, stats = self.look(), self.followed.stats(now)
-        positions = observe_positions(self.followed.account, self.marks(), self.markets)
-        markets = {
-            symbol: replace(
-                market,
-                candles=dict(market.candles),
-                indicators=dict(market.indicators),
-                indicator_history={
-                    interval: source.indicator_history(symbol, interval, now) for interval in market.indicators
-                },
-                change_24h_percent=change_24h_percent(
-                    market.price, source.closed_candles(symbol, SESSION_INTERVAL, now), now
-                ),
-            )
-            for symbol, market in view.markets.items()
-        }
-        return replace(view, positions=positions, markets=markets, stats=stats, memory=self.memory)
+    async def view(self, _shown: Shown) -> View:
+        """Return the view of an AI model, on which its next decisions are based."""
+        self.viewed_at = self._now
+        return self.look()
 
     async def indicators(self, symbol: str, interval: Interval) -> tuple[list[Candle], Indicators]:
         market = self._engine.market
@@ -484,10 +462,28 @@ class AccountSession:
         self._note_answer(symbol)
         return None
 
+    async def cancel_order(self, symbol: str, order_id: str) -> str | None:
+        refusal, resting = resting_order(self.followed.account, symbol, order_id)
+        if resting is not None:
+            market, second = self._engine.market, min(epoch_second(self._now), self._engine.last)
+            posting = rules_of_exchange.cancel(
+                self.followed.account, resting.id, moment_of(market.last_tick(second) or second)
+            )
+            assert posting is not None, "the order rests"
+            self.post(posting)
+            self._note_answer(symbol)
+        return refusal
+
     async def place_order(self, approved: Approved) -> OrderAnswer:
-        """Place an order immediately, or on the first book after its latency."""
+        """Place an order immediately, or on the first book after its latency.
+
+        :raises Conflict: the strategy gave the client order id of another order
+        """
         engine = self._engine
         order = validate_order(self.record.order(approved), self.markets)
+        earlier = self.followed.answers.get(approved.client_order_id or "")
+        if earlier is not None:
+            return same_contents(order, earlier)
         refusal = self._refusal_to_wait(order.symbol)
         if refusal is None and engine.latency:
             refusal = await self.wait_for_book(order.symbol)
@@ -499,6 +495,8 @@ class AccountSession:
         self.post(posting)
         self._note_answer(order.symbol)
         assert posting.answer is not None, "the posting of an order contains its answer"
+        if approved.client_order_id is not None:
+            self.followed.answers[approved.client_order_id] = posting.answer
         return posting.answer
 
     def _refusal_to_wait(self, symbol: str) -> str | None:

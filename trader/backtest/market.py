@@ -9,13 +9,14 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
-from functools import cached_property, partial
+from functools import cached_property, lru_cache
 from typing import Final, Protocol, TypeVar
 
 import msgspec
 
-from trader.agents.domain.view import SERIES_SHOWN, LastAction, ObservedMarket
-from trader.agents.observer import HISTORY_CANDLES, SESSION_INTERVAL
+from trader.agents.domain.observation import opened_a_day_ago
+from trader.agents.domain.view import HISTORY_CANDLES, SERIES_SHOWN, ObservedMarket, Shown
+from trader.agents.observer import SESSION_INTERVAL
 from trader.core.clock import epoch_second, floor_time, moment_of
 from trader.exchange.domain.account import Marks
 from trader.exchange.domain.tick_rules import Moment, PriceRange, PriceRanges
@@ -27,12 +28,8 @@ from trader.market.sources.books import CLOSE_S, Grid, HalfTickCandle
 _PRIMED_WITH_S: Final = 1
 """Seconds before the start whose prices a service would load."""
 
-_CANDLES_SEEN: Final = HISTORY_CANDLES + SERIES_SHOWN
-"""Candles before the start that an agent may see, or from which indicators at earlier candles are computed."""
-
 _MOMENTS_KEPT: Final = 16
-_SLOT_S: Final = int(INTERVALS[SESSION_INTERVAL].total_seconds())
-"""No candle that an agent sees closes within this many seconds."""
+_SPANS_S: Final = {interval: int(span.total_seconds()) for interval, span in INTERVALS.items()}
 
 V = TypeVar("V")
 
@@ -130,35 +127,6 @@ class _AtSecond(Mapping[str, V]):
         return sum(1 for _ in self)
 
 
-class _OfIntervals(Mapping[Interval, V]):
-    """Lazy mapping from each interval to the value that `make` returns for one market at one moment."""
-
-    __slots__ = ("_at", "_intervals", "_known", "_make", "_symbol")
-
-    def __init__(
-        self, make: Callable[[str, Interval, datetime], V], symbol: str, intervals: Sequence[Interval], at: datetime
-    ) -> None:
-        self._make = make
-        self._symbol = symbol
-        self._intervals = intervals
-        self._at = at
-        self._known: dict[Interval, V] = {}
-
-    def __getitem__(self, interval: Interval) -> V:
-        made = self._known.get(interval)
-        if made is None:
-            if interval not in self._intervals:
-                raise KeyError(interval)
-            made = self._known[interval] = self._make(self._symbol, interval, self._at)
-        return made
-
-    def __iter__(self) -> Iterator[Interval]:
-        return iter(self._intervals)
-
-    def __len__(self) -> int:
-        return len(self._intervals)
-
-
 class _Series:
     """All candles of one market and interval, with the indicators that a service would compute at each candle."""
 
@@ -198,10 +166,10 @@ class _Series:
         """Whether this candle is the last one before now, without a gap in between."""
         return self._opened[place] + self._span == floor_time(now, self._span)
 
-    def closed(self, now: datetime) -> Sequence[Candle]:
-        """Return the last closed candles, ascending."""
+    def closed(self, now: datetime, count: int = HISTORY_CANDLES) -> Sequence[Candle]:
+        """Return the closed candles of the last `count` intervals, ascending."""
         end = floor_time(now, self._span)
-        first = bisect_left(self._opened, end - HISTORY_CANDLES * self._span)
+        first = bisect_left(self._opened, end - count * self._span)
         return self._candles[first : bisect_left(self._opened, end)]
 
 
@@ -226,22 +194,28 @@ class BacktestMarket:
         self._all_seen_since = max(self.seen_since.values())
 
         self._moments: dict[int, Moment] = {}
-        self._observed: dict[tuple[str, Sequence[Interval], int], ObservedMarket] = {}
+        self._observed: dict[tuple[str, Shown], ObservedMarket] = {}
         self._observed_at: datetime | None = None
-        self._slot = -1
-        self._indicators: dict[tuple[str, Interval], Indicators] = {}
+        self._indicators: dict[tuple[str, Interval], tuple[tuple[int, int], tuple[Indicators, ...]]] = {}
+        """The indicators at the ends of the last intervals, with the numbers of the interval and of the session's
+        interval in which they hold."""
+
+        self._opened_a_day_ago = lru_cache(maxsize=64)(self._find_opened_a_day_ago)
 
     @classmethod
-    async def open(cls, source: PastSource, intervals: Collection[Interval]) -> "BacktestMarket":
+    async def open(
+        cls, source: PastSource, intervals: Collection[Interval], history: int = HISTORY_CANDLES
+    ) -> "BacktestMarket":
         """Build the market of an open source, with candles of these intervals, and prepare its price paths.
 
-        Without intervals there are no candles.
+        `history` is the most candles that an agent sees at once. Without intervals there are no candles.
         """
         start, end = moment_of(source.span.start), moment_of(source.span.stop)
         await source.prepare_paths(start)
         candles = {}
         for interval in {*intervals, SESSION_INTERVAL} if intervals else ():
-            since = start - _CANDLES_SEEN * INTERVALS[interval]
+            # Indicators at earlier candles are computed from still earlier ones.
+            since = start - (max(history, HISTORY_CANDLES) + SERIES_SHOWN) * INTERVALS[interval]
             for symbol in source.markets:
                 candles[symbol, interval] = await source.candles(symbol, interval, since, end)
         return cls(source, candles)
@@ -355,62 +329,59 @@ class BacktestMarket:
 
     # --- views of agents ----------------------------------------------------------------------------------------------
 
-    def observe(
-        self,
-        symbol: str,
-        intervals: Sequence[Interval],
-        shown: int,
-        second: int,
-        now: datetime,
-        last_action: LastAction | None,
-    ) -> ObservedMarket | None:
-        """Return a market as an agent sees it, with the last `shown` candles; None before its first tick."""
+    def observe(self, symbol: str, shown: Shown, second: int, now: datetime) -> ObservedMarket | None:
+        """Return a market as an agent sees it; None before its first tick."""
         if self.seen_since[symbol] > second:
             return None
         if self._observed_at != now:
             self._observed_at = now
             self._observed.clear()
-        observed = self._observed.get((symbol, intervals, shown))
-        if observed is None:
-            candles = partial(self._shown_candles, shown)
-            observed = self._observed[symbol, intervals, shown] = msgspec.structs.replace(
-                self._observe(symbol, second, now),
-                candles=_OfIntervals(candles, symbol, intervals, now),
-                indicators=_OfIntervals(self.indicators, symbol, intervals, now),
+        key = symbol, shown
+        if key not in self._observed:
+            computed = {
+                interval: self.indicator_history(symbol, interval, now)[-shown.series :] for interval in shown.intervals
+            }
+            self._observed[key] = ObservedMarket.of(
+                self.markets[symbol],
+                self.moment(second).quotes[symbol],
+                now,
+                opened_a_day_ago=self._opened_a_day_ago(symbol, now.replace(minute=0, second=0, microsecond=0)),
+                funding_rate=self.funding_rate(symbol, now.replace(minute=0, second=0, microsecond=0)),
+                open_interest=None,
+                candles={
+                    interval: tuple(self.closed_candles(symbol, interval, now, shown.candles))
+                    for interval in shown.intervals
+                },
+                indicators={interval: values[-1] for interval, values in computed.items()},
+                indicator_history=computed,
+                supplementary=None,
             )
-        return observed if last_action is None else msgspec.structs.replace(observed, last_action=last_action)
+        return self._observed[key]
 
-    def _observe(self, symbol: str, second: int, now: datetime) -> ObservedMarket:
-        """Return a market without its candles and indicators."""
-        observed = self._observed.get((symbol, (), 0))
-        if observed is None:
-            funding_rate = self.funding_rate(symbol, now.replace(minute=0, second=0, microsecond=0))
-            observed = self._observed[symbol, (), 0] = ObservedMarket.of(
-                self.markets[symbol], self.moment(second).quotes[symbol], now, funding_rate
-            )
-        return observed
+    def closed_candles(
+        self, symbol: str, interval: Interval, now: datetime, count: int = HISTORY_CANDLES
+    ) -> Sequence[Candle]:
+        """Return the closed candles of the last `count` intervals: by default, those used for indicators."""
+        return self._series[symbol, interval].closed(now, count)
 
-    def _shown_candles(self, shown: int, symbol: str, interval: Interval, now: datetime) -> tuple[Candle, ...]:
-        return tuple(self.closed_candles(symbol, interval, now)[-shown:])
-
-    def closed_candles(self, symbol: str, interval: Interval, now: datetime) -> Sequence[Candle]:
-        """Return the last closed candles, as many as a service uses for indicators."""
-        return self._series[symbol, interval].closed(now)
+    def _find_opened_a_day_ago(self, symbol: str, hour: datetime) -> float | None:
+        return opened_a_day_ago(self.closed_candles(symbol, SESSION_INTERVAL, hour), hour)
 
     def indicators(self, symbol: str, interval: Interval, now: datetime) -> Indicators:
         """Return the indicators at the last closed candle; empty before the first."""
-        slot = epoch_second(now) // _SLOT_S
-        if slot != self._slot:
-            self._slot = slot
-            self._indicators.clear()
-        known = self._indicators.get((symbol, interval))
-        if known is None:
-            known = self._indicators[symbol, interval] = self._compute(symbol, interval, now)
-        return known
+        return self.indicator_history(symbol, interval, now)[-1]
 
     def indicator_history(self, symbol: str, interval: Interval, now: datetime) -> tuple[Indicators, ...]:
         """Return the indicators at the ends of the last intervals, ascending."""
-        latest, closed = self.indicators(symbol, interval, now), self.closed_candles(symbol, interval, now)
+        second = epoch_second(now)
+        closed = second // _SPANS_S[interval], second // _SPANS_S[SESSION_INTERVAL]
+        known = self._indicators.get((symbol, interval))
+        if known is None or known[0] != closed:
+            known = self._indicators[symbol, interval] = closed, self._compute_history(symbol, interval, now)
+        return known[1]
+
+    def _compute_history(self, symbol: str, interval: Interval, now: datetime) -> tuple[Indicators, ...]:
+        latest, closed = self._compute(symbol, interval, now), self.closed_candles(symbol, interval, now)
         if not closed:
             return (latest,) * SERIES_SHOWN
         ends = [closed[-1].open_time - n * INTERVALS[interval] for n in range(SERIES_SHOWN - 1)]

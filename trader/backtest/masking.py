@@ -1,6 +1,6 @@
 """Masked agents in a backtest: they see and name masked markets, while books and records have the real ones."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from datetime import datetime
 from decimal import Decimal
@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from trader.agents.domain.guard import Approved, RiskContext
 from trader.agents.domain.mask import Mask
 from trader.agents.domain.strategy import Peek
-from trader.agents.domain.view import Memory, VariantLimits, View
+from trader.agents.domain.view import Memory, Shown, VariantLimits, View
 from trader.backtest.engine import AccountSession
 from trader.exchange.domain.account import Account
 from trader.exchange.domain.orders import ExitPlan, OrderAnswer
@@ -69,8 +69,8 @@ class MaskedSession:
     def thinking(self) -> AbstractContextManager[None]:
         return self._session.thinking()
 
-    async def view(self, intervals: Sequence[Interval], series: int) -> View:
-        view = await self._session.view(intervals, series)
+    async def view(self, shown: Shown) -> View:
+        view = await self._session.view(shown)
         memory = view.memory  # from the agent's own views and decisions, so it is already masked
         return replace(self._mask.apply(replace(view, memory=Memory())), memory=memory)
 
@@ -107,6 +107,9 @@ class MaskedSession:
 
     async def open_account(self) -> Account:
         return self._mask.apply(await self._session.open_account())
+
+    async def cancel_order(self, symbol: str, order_id: str) -> str | None:
+        return self._hidden(await self._session.cancel_order(self._inverse.names[symbol], order_id))
 
     async def place_order(self, approved: Approved) -> OrderAnswer:
         validate_order(

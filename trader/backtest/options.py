@@ -202,16 +202,18 @@ def _funding(text: str | None) -> tuple[Decimal | None, Path | None]:
 
 def guard_of(texts: Sequence[str] | None) -> dict[str, int]:
     """Return the limits of the guard that the options replace, by field. Raise `SettingsError` for anything else."""
-    names = [field.name for field in msgspec.structs.fields(VariantLimits)]
+    kinds = {field.name: field.type for field in msgspec.structs.fields(VariantLimits)}
     limits: dict[str, int] = {}
     for text in texts or ():
         name, _, value = text.partition("=")
         if text == "none":
             limits |= msgspec.structs.asdict(UNLIMITED)
-        elif name.replace("-", "_") in names and value.isdecimal():
-            limits[name.replace("-", "_")] = int(value)
+        elif value.isdecimal() and kinds.get(field := name.replace("-", "_")) is int:
+            limits[field] = int(value)
+        elif value in ("0", "1") and kinds.get(field) is bool:
+            limits[field] = value == "1"
         else:
-            known = ", ".join(name.replace("_", "-") for name in names)
+            known = ", ".join(name.replace("_", "-") for name in kinds)
             raise SettingsError([f"--guard is {text!r}; it must be none, or NAME=NUMBER with one of the names {known}"])
     return limits
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from trader.agents.conversation import InvocationLimits
 from trader.agents.domain.conversation import ToolRequest
@@ -21,8 +22,8 @@ from trader.agents.domain.memory import CYCLES_REMEMBERED, PastCall, PastCycle, 
 from trader.agents.domain.messages import decision_json
 from trader.agents.domain.models import Model
 from trader.agents.domain.strategy import Peek, Strategy
-from trader.agents.domain.tools import TOOL_NAMES, TOOLS, BadCall, Change, Decision, decode
-from trader.agents.domain.view import View
+from trader.agents.domain.tools import RECORDED_TOOLS, TOOL_NAMES, BadCall, Change, Decision, Holding, decode
+from trader.agents.domain.view import Memory, View
 from trader.agents.execute import InvocationEnvironment
 from trader.agents.providers.providers import Provider
 from trader.agents.record import InvocationRecord
@@ -54,7 +55,7 @@ class RecordedCall(msgspec.Struct, frozen=True):
 
     @property
     def decision(self) -> Decision:
-        return msgspec.convert(self.arguments, TOOLS[self.tool])
+        return msgspec.convert(self.arguments, RECORDED_TOOLS[self.tool])
 
 
 class RecordedStep(msgspec.Struct, frozen=True, rename="camel"):
@@ -106,7 +107,7 @@ class WorkflowSource(DecisionSource):
             self._seen(ends_at + STALE_AFTER + timedelta(milliseconds=1)) if settings.replay_thinking == "on" else None,
         )
         self._kept_note: str | None = None
-        self._cycles: deque[PastCycle] = deque(maxlen=CYCLES_REMEMBERED)
+        self._cycles = _no_cycles()
         self.cost_usd: Decimal = ZERO
         self.answered_by: str | None = None
         """The name of the model that answered last, as reported by the provider."""
@@ -140,8 +141,7 @@ class WorkflowSource(DecisionSource):
         followed.decisions += record.is_completed
         followed.missed += not record.is_completed
         if done.step_count:
-            calls = [each for call in record.calls if (each := PastCall.of(call)).is_remembered]
-            self._cycles.appendleft(PastCycle(done.started_at, done.response, calls))
+            self._cycles.appendleft(past_cycle(record))
         self._kept_note = next(filter(None, map(note_of, reversed(record.calls))), self._kept_note)
         self.cost_usd += done.cost_usd or ZERO
         self.answered_by = record.answered_by or self.answered_by
@@ -190,6 +190,7 @@ class RecordingStrategySource(DecisionSource):
         self.recorded: list[RecordedInvocation] = []
         self.failure: StrategyError | None = None
         self.answered_by = answered_by(model, strategy)
+        self._cycles = _no_cycles()
 
     def next_after(self, second: int) -> int | None:
         return None if self.failure is not None else (second // self._every_s + 1) * self._every_s
@@ -197,14 +198,25 @@ class RecordingStrategySource(DecisionSource):
     async def run(self, session: AccountSession) -> None:
         followed = session.followed
         followed.decisions += 1
+        session.memory = self._remembered()
         decisions = self.decide(session.peek, session.look)
         if not decisions:
+            self._cycles.appendleft(PastCycle(session.now(), None, ()))
             return
         invocation = followed.invocation = Invocation(self._model, session.now(), decisions)
         session.record = invocation.record
         for number, decision in enumerate(decisions, 1):
             await session.execute(number, decision)
         followed.end_invocation(session.now())
+        self._cycles.appendleft(past_cycle(invocation.record))
+
+    def _remembered(self) -> Memory:
+        """Return the strategy's memory; behind a mask without the names and figures of the real markets."""
+        memory = remember(None, self._cycles)
+        if self._mask is None:
+            return memory
+        decisions = tuple(replace(each, text=self._mask.text(each.text)) for each in memory.decisions)
+        return Memory(decisions=decisions, refused=tuple(map(self._mask.text, memory.refused)))
 
     def decide(self, peek: Peek, look: Callable[[], View]) -> Sequence[Decision]:
         """Return the decisions at this moment, and record them. `look` builds the full view, which is expensive."""
@@ -213,7 +225,8 @@ class RecordingStrategySource(DecisionSource):
         except StrategyError as error:
             self.failure = error
             return ()
-        if decisions:
+        if decisions:  # a service numbers only the changes, and takes the reason of a hold as the text of the answer
+            decisions = sorted(decisions, key=lambda decision: isinstance(decision, Holding))
             calls = [RecordedCall.of(number, decision) for number, decision in enumerate(decisions, 1)]
             step = RecordedStep(peek.now, peek.now, calls)
             self.recorded.append(RecordedInvocation(self._model.id, peek.now, [step]))
@@ -227,6 +240,17 @@ class RecordingStrategySource(DecisionSource):
         if not strategy.may_act(MaskedPeek(peek, mask)):
             return ()
         return [mask.inverse().apply(decision) for decision in strategy.decide(mask.apply(look())) or ()]
+
+
+def _no_cycles() -> deque[PastCycle]:
+    return deque(maxlen=CYCLES_REMEMBERED)
+
+
+def past_cycle(record: InvocationRecord) -> PastCycle:
+    """Return a finished invocation as its agent remembers it."""
+    done = record.invocation
+    calls = [each for call in record.calls if (each := PastCall.of(call)).is_remembered]
+    return PastCycle(done.started_at, done.response, calls)
 
 
 class ReplayedDecisions(DecisionSource):
@@ -306,7 +330,7 @@ def _decision_of(call: ToolCall, inverse: Mask | None) -> Decision | None:
     raw = call.metadata.get("raw")
     if raw is None:
         return None
-    decision = decode(ToolRequest(id="", name=raw["name"], arguments=raw["arguments"]))
+    decision = decode(ToolRequest(id="", name=raw["name"], arguments=raw["arguments"]), RECORDED_TOOLS)
     if isinstance(decision, BadCall):
         return None
     return decision if inverse is None else inverse.apply(decision)

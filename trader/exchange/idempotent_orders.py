@@ -49,12 +49,20 @@ class IdempotentOrders:
 
     async def _first_answer(self, order: Order) -> OrderAnswer | None:
         answer = await first_answer(self._database, order.account_id, order.client_order_id or "")
-        if answer is not None and answer.contents_digest != order.contents_digest():
-            raise Conflict(
-                f"the clientOrderId {order.client_order_id!r} was used for another order of {order.account_id}: "
-                f"{answer.side.value} {format_decimal(answer.requested_quantity)} {answer.symbol}; use a new one"
-            )
-        return answer
+        return None if answer is None else same_contents(order, answer)
+
+
+def same_contents(order: Order, answer: OrderAnswer) -> OrderAnswer:
+    """Return the first answer to a client order id that is used again.
+
+    :raises Conflict: the order that it answered had other contents
+    """
+    if answer.contents_digest != order.contents_digest():
+        raise Conflict(
+            f"the clientOrderId {order.client_order_id!r} was used for another order of {order.account_id}: "
+            f"{answer.side.value} {format_decimal(answer.requested_quantity)} {answer.symbol}; use a new one"
+        )
+    return answer
 
 
 async def first_answer(database: Database, account_id: str, client_order_id: str) -> OrderAnswer | None:

@@ -199,7 +199,7 @@ class Baselines:
             except MarketUnavailable as error:
                 log.warning("%s does not decide: %s", follower.baseline.id, error)
                 continue
-            view = await self._observer.view_of(context, follower.history(now), variant.agent.intervals)
+            view = await self._observer.view_of(context, follower.history(now), variant.agent().shown)
             decisions = [each for each in variant.agent().decide(view) if isinstance(each, Change)]
             follower.waiting = WaitingDecisions(decisions, due) if decisions else None
 

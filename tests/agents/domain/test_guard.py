@@ -143,7 +143,9 @@ def test_times_of_any_zone_are_converted_to_utc() -> None:
     plan = approved(opening(time_exit=later), context()).exit_plan
     assert plan is not None
     assert (plan.time_exit, plan.time_exit.tzinfo if plan.time_exit else None) == (in_utc, UTC)
-    changed = judge_plan(UpdateExitPlan(symbol="BTC", time_exit=later), "BTC", context(held("BTC", Side.LONG, "0.1")))
+    changed = judge_plan(
+        UpdateExitPlan(symbol="BTC", time_exit=later), "BTC", context(held("BTC", Side.LONG, "0.1")), LIMITS
+    )
     assert isinstance(changed, ExitPlan)
     assert (changed.time_exit, changed.time_exit.tzinfo if changed.time_exit else None) == (in_utc, UTC)
     passed = refused(opening(time_exit=NOW.astimezone(zone)), context())
@@ -286,15 +288,15 @@ def test_closing_everything_or_nothing() -> None:
 def test_a_plan_update_changes_only_the_given_fields() -> None:
     plan = ExitPlan(stop=Decimal(95_000), target=Decimal(110_000), invalidation="words")
     now = context(held("BTC", Side.LONG, "0.1", exit_plan=plan))
-    changed = judge_plan(UpdateExitPlan(symbol="BTC", stop=98_000.5), "BTC", now)
+    changed = judge_plan(UpdateExitPlan(symbol="BTC", stop=98_000.5), "BTC", now, LIMITS)
     assert changed == ExitPlan(stop=Decimal("98000.5"), target=Decimal(110_000), invalidation="words")
-    assert isinstance(judge_plan(UpdateExitPlan(symbol="BTC", stop=100_000.0), "BTC", now), GuardRefusal)
-    assert isinstance(judge_plan(UpdateExitPlan(symbol="ETH", stop=1.0), "ETH", now), GuardRefusal)
+    assert isinstance(judge_plan(UpdateExitPlan(symbol="BTC", stop=100_000.0), "BTC", now, LIMITS), GuardRefusal)
+    assert isinstance(judge_plan(UpdateExitPlan(symbol="ETH", stop=1.0), "ETH", now, LIMITS), GuardRefusal)
 
 
 def test_plan_without_a_stop_is_refused() -> None:
     now = context(held("BTC", Side.LONG, "0.1", exit_plan=ExitPlan()))
-    verdict = judge_plan(UpdateExitPlan(symbol="BTC", target=110_000.0), "BTC", now)
+    verdict = judge_plan(UpdateExitPlan(symbol="BTC", target=110_000.0), "BTC", now, LIMITS)
     assert isinstance(verdict, GuardRefusal)
     assert verdict.rule == "stop"
 

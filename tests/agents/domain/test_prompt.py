@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from itertools import pairwise
 from typing import Any
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -74,8 +75,8 @@ MARKET = ObservedMarket(
     last_action=LastAction(action="createPosition", side=Side.LONG, cycles_ago=2),
 )  # fmt: skip
 ORDER = ObservedOrder(
-    symbol="BTC", side=OrderSide.BUY, quantity=D(1), remaining=D(1), limit_price=D(93_500), reduce_only=False,
-    created_at=NOW,
+    id=UUID(int=7), client_order_id="grid-1", symbol="BTC", side=OrderSide.BUY, quantity=D(1), remaining=D(1),
+    limit_price=D(93_500), reduce_only=False, created_at=NOW,
 )  # fmt: skip
 SUPPLEMENTARY = Supplementary(source="taapi.io", venue="binance", interval="1h", fetched_at=NOW)
 VIEW = View(

@@ -207,7 +207,7 @@ def judged(decision: Decision, account: Account, shown: View, variant: VariantId
         case ClosePosition():
             return judge_closing(decision, decision.symbol, context)
         case UpdateExitPlan():
-            return judge_plan(decision, decision.symbol, context)
+            return judge_plan(decision, decision.symbol, context, VARIANTS[variant].limits)
         case _:
             return None
 

@@ -15,6 +15,7 @@ import msgspec
 from trader.agents.domain.invocations import client_order_id
 from trader.agents.domain.models import CYCLE
 from trader.agents.domain.tools import (
+    CancelOrder,
     Change,
     ClosePosition,
     CreatePosition,
@@ -42,6 +43,7 @@ UNLIMITED: Final = VariantLimits(
     day_loss_max_percent=1_000_000,
     reversal_cycles=-1,
     decision_age_max_s=1_000_000_000,
+    stop_required=False,
 )
 """Limits that refuse nothing, so that only the rules of the exchange apply."""
 
@@ -140,8 +142,10 @@ def is_halted(context: RiskContext, limits: VariantLimits) -> bool:
 
 def judge(
     decision: Change, symbol: str, context: RiskContext, limits: VariantLimits
-) -> Approved | ExitPlan | GuardRefusal:
-    """Return the order or exit plan that a decision becomes, or why it is refused."""
+) -> Approved | ExitPlan | CancelOrder | GuardRefusal:
+    """Return the order, exit plan or cancellation that a decision becomes, or why it is refused."""
+    if isinstance(decision, CancelOrder):  # it only reduces risk, however old it is
+        return decision
     if stale := _stale_decision(context, limits):
         return stale
     match decision:
@@ -150,7 +154,7 @@ def judge(
         case ClosePosition():
             return judge_closing(decision, symbol, context)
         case UpdateExitPlan():
-            return judge_plan(decision, symbol, context)
+            return judge_plan(decision, symbol, context, limits)
         case PlaceOrder():
             return judge_order(decision, symbol, context, limits)
 
@@ -159,16 +163,9 @@ def judge_opening(
     decision: CreatePosition, symbol: str, context: RiskContext, limits: VariantLimits
 ) -> Approved | GuardRefusal:
     """Return the order that opens, adds or reverses; a reversal closes the position and opens the quantity at once."""
-    plan = _exit_plan(decision)
-    refusal = (
-        _restriction(context)
-        or _no_fresh_price(symbol, context)
-        or _day_loss(context, limits)
-        or _leverage(decision, symbol, context, limits)
-        or _plan(plan, decision.side, context.marks[symbol], context.now)
-        or _reversal(decision.side, symbol, context, limits)
-        or _notional(decision, symbol, context, limits)
-    )
+    plan, quantity = _exit_plan(decision), from_number(decision.quantity)
+    opening = _Opening(decision.side, quantity, decision.leverage, plan)
+    refusal = _refusal_of_opening(opening, symbol, context, limits)
     if refusal is not None:
         return refusal
     held = context.account.positions.get(symbol)
@@ -176,10 +173,33 @@ def judge_opening(
     return Approved(
         symbol=symbol,
         side=OPENING_SIDE[decision.side],
-        quantity=from_number(decision.quantity) + reversed_quantity,
+        quantity=quantity + reversed_quantity,
         leverage=from_number(decision.leverage),
         exit_plan=plan,
         confidence=from_number(decision.confidence),
+    )
+
+
+class _Opening(NamedTuple):
+    """What an order opens: the side and the quantity, with leverage and exit plan."""
+
+    side: Side
+    quantity: Decimal
+    leverage: float
+    plan: ExitPlan
+
+
+def _refusal_of_opening(
+    opening: _Opening, symbol: str, context: RiskContext, limits: VariantLimits
+) -> GuardRefusal | None:
+    return (
+        _restriction(context)
+        or _no_fresh_price(symbol, context)
+        or _day_loss(context, limits)
+        or _leverage(opening.leverage, symbol, context, limits)
+        or _plan(opening.plan, opening.side, context.marks[symbol], context.now)
+        or _reversal(opening.side, symbol, context, limits)
+        or _notional(opening, symbol, context, limits)
     )
 
 
@@ -192,7 +212,9 @@ def judge_closing(decision: ClosePosition, symbol: str, context: RiskContext) ->
     return Approved(symbol=symbol, side=CLOSING_SIDE[held.side], quantity=held.quantity * fraction, reduce_only=True)
 
 
-def judge_plan(decision: UpdateExitPlan, symbol: str, context: RiskContext) -> ExitPlan | GuardRefusal:
+def judge_plan(
+    decision: UpdateExitPlan, symbol: str, context: RiskContext, limits: VariantLimits
+) -> ExitPlan | GuardRefusal:
     """Return the position's exit plan with the changes of the decision."""
     held = context.account.positions.get(symbol)
     if held is None:
@@ -203,7 +225,7 @@ def judge_plan(decision: UpdateExitPlan, symbol: str, context: RiskContext) -> E
         return refusal
     changed = {name: value for name, value in msgspec.structs.asdict(changes).items() if value is not None}
     plan = msgspec.structs.replace(held.exit_plan, **changed)
-    if plan.stop is None:
+    if plan.stop is None and limits.stop_required:
         return GuardRefusal("stop", f"A stop is mandatory, and the {symbol} position has none: give one.")
     return plan
 
@@ -221,23 +243,11 @@ def judge_order(
     closes = held.quantity if held is not None and is_opposed else ZERO
     if decision.reduce_only or order.quantity <= closes:
         return order if held is not None else _no_position(symbol, context)
-    plan = decision.exit_plan
-    if plan is None or plan.stop is None:
+    plan = order.exit_plan or ExitPlan()
+    if plan.stop is None and limits.stop_required:
         return GuardRefusal("stop", "A stop is mandatory for an order that may open a position: give exitPlan.stop.")
-    opening = CreatePosition(
-        symbol=symbol,
-        side=decision.opens,
-        quantity=float(order.quantity - closes),
-        leverage=decision.leverage or 1.0,
-        stop=plan.stop,
-        target=plan.target,
-        invalidation=plan.invalidation or "",
-        invalidation_price=plan.invalidation_price,
-        time_exit=plan.time_exit,
-        confidence=decision.confidence or 0.0,
-    )
-    verdict = judge_opening(opening, symbol, context, limits)
-    return verdict if isinstance(verdict, GuardRefusal) else order
+    opening = _Opening(decision.opens, order.quantity - closes, decision.leverage or 1.0, plan)
+    return _refusal_of_opening(opening, symbol, context, limits) or order
 
 
 def order_of(decision: PlaceOrder, symbol: str) -> Approved:
@@ -312,14 +322,10 @@ def _day_loss(context: RiskContext, limits: VariantLimits) -> GuardRefusal | Non
     )
 
 
-def _leverage(
-    decision: CreatePosition, symbol: str, context: RiskContext, limits: VariantLimits
-) -> GuardRefusal | None:
+def _leverage(leverage: float, symbol: str, context: RiskContext, limits: VariantLimits) -> GuardRefusal | None:
     for allowed, whose in ((limits.leverage_max, "your variant"), (context.leverage_max[symbol], symbol)):
-        if decision.leverage > allowed:
-            return GuardRefusal(
-                "leverage", f"Leverage {decision.leverage:g} is above the {allowed} that {whose} allows."
-            )
+        if leverage > allowed:
+            return GuardRefusal("leverage", f"Leverage {leverage:g} is above the {allowed} that {whose} allows.")
     return None
 
 
@@ -338,17 +344,15 @@ def _reversal(side: Side, symbol: str, context: RiskContext, limits: VariantLimi
     )
 
 
-def _notional(
-    decision: CreatePosition, symbol: str, context: RiskContext, limits: VariantLimits
-) -> GuardRefusal | None:
+def _notional(opening: _Opening, symbol: str, context: RiskContext, limits: VariantLimits) -> GuardRefusal | None:
     """Limit one position to n × equity, and all positions to max leverage × equity, at the marks and after this order.
 
     Resting orders count with the notional that they would open at their limit prices.
     """
     own_equity, marks = context.equity, context.marks
     held = context.account.positions.get(symbol)
-    quantity = from_number(decision.quantity)
-    if held is not None and held.side is decision.side:
+    quantity = opening.quantity
+    if held is not None and held.side is opening.side:
         quantity += held.quantity
     waiting = {symbol: ZERO}
     for order, opens in openings(context.account):

@@ -15,8 +15,9 @@ _NAMESPACE: Final = UUID("5f0d6a3c-7a0b-5c6e-9a63-2f1f2f0d8c11")
 
 InvocationStatus = Literal["running", "completed", "failed", "timeout"]
 ToolCallType = Literal[
-    "CREATE_POSITION", "CLOSE_POSITION", "UPDATE_EXIT_PLAN", "HOLDING", "FETCH_INDICATORS", "FETCH_ORDER_BOOK", "NOTE"
-]
+    "CREATE_POSITION", "CLOSE_POSITION", "UPDATE_EXIT_PLAN", "HOLDING", "FETCH_INDICATORS", "FETCH_ORDER_BOOK", "NOTE",
+    "CANCEL_ORDER",
+]  # fmt: skip
 ToolCallStatus = Literal["ok", "rejected", "failed"]
 
 

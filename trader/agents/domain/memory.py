@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from trader.agents.domain.invocations import ToolCall, ToolCallStatus, ToolCallType
-from trader.agents.domain.tools import TOOL_CALL_TYPES, TOOLS
+from trader.agents.domain.tools import RECORDED_TOOLS, TOOL_CALL_TYPES
 from trader.agents.domain.view import Memory, PastDecision
 
 DECISIONS_SHOWN: Final = 20
@@ -21,9 +21,12 @@ REFUSAL_MAX: Final = 100
 """Maximum characters of the reason of a refused call."""
 
 DECISION_TYPES: Final[frozenset[ToolCallType]] = frozenset(
-    {"CREATE_POSITION", "CLOSE_POSITION", "UPDATE_EXIT_PLAN", "HOLDING"}
+    {"CREATE_POSITION", "CLOSE_POSITION", "UPDATE_EXIT_PLAN", "CANCEL_ORDER", "HOLDING"}
 )
-_TOOLS: Final[Mapping[ToolCallType, str]] = {kind: name for name, kind in TOOL_CALL_TYPES.items()}
+_TOOLS: Final[Mapping[ToolCallType, str]] = {
+    **{kind: name for name, kind in TOOL_CALL_TYPES.items()},
+    "CANCEL_ORDER": "cancelOrder",
+}
 _LEFT_OUT: Final = frozenset({"invalidation", "invalidationPrice", "confidence"})
 """Arguments that a line omits without losing the decision."""
 
@@ -95,7 +98,7 @@ def _words(call: PastCall) -> str:
     if call.type == "HOLDING" and call.decision is not None:
         return f"holding: {call.decision['reason']}"
     tool = _TOOLS[call.type]
-    values = [(name, (call.decision or {}).get(name)) for name in TOOLS[tool].__struct_encode_fields__]
+    values = [(name, (call.decision or {}).get(name)) for name in RECORDED_TOOLS[tool].__struct_encode_fields__]
     parts = [
         value if isinstance(value, str) else f"{name} {value:.10g}"
         for name, value in values

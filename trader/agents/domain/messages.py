@@ -9,7 +9,7 @@ from trader.agents.domain.conversation import ChatMessage
 from trader.agents.domain.guard import GuardRefusal
 from trader.agents.domain.invocations import ToolCallStatus
 from trader.agents.domain.prompt import CANDLE_COLUMNS, candle_rows, indicator_values, json_text
-from trader.agents.domain.tools import Decision
+from trader.agents.domain.tools import CancelOrder, Decision
 from trader.core.clock import iso
 from trader.core.money import format_decimal
 from trader.exchange.domain.account import Account, Marks, available_cash, equity
@@ -67,6 +67,11 @@ def refused(refusal: GuardRefusal) -> Outcome:
 def plan_outcome(plan: ExitPlan, refusal: str | None) -> Outcome:
     """Return the outcome of setting an exit plan; `refusal` is the refusal by the exchange."""
     return ("ok", {"exitPlan": plan_json(plan)}) if refusal is None else refused(GuardRefusal(EXCHANGE, refusal))
+
+
+def cancel_outcome(decision: CancelOrder, refusal: str | None) -> Outcome:
+    """Return the outcome of a cancellation; `refusal` says why there was nothing to cancel."""
+    return ("ok", {"cancelled": decision.order_id}) if refusal is None else refused(GuardRefusal(EXCHANGE, refusal))
 
 
 def order_outcome(answer: OrderAnswer | None) -> Outcome:

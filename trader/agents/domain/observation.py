@@ -11,6 +11,7 @@ import msgspec
 from trader.agents.domain.guard import LastTrade, RiskContext
 from trader.agents.domain.view import (
     LastAction,
+    Memory,
     ObservedAccount,
     ObservedMarket,
     ObservedOrder,
@@ -22,6 +23,7 @@ from trader.agents.domain.view import (
 from trader.core.money import ZERO, divide
 from trader.core.statistics import EquityPoint, daily_closes, max_drawdown, sharpe_ratio
 from trader.exchange.domain.account import Account, Marks, Trade, equity, exposure, liquidation_price, reserved
+from trader.exchange.domain.ledger import ExchangeRules
 from trader.exchange.domain.orders import Side
 from trader.market.domain.markets import Candle, Market
 
@@ -49,10 +51,8 @@ def observe_account(context: RiskContext, recorded_peak: Decimal | None, taker_r
     )
 
 
-def observe_positions(
-    account: Account, marks: Marks, markets: Mapping[str, Market] | None
-) -> tuple[ObservedPosition, ...]:
-    """Return the open positions, oldest first. Without `markets` they have no liquidation prices."""
+def observe_positions(account: Account, marks: Marks, markets: Mapping[str, Market]) -> tuple[ObservedPosition, ...]:
+    """Return the open positions, oldest first."""
     ordered = sorted(account.positions.items(), key=lambda item: (item[1].opened_at, item[0]))
     return tuple(
         ObservedPosition(
@@ -68,7 +68,7 @@ def observe_positions(
             fees=position.fees,
             funding=position.funding,
             risk=position.risk,
-            liquidation_price=None if markets is None else liquidation_price(account, symbol, marks, markets),
+            liquidation_price=liquidation_price(account, symbol, marks, markets),
             exit_plan=position.exit_plan,
             confidence=position.confidence,
             opened_at=position.opened_at,
@@ -153,14 +153,13 @@ def _fall_percent(start: Decimal, end: Decimal) -> Decimal:
     return max(ZERO, divide(100 * (start - end), start)) if start > 0 else ZERO
 
 
-def change_24h_percent(price: Decimal, session: Sequence[Candle], now: datetime) -> float | None:
-    """Return the change from the price 24 hours before the last full hour; None if that price is unknown.
+def opened_a_day_ago(session: Sequence[Candle], now: datetime) -> float | None:
+    """Return the price 24 hours before the last full hour; None if it is unknown.
 
     `session` has the last closed candles of a short interval.
     """
     moment = now.replace(minute=0, second=0, microsecond=0) - timedelta(hours=24)
-    opened = next((candle.open for candle in session if candle.open_time == moment), None)
-    return round(100 * (float(price) / opened - 1), 4) if opened else None
+    return next((candle.open for candle in session if candle.open_time == moment), None)
 
 
 class RunHistory(msgspec.Struct, frozen=True, kw_only=True):
@@ -206,17 +205,32 @@ class RunHistory(msgspec.Struct, frozen=True, kw_only=True):
     def view(
         self,
         context: RiskContext,
-        positions: tuple[ObservedPosition, ...],
         markets: Mapping[str, ObservedMarket],
-        taker_rate: Decimal,
+        rules: ExchangeRules,
+        *,
+        stats: ObservedStats,
+        memory: Memory,
+        every_minutes: int,
+        restriction: str | None,
     ) -> View:
-        """Return the view of the context's account."""
+        """Return the view of the context's account in these markets. Services and backtests assemble views only here,
+        and every field has its value from here or from `ObservedMarket.of`, so no view lacks a field of the other."""
         return View(
             at=context.now,
-            account=observe_account(context, self.peak, taker_rate),
-            positions=positions,
+            account=observe_account(context, self.peak, rules.taker_rate),
+            positions=observe_positions(context.account, context.marks, rules.markets),
             trades=self.trades,
-            stats=self.stats,
-            markets=markets,
+            stats=stats,
+            markets={symbol: self._with_last_action(market, context) for symbol, market in markets.items()},
             orders=observe_orders(context.account),
+            memory=memory,
+            every_minutes=every_minutes,
+            restriction=restriction,
         )
+
+    def _with_last_action(self, market: ObservedMarket, context: RiskContext) -> ObservedMarket:
+        fill = self.actions.get(market.symbol)
+        if fill is None:
+            return market
+        action = observe_last_action(market.symbol, context, closed=fill.closed)
+        return msgspec.structs.replace(market, last_action=action)

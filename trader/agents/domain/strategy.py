@@ -3,14 +3,17 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from trader.agents.domain.tools import Decision
-from trader.agents.domain.view import VariantLimits, View
+from trader.agents.domain.view import HISTORY_CANDLES, Shown, VariantLimits, View
 from trader.core.variant_id import VariantId
 from trader.exchange.domain.account import Account
 from trader.market.domain.indicators import Indicators
 from trader.market.domain.markets import Interval, Market
+
+HISTORY_MAX: Final = 1000
+"""The most closed candles of an interval that a view can show: as many as a service keeps."""
 
 
 class Peek(Protocol):
@@ -50,18 +53,29 @@ class Strategy:
     intervals: Sequence[Interval] = ("15m",)
     """The intervals of the candles and indicators in its view."""
 
+    history: int = HISTORY_CANDLES
+    """The number of last closed candles of each interval in its view, at most `HISTORY_MAX`."""
+
+    warm_up: int = 0
+    """It is asked for decisions only once every market in its view has this many closed candles of each interval."""
+
     deadline_s: float = 10.0
     """Real time in seconds that a decision may take; a longer one fails."""
 
     limits: VariantLimits = VariantLimits(leverage_max=10)
     """The limits of the guard, set before the first decision."""
 
+    @property
+    def shown(self) -> Shown:
+        """What its view shows of each market: for a built-in agent, little."""
+        return Shown(tuple(self.intervals), series=1)
+
     def decide(self, view: View) -> Iterable[Decision] | None:
         """Return the decisions of one cycle, to be executed in this order; None or an empty iterable: do nothing."""
         raise NotImplementedError
 
     def may_act(self, peek: Peek) -> bool:
-        """Return False if nothing can be decided now. A backtest then skips the view and the decision."""
+        """Return False if `decide` would return nothing now. A backtest then skips the view and the decision."""
         return True
 
     def save(self) -> Any:

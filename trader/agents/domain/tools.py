@@ -131,6 +131,9 @@ class Holding(Tool, frozen=True, kw_only=True):
     reason: Annotated[str, Meta(min_length=1, max_length=4000, description="Why, with the figures that decided it.")]
 
 
+AgentOrderId = Annotated[str, Meta(pattern=r"^[ -~]{1,128}$(?!\n)", description="Your own id of this order.")]
+
+
 class PlannedExit(Tool, frozen=True, kw_only=True):
     """When to close the position that an order opens. A stop is mandatory for orders that may open."""
 
@@ -151,7 +154,9 @@ class PlaceOrder(Tool, frozen=True, kw_only=True):
         Meta(description="`long` is the same as `buy`, and `short` the same as `sell`."),
     ]
     quantity: Annotated[float, Meta(gt=0, le=1e12, description="Size in base units; rounded down to the lot.")]
-    client_order_id: Annotated[str, Meta(pattern=r"^[ -~]{1,128}$(?!\n)", description="Your own id of this order.")]
+    client_order_id: Annotated[AgentOrderId | None, Meta(description="Your own id of this order; null for none.")] = (
+        None
+    )
     type: OrderType = OrderType.MARKET
     limit_price: Annotated[Price | None, Meta(description="For limit orders only.")] = None
     leverage: Annotated[
@@ -165,7 +170,7 @@ class PlaceOrder(Tool, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.type is OrderType.LIMIT) != (self.limit_price is not None):
+        if (self.type == OrderType.LIMIT) != (self.limit_price is not None):  # strategies may give it as text
             raise ValueError("`limitPrice` is required for a limit order, and has no use for a market order")
 
     @property
@@ -174,7 +179,14 @@ class PlaceOrder(Tool, frozen=True, kw_only=True):
         return Side.LONG if self.side in ("buy", "long") else Side.SHORT
 
 
-Change = CreatePosition | ClosePosition | UpdateExitPlan | PlaceOrder
+class CancelOrder(Tool, frozen=True, kw_only=True):
+    """Cancel a resting order of a market."""
+
+    symbol: Symbol
+    order_id: Annotated[str, Meta(min_length=1, max_length=64, description="The `id` of a resting order.")]
+
+
+Change = CreatePosition | ClosePosition | UpdateExitPlan | PlaceOrder | CancelOrder
 """The decisions that change the books."""
 
 Decision = Change | FetchIndicators | FetchOrderBook | Note | Holding
@@ -206,7 +218,7 @@ TOOL_CALL_TYPES: Final[Mapping[str, ToolCallType]] = {
 """The type recorded for a call of each tool: its name in uppercase."""
 
 PLACE_ORDER: Final = "placeOrder"
-"""The tool that only external agents have: the simulator's order, placed through the guard."""
+"""The tool that only external agents and strategies have: the simulator's order, placed through the guard."""
 
 AGENT_TOOLS: Final[Mapping[str, type[Decision]]] = {
     PLACE_ORDER: PlaceOrder,
@@ -219,8 +231,8 @@ AGENT_TOOLS: Final[Mapping[str, type[Decision]]] = {
 }
 """The tools of external agents by procedure name, which equals the simulator's if it has the procedure."""
 
-RECORDED_TOOLS: Final[Mapping[str, type[Decision]]] = {**TOOLS, PLACE_ORDER: PlaceOrder}
-"""The tools by the names under which the calls of all agents are recorded."""
+RECORDED_TOOLS: Final[Mapping[str, type[Decision]]] = {**TOOLS, PLACE_ORDER: PlaceOrder, "cancelOrder": CancelOrder}
+"""The tools by the names under which the calls of all agents are recorded. Strategies may use all that change books."""
 
 TOOL_NAMES: Final[Mapping[type[Decision], str]] = {struct: name for name, struct in RECORDED_TOOLS.items()}
 
@@ -258,6 +270,8 @@ def call_type(request: ToolRequest, decision: Decision | None) -> ToolCallType:
     """Return the recorded type of the call. A call of an unknown tool does nothing, so its type is HOLDING."""
     if isinstance(decision, PlaceOrder):
         return "CLOSE_POSITION" if decision.reduce_only else "CREATE_POSITION"
+    if isinstance(decision, CancelOrder):
+        return "CANCEL_ORDER"
     return TOOL_CALL_TYPES.get(request.name, "HOLDING")
 
 

@@ -5,19 +5,42 @@ values are None: an indicator without enough history, a ratio without a value. A
 `markets`. Models see the field names in this order.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from decimal import Decimal
-from typing import Final, Literal
+from operator import itemgetter
+from typing import Final, Literal, NamedTuple
+from uuid import UUID
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from trader.exchange.domain.orders import ExitPlan, OrderSide, Side
 from trader.market.domain.indicators import Indicators
 from trader.market.domain.markets import Candle, Interval, Market, Quote
 
+HISTORY_CANDLES: Final = 300
+"""Number of closed candles from which each set of indicators is computed: at 5 minutes they cover a whole day."""
+
+CANDLES_SHOWN: Final = 24
+"""Number of last closed candles of each interval that models see."""
+
 SERIES_SHOWN: Final = 3
 """Number of last closed candles for which an AI model sees the indicators that its prompt names."""
+
+
+Column = npt.NDArray[np.float64]
+"""One figure of successive candles, as numpy, pandas and TA-Lib take it."""
+
+
+class Shown(NamedTuple):
+    """What a view shows of each market: for each of the intervals the last closed candles, as many as `candles`, and
+    the indicators at the last `series` of them."""
+
+    intervals: tuple[Interval, ...]
+    candles: int = CANDLES_SHOWN
+    series: int = SERIES_SHOWN
 
 
 class VariantLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +50,8 @@ class VariantLimits(msgspec.Struct, frozen=True, kw_only=True):
     `position_notional_max` is the highest notional of one position as a multiple of equity. After a loss of
     `day_loss_max_percent` of the day's opening equity, only reducing is allowed until 00:00 UTC. A position may not be
     reversed within `reversal_cycles` cycles of the last trade in its market. A decision made more than
-    `decision_age_max_s` seconds after its view is refused, since the market has moved on.
+    `decision_age_max_s` seconds after its view is refused, since the market has moved on. `stop_required`: a position
+    needs a stop.
     """
 
     leverage_max: int
@@ -35,6 +59,7 @@ class VariantLimits(msgspec.Struct, frozen=True, kw_only=True):
     day_loss_max_percent: int = 10
     reversal_cycles: int = 3
     decision_age_max_s: int = 120
+    stop_required: bool = True
 
 
 class ObservedAccount(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -131,6 +156,8 @@ class LastAction(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 class ObservedOrder(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """A limit order that waits for its price; `remaining` of its `quantity` is not filled yet."""
 
+    id: UUID
+    client_order_id: str | None
     symbol: str
     side: OrderSide
     quantity: Decimal
@@ -202,13 +229,53 @@ class ObservedMarket(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     leverage_max: int
     candles: Mapping[Interval, tuple[Candle, ...]] = {}
     indicators: Mapping[Interval, Indicators] = {}
-    indicator_history: Mapping[Interval, Sequence[Indicators]] = {}
+    indicator_history: Mapping[Interval, tuple[Indicators, ...]] = {}
     last_action: LastAction | None = None
     supplementary: Supplementary | None = None
 
+    def opens(self, interval: Interval) -> Column:
+        """Return the opens of the shown candles of an interval, ascending."""
+        return self._column(interval, 1)
+
+    def highs(self, interval: Interval) -> Column:
+        """Return the highs of the shown candles of an interval, ascending."""
+        return self._column(interval, 2)
+
+    def lows(self, interval: Interval) -> Column:
+        """Return the lows of the shown candles of an interval, ascending."""
+        return self._column(interval, 3)
+
+    def closes(self, interval: Interval) -> Column:
+        """Return the closes of the shown candles of an interval, ascending."""
+        return self._column(interval, 4)
+
+    def volumes(self, interval: Interval) -> Column:
+        """Return the volumes of the shown candles of an interval, ascending."""
+        return self._column(interval, 5)
+
+    def _column(self, interval: Interval, place: int) -> Column:
+        return np.fromiter(map(itemgetter(place), self.candles[interval]), np.float64, len(self.candles[interval]))
+
     @classmethod
-    def of(cls, market: Market, quote: Quote, now: datetime, funding_rate: Decimal) -> "ObservedMarket":
-        """Return a market with only its rules and prices."""
+    def of(
+        cls,
+        market: Market,
+        quote: Quote,
+        now: datetime,
+        *,
+        opened_a_day_ago: float | None,
+        funding_rate: Decimal,
+        open_interest: Decimal | None,
+        candles: Mapping[Interval, tuple[Candle, ...]],
+        indicators: Mapping[Interval, Indicators],
+        indicator_history: Mapping[Interval, tuple[Indicators, ...]],
+        supplementary: Supplementary | None,
+    ) -> "ObservedMarket":
+        """Return a market as of a quote, before anybody's last action in it.
+
+        `opened_a_day_ago` is the price 24 hours before the last full hour; None: unknown.
+        """
+        change = round(100 * (float(quote.mark) / opened_a_day_ago - 1), 4) if opened_a_day_ago else None
         return cls(
             symbol=market.symbol,
             quoted_at=quote.at,
@@ -217,11 +284,17 @@ class ObservedMarket(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
             bid=quote.bid,
             ask=quote.ask,
             spread=quote.ask - quote.bid,
+            change_24h_percent=change,
             funding_rate=funding_rate,
+            open_interest=open_interest,
             tick=market.tick,
             lot=market.lot,
             min_notional=market.min_notional,
             leverage_max=market.leverage_max,
+            candles=candles,
+            indicators=indicators,
+            indicator_history=indicator_history,
+            supplementary=supplementary,
         )
 
 

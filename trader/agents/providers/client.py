@@ -19,6 +19,7 @@ import msgspec
 
 from trader.agents.domain.conversation import ModelAnswer, Turn
 from trader.agents.domain.models import RESERVED_REQUEST_FIELDS, Model, ProviderDefinition
+from trader.agents.domain.view import Shown
 from trader.agents.providers.attempts import (
     AttemptTotals,
     FieldRefused,
@@ -51,7 +52,6 @@ from trader.agents.providers.replies import ChatCompletion, answer_of, decode_re
 from trader.agents.providers.responses import ResponsesWire
 from trader.agents.variants import VARIANTS
 from trader.core.errors import ProviderError, ProviderTimeout
-from trader.market.domain.markets import Interval
 from trader.settings.forms import Secret
 
 ATTEMPT_LIMIT_S = 120.0
@@ -179,9 +179,9 @@ class ProviderClient:
         left_out = self._left_out.get((model.id, model.router_model_name), {})
         return {field for field, until_s in left_out.items() if until_s > self._timing.timer()}
 
-    async def intervals(self, model: Model) -> Sequence[Interval]:
-        """Return the intervals of the model's variant."""
-        return VARIANTS[model.variant].intervals
+    async def shown(self, model: Model) -> Shown:
+        """Return what the model's variant shows."""
+        return Shown(VARIANTS[model.variant].intervals)
 
     async def answer(self, turn: Turn) -> ModelAnswer:
         """Ask the provider.

@@ -1,7 +1,7 @@
 """Providers of decisions: the table of AI providers, and the rule agents, which need no network."""
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from decimal import Decimal
 from typing import Final, Protocol
 
@@ -10,12 +10,12 @@ import msgspec
 from trader.agents.domain.conversation import ModelAnswer, Turn
 from trader.agents.domain.models import CODE_PROVIDERS, Model, ProviderDefinition, TokenPrice
 from trader.agents.domain.tools import request_of
+from trader.agents.domain.view import Shown
 from trader.agents.models_file import provider_issues
 from trader.agents.providers.client import PROTOCOLS, AttemptTiming, ProviderAccess, ProviderClient
 from trader.agents.providers.protocols import ANSWER_TOKENS_MIN, THINKING_TOKENS_MIN, thinking_budget
 from trader.agents.providers.strategy_process import StrategyProvider, StrategyStates
 from trader.agents.variants import VARIANTS
-from trader.market.domain.markets import Interval
 from trader.settings.providers import PROVIDERS as SHIPPED
 from trader.settings.providers import ProviderSettings, name_of_keys
 from trader.settings.settings import Settings
@@ -44,8 +44,8 @@ class Provider(Protocol):
         """Return the fields omitted from a model's requests because the provider refused them."""
         ...
 
-    async def intervals(self, model: Model) -> Sequence[Interval]:
-        """Return the intervals of the candles and indicators in a model's view.
+    async def shown(self, model: Model) -> Shown:
+        """Return what a model's view shows of each market.
 
         :raises ProviderError: the model cannot be called
         """
@@ -71,8 +71,8 @@ class RuleProvider:
     def left_out(self, model: Model) -> Collection[str]:
         return ()
 
-    async def intervals(self, model: Model) -> Sequence[Interval]:
-        return VARIANTS[model.variant].agent.intervals
+    async def shown(self, model: Model) -> Shown:
+        return VARIANTS[model.variant].agent().shown
 
     async def answer(self, turn: Turn) -> ModelAnswer:
         variant = VARIANTS[turn.model.variant]

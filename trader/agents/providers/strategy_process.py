@@ -26,12 +26,11 @@ import msgspec
 from trader.agents.domain.conversation import ModelAnswer, ToolRequest, Turn
 from trader.agents.domain.models import Model
 from trader.agents.domain.tools import Decision, Holding, request_of
-from trader.agents.domain.view import VariantLimits, View
+from trader.agents.domain.view import Shown, VariantLimits, View
 from trader.agents.strategy_files import load_strategy
 from trader.agents.variants import VARIANTS
 from trader.core.errors import ProviderError, SettingsError, StrategyError
 from trader.core.files import is_secret_name
-from trader.market.domain.markets import Interval
 
 START_LIMIT_S: Final = 30.0
 """How long a process may take to load its strategy."""
@@ -91,7 +90,7 @@ class Begin(msgspec.Struct):
 class Begun(msgspec.Struct):
     """The first line that a process writes."""
 
-    intervals: Sequence[Interval] = ()
+    shown: Shown = Shown(())
     deadline_s: float = 0.0
     digest: str = ""
     error: str | None = None
@@ -155,9 +154,9 @@ class StrategyProvider:
     def left_out(self, model: Model) -> Collection[str]:
         return ()
 
-    async def intervals(self, model: Model) -> Sequence[Interval]:
-        """Return the intervals that the strategy declares. Raise `ProviderError`."""
-        return (await self._running(model)).begun.intervals
+    async def shown(self, model: Model) -> Shown:
+        """Return what the strategy wants to see. Raise `ProviderError`."""
+        return (await self._running(model)).begun.shown
 
     async def answer(self, turn: Turn) -> ModelAnswer:
         """Return the decisions about a view. Raise `ProviderError`."""
@@ -322,7 +321,7 @@ def main() -> None:
         answers.write(msgspec.json.encode(Begun(error=str(error))) + b"\n")
         return
     signal.alarm(0)
-    begun = Begun(strategy.intervals, strategy.deadline_s, strategy.digest)
+    begun = Begun(strategy.shown, strategy.deadline_s, strategy.digest)
     answers.write(msgspec.json.encode(begun) + b"\n")
     views = msgspec.json.Decoder(View)
     while time.process_time() < RENEWED_AFTER_S and (line := lines.readline()):

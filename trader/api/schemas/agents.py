@@ -9,6 +9,7 @@ from msgspec import Meta
 from trader.agents.domain.invocations import ToolCallStatus
 from trader.agents.domain.models import DeclaredName, Model, PromptDigest
 from trader.agents.domain.tools import (
+    AgentOrderId,
     ClosePosition,
     FetchIndicators,
     FetchOrderBook,
@@ -69,6 +70,7 @@ class ViewOutput(Wire, kw_only=True):
 
 
 class AgentOrderInput(PlaceOrder, frozen=True, kw_only=True):
+    client_order_id: AgentOrderId
     view_id: ViewId
     account_id: AccountId | None = None
 

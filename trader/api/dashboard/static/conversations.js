@@ -16,6 +16,7 @@ const NAMES = {
   FETCH_INDICATORS: 'indicators',
   FETCH_ORDER_BOOK: 'book',
   NOTE: 'note',
+  CANCEL_ORDER: 'cancel',
 }
 const ACTS = ['CREATE_POSITION', 'CLOSE_POSITION', 'UPDATE_EXIT_PLAN']
 const KINDS = { rejected: 'loss', failed: 'warn' }
