@@ -12,6 +12,7 @@ from uuid import UUID
 import orjson
 import pytest
 from support.trading_floor import Floor, calling, hold, open_floor, opening
+from support.waiting import until
 
 from trader.__main__ import main
 from trader.agents.invocations import FinishedInvocation
@@ -134,8 +135,7 @@ async def test_an_order_that_met_no_book_is_reproduced(database: Database) -> No
         await floor.add("ada")
         floor.provider.scripts["ada"] = [calling(opening()), hold()]
         await floor.start_batch()
-        while not floor.market.orders_waiting:
-            await asyncio.sleep(0)
+        await until(lambda: floor.market.orders_waiting)
         following = asyncio.create_task(floor.market.run(floor.exchange.on_tick, floor.clock.now()))
         await floor.idle()  # the source has no more ticks
         following.cancel()

@@ -161,8 +161,7 @@ async def test_cancellation_before_its_order_was_placed(database: Database) -> N
         await floor.add("ada")
         floor.provider.scripts["ada"] = [calling(opening())]
         await floor.start_batch()
-        while not floor.market.orders_waiting:
-            await asyncio.sleep(0)
+        await until(lambda: floor.market.orders_waiting)
         await floor.agents.close()
         (record,) = await floor.invocations.finished()
         (call,) = record.tool_calls
@@ -243,8 +242,7 @@ async def test_at_most_max_parallel_models_of_one_name_run_at_once(database: Dat
         await floor.add(*names, router_model="lab/one")
         floor.provider.scripts = {name: [wait] for name in names}
         await floor.start_batch()
-        while floor.provider.active < 3:
-            await asyncio.sleep(0)
+        await until(lambda: floor.provider.active == 3)
         assert sorted(floor.agents.running()) == names[:3]
         await floor.start_batch()
         assert floor.agents.skipped == {"running": 3, "waiting": 5}

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.waiting import turns, until
 
 from trader.api.broadcast import Broadcaster, EventBroadcaster, EventRing
 from trader.api.state_broadcast import StateBroadcaster, StateOptions
@@ -135,14 +136,14 @@ async def test_concurrent_events_are_sent_together_and_a_new_subscriber_gets_onl
     assert subscriber.take() == b""
     newcomer = join(broadcaster)
     broadcaster.post("step", b"c")
-    await asyncio.sleep(0)
+    await turns(1)
     assert subscriber.take() == shown(b"a", b"b", b"c")
     assert newcomer.take() == HELLO + shown(b"c")
     for _ in range(1000):
         broadcaster.post("step", b"x")
     flood = subscriber.take()
     assert len(flood) >= len(shown(b"x")) * 768  # a flood does not pile up either
-    await asyncio.sleep(0)
+    await turns(1)
     assert flood + subscriber.take() == shown(*[b"x"] * 1000)
     await broadcaster.close()
 
@@ -231,7 +232,7 @@ async def test_nothing_is_loaded_without_subscribers() -> None:
         loads = source.loads
         for _ in range(5):
             broadcaster.changed()
-            await asyncio.sleep(0)
+            await turns(1)
         assert source.loads == loads == 1
 
 
@@ -276,7 +277,7 @@ async def test_events_between_two_loads_share_the_next() -> None:
         await taken(subscriber)
         while (elapsed_s := asyncio.get_running_loop().time() - began) < 0.2:
             broadcaster.changed()
-            await asyncio.sleep(0)
+            await turns(1)
         assert 2 <= source.loads <= elapsed_s / 0.05 + 2
 
 
@@ -290,8 +291,7 @@ async def test_new_subscribers_do_not_delay_common_messages() -> None:
         assert await taken(subscriber) == b"data: 1\n\n"
         newcomer = join(broadcaster)
         broadcaster.changed()
-        for _ in range(100):
-            await asyncio.sleep(0)
+        await turns(100)
         assert (source.loads, subscriber.take(), newcomer.take()) == (2, b"", b"")
 
 
@@ -316,16 +316,14 @@ async def test_an_urgent_change_is_patched_at_once() -> None:
         await taken(patched)  # from now on, patches wait for an hour
         source.state = 1
         broadcaster.changed()
-        for _ in range(100):
-            await asyncio.sleep(0)
+        await turns(100)
         assert patched.take() == b""
         broadcaster.changed(urgent=True)
         broadcaster.changed()
         assert await taken(patched) == b"data: 1\n\n"
         source.state = 2
         broadcaster.changed()
-        for _ in range(100):
-            await asyncio.sleep(0)
+        await turns(100)
         assert patched.take() == b"", "only the urgent change is sent at once"
 
 
@@ -355,7 +353,7 @@ async def test_the_last_state_arrives_as_a_patch_when_its_time_has_come() -> Non
         for state in range(1, 101):
             source.state = state
             broadcaster.changed()
-            await asyncio.sleep(0)
+            await turns(1)
         while await taken(patched) != b"data: 100\n\n":
             pass
         elapsed_s = asyncio.get_running_loop().time() - began
@@ -386,7 +384,7 @@ async def test_loads_stay_few_with_any_number_of_subscribers_and_events() -> Non
         while (elapsed_s := loop.time() - began_s) < 0.4:
             newcomers = [join(broadcaster) for _ in range(5)]
             broadcaster.changed()
-            await asyncio.sleep(0)
+            await turns(1)
             for newcomer in newcomers:
                 broadcaster.unsubscribe(newcomer)
         assert 2 <= source.loads <= 2 * (elapsed_s / 0.05 + 1)
@@ -408,8 +406,7 @@ async def test_an_unavailable_state_ends_only_new_subscribers_and_is_retried(
         assert newcomer.error is source.error
         source.state = 7
         broadcaster.changed()
-        while broadcaster.failures < 3:
-            await asyncio.sleep(0)
+        await until(lambda: broadcaster.failures == 3)
         source.error = None
         assert await taken(subscriber) == b"data: 7\n\n"
         assert not subscriber.ended
@@ -423,8 +420,7 @@ async def test_a_bug_in_a_load_is_logged_and_the_next_event_is_served(caplog: py
         await taken(subscriber)
         source.error = KeyError("BTC")
         broadcaster.changed()
-        while not broadcaster.failures:
-            await asyncio.sleep(0)
+        await until(lambda: broadcaster.failures)
         source.error = None
         broadcaster.changed()
         assert await taken(subscriber) == b"data: 0\n\n"

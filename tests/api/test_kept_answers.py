@@ -17,6 +17,7 @@ from support.records import make_model
 from support.scripted import START, ScriptedSource, make_settings, make_tick
 from support.served import AppClient, make_app
 from support.venue import make_exchange
+from support.waiting import turns, until
 
 from trader.agents.invocations import InvocationReader
 from trader.agents.providers.providers import Providers, RuleProvider
@@ -222,9 +223,7 @@ class Reader:
         async with self._desk.database.connection() as conn:
             await upsert_relay(conn, self._number, record, context.exchange.term or 0)
         await self._role.take_role()
-        async with asyncio.timeout(5):
-            while dict(self._market.marks) != dict(context.market.marks):
-                await asyncio.sleep(0)
+        await until(lambda: dict(self._market.marks) == dict(context.market.marks))
 
     async def call(self, name: str, asked: dict[str, object]) -> Answer:
         return await self.dispatcher.cached_or_call(self._targets[name], json.dumps(asked).encode(), ANYBODY, "reader")
@@ -341,7 +340,7 @@ async def test_a_caller_that_waited_for_a_failure_computes_its_own_response() ->
         return Answer(503 if first else 200, b"")
 
     waiting = [asyncio.create_task(kept.make(("a", b""), 1, make)) for _ in range(5)]
-    await asyncio.sleep(0)
+    await turns(1)
     assert tries == 1
     gate.set()
     assert sorted(answer.status for answer in await asyncio.gather(*waiting)) == [200] * 4 + [503]
@@ -360,8 +359,7 @@ async def test_while_all_calls_fail_no_caller_waits_in_a_queue() -> None:
 
     waiting = [asyncio.create_task(kept.make(("a", b""), 1, make)) for _ in range(20)]
     for gate in gates:
-        for _ in range(5):
-            await asyncio.sleep(0)
+        await turns(5)
         at_once = began
         gate.set()
     assert at_once == 20, "the first, the second, and then all others at once"
@@ -379,7 +377,7 @@ async def test_waiting_callers_share_an_uncached_response() -> None:
         return Answer(200, b"too long to be kept")
 
     waiting = [asyncio.create_task(kept.make(("a", b""), 1, make)) for _ in range(5)]
-    await asyncio.sleep(0)
+    await turns(1)
     gate.set()
     assert {answer.status for answer in await asyncio.gather(*waiting)} == {200}
     assert (tries, len(kept), kept.size) == (1, 0, 0)
@@ -393,7 +391,7 @@ async def test_a_response_for_an_old_token_is_not_cached_for_the_new_one() -> No
         return Answer(200, b"old")
 
     older = asyncio.create_task(kept.make(("a", b""), 1, slow))
-    await asyncio.sleep(0)
+    await turns(1)
     assert (await kept.make(("a", b""), 2, answer_of(b"new"))).body == b"new"
     gate.set()
     assert (await older).body == b"old"

@@ -188,7 +188,7 @@ async def test_a_thousand_accounts_do_not_block_other_calls() -> None:
     task = asyncio.ensure_future(stream_table.position_entries(exchange, {}))
     turns = 0
     while not task.done():
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # one turn of the loop
         turns += 1
     assert len(task.result()) == 1000
     assert turns >= 1000 // stream_table.ACCOUNTS_AT_ONCE

@@ -15,7 +15,7 @@ from aiohttp import web
 from support.manual_clock import ManualClock
 from support.run_profile import runs_all
 from support.served import make_stream_app
-from support.waiting import until
+from support.waiting import turns, until
 
 from trader.api.stream_messages import EventsMessage, Message, NumberedEvent, StateMessage
 from trader.api.streams import PING, Broadcasters, Timing
@@ -207,7 +207,7 @@ async def test_each_event_reaches_its_streams() -> None:
         async def updates(*names: str) -> None:
             for name in names:
                 service.sources[name].state = service.sources[name].loads
-            await asyncio.sleep(0)
+            await turns(1)
             for name in names:
                 assert await clients[name].event() == (None, service.sources[name].state)
 
@@ -398,7 +398,7 @@ async def test_a_slow_reader_gets_the_newest_state() -> None:
             service.broadcasters.states["positions"].send(
                 StateMessage("positions", b"[%d, %b]" % (number, b",".join([b"123456789"] * 5000)))
             )
-            await asyncio.sleep(0)
+            await turns(1)
         seen: list[int] = []
         while not seen or seen[-1] < 299:
             seen.append((await client.event())[1][0])
@@ -412,7 +412,7 @@ async def test_a_workflow_reader_with_a_full_backlog_is_dropped() -> None:
         text = "long " * 2000
         for _ in range(200):  # 2 MB, more than sockets and backlog hold
             service.events.publish(WorkflowProgress("workflow:step", START, {"modelId": "apex", "text": text}))
-            await asyncio.sleep(0)
+            await turns(1)
         assert service.broadcasters.workflow.dropped == 1
         await service.emptied()
         with pytest.raises((EOFError, OSError)):

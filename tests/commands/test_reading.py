@@ -18,6 +18,7 @@ from support.records import HOUR, START, add_invocation, add_model, add_trade
 from support.served import make_health_app, served
 from support.service_parts import NAMES, ServiceParts
 from support.sinks import sinks
+from support.waiting import until
 
 from trader.agents.domain.models import Model, ModelConfiguration, TokenPrice
 from trader.agents.sql.models import upsert_model
@@ -374,9 +375,7 @@ async def test_recorded_checks_are_metrics(rows: None, call: Call, database: Dat
     assert (await call("verify", "--record")).code == 0
     maintenance = Maintenance()
     watching = asyncio.create_task(maintenance.watch(database))
-    async with asyncio.timeout(30):
-        while not maintenance.runs:
-            await asyncio.sleep(0.01)
+    await until(lambda: maintenance.runs)
     watching.cancel()
     problems = {run.task: run.problems > 0 for run in maintenance.runs}
     assert problems == {"audit": True, "verify": False}

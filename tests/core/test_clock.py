@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.manual_clock import ManualClock
 from support.settable_clock import SettableClock
+from support.waiting import turns
 
 from trader.core.clock import (
     Clock,
@@ -115,7 +116,7 @@ async def test_scaled_clock_keeps_to_real_time_while_a_model_thinks() -> None:
 @asynccontextmanager
 async def tasks_of(*tasks: asyncio.Task[None]) -> AsyncIterator[None]:
     """Let the tasks start, and end those that are still waiting at the end."""
-    await asyncio.sleep(0)
+    await turns(1)
     yield
     for task in tasks:
         task.cancel()
@@ -125,7 +126,7 @@ async def tasks_of(*tasks: asyncio.Task[None]) -> AsyncIterator[None]:
 async def _log_sleep(clock: Clock, moment: datetime, name: int, log: list[tuple[int, datetime]]) -> None:
     async with clock.busy():
         await clock.sleep_until(moment)
-        await asyncio.sleep(0)  # what follows takes a few turns of the loop
+        await turns(1)  # what follows takes a few turns of the loop
         log.append((name, clock.now()))
 
 
@@ -175,8 +176,7 @@ async def test_lockstep_waits_for_a_woken_task_before_waking_the_next() -> None:
     async def participant(name: str, due: int) -> None:
         async with clock.busy():
             await clock.sleep_until(START + due * SECOND)
-            for _ in range(5):
-                await asyncio.sleep(0)
+            await turns(5)
             log.append(f"{name} at {(clock.now() - START) // SECOND}")
             await clock.sleep_until(START + 3 * SECOND)
             log.append(f"{name} again")
@@ -194,7 +194,7 @@ async def test_parked_task_counts_as_working_as_soon_as_its_value_is_set() -> No
     async def waiter() -> None:
         async with clock.busy():
             log.append(await future.wait())
-            await asyncio.sleep(0)
+            await turns(1)
             log.append(clock.now())
 
     async with tasks_of(asyncio.create_task(waiter())):
@@ -223,11 +223,11 @@ async def test_cancelled_sleeper_does_not_hold_time() -> None:
             try:
                 await clock.sleep_until(START + 10 * SECOND)
             finally:
-                await asyncio.sleep(0)
+                await turns(1)
                 cleaned.append(clock.now())
 
     task = asyncio.create_task(participant())
-    await asyncio.sleep(0)
+    await turns(1)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -244,7 +244,7 @@ async def test_task_cancelled_while_being_woken_is_counted_once() -> None:
             await future.wait()
 
     task = asyncio.create_task(participant())
-    await asyncio.sleep(0)
+    await turns(1)
     future.set(None)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -277,7 +277,7 @@ async def test_child_task_does_not_inherit_participation() -> None:
 
     async with clock.busy():
         task = asyncio.create_task(child())
-        await asyncio.sleep(0)
+        await turns(1)
         lead = asyncio.create_task(clock.advance_to(START + SECOND))
         await asyncio.wait([lead], timeout=0.02)
         assert not lead.done()
@@ -328,7 +328,7 @@ def test_setting_the_clock_back_does_not_delay_due_work(late_s: float, comes: bo
 async def test_a_wait_lasts_no_longer_after_the_clock_is_set_back() -> None:
     clock = SettableClock()
     waiting = asyncio.create_task(clock.sleep_until(clock.now() + timedelta(milliseconds=50)))
-    await asyncio.sleep(0)
+    await turns(1)
     clock.shift = -timedelta(hours=1)
     await asyncio.wait_for(waiting, 5)
 
@@ -337,7 +337,7 @@ async def test_a_small_step_back_still_waits_until_the_moment() -> None:
     clock = SettableClock()
     moment = clock.now() + timedelta(milliseconds=50)
     waiting = asyncio.create_task(clock.sleep_until(moment))
-    await asyncio.sleep(0)
+    await turns(1)
     clock.shift = -timedelta(milliseconds=100)
     await asyncio.wait_for(waiting, 5)
     assert clock.now() >= moment

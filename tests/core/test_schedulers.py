@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.manual_clock import ManualClock
 from support.settable_clock import SettableClock
+from support.waiting import turns
 
 from trader.core import schedulers
 from trader.core.clock import EPOCH, Clock, ScaledClock, SystemClock
@@ -161,15 +162,14 @@ async def test_close_cancels_a_run_and_waits_for_it() -> None:
         try:
             await asyncio.Event().wait()
         finally:
-            await asyncio.sleep(0)
+            await turns(1)
             ended.set()
 
     clock = SystemClock()
     run = Recorder(clock, work)
     owner = Schedulers([Job("a", MINUTE, run)], clock)
     await owner.start()
-    for _ in range(10):
-        await asyncio.sleep(0)
+    await turns(10)
     assert run.active == 1
     assert owner.status()["a"].running
     await owner.close()
@@ -203,7 +203,7 @@ async def test_a_job_that_stops_starting_runs_counts_as_not_running() -> None:
     async def work(number: int) -> None:
         if number == 2:
             await clock.sleep_until(START + timedelta(minutes=10))
-        await asyncio.sleep(0)
+        await turns(1)
 
     owner = Schedulers([Job("a", MINUTE, Recorder(clock, work))], clock)
     assert not owner.status()["a"].running  # not started

@@ -11,7 +11,7 @@ import pytest
 from support.process import ServiceProcess, serving
 from support.scripted import make_settings
 from support.venue import make_exchange
-from support.waiting import becomes
+from support.waiting import becomes, turns
 
 from trader.core.clock import LockstepClock
 from trader.database.pool import Database
@@ -75,7 +75,7 @@ class Crash:
     async def run(self, accounts: dict[str, Decimal]) -> list[list[OrderAnswer]]:
         await self.exchange.lead()
         traders = [asyncio.create_task(self.buy_the_dip(*account)) for account in accounts.items()]
-        await asyncio.sleep(0)
+        await turns(1)
         feed = asyncio.create_task(self.market.run(self.on_tick, BEGIN))
         ended = asyncio.create_task(self.ended.wait())
         async with asyncio.timeout(120):

@@ -11,6 +11,7 @@ import pytest
 from support.manual_clock import ManualClock
 from support.scripted import START, ScriptedSource, walk_script
 from support.venue import Venue, agree_with_rows, dump, running, without_depth
+from support.waiting import becomes
 
 from trader.core.errors import Conflict, InvalidInput, NotFound, StartError, Unavailable
 from trader.core.events import PositionsChanged
@@ -52,8 +53,7 @@ async def test_latency_below_a_second_decides_which_book_an_order_meets(database
         for arrival_ms in (750, 751):  # after the second of the last book
             await clock.advance(START + timedelta(milliseconds=1000 + arrival_ms) - clock.now())
             orders.append(asyncio.create_task(venue.buy("0.1", account_id=str(arrival_ms))))
-            while venue.market.orders_waiting < len(orders):
-                await asyncio.sleep(0)
+            await becomes(lambda: venue.market.orders_waiting, len(orders))
         for order, mid in zip(orders, ("95000", "96000"), strict=True):
             assert not order.done()
             await venue.see({"BTC": mid}, after_s=1 - clock.now().microsecond / 1_000_000)

@@ -173,7 +173,7 @@ async def test_an_order_storm_over_randomly_cut_connections_posts_each_order_onc
     async def saboteur() -> None:
         for _ in range(40):  # bounded: on a slow machine nothing might ever get through between cuts
             proxy.cut_after(rng.randrange(1, 20_000))
-            await asyncio.sleep(rng.random() * 0.1)
+            await asyncio.sleep(rng.random() * 0.1)  # the moments of the cuts are random
             if rng.random() < 0.2:
                 proxy.cut()
         proxy.pass_on()

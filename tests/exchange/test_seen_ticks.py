@@ -10,6 +10,7 @@ import pytest
 from support.manual_clock import ManualClock
 from support.scripted import START, ScriptedSource, make_tick
 from support.venue import Venue, agree_with_rows, running
+from support.waiting import until
 
 from trader.core.errors import Unavailable
 from trader.database.pool import Database
@@ -219,9 +220,7 @@ async def test_a_recovery_that_begins_during_a_tick_includes_that_tick(
 
         monkeypatch.setattr(LedgerWriter, "write", fail_or_wait)
         ticking = asyncio.create_task(venue.see(STOPPED))
-        async with asyncio.timeout(30):
-            while "a" not in venue.accounts.in_doubt:
-                await asyncio.sleep(0.001)
+        await until(lambda: "a" in venue.accounts.in_doubt)
         monkeypatch.setattr(LedgerWriter, "write", write)
         order = asyncio.create_task(venue.buy("0.01", symbol="ETH", leverage=D(5)))
         await asyncio.sleep(0.1)  # enough for the recovery to read the rows, were it not to wait for the tick

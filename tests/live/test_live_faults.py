@@ -220,7 +220,7 @@ class Schedule:
         """The power fails while an order is being sent."""
         placing = asyncio.create_task(self.order())
         for _ in range(self.random.randint(1, 60)):
-            await asyncio.sleep(self.random.choice((0, 0, 0.001)))
+            await asyncio.sleep(self.random.choice((0, 0, 0.001)))  # the moment is random
         await self.power_cut()
         placing.cancel()
         with suppress(TraderError, asyncio.CancelledError):

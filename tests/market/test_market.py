@@ -5,9 +5,10 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from support.feed import SECOND, START, Feed, ScriptedSource, after, feeding, tick, turns
+from support.feed import SECOND, START, Feed, ScriptedSource, after, feeding, tick
 from support.manual_clock import ManualClock
 from support.settable_clock import SettableClock
+from support.waiting import turns
 
 from trader.core.clock import LockstepClock, ScaledClock
 from trader.core.errors import MarketDataError, MarketUnavailable, Unavailable
@@ -339,7 +340,7 @@ async def replayed(place: Path) -> list[str]:
     story: list[str] = []
 
     async def on_tick(given: Tick) -> None:
-        await asyncio.sleep(0)
+        await turns(1)
         if given.at.second == 0:
             story.append(f"{given.at.minute} {given.quotes['BTC'].mark}")
 

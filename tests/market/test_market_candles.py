@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from support.feed import START, ScriptedSource
 from support.manual_clock import ManualClock
+from support.waiting import turns
 
 from trader.core.errors import MarketUnavailable
 from trader.market.feed import MarketFeed
@@ -83,7 +84,7 @@ async def test_an_abandoned_request_does_not_spoil_the_candles_of_others() -> No
     market = MarketFeed(source, ManualClock(START))
     first = asyncio.create_task(market.candles("BTC", "1h", 10))
     second = asyncio.create_task(market.candles("BTC", "1h", 10))
-    await asyncio.sleep(0)
+    await turns(1)
     first.cancel()
     assert len(await second) == 10
     assert first.cancelled()

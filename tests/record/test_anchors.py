@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from support.trading_floor import Floor
-from support.waiting import becomes
+from support.waiting import becomes, until
 
 from trader.__main__ import main
 from trader.record import anchor_sinks
@@ -117,8 +117,15 @@ async def test_a_hanging_sink_delays_no_anchor_and_no_model(floor: Floor, monkey
 async def test_a_standby_anchors_nothing(floor: Floor) -> None:
     await floor.add("ada")
     await floor.cycle()
-    running = asyncio.create_task(Anchors(floor.database, None, lambda: False, poll_s=0.001).run())
-    await asyncio.sleep(0.05)  # a leader anchors at its first poll, a millisecond after the start
+    polls = 0
+
+    def is_leader() -> bool:
+        nonlocal polls
+        polls += 1
+        return False
+
+    running = asyncio.create_task(Anchors(floor.database, None, is_leader, poll_s=0.001).run())
+    await until(lambda: polls > 1)  # a leader anchors at its first poll
     running.cancel()
     await asyncio.wait([running])
     assert await _sent(floor) == []

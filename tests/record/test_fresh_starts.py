@@ -68,7 +68,7 @@ async def test_a_fresh_start_with_writers_is_verified(floor: Floor, start: int) 
 
     async def repeat(write: Callable[[Floor], Awaitable[None]]) -> None:
         for _ in range(TURNS):
-            await asyncio.sleep(rng.random() * 0.01)
+            await asyncio.sleep(rng.random() * 0.01)  # the writers overlap differently in every start
             await write(floor)
 
     await asyncio.gather(*map(repeat, [_record, *WRITERS]))

@@ -161,7 +161,7 @@ def place_order(service: "subprocess.Popen[bytes]", port: int, log: Path) -> Any
             with urllib.request.urlopen(request, timeout=30) as response:
                 return json.loads(response.read())
         except urllib.error.URLError:
-            time.sleep(0.2)
+            time.sleep(0.2)  # it is still starting
     raise AssertionError(log.read_text())
 
 

@@ -13,6 +13,7 @@ from aiohttp import ClientSession
 from msgspec import inspect
 from support.loop_lag import LoopLag
 from support.raw_socket_service import CALL, FAST, Service, running
+from support.waiting import turns
 
 from trader.api.connections import ConnectionLimits
 from trader.api.registry import REGISTRY, Registry, load_procedures
@@ -118,7 +119,7 @@ async def test_unfinished_bodies_share_a_budget_and_others_continue(patient: Ser
         first = await attackers[0][0].read(12)
     assert first == b"HTTP/1.1 408", "the one that waits longest makes room"
     reader, writer = await patient.connect(CALL + b"Content-Length: 2\r\nConnection: close\r\n\r\n{")
-    await asyncio.sleep(0)
+    await turns(1)
     writer.write(b"}")
     async with asyncio.timeout(5):
         assert (await reader.read()).startswith(b"HTTP/1.1 200 ")

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from support.waiting import turns
 
 from trader.core.errors import SinkUnavailable
 from trader.operations.domain.alarms import AlarmCause, Notice
@@ -81,7 +82,7 @@ async def test_an_answer_that_never_ends_does_not_hold_up_the_next_notice() -> N
         try:
             while True:
                 await response.write(b"x" * 4096)
-                await asyncio.sleep(0)
+                await turns(1)
         finally:
             left.set()
 

@@ -1,6 +1,5 @@
 """A scripted server of the chat-completions protocol, and fixtures for its clients."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -9,6 +8,7 @@ from typing import Any
 import msgspec
 import orjson
 from aiohttp import web
+from support.waiting import turns
 
 from trader.agents.domain.conversation import Turn
 from trader.agents.domain.models import Model
@@ -103,7 +103,7 @@ class Timer:
 
     async def sleep(self, seconds: float) -> None:
         self.now += seconds
-        await asyncio.sleep(0)
+        await turns(1)
 
 
 MakeClient = Callable[..., ProviderClient]

@@ -8,7 +8,6 @@ much the venue guarantees; everything else may go wrong: answers are lost before
 nonsensical.
 """
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from typing import Any, Final
 import orjson
 from aiohttp import hdrs, web
 from support.fake_venue import FakeMarket, FakeVenue
+from support.waiting import turns
 
 ACCOUNT: Final = 7
 KEY_INDEX: Final = 2
@@ -473,5 +473,5 @@ async def _cut(request: web.Request) -> web.StreamResponse:
     """Cut the connection instead of answering."""
     assert request.transport is not None
     request.transport.abort()
-    await asyncio.sleep(0)
+    await turns(1)  # closes the connection
     return web.Response()

@@ -9,6 +9,7 @@ from decimal import Decimal
 import pytest
 from support.books import DEFAULT_MARKETS
 from support.manual_clock import ManualClock
+from support.waiting import turns
 
 from trader.core.clock import Clock
 from trader.market.domain.markets import (
@@ -80,7 +81,7 @@ class ScriptedSource:
 
     async def candles(self, symbol: str, interval: Interval, start: datetime, end: datetime) -> list[Candle]:
         self.asked_candles.append((symbol, interval, start, end))
-        await asyncio.sleep(0)
+        await turns(1)  # other tasks run during a request
         if self.candle_error is not None:
             raise self.candle_error
         span = INTERVALS[interval]
@@ -117,12 +118,6 @@ class Feed:
         for item in items:
             self.source.queue.put_nowait(item)
         await turns()
-
-
-async def turns() -> None:
-    """Let every task that can run do so."""
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 @asynccontextmanager

@@ -93,7 +93,7 @@ async def carry_on(service: ServiceProcess, storm: Storm, rng: Random, life_s: f
         storm.lived_twice.append((storm.seen_until, began))
     clients = [asyncio.create_task(_trade(service, storm, account_id, Random(rng.random()))) for account_id in ACCOUNTS]
     clients.append(asyncio.create_task(_watch(service, storm)))
-    await asyncio.sleep(life_s)
+    await asyncio.sleep(life_s)  # the moment of the kill is random
     await service.kill()
     for outcome in await asyncio.gather(*clients, return_exceptions=True):
         if not isinstance(outcome, aiohttp.ClientError | OSError):

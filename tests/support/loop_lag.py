@@ -5,6 +5,8 @@ import time
 from types import TracebackType
 from typing import Self
 
+from support.waiting import turns
+
 EVERY_S = 0.002
 
 
@@ -21,7 +23,7 @@ class LoopLag:
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._sample(), name="loop lag")
-        await asyncio.sleep(0)
+        await turns(1)  # begins the first sample
         return self
 
     async def __aexit__(

@@ -35,7 +35,7 @@ LAST = [_call(1, "holding", {"reason": "slow and steady"})]
 def _app(step_s: float) -> web.Application:
     async def answer(request: web.Request) -> web.Response:
         asked = orjson.loads(await request.read())
-        await asyncio.sleep(step_s)
+        await asyncio.sleep(step_s)  # the model thinks
         calls = LAST if any(message["role"] == "tool" for message in asked["messages"]) else FIRST
         message = {"role": "assistant", "content": "x" * 2_000, "tool_calls": calls}
         usage = {"prompt_tokens": 9_000, "completion_tokens": 600, "cost": 0.002}

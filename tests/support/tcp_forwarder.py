@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from urllib.parse import urlsplit
 
+from support.waiting import turns
+
 
 class TcpForwarder:
     """Forwards connections to the address last set, and counts bytes sent to callers; `to` drops open ones."""
@@ -62,4 +64,4 @@ async def forwarding() -> AsyncIterator[TcpForwarder]:
     finally:
         server.close()
         switch.to(None)
-        await asyncio.sleep(0)
+        await turns(1)  # closes the connections

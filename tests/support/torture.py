@@ -158,7 +158,7 @@ async def _storm_and_kill(
         for account_id in accounts
     ]
     clients.append(asyncio.create_task(_decide(service, agent, tally)))
-    await asyncio.sleep(rng.uniform(0.3, 2.5))
+    await asyncio.sleep(rng.uniform(0.3, 2.5))  # the moment of the kill is random
     await service.kill()
     tally.kills += 1
     for outcome in await asyncio.gather(*clients, return_exceptions=True):

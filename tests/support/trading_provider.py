@@ -56,7 +56,7 @@ class TradingProvider:
         if self.requests == self.interrupt_at:
             os.kill(os.getpid(), signal.SIGINT)
             await asyncio.Event().wait()
-        await asyncio.sleep(self.delays_s.get(asked["model"], 0))
+        await asyncio.sleep(self.delays_s.get(asked["model"], 0))  # the model thinks
         message = {"role": "assistant", "content": None, "tool_calls": self.calls(asked["messages"])}
         return web.json_response(
             {"model": "lab/one-2025", "choices": [{"message": message}], "usage": self.usage}, status=self.status

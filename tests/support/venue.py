@@ -1,6 +1,5 @@
 """A running exchange over a real database, whose market the test moves."""
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -9,6 +8,7 @@ from decimal import Decimal
 import pytest
 from support.manual_clock import ManualClock
 from support.scripted import ScriptedSource, make_settings, make_tick
+from support.waiting import until
 
 from trader.core.clock import Clock
 from trader.core.events import Event, EventBus
@@ -77,9 +77,7 @@ class Venue:
 
     async def recovered(self) -> None:
         """Wait until no account is in doubt."""
-        async with asyncio.timeout(30):
-            while self.accounts.in_doubt:
-                await asyncio.sleep(0.01)
+        await until(lambda: not self.accounts.in_doubt)
 
     async def buy(self, quantity: str, **more: object) -> OrderAnswer:
         return await self._place(OrderSide.BUY, quantity, more)

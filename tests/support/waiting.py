@@ -27,6 +27,12 @@ async def until(condition: Callable[[], Any], what: str = "it", *, within_s: flo
     return found
 
 
+async def turns(count: int = 20) -> None:
+    """Let every other task that can run do so, for this many turns of the loop."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
 async def becomes(ask: Callable[[], Any], expected: Any, *, within_s: float = PATIENCE_S) -> None:
     """Poll a function or coroutine function until its result equals `expected`."""
     found: Any = None

@@ -14,6 +14,7 @@ from aiohttp.test_utils import TestServer
 from support.manual_clock import ManualClock
 from support.scripted import START, make_settings
 from support.trading_floor import hold, open_floor
+from support.waiting import until
 
 from trader.agents.domain.view import Supplementary
 from trader.agents.providers.taapi import Taapi, make_supplier
@@ -254,8 +255,7 @@ async def test_a_clock_set_back_delays_no_request_and_returns_nothing_old(
 async def test_closing_cancels_a_pending_request(server: FakeTaapi, taapi: Taapi) -> None:
     server.reply = hang
     taapi.latest("BTC")
-    while not server.bodies:
-        await asyncio.sleep(0)
+    await until(lambda: server.bodies)
     await asyncio.wait_for(taapi.close(), 0.4)
     assert taapi.latest("BTC") is None
 

@@ -147,7 +147,7 @@ async def test_cuts_neither_lose_nor_duplicate_an_event(tmp_path: Path) -> None:
                             f"{service.steps} - Math.min(seen.steps.length, tab.steps.length) < {BEHIND_MAX}",
                             within_s=CUTS * CUT_S,
                         )
-                    await asyncio.sleep(0.01)
+                    await asyncio.sleep(0.01)  # a hundred steps a second
             scissors.cutting = False
             service.step()
             service.move()

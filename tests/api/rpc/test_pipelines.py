@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import pytest
 from support.served import AppClient, Client
+from support.waiting import turns
 
 ServiceFactory = Callable[..., Awaitable[AppClient]]
 Reply = tuple[str, dict[str, str], bytes]
@@ -63,7 +64,7 @@ async def replies_of(client: AppClient | Client, pieces: Sequence[bytes], number
             for piece in pieces:
                 writer.write(piece)
                 await writer.drain()
-                await asyncio.sleep(0)
+                await turns(1)
 
         group.create_task(send())
         return [await reply_of(reader) for _ in range(number)]

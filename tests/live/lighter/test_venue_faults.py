@@ -140,7 +140,7 @@ async def test_under_random_faults_only_the_venues_prices_are_published(seed: in
                     await one_fault(random, watcher, symbol)
                 else:
                     await watcher.move(random, symbol)
-                await asyncio.sleep(random.choice((0, 0, 0.005, 0.02)))
+                await asyncio.sleep(random.choice((0, 0, 0.005, 0.02)))  # the pace is random
                 assert not running.done(), running.exception()
             await settled(random, watcher)
         finally:
