@@ -160,8 +160,8 @@ class EventBroadcaster(Broadcaster):
     together costs less than sending each alone.
     """
 
-    def __init__(self, name: str, ring: EventRing, *, capacity: int = CAPACITY, is_shared: bool = False) -> None:
-        super().__init__(name, capacity=capacity, is_shared=is_shared)
+    def __init__(self, name: str, ring: EventRing, *, is_shared: bool = False) -> None:
+        super().__init__(name, is_shared=is_shared)
         self._ring = ring
         self._pending: list[tuple[str, bytes]] = []
         self._gathered: list[tuple[str, bytes]] = []

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from trader.api.broadcast import CAPACITY, Broadcaster
+from trader.api.broadcast import Broadcaster
 from trader.api.stream_messages import EventsMessage, NumberedEvent, StateMessage
 from trader.api.subscriber import Subscriber
 from trader.core.errors import TraderError, Unavailable
@@ -68,11 +68,10 @@ class StateBroadcaster(Broadcaster):
         last_id: Callable[[], str] = str,
         options: StateOptions = DEFAULTS,
         *,
-        capacity: int = CAPACITY,
         is_shared: bool = False,
     ) -> None:
         """Take a function that loads the state as JSON, and one that returns the id of the last sent event."""
-        super().__init__(name, capacity=capacity, is_shared=is_shared)
+        super().__init__(name, is_shared=is_shared)
         self._load = load
         self._last_id = last_id
         self._options = options

@@ -30,7 +30,7 @@ from trader.exchange.idempotent_orders import (
 )
 from trader.exchange.protocol import ExchangeBase, not_trading, rules_of
 from trader.exchange.sql import accounts as store
-from trader.exchange.tick_processor import CHECKPOINT_EVERY, TickProcessor
+from trader.exchange.tick_processor import TickProcessor
 from trader.market.domain.markets import Tick
 from trader.market.feed import MarketFeed
 from trader.settings.settings import Settings
@@ -49,16 +49,13 @@ class PaperExchange(ExchangeBase):
         settings: Settings,
         accounts: Accounts,
         halts: Halts,
-        *,
-        checkpoint_every: timedelta = CHECKPOINT_EVERY,
     ) -> None:
-        """`checkpoint_every`: how often to record the last processed tick; rarely if ticks can be read again."""
         super().__init__(market, settings, accounts, rules_of(settings, market.markets))
         self._database = database
         self._clock = clock
         accounts.shares_depth = settings.shared_depth == "on"
         self._halts = halts
-        self._ticks = TickProcessor(accounts, market, clock, self._rules, checkpoint_every)
+        self._ticks = TickProcessor(accounts, market, clock, self._rules)
         self._identity = store.DatabaseIdentity(market.identity, "simulated")
         self._orders = IdempotentOrders(database, accounts)
         self._opening = asyncio.Lock()

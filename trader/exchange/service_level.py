@@ -26,10 +26,7 @@ _REAL_TIME: Final = SystemClock()
 class ServiceLevel:
     """Orders without an answer, and how long postings took. `timer` is a monotonic clock in seconds."""
 
-    def __init__(
-        self, now: Callable[[], datetime] = _REAL_TIME.now, timer: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._now = now
+    def __init__(self, timer: Callable[[], float] = time.monotonic) -> None:
         self._timer = timer
         self._refused: deque[datetime] = deque(maxlen=KEPT_MAX)
         self._postings: deque[tuple[float, float]] = deque(maxlen=KEPT_MAX)
@@ -37,7 +34,7 @@ class ServiceLevel:
     @contextmanager
     def order(self) -> Iterator[None]:
         """Record the start of an order that ends without an answer."""
-        began = self._now()
+        began = _REAL_TIME.now()
         try:
             yield
         except Unavailable:

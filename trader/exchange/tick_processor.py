@@ -42,9 +42,7 @@ _INSTANT: Final = timedelta(milliseconds=1)
 class TickProcessor:
     """Applies ticks to the accounts: funding, resting orders, liquidation, exit plans."""
 
-    def __init__(
-        self, accounts: Accounts, market: MarketFeed, clock: Clock, rules: ExchangeRules, checkpoint_every: timedelta
-    ) -> None:
+    def __init__(self, accounts: Accounts, market: MarketFeed, clock: Clock, rules: ExchangeRules) -> None:
         self._accounts = accounts
         self._market = market
         self._clock = clock
@@ -56,7 +54,6 @@ class TickProcessor:
         self._applying: datetime | None = None
         self._deciding = 0
         self._turn = asyncio.Event()
-        self._checkpoint_every = checkpoint_every
         self._checkpoint_due: datetime | None = None
         self._is_live = False
         self._is_caught_up = False
@@ -186,8 +183,8 @@ class TickProcessor:
             self._note_processed()
             self._next_turn()
         self._recover_all()
-        if self._checkpoint_due is None or interval_elapsed(self._checkpoint_due, self._checkpoint_every, tick.at):
-            self._checkpoint_due = tick.at.replace(second=0, microsecond=0) + self._checkpoint_every
+        if self._checkpoint_due is None or interval_elapsed(self._checkpoint_due, CHECKPOINT_EVERY, tick.at):
+            self._checkpoint_due = tick.at.replace(second=0, microsecond=0) + CHECKPOINT_EVERY
             await self.checkpoint()
 
     def _was_processed(self, tick: Tick) -> bool:

@@ -146,8 +146,8 @@ class EmbeddedPostgres:
             return exists
 
     @asynccontextmanager
-    async def _connected(self, database: str = "postgres") -> AsyncIterator[asyncpg.Connection]:
-        conn = await asyncpg.connect(self.superuser_dsn(database))
+    async def _connected(self) -> AsyncIterator[asyncpg.Connection]:
+        conn = await asyncpg.connect(self.superuser_dsn("postgres"))
         try:
             yield conn
         finally:

@@ -1,6 +1,6 @@
 """SQL for the chain: its links and their anchors."""
 
-from typing import Final, NamedTuple
+from typing import Final
 from uuid import UUID
 
 from trader.database.pool import Connection
@@ -89,25 +89,3 @@ UPDATE_ANCHOR_SENT = "UPDATE anchors SET sent_at = now() WHERE position = $1"
 async def update_anchor_sent(conn: Connection, position: int) -> None:
     """Record that the external sink confirmed an anchor."""
     await conn.execute(UPDATE_ANCHOR_SENT, position)
-
-
-class ChainHead(NamedTuple):
-    """The last link of the chain, and the SHA-256 of the digests of all answers in chain order."""
-
-    position: int
-    digest: bytes
-    answers_digest: bytes
-
-
-SELECT_HEAD = """
-SELECT position, digest,
-       (SELECT sha256(coalesce(string_agg(answers_digest, ''::bytea ORDER BY position), ''::bytea))
-        FROM chain_links) AS answers_digest
-FROM chain_links ORDER BY position DESC LIMIT 1
-"""
-
-
-async def select_head(conn: Connection) -> ChainHead | None:
-    """Return the head of the chain; None if it is empty."""
-    row = await conn.fetchrow(SELECT_HEAD, timeout=SCAN_TIMEOUT_S)
-    return None if row is None else ChainHead(**row)
