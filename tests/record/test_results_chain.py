@@ -31,7 +31,7 @@ from trader.portfolio.sql.seasons import insert_season_record
 from trader.portfolio.sql.snapshots import insert_snapshots
 from trader.record.domain.results import BEGIN
 from trader.record.results import record_results
-from trader.record.sql.append import insert_record
+from trader.record.sql.chain import insert_record
 from trader.record.sql.results import select_states
 
 BASELINE = rule_agent(VariantId.APEX)

@@ -46,6 +46,9 @@ PATIENT_SHARE = 0.5
 """The share of the connections that all work within `patiently` uses together; further such work queues."""
 
 COMMAND_TIMEOUT_S = 10.0
+SCAN_TIMEOUT_S = 600.0
+"""Timeout of statements that read a whole table."""
+
 CONNECT_TIMEOUT_S = 5.0
 CANCEL_TIMEOUT_S = 1.0
 """How long the server may take to cancel an abandoned statement; its caller waits for that as well."""

@@ -10,7 +10,7 @@ from trader.core.clock import floor_time
 from trader.database.pool import Database
 from trader.record.domain.results import BEGIN, CANDLES, CORRECTION, RESULTS, RowName, Span, row_name, utc_text
 from trader.record.sql import results as store
-from trader.record.sql.append import insert_record, lock_chain, plain_rows
+from trader.record.sql.chain import insert_record, lock_chain, plain_rows
 
 SETTLED_AFTER: Final = timedelta(minutes=5)
 """How long after its end an hour is recorded: until then, a clock that was set back may still write to it."""

@@ -5,7 +5,7 @@ from datetime import datetime
 
 from trader.agents.domain.entrants import Entrant
 from trader.database.pool import Connection
-from trader.record.sql.append import ENTRANT_COLUMNS, MISSED_COLUMNS, insert_rows_record, lock_chain
+from trader.record.sql.chain import ENTRANT_COLUMNS, MISSED_COLUMNS, insert_rows_record, lock_chain
 
 SELECT_LATEST_ENTRANT = """
 SELECT model_id, number, fingerprint, configuration, answered_by, began_at

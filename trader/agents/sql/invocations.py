@@ -12,7 +12,7 @@ from trader.agents.domain.invocations import Failing, Invocation, Step, ToolCall
 from trader.core.variant_id import VariantId
 from trader.database.pool import Connection, Page, part_of_row
 from trader.exchange.domain.orders import Cause, Fill, OrderAnswer, OrderSide
-from trader.record.sql.append import LOCK_CHAIN
+from trader.record.sql.chain import LOCK_CHAIN
 
 INSERT_INVOCATION = """
 INSERT INTO invocations (id, model_id, status, started_at, entrant, reserved_usd)

@@ -8,9 +8,8 @@ from uuid import UUID
 
 from trader.agents.domain.invocations import Invocation
 from trader.agents.sql.invocations import UPDATE_INVOCATION, invocation_values
-from trader.database.pool import Connection
+from trader.database.pool import SCAN_TIMEOUT_S, Connection
 from trader.record.domain.chain import PayloadDigests
-from trader.record.sql.chain import SCAN_TIMEOUT_S
 
 UPDATE_INVOCATION_CLOSED = (
     f"WITH closed AS ({UPDATE_INVOCATION} RETURNING id) "  # noqa: S608 - a constant of this package

@@ -9,7 +9,7 @@ from trader.agents.domain.models import Declared, Model, ModelConfiguration, Pro
 from trader.core.errors import StartError
 from trader.core.variant_id import VariantId
 from trader.database.pool import Connection, part_of_row
-from trader.record.sql.append import MODEL_COLUMNS, insert_rows_record
+from trader.record.sql.chain import MODEL_COLUMNS, insert_rows_record
 
 SELECT_MODELS = """
 SELECT id, name, variant, provider, router_model_name, logo, active, created_at, venue_account_index,

@@ -24,7 +24,7 @@ from trader.exchange.domain.account import (
 from trader.exchange.domain.orders import AnswerFill, ExitPlan, OrderAnswer, OrderSide
 from trader.exchange.sql.trades import trade_of_row
 from trader.record.domain.results import REMOVED
-from trader.record.sql.append import insert_record
+from trader.record.sql.chain import insert_record
 
 INSERT_ACCOUNT = """
 WITH opened AS (

@@ -1,17 +1,14 @@
 """SQL for the audit: differences between `orders` and the ledger, and the rows of each run."""
 
 from decimal import Decimal
-from typing import Final, NamedTuple
+from typing import NamedTuple
 from uuid import UUID
 
 import msgspec
 
-from trader.database.pool import Connection
+from trader.database.pool import SCAN_TIMEOUT_S, Connection
 from trader.exchange.domain.audit import LedgerEntry, Mismatch, OrderFigures, VenueMismatch, VenueTrade
 from trader.exchange.domain.orders import Cause, Fill, FundingPayment, InsurancePayment, OrderSide
-
-SCAN_TIMEOUT_S: Final = 600.0
-"""Timeout of statements that read a whole table."""
 
 
 class LedgerDifference(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ import msgspec
 from trader.database.leadership import LEADER_LOCK
 from trader.database.pool import Connection
 from trader.exchange.domain.halts import CommandOutcome, Halt, HaltCause, OperatorCommand, Verb
-from trader.record.sql.append import HALT_COLUMNS, insert_rows_record
+from trader.record.sql.chain import HALT_COLUMNS, insert_rows_record
 
 # -- halts -----------------------------------------------------------------------------------------------------------
 

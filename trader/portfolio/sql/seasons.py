@@ -8,7 +8,7 @@ import msgspec
 
 from trader.database.pool import Connection
 from trader.portfolio.domain.seasons import Season, SeasonRecord
-from trader.record.sql.append import SEASON_COLUMNS, insert_rows_record
+from trader.record.sql.chain import SEASON_COLUMNS, insert_rows_record
 
 _DECODER: Final = msgspec.json.Decoder(SeasonRecord)
 

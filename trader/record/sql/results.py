@@ -6,9 +6,9 @@ from typing import Any, Final, NamedTuple
 
 import asyncpg
 
-from trader.database.pool import Connection
+from trader.database.pool import SCAN_TIMEOUT_S, Connection
 from trader.record.domain.results import Span
-from trader.record.sql.append import (
+from trader.record.sql.chain import (
     ENTRANT_COLUMNS,
     HALT_COLUMNS,
     MISSED_COLUMNS,
@@ -16,9 +16,6 @@ from trader.record.sql.append import (
     SEASON_COLUMNS,
     plain_rows,
 )
-
-SCAN_TIMEOUT_S: Final = 600.0
-"""Timeout of statements that read a whole table."""
 
 
 class ChainMark(NamedTuple):
