@@ -34,8 +34,7 @@ from trader.composition.service import leader_view
 from trader.core.events import EventBus
 from trader.core.variant_id import VariantId
 from trader.database.pool import Database
-from trader.database.relay import RelayReader
-from trader.database.sql.relay import upsert_relay
+from trader.database.relay import RelayReader, upsert_relay
 from trader.exchange.accounts import Accounts
 from trader.exchange.ledger_writer import LedgerWriter
 from trader.exchange.read_only import ReadOnlyExchange

@@ -29,8 +29,7 @@ from trader.commands.command import price
 from trader.core.variant_id import VariantId
 from trader.database.leadership import LeaderLock
 from trader.database.pool import Database
-from trader.database.relay import LeaderView
-from trader.database.sql.relay import upsert_relay
+from trader.database.relay import LeaderView, upsert_relay
 from trader.operations.alarms import Alarms
 from trader.operations.domain.alarms import Alarm, AlarmCause
 from trader.operations.sql.history import select_maintenance, upsert_maintenance

@@ -22,8 +22,7 @@ from trader.core.events import EventBus, MarketChecked, WorkflowProgress
 from trader.database.leadership import select_changes, update_term
 from trader.database.partitions import ensure_partitions
 from trader.database.pool import Connection, Database
-from trader.database.relay import EVENTS_MAX, LeaderView, RelayedQuote, RelayReader, RelayWriter
-from trader.database.sql.relay import SLOTS, upsert_relay
+from trader.database.relay import EVENTS_MAX, SLOTS, LeaderView, RelayedQuote, RelayReader, RelayWriter, upsert_relay
 from trader.exchange.sql.accounts import DatabaseIdentity, upsert_service_state
 from trader.market.domain.markets import MARKETS, Market
 from trader.market.feed import MarketFeed

@@ -22,7 +22,7 @@ from trader.api.registry import REGISTRY, Procedure, load_procedures
 from trader.api.schemas.paging import moment_of
 from trader.core.clock import EPOCH, INPUT_TIME_MAX, cut_to_ms
 from trader.core.errors import InvalidInput
-from trader.core.nulls import struct_of
+from trader.core.inputs import struct_of
 from trader.database.partitions import ensure_partitions
 from trader.database.pool import Connection, Database
 

@@ -28,8 +28,7 @@ from trader.commands.database import TargetDatabase, add_target_arguments, run_i
 from trader.core.clock import SystemClock
 from trader.core.errors import SettingsError, SinkUnavailable, StartError, TraderError, Unavailable
 from trader.database.pool import Connection
-from trader.database.relay import LeaderView
-from trader.database.sql.relay import select_newest_relay
+from trader.database.relay import LeaderView, select_newest_relay
 from trader.exchange.domain.halts import Halt, scope
 from trader.exchange.sql.halts import select_halts
 from trader.operations.domain.alarms import AlarmCause, Notice

@@ -18,8 +18,7 @@ from trader.agents.domain.tools import AGENT_TOOLS, TOOLS, BadCall, decode
 from trader.api.openapi import EXAMPLES
 from trader.api.registry import REGISTRY, Registry, load_procedures
 from trader.api.schemas.simulator import PlaceOrderInput
-from trader.core.inputs import ISSUES_MAX, describe, find_issues
-from trader.core.nulls import struct_of
+from trader.core.inputs import ISSUES_MAX, describe, find_issues, struct_of
 from trader.settings.settings import Settings
 
 load_procedures()

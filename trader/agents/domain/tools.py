@@ -18,7 +18,7 @@ from msgspec import Meta
 from trader.agents.domain.conversation import ToolRequest, storable
 from trader.agents.domain.invocations import ToolCallType
 from trader.core.clock import input_time
-from trader.core.nulls import without_nulls
+from trader.core.inputs import without_nulls
 from trader.exchange.domain.orders import OrderType, Side
 from trader.market.domain.markets import Interval
 
