@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from datetime import timedelta
 from http import HTTPStatus
 from typing import Any
@@ -12,16 +13,14 @@ import msgspec
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from support.manual_clock import ManualClock
-from support.operated_exchange import make_operations
 from support.records import make_model
 from support.scripted import START, ScriptedSource, make_settings, make_tick
 from support.served import AppClient, make_app
+from support.service_context import make_context
 from support.venue import make_exchange
 from support.waiting import turns, until
 
-from trader.agents.invocations import InvocationReader
 from trader.agents.providers.providers import Providers, RuleProvider
-from trader.agents.schedule import InvocationScheduler
 from trader.agents.services import AgentServices, KnownModels
 from trader.agents.sql.models import upsert_model
 from trader.api import rpc
@@ -82,21 +81,15 @@ class PaperBench:
     async def expected(self, name: str, asked: dict[str, object]) -> Any:
         """The answer of newly created services."""
         context, database = self.context, self.database
-        fresh = Context(
-            settings=context.settings,
-            clock=context.clock,
-            market=context.market,
-            exchange=context.exchange,
-            portfolio=PortfolioService(database, context.exchange, context.clock, context.settings),
-            analytics=Analytics(database, context.exchange, context.clock, CurrentRuns(database)),
+        shared = context.exchange, context.clock
+        fresh = replace(
+            context,
+            portfolio=PortfolioService(database, *shared, context.settings),
+            analytics=Analytics(database, *shared, CurrentRuns(database)),
             evidence=Evidence(
                 database, CurrentRuns(database), LuckTable(database, context.market, context.settings), context.clock
             ),
-            models=context.models,
-            invocations=context.invocations,
-            agents=context.agents,
-            candles=Candles(database, self.context.market, self.context.settings),
-            operations=context.operations,
+            candles=Candles(database, context.market, context.settings),
         )
         target = rpc.Target(REGISTRY.procedures[name], BodyStyle.PLAIN)
         answer = await rpc.Dispatcher(REGISTRY, fresh).call(target, json.dumps(asked).encode(), ANYBODY, "oracle")
@@ -156,24 +149,10 @@ async def desk(database: Database) -> AsyncIterator[PaperBench]:
         for model in (make_model("m1"), make_model("m2", VariantId.CONTRARIAN)):
             await upsert_model(conn, model)
     models = KnownModels(database)
-    agents = InvocationScheduler(
+    context = make_context(
         AgentServices(database, exchange, market, clock, events, settings, Providers(RuleProvider()), models)
     )
-    await agents.start()
-    context = Context(
-        settings=settings,
-        clock=clock,
-        market=market,
-        exchange=exchange,
-        portfolio=PortfolioService(database, exchange, clock, settings),
-        analytics=Analytics(database, exchange, clock, CurrentRuns(database)),
-        evidence=Evidence(database, CurrentRuns(database), LuckTable(database, market, settings), clock),
-        models=models,
-        invocations=InvocationReader(database, models, agents.warnings),
-        agents=agents,
-        candles=Candles(database, market, settings),
-        operations=make_operations(database, exchange, clock, settings),
-    )
+    await context.agents.start()
     async with TestClient(TestServer(make_app(context=context))) as client:
         yield PaperBench(context, database, client)
     await exchange.resign()
@@ -191,22 +170,7 @@ class Reader:
         accounts = Accounts(database, LedgerWriter(database), events)
         self._exchange = exchange = ReadOnlyExchange(self._market, clock, settings, accounts, relay)
         shared = database, exchange, self._market, clock, events, settings, Providers(RuleProvider())
-        models = KnownModels(database)
-        agents = InvocationScheduler(AgentServices(*shared, models))
-        context = Context(
-            settings=settings,
-            clock=clock,
-            market=self._market,
-            exchange=exchange,
-            portfolio=PortfolioService(database, exchange, clock, settings, relay),
-            analytics=Analytics(database, exchange, clock, CurrentRuns(database)),
-            evidence=Evidence(database, CurrentRuns(database), LuckTable(database, self._market, settings), clock),
-            models=models,
-            invocations=InvocationReader(database, models, agents.warnings),
-            agents=agents,
-            candles=Candles(database, self._market, settings),
-            operations=make_operations(database, exchange, clock, settings),
-        )
+        context = make_context(AgentServices(*shared, KnownModels(database)), relay)
         unused: Any = None
         trading = TradingParts(accounts, unused, unused, unused, unused)
         self._role = Leadership(context, database, events, unused, trading, Coordination(None, unused, relay))

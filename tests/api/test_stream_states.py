@@ -9,15 +9,13 @@ from typing import Any
 
 import pytest
 from support.manual_clock import ManualClock
-from support.operated_exchange import make_operations
 from support.records import FakeExchange, add_invocation, make_account, make_model, make_position
 from support.scripted import START, ScriptedSource, make_settings
+from support.service_context import make_context
 from support.venue import Venue, running
 
 from trader.agents.domain.models import Model
-from trader.agents.invocations import InvocationReader
 from trader.agents.providers.providers import Providers
-from trader.agents.schedule import InvocationScheduler
 from trader.agents.services import AgentServices, KnownModels
 from trader.agents.sql.models import upsert_model
 from trader.agents.variants import color_of
@@ -33,12 +31,6 @@ from trader.core.events import EventBus
 from trader.core.variant_id import VariantId
 from trader.database.pool import Database
 from trader.exchange.domain.orders import ExitPlan
-from trader.market.candles import Candles
-from trader.portfolio.analytics import Analytics
-from trader.portfolio.evidence import Evidence
-from trader.portfolio.luck import LuckTable
-from trader.portfolio.run_statistics import CurrentRuns
-from trader.portfolio.snapshots import PortfolioService
 
 
 class House:
@@ -67,26 +59,11 @@ async def house(database: Database) -> AsyncIterator[House]:
         await upsert_model(conn, Model(**{**{f: getattr(idle, f) for f in idle.__struct_fields__}, "active": False}))
     async with running(database, ScriptedSource(), ManualClock(START)) as venue:
         exchange, clock = venue.exchange, venue.clock
-        models = KnownModels(database)
         shared = database, exchange, venue.market, clock, EventBus(), settings, Providers()
-        agents = InvocationScheduler(AgentServices(*shared, models))
-        await agents.start()
-        context = Context(
-            settings=settings,
-            clock=clock,
-            market=venue.market,
-            exchange=exchange,
-            portfolio=PortfolioService(database, exchange, clock, settings),
-            analytics=Analytics(database, exchange, clock, CurrentRuns(database)),
-            evidence=Evidence(database, CurrentRuns(database), LuckTable(database, venue.market, settings), clock),
-            models=models,
-            invocations=InvocationReader(database, models, agents.warnings),
-            agents=agents,
-            candles=Candles(database, venue.market, settings),
-            operations=make_operations(database, exchange, clock, settings),
-        )
+        context = make_context(AgentServices(*shared, KnownModels(database)))
+        await context.agents.start()
         yield House(venue, context)
-        await agents.close()
+        await context.agents.close()
 
 
 async def test_each_active_model_has_an_entry_even_without_positions_or_prices(house: House) -> None:

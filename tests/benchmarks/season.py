@@ -28,11 +28,9 @@ from typing import Any, Final, NamedTuple
 
 from benchmarks.season_writes import DELETE_WRITTEN, STATEMENT_S, end_of_season, measure_writes, timed
 from support.books import DEFAULT_MARKETS
-from support.operated_exchange import make_operations
+from support.service_context import make_context
 
-from trader.agents.invocations import InvocationReader
 from trader.agents.providers.providers import Providers
-from trader.agents.schedule import InvocationScheduler
 from trader.agents.services import AgentServices, KnownModels
 from trader.api.context import Context
 from trader.api.envelope import BodyStyle
@@ -49,16 +47,11 @@ from trader.database.pool import Database
 from trader.database.schema import apply_schema
 from trader.exchange.domain.account import Account
 from trader.exchange.sql.accounts import select_accounts, select_last_marks, select_processed_until
-from trader.market.candles import Candles
 from trader.market.feed import MarketFeed
 from trader.operations.access import ANYBODY
-from trader.portfolio.analytics import Analytics
 from trader.portfolio.audit import audit
 from trader.portfolio.domain.histories import WINDOWS
-from trader.portfolio.evidence import Evidence
-from trader.portfolio.luck import COMPUTING, LuckTable
-from trader.portfolio.run_statistics import CurrentRuns
-from trader.portfolio.snapshots import PortfolioService
+from trader.portfolio.luck import COMPUTING
 from trader.portfolio.sql.snapshots import ceil_to_hour
 from trader.settings.settings import Settings
 
@@ -259,24 +252,8 @@ class Season:
             books = Books(await select_accounts(conn), dict(await select_last_marks(conn)))
         exchange: Any = books
         market = MarketFeed(make_source(settings), clock)
-        runs = CurrentRuns(database)
-        models = KnownModels(database)
         shared = database, exchange, market, clock, events, settings, Providers()
-        agents = InvocationScheduler(AgentServices(*shared, models))
-        context = Context(
-            settings=settings,
-            clock=clock,
-            market=market,
-            exchange=exchange,
-            portfolio=PortfolioService(database, exchange, clock, settings),
-            analytics=Analytics(database, exchange, clock, runs),
-            evidence=Evidence(database, runs, LuckTable(database, market, settings), clock),
-            models=models,
-            invocations=InvocationReader(database, models, agents.warnings),
-            agents=agents,
-            candles=Candles(database, market, settings),
-            operations=make_operations(database, exchange, clock, settings),
-        )
+        context = make_context(AgentServices(*shared, KnownModels(database)))
         await context.agents.follow()
         stack.push_async_callback(cls._delete_written, database, clock.now())
         return cls(Dispatcher(REGISTRY, context), context, clock, books)
