@@ -1,6 +1,5 @@
 """Cadence and budgets: when a model decides, and what it may do once its daily budget is spent."""
 
-import asyncio
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 from msgspec.structs import replace
-from support.trading_floor import Floor, calling, hold, open_floor, opening
+from support.trading_floor import Floor, calling, hang, hold, open_floor, opening
 from support.waiting import until
 
 from trader.agents.budgets import ASSUMED_PRICE
@@ -58,14 +57,10 @@ async def test_a_cycle_missed_by_the_executor_is_made_up(floor: Floor) -> None:
 async def test_the_reservation_of_an_interrupted_invocation_counts_against_its_budget(database: Database) -> None:
     """The cost of a request is unknown if its process is killed meanwhile, so the whole reservation counts."""
 
-    async def think(_: Turn) -> ModelAnswer:
-        await asyncio.Event().wait()
-        raise AssertionError
-
     async with open_floor(database) as floor:
         await floor.add("ada", configuration=ModelConfiguration(price=PRICE, budget_usd_per_day=1))
         await floor.see()
-        floor.provider.scripts["ada"] = [think]
+        floor.provider.scripts["ada"] = [hang]
         await floor.start_batch()
         await until(lambda: floor.provider.turns)
         reserved = floor.agents.budgets.states(floor.models.by_id)["ada"].reserved

@@ -1,6 +1,5 @@
 """Conversations with a provider: waits for cooldowns, timeouts, old views, and answers that decide nothing."""
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -12,7 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from support.chat_server import KEYS, FakeServer, Timer, answering, completion, held
-from support.trading_floor import MIDS, Floor, calling, hold, open_floor, opening, run_one
+from support.trading_floor import MIDS, Floor, calling, hang, hold, open_floor, opening, run_one
 
 from trader.agents.domain.conversation import ModelAnswer, Turn
 from trader.agents.domain.models import Model, ModelConfiguration, ProviderDefinition
@@ -266,11 +265,6 @@ async def test_a_run_that_has_traded_survives_an_overloaded_server(database: Dat
 
 async def test_the_cost_of_a_cancelled_request_is_unknown(database: Database) -> None:
     async with open_floor(database, limit_s=0.2) as floor:
-
-        async def hang(_: Turn) -> ModelAnswer:
-            await asyncio.Event().wait()
-            raise AssertionError
-
         record = await run_one(floor, hang)
         assert (record.invocation.status, record.invocation.unmetered_attempts) == ("timeout", 1)
 

@@ -5,9 +5,8 @@ from datetime import timedelta
 from decimal import Decimal
 
 from msgspec.structs import replace
-from support.trading_floor import Floor, hold, open_floor
+from support.trading_floor import Floor, hold, hold_after, open_floor
 
-from trader.agents.domain.conversation import ModelAnswer, Turn
 from trader.agents.domain.entrants import Entrant
 from trader.agents.domain.models import ModelConfiguration
 from trader.core.errors import ProviderError
@@ -112,10 +111,6 @@ async def test_the_counts_are_kept_per_entrant(floor: Floor) -> None:
 async def test_cycles_count_as_decided_or_missed_across_restarts(database: Database) -> None:
     thinking = asyncio.Event()
 
-    async def think(_: Turn) -> ModelAnswer:
-        await thinking.wait()
-        return hold()
-
     for started_s in (0, 300):
         thinking.clear()
         async with open_floor(database) as floor:
@@ -123,7 +118,7 @@ async def test_cycles_count_as_decided_or_missed_across_restarts(database: Datab
             await floor.add("ada")
             await floor.agents.start()
             await floor.cycle()
-            floor.provider.scripts["ada"] = [think]
+            floor.provider.scripts["ada"] = [hold_after(thinking)]
             await floor.see()
             await floor.start_batch()
             await floor.start_batch()  # it still runs

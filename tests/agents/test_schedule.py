@@ -9,7 +9,18 @@ from uuid import NAMESPACE_URL, uuid5
 
 import pytest
 from support.scripted import START
-from support.trading_floor import Floor, ScriptedProvider, calling, hold, open_floor, opening, results_seen, run_one
+from support.trading_floor import (
+    Floor,
+    ScriptedProvider,
+    calling,
+    hang,
+    hold,
+    hold_after,
+    open_floor,
+    opening,
+    results_seen,
+    run_one,
+)
 from support.waiting import until
 
 from trader.agents import record as invocation_record
@@ -43,18 +54,11 @@ async def test_demo_has_a_rule_agent_per_variant(database: Database) -> None:
 
 
 async def test_shutdown_records_interrupted_invocations(database: Database) -> None:
-    asked = asyncio.Event()
-
-    async def think(_: Turn) -> ModelAnswer:
-        asked.set()
-        await asyncio.Event().wait()
-        raise AssertionError
-
     async with open_floor(database) as floor:
         await floor.add("ada")
-        floor.provider.scripts["ada"] = [calling(opening()), think]
+        floor.provider.scripts["ada"] = [calling(opening()), hang]
         await floor.start_batch()
-        await asked.wait()
+        await until(lambda: len(floor.provider.turns) == 2)
         assert list(floor.agents.running()) == ["ada"]
         began = asyncio.get_running_loop().time()
         await floor.agents.close()
@@ -233,14 +237,10 @@ async def test_failures_in_a_row_outlast_a_restart(database: Database) -> None:
 async def test_at_most_max_parallel_models_of_one_name_run_at_once(database: Database) -> None:
     release = asyncio.Event()
 
-    async def wait(_: Turn) -> ModelAnswer:
-        await release.wait()
-        return hold()
-
     async with open_floor(database, MAX_PARALLEL_MODELS="3") as floor:
         names = [f"m{n:02}" for n in range(8)]
         await floor.add(*names, router_model="lab/one")
-        floor.provider.scripts = {name: [wait] for name in names}
+        floor.provider.scripts = {name: [hold_after(release)] for name in names}
         await floor.start_batch()
         await until(lambda: floor.provider.active == 3)
         assert sorted(floor.agents.running()) == names[:3]
@@ -259,16 +259,12 @@ async def test_at_most_max_parallel_models_of_one_name_run_at_once(database: Dat
 async def test_models_that_hang_delay_no_model_of_another_name(database: Database) -> None:
     release = asyncio.Event()
 
-    async def hang(_: Turn) -> ModelAnswer:
-        await release.wait()
-        return hold()
-
     other = ScriptedProvider("other")
     async with open_floor(database, also=[other], MAX_PARALLEL_MODELS="2") as floor:
         await floor.add("h1", "h2", "h3", router_model="lab/hanging")
         await floor.add("m1", "m2")
         await floor.add("o1", "o2", "o3", provider="other", router_model="lab/hanging")
-        floor.provider.scripts = {name: [hang] for name in ("h1", "h2", "h3")}
+        floor.provider.scripts = {name: [hold_after(release)] for name in ("h1", "h2", "h3")}
         await floor.start_batch()
         await until(lambda: floor.provider.active >= 2 and len(floor.agents.running()) <= 2)
         assert {turn.model.id for turn in other.turns} == {"o1", "o2", "o3"}
@@ -295,13 +291,9 @@ async def test_inactive_models_are_not_invoked_and_new_ones_are(floor: Floor) ->
 async def test_a_queued_model_is_invoked_with_its_current_definition(database: Database) -> None:
     may_end = asyncio.Event()
 
-    async def think(_: Turn) -> ModelAnswer:
-        await may_end.wait()
-        return hold()
-
     async with open_floor(database, MAX_PARALLEL_MODELS="1") as floor:
         await floor.add("ada", "bob", "eve", router_model="lab/one")
-        floor.provider.scripts["ada"] = [think]
+        floor.provider.scripts["ada"] = [hold_after(may_end)]
         await floor.start_batch()
         async with database.connection() as conn:
             await conn.execute("UPDATE models SET active = false WHERE id = 'bob'")

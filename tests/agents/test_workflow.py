@@ -14,9 +14,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from support.scripted import START
-from support.trading_floor import MIDS, Floor, calling, hold, open_floor, opening, results_seen, run_one
+from support.trading_floor import MIDS, Floor, calling, hang, hold, open_floor, opening, results_seen, run_one
 
-from trader.agents.domain.conversation import ModelAnswer, Turn
 from trader.agents.domain.invocations import invocation_id
 from trader.agents.domain.view import SERIES_SHOWN
 from trader.agents.providers.client import AttemptTiming, ProviderAccess, ProviderClient
@@ -339,12 +338,8 @@ async def test_unconfigured_provider(floor: Floor) -> None:
 
 
 async def test_an_invocation_that_takes_too_long_is_a_timeout(database: Database) -> None:
-    async def think(_: Turn) -> ModelAnswer:
-        await asyncio.Event().wait()
-        raise AssertionError
-
     async with open_floor(database, limit_s=0.3) as floor:
-        record = await run_one(floor, calling(opening()), think)
+        record = await run_one(floor, calling(opening()), hang)
         assert (record.invocation.status, record.invocation.step_count) == ("timeout", 1)
         assert record.invocation.failure_reason == "the invocation took longer than 0.3 s"
         assert floor.progress()[-2].type == "workflow:failed"

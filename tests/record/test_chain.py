@@ -1,15 +1,13 @@
 """The chain: every manipulation of the record of finished invocations is found, with its position."""
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from uuid import UUID, uuid4
 
 import pytest
 from support.scripted import START
-from support.trading_floor import Floor, calling, hold, open_floor, opening
+from support.trading_floor import Floor, calling, hang, hold, open_floor, opening
 from support.waiting import until
 
-from trader.agents.domain.conversation import ModelAnswer, Turn
 from trader.agents.domain.invocation_digest import ChainRecord, record_digest
 from trader.agents.sql.entrants import select_entrants
 from trader.agents.sql.invocations import select_steps, select_tool_calls
@@ -96,13 +94,9 @@ async def test_every_finished_invocation_is_in_the_chain_once(chain: Database) -
 
 
 async def test_an_interrupted_invocation_is_linked_at_the_next_start(database: Database) -> None:
-    async def think(_: Turn) -> ModelAnswer:
-        await asyncio.Event().wait()
-        raise AssertionError
-
     async with open_floor(database) as floor:
         await floor.add("ada")
-        floor.provider.scripts["ada"] = [calling(opening()), think]
+        floor.provider.scripts["ada"] = [calling(opening()), hang]
         await floor.start_batch()
         await until(lambda: floor.exchange.account("ada").positions)
         await floor.agents.start()  # as the process that follows this one's sudden end

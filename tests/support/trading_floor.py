@@ -1,5 +1,6 @@
 """A trading floor: agents on a real database and a real exchange, with a market and providers that the test scripts."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
@@ -51,6 +52,22 @@ def calling(*calls: tuple[str, Any], text: str | None = None, tokens: int = 100)
 
 def hold(reason: str = "nothing to do") -> ModelAnswer:
     return calling(("holding", {"reason": reason}))
+
+
+async def hang(_: Turn) -> ModelAnswer:
+    """Think forever."""
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+def hold_after(release: asyncio.Event) -> Script:
+    """Think until the event."""
+
+    async def think(_: Turn) -> ModelAnswer:
+        await release.wait()
+        return hold()
+
+    return think
 
 
 def opening(**changes: Any) -> tuple[str, Any]:
