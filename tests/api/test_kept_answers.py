@@ -6,6 +6,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -15,7 +16,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from support.manual_clock import ManualClock
 from support.records import make_model
 from support.scripted import START, ScriptedSource, make_settings, make_tick
-from support.served import AppClient, make_app
+from support.served import AppClient, call, make_app
 from support.service_context import make_context
 from support.venue import make_exchange
 from support.waiting import turns, until
@@ -68,15 +69,9 @@ class PaperBench:
     def __init__(self, context: Context, database: Database, client: AppClient) -> None:
         self.context = context
         self.database = database
-        self.client = client
+        self.post = partial(call, client)
         self.clock: Any = context.clock
         self.prices = {"BTC": 94000, "ETH": 3300}
-
-    async def post(self, name: str, asked: dict[str, object]) -> Any:
-        async with self.client.post(f"/api/rpc/{name}", json=asked) as response:
-            answer = await response.json()
-            assert response.status == 200, answer
-            return answer
 
     async def expected(self, name: str, asked: dict[str, object]) -> Any:
         """The answer of newly created services."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from decimal import Decimal
 
@@ -47,15 +48,18 @@ async def stopped_at(venue: Venue) -> list[tuple[str, datetime, Decimal]]:
     return [tuple(row) for row in rows]
 
 
-async def holding(venue: Venue) -> None:
-    await venue.see({"BTC": "94000"})
-    await venue.buy("0.1", leverage=Decimal(5), exit_plan=STOP)
+@asynccontextmanager
+async def holding(database: Database, source: SecretiveSource) -> AsyncIterator[tuple[Venue, ManualClock]]:
+    clock = ManualClock(START)
+    async with running(database, source, clock) as venue:
+        await venue.see({"BTC": "94000"})
+        await venue.buy("0.1", leverage=Decimal(5), exit_plan=STOP)
+        yield venue, clock
 
 
 async def test_a_stop_within_a_gap_of_the_feed_fires_at_the_time_it_was_reached(database: Database) -> None:
-    source, clock = SecretiveSource(), ManualClock(START)
-    async with running(database, source, clock) as venue:
-        await holding(venue)
+    source = SecretiveSource()
+    async with holding(database, source) as (venue, clock):
         dip = clock.now() + 4 * MINUTE
         source.miss(dip, {"BTC": "92500"})
         await venue.see({"BTC": "95000"}, after_s=600)
@@ -64,9 +68,8 @@ async def test_a_stop_within_a_gap_of_the_feed_fires_at_the_time_it_was_reached(
 
 
 async def test_the_update_that_ends_a_gap_uses_its_own_marks(database: Database) -> None:
-    source, clock = SecretiveSource(), ManualClock(START)
-    async with running(database, source, clock) as venue:
-        await holding(venue)
+    source = SecretiveSource()
+    async with holding(database, source) as (venue, clock):
         source.miss(clock.now() + 4 * MINUTE, {"BTC": "93500"})
         await venue.see({"BTC": "92500"}, after_s=600)
         assert await stopped_at(venue) == [("stop", clock.now(), Decimal("92499.9"))]
@@ -94,9 +97,8 @@ async def liquidated_at(venue: Venue) -> set[datetime]:
 
 
 async def test_seconds_without_a_price_are_not_a_gap(database: Database) -> None:
-    source, clock = SecretiveSource(), ManualClock(START)
-    async with running(database, source, clock) as venue:
-        await holding(venue)
+    source = SecretiveSource()
+    async with holding(database, source) as (venue, _):
         source.asked.clear()
         await venue.see({"BTC": "94100"}, after_s=30)
         assert source.asked == []
@@ -105,9 +107,9 @@ async def test_seconds_without_a_price_are_not_a_gap(database: Database) -> None
 
 
 async def test_a_source_that_is_down_at_the_start_is_caught_up_on_later(database: Database) -> None:
-    source, clock = SecretiveSource(), ManualClock(START)
-    async with running(database, source, clock) as venue:
-        await holding(venue)
+    source = SecretiveSource()
+    async with holding(database, source) as (_, clock):
+        pass
     source.is_down = True
     dip = clock.now() + 4 * MINUTE
     source.miss(dip, {"BTC": "92500"})
@@ -125,9 +127,8 @@ async def test_a_source_that_is_down_at_the_start_is_caught_up_on_later(database
 
 
 async def test_without_an_answer_the_accounts_continue_after_two_minutes(database: Database) -> None:
-    source, clock = SecretiveSource(), ManualClock(START)
-    async with running(database, source, clock) as venue:
-        await holding(venue)
+    source = SecretiveSource()
+    async with holding(database, source) as (venue, _):
         source.is_down = True
         await venue.see({"BTC": "92000"}, after_s=600)
         for _ in range(11):
@@ -139,9 +140,8 @@ async def test_without_an_answer_the_accounts_continue_after_two_minutes(databas
 
 
 async def test_requests_without_a_price_do_not_hide_the_markets_moves(database: Database) -> None:
-    source, clock = SecretiveSource(), ManualClock(START)
-    async with running(database, source, clock) as venue:
-        await holding(venue)
+    source = SecretiveSource()
+    async with holding(database, source) as (venue, clock):
         resting = await venue.buy("0.01", type=OrderType.LIMIT, limit_price=Decimal(90000))
         dip = clock.now() + 4 * MINUTE
         source.miss(dip, {"BTC": "92500"})
@@ -155,9 +155,8 @@ async def test_requests_without_a_price_do_not_hide_the_markets_moves(database: 
 
 
 async def test_requests_without_a_price_do_not_hide_the_markets_moves_from_the_next_process(database: Database) -> None:
-    source, clock = SecretiveSource(), ManualClock(START)
-    async with running(database, source, clock) as venue:
-        await holding(venue)
+    source = SecretiveSource()
+    async with holding(database, source) as (venue, clock):
         dip = clock.now() + 4 * MINUTE
         source.miss(dip, {"BTC": "92500"})
         await clock.advance(9 * MINUTE)
@@ -169,9 +168,8 @@ async def test_requests_without_a_price_do_not_hide_the_markets_moves_from_the_n
 
 
 async def test_nothing_is_traded_between_a_gap_and_its_history(database: Database) -> None:
-    source, clock = SecretiveSource(), ManualClock(START)
-    async with running(database, source, clock) as venue:
-        await holding(venue)
+    source = SecretiveSource()
+    async with holding(database, source) as (venue, clock):
         source.is_down = True
         dip = clock.now() + 4 * MINUTE
         source.miss(dip, {"BTC": "92500"})
@@ -217,9 +215,8 @@ async def test_nothing_is_traded_before_the_end_of_a_gap_is_known(database: Data
         answers.append(await venue.exchange.set_exit_plan("a", "BTC", ExitPlan()))
         await venue.exchange.cancel_order("a", str(resting.id))
 
-    source, clock = HaltingSource(ask), ManualClock(START)
-    async with running(database, source, clock) as venue:
-        await holding(venue)
+    source = HaltingSource(ask)
+    async with holding(database, source) as (venue, clock):
         resting = await venue.buy("0.01", type=OrderType.LIMIT, limit_price=Decimal(90000))
         dip = source.miss_until_a_dip(clock.now() + 10 * MINUTE)
         await venue.see({"BTC": "95000"}, after_s=600)
@@ -235,9 +232,8 @@ async def test_a_source_that_fails_at_the_end_of_a_gap_is_asked_again(database: 
 
     failures = [MarketDataError("the venue answers 502")]
 
-    source, clock = HaltingSource(fail_once), ManualClock(START)
-    async with running(database, source, clock) as venue:
-        await holding(venue)
+    source = HaltingSource(fail_once)
+    async with holding(database, source) as (venue, clock):
         dip = source.miss_until_a_dip(clock.now() + 10 * MINUTE)
         await venue.see({"BTC": "95000"}, after_s=600)
         await venue.see({"BTC": "95000"})
@@ -248,9 +244,8 @@ async def test_a_source_that_fails_at_the_end_of_a_gap_is_asked_again(database: 
 
 
 async def test_a_clock_set_back_within_a_gap_does_not_delay_the_accounts(database: Database) -> None:
-    source, clock = SecretiveSource(), ManualClock(START)
-    async with running(database, source, clock) as venue:
-        await holding(venue)
+    source = SecretiveSource()
+    async with holding(database, source) as (venue, clock):
         source.is_down = True
         await venue.see({"BTC": "95000"}, after_s=600)
         source.is_down = False

@@ -1,6 +1,6 @@
 """Applications with a few routes, served by the service's own HTTP server, and a client."""
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -43,6 +43,14 @@ def make_app(
         app.add_routes(each)
     edge.setup(app, settings)
     return app
+
+
+async def call(client: AppClient, name: str, request: Mapping[str, object] | None = None, status: int = 200) -> Any:
+    """Call a procedure, and return the body of its answer, which has this status."""
+    async with client.post(f"/api/rpc/{name}", json=request or {}) as response:
+        answer = await response.json()
+        assert response.status == status, answer
+        return answer
 
 
 def make_health_app(service_parts: ServiceParts) -> web.Application:

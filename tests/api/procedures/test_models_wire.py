@@ -1,14 +1,15 @@
 """`models.*` over HTTP: the runs of real agents on a real database, as callers see them."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
 from pytest_aiohttp.plugin import AiohttpClient
 from support.records import make_model
 from support.scripted import START
-from support.served import AppClient, make_app
+from support.served import AppClient, call, make_app
 from support.trading_floor import Floor, calling, hold, open_floor, opening
 
 from trader.agents.invocations import InvocationReader
@@ -33,13 +34,7 @@ class Caller:
 
     def __init__(self, floor: Floor, client: AppClient) -> None:
         self.floor = floor
-        self._client = client
-
-    async def call(self, name: str, request: Mapping[str, object] | None = None, status: int = 200) -> Any:
-        async with self._client.post(f"/api/rpc/{name}", json=request or {}) as response:
-            answer = await response.json()
-            assert response.status == status, answer
-            return answer
+        self.call = partial(call, client)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -11,7 +12,7 @@ import pytest
 from pytest_aiohttp.plugin import AiohttpClient
 from support.manual_clock import ManualClock
 from support.scripted import START, ScriptedSource, make_settings, make_tick
-from support.served import AppClient, make_app
+from support.served import AppClient, call, make_app
 from support.venue import break_ledger_writer, make_exchange
 
 from trader.agents.domain.models import Model
@@ -50,13 +51,7 @@ class PaperBench:
 
     def __init__(self, context: ExchangeContext, client: AppClient) -> None:
         self.context = context
-        self._client = client
-
-    async def call(self, name: str, request: Mapping[str, object] | None = None, status: int = 200) -> Any:
-        async with self._client.post(f"/api/rpc/{name}", json=request or {}) as response:
-            answer = await response.json()
-            assert response.status == status, answer
-            return answer
+        self.call = partial(call, client)
 
     async def order(self, status: int = 200, **fields: object) -> Any:
         answer = await self.call(

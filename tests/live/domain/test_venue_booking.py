@@ -102,25 +102,24 @@ def test_a_limit_order_rests_with_its_remaining_quantity_and_follows_the_venue()
     ]  # fmt: skip
 
 
-def test_a_partly_filled_stop_keeps_closing() -> None:
-    held = settled(account(), sent(), state("2"), fill(1, "2")).account
+def held_with_stop() -> tuple[Account, SentOrder]:
     order = VenueOrder(
         client_index=6, symbol="BTC", side=OrderSide.SELL, type=VenueOrderType.STOP, quantity=D(2), price=D(85),
         trigger=D(90), reduce_only=True,
     )  # fmt: skip
     stop = sent(order=order, cause=Cause.STOP, status=SentStatus.STANDING, request=None, request_id=None)
+    return settled(account(), sent(), state("2"), fill(1, "2")).account, stop
+
+
+def test_a_partly_filled_stop_keeps_closing() -> None:
+    held, stop = held_with_stop()
     posting = settled(held, stop, state("0.5", "canceled-too-much-slippage"), fill(2, "0.5", "89", side=OrderSide.SELL))
     assert (posting.account.positions["BTC"].quantity, posting.account.positions["BTC"].closing) == (D("1.5"), "stop")
     assert posting.trades[0].close_reason is Cause.STOP
 
 
 def test_a_stop_seen_filling_that_ends_later_keeps_closing() -> None:
-    held = settled(account(), sent(), state("2"), fill(1, "2")).account
-    order = VenueOrder(
-        client_index=6, symbol="BTC", side=OrderSide.SELL, type=VenueOrderType.STOP, quantity=D(2), price=D(85),
-        trigger=D(90), reduce_only=True,
-    )  # fmt: skip
-    stop = sent(order=order, cause=Cause.STOP, status=SentStatus.STANDING, request=None, request_id=None)
+    held, stop = held_with_stop()
     seen = settled(held, stop, state("0.5", "open", is_final=False), fill(2, "0.5", "89", side=OrderSide.SELL))
     assert seen.account.positions["BTC"].closing is None
     ended = settled(seen.account, seen.sent[0], state("0.5", "canceled-too-much-slippage"))
