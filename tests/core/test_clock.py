@@ -214,7 +214,7 @@ async def test_value_that_is_already_set_is_returned_at_once() -> None:
     await asyncio.wait_for(clock.advance_to(START + SECOND), 1)
 
 
-async def test_cancelled_sleeper_does_not_hold_time() -> None:
+async def test_canceled_sleeper_does_not_hold_time() -> None:
     clock = LockstepClock(START)
     cleaned: list[datetime] = []
 
@@ -235,7 +235,7 @@ async def test_cancelled_sleeper_does_not_hold_time() -> None:
     assert cleaned == [START]
 
 
-async def test_task_cancelled_while_being_woken_is_counted_once() -> None:
+async def test_task_canceled_while_being_woken_is_counted_once() -> None:
     clock = LockstepClock(START)
     future: ClockFuture[None] = clock.future()
 

@@ -141,7 +141,7 @@ async def test_a_failure_is_logged_and_counted_and_the_schedule_continues(caplog
     assert [record.exc_info is not None for record in caplog.records] == [False, True]
 
 
-async def test_a_cancelled_part_of_a_run_does_not_end_the_schedule() -> None:
+async def test_a_canceled_part_of_a_run_does_not_end_the_schedule() -> None:
     clock = ManualClock(START)
 
     async def work(number: int) -> None:
@@ -177,7 +177,7 @@ async def test_close_cancels_a_run_and_waits_for_it() -> None:
     assert not owner.status()["a"].running
 
 
-async def test_a_hanging_run_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hanging_run_is_canceled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedulers, "RUN_INTERVALS_MAX", 0.5)
     clock = SystemClock()
     second = asyncio.Event()

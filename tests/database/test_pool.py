@@ -57,7 +57,7 @@ async def test_transaction_commits_at_the_end_of_its_block(database: Database) -
         assert await conn.fetchval("SELECT number FROM kept") == 1
 
 
-async def test_a_statement_cancelled_before_execution_leaves_nothing_to_the_next_caller(dsn: str) -> None:
+async def test_a_statement_canceled_before_execution_leaves_nothing_to_the_next_caller(dsn: str) -> None:
     database = await Database.connect(dsn, size=1)
     prepared = asyncio.Event()
 
@@ -95,7 +95,7 @@ async def test_transaction_rolls_back_on_any_exception(database: Database) -> No
         assert await conn.fetchval("SELECT to_regclass('lost')") is None
 
 
-async def test_cancelled_transaction_leaves_nothing_open(dsn: str) -> None:
+async def test_canceled_transaction_leaves_nothing_open(dsn: str) -> None:
     database = await Database.connect(dsn, size=1)
     inside = asyncio.Event()
 

@@ -108,7 +108,7 @@ async def test_concurrent_orders_of_many_accounts_are_all_posted(venue: Venue) -
         assert venue.exchange.accounts[f"m{n}"].positions["BTC"].quantity == Decimal("0.05")
 
 
-async def test_a_resting_order_reserves_margin_fills_as_maker_and_can_be_cancelled(venue: Venue) -> None:
+async def test_a_resting_order_reserves_margin_fills_as_maker_and_can_be_canceled(venue: Venue) -> None:
     resting = await venue.buy("0.05", type=OrderType.LIMIT, limit_price=Decimal("93000.05"))
     other = await venue.buy("0.01", type=OrderType.LIMIT, limit_price=Decimal(90000))
     assert resting.status is OrderStatus.RESTING
@@ -125,7 +125,7 @@ async def test_a_resting_order_reserves_margin_fills_as_maker_and_can_be_cancell
         await venue.exchange.cancel_order("b", str(other.id))
 
 
-async def test_the_answer_of_a_cancelled_order_includes_its_realized_pnl(venue: Venue) -> None:
+async def test_the_answer_of_a_canceled_order_includes_its_realized_pnl(venue: Venue) -> None:
     await venue.buy("0.1")
     target = await venue.sell("0.1", type=OrderType.LIMIT, limit_price=Decimal(95000), reduce_only=True)
     await venue.see({"BTC": "95000.1"}, size="0.04")  # one level at or beyond the limit

@@ -219,7 +219,7 @@ async def test_a_halt_survives_a_restart_and_cancels_leftover_resting_orders(dat
         await operated.polled_until(lambda: not operated.venue.exchange.accounts["a"].resting)
 
 
-async def test_resting_orders_are_cancelled_even_if_the_command_has_already_finished(
+async def test_resting_orders_are_canceled_even_if_the_command_has_already_finished(
     operated: OperatedExchange,
 ) -> None:
     """As after a halt without a service: its command is withdrawn, but the halt holds."""
@@ -345,7 +345,7 @@ async def test_positions_that_cannot_be_closed_are_reported_with_the_reason(oper
     outcome = await operated.do(Verb.FLATTEN)
     (left,) = outcome.left
     assert (left.account_id, left.what) == ("a", "LONG 0.1 BTC")
-    assert left.reason == "BTC is not traded on now: the feed is silent"
+    assert left.reason == "BTC cannot be traded now: the feed is silent"
     assert "BTC" in operated.venue.exchange.accounts["a"].positions
 
 
@@ -357,7 +357,7 @@ async def test_resuming_ends_a_flatten_in_progress(operated: OperatedExchange, m
     await operated.operations.poll()
     await operated.do(Verb.RESUME)
     (left,) = (await operated.outcome(flatten)).left
-    assert left.reason == "trading was resumed meanwhile"
+    assert left.reason == "trading was resumed in the meantime"
 
 
 async def test_the_next_leader_continues_a_flatten(database: Database) -> None:

@@ -79,7 +79,7 @@ async def test_a_start_that_finds_future_ticks_reports_it_and_continues_from_the
     with caplog.at_level(logging.WARNING, "trader.exchange"):
         async with running(database, source, clock) as venue:
             assert not venue.exchange.accounts["a"].positions
-    assert "13:00:32.000Z, which is in the future" in caplog.text
+    assert "13:00:32.000Z, in the future" in caplog.text
 
 
 async def test_an_account_that_traded_while_the_clock_was_ahead_catches_up_too(database: Database) -> None:

@@ -114,7 +114,7 @@ async def test_a_limit_order_rests_and_is_booked_by_difference(bench: Bench) -> 
     assert bench.account().fees == D("0.4") * 93000 * 40 / 1_000_000, "a maker's fee"
 
 
-async def test_a_resting_order_is_cancelled_at_the_venue(bench: Bench) -> None:
+async def test_a_resting_order_is_canceled_at_the_venue(bench: Bench) -> None:
     answer = await bench.buy("0.4", type=OrderType.LIMIT, limit_price=D(93000), leverage=D(10))
     bench.venue.fill_share = D("0.25")
     await bench.see({"BTC": "93000.0"})
@@ -148,7 +148,7 @@ async def test_a_resting_order_that_the_venue_has_lost_is_booked_as_ended(
     assert (await bench.buy("0.1", leverage=D(5))).status is OrderStatus.FILLED
 
 
-async def test_a_resting_order_that_is_merely_hidden_is_cancelled_at_the_venue(bench: Bench) -> None:
+async def test_a_resting_order_that_is_merely_hidden_is_canceled_at_the_venue(bench: Bench) -> None:
     await bench.buy("0.4", type=OrderType.LIMIT, limit_price=D(93000), leverage=D(10))
     other = await bench.buy("0.4", type=OrderType.LIMIT, limit_price=D(92500), leverage=D(10))
     bench.venue.hidden.update(bench.venue.orders)

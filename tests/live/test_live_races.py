@@ -70,7 +70,7 @@ async def test_an_order_resolved_while_it_is_repeated_is_not_sent_twice(bench: B
     await bench.agree()
 
 
-async def test_an_order_with_a_cancelled_caller_is_not_sent_twice(bench: Bench) -> None:
+async def test_an_order_with_a_canceled_caller_is_not_sent_twice(bench: Bench) -> None:
     async with holding(bench.exchange.live_account("apex")) as lock:
         gone = asyncio.create_task(bench.buy("0.1", leverage=D(5), client_order_id="once"))
         await until(lambda: lock.waiting == 1)

@@ -263,7 +263,7 @@ async def test_a_market_in_trouble_is_not_traded_on_even_with_a_fresh_price(data
         answer = await venue.buy("0.1")
         assert (answer.status, answer.reason) == (
             "rejected",
-            "BTC is not traded on now: its price 99000 is an outlier: 5.3% from the last",
+            "BTC cannot be traded now: its price 99000 is an outlier: 5.3% from the last",
         )
         assert (await venue.buy("0.1", symbol="ETH")).status == "filled"
         assert venue.market.troubles() == "BTC: its price 99000 is an outlier: 5.3% from the last"

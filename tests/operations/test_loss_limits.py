@@ -208,7 +208,7 @@ async def test_capital_of_a_removed_account_is_no_loss_even_after_a_restart(data
         assert in_force(operated) == []
 
 
-async def test_in_lockstep_resting_orders_are_cancelled_at_the_update_that_halts(database: Database) -> None:
+async def test_in_lockstep_resting_orders_are_canceled_at_the_update_that_halts(database: Database) -> None:
     """So that the result does not depend on how fast the replay runs."""
     clock = ManualClock(START)
     async with operating(database, ScriptedSource(), clock, MAX_DAILY_LOSS_PERCENT="5") as operated:

@@ -106,7 +106,7 @@ async def test_wrong_tokens_block_their_address_but_not_authenticated_callers(
         assert answer.status == 200
     assert (await access.identify(f"Bearer {TRADE}", "203.0.113.9")).credential is not None, "other addresses go on"
     (alarm,) = access.alarms()
-    assert alarm.text == "10 wrong keys or tokens came within a minute, most of them from 127.0.0.1"
+    assert alarm.text == "10 wrong keys or tokens were received within a minute, most of them from 127.0.0.1"
 
 
 async def test_wrong_tokens_in_a_batch_count_like_any_other(access: Access, client: AppClient) -> None:

@@ -20,7 +20,7 @@ STEP_TEXT_MAX: Final = 4_000
 """Characters of a step's text that are published; the record keeps all of it."""
 
 CLOSING_S: Final = 1.5
-"""How long a cancelled invocation may take to write its record."""
+"""How long a canceled invocation may take to write its record."""
 
 EndedBy = Literal["holding", "answer", "steps", "tokens", "deadline"]
 """What ended a completed invocation: the model (by a call, or by an answer without one), a limit, or a deadline."""

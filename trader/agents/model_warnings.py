@@ -9,7 +9,7 @@ from trader.agents.domain.models import Model
 from trader.agents.providers.providers import Provider
 
 INTERRUPTED: Final = "interrupted"
-"""The failure reason of an invocation cancelled by the end of its process."""
+"""The failure reason of an invocation canceled by the end of its process."""
 
 FAILURES_MAX: Final = 3
 """Number of consecutive failed invocations at which a model is reported."""

@@ -49,7 +49,7 @@ from trader.database.pool import patiently
 from trader.market.domain.markets import STALE_AFTER
 
 CLOSE_S: Final = 2.0
-"""How long `close` waits for cancelled invocations to write their records."""
+"""How long `close` waits for canceled invocations to write their records."""
 
 UNSAVED_MAX: Final = 1_000
 """Maximum number of records kept while the database is unavailable; beyond it the oldest is dropped."""

@@ -137,11 +137,11 @@ def _check_nesting(value: Any) -> None:
 def _check_text(value: Any) -> None:
     if isinstance(value, str):
         if "\0" in value:
-            raise _Refused("text must not hold the character NUL")
+            raise _Refused("text must not contain the character NUL")
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise _Refused("text must not hold half of a surrogate pair") from None
+            raise _Refused("text must not contain half of a surrogate pair") from None
     elif isinstance(value, dict):
         for key, member in value.items():
             _check_text(key)

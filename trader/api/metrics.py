@@ -58,7 +58,7 @@ class LoopLag:
         self.sum_s = 0.0
 
     async def watch(self) -> None:
-        """Measure until cancelled."""
+        """Measure until canceled."""
         loop = asyncio.get_running_loop()
         while True:
             due_s = loop.time() + LAG_EVERY_S
@@ -76,7 +76,7 @@ class Maintenance:
         self._read_s = 0.0
 
     async def watch(self, database: Database) -> None:
-        """Read until cancelled."""
+        """Read until canceled."""
         while True:
             with suppress(Unavailable):  # the last figures grow older until the database answers
                 async with database.connection() as conn:

@@ -224,7 +224,7 @@ def _write_settings(
 class End(NamedTuple):
     """The end of a backtest: the time reached, and the cause of an early end (None: it reached its end).
 
-    It ends early if no model can be called any more, a strategy fails, or the disk or the database refuses writes.
+    It ends early if no model can be called anymore, a strategy fails, or the disk or the database refuses writes.
     """
 
     reached: datetime

@@ -249,7 +249,7 @@ def run_to_end(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _cancellable(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a command, unless it was cancelled: an await that has just ended may lose the cancellation.
+    """Return the result of a command, unless it was canceled: an await that has just ended may lose the cancellation.
 
     This does not rely on SIGINT, which shells make background programs ignore, nor on an exception from a signal
     handler, which is lost while Python runs its own hooks, such as after a fork.

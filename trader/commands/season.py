@@ -125,7 +125,7 @@ async def close_season(options: argparse.Namespace, target: TargetDatabase) -> R
     try:
         options.folder.mkdir(parents=True)
     except OSError as error:
-        raise StartError(f"{options.folder} cannot be made: {error.strerror}.") from None
+        raise StartError(f"{options.folder} cannot be created: {error.strerror}.") from None
     is_closed = False
     try:
         card = await _close(options.folder, options.tables, target, season)

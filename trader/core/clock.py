@@ -51,13 +51,13 @@ def cut_to_ms(moment: datetime) -> datetime:
 
 
 def input_time(moment: datetime) -> datetime:
-    """Return the time of an input in UTC, cut to whole milliseconds; without a zone it is UTC.
+    """Return an input's time in UTC, truncated to milliseconds; a time without a zone counts as UTC.
 
-    :raises ValueError: it is not from 1970-01-01 to 2200-01-01
+    :raises ValueError: the time is outside 1970-01-01 to 2200-01-01
     """
     try:
         utc = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
-    except OverflowError:  # a zone moves it over the edge of the calendar
+    except OverflowError:  # in UTC it is outside the range of `datetime`
         utc = datetime.max.replace(tzinfo=UTC)
     if not EPOCH <= utc <= INPUT_TIME_MAX:
         raise ValueError("expected a time from 1970-01-01 to 2200-01-01")

@@ -6,14 +6,14 @@ from pathlib import Path
 
 
 def is_secret_name(name: str) -> bool:
-    """Return whether files of this name usually hold settings, keys or the service's data: dotfiles and `*.env`."""
+    """Return whether files with this name usually hold settings, keys or the service's data: dotfiles and `*.env`."""
     return name.startswith(".") or name.endswith(".env")
 
 
 def require_regular(file: Path) -> Path:
-    """Return the path of a regular file. To open a FIFO or a device could wait forever, beyond the end of the process.
+    """Return the path if it is a regular file: opening a FIFO or a device could block forever, even at exit.
 
-    :raises OSError: it is none, or cannot be found
+    :raises OSError: it is not a regular file, or does not exist
     """
     if not file.is_file():
         code = errno.EINVAL if file.exists() and not file.is_dir() else errno.EISDIR if file.is_dir() else errno.ENOENT

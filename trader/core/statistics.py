@@ -33,7 +33,7 @@ _NO_SPREAD = 1e-12
 
 _DAY = timedelta(days=1)
 _HOURS = 24
-"""The most values that a day can have."""
+"""The maximum number of values in a day."""
 
 
 class EquityPoint(msgspec.Struct, frozen=True, gc=False):
@@ -79,8 +79,8 @@ def deviation(values: Sequence[float]) -> float | None:
     """Return the sample standard deviation (ddof 1); exactly 0 if the values differ only by rounding."""
     if len(values) < 2:
         return None
-    centre = math.fsum(values) / len(values)
-    spread = math.sqrt(math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1))
+    center = math.fsum(values) / len(values)
+    spread = math.sqrt(math.fsum((value - center) ** 2 for value in values) / (len(values) - 1))
     return spread if spread > _NO_SPREAD * max(abs(value) for value in values) else 0.0
 
 
@@ -299,9 +299,9 @@ def decision_quality(decisions: Sequence[tuple[float, float]]) -> float | None:
     return max(-1.0, min(1.0, together / apart))
 
 
-def _scaled(values: Sequence[float], centre: float) -> list[float]:
+def _scaled(values: Sequence[float], center: float) -> list[float]:
     """Return the distances from the center as fractions of the largest one."""
-    distances = [value - centre for value in values]
+    distances = [value - center for value in values]
     largest = max(abs(distance) for distance in distances)
     return [distance / largest for distance in distances]
 

@@ -81,8 +81,7 @@ SELECT_ALIVE = "SELECT 1"
 SELECT_IS_READ_ONLY = "SELECT current_setting('transaction_read_only')::boolean"
 SELECT_IS_REPLICA = "SELECT pg_is_in_recovery()"
 
-# Whatever another transaction holds that would block trading, stopping or recording blocks the probe; the probe takes
-# no lock that they wait for.
+# Any lock that would block trading, stopping or recording also blocks the probe. The probe itself blocks none of them.
 LOCK_USED_TABLES = """
 LOCK TABLE variants, service_state, market_seed, last_marks, relay, models, entrants, accounts, runs, invocations,
            chain_links, chain_marks, anchors, season_records, open_views, invocation_payloads, invocation_steps,
@@ -164,7 +163,7 @@ class Database:
 
         self.write_failures = 0
         self.failing_since: datetime | None = None
-        """When the first statement began that failed since all was well, in real time; None while all is well."""
+        """When the first failed statement of the current failure began, in real time; None while all is well."""
 
         self.last_failure: StatementFailure | None = None
 

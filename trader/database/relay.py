@@ -28,7 +28,7 @@ EVENTS_MAX: Final = 5000
 """Workflow events in one record; further events of the same second do not reach followers."""
 
 MARKETS_EVERY: Final = 60
-"""How many records apart the markets' trading rules are repeated; a change of them is in the next record."""
+"""The interval, in records, at which the markets' trading rules are repeated; a change is in the next record."""
 
 SLOTS: Final = 128
 """How many records are kept: two minutes' worth."""

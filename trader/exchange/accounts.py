@@ -200,7 +200,7 @@ class Accounts:
         return None if self.processed is None else self.processed.at
 
     def next_tick(self, at: datetime) -> AppliedTick:
-        """Return the next tick in the order of the ticks, which a clock that is set back does not change."""
+        """Return the next tick: its number defines the order, since times may repeat after the clock is set back."""
         self._last_number += 1
         return AppliedTick(self._last_number, at)
 
@@ -313,7 +313,7 @@ class Accounts:
     ) -> Posting | None:
         """Return the decision on an account, seeing the depth that others took. Call it like `commit`.
 
-        `seen` is the last tick that the account has then seen; by default the last processed one.
+        `seen` is the last tick that the account has seen afterward; by default, the last processed one.
         """
         account, seen = self._accounts[account_id], seen or self.processed
         posting = self.preview(account, decide)
@@ -466,7 +466,7 @@ async def _bring_back(conn: Connection, processed: AppliedTick | None, now: date
     if processed is None or (brought_back := await store.update_times_ahead(conn, now)) is None:
         return processed
     log.warning(
-        "the last applied tick is of %s, which is in the future: the clock was ahead. Going on from %s",
+        "the last applied tick is dated %s, in the future: the clock was ahead; continuing from %s",
         iso(processed.at),
         iso(brought_back),
     )

@@ -90,7 +90,7 @@ def validate_order(order: Order, markets: Mapping[str, Market]) -> Order:
 def refusal_of_price(market: MarketFeed, symbol: str, now: datetime) -> str | None:
     """Return why there is no price to trade on now, or None."""
     if market.quote(symbol) is not None and (trouble := market.trouble(symbol)) is not None:
-        return f"{symbol} is not traded on now: {trouble}"
+        return f"{symbol} cannot be traded now: {trouble}"
     return refusal_to_trade(market.quote(symbol), symbol, now)
 
 

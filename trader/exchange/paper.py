@@ -253,7 +253,7 @@ class PaperExchange(ExchangeBase):
     def _refusal_in_gap(self) -> str | None:
         """Return why nothing can be decided until the feed's gap has been caught up on, or None."""
         since = self._ticks.gap_since
-        return None if since is None else f"the movements of the market since {iso(since)} are not known yet; ask again"
+        return None if since is None else f"the movements of the market since {iso(since)} are not known yet; try again"
 
     async def _open_within_limit(self, account_id: str) -> Account:
         """Open an account for a caller, one at a time so that SIM_MAX_ACCOUNTS holds; models do not count."""

@@ -352,7 +352,7 @@ class TickProcessor:
             raise Unavailable(f"The account {account_id} cannot catch up on the market now: {error}") from error
 
     async def _apply_missed(self, account_id: str, moments: Iterable[Moment], since: AppliedTick | None = None) -> None:
-        """Apply missed ticks to one account; `since`: the last tick before them, if it may have had some."""
+        """Apply missed ticks to one account. `since`: the last tick before them, if it may have seen some of them."""
         processed = self._accounts.processed
         for moment in moments:
             if processed is None or self._accounts.by_id[account_id].is_idle:

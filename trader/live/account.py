@@ -141,7 +141,7 @@ class LiveAccount:
             self.wake()
 
     async def run(self) -> None:
-        """Synchronize on each request, until cancelled."""
+        """Synchronize on each request, until canceled."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -250,7 +250,7 @@ class LiveAccount:
             raise self._order_undecided(order.symbol)
 
     async def _earlier_answer(self, order: Order) -> OrderAnswer | None:
-        """Return the answer that a synchronization or a cancelled call booked while the order's caller waited."""
+        """Return the answer that a synchronization or a canceled call booked while the order's caller waited."""
         if order.client_order_id is None:
             return None
         return await first_answer(self._context.database, self.account_id, order.client_order_id)

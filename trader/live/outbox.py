@@ -38,7 +38,7 @@ _READS_MAX: Final = 10
 
 _EXPIRY_MARGIN: Final = timedelta(seconds=60)
 _PLACING_MAX: Final = timedelta(minutes=5)
-"""Longer than requests for one order may repeat before the first answer is known to be lost."""
+"""An upper bound of the time that repeated requests for one order take until its first answer counts as lost."""
 
 
 @dataclass(frozen=True)

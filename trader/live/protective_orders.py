@@ -1,6 +1,6 @@
 """Protective orders of one live account: the stops and targets of its exit plans, kept at the venue.
 
-The venue accepts a new protective order before the old one is cancelled, so a position is never without its stop.
+The venue accepts a new protective order before the old one is canceled, so a position is never without its stop.
 """
 
 import logging

@@ -40,7 +40,7 @@ TOLERANCE_SHARE: Final = Decimal("0.00001")
 
 _ROUNDED: Final = Decimal("0.005")
 _GAP_TRIES_MAX: Final = 5
-"""Maximum searches of the trades for the cause of a gap larger than this, even a tolerated one."""
+"""A balance gap above `_ROUNDED` has a cause, even if tolerated: search the trades for it at most this many times."""
 
 _ENDLESS: Final = Decimal("Infinity")
 _LATE: Final = timedelta(hours=1)

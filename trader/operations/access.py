@@ -121,7 +121,7 @@ class Access:
     async def is_valid(self, caller: Caller) -> bool:
         """Return whether the caller's key or token, if it has one, has not been revoked since.
 
-        While the database is unavailable, what was known last counts.
+        While the database is unavailable, the last known state counts.
         """
         credential = caller.credential
         if credential is None or credential in self._tokens:
@@ -135,9 +135,9 @@ class Access:
         """Yield an alarm while wrong keys or tokens keep arriving."""
         now_s = time.monotonic()
         recent = {address: count for address, (count, at_s) in self._wrong.items() if now_s - at_s <= WRONG_WINDOW_S}
-        if sum(recent.values()) >= WRONG_MAX:
+        if (count := sum(recent.values())) >= WRONG_MAX:
             most = max(recent, key=recent.__getitem__)
-            text = f"{sum(recent.values())} wrong keys or tokens came within a minute, most of them from {most}"
+            text = f"{count} wrong keys or tokens were received within a minute, most of them from {most}"
             yield Alarm(AlarmCause("access"), text)
 
     def admit(self, caller: Caller) -> None:

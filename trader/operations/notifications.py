@@ -155,7 +155,7 @@ class TelegramSink(HttpSink):
 
 
 class MakeSink(Protocol):
-    """Makes a sink of its number among the addresses, its address without the form, and the name of this process."""
+    """Makes a sink from its number among the addresses, its address without the form, and this process's name."""
 
     def __call__(self, number: int, url: str, sender: str, *, timeout_s: float) -> NotificationSink: ...
 

@@ -229,7 +229,7 @@ class OperatorCommands:
             if await hold_term(conn, self._exchange.term):
                 await store.update_halts_lifted(conn, command.account_id, command.asked_by)
 
-    # --- cancelling ---------------------------------------------------------------------------------------------------
+    # --- canceling ----------------------------------------------------------------------------------------------------
 
     async def _cancel_openings(self, command: OperatorCommand, progress: "_Progress") -> None:
         async def cancel(account: Account) -> None:
@@ -311,7 +311,7 @@ class OperatorCommands:
             if is_late and command.term is None:
                 break
             if self._halts.refusal_to_open(account_id) is None:
-                reasons = {position.symbol: "trading was resumed meanwhile" for position in positions}
+                reasons = {position.symbol: "trading was resumed in the meantime" for position in positions}
                 break
             if attempt > first:
                 await asyncio.sleep(FLATTEN_S if is_late else RETRY_S)
@@ -322,7 +322,7 @@ class OperatorCommands:
             progress.attempts[account_id] = attempt
         for position in positions:
             what = f"{position.side} {format_decimal(position.quantity)} {position.symbol}"
-            progress.leave(account_id, what, reasons.get(position.symbol, "it was opened meanwhile"))
+            progress.leave(account_id, what, reasons.get(position.symbol, "it was opened in the meantime"))
         for symbol in sorted(self._exchange.undecided(account_id)):
             reason = "its outcome is not known yet; flatten again when it is"
             progress.leave(account_id, f"an order of {symbol}", reason)

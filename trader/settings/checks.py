@@ -49,7 +49,7 @@ def address_problem(
     if not _is_plain_host(parts):
         return "expected an IP address, or a host name in ASCII: letters of other alphabets may look the same"
     if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
-        return "expected an https address; http, which anybody on the way can read, only on this machine"
+        return "expected an https address; http, which others on the network can read, is allowed only on this machine"
     return None if key_variable is None else _key_problem(parts, key_variable, key_host, configured)
 
 
@@ -148,7 +148,7 @@ def _live_contradictions(
 
 
 _ALIKE: Final = 0.6
-"""How alike a name must be to a setting to be mistaken for it, from 0 to 1."""
+"""How similar a name must be to a setting's name to count as a misspelling of it, from 0 to 1."""
 
 
 _WORDS_OF_FORM: Final = frozenset({"API", "BASE", "KEY", "URL"})
@@ -187,7 +187,7 @@ def find_unknown(file: Iterable[str], environ: Iterable[str], variables: Iterabl
 
 
 def _may_mean(name: str, known: str) -> bool:
-    """Return whether two names are alike in what they name, and not only in words such as `BASE_URL`."""
+    """Return whether two names share their subject, and not only generic words such as `BASE_URL`."""
     own, other = (set(each.split("_")) - _WORDS_OF_FORM for each in (name, known))
     is_alike = difflib.SequenceMatcher(None, "_".join(sorted(own)), "_".join(sorted(other))).ratio() >= _ALIKE
     return not own or not own.isdisjoint(other) or is_alike

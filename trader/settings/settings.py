@@ -88,7 +88,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         shown_default="end of the data")]
     replay_thinking: Annotated[str, Variable(
         "REPLAY_THINKING", "on", forms.one_of("on", "off"),
-        "Whether time in a replay passes while a model thinks, by as much as its thinking took.")]
+        "Whether the clock of a replay advances while a model thinks, by the time that it takes.")]
     record: Annotated[Path | None, Variable(
         "RECORD", "", forms.FOLDER,
         "Folder in which to record what the exchange sees of the markets, as hourly files; the source "

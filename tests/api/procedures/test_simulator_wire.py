@@ -264,7 +264,7 @@ async def test_a_bug_in_the_ledger_writer_is_an_internal_error(
     assert (await desk.order(clientOrderId="one"))["status"] == "filled"
 
 
-async def test_a_resting_order_is_cancelled(desk: PaperBench) -> None:
+async def test_a_resting_order_is_canceled(desk: PaperBench) -> None:
     resting = await desk.order(type="limit", limitPrice=90000, quantity=0.01)
     assert resting["status"] == "resting"
     answer = await desk.call("simulator.cancelOrder", {"orderId": resting["id"]})

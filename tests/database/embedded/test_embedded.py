@@ -114,7 +114,7 @@ async def test_root_runs_the_server_as_a_dedicated_user_where_one_can_be_created
         assert f"Gid:\t{entry.pw_gid}\t{entry.pw_gid}\t{entry.pw_gid}" in status
         assert "Groups:\t \n" in status or "Groups:\t\n" in status, "none of root's groups"
         assert running.data.stat().st_uid == entry.pw_uid
-    assert ("cannot be made (there is no useradd)" in caplog.text) is (user == "nobody")
+    assert ("cannot be created (there is no useradd)" in caplog.text) is (user == "nobody")
 
 
 FIRST_STARTS = """
@@ -436,7 +436,7 @@ async def test_data_of_the_systems_server_keeps_its_programs(open_folder: Path) 
 
 async def test_folder_that_is_a_file_is_refused(open_folder: Path) -> None:
     (open_folder / "file").write_text("")
-    with pytest.raises(StartError, match="cannot be made"):
+    with pytest.raises(StartError, match="cannot be created"):
         await server(open_folder / "file").start()
 
 

@@ -61,7 +61,7 @@ def test_a_reducing_order_needs_no_margin() -> None:
     assert desk.order(SELL, "0.5").status is OrderStatus.FILLED
 
 
-def test_an_unaffordable_resting_fill_is_cancelled_instead() -> None:
+def test_an_unaffordable_resting_fill_is_canceled_instead() -> None:
     desk = PaperBench(2_000, deep_quote("ETH", 2_000), deep_quote("SOL", 100))
     desk.order(BUY, "0.5", limit="1900")
     desk.order(BUY, "10", symbol="SOL")

@@ -61,7 +61,7 @@ def test_a_market_order_walks_the_opposite_side_level_by_level() -> None:
     assert answer.average_price == D("2002.2")
 
 
-def test_the_unfilled_part_of_a_market_order_is_cancelled() -> None:
+def test_the_unfilled_part_of_a_market_order_is_canceled() -> None:
     desk = PaperBench(10_000, eth([(1999, 5)], [(2001, 1)]))
     answer = desk.order(BUY, "2")
     assert (answer.status, answer.total_quantity) == (OrderStatus.PARTIAL, D(1))
@@ -224,7 +224,7 @@ def test_reduce_only_never_flips_and_is_capped_at_the_position() -> None:
     assert not desk.account.positions
 
 
-def test_a_resting_reduce_only_order_with_nothing_left_to_reduce_is_cancelled() -> None:
+def test_a_resting_reduce_only_order_with_nothing_left_to_reduce_is_canceled() -> None:
     desk = PaperBench()
     desk.order(BUY, "1")
     desk.order(SELL, "1", limit="2100", reduce_only=True)

@@ -104,7 +104,7 @@ async def test_the_signer_verifies_the_place_of_every_argument(key: Secret, monk
             return honest(client, *given[:7], False, *given[8:], **more)
 
         monkeypatch.setattr(sdk.SignerClient, "sign_create_order", swapped)
-        with pytest.raises(StartError, match="signs something else than it is given"):
+        with pytest.raises(StartError, match="signs something other than what it was given"):
             signer.check()
         monkeypatch.setattr(sdk.SignerClient, "sign_create_order", without_reduce_only)
         with pytest.raises(StartError, match="ReduceOnly"):
@@ -189,7 +189,7 @@ async def test_stops_and_targets_only_reduce_and_wait_for_their_trigger(
         assert (ended.state.status, ended.state.is_final) == ("canceled", True)
 
 
-async def test_a_limit_order_rests_until_it_is_cancelled(venue_and_orders: tuple[FakeExchange, LighterOrders]) -> None:
+async def test_a_limit_order_rests_until_it_is_canceled(venue_and_orders: tuple[FakeExchange, LighterOrders]) -> None:
     venue, orders = venue_and_orders
     outcome = await orders.place(order(type=VenueOrderType.LIMIT, price=D("90000.0")))
     assert isinstance(outcome, Placed)

@@ -98,8 +98,8 @@ async def test_candles_of_an_unknown_market_are_refused(source: VenueSource) -> 
     ("answer", "told"),
     [
         (web.Response(status=502, text="<html>Bad Gateway</html>"), "status 502: <html>Bad Gateway"),
-        (web.Response(text="<html>"), "not understood"),
-        (web.Response(text='{"code":200,"c":[{"t":"now"}]}'), "not understood"),
+        (web.Response(text="<html>"), "cannot be decoded"),
+        (web.Response(text='{"code":200,"c":[{"t":"now"}]}'), "cannot be decoded"),
         (web.Response(text='{"code":20001,"message":"invalid param"}'), "code 20001.*invalid param"),
         (web.Response(status=302, headers={"Location": "http://elsewhere.invalid/"}), "status 302"),
     ],
@@ -205,7 +205,7 @@ async def test_history_loads_the_funding_rates_of_its_hours(venue: FakeVenue, so
 async def test_funding_without_a_direction_is_an_error(venue: FakeVenue, source: VenueSource) -> None:
     venue.funding_rows[BTC] = [{"timestamp": int(START.timestamp()), "value": "1", "rate": "0.1", "direction": ""}]
     market = MarketFeed(source, SystemClock())
-    with pytest.raises(MarketUnavailable, match=r"venue has no history now: /api/v1/fundings: not understood"):
+    with pytest.raises(MarketUnavailable, match=r"venue has no history now: /api/v1/fundings: cannot be decoded"):
         async for _ in market.history(START - MINUTE, START + MINUTE):
             pass
 

@@ -256,7 +256,7 @@ async def test_a_silent_stream_is_ended(venue: FakeVenue, follower: Follower) ->
 async def test_an_invalid_message_ends_the_connection(venue: FakeVenue, follower: Follower) -> None:
     await venue.say("<html>502 Bad Gateway</html>")
     await until(lambda: follower.error)
-    assert "not understood" in str(follower.error)
+    assert "cannot be decoded" in str(follower.error)
 
 
 # Faults of one market

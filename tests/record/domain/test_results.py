@@ -131,7 +131,7 @@ def test_a_first_record_that_was_read_too_early_is_no_forgery_and_a_correction_s
         ("season_records", SEASON, SEASON | {"record": "[]"}),
     ],
 )
-def test_a_first_record_that_no_row_ever_equalled_is_a_change(
+def test_a_first_record_that_no_row_ever_equaled_is_a_change(
     table: str, newer: dict[str, Any], older: dict[str, Any]
 ) -> None:
     assert "changed" in _checked((table, table, newer), ("begin", table, older), present=newer)

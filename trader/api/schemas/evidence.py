@@ -70,10 +70,10 @@ class LuckRow(Wire, kw_only=True):
 
     Each makes the same number of trades, on the same sides, with the same sizes relative to equity and the same holding
     times, by the rules of the exchange on the candles that it saw. `returnPercent` is the return of the model's equity
-    over its first `hours`, its last comparison age, with `tradesCount` positions, including open ones; `quantile` is
-    the share of random traders with a lower return, in percent. `pValue` is the probability that one of them does at
-    least as well, corrected for all looks and all models. `low`, `median` and `high` are quantiles of their returns:
-    2.5, 50 and 97.5 %.
+    over its first `hours`, its age at the latest comparison, with `tradesCount` positions, including open ones;
+    `quantile` is the share of random traders with a lower return, in percent. `pValue` is the probability that one of
+    them does at least as well, corrected for all looks and all models. `low`, `median` and `high` are quantiles of
+    their returns: 2.5, 50 and 97.5 %.
     """
 
     hours: int
@@ -230,7 +230,7 @@ class SharpeResolution(Wire, kw_only=True):
 class GetEvidenceOutput(Wire, kw_only=True):
     """Entrants indistinguishable from the best come first. `until` is the end of the last full hour.
 
-    `best` is the model that the first place alone is left for; null while another may have it. `resolution` says which
+    `best` is the only model that can still hold first place; null while there are several. `resolution` says which
     entrants the board cannot separate. Every figure is of one market path, in which buying and holding returned
     `marketReturn` percent. While a season runs, and until it is closed, everything covers the season's hours by its
     rules (`season`). If a rule was loosened after the start, `verdictBefore`, `pValueBefore` and `rankBefore` are by

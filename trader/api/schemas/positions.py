@@ -159,7 +159,7 @@ def _age(position: Position) -> tuple[datetime, str]:
 
 def price_of(quote: Quote, now: datetime, trouble: str | None, day_before: Decimal | None) -> CryptoPrice:
     """Return the wire record of a market's price. `trouble` is why orders at this price are refused, if they are."""
-    message: str | UnsetType = UNSET if trouble is None else f"not traded on: {trouble}"
+    message: str | UnsetType = UNSET if trouble is None else f"cannot be traded now: {trouble}"
     if quote.is_stale(now):
         age_s = int((now - quote.at).total_seconds())
         age = f"{age_s} s ago" if age_s > 0 else f"{-age_s} s in the future: the clock was set back"

@@ -106,7 +106,7 @@ def make_server_account() -> ServerAccount | None:
     """
     if os.geteuid() == 0 and _account(SERVER_USER) is None and (reason := _make_server_user()) is not None:
         log.warning(
-            "PostgreSQL runs as `%s`, whose other processes could disturb it: a user `%s` cannot be made (%s)",
+            "PostgreSQL runs as `%s`, whose other processes could disturb it: the user `%s` cannot be created (%s)",
             OTHER_USER, SERVER_USER, reason,
         )  # fmt: skip
     return server_account()
@@ -158,7 +158,7 @@ def data_place(folder: Path, account: ServerAccount | None) -> Path:
     try:
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
     except OSError as error:
-        raise StartError(f"The database folder {folder} cannot be made: {error.strerror}.") from error
+        raise StartError(f"The database folder {folder} cannot be created: {error.strerror}.") from error
     data = folder / "data"
     own = {0, *(known.uid for known in (account, _account(OTHER_USER)) if known is not None)}
     if account is not None and data.exists() and (owner := data.stat().st_uid) not in own:

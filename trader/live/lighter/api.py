@@ -219,7 +219,7 @@ class LighterApi:
         try:
             answer = decoder.decode(body)
         except msgspec.DecodeError as error:
-            raise MarketDataError(f"{path}: the venue's answer is not understood: {error}") from error
+            raise MarketDataError(f"{path}: the venue's answer cannot be decoded: {error}") from error
         code = getattr(answer, "code", _OK)
         if code != _OK:
             raise MarketDataError(f"{path}: the venue answered with code {code}: {_excerpt(body)}")
@@ -285,7 +285,7 @@ def _candle(row: _Candle) -> Candle | None:
 def _signed_rate(row: _Funding) -> Decimal:
     sign = {"long": 1, "short": -1}.get(row.direction)
     if sign is None or not row.rate.is_finite():
-        raise MarketDataError(f"/api/v1/fundings: not understood: {row}")
+        raise MarketDataError(f"/api/v1/fundings: cannot be decoded: {row}")
     return sign * row.rate / 100
 
 

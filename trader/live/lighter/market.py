@@ -190,7 +190,7 @@ def _decode(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
     try:
         return decoder.decode(body)
     except msgspec.DecodeError as error:
-        raise MarketDataError(f"not understood: {error}") from error
+        raise MarketDataError(f"cannot be decoded: {error}") from error
 
 
 _BOOK: Final = msgspec.json.Decoder(BookChange)

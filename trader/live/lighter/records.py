@@ -146,7 +146,7 @@ class LighterRecords:
         limits = await self._api.get("/api/v1/accountLimits", parameters, _LIMITS, authorization=token)
         taker, maker = limits.current_taker_fee_tick, limits.current_maker_fee_tick
         if not (0 <= taker <= _FEE_MAX and 0 <= maker <= _FEE_MAX):
-            raise MarketDataError(f"/api/v1/accountLimits: not understood: {limits}")
+            raise MarketDataError(f"/api/v1/accountLimits: cannot be decoded: {limits}")
         return Decimal(taker) / _MILLION, Decimal(maker) / _MILLION
 
     async def fills_of(self, venue_index: int) -> list[VenueFill]:
@@ -227,7 +227,7 @@ class LighterRecords:
         fee = (trade.maker_fee if maker else trade.taker_fee) or 0
         amounts_fit = all(amount.is_finite() and amount > 0 for amount in (trade.size, trade.price))
         if not amounts_fit or fee < 0:
-            raise MarketDataError(f"/api/v1/trades: not understood: {trade}")
+            raise MarketDataError(f"/api/v1/trades: cannot be decoded: {trade}")
         return VenueFill(
             trade_id=trade.trade_id,
             client_index=(trade.ask_client_id if is_ask else trade.bid_client_id) or None,
@@ -243,7 +243,7 @@ class LighterRecords:
 
     def _funding(self, row: _Funding) -> VenueFunding:
         if not all(amount.is_finite() for amount in (row.change, row.rate, row.position_size)):
-            raise MarketDataError(f"/api/v1/positionFunding: not understood: {row}")
+            raise MarketDataError(f"/api/v1/positionFunding: cannot be decoded: {row}")
         return VenueFunding(
             symbol=self._symbols[row.market_id],
             boundary=floor_time(_moment(row.timestamp), _HOUR),

@@ -143,5 +143,6 @@ def _compare(signed: Signed, kind: int, expected: dict[str, int]) -> None:
     wrong = {name: fields.get(name) for name, value in expected.items() if fields.get(name) != value}
     if signed.kind != kind or wrong or not fields.get("Sig"):
         raise StartError(
-            f"The venue's SDK signs something else than it is given (kind {signed.kind}, {wrong}): nothing is sent"
+            f"The venue's SDK signs something other than what it was given (kind {signed.kind}, {wrong}): "
+            "nothing is sent"
         )

@@ -92,7 +92,7 @@ class LighterStream:
         try:
             message = _MESSAGE.decode(text)
         except msgspec.DecodeError as error:
-            raise MarketDataError(f"the stream is not understood: {error}: {text[:200]}") from error
+            raise MarketDataError(f"a message of the stream cannot be decoded: {error}: {text[:200]}") from error
         market = self._market_of(message.channel)
         if message.type == "ping":
             await self._send("pong")

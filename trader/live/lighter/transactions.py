@@ -12,7 +12,7 @@ from trader.live.lighter.signer import Signed, Signer
 INVALID_NONCE: Final = 21104
 INDEX_EXISTS: Final = 21728
 INACTIVE: Final = frozenset({21600, 21709, 21715})
-"""The venue's codes for cancelling an order that is not open."""
+"""The venue's codes for canceling an order that is not open."""
 
 _SEND_LIMIT_S: Final = 10.0
 
@@ -71,10 +71,10 @@ class Transactions:
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             return _lost(f"the venue did not answer: {str(error) or type(error).__name__}")
         except (ValueError, LookupError, TypeError) as error:  # not a valid form of the venue's answers
-            return _lost(f"the venue's answer is not understood: {error}")
+            return _lost(f"the venue's answer cannot be decoded: {error}")
         code = getattr(answer, "code", None)  # the SDK does not check that an answer is complete
         if not isinstance(code, int):
-            return _lost(f"the venue's answer is not understood: {answer}")
+            return _lost(f"the venue's answer cannot be decoded: {answer}")
         return SendAnswer(
             is_known=True, is_accepted=code == 200, code=code, reason=str(answer.message or f"code {code}")
         )

@@ -56,7 +56,7 @@ SETTABLE: Final[Mapping[str, frozenset[str]]] = {
     "entrants": frozenset({"answered_by", "fingerprint"}),
     "halts": frozenset({"lifted_at", "lifted_by"}),
 }
-"""What a row may be given later that it did not have: null before, but for the fingerprint, which has the name too."""
+"""Columns that are set later: null before, except a fingerprint, which may change until `answered_by` is set."""
 
 
 class ChainFinding(NamedTuple):
