@@ -25,7 +25,6 @@ ARGUMENTS_MAX: Final = 6
 
 LONG_CONSTRUCTORS: Final = {
     "LiveExchange": "the parts of every exchange, and those of a venue",
-    "PaperExchange": "the six parts of every exchange, and one option with a default",
     "ReplaySource": "a folder and its markets; the others are independent options with defaults",
 }
 """Classes with longer constructors, and why."""

@@ -307,7 +307,7 @@ async def test_slow_postings_are_unhealthy() -> None:
         assert (await get(client, "/health"))[0] == 200
 
 
-async def test_a_database_that_fails_between_two_looks_is_an_alarm_with_what_it_cost(
+async def test_a_database_failure_between_two_checks_raises_an_alarm_with_its_impact(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(health, "WATCH_EVERY_S", 0.01)

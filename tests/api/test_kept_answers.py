@@ -192,7 +192,7 @@ class Reader:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_a_reader_has_the_answers_of_its_leader(desk: PaperBench, seed: int) -> None:
+async def test_a_reader_answers_as_its_leader_does(desk: PaperBench, seed: int) -> None:
     chance = random.Random(seed)
     await desk.see(chance)
     await desk.snapshot(chance)

@@ -200,7 +200,7 @@ async def test_a_backup_of_inconsistent_books_says_so(filled: Database, dsn: str
     ended = await asyncio.to_thread(backup, tmp_path, dsn)
     assert ended.returncode == 1
     assert "NOT clean" in ended.stdout
-    assert [file.name for file in tmp_path.iterdir()] == ["a.dump"], "a true copy of them all the same"
+    assert [file.name for file in tmp_path.iterdir()] == ["a.dump"], "it is a faithful copy nevertheless"
     again = await asyncio.to_thread(backup, tmp_path, dsn)
     assert "exists already; name a new file" in again.stderr
 
@@ -244,7 +244,7 @@ async def ended_backup(dsn: str, folder: Path, number: signal.Signals) -> int | 
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-async def test_an_ended_backup_leaves_nothing(
+async def test_an_interrupted_backup_leaves_nothing_behind(
     filled: Database, dsn: str, open_folder: Path, number: signal.Signals
 ) -> None:
     scratch = open_folder / "scratch"
@@ -253,7 +253,7 @@ async def test_an_ended_backup_leaves_nothing(
     assert [*scratch.iterdir(), *open_folder.iterdir()] == [scratch]
 
 
-async def test_what_a_killed_backup_leaves_is_removed_by_the_next(
+async def test_the_leftovers_of_a_killed_backup_are_removed_by_the_next(
     filled: Database, dsn: str, open_folder: Path
 ) -> None:
     scratch = open_folder / "scratch"
@@ -268,7 +268,9 @@ async def test_what_a_killed_backup_leaves_is_removed_by_the_next(
         ended = await asyncio.to_thread(backup, open_folder, dsn, env={**os.environ, "TMPDIR": str(scratch)})
     assert ended.stderr.count("left by an interrupted backup") == 2
     assert list(scratch.iterdir()) == []
-    assert {file.name for file in open_folder.iterdir()} == {"scratch", "a.dump", running.name}, "one that still runs"
+    assert {file.name for file in open_folder.iterdir()} == {"scratch", "a.dump", running.name}, (
+        "a command that is still running"
+    )
 
 
 async def test_versions_of_postgresql_take_each_others_dumps(open_folder: Path) -> None:

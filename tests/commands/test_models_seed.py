@@ -331,7 +331,7 @@ async def test_surplus_replicates_are_deactivated_and_reactivated(
     other = ["--variant", "Apex", "--provider", "rules", "--router-model", "r", "--id", "deepseek-apex-9"]
     assert _run(*other, "--demo", "--database-url", dsn) == 0
     numbered = [f"deepseek-apex-{number}" for number in (1, 2, 3)]
-    assert await seeded("\nreplicates = 3") == {*numbered, "deepseek-apex-9"}, "of which one is no replicate"
+    assert await seeded("\nreplicates = 3") == {*numbered, "deepseek-apex-9"}, "one of them is not a replicate"
     assert await seeded("\nreplicates = 2") == {*numbered[:2], "deepseek-apex-9"}
     assert "deepseek-apex-3 is a surplus replicate and was deactivated" in capsys.readouterr().out
     assert await seeded("") == {"deepseek-apex", "deepseek-apex-9"}

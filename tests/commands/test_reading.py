@@ -342,7 +342,7 @@ def test_prices_are_plain_numbers() -> None:
     assert {amount: price(Decimal(amount)) for amount in shown} == shown
 
 
-async def test_the_past_of_alarms_is_listed_from_the_database(call: Call, database: Database) -> None:
+async def test_past_alarms_are_listed_from_the_database(call: Call, database: Database) -> None:
     alarms = Alarms([])
     alarms.keep_history(database, "trader here:1")
     for text in ("this process has taken over, term 3", "this process has lost the leading role"):
@@ -369,7 +369,7 @@ async def test_the_past_of_alarms_is_listed_from_the_database(call: Call, databa
     assert "takeover" not in (await call("alarms", "--since", "2020-01-01")).out, "they are kept for 90 days"
 
 
-async def test_recorded_checks_are_metrics(rows: None, call: Call, database: Database) -> None:
+async def test_recorded_checks_appear_in_the_metrics(rows: None, call: Call, database: Database) -> None:
     assert (await call("audit", "--record")).code == 1
     assert (await call("verify", "--record")).code == 0
     maintenance = Maintenance()

@@ -186,7 +186,7 @@ async def test_lockstep_waits_for_a_woken_task_before_waking_the_next() -> None:
     assert log == ["a at 1", "b at 2", "a again", "b again"]
 
 
-async def test_parked_task_counts_as_working_as_soon_as_its_value_is_set() -> None:
+async def test_a_parked_task_counts_as_working_as_soon_as_its_value_is_set() -> None:
     clock = LockstepClock(START)
     future: ClockFuture[str] = clock.future()
     log: list[object] = []
@@ -205,7 +205,7 @@ async def test_parked_task_counts_as_working_as_soon_as_its_value_is_set() -> No
     assert log == ["quote", START + SECOND]
 
 
-async def test_value_that_is_already_set_is_returned_at_once() -> None:
+async def test_a_value_that_is_already_set_is_returned_at_once() -> None:
     clock = LockstepClock(START)
     future: ClockFuture[int] = clock.future()
     future.set(1)

@@ -143,7 +143,7 @@ def test_equity_that_reached_zero_still_has_statistics() -> None:
     assert calmar(flat(0, 0)) is None
 
 
-def test_an_absurd_gain_does_not_overflow() -> None:
+def test_an_extreme_gain_does_not_overflow() -> None:
     assert calmar(flat(1, 0.5, 1e9)) == math.inf
 
 

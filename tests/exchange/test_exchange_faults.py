@@ -216,7 +216,7 @@ async def test_an_order_that_cannot_finish_when_the_term_ends_is_unavailable(
     await venue.buy("0.01", client_order_id="warm")
     proxy.stall()
     orders = [asyncio.create_task(venue.buy("0.02")) for _ in range(2)]
-    await asyncio.sleep(0.1)  # both wait for the stalled database, which nothing shows
+    await asyncio.sleep(0.1)  # both wait for the stalled database; no event shows it
     venue.exchange.suspend()
     await venue.exchange.resign()
     ended = await asyncio.wait_for(asyncio.gather(*orders, return_exceptions=True), 5)

@@ -332,7 +332,7 @@ async def test_positions_left_open_by_a_thin_book_are_closed_in_later_books(oper
     async with asyncio.timeout(60):
         while not flattening.done():
             await operated.see(QUIET, size="0.05")
-            await asyncio.sleep(0.02)  # fifty books a second: a flatten has only so long
+            await asyncio.sleep(0.02)  # fifty books a second: a flatten gives up after a while
     outcome = await flattening
     assert outcome.left == ()
     assert sum(order.quantity for order in outcome.closed) == D(2)
@@ -379,7 +379,7 @@ async def test_the_next_leader_continues_a_flatten(database: Database) -> None:
         await agree_with_rows(operated.venue)
 
 
-async def test_losing_the_database_in_between_duplicates_nothing(dsn: str) -> None:
+async def test_losing_the_database_in_the_middle_duplicates_nothing(dsn: str) -> None:
     proxy = FaultyProxy(dsn)
     database = await Database.connect(await proxy.start(), size=4, command_timeout_s=0.5)
     async with operating(database, ScriptedSource(), ManualClock(START)) as operated:

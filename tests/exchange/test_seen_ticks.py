@@ -223,7 +223,7 @@ async def test_a_recovery_that_begins_during_a_tick_includes_that_tick(
         await until(lambda: "a" in venue.accounts.in_doubt)
         monkeypatch.setattr(LedgerWriter, "write", write)
         order = asyncio.create_task(venue.buy("0.01", symbol="ETH", leverage=D(5)))
-        await asyncio.sleep(0.1)  # enough for the recovery to read the rows, were it not to wait for the tick
+        await asyncio.sleep(0.1)  # long enough to read the rows, if the recovery did not wait for the tick
         release.set()
         await ticking
         await order

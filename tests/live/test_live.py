@@ -157,7 +157,7 @@ async def test_a_resting_order_that_is_merely_hidden_is_canceled_at_the_venue(be
     await bench.synchronize()
     await bench.agree()
     await bench.see({"BTC": "92000.0"})
-    assert bench.venue.positions() == {}, "nothing fills that the books have let go of"
+    assert bench.venue.positions() == {}, "an order that the books have written off fills nothing"
 
 
 async def test_a_lost_order_that_the_venue_cannot_cancel_now_waits(bench: Bench) -> None:
@@ -499,7 +499,7 @@ async def test_funding_equals_the_venues_payments(bench: Bench) -> None:
     await bench.see({}, after_s=3600)
     bench.venue.hides_fundings = True
     await bench.synchronize()
-    assert bench.account().funding == 0, "what the venue has not shown is not made up"
+    assert bench.account().funding == 0, "missing trades are never invented"
     assert bench.exchange.troubles == {}
     bench.venue.hides_fundings = False
     await bench.synchronize()
@@ -535,7 +535,7 @@ async def test_a_manually_opened_position_stops_new_orders_until_it_is_gone(benc
     await bench.synchronize()
     await bench.synchronize()
     told = [event.kind for event in bench.events if isinstance(event, VenueDiffers)]
-    assert told == ["the venue holds a position that the books do not know"], "told once"
+    assert told == ["the venue holds a position that the books do not know"], "reported once"
     assert "ETH: the venue holds a position" in bench.exchange.troubles["apex"]
     opening = await bench.buy("0.1", leverage=D(5))
     assert "only reducing is allowed" in (opening.reason or "")
@@ -544,7 +544,7 @@ async def test_a_manually_opened_position_stops_new_orders_until_it_is_gone(benc
     bench.venue.trade_by_hand("ETH", "-2")
     await bench.synchronize()
     assert "ETH" not in bench.account().positions
-    assert bench.account().realized > 0, "what was gained by hand is in the books"
+    assert bench.account().realized > 0, "the gain of the manual trade is in the books"
     await bench.agree()
     assert (await bench.buy("0.1", leverage=D(5))).status is OrderStatus.FILLED
 

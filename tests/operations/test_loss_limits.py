@@ -189,7 +189,7 @@ async def test_all_accounts_together_are_halted_and_new_capital_is_no_gain(datab
         assert (await operated.venue.buy("0.01", account_id="b")).status is OrderStatus.REJECTED
 
 
-async def test_capital_of_a_removed_account_is_no_loss_even_after_a_restart(database: Database) -> None:
+async def test_capital_of_a_removed_account_is_not_a_loss_even_after_a_restart(database: Database) -> None:
     clock, limits = ManualClock(START), {"MAX_TOTAL_DRAWDOWN_PERCENT": "5"}
     async with operating(database, ScriptedSource(), clock, **limits) as operated:
         await operated.see(QUIET)

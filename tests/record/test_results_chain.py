@@ -294,7 +294,7 @@ async def test_an_account_removed_by_an_operator_is_not_a_finding(season: Floor)
     assert any("portfolio_hourly ada" in text for text in await _found(season.database))
 
 
-async def test_hand_trading_and_the_plan_of_a_closed_position_stay_in_the_record(season: Floor) -> None:
+async def test_manual_trades_and_the_plan_of_a_closed_position_stay_in_the_record(season: Floor) -> None:
     buy = Order(
         account_id="bob", symbol="BTC", side=OrderSide.BUY, type=OrderType.MARKET, quantity=Decimal("0.01"),
         leverage=Decimal(1), exit_plan=ExitPlan(stop=Decimal(80_000)), manual=True,

@@ -217,7 +217,7 @@ def test_no_secret_is_shown() -> None:
     assert settings.api_token != Secret("other")
 
 
-def test_secret_is_not_pickled() -> None:
+def test_a_secret_cannot_be_pickled() -> None:
     with pytest.raises(TypeError):
         pickle.dumps(Secret(SECRET))
     with pytest.raises(TypeError):
@@ -267,7 +267,7 @@ def test_one_local_server_is_a_provider() -> None:
     assert settings.providers["openai"].keys == ()
 
 
-def test_wrong_key_alone_is_reported_once() -> None:
+def test_a_wrong_key_alone_is_reported_once() -> None:
     assert len(problems({"MISTRAL_API_KEY": "a b"})) == 1
 
 

@@ -177,7 +177,7 @@ async def test_silence_is_a_missed_decision(desk: Desk, key: str) -> None:
     async with desk.floor.database.connection() as conn:
         counts = await conn.fetchrow("SELECT sum(finished), sum(failed), sum(missed) FROM invocation_counts")
         assert counts is not None
-        assert tuple(counts) == (1, 1, 2)  # the first cycle of a process is not whole
+        assert tuple(counts) == (1, 1, 2)  # the first cycle of a process is incomplete
         assert await conn.fetchval("SELECT count(*) FROM order_requests") == 0
 
 

@@ -54,7 +54,7 @@ class Frontend:
             seen = asyncio.create_task(self.seen.get())
             await asyncio.wait([ended, seen], timeout=SEEN_WITHIN_S, return_when=asyncio.FIRST_COMPLETED)
             ended.cancel()
-            assert seen.done(), "the page did not tell what it saw"
+            assert seen.done(), "the page did not report what it saw"
             return seen.result()
 
 

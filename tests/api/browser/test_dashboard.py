@@ -340,7 +340,7 @@ async def test_the_keyboard_reaches_pages_legend_and_crosshair(service: ServiceP
         await tab.evaluate("document.querySelector('.chart[tabindex]').focus()")
         await press("ArrowLeft")
         await until(lambda: tab.evaluate("document.querySelector('.u-cursor-x')?.style.transform !== ''"), "crosshair")
-        assert "alone=" in await tab.evaluate("location.hash"), "what is chosen is in the address"
+        assert "alone=" in await tab.evaluate("location.hash"), "the address contains every choice"
         await tab.evaluate("document.querySelector('.curves [aria-expanded]').click()")
         await until(lambda: tab.evaluate("document.querySelector('.moment input') !== null"), "the options")
         await tab.evaluate("document.querySelector('.moment input').focus()")

@@ -69,7 +69,7 @@ def test_the_page_reports_a_stalled_server_within_twenty_seconds_and_distinguish
 ) -> None:
     lost_s = PING_S + SILENT_S
     assert seen["states"] == [[0, "open"], [1000 * lost_s, "lost"], [1000 * (lost_s + REFUSED_S), "refused"]]
-    assert seen["connections"] == 2, "it was tried again by itself"
+    assert seen["connections"] == 2, "it was retried automatically"
     (state, lost), (full_state, full), (_, down) = seen["lost"], seen["full"], seen["down"]
     assert (state, full_state) == ("bad disconnected", "warn no stream")
     assert lost.startswith("bad: The connection to the service is lost. Nothing was received yet")

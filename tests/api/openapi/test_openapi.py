@@ -265,7 +265,7 @@ class Page(HTMLParser):
         self.text.append(data)
 
 
-async def test_the_page_shows_all_of_it_and_fetches_nothing(client: AppClient, document: Document) -> None:
+async def test_the_page_shows_the_whole_document_and_fetches_nothing(client: AppClient, document: Document) -> None:
     async with client.get("/api/docs") as response:
         assert response.status == 200
         assert response.headers["Content-Type"] == "text/html; charset=utf-8"

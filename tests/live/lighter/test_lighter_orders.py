@@ -290,7 +290,7 @@ async def test_an_unreachable_venue_leaves_the_order_unknown_until_it_answers(
     assert resolved.state.filled == D("0.25")
 
 
-async def test_an_order_of_a_dead_process_is_found_or_made_impossible(
+async def test_an_order_of_a_dead_process_is_found_or_invalidated(
     venue_and_orders: tuple[FakeExchange, LighterOrders],
 ) -> None:
     venue, orders = venue_and_orders
@@ -315,7 +315,7 @@ async def test_an_outdated_next_nonce_is_not_trusted(
     assert order(2).client_index not in venue.orders
 
 
-async def test_nothing_is_sent_to_a_venue_that_is_down(venue_and_orders: tuple[FakeExchange, LighterOrders]) -> None:
+async def test_nothing_is_sent_to_an_unreachable_venue(venue_and_orders: tuple[FakeExchange, LighterOrders]) -> None:
     venue, orders = venue_and_orders
     await venue.stop()
     outcome = await orders.place(order())

@@ -167,7 +167,7 @@ def test_a_condition_that_ends_at_once_while_waiting_is_never_reported() -> None
         assert watch.look() == []
 
 
-def test_a_single_failure_is_no_alarm_and_a_condition_that_comes_and_goes_is_one() -> None:
+def test_a_single_failure_raises_no_alarm_and_an_intermittent_condition_raises_one() -> None:
     watch, database = Watch(), alarm("database")
     assert watch.look(database) == []
     for _ in range(70):
@@ -196,10 +196,10 @@ def test_every_change_of_the_leader_is_reported_even_if_its_condition_is_dropped
     for number in range(3):
         watch.add(alarm("takeover", text=f"term {number}"))
         watch.look(after_s=EXPLAIN_WAIT_S)
-    assert [notice.text for _, notice in watch.sent] == ["term 0", "term 1", "term 2"], "whatever was told before"
+    assert [notice.text for _, notice in watch.sent] == ["term 0", "term 1", "term 2"], "regardless of earlier notices"
     watch.add(alarm("takeover", text="term 3"))
     watch.look(alarm("database"), after_s=0)
-    assert [notice.text for notice in rules.flush(watch.state)] == ["term 3"], "what waits is sent at the stop"
+    assert [notice.text for notice in rules.flush(watch.state)] == ["term 3"], "pending notices are sent at shutdown"
     for _ in range(4):
         watch.look()
     assert [notice.text for _, notice in watch.sent][3:] == ["term 3"], (

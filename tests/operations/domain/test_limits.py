@@ -105,7 +105,7 @@ def test_after_a_halt_is_lifted_losses_count_from_the_next_equity(
 
 
 @given(st.lists(money, min_size=1, max_size=5), st.lists(money, max_size=5), percents)
-def test_added_or_withdrawn_capital_is_no_loss(before: list[Decimal], new: list[Decimal], limit: Decimal) -> None:
+def test_added_or_withdrawn_capital_is_not_a_loss(before: list[Decimal], new: list[Decimal], limit: Decimal) -> None:
     """Accounts open, and every old one starts a new run: in total, nothing was lost."""
     baselines = {f"a{n}": begin(RUN, CAPITAL, equity, DAY) for n, equity in enumerate(before)}
     together = sum(before, D(0))
@@ -132,7 +132,7 @@ def test_the_text_of_a_breach_has_its_figures() -> None:
 
 
 @pytest.mark.parametrize("start", [D(0), D(-5)])
-def test_an_account_with_nothing_left_loses_no_percentage(start: Decimal) -> None:
+def test_an_account_with_nothing_left_hits_no_percentage_limit(start: Decimal) -> None:
     baseline = LossBaseline(run_id=RUN, day=DAY, day_start=start, peak=None, last=D(-10))
     assert breach(baseline, LossThresholds(D(5), D(5))) is None
 
