@@ -28,7 +28,7 @@ def halts_in_force(halts: Sequence[Halt]) -> list[HaltInForce] | UnsetType:
 
 
 class AlarmFiring(Wire):
-    """A condition that operators should know: it has started `count` times since then.
+    """A condition that operators should know: it has started `count` times since `since`.
 
     It is `firing` once it was reported, until it is resolved. A `pending` one holds now: it has just begun, or another
     alarm explains it, whose `consequences` list it.
