@@ -443,8 +443,19 @@ def test_only_what_the_next_cycle_can_read_is_written_to_the_cache(
     """The tools and the system message never change, the candles change with the shortest interval."""
     model = replace(MODEL, configuration=ModelConfiguration(every=every, cache_ttl=ttl))
     quote = Quote.of(make_book("BTC", "94000", TURN.view.at))
-    market = ObservedMarket.of(MARKETS["BTC"], quote, TURN.view.at, Decimal(0))
-    view = replace(TURN.view, markets={"BTC": replace(market, candles=dict.fromkeys(candles, ()))})
+    market = ObservedMarket.of(
+        MARKETS["BTC"],
+        quote,
+        TURN.view.at,
+        opened_a_day_ago=None,
+        funding_rate=Decimal(0),
+        open_interest=None,
+        candles=dict.fromkeys(candles, ()),
+        indicators={},
+        indicator_history={},
+        supplementary=None,
+    )
+    view = replace(TURN.view, markets={"BTC": market})
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": f"{{…{CANDLES_END}{{}}}}"}]
     body = PROTOCOLS["messages"].request(
         replace(TURN, model=model, view=view, messages=messages), "max_tokens", stream=False
