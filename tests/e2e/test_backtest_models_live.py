@@ -242,6 +242,8 @@ def test_a_strategy_sees_the_same_as_in_a_service_in_every_field(data: Path, dsn
     end = WATCHED_FROM + timedelta(minutes=35)
     file = data.parent / "watcher.py"
     file.write_text(WATCHER)
+    for symbol, price in (("BTC", 90_000), ("ETH", 2_200)):  # long enough for the price of a day ago
+        write_walk(data / f"{symbol}USDT-1m.csv", BEGIN - timedelta(hours=26), 1_740, price=price, seed=price)
 
     async def both() -> tuple[Any, Any]:
         model = await add_watcher(dsn, file)

@@ -31,7 +31,9 @@ KEPT: Final = (
 )  # fmt: skip
 """The options that a result stores, since they determine its conditions."""
 
-_OTHERS: Final = ("json", "run", "folder", "env_file", "out", "no_database", "tables", "trials", "workers", "cluster")
+_OTHERS: Final = (
+    "json", "run", "folder", "env_file", "out", "no_database", "tables", "trials", "workers", "cluster", "send_keys_to",
+)  # fmt: skip
 """Options that may accompany the conditions, or have a default."""
 
 
