@@ -150,6 +150,9 @@ async def test_an_edited_configuration_is_found(chain: Database) -> None:
     assert len(texts) == 2
     assert "does not match its fingerprint" in texts[0]
     assert "entrants ada, 1: fingerprint is 0000" in texts[1]
+    async with chain.connection() as conn:
+        await conn.execute("UPDATE entrants SET configuration = '[]' WHERE model_id = 'ada'")
+    assert "does not match its fingerprint" in (await verify(chain, [])).findings[0].text
 
 
 async def test_an_edited_payload_is_found(chain: Database) -> None:

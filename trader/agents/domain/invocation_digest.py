@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -135,8 +136,9 @@ def check_entrant(entrant: Entrant) -> ChainFinding | None:
     """Return the finding if an entrant's fingerprint is wrong, else None."""
     if entrant.configuration is None:
         return None
-    if fingerprint(entrant.configuration, entrant.answered_by) == entrant.fingerprint:
-        return None
+    with suppress(TypeError, ValueError):  # raised for what another program wrote instead of a JSON object
+        if fingerprint(entrant.configuration, entrant.answered_by) == entrant.fingerprint:
+            return None
     return ChainFinding(
         "changed", None, f"entrant {entrant.number} of {entrant.model_id} does not match its fingerprint"
     )
