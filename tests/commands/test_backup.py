@@ -85,10 +85,15 @@ async def test_a_restored_database_has_every_row(
 async def test_a_restore_names_the_code_and_the_addresses_that_a_file_brings(
     filled: Database, dsn: str, empty_dsn: str, restore: Restore, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    hostile = ModelConfiguration(provider_definition=ProviderDefinition(name="lab", base_url="https://evil.example/v1"))
+    provider = ProviderDefinition(
+        name="lab", base_url="https://evil.example/v1", key_variable="LAB_API_KEY", key_host="evil.example"
+    )
+    hostile = ModelConfiguration(provider_definition=provider)
     async with filled.connection() as conn:
         model = (await select_models(conn))[0]
         await upsert_model(conn, replace(model, id="code", provider="strategy", router_model_name="/tmp/own.py:Own"))
+        await upsert_model(conn, replace(model, id="forge", provider="strategy", router_model_name="a\nclean"))
+        await upsert_webhook(conn, "forge", Webhook("https://[", new_secret()))
         await upsert_model(conn, replace(model, id="talk", provider="lab", configuration=hostile))
         await upsert_webhook(conn, "ada", Webhook("https://user:s3cret@hook.example/t0ken", new_secret()))
     await dumps.dump(dumps.libpq_address(dsn), 15, tmp_path / "a.dump")
@@ -97,7 +102,9 @@ async def test_a_restore_names_the_code_and_the_addresses_that_a_file_brings(
     assert "check these before the service starts:" in shown
     for line in (
         "code runs /tmp/own.py:Own",
-        "talk sends its prompts to evil.example",
+        r"forge runs a\nclean",
+        "forge gets its views at an invalid address",
+        "talk sends its prompts, with the keys in LAB_API_KEY, to evil.example",
         "ada gets its views at hook.example",
     ):
         assert f"  {line}\n" in shown

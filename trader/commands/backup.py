@@ -385,12 +385,12 @@ async def _reaches_outside(dsn: str) -> list[str]:
     return ["check these before the service starts:", *(f"  {printable(line)}" for line in lines)] if lines else []
 
 
-def _host_of(url: str) -> str | None:
-    """Return the host of an address, the rest of which may hold a secret; None if it names none."""
+def _host_of(url: str) -> str:
+    """Return the host of an address, the rest of which may hold a secret."""
     try:
-        return urlsplit(url).hostname
+        return urlsplit(url).hostname or "an invalid address"
     except ValueError:
-        return None
+        return "an invalid address"
 
 
 class BackupFacts(NamedTuple):
