@@ -121,6 +121,7 @@ class Budgets:
         self._compared: dict[str, _Compared] = {}
         self._models: Mapping[str, Model] = {}
         self._token_costs: dict[str, tuple[Model, Decimal]] = {}
+        self._wants: dict[str, tuple[Decimal, Decimal]] = {}  # until the next cycle, or another price
         self._groups: dict[tuple[str | None, bool], _Group] = {}  # until anything is spent or reserved
         self._shares: dict[tuple[str | None, Decimal, bool], Shares] = {}  # the same
         self._last_cycle: datetime | None = None
@@ -152,6 +153,7 @@ class Budgets:
     def _look(self, now: datetime, models: Mapping[str, Model]) -> None:
         self._now = floor_time(now, CYCLE)
         self._models = models
+        self._wants.clear()
         self._forget_shares()
 
     async def _read(self, day: datetime) -> None:
@@ -166,6 +168,17 @@ class Budgets:
         self._groups.clear()
         self._shares.clear()
 
+    def _set_reserved(self, model_id: str, usd: Decimal | None) -> None:
+        """Set the reservation for a model, None for none, and discard what is computed from the reservations."""
+        if self._reserved.get(model_id) == usd:
+            return
+        if usd is None:
+            del self._reserved[model_id]
+        else:
+            self._reserved[model_id] = usd
+        self._groups = {key: group for key, group in self._groups.items() if not key[-1]}
+        self._shares = {key: shares for key, shares in self._shares.items() if not key[-1]}
+
     def end_cycle(self, now: datetime) -> None:
         """Record the time of this cycle, from which the next cycle determines which models are due."""
         self._last_cycle = now
@@ -175,16 +188,14 @@ class Budgets:
 
         Return the number of tokens that it may use; None when the budgets do not allow it now.
         """
-        self._reserved.pop(model.id, None)
-        self._forget_shares()
+        self._set_reserved(model.id, None)
         budget, tokens = self.of(model), self._run_tokens_max
         if budget is not None:
             tokens = self._affordable_tokens(model, budget.state == "manage")
             if budget.state == "pause" or tokens < RUN_TOKENS_MIN:
                 return None
         if model.is_ai:
-            self._reserved[model.id] = tokens * self._token_cost(model)
-            self._forget_shares()
+            self._set_reserved(model.id, tokens * self._token_cost(model))
         return tokens
 
     def reserved(self, model: Model) -> Decimal | None:
@@ -194,12 +205,12 @@ class Budgets:
     def settle(self, invocation: Invocation) -> None:
         """Replace the reservation for an invocation with its actual cost."""
         model_id = invocation.model_id
-        self._reserved.pop(model_id, None)
-        self._forget_shares()
+        self._set_reserved(model_id, None)
         if self._day is None or floor_time(invocation.started_at, DAY) != self._day:
             return
         self._costs[model_id] = self._costs.get(model_id, DayCost()).plus(invocation)
         self._spent[model_id] = self._spent_by(self._costs[model_id])
+        self._forget_shares()
 
     def compare(self, model: Model, own: Decimal, by_price: Decimal) -> None:
         """Add the cost of the same answers, as their provider reports it and by the model's price."""
@@ -209,6 +220,7 @@ class Budgets:
         if known is not None and known.price == price:
             own, by_price = known.own + own, known.by_price + by_price
         self._compared[model.id] = _Compared(price, own, by_price)
+        self._wants.pop(model.id, None)
 
     def price_warning(self, model: Model) -> str | None:
         """Say that a model's price is not what its provider charges; None while they differ by less than a fifth."""
@@ -342,12 +354,15 @@ class Budgets:
         return shares.available(model.id, in_turn=with_reserved)
 
     def _sharer(self, model: Model, *, with_reserved: bool) -> Sharer:
-        used, token_cost = self._used(model.id, with_reserved=with_reserved), self._token_cost(model)
-        cycles_left = (floor_time(self._now, DAY) + DAY - self._now) // model.configuration.cadence
-        wanted = cycles_left * self._run_tokens_max * token_cost
+        if (known := self._wants.get(model.id)) is None:
+            token_cost = self._token_cost(model)
+            cycles_left = (floor_time(self._now, DAY) + DAY - self._now) // model.configuration.cadence
+            wants = RUN_TOKENS_MIN * token_cost, cycles_left * self._run_tokens_max * token_cost
+            known = self._wants[model.id] = wants
+        (least, wanted), used = known, self._used(model.id, with_reserved=with_reserved)
         if (own := model.configuration.budget_usd_per_day) is not None:
             wanted = min(wanted, from_number(own) - used)
-        return Sharer(used, RUN_TOKENS_MIN * token_cost, wanted)
+        return Sharer(used, least, wanted)
 
     def _affordable_tokens(self, model: Model, is_managing: bool, *, with_reserved: bool = True) -> int:
         """Return the number of tokens that an invocation may use without exceeding any budget."""

@@ -18,11 +18,6 @@ class Sharer(NamedTuple):
     least: Decimal
     wanted: Decimal
 
-    @property
-    def is_satisfied(self) -> bool:
-        """Whether it wants no further invocation today."""
-        return self.wanted < self.least
-
 
 class Shares:
     """The shares of a budget with `left` USD.
@@ -36,12 +31,15 @@ class Shares:
         self._left = left
         self._sharers = sharers
         self._share = (left + sum((each.used for each in sharers.values()), ZERO)) / len(sharers)
-        claims = {name: min(self._share - each.used, each.wanted) for name, each in sharers.items()}
-        self._claims = {name: claim for name, claim in claims.items() if claim >= sharers[name].least}
+        self._claims: dict[str, Decimal] = {}
+        self._waiting: dict[str, Sharer] = {}
+        for name, each in sharers.items():
+            claim = min(self._share - each.used, each.wanted)
+            if claim >= each.least:
+                self._claims[name] = claim
+            elif each.wanted >= each.least:  # otherwise it wants no further invocation today
+                self._waiting[name] = each
         self._claimed = sum(self._claims.values(), ZERO)
-        self._waiting = {
-            name: each for name, each in sharers.items() if name not in self._claims and not each.is_satisfied
-        }
 
     def available(self, name: str, *, in_turn: bool) -> Decimal:
         """Return how much of the budget a model may use now. `in_turn`: what models before it wait for is not free."""
