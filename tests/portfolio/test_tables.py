@@ -5,6 +5,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 
 from trader.core.errors import SettingsError
@@ -32,6 +33,9 @@ def test_tables_round_trip(tmp_path: Path, form: Format) -> None:
         for name, column in before.arrays().items():
             np.testing.assert_array_equal(after[name], column)
             assert after[name].dtype == column.dtype
+    if form == "parquet":
+        read = pandas.read_parquet(tmp_path / "trades.parquet")
+        assert str(read.dtypes["opened_at"]) == "datetime64[ms, UTC]", "whoever reads the file knows the zone"
     trade = loaded.trades.frame().iloc[0]
     assert (trade.opened_at, trade.net_pnl) == (AT, -4.000000001)
     assert np.isnan(trade.confidence)

@@ -137,16 +137,21 @@ class Table:
         """Write the table to a file named after it. Raises `OSError`, and `SettingsError` without pyarrow."""
         file = folder / f"{self.name}.{form}"
         if form == "parquet":
-            extra("pyarrow.parquet").write_table(extra("pyarrow").table(self.arrays()), file)
+            arrow = extra("pyarrow")
+            utc = arrow.timestamp("ms", tz="UTC")
+            columns = {
+                name: arrow.array(self[name], utc if kind == "time" else None) for name, kind in self._kinds.items()
+            }
+            extra("pyarrow.parquet").write_table(arrow.table(columns), file)
             return
-        columns = [
+        texts = [
             np.datetime_as_string(self[column], unit="ms", timezone="UTC") if kind == "time" else self._columns[column]
             for column, kind in self._kinds.items()
         ]
         with file.open("w", encoding="utf-8", newline="") as lines:
             writer = csv.writer(lines)
             writer.writerow(self._kinds)
-            writer.writerows(zip(*columns, strict=True))
+            writer.writerows(zip(*texts, strict=True))
 
 
 class Results(NamedTuple):
