@@ -693,7 +693,7 @@ CREATE TABLE IF NOT EXISTS luck (
 CREATE TABLE IF NOT EXISTS halts (
     id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     account_id text CHECK (account_id ~ '^[A-Za-z0-9._:-]{1,64}$'),
-    cause      text NOT NULL CHECK (cause IN ('operator', 'daily loss', 'drawdown', 'reconciliation')),
+    cause      text NOT NULL CHECK (cause IN ('operator', 'daily loss', 'drawdown', 'hourly bound', 'reconciliation')),
     reason     text NOT NULL CHECK (reason <> ''),
     halted_by  text NOT NULL CHECK (halted_by <> ''),
     halted_at  timestamptz NOT NULL DEFAULT now(),

@@ -35,10 +35,13 @@ class Record:
         self.states: dict[str, dict[tuple[Any, ...], Row]] = defaultdict(dict)
         self.rows: dict[str, list[Row]] = defaultdict(list)
         self.decisions: list[Row] = []
+        self.seen_until = EARLY
+        self.late: set[tuple[int, int]] = set()
 
     def add(self, content: Row) -> None:
         if "kind" not in content:
             self.decisions.append(content)
+            self.seen_until = max(self.seen_until, moment(content["startedAt"]))
             return
         if content["kind"] == "removed":
             for name, rows in self.rows.items():
@@ -51,12 +54,23 @@ class Record:
         }  # fmt: skip
         for name, rows in content.get("rows", {}).items():
             for row in rows:
+                if name == "portfolio_hourly":
+                    self.seen_until = max(self.seen_until, moment(row["last_at"]))
+                if name == "season_records" and (row["season"], row["number"]) not in self.states[name]:
+                    self.read_step(row)
                 if name in keys:
                     key = tuple(row[column] for column in keys[name])
                     if content["kind"] != "begin" or key not in self.states[name]:
                         self.states[name][key] = row
                 elif name != "invocation_counts" or content["kind"] == name:
                     self.rows[name].append({**row, "table": name})
+
+    def read_step(self, row: Row) -> None:
+        """Note a step of a season that was recorded after a market time at or after its start."""
+        steps = [each for key, each in self.states["season_records"].items() if key[0] == row["season"]]
+        starts = [json.loads(each["record"]).get("rules", {}).get("start") for each in (*steps, row)]
+        if any(start is not None and moment(start) <= self.seen_until for start in starts):
+            self.late.add((row["season"], row["number"]))
 
 
 def moment(text: str) -> datetime:
@@ -372,6 +386,95 @@ def card_problems(card: Row, season: Season, result: Row, number: int) -> Iterat
                 yield f"card: {name} of {account['modelId']} is {account[name]}, and {figure} by the record"
 
 
+def camel(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(map(str.capitalize, others))
+
+
+def evidence_problems(card: Row, season: Season) -> Iterator[str]:
+    """Yield where verdicts do not follow from the rules, their own figures, or the hours of the tables."""
+    rules, evidence = season.rules, card["evidence"]
+    shown = {camel(name): value for name, value in rules.items() if name != "entry_until"}
+    shown["lastEntry"] = rules["entry_until"] or cell(season.start + timedelta(hours=1))
+    if evidence["season"]["rules"] != shown:
+        yield f"card: evidence.season.rules is {evidence['season']['rules']}, and {shown} by the record"
+    primary, named = evidence.get("primary"), rules["primary"]
+    if (primary is None) != (named is None):
+        yield f"card: evidence.primary is {primary}, and {named} was registered"
+    elif primary is not None:
+        if {name: primary[name] for name in named} != named:
+            yield f"card: evidence.primary is {primary}, and {named} was registered"
+        yield from verdict_problems("evidence.primary", primary, primary["alpha"])
+    rows = [(each["modelId"], row) for each in evidence["entrants"] for row in each["differences"]]
+    for model_id, row in rows:
+        yield from verdict_problems(f"a difference of {model_id}", row, rules["alpha"])
+    if named is not None:
+        yield from discovery_problems(rows, card["trials"]["comparisons"])
+    yield from bound_problems(evidence, season)
+
+
+def verdict_problems(what: str, row: Row, level: float) -> Iterator[str]:
+    value, difference = row["pValue"], row["differencePercent"]
+    is_decided = row["verdict"] != "not distinguishable yet"
+    if value is not None and is_decided != (value <= level):
+        yield f"card: {what} is {row['verdict']!r} with p {value} at α {level}"
+    if is_decided and difference is not None and (row["verdict"] == "better") != (difference > 0):
+        yield f"card: {what} is {row['verdict']!r} with a difference of {difference} %"
+
+
+def discovery_problems(rows: list[tuple[str, Row]], family: int) -> Iterator[str]:
+    """Compare the p values with e-BH: family / (k · the k-th largest e value), or the smallest such rate after it."""
+    best = [row["referenceId"] for _, row in rows if row["reference"] == "bestOther"]
+    mirrored = max(best, key=best.count, default=None)  # the best one's own row is that of the second one, reversed
+    own = [
+        row
+        for model_id, row in rows
+        if row["reference"] != "bestOther" or model_id != mirrored or row["referenceId"] in (None, mirrored)
+    ]
+    decided = [row["pValue"] is None and row["verdict"] != "not distinguishable yet" for row in own]
+    known = [1e12 if sure else row["eValue"] or 0 for sure, row in zip(decided, own, strict=True)]
+    rate = 1.0
+    for rank, place in reversed(list(enumerate(sorted(range(len(own)), key=lambda each: -known[each]), 1))):
+        rate = min(rate, family / (rank * known[place])) if known[place] else rate
+        value = own[place]["pValue"]
+        if value is not None and not math.isclose(value, rate, rel_tol=1e-9):
+            yield f"card: a difference has the false discovery rate {value}, and {rate} by its e value"
+
+
+def bound_problems(evidence: Row, season: Season) -> Iterator[str]:
+    """Yield the verdicts that an hour beyond its bound should have withdrawn: of single entrants, against nothing."""
+    lowest, highest = (season.rules[f"hour_{name}_max_percent"] / 100 for name in ("loss", "gain"))
+    for each in evidence["entrants"]:
+        tables, model_id = season.tables, each["modelId"]
+        counts = [row for row in tables["entrants"] if row[0] == model_id]
+        if "replicates" in each or len(counts) != 1 or season.start < counts[0][3]:
+            continue
+        (capital,) = (float(row[4]) for row in tables["runs"] if row[0] == model_id)
+        hours = [(row[1], float(row[2])) for row in tables["hours"] if row[0] == model_id]
+        before, at, words = capital, hours[0][0] - timedelta(hours=1) if hours else season.start, set[str]()
+        for hour, value in hours:
+            passed, move = (hour - at) / timedelta(hours=1), value / before - 1 if before > 0 else 0
+            words |= {"better"} if -move > lowest * passed + 1e-9 else set()
+            words |= {"worse"} if move > highest * passed + 1e-9 else set()
+            before, at = value, hour
+        for row in each["differences"]:
+            if row["reference"] == "holdNothing" and row["verdict"] in words and row["pValue"] is not None:
+                yield f"card: {model_id} is {row['verdict']!r}, though an hour moved beyond its bound"
+
+
+def late_problems(season: Season, late: set[int]) -> Iterator[str]:
+    """Yield what was opened or changed after decisions or hours of the season were recorded."""
+    rules: Row = {}
+    for number, step in enumerate(season.steps):
+        is_late = number in late
+        if is_late and not step.get("after_start"):
+            yield f"record {number} of the season was made after its start, and does not say so"
+        for name in ("hour_loss_max_percent", "hour_gain_max_percent", "primary"):
+            if rules and (is_late or step.get("after_start")) and step["rules"][name] != rules[name]:
+                yield f"record {number} of the season changes {name} after its start"
+        rules = step.get("rules", rules)
+
+
 def problems(folder: Path, anchors: dict[int, str]) -> Iterator[str]:
     names = {file.name for file in folder.iterdir() if file.is_file() and not file.is_symlink()}
     if names != FILES or len(list(folder.iterdir())) != len(FILES):
@@ -403,6 +506,7 @@ def problems(folder: Path, anchors: dict[int, str]) -> Iterator[str]:
     opened = season.steps[0]
     if "seed_digest" in opened and hashlib.sha256(step.get("seed", "").encode()).hexdigest() != opened["seed_digest"]:
         yield "the published seed does not have the digest of the opening"
+    yield from late_problems(season, {number for name, number in record.late if name == step["season"]})
     yield from file_problems(folder, season, result, step["season"])
     until = f"{result['until']}: {len(season.tables['models'])} entrants, {len(lines)} links"
     print(f"season {step['season']} ({season.rules['name']}) until {until}")
@@ -419,6 +523,7 @@ def file_problems(folder: Path, season: Season, result: Row, number: int) -> Ite
     for name, derived in season.tables.items():
         yield from table_problems(folder, name, derived)
     yield from card_problems(card, season, result, number)
+    yield from evidence_problems(card, season)
 
 
 def verify(folder: Path, anchors: dict[int, str]) -> list[str]:

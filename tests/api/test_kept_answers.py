@@ -167,7 +167,7 @@ class Reader:
         shared = database, exchange, self._market, clock, events, settings, Providers(RuleProvider())
         context = make_context(AgentServices(*shared, KnownModels(database)), relay)
         unused: Any = None
-        trading = TradingParts(accounts, unused, unused, unused, unused)
+        trading = TradingParts(accounts, unused, unused, unused, unused, unused)
         self._role = Leadership(context, database, events, unused, trading, Coordination(None, unused, relay))
         self.dispatcher = rpc.Dispatcher(REGISTRY, context)
         self._targets = {name: rpc.Target(declared, BodyStyle.PLAIN) for name, declared in REGISTRY.procedures.items()}

@@ -42,6 +42,21 @@ def test_tails_of_extreme_values() -> None:
     assert 0 < ours.student_tail(1e6, 4) < 1e-20
 
 
+# Families
+
+
+@given(st.lists(st.sampled_from([0.0, 0.5, 1.0, 7.0, 20.0, 40.0, 60.0, 1e12]), max_size=8), st.integers(0, 20))
+def test_e_bh_discovers_what_its_definition_does(e_values: list[float], more: int) -> None:
+    """It discovers the k largest, for the largest k of which the k-th is at least the family over k times the rate."""
+    family = len(e_values) + more
+    rates = ours.e_bh(e_values, family)
+    for rate in (0.01, 0.05, 0.5):
+        ordered = sorted(e_values, reverse=True)
+        found = max((k for k, value in enumerate(ordered, 1) if k * value >= family / rate), default=0)
+        assert sum(each <= rate for each in rates) == sum(value >= ordered[found - 1] for value in ordered if found)
+    assert all(0 < each <= 1 for each in rates)
+
+
 # Estimates
 
 

@@ -58,6 +58,7 @@ from trader.portfolio.analytics import Analytics
 from trader.portfolio.baselines import Baselines
 from trader.portfolio.domain.baselines import BaselineState, rule_agent
 from trader.portfolio.evidence import Evidence
+from trader.portfolio.hour_bounds import HourBounds
 from trader.portfolio.luck import LuckTable
 from trader.portfolio.run_statistics import CurrentRuns
 from trader.portfolio.snapshots import PortfolioService
@@ -190,6 +191,7 @@ class Process:
         self.exchange.asked, self.exchange.tick_began = arena.asked, asyncio.Event()
         self.exchange.journal = self.journal
         self.limits = LossLimits(database, self.exchange, self.halts, settings)
+        self.bounds = HourBounds(database, self.exchange, self.halts)
         self.operations = OperatorCommands(database, self.exchange, self.halts, self.limits)
         self.provider = ScriptedProvider()
         providers = Providers(self.provider)
@@ -225,7 +227,7 @@ class Process:
             database,
             bus,
             Schedulers([], clock),
-            TradingParts(self.accounts, self.baselines, self.halts, self.limits, self.operations),
+            TradingParts(self.accounts, self.baselines, self.halts, self.limits, self.bounds, self.operations),
             Coordination(self.lock, self.relay, self.relayed),
         )
         self._feeding = asyncio.Lock()

@@ -220,7 +220,8 @@ async def test_in_lockstep_resting_orders_are_canceled_at_the_update_that_halts(
             exchange=venue.exchange, market=venue.market, clock=clock, agents=None, portfolio=None
         )
         baselines = Baselines(database, venue.exchange, venue.market, clock, venue.settings)
-        trading = TradingParts(venue.accounts, baselines, operated.halts, operated.limits, operated.operations)
+        limits = operated.limits, operated.bounds
+        trading = TradingParts(venue.accounts, baselines, operated.halts, *limits, operated.operations)
         unused: Any = None
         leadership = Leadership(context, database, EventBus(), unused, trading, Coordination(None, unused, unused))  # type: ignore[arg-type]
         halting = make_tick(START + timedelta(minutes=1), {"BTC": "86500"})

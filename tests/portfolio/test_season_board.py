@@ -10,11 +10,14 @@ from support.evidence_bench import HOURS, Bench
 from support.records import HOUR, MINUTE, START, FakeExchange, add_model, add_run, add_trade, make_run
 from support.seasons import RULES, add_season
 
-from trader.api.schemas.evidence import GetEvidenceOutput, Rank
+from trader.api.schemas.evidence import GetEvidenceOutput, PrimaryResult, Rank
+from trader.core.intervals import e_bh
+from trader.core.variant_id import VariantId
 from trader.database.pool import Connection, Database
 from trader.exchange.paper import PaperExchange
 from trader.portfolio.analytics import Analytics
-from trader.portfolio.domain.board import RankInterval
+from trader.portfolio.domain.baselines import BUY_AND_HOLD
+from trader.portfolio.domain.board import PrimaryComparison, RankInterval
 from trader.portfolio.domain.seasons import SeasonRecord
 from trader.portfolio.leaderboard import LeaderboardEntry
 from trader.portfolio.run_statistics import CurrentRuns
@@ -158,6 +161,59 @@ async def test_verdicts_follow_the_season_and_its_family(bench: Bench) -> None:
     assert {(each.family, each.level) for each in verdicts} == {(3, 0.05)}, "one pair, and nothing held"
     assert {each.reference for each in report["plain#0"].comparisons} == {"holdNothing", "bestOther"}
     assert {each.verdict.statement.hours for each in report["plain#0"].comparisons} == {HOURS}
+
+
+async def _amend(database: Database, number: int = 1, **changed: Any) -> None:
+    rules = replace(RULES, start=START, end=END, **changed)
+    async with database.connection() as conn:
+        record = SeasonRecord(step="amended", season=1, number=number, at=START, rules=rules, reason="before the start")
+        await insert_season_record(conn, record)
+
+
+@pytest.mark.parametrize("against", ["plain", "holdNothing", "buyAndHold"])
+async def test_the_primary_comparison_has_its_own_level_and_all_others_are_exploratory(
+    bench: Bench, against: str
+) -> None:
+    await bench.baseline(BUY_AND_HOLD, np.random.default_rng(8).normal(0, 0.004, HOURS))
+    await _amend(bench.database, primary=PrimaryComparison(entrant="good", against=against, alpha=0.02))
+    report = await bench.evidence.report("run")
+    assert report.primary is not None
+    assert (report.primary.word, report.primary.family, report.primary.level) == ("better", 1, 0.02)
+    shown = GetEvidenceOutput.of("run", report)
+    assert isinstance(shown.primary, PrimaryResult)
+    assert (shown.primary.entrant, shown.primary.against, shown.primary.alpha) == ("good", against, 0.02)
+    assert shown.primary.hours == HOURS
+    assert (await bench.evidence.report("run", VariantId.APEX)).primary is None, "a board of some"
+    verdicts = [each.verdict for entrant in report.entrants for each in entrant.comparisons]
+    rates = e_bh([each.statement.e_value for each in verdicts[:-1]], 3)  # the best one's pair is there twice
+    assert {each.p_value for each in verdicts} == set(rates)
+    assert report.entrants[0].rank == RankInterval(1, 1, 2), "by Holm's method"
+
+
+async def test_no_primary_verdict_on_an_entrant_that_is_off_the_board(bench: Bench) -> None:
+    await _amend(bench.database, primary=PrimaryComparison(entrant="plain", against="good", alpha=0.05))
+    async with bench.database.connection() as conn:
+        await _trade_by_hand(conn, "good", START + HOUR)
+    primary = (await bench.evidence.report("run")).primary
+    assert primary is not None
+    assert primary.word == "not distinguishable yet"
+    assert primary.why == "good: the account was traded by hand at 2026-03-04T01:00:00.000Z"
+
+
+async def test_a_verdict_rests_on_the_bounds_of_the_season_and_not_on_seen_leverage(bench: Bench) -> None:
+    """`good` gains 2 % an hour; at a leverage of 5 an hour might lose everything."""
+    async with bench.database.connection() as conn:
+        await conn.execute("UPDATE portfolio_hourly SET leverage = 5")
+    await _amend(bench.database, hour_loss_max_percent=4.0)
+    bench.runs = CurrentRuns(bench.database)
+    bench.restart()
+    verdict = (await bench.report())["good#0"].comparisons[0].verdict
+    assert (verdict.statement.bound, verdict.word) == (0.04, "better")
+    await _amend(bench.database, 2, hour_loss_max_percent=0.5, hour_gain_max_percent=0.5)
+    verdict = (await bench.report())["plain#0"].comparisons[0].verdict
+    assert verdict.word == "not distinguishable yet"
+    assert verdict.why is not None
+    assert verdict.why.startswith("withdrawn: an hour had a ")
 
 
 async def test_boards_are_unaffected_before_and_after_a_season(database: Database) -> None:

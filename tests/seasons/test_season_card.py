@@ -50,11 +50,6 @@ from trader.seasons.check import DerivedResult, check_result, compare_files, der
 RESULT = SeasonResult(until=iso(RULES.end), position=1, head="", card="", version="", code="")
 
 
-@pytest.fixture
-async def rows(database: Database) -> None:
-    await add_rows(database)
-
-
 @dataclass
 class Published:
     folder: Path
@@ -74,9 +69,10 @@ class Published:
 
 
 @pytest.fixture
-async def published(rows: None, database: Database, call: Call, tmp_path: Path) -> Published:
+async def published(database: Database, call: Call, tmp_path: Path) -> Published:
     """The result of a season that was closed as the service does it, with the anchors of its closing."""
     await open_season(database)
+    await add_rows(database)
     await record_rows(database)
     made = await call("season", "close", "result")
     assert made.code == 0, made.err
@@ -113,7 +109,13 @@ def changed(value: Any) -> Any:
 
 async def test_a_result_is_complete_and_of_the_season(published: Published, call: Call) -> None:
     checked = await call("season", "check", "result", "--anchors", "anchors")
-    assert (checked.code, checked.out) == (0, "Everything in result follows from its record: season 1 (Winter).\n")
+    assert (checked.code, checked.out.splitlines()) == (
+        0,
+        [
+            "Everything in result follows from its record: season 1 (Winter).",
+            "Primary comparison, ada against holdNothing at α 0.05: better.",
+        ],
+    )
     card = published.card
     schema = json.loads((published.folder / "card.schema.json").read_bytes())
     jsonschema_rs.validate(schema, card)
@@ -137,7 +139,10 @@ async def test_a_result_is_complete_and_of_the_season(published: Published, call
     assert cat["equity"] != cat["initialCapital"]
     behaviour = {each["modelId"]: each["behaviour"] for each in card["behaviour"]}
     assert (behaviour["ada"]["plansChanged"], behaviour["bob"]["alike"]) == (2, 100)
-    assert card["noiseFloor"]["smallestDifference"] is None, "in a week and with a leverage of 3, nothing can be seen"
+    primary = card["evidence"]["primary"]
+    assert (primary["entrant"], primary["against"], primary["alpha"]) == ("ada", "holdNothing", 0.05)
+    assert (primary["verdict"], primary["hours"]) == ("better", 180)
+    assert card["noiseFloor"]["smallestDifference"] is not None, "an hour loses 20 % at most, whatever the leverage"
     assert card["noiseFloor"]["ownNoise"] > 0
     assert card["decisions"] == {"UPDATE_EXIT_PLAN ok": 6}
     report = (published.folder / "report.html").read_text()
@@ -241,10 +246,9 @@ async def test_files_that_do_not_belong_to_a_result_are_refused_by_name(publishe
 
 
 @pytest.mark.parametrize("name", ["hours", "positions"])
-async def test_tables_are_the_same_in_both_forms(
-    rows: None, database: Database, call: Call, name: str, tmp_path: Path
-) -> None:
+async def test_tables_are_the_same_in_both_forms(database: Database, call: Call, name: str, tmp_path: Path) -> None:
     await open_season(database)
+    await add_rows(database)
     await record_rows(database)
     assert (await call("season", "close", "columns", "--tables", "parquet")).code == 0
     assert (await call("season", "check", "columns")).code == 0
@@ -264,7 +268,7 @@ async def test_absent_values_are_read_as_none(tmp_path: Path) -> None:
 
 
 async def test_an_impossible_close_or_check_is_refused_with_the_reason(
-    rows: None, database: Database, call: Call, tmp_path: Path
+    database: Database, call: Call, tmp_path: Path
 ) -> None:
     (tmp_path / "taken").mkdir()
     refused = await call("season", "close", "taken")
@@ -272,6 +276,7 @@ async def test_an_impossible_close_or_check_is_refused_with_the_reason(
     refused = await call("season", "close", "result")
     assert (refused.code, "No season is open" in refused.err) == (1, True)
     await open_season(database)
+    await add_rows(database)
     refused = await call("season", "close", "result")
     assert (refused.code, "has no hour of equity" in refused.err) == (1, True)
     assert not (tmp_path / "result").exists()
@@ -281,10 +286,11 @@ async def test_an_impossible_close_or_check_is_refused_with_the_reason(
 
 
 async def test_a_season_is_closed_once_its_last_hours_are_recorded_and_publishes_its_seed(
-    rows: None, database: Database, call: Call, tmp_path: Path
+    database: Database, call: Call, tmp_path: Path
 ) -> None:
     later = replace(RULES, end=NEVER)
     await open_season(database, later)
+    await add_rows(database)
     await record_rows(database)
     refused = await call("season", "close", "early")
     assert refused.code == 1
@@ -293,7 +299,9 @@ async def test_a_season_is_closed_once_its_last_hours_are_recorded_and_publishes
     async with database.connection() as conn:
         ends_later = replace(RULES, end=START + 300 * HOUR)
         for number, rules in ((2, ends_later), (3, RULES)):
-            record = SeasonRecord(step="amended", season=1, number=number, at=START, rules=rules, reason="it is over")
+            record = SeasonRecord(
+                step="amended", season=1, number=number, at=START, rules=rules, reason="it is over", after_start=True
+            )
             await insert_season_record(conn, record)
             if rules is ends_later:
                 refused = await call("season", "close", "early")
@@ -307,11 +315,12 @@ async def test_a_season_is_closed_once_its_last_hours_are_recorded_and_publishes
 
 @pytest.mark.parametrize("missing", ["rows", "record", "snapshot"])
 async def test_a_season_is_not_closed_before_the_results_of_its_last_hour_are_recorded(
-    rows: None, database: Database, call: Call, tmp_path: Path, missing: str
+    database: Database, call: Call, tmp_path: Path, missing: str
 ) -> None:
     """As when it ends during a downtime, within the minutes before an hour is recorded, or just before a snapshot."""
     end = {"rows": START + 202 * HOUR, "record": START + 190 * HOUR, "snapshot": START + 201 * HOUR}[missing]
     await open_season(database, replace(RULES, end=end))
+    await add_rows(database)
     await record_rows(database, end + 4 * MINUTE)
     refused = await call("season", "close", "result")
     assert refused.code == 1
@@ -328,8 +337,9 @@ async def test_a_season_is_not_closed_before_the_results_of_its_last_hour_are_re
     assert (await call("season", "close", "result")).code == 0
 
 
-async def test_a_season_that_was_amended_while_its_result_was_read_stays_open(rows: None, database: Database) -> None:
+async def test_a_season_that_was_amended_while_its_result_was_read_stays_open(database: Database) -> None:
     await open_season(database)
+    await add_rows(database)
     async with database.connection() as conn:
         read = await select_latest_season(conn)
         assert read is not None
@@ -352,9 +362,10 @@ async def test_a_season_that_was_amended_while_its_result_was_read_stays_open(ro
     ids=["all are decided", "one is not", "nothing but the end ends it"],
 )
 async def test_a_season_may_be_closed_before_its_end_once_every_comparison_is_decided(
-    rows: None, database: Database, call: Call, entrants: list[str], stopping: Stopping, code: int
+    database: Database, call: Call, entrants: list[str], stopping: Stopping, code: int
 ) -> None:
     await open_season(database, replace(RULES, end=NEVER, entrants=entrants, stopping=stopping))
+    await add_rows(database)
     await record_rows(database)
     assert (await call("season", "close", "result")).code == code
     if not code:

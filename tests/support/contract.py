@@ -45,6 +45,8 @@ SEASON = {
         **{name: [text] for name in ("markets", "entrants", "compare", "disqualify")},
         **dict.fromkeys(("capital", "takerFeeBps", "makerFeeBps", "alpha", "coverageMinPercent"), number),
         **dict.fromkeys(("latencyMs", "replicates", "ageMinHours"), count),
+        **dict.fromkeys(("hourLossMaxPercent", "hourGainMaxPercent"), number),
+        "primary": ({"entrant": text, "against": text, "alpha": number}, None),
     },
     "amendments": [
         {"at": iso, "reason": text, "digest": text, "changes": [{"rule": text, "before": anything, "after": anything}]}
@@ -511,6 +513,7 @@ OUTPUTS: Mapping[str, Shape] = {
                         "interval": ({"low": number, "high": number}, None),
                         "verdict": VERDICT,
                         "pValue": (number, None),
+                        "eValue": (number, None),
                         "smallestDifference": (number, None),
                         "daysNeeded": (count, None),
                         "reason": (text, None),
@@ -550,6 +553,18 @@ OUTPUTS: Mapping[str, Shape] = {
             }
         ],
         "season?": SEASON,
+        "primary?": {
+            **dict.fromkeys(("entrant", "against"), text),
+            "alpha": number,
+            "hours": count,
+            "differencePercent": (number, None),
+            "interval": ({"low": number, "high": number}, None),
+            "verdict": VERDICT,
+            "pValue": (number, None),
+            "smallestDifference": (number, None),
+            "daysNeeded": (count, None),
+            "reason": (text, None),
+        },
     },
     "analytics.getSeason": {"season?": SEASON},
     "analytics.getFailures": {

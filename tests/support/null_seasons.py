@@ -18,11 +18,11 @@ from scipy.stats import beta
 from trader.core.intervals import SEQUENCE_HOURS_MIN, Estimate, cosine_transforms
 from trader.core.variant_id import VariantId
 from trader.portfolio.domain.baselines import BUY_AND_HOLD, rule_agent
-from trader.portfolio.domain.bets import HOURLY_MOVE_MAX, bet_level
-from trader.portfolio.domain.board import JudgedEntrant
+from trader.portfolio.domain.bets import HOURLY_MOVE_MAX, bet
+from trader.portfolio.domain.board import NO_SEASON, BoardRules, JudgedEntrant, PrimaryComparison, judge_board
 from trader.portfolio.domain.evidence import Statement, Verdict, comparisons_among, judge_family
 from trader.portfolio.domain.histories import WINDOWS
-from trader.portfolio.domain.returns import ReturnSeries
+from trader.portfolio.domain.returns import ReturnSeries, mean_series
 
 Returns = NDArray[np.float64]
 """Hourly log returns: accounts × hours."""
@@ -109,6 +109,22 @@ def lotteries(rng: np.random.Generator, accounts: int, hours: int) -> Returns:
     return values
 
 
+def stopped(percent: float, bound: float, *, gains: bool = False) -> Noise:
+    """Return small gains with a rare loss that the service stopped at a bound, or the reverse, with mean zero.
+
+    The move ends between the three quarters at which the positions are closed, and the bound.
+    """
+    chance = percent / 100
+
+    def draw(rng: np.random.Generator, accounts: int, hours: int) -> Returns:
+        moves = bound * rng.uniform(0.75, 1, (accounts, hours))
+        others = rng.normal(0.875 * bound * chance / (1 - chance), HOURLY / 10, (accounts, hours))
+        simple = np.where(rng.random((accounts, hours)) < chance, -moves, others)
+        return np.log1p(-simple if gains else simple)
+
+    return draw
+
+
 def months(rng: np.random.Generator, accounts: int, hours: int) -> Returns:
     """Return returns whose drift changes its sign every 30 days, and is zero over two months."""
     signs = 1 - 2 * ((np.arange(hours) // 720 + rng.integers(0, 2, (accounts, 1))) % 2)
@@ -125,6 +141,9 @@ class Process(NamedTuple):
     others: Noise | None = None
     """What the market and the rule agents gain, when not the same."""
 
+    bound: float | None = None
+    """The bound of an hour that the season enforces; models then do not follow the market."""
+
 
 PROCESSES: Final[dict[str, Process]] = {
     "normal": Process(normal),
@@ -134,6 +153,12 @@ PROCESSES: Final[dict[str, Process]] = {
     "regimes": Process(regimes),
     **{f"loss in {percent} % of hours": Process(disasters(percent)) for percent in (3, 2, 1, 0.5, 0.2)},
     "bankruptcies": Process(bankruptcies, (1.0, 1.0), 5.0, normal),
+    **{
+        f"{kind} stopped at {100 * bound:g} % in {percent} % of hours": Process(
+            stopped(percent, bound, gains=kind == "gain"), (1.0, 1.0), 1.0, normal, bound
+        )
+        for kind, percent, bound in (("loss", 0.2, 0.2), ("gain", 0.2, 0.2), ("loss", 0.5, 0.04))
+    },
 }
 
 BEYOND: Final[dict[str, Process]] = {
@@ -163,6 +188,8 @@ class NullSeason(NamedTuple):
         follows, own = rng.uniform(-0.5, 1, (models, 1)), rng.uniform(*process.sizes, (models, 1))
         leverages = (np.abs(follows) + own * process.leverage)[:, 0]
         bounds = HOURLY_MOVE_MAX * np.maximum(1, leverages)
+        if process.bound is not None:
+            follows, bounds = np.zeros_like(follows), np.full(models, process.bound)
         return cls(follows * others[-1:] + own * own_returns, others[:-1], others[-1:], bounds)
 
     def entrants(self, hours: int) -> tuple[list[JudgedEntrant], dict[str, ReturnSeries | None]]:
@@ -232,8 +259,11 @@ def strongest(first: Sums, other: Sums) -> Statement:
             returns = np.expm1(first.logs[place]) - np.expm1(other.logs[reference])
             own, others = first.bounds[place], other.bounds[reference]
             bound = min(1.0, own) + others if means[place] > 0 else own + min(1.0, others)
-            level = bet_level(math.copysign(1, means[place]) * returns, np.full(hours, bound))
-        judged = Statement(hours, estimate, bet_level=level)
+            judged = Statement(
+                hours, estimate, bet=bet(math.copysign(1, means[place]) * returns, np.full(hours, bound))
+            )
+        else:
+            judged = Statement(hours, estimate)
         if statement.estimate is None or judged.p_value < statement.p_value:
             statement = judged
     return statement
@@ -287,6 +317,97 @@ def wrong_seasons(seeds: Iterable[int], models: int, days: int, process: Process
     for seed in seeds:
         season = NullSeason.draw(seed, models, days, process)
         yield any(strongest_of_all_boards(season, hours).word != "not distinguishable yet" for hours in looks(days))
+
+
+def wrong_primaries(seeds: Iterable[int], models: int, days: int, process: Process) -> Iterator[bool]:
+    """Yield for each season whether a primary comparison of one model with holding nothing is ever judged."""
+    for seed in seeds:
+        season = NullSeason.draw(seed, models, days, process)
+        yield any(_is_primary_judged(season, hours) for hours in looks(days))
+
+
+def _is_primary_judged(season: NullSeason, hours: int) -> bool:
+    model = season.alive(hours, [0])
+    if not len(model.logs):
+        return False
+    (verdict,) = judge_family([strongest(model, Sums.nothing(model))])
+    return verdict.word != "not distinguishable yet"
+
+
+EXPLORATORY: Final = NO_SEASON._replace(primary=PrimaryComparison(entrant="m0", against="holdNothing", alpha=0.05))
+"""The rules of a board beside a primary comparison."""
+
+
+def exploratory_seasons(seeds: Iterable[int], models: int, days: int, process: Process) -> Iterator[bool]:
+    """Yield for each season whether e-BH ever discovers a difference on the board of all models."""
+    for seed in seeds:
+        season = NullSeason.draw(seed, models, days, process)
+        yield any(_is_wrong(*season.entrants(hours), EXPLORATORY) for hours in looks(days))
+
+
+def false_discoveries(seed: int, models: int, days: int, edge: float) -> Iterator[float]:
+    """Yield for each weekly look the share of false discoveries if every other model has an edge, the same for all."""
+    season = NullSeason.draw(seed, models, days, Process(normal, (1.0, 1.0)))
+    season = season._replace(models=season.models + edge * (np.arange(models) % 2)[:, None])
+    for hours in range(168, 24 * days + 1, 168):
+        entrants, _ = season.entrants(hours)
+        board = judge_board(entrants, {}, None, rules=EXPLORATORY)
+        places = {entrant.key: number for number, entrant in enumerate(entrants)}
+        made = [
+            (places[key] % 2, 0 if each.reference_key is None else places[each.reference_key] % 2, each.verdict.word)
+            for key, comparisons in board.comparisons.items()
+            for each in comparisons
+            if each.verdict.word != "not distinguishable yet"
+        ]
+        false = [word != ("better" if own > other else "worse") or own == other for own, other, word in made]
+        yield sum(false) / len(false) if false else 0.0
+
+
+def late_seasons(seeds: Iterable[int], models: int, days: int, process: Process) -> Iterator[bool]:
+    """Yield for each season whether it is ever wrong, when every other model enters at a random hour of its first half.
+
+    A verdict is wrong, and a rank that excludes a place.
+    """
+    for seed in seeds:
+        season, rng = NullSeason.draw(seed, models, days, process), np.random.default_rng(seed)
+        entries = rng.integers(1, 12 * days, models) * (np.arange(models) % 2)
+
+        def present(
+            hours: int, season: NullSeason = season, entries: NDArray[np.int64] = entries
+        ) -> list[JudgedEntrant]:
+            whole, _ = season.entrants(hours)
+            return [
+                each._replace(series=each.series.within(START + int(entry) * HOUR, each.series.end))
+                for each, entry in zip(whole, entries, strict=True)
+                if entry < hours and each.series is not None
+            ]
+
+        yield any(_is_wrong(present(hours), {}, NO_SEASON) for hours in looks(days))
+
+
+def replicate_seasons(seeds: Iterable[int], models: int, days: int) -> Iterator[bool]:
+    """Yield for each season whether it is ever wrong, when models of five replicates each lose some of them."""
+    for seed in seeds:
+        season = NullSeason.draw(seed, 5 * models, days, PROCESSES["bankruptcies"])
+
+        def joint(hours: int, season: NullSeason = season) -> list[JudgedEntrant]:
+            copies, _ = season.entrants(hours)
+            groups = [copies[5 * number : 5 * number + 5] for number in range(models)]
+            return [
+                group[0]._replace(series=mean_series([each.series for each in group if each.series is not None]))
+                for group in groups
+            ]
+
+        yield any(_is_wrong(joint(hours), {}, NO_SEASON) for hours in looks(days))
+
+
+def _is_wrong(entrants: Sequence[JudgedEntrant], baselines: dict[str, ReturnSeries | None], rules: BoardRules) -> bool:
+    """Return whether the service's board judges anything, or excludes a place, of accounts that have not lost all."""
+    alive = [each for each in entrants if not each.is_ruined]
+    board = judge_board(alive, baselines, None, len(entrants), rules)
+    words = {each.verdict.word for comparisons in board.comparisons.values() for each in comparisons}
+    ranks = {(rank.first, rank.last, rank.among) for rank in board.ranks.values()}
+    return bool(words - {"not distinguishable yet"}) or bool(ranks - {(1, len(board.ranks), len(board.ranks))})
 
 
 def share_interval(count: int, total: int) -> tuple[float, float]:

@@ -18,6 +18,7 @@ from trader.market.domain.markets import Tick
 from trader.operations.loss_limits import LossLimits
 from trader.operations.operator_commands import OperatorCommands
 from trader.operations.sql.loss_baselines import update_baselines_reset
+from trader.portfolio.hour_bounds import HourBounds
 from trader.settings.settings import Settings
 
 
@@ -28,23 +29,26 @@ def make_operations(database: Database, exchange: Exchange, clock: Clock, settin
 
 
 class OperatedExchange:
-    """A running exchange, with operator commands and loss limits. `see` applies the next tick, limits included."""
+    """A running exchange, with operator commands, loss limits and hourly bounds, all of which `see` the next tick."""
 
     def __init__(self, venue: Venue) -> None:
         self.venue = venue
         self.halts = venue.halts
         self.limits = LossLimits(venue.database, venue.exchange, venue.halts, venue.settings)
+        self.bounds = HourBounds(venue.database, venue.exchange, venue.halts)
         self.operations = OperatorCommands(venue.database, venue.exchange, venue.halts, self.limits)
 
     async def start(self) -> None:
         await self.halts.load()
         await self.limits.load(self.venue.clock.now())
+        await self.bounds.load(self.venue.clock.now())
         self.operations.start()
 
     async def see(self, mids: dict[str, str], **more: object) -> None:
         await self.venue.see(mids, **more)  # type: ignore[arg-type]
         tick: Tick = self.venue.source.script[-1]
         await self.limits.on_tick(tick)
+        await self.bounds.on_tick(tick)
 
     async def ask(self, verb: Verb, account_id: str | None = None, reason: str = "looks wrong") -> OperatorCommand:
         """Write a command as the operator's command line does."""

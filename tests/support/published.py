@@ -38,6 +38,7 @@ from trader.exchange.sql.accounts import DatabaseIdentity, upsert_service_state
 from trader.market.domain.markets import Candle
 from trader.market.sql.candles import insert_minutes
 from trader.portfolio.domain.baselines import BUY_AND_HOLD, BaselineState
+from trader.portfolio.domain.board import PrimaryComparison
 from trader.portfolio.domain.seasons import MarketTerms, SeasonRecord, SeasonRules, seed_digest
 from trader.portfolio.sql import baselines as baselines_store
 from trader.portfolio.sql import snapshots as portfolio_store
@@ -64,6 +65,7 @@ RULES: Final = SeasonRules(
     disqualify=[],
     entrants=["ada", "bob", "cat"],
     coverage_min_percent=50,
+    primary=PrimaryComparison(entrant="ada", against="holdNothing", alpha=0.05),
 )
 
 INSERT_FILL = """
@@ -284,6 +286,11 @@ def _verdict(card: Any) -> None:
     card["evidence"]["entrants"][0]["differences"][0]["verdict"] = "worse"
 
 
+def _discovery(card: Any) -> None:
+    row = card["evidence"]["entrants"][1]["differences"][0]
+    row.update(verdict="better", pValue=0.001, eValue=1e6, reason=None)
+
+
 def _swap_names(rows: Rows) -> None:
     rows[1][1], rows[2][1] = rows[2][1], rows[1][1]
 
@@ -306,6 +313,13 @@ FORGED_FILES: Final[dict[str, Callable[[Path], None]]] = {
     "a close of the market": _cell("closes", 3, "close", "1.0"),
     "the report": _in_report,
     "a verdict": _in_card(_verdict),
+    "the primary verdict": _in_card(lambda card: card["evidence"]["primary"].update(verdict="worse")),
+    "another primary comparison": _in_card(lambda card: card["evidence"]["primary"].update(entrant="bob")),
+    "the α of the primary comparison": _in_card(lambda card: card["evidence"]["primary"].update(alpha=0.5)),
+    "no primary comparison": _in_card(lambda card: card["evidence"].pop("primary")),
+    "a discovery": _in_card(_discovery),
+    "an e value": _in_card(lambda card: card["evidence"]["entrants"][1]["differences"][0].update(eValue=1e6)),
+    "a bound in the card": _in_card(lambda card: card["evidence"]["season"]["rules"].update(hourLossMaxPercent=4.0)),
     "fees": _in_card(lambda card: card["season"].update(takerFeeBps=0.0)),
     "the market": _in_card(lambda card: card["season"].update(marketIdentity="synthetic:8")),
     "the seed": _in_record('\\"seed\\":\\"7\\"', '\\"seed\\":\\"8\\"'),
@@ -319,6 +333,9 @@ FORGED_RECORDS: Final[dict[str, Callable[[Path], None]]] = {
     "an amendment is removed": _only(lambda line: "a typing error" not in line),
     "all rules are removed": _only(lambda line: '"kind":"season_records"' not in line),
     "α": _in_record('\\"alpha\\":0.05', '\\"alpha\\":0.5'),
+    "the primary comparison in the record": _in_record('\\"entrant\\":\\"ada\\"}', '\\"entrant\\":\\"bob\\"}'),
+    "its α in the record": _in_record('\\"alpha\\":0.05,\\"entrant\\"', '\\"alpha\\":0.5,\\"entrant\\"'),
+    "a bound in the record": _in_record('\\"hour_loss_max_percent\\":20', '\\"hour_loss_max_percent\\":90'),
     "a decision": _in_record('"status":"completed"', '"status":"failed"'),
     "an equity in the record": _in_record('"leverage":"2.0"', '"leverage":"1.0"'),
     "a fill in the record": _in_record('"price":"101000"', '"price":"100000"'),

@@ -226,7 +226,15 @@ def check(options: argparse.Namespace) -> int:
         if wrong or checked.judged is None
         else f"Everything in {options.folder} follows from its record: {checked.judged.basis.season.title}."
     )
-    value = {"isSame": not wrong, "differences": [each._asdict() for each in wrong], "anchored": checked.anchored}
+    primary = None if checked.judged is None else checked.judged.report.primary
+    if checked.judged is not None and primary is not None:
+        lines.append(f"Primary comparison, {checked.judged.basis.season.rules.primary}: {primary.word}.")
+    value = {
+        "isSame": not wrong,
+        "differences": [each._asdict() for each in wrong],
+        "anchored": checked.anchored,
+        "primary": primary and primary.word,
+    }
     return print_result(Result(value, lines, EXIT_FAILED if wrong else EXIT_DONE), as_json=options.json)
 
 
@@ -262,6 +270,12 @@ def _value(season: Season) -> dict[str, Any]:
 def _lines(season: Season) -> Iterator[str]:
     rules, opened = season.rules, season.records[0]
     yield f"  from {moment(rules.start)} to {moment(rules.end)}, {', '.join(rules.compare)} at α {rules.alpha:g}"
+    yield (
+        f"  an hour's loss is at most {rules.hour_loss_max_percent:g} %, its gain at most "
+        f"{rules.hour_gain_max_percent:g} %"
+    )
+    if rules.primary is not None:
+        yield f"  primary comparison: {rules.primary}; all others are exploratory"
     yield f"  opened at {moment(opened.at)}, SHA-256 {season.digest.hex()}"
     if opened.seed_digest is not None:
         yield f"  seed of the market: secret, SHA-256 {opened.seed_digest}"

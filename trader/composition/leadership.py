@@ -33,6 +33,7 @@ from trader.market.domain.markets import Tick
 from trader.operations.loss_limits import LossLimits
 from trader.operations.operator_commands import OperatorCommands
 from trader.portfolio.baselines import Baselines
+from trader.portfolio.hour_bounds import HourBounds
 
 log = logging.getLogger("trader")
 
@@ -56,12 +57,16 @@ ProcessRole = Literal["leader", "standby", "reader"]
 
 
 class TradingParts(NamedTuple):
-    """The accounts and their baselines, and the limits on trading: halts in force, loss limits, operators' commands."""
+    """The accounts and their baselines, and the limits on trading.
+
+    These are the halts in force, loss limits, the hourly bounds of a season, and operators' commands.
+    """
 
     accounts: Accounts
     baselines: Baselines
     halts: Halts
     limits: LossLimits
+    bounds: HourBounds
     operations: OperatorCommands
 
 
@@ -100,6 +105,7 @@ class Leadership:
         self._baselines = trading.baselines
         self._halts = trading.halts
         self._limits = trading.limits
+        self._bounds = trading.bounds
         self._operations = trading.operations
         self._lock = coordination.lock
         self._relay_writer = coordination.writer
@@ -125,11 +131,12 @@ class Leadership:
         await self._market.run(self.on_tick, self._accounts.processed_until or self._started_at)
 
     async def on_tick(self, tick: Tick) -> None:
-        """Apply a tick to the exchange, to the baselines and to the loss limits."""
+        """Apply a tick to the exchange, to the baselines, to the loss limits and to the hourly bounds."""
         await self._exchange.on_tick(tick)
         await self._baselines.on_tick(tick)
         halts = self._halts.in_force
         await self._limits.on_tick(tick)
+        await self._bounds.on_tick(tick)
         if isinstance(self._clock, LockstepClock) and self._halts.in_force is not halts:
             # Operator commands are polled in real time, which has no fixed place in a replay.
             await self._operations.sweep()
@@ -169,6 +176,7 @@ class Leadership:
     async def resign(self) -> None:
         """Stop trading: first the schedulers, then the models, then the exchange."""
         self._limits.stop()
+        self._bounds.stop()
         self._baselines.resign()
         await self._schedulers.close()
         await self._agents.close()
@@ -193,6 +201,7 @@ class Leadership:
             self._market.begin_recording()
             await self._exchange.lead()
             await self._limits.load(self._clock.now())  # in this term: an earlier leader can no longer record baselines
+            await self._bounds.load(self._clock.now())
             await self._baselines.lead()
             await self._let_time_pass()
             await self._agents.start()

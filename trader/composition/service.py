@@ -55,6 +55,7 @@ from trader.operations.operator_commands import OperatorCommands
 from trader.portfolio.analytics import Analytics
 from trader.portfolio.baselines import Baselines
 from trader.portfolio.evidence import Evidence
+from trader.portfolio.hour_bounds import HourBounds
 from trader.portfolio.luck import LuckTable
 from trader.portfolio.run_statistics import CurrentRuns
 from trader.portfolio.seasons import require_running
@@ -173,7 +174,8 @@ def _make_trading(base: _Foundations, exchange: Exchange) -> TradingParts:
     database, settings, halts = base.database, base.settings, base.halts
     limits = LossLimits(database, exchange, halts, settings)
     baselines = Baselines(database, exchange, base.market, base.clock, settings)
-    return TradingParts(base.accounts, baselines, halts, limits, OperatorCommands(database, exchange, halts, limits))
+    bounds, operations = HourBounds(database, exchange, halts), OperatorCommands(database, exchange, halts, limits)
+    return TradingParts(base.accounts, baselines, halts, limits, bounds, operations)
 
 
 def _make_agent_services(base: _Foundations, exchange: Exchange, stack: AsyncExitStack) -> AgentServices:

@@ -177,6 +177,22 @@ def holm(p_values: Sequence[float], family: int | None = None) -> list[float]:
     return corrected
 
 
+def e_bh(e_values: Sequence[float], family: int) -> list[float]:
+    """Return, for each statement of a family, the smallest false discovery rate at which the e-BH procedure makes it.
+
+    The procedure makes the k strongest statements whose weakest e value is at least `family` / (k · rate). It holds
+    the rate under any dependence. Wang and Ramdas, "False discovery rate control with e-values", Journal of the Royal
+    Statistical Society B 84:3 (2022).
+    """
+    rates, reached = [1.0] * len(e_values), 1.0
+    weakest_first = sorted(range(len(e_values)), key=e_values.__getitem__)
+    for rank, place in zip(range(len(e_values), 0, -1), weakest_first, strict=True):
+        if e_values[place] > 0:
+            reached = min(reached, family / (rank * e_values[place]))
+        rates[place] = reached
+    return rates
+
+
 # Confidence sequences
 
 

@@ -80,8 +80,21 @@ class Halts:
         return rules.refusal_to_open(self._halts, account_id)
 
     def is_limited(self, account_id: str | None) -> bool:
-        """Return whether a loss limit has halted the account or, if None, all accounts together."""
-        return any(halt.account_id == account_id and halt.cause in rules.LIMITS for halt in self._halts)
+        """Return whether a rule has halted the account or, if None, all accounts together."""
+        return any(halt.account_id == account_id and halt.cause in rules.RULES for halt in self._halts)
+
+    async def lift(self, cause: HaltCause, by: str, *, term: int) -> None:
+        """Lift all halts of one cause, which a rule of the leader requested in this term.
+
+        :raises Unavailable: the database cannot answer now; they stay in force
+        """
+        async with self._rows:
+            await self._save()
+            async with self._database.transaction() as conn:
+                if not await hold_term(conn, term):
+                    return
+                await store.update_cause_lifted(conn, cause, by)
+            self._set(tuple(halt for halt in self._halts if halt.cause is not cause))
 
     async def halt(
         self,

@@ -23,9 +23,11 @@ from trader.portfolio.domain.board import (
     BoardRules,
     Comparison,
     JudgedEntrant,
+    PrimaryComparison,
     RankInterval,
     Reference,
     judge_board,
+    judge_primary,
 )
 from trader.portfolio.domain.evidence import Statement, Verdict, missing_trades, state_returns
 from trader.portfolio.domain.histories import RESOLUTIONS, WINDOWS, RunWindow, minute_end
@@ -92,7 +94,8 @@ class EvidenceReport(NamedTuple):
     """The evidence of all entrants up to the end of the last full hour, and the model of the best one.
 
     `contenders` is the number of entrants of all boards. In a season the evidence covers its hours, by its rules.
-    `market_percent` is the return of buying and holding in these hours.
+    `market_percent` is the return of buying and holding in these hours. `primary` is the verdict of the season's
+    primary comparison, on the board of all entrants.
     """
 
     until: datetime
@@ -102,6 +105,7 @@ class EvidenceReport(NamedTuple):
     season: Season | None = None
     resolution: BoardResolution = BoardResolution(None, None)
     market_percent: float | None = None
+    primary: Verdict | None = None
 
     @property
     def state(self) -> SeasonState:
@@ -129,6 +133,10 @@ class _Judged(NamedTuple):
     def record(self) -> EntrantRecord:
         return self.period.entrant.record
 
+    def has_name(self, name: str) -> bool:
+        """Return whether it is the model, or one of the replicates, with this id."""
+        return name in {self.model.id, self.model.configuration.replicate_of}
+
     def count_trades(self, since: datetime | None = None) -> tuple[int, int]:
         """Return how many trades it completed since a moment (None: all), and how many of them had no profit."""
         return self.period.count_after(since or self.period.started_at)
@@ -138,6 +146,14 @@ class _Judged(NamedTuple):
         period = self.period
         end = until if period.ended_at is None else floor_time(period.ended_at, _HOUR)
         return LuckRequest(period.run, self.record.number, period.started_at, end, period.start_value)
+
+
+class _Found(NamedTuple):
+    """The key of the best entrant, the shown entrants, and the verdict of the primary comparison."""
+
+    best: str | None
+    shown: list[tuple[_Judged, EntrantEvidence]]
+    primary: Verdict | None
 
 
 class _Part:
@@ -185,9 +201,10 @@ class Evidence:
         family = {key: run for key, run in runs.items() if variant in {None, models[key].variant}}
         since = None if window == "run" else until - WINDOWS[window]
         baselines, contenders = current.baselines, count_contenders(runs.values())
-        return await make_report(
+        report = await make_report(
             models, family, baselines, self._luck, until, since, model_id, contenders, standing.season, accounts
         )
+        return report if variant is None else report._replace(primary=None)
 
     async def behaviour(self, model_id: str) -> EntrantBehaviour | None:
         """Return how the current entrant of a model traded until now; None before it is known.
@@ -233,17 +250,15 @@ async def make_report(
     contenders = count_contenders(runs.values()) if contenders is None else contenders
     rules = None if season is None else season.rules
 
-    async def judged(
-        rules: SeasonRules | None, until: datetime
-    ) -> tuple[str | None, list[tuple[_Judged, EntrantEvidence]]]:
+    async def judged(rules: SeasonRules | None, until: datetime) -> _Found:
         returns = {key: run.returns(until) for key, run in baselines.items()}
         periods = await _judged_periods(models, runs, until, rules, accounts)
         board_rules = NO_SEASON if rules is None else rules.board
         return await asyncio.to_thread(_judge, periods, returns, since, model_id, contenders, board_rules)
 
-    best, found = await judged(rules, until)
+    best, found, primary = await judged(rules, until)
     before = None if season is None else season.rules_before
-    earlier = {} if before is None else _earlier((await judged(before, min(until, before.end)))[1])
+    earlier = {} if before is None else _earlier((await judged(before, min(until, before.end))).shown)
     tried = await luck.results([period.luck_until(until) for period, _ in found], contenders)
     shown = [
         entrant._replace(luck=each, before=earlier.get(period.key))
@@ -261,6 +276,7 @@ async def make_report(
         season,
         await asyncio.to_thread(_resolution, series, contenders, NO_SEASON if rules is None else rules.board),
         None if held is None else held.percent,
+        primary,
     )
 
 
@@ -329,7 +345,8 @@ def _judged(
     model: Model, period: EntrantPeriod, until: datetime, rules: SeasonRules | None, account: AccountPast
 ) -> _Judged:
     """Return an entrant with its whole hours; the first hour of a run counts even if the run started within it."""
-    series, began_at, ended_at = period.run.returns(until), period.entrant.record.began_at, period.ended_at
+    bounds, ended_at = NO_SEASON if rules is None else rules.board, period.ended_at
+    series, began_at = bounds.bounded(period.run.returns(until)), period.entrant.record.began_at
     if series is not None:
         start = series.start if began_at is None or began_at < series.start + _HOUR else ceil_time(began_at, _HOUR)
         series = series.within(start, until if ended_at is None else floor_time(ended_at, _HOUR))
@@ -351,8 +368,8 @@ def _judge(
     model_id: str | None,
     contenders: int,
     rules: BoardRules,
-) -> tuple[str | None, list[tuple[_Judged, EntrantEvidence]]]:
-    """Return the best entrant, and the evidence of all or of one model; a hundred models take a tenth of a second.
+) -> _Found:
+    """Return the evidence of all entrants or of one model; a hundred models take a tenth of a second.
 
     Replicates share the row of the first one; for a single model among them, its own row has the figures of all.
     """
@@ -369,10 +386,32 @@ def _judge(
     parts = [_Part(group, since) for _, group in shown]
     statements = state_returns((part.series, part.trades) for part in parts)
     noise = {group[0].key: _noise(group) for group in groups.values()}
-    return board.best, [
+    found = [
         (entrant, _evidence(entrant, part, statement, board, group, noise[group[0].key], rules))
         for (entrant, group), part, statement in zip(shown, parts, statements, strict=True)
     ]
+    rule, units = rules.primary, list(groups.values())
+    return _Found(board.best, found, None if rule is None else _primary(rule, units, baselines, rules.hours))
+
+
+def _primary(
+    primary: PrimaryComparison,
+    groups: Sequence[Sequence[_Judged]],
+    baselines: Mapping[str, ReturnSeries | None],
+    hours_max: int | None,
+) -> Verdict:
+    """Return the verdict of the primary comparison; none on an entrant that is not on the board."""
+
+    def find(name: str) -> Sequence[_Judged]:
+        named = (group for group in groups for each in group if each.period.ended_at is None and each.has_name(name))
+        return next(named, ())
+
+    first, other = find(primary.entrant), find(primary.against)
+    missing = None if first else f"{primary.entrant} is not an entrant"
+    off_board = (f"{each.model.id}: {each.off_board}" for each in (*first, *other) if each.off_board is not None)
+    if (reason := missing or next(off_board, None)) is not None:
+        return Verdict(Statement(0, None, reason), 1.0, level=primary.alpha)
+    return judge_primary(primary, _entrant(first), _entrant(other) if other else None, baselines, hours_max)
 
 
 def _noise(group: Sequence[_Judged]) -> ReplicateNoise | None:

@@ -20,7 +20,6 @@ from trader.portfolio.domain.evidence import (
     Statement,
     Verdict,
     compare_all,
-    judge_family,
     missing_trades,
     state_returns,
 )
@@ -120,9 +119,9 @@ def make_entries(
     A manually traded model has no entry, except in a season, where it is listed with that reason. The runs of a season
     are cut to it.
     """
-    hour = floor_to_bucket(now, _HOUR)
+    hour, board = floor_to_bucket(now, _HOUR), NO_SEASON if rules is None else rules.board
     listed = [each for each in entrants if rules is not None or each.run.run.entrant.manual_since is None]
-    return [_entry(entrant, window_start(window, now), hour, window) for entrant in listed]
+    return [_entry(entrant, window_start(window, now), hour, window, board) for entrant in listed]
 
 
 def make_board(
@@ -158,10 +157,12 @@ def make_board(
     return _with_verdicts(marked, max(contenders, len(marked)), rules)
 
 
-def _entry(entrant: RankedEntrant, since: datetime, hour: datetime, window: RunWindow) -> LeaderboardEntry:
+def _entry(
+    entrant: RankedEntrant, since: datetime, hour: datetime, window: RunWindow, rules: BoardRules
+) -> LeaderboardEntry:
     model, run, equity, off_board, cost_usd = entrant
     since = max(since, run.entrant_since)
-    start, series = run.start_value(since), _entrant_returns(run, hour)
+    start, series = run.start_value(since), rules.bounded(_entrant_returns(run, hour))
     return LeaderboardEntry(
         model=model,
         record=run.run.entrant,
@@ -274,14 +275,12 @@ def _with_verdicts(entries: Sequence[LeaderboardEntry], contenders: int, rules: 
         Pair(first.series, other.series, (missing[first.model.id], missing[other.model.id]))
         for first, other in pairwise(entries)
     )
-    upper = judge_family(
+    upper = rules.judge(
         [
             statement._replace(attempts=first.attempt + other.attempt - 1)
             for statement, (first, other) in zip(compared, pairwise(entries), strict=True)
         ],
-        rules.family(contenders),
-        rules.level,
-        rules.hours,
+        contenders,
     )
     ranked = list(entries)
     for place, verdict in enumerate(upper):

@@ -175,10 +175,9 @@ def make_card(judged: Judged, digests: Mapping[str, str]) -> Card:
 
 def is_decided(report: EvidenceReport) -> bool:
     """Return whether every comparison of the current entrants has a verdict for or against."""
-    verdicts = [
-        each.verdict.word for entrant in report.entrants if entrant.ended_at is None for each in entrant.comparisons
-    ]
-    return bool(verdicts) and "not distinguishable yet" not in verdicts
+    verdicts = [each.verdict for entrant in report.entrants if entrant.ended_at is None for each in entrant.comparisons]
+    verdicts += [] if report.primary is None else [report.primary]
+    return bool(verdicts) and "not distinguishable yet" not in [each.word for each in verdicts]
 
 
 def _trials(rows: SeasonRows, rules: BoardRules) -> Trials:

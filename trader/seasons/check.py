@@ -14,7 +14,15 @@ import msgspec
 
 from trader.core.clock import iso
 from trader.core.errors import SettingsError
-from trader.portfolio.domain.seasons import SeasonRecord, SeasonResult, seed_digest
+from trader.portfolio.domain.seasons import (
+    FIXED_AT_START,
+    Season,
+    SeasonRecord,
+    SeasonResult,
+    SeasonRules,
+    changes,
+    seed_digest,
+)
 from trader.portfolio.tables import Format, Table, load_table
 from trader.record.domain.chain import Anchor
 from trader.seasons.bundle import (
@@ -154,6 +162,7 @@ def _closing_differences(
         yield FieldDifference("season.result.head", result.head, basis.head.digest)
     if (records := reader.seasons[season.number][:-1]) != list(season.records):
         yield FieldDifference("season.records", len(season.records), len(records))
+    yield from _late_differences(reader, season)
     complete = reader.complete_until(rules)
     is_early = basis.until < rules.end and rules.stopping == "decided" and is_decided
     if not (basis.until == rules.end or is_early) or (complete is not None and complete < basis.until):
@@ -162,6 +171,23 @@ def _closing_differences(
         published = None if closing.record.seed is None else seed_digest(closing.record.seed)
         if published != season.seed_digest:
             yield FieldDifference("SHA-256 of the published seed", published, season.seed_digest)
+
+
+def _late_differences(reader: RecordReader, season: Season) -> Iterator[FieldDifference]:
+    """Yield what was opened or amended after the season had begun by the decisions and hours in the record."""
+    before: SeasonRules | None = None
+    for record in season.records:
+        if record.rules is None:
+            continue
+        field, is_late = f"season.records[{record.number}]", (season.number, record.number) in reader.late
+        if is_late and not record.after_start:
+            what = "at" if record.step == "opened" else "after_start"
+            yield FieldDifference(f"{field}.{what}", "before the start", "after the start")
+        if before is not None and (is_late or record.after_start):
+            for change in changes(before, record.rules):
+                if change.rule in FIXED_AT_START:
+                    yield FieldDifference(f"{field}.rules.{change.rule}", change.after, change.before)
+        before = record.rules
 
 
 def compare_files(folder: Path, form: Format, derived: DerivedResult) -> list[FieldDifference]:

@@ -7,7 +7,7 @@ and nothing else. A published result and its check are both made of these tables
 import hashlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -80,12 +80,15 @@ class SeasonRun(NamedTuple):
 class RecordReader:
     """Reads the texts of the record, first to last, and keeps the rows of which seasons are made.
 
-    `position` and `digest` are those of the last link read.
+    `position` and `digest` are those of the last link read, and `seen_until` is the latest market time of a decision or
+    an equity. `late` are the records of seasons, by season and number, whose rules had begun before them.
     """
 
     def __init__(self) -> None:
         self.position = 0
         self.digest = GENESIS
+        self.seen_until = datetime.min.replace(tzinfo=UTC)
+        self.late: set[tuple[int, int]] = set()
         self.seasons: dict[int, list[SeasonRecord]] = defaultdict(list)
         self.season_digests: dict[int, list[bytes]] = defaultdict(list)
         self.states: dict[str, dict[tuple[Any, ...], ResultRow]] = {table: {} for table in STATE_TABLES}
@@ -126,6 +129,7 @@ class RecordReader:
             [_call(content["model"], call) for call in content["calls"] if call["type"] in _ORDERS],
         )
         self.decisions[decision.model_id].append(decision)
+        self.seen_until = max(self.seen_until, decision.started_at)
 
     def _read_results(self, content: Mapping[str, Any]) -> None:
         if content["kind"] == REMOVED:
@@ -139,6 +143,7 @@ class RecordReader:
                 self.ledger[row["account_id"]].append({**row, "table": table})
         for row in rows.get("portfolio_hourly", ()):
             self.hours[row["account_id"]].append(row)
+            self.seen_until = max(self.seen_until, _moment(row["last_at"]))
         for row in rows.get("price_extremes", ()):
             self.extremes[row["order_id"]] = float(row["lowest"]), float(row["highest"])
         for row in rows.get("candles", ()):
@@ -151,7 +156,10 @@ class RecordReader:
         if table == "season_records":
             if key in self.states[table]:
                 raise ValueError(f"record {row['number']} of season {row['season']} is there twice")
-            self.seasons[row["season"]].append(msgspec.json.decode(row["record"], type=SeasonRecord))
+            records = self.seasons[row["season"]]
+            records.append(msgspec.json.decode(row["record"], type=SeasonRecord))
+            if any(record.rules is not None and record.rules.start <= self.seen_until for record in records):
+                self.late.add(key)
             self.season_digests[row["season"]].append(hashlib.sha256(row["record"].encode()).digest())
         if table == "baselines":
             run = SeasonRun(row["run_id"], 1, Decimal(row["initial_capital"]), _moment(row["started_at"]))

@@ -4,13 +4,13 @@ import math
 
 import numpy as np
 import pytest
-from support.null_seasons import HOUR, HOURLY, START, disasters, looks, normal
+from support.null_seasons import HOUR, HOURLY, PROCESSES, START, disasters, looks, normal
 
 from trader.core.intervals import Returns, estimate
 from trader.core.statistics import EquityPoint
-from trader.portfolio.domain.bets import HOURLY_MOVE_MAX, STAKES, bet_level, days_needed, move_bounds, smallest_visible
+from trader.portfolio.domain.bets import HOURLY_MOVE_MAX, STAKES, bet, days_needed, move_bounds, smallest_visible
 from trader.portfolio.domain.evidence import Verdict, compare, judge_family
-from trader.portfolio.domain.returns import EquitySeries, Exposures, ReturnSeries
+from trader.portfolio.domain.returns import EquitySeries, Exposures, ReturnSeries, holding_nothing, mean_series
 
 FAMILY = 52
 
@@ -22,14 +22,47 @@ def test_the_level_is_one_over_the_largest_mean_wealth() -> None:
         np.mean([math.prod(1 + stake * returns[hour] / bounds[hour] for hour in range(until)) for stake in STAKES])
         for until in range(1, 41)
     ]
-    assert bet_level(returns, bounds) == pytest.approx(1 / max(wealth))
-    assert bet_level(-returns, bounds) == 1.0 or bet_level(-returns, bounds) > 0.5
-    assert (len(STAKES), STAKES[0], STAKES[-1]) == (24, pytest.approx(0.2), pytest.approx(0.95))
+    assert tuple(bet(returns, bounds)) == pytest.approx((1 / max(wealth), wealth[-1]))
+    assert bet(-returns, bounds).level > 0.5
+    assert np.diff(np.log(STAKES)) == pytest.approx(np.log(95) / 7), "in equal ratios from 0.01 to 0.95"
 
 
 def test_a_loss_beyond_its_bound_only_ruins_the_bet() -> None:
-    assert bet_level(np.array([0.1] * 20 + [-1.0] + [0.1] * 20), np.full(41, 0.2)) < 1e-2
-    assert bet_level(np.array([-1.0] + [0.001] * 40), np.full(41, 0.2)) == 1.0
+    assert bet(np.array([0.1] * 20 + [-1.0] + [0.1] * 20), np.full(41, 0.2)).level < 1e-2
+    assert bet(np.array([-1.0] + [0.001] * 40), np.full(41, 0.2)).level == 1.0
+
+
+def test_the_bet_does_not_depend_on_the_scale_of_the_risk() -> None:
+    """The same Sharpe ratio needs the same days whether an hour's volatility is 2 or 25 % of its bound."""
+
+    def days(bound: float) -> int | None:
+        variance = HOURLY**2
+        mean = 4 * HOURLY / math.sqrt(8760)
+        return days_needed(estimate(np.ones(2160))._replace(variance=variance, mean=mean), bound, 0.05 / FAMILY)
+
+    needed = [days(HOURLY / share) for share in (0.02, 0.05, 0.1, 0.25)]
+    assert None not in needed
+    assert max(filter(None, needed)) < 1.3 * min(filter(None, needed))
+
+
+def test_without_an_edge_the_e_value_is_at_most_one_on_average() -> None:
+    """On either side of zero, at any hour, also with losses that are stopped at the bound."""
+    for process in ("normal", "loss stopped at 20 % in 0.2 % of hours", "gain stopped at 20 % in 0.2 % of hours"):
+        returns = PROCESSES[process].models(np.random.default_rng(11), 400, 500)
+        nothing = ReturnSeries(START, np.zeros(500), None, np.zeros(500))
+        values = [compare(ReturnSeries(START, each), nothing).e_value for each in returns]
+        assert 0 < np.mean(values) <= 1.1
+        assert np.mean(np.array(values) > 20) <= 0.05
+
+
+def test_an_enforced_bound_replaces_what_was_held_before() -> None:
+    held = ReturnSeries(START, np.zeros(3), None, np.array([0.2, 1.4, 1.4]))
+    bounded = held._replace(loss_max=0.04, gain_max=0.06).within(START + HOUR, START + 3 * HOUR)
+    assert (bounded.loss_bounds.tolist(), bounded.gain_bounds.tolist()) == ([0.04] * 2, [0.06] * 2)
+    joint = mean_series([bounded, bounded])
+    assert joint is not None
+    assert (joint.loss_bounds.tolist(), joint.gain_bounds.tolist()) == ([0.04] * 2, [0.06] * 2)
+    assert not holding_nothing(bounded).gain_bounds.any()
 
 
 def test_the_bounds_follow_from_earlier_leverage() -> None:

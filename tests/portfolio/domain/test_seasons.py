@@ -12,6 +12,7 @@ from support.records import HOUR, START, make_model
 from support.seasons import DAY, RULES
 
 from trader.agents.domain.models import ModelConfiguration
+from trader.portfolio.domain.board import PrimaryComparison
 from trader.portfolio.domain.seasons import (
     Season,
     SeasonRecord,
@@ -46,6 +47,11 @@ OPENED = SeasonRecord(step="opened", season=1, number=0, at=START, rules=RULES, 
         ({"end": RULES.start + HOUR, "age_min_hours": 1}, ("entry_until",), "is not within the season"),
         ({"age_min_hours": 721}, ("age_min_hours",), "721 hours; the season has 720"),
         ({"compare": ["bestOther", "bestOther"]}, ("compare", 1), "'bestOther' is given twice"),
+        (
+            {"primary": PrimaryComparison(entrant="ada", against="ada", alpha=0.05)},
+            ("primary", "against"),
+            "'ada' would be compared with itself",
+        ),
     ],
 )
 def test_rules_that_contradict_themselves_are_refused_with_their_place(
@@ -164,6 +170,33 @@ def test_only_an_amendment_after_the_start_that_is_not_stricter_keeps_the_rules_
         season = recorded(OPENED, amended)
         assert season.rules == rules
         assert season.rules_before == (RULES if after_start and not is_stricter else None)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"hour_loss_max_percent": 4.0},
+        {"hour_gain_max_percent": 100.0},
+        {"primary": PrimaryComparison(entrant="ada", against="bob", alpha=0.05)},
+    ],
+)
+def test_bounds_and_primary_comparison_are_fixed_at_the_start(changed: dict[str, Any]) -> None:
+    other = replace(RULES, **changed)
+    assert list(amendment_issues(RULES, other, RULES.start - HOUR)) == []
+    (issue,) = amendment_issues(RULES, other, RULES.start)
+    assert (issue.path, "this rule is fixed" in issue.message) == ((next(iter(changed)),), True)
+
+
+def test_a_primary_comparison_is_of_entrants() -> None:
+    models, capitals = [make_model("ada"), make_model("bob")], dict[str, Decimal]()
+    for entrants in ([], ["ada", "bob"]):
+        for against, wrong in {"bob": [], "holdNothing": [], "cat": [("primary", "against")]}.items():
+            primary = PrimaryComparison(entrant="ada", against=against, alpha=0.05)
+            rules = replace(RULES, entrants=entrants, primary=primary)
+            assert [issue.path for issue in entrant_issues(rules, models, capitals)] == wrong
+    only = replace(RULES, entrants=["bob"], primary=PrimaryComparison(entrant="ada", against="bob", alpha=0.05))
+    (issue,) = entrant_issues(only, models, capitals)
+    assert issue.message == "'ada' is not an entrant; there are bob"
 
 
 def test_the_entrants_of_a_season_that_has_begun_are_fixed() -> None:

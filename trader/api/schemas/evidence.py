@@ -5,7 +5,7 @@ from trader.api.schemas.analytics import IntervalPercent, Percent, Replicates, d
 from trader.api.schemas.common import UNSET, Input, Timestamp, UnsetType, VariantFilter, VariantId, Wire
 from trader.api.schemas.models import DeclaredView
 from trader.api.schemas.seasons import SeasonView
-from trader.portfolio.domain.board import Comparison, Reference
+from trader.portfolio.domain.board import Comparison, PrimaryComparison, Reference
 from trader.portfolio.domain.evidence import Verdict, Word
 from trader.portfolio.domain.histories import RunWindow
 from trader.portfolio.domain.luck import Luck
@@ -27,10 +27,12 @@ class Difference(Wire, kw_only=True):
     `referenceId` is the baseline or the model; null for `holdNothing`, or if there is none. `hours`,
     `differencePercent` and its 95 % `interval` cover the window, for one look. `verdict` and `pValue` cover all common
     hours of the run: a confidence sequence and a bet that bounds hourly losses not yet seen must agree, corrected for
-    all comparisons on the board; they stay valid however often one looks. `smallestDifference` is the true difference
-    that four of five such seasons would detect, in percent over these hours; `daysNeeded` is the number of days until
-    they would detect one as large as the observed one (null: not within the season, or ten years). `reason` says why
-    there is no figure, or why the two are indistinguishable.
+    all comparisons on the board; they stay valid however often one looks. In a season with a primary comparison they
+    are exploratory: `pValue` is the smallest false discovery rate at which e-BH finds the difference. `eValue` is what
+    e-BH weighs: without a difference, its expectation is at most 1. `smallestDifference` is the true difference that
+    four of five such seasons would detect, in percent over these hours; `daysNeeded` is the number of days until they
+    would detect one as large as the observed one (null: not within the season, or ten years). `reason` says why there
+    is no figure, or why the two are indistinguishable.
     """
 
     reference: Reference
@@ -40,6 +42,7 @@ class Difference(Wire, kw_only=True):
     interval: IntervalPercent | None
     verdict: Word
     p_value: float | None
+    e_value: float | None
     smallest_difference: Percent | None
     days_needed: int | None
     reason: str | None
@@ -57,11 +60,48 @@ class Difference(Wire, kw_only=True):
             interval=IntervalPercent.of(window.interval_percent),
             verdict=verdict.word,
             p_value=None if verdict.statement.estimate is None else verdict.p_value,
+            e_value=None if verdict.statement.estimate is None else verdict.statement.e_value,
             smallest_difference=verdict.visible_percent,
             days_needed=verdict.days_needed,
             reason=verdict.why or window.reason,
             verdict_before=UNSET if before is None else before.word,
             p_value_before=UNSET if before is None else None if before.statement.estimate is None else before.p_value,
+        )
+
+
+class PrimaryResult(Wire, kw_only=True):
+    """The result of the season's primary comparison, over all hours that both have in the season.
+
+    `entrant`, `against` and `alpha` are as registered. `verdict` is on the entrant, and errs with probability `alpha`
+    at most, however often one looks; `pValue` is not corrected for other comparisons. The other figures are as in a
+    difference of an entrant; `interval` is for one look.
+    """
+
+    entrant: str
+    against: str
+    alpha: float
+    hours: int
+    difference_percent: Percent | None
+    interval: IntervalPercent | None
+    verdict: Word
+    p_value: float | None
+    smallest_difference: Percent | None
+    days_needed: int | None
+    reason: str | None
+
+    @classmethod
+    def of(cls, primary: PrimaryComparison, verdict: Verdict) -> "PrimaryResult":
+        statement = verdict.statement
+        return cls.from_attributes(
+            primary,
+            hours=statement.hours,
+            difference_percent=statement.percent,
+            interval=IntervalPercent.of(statement.interval_percent),
+            verdict=verdict.word,
+            p_value=None if statement.estimate is None else verdict.p_value,
+            smallest_difference=verdict.visible_percent,
+            days_needed=verdict.days_needed,
+            reason=verdict.why,
         )
 
 
@@ -233,8 +273,8 @@ class GetEvidenceOutput(Wire, kw_only=True):
     `best` is the only model that can still hold first place; null while there are several. `resolution` says which
     entrants the board cannot separate. Every figure is of one market path, in which buying and holding returned
     `marketReturn` percent. While a season runs, and until it is closed, everything covers the season's hours by its
-    rules (`season`). If a rule was loosened after the start, `verdictBefore`, `pValueBefore` and `rankBefore` are by
-    the rules at the start.
+    rules (`season`); `primary` is its primary comparison, on the board of all entrants. If a rule was loosened after
+    the start, `verdictBefore`, `pValueBefore` and `rankBefore` are by the rules at the start.
     """
 
     window: RunWindow
@@ -244,9 +284,11 @@ class GetEvidenceOutput(Wire, kw_only=True):
     market_return: Percent | None
     entrants: list[EntrantRow]
     season: SeasonView | UnsetType = UNSET
+    primary: PrimaryResult | UnsetType = UNSET
 
     @classmethod
     def of(cls, window: RunWindow, report: EvidenceReport) -> "GetEvidenceOutput":
+        rule = None if report.season is None else report.season.rules.primary
         first = {each.model.id for each in report.entrants if each.rank is not None and each.rank.last == 1}
         return cls.from_attributes(
             report,
@@ -256,4 +298,5 @@ class GetEvidenceOutput(Wire, kw_only=True):
             market_return=report.market_percent,
             entrants=[EntrantRow.of(each, report.contenders) for each in report.entrants],
             season=None if report.season is None else SeasonView.of(report.season, report.state),
+            primary=UNSET if rule is None or report.primary is None else PrimaryResult.of(rule, report.primary),
         )

@@ -7,12 +7,25 @@ from trader.portfolio.domain.board import Reference
 from trader.portfolio.domain.seasons import Disqualification, Season, SeasonState, Stopping
 
 
+class PrimaryRule(Wire, kw_only=True):
+    """The registered comparison: an entrant, and another one or `ruleAgent`, `holdNothing` or `buyAndHold`.
+
+    Its verdict alone errs with probability `alpha` at most.
+    """
+
+    entrant: str
+    against: str
+    alpha: float
+
+
 class Rules(Wire, kw_only=True):
     """The rules of a season in force. Fees are in basis points; `capital` is each account's capital.
 
     `entrants` are models, or the common ids of replicates; empty: all. `lastEntry` is the latest start of a ranked
     entrant. `compare` is one family, which errs with probability `alpha` at most. `stopping`: `end`, or `decided` as
-    soon as every comparison is decided.
+    soon as every comparison is decided. Within an hour, an entrant cannot lose more than `hourLossMaxPercent` of its
+    equity or gain more than `hourGainMaxPercent`: the service closes its positions before. Beside a `primary`
+    comparison, all others are exploratory: `alpha` is their false discovery rate.
     """
 
     name: str
@@ -32,6 +45,9 @@ class Rules(Wire, kw_only=True):
     disqualify: list[Disqualification]
     coverage_min_percent: float
     age_min_hours: int
+    hour_loss_max_percent: float
+    hour_gain_max_percent: float
+    primary: PrimaryRule | None
 
 
 class RuleChange(Wire, kw_only=True):
@@ -75,7 +91,10 @@ class SeasonView(Wire, kw_only=True):
             state=state,
             digest=season.digest.hex(),
             opened_at=season.records[0].at,
-            rules=Rules.from_attributes(season.rules),
+            rules=Rules.from_attributes(
+                season.rules,
+                primary=None if season.rules.primary is None else PrimaryRule.from_attributes(season.rules.primary),
+            ),
             amendments=[
                 AmendmentRow.from_attributes(
                     each,

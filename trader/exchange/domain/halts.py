@@ -22,12 +22,16 @@ class HaltCause(StrEnum):
     OPERATOR = "operator"
     DAILY_LOSS = "daily loss"
     DRAWDOWN = "drawdown"
+    HOURLY_BOUND = "hourly bound"
 
 
 _HALTED: Final = "trading is halted"
 
 LIMITS: Final = frozenset({HaltCause.DAILY_LOSS, HaltCause.DRAWDOWN})
 """The causes that are loss limits."""
+
+RULES: Final = LIMITS | {HaltCause.HOURLY_BOUND}
+"""The causes that are rules of the leader: loss limits, and the bound of a season on an entrant's hour."""
 
 
 REASON_MAX: Final = 500

@@ -69,6 +69,19 @@ async def update_halts_lifted(conn: Connection, account_id: str | None, by: str)
     return [HaltCause(row["cause"]) for row in rows]
 
 
+UPDATE_CAUSE_LIFTED = f"""
+WITH lifted AS (
+    UPDATE halts SET lifted_at = now(), lifted_by = $2 WHERE lifted_at IS NULL AND cause = $1 RETURNING {HALT_COLUMNS}
+)
+SELECT * FROM lifted ORDER BY id
+"""  # noqa: S608 - a constant of this module
+
+
+async def update_cause_lifted(conn: Connection, cause: HaltCause, by: str) -> None:
+    """Lift the halts of one cause. The connection must be in a transaction, as for `update_halts_lifted`."""
+    await insert_rows_record(conn, "halts", await conn.fetch(UPDATE_CAUSE_LIFTED, cause, by))
+
+
 SELECT_NOW = "SELECT now()"
 
 

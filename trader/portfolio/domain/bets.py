@@ -9,7 +9,7 @@ betting", Journal of the Royal Statistical Society B 86:1 (2024).
 
 import math
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +30,9 @@ HOURLY_MOVE_MAX: Final = 0.20
 UNKNOWN_LEVERAGE: Final = 1 / HOURLY_MOVE_MAX
 """The leverage of an hour in which it was not recorded: the whole equity may be lost."""
 
-STAKES: Final = np.geomspace(0.2, 0.95, 24)
-"""The bets, as fractions of the largest one that no bounded loss can ruin; evenly spaced at every scale of the edge."""
+STAKES: Final = np.geomspace(0.01, 0.95, 8)
+"""The bets, as fractions of the largest one that no bounded loss can ruin: over two decades in equal ratios, so that
+the bet is as good for an account that risks little of its bound as for one that risks much."""
 
 POWER_DEVIATIONS: Final = 0.842
 """The 80 % quantile of the normal distribution: a visible difference is detected in four of five seasons."""
@@ -41,6 +42,17 @@ HOURS_PER_YEAR: Final = 365 * HOURS_PER_DAY
 _DAYS_SEARCHED: Final = np.unique(np.round(np.geomspace(3, 3650, 90)).astype(np.int64))
 _NEVER_RUINED: Final = 1e-300
 _SEARCH_STEPS: Final = 40
+_LARGEST_LOG: Final = 700.0
+
+
+class Bet(NamedTuple):
+    """The outcome of the bets on a mean above zero: one over their largest wealth so far, and their present wealth."""
+
+    level: float = 1.0
+    wealth: float = 0.0
+
+
+NO_BET: Final = Bet()
 
 
 def move_bounds(leverages: Returns, before: float = 1.0) -> Returns:
@@ -55,12 +67,13 @@ def move_bounds(leverages: Returns, before: float = 1.0) -> Returns:
     return HOURLY_MOVE_MAX * largest
 
 
-def bet_level(returns: Returns, bounds: Returns) -> float:
-    """Return the best level reached by the bets on a mean above zero: one over their largest wealth so far.
+def bet(returns: Returns, bounds: Returns) -> Bet:
+    """Bet on a mean above zero.
 
     `returns` are simple hourly returns or differences, `bounds` the largest possible loss in each hour.
     """
-    return min(1.0, math.exp(-float(np.max(log_wealth(returns, bounds)))))
+    logs = log_wealth(returns, bounds)
+    return Bet(min(1.0, math.exp(-float(np.max(logs)))), math.exp(min(_LARGEST_LOG, float(logs[-1]))))
 
 
 def log_wealth(returns: Returns, bounds: Returns) -> Returns:

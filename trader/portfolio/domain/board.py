@@ -8,10 +8,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import combinations
-from typing import Final, Literal, NamedTuple, get_args
+from typing import Annotated, Final, Literal, NamedTuple, get_args
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 
+from trader.agents.domain.models import ModelId
 from trader.core.intervals import LEVEL, TRADES_MIN
 from trader.core.variant_id import VariantId
 from trader.portfolio.domain.baselines import BUY_AND_HOLD, rule_agent
@@ -32,11 +35,27 @@ AGE_MIN: Final = 168
 """Minimum age in hours for a rank or for being the best: after a few days the luckiest is always ahead."""
 
 
+class PrimaryComparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The one comparison that a season registers before its start.
+
+    `entrant` is a model's id or the common id of replicates; `against` is another one, or `ruleAgent`, `holdNothing` or
+    `buyAndHold`. Its verdict alone errs with probability `alpha` at most.
+    """
+
+    entrant: ModelId
+    against: ModelId
+    alpha: Annotated[float, Meta(gt=0, le=0.5)]
+
+    def __str__(self) -> str:
+        return f"{self.entrant} against {self.against} at α {self.alpha:g}"
+
+
 class BoardRules(NamedTuple):
     """The comparisons of a board, their joint error probability, and the age in hours that a rank requires.
 
     `hours_min_percent`: the best one has at least this share of the hours of the oldest ranked entrant. `hours` is the
-    length of the season (None: it has no end).
+    length of the season (None: it has no end). `loss_max` and `gain_max` are the enforced bounds of an entrant's hour,
+    as fractions of its equity. Beside a `primary` comparison all others are exploratory.
     """
 
     compared: Sequence[Reference] = get_args(Reference)
@@ -44,6 +63,18 @@ class BoardRules(NamedTuple):
     age_min: int = AGE_MIN
     hours_min_percent: float = 0.0
     hours: int | None = None
+    loss_max: float | None = None
+    gain_max: float | None = None
+    primary: PrimaryComparison | None = None
+
+    def bounded(self, series: ReturnSeries | None) -> ReturnSeries | None:
+        """Return the hours of an entrant with the bounds that are enforced on it."""
+        return series and series._replace(loss_max=self.loss_max, gain_max=self.gain_max)
+
+    def judge(self, statements: Sequence[Statement], contenders: int) -> list[Verdict]:
+        """Return the verdicts of statements from the boards of this number of entrants."""
+        family, is_exploratory = self.family(contenders), self.primary is not None
+        return judge_family(statements, family, self.level, self.hours, is_exploratory=is_exploratory)
 
     def family(self, contenders: int) -> int:
         """Return the number of possible comparisons for a number of entrants."""
@@ -158,10 +189,10 @@ def judge_board(
     best, second = (rated[0][1], rated[1][1]) if len(rated) > 1 else (None, None)
     pairs = _match(entrants, best, baselines, rules)
     statements = _state(pairs, None)
-    family = rules.family(len(entrants) if contenders is None else contenders)
+    contenders = len(entrants) if contenders is None else contenders
     verdicts, ranks = (
-        judge_family(statements, family, rules.level, rules.hours),
-        rank_intervals(entrants, family, rules),
+        rules.judge(statements, contenders),
+        rank_intervals(entrants, rules.family(contenders), rules),
     )
     windows = statements if since is None else _state(pairs, since)
     comparisons_of: dict[str, list[Comparison]] = {entrant.key: [] for entrant in entrants}
@@ -219,6 +250,31 @@ def rank_intervals(
             worse[above.key] += 1
     count = len(ranked)
     return {each.key: RankInterval(1 + better[each.key], count - worse[each.key], count) for each in ranked}
+
+
+def judge_primary(
+    primary: PrimaryComparison,
+    first: JudgedEntrant,
+    other: JudgedEntrant | None,
+    baselines: Mapping[str, ReturnSeries | None],
+    hours_max: int | None = None,
+) -> Verdict:
+    """Return the verdict of a primary comparison at its own level; `other` is what it names if that is an entrant."""
+    pair: _Matched
+    match primary.against:
+        case "holdNothing":
+            pair = _Matched("holdNothing", first, None, first.series and holding_nothing(first.series))
+        case "buyAndHold":
+            pair = _with_baseline("buyAndHold", first, baselines, BUY_AND_HOLD.id)
+        case "ruleAgent":
+            pair = _with_baseline("ruleAgent", first, baselines, rule_agent(first.variant).id)
+        case _:
+            series, attempt = (None, 1) if other is None else (other.series, other.attempt)
+            reason = f"{primary.against} is not an entrant" if other is None else missing_trades(other.trades)
+            pair = _Matched("bestOther", first, primary.against, series, reason, attempt)
+    (statement,) = _state([pair], None)
+    (verdict,) = judge_family([statement], 1, primary.alpha, hours_max)
+    return verdict
 
 
 def _state(pairs: Sequence[_Matched], since: datetime | None) -> list[Statement]:

@@ -20,12 +20,13 @@ from trader.core.intervals import (
     ConfidenceInterval,
     Estimate,
     Returns,
+    e_bh,
     estimates,
     holm,
     percent,
     percent_interval,
 )
-from trader.portfolio.domain.bets import HOURLY_MOVE_MAX, bet_level, days_needed, smallest_visible
+from trader.portfolio.domain.bets import HOURLY_MOVE_MAX, NO_BET, Bet, bet, days_needed, smallest_visible
 from trader.portfolio.domain.returns import Observed, ReturnSeries
 
 Word = Literal["better", "worse", "not distinguishable yet"]
@@ -35,6 +36,9 @@ REFERENCES: Final = 3
 
 VISIBLE_PERCENT_MAX: Final = 1000.0
 """A smallest visible difference beyond this says no more than that none is visible."""
+
+E_VALUE_MAX: Final = 1e12
+"""E values are cut here: no decision depends on larger ones."""
 
 _ROUNDING: Final = 1e-9
 
@@ -54,7 +58,7 @@ class Statement(NamedTuple):
     """An estimate, or the reason for its absence.
 
     `attempts` is the number of restarts of the compared accounts, plus one. Restarting after each loss succeeds by luck
-    eventually, so the p value of the n-th attempt is multiplied by n². `bet_level` belongs to the bet on the side of
+    eventually, so the p value of the n-th attempt is multiplied by n². `bet` is the bet on the side of
     the mean, and `bound` is the largest possible hourly move against it; after a larger one (`breach`) there is no
     verdict, and an earlier one is withdrawn. `certain` needs no statistics: an account
     that lost everything is worse than one that did not.
@@ -64,7 +68,7 @@ class Statement(NamedTuple):
     estimate: Estimate | None
     reason: str | None = None
     attempts: int = 1
-    bet_level: float = 1.0
+    bet: Bet = NO_BET
     bound: float = HOURLY_MOVE_MAX
     certain: Word | None = None
     breach: str | None = None
@@ -94,7 +98,21 @@ class Statement(NamedTuple):
             return 0.0
         if self.estimate is None or self.hours < SEQUENCE_HOURS_MIN:
             return 1.0
-        return min(1.0, self.attempts**2 * max(self.estimate.p_value(), self.bet_level))
+        return min(1.0, self.attempts**2 * max(self.estimate.p_value(), self.bet.level))
+
+    @property
+    def e_value(self) -> float:
+        """The evidence now that the mean is not zero: under "no difference" its expectation is at most 1.
+
+        The smaller one of the two sequences: one over the level of the confidence sequence, and half of the wealth of
+        the bet, since the side of the bet follows the mean.
+        """
+        if self.certain is not None:
+            return E_VALUE_MAX
+        if self.estimate is None or self.hours < SEQUENCE_HOURS_MIN:
+            return 0.0
+        level = max(self.estimate.p_value(), 1 / E_VALUE_MAX)
+        return min(1 / level, self.bet.wealth / 2, E_VALUE_MAX) / self.attempts**2
 
     def word(self, corrected_p: float, level: float = LEVEL) -> Word:
         """Return the verdict at a p value corrected for its family, which errs with probability `level` at most."""
@@ -162,9 +180,9 @@ class _Sample(NamedTuple):
         """Return the largest possible moves against the direction of the mean."""
         return self.losses if mean > 0 else self.gains
 
-    def bet_level(self, mean: float) -> float:
-        """Return the level of the bet in the direction of the mean."""
-        return bet_level(self.simple if mean > 0 else -self.simple, self.bounds(mean))
+    def bet(self, mean: float) -> Bet:
+        """Return the bet in the direction of the mean."""
+        return bet(self.simple if mean > 0 else -self.simple, self.bounds(mean))
 
     def breach(self, mean: float) -> str | None:
         """Return which hour moved further against the mean than the bet on it allows, if one did."""
@@ -174,10 +192,7 @@ class _Sample(NamedTuple):
             return None
         hour = int(np.argmax(beyond))
         kind, allowed = "loss" if mean > 0 else "gain", 100 * self.bounds(mean)[hour]
-        return (
-            f"withdrawn: an hour had a {kind} of {100 * moves[hour]:.1f} %, and what was held before allows "
-            f"{allowed:.1f} % at a price move of {100 * HOURLY_MOVE_MAX:.0f} %"
-        )
+        return f"withdrawn: an hour had a {kind} of {100 * moves[hour]:.1f} %, beyond its bound of {allowed:.1f} %"
 
 
 def _own_returns(series: ReturnSeries | None, trades: int | None) -> _Sample | Statement:
@@ -246,16 +261,17 @@ def _stated(estimate: Estimate, sample: _Sample, level: float) -> Statement:
         return Statement(estimate.hours, None, "no hour differs from another")
     p_value = estimate.p_value() if estimate.hours >= SEQUENCE_HOURS_MIN else 1.0
     breach = sample.breach(estimate.mean)
-    bet = sample.bet_level(estimate.mean) if breach is None and p_value < 1 and p_value <= level else 1.0
+    bet = sample.bet(estimate.mean) if breach is None and p_value < 1 and p_value <= level else NO_BET
     bound = float(sample.bounds(estimate.mean)[-1])
-    return Statement(estimate.hours, estimate, bet_level=bet, bound=bound, breach=breach)
+    return Statement(estimate.hours, estimate, bet=bet, bound=bound, breach=breach)
 
 
 class Verdict(NamedTuple):
     """A statement and its p value, corrected for all comparisons of its family.
 
-    `family` is the number of its comparisons, and `level` their joint error probability. `hours_max` is the length of
-    the season, if there is one.
+    `family` is the number of its comparisons, and `level` their joint error probability, or their false discovery rate
+    if they are exploratory: then the p value is the smallest such rate. `hours_max` is the length of the season, if
+    there is one.
     """
 
     statement: Statement
@@ -332,13 +348,19 @@ def judge_family(
     comparisons: int | None = None,
     level: float = LEVEL,
     hours_max: int | None = None,
+    *,
+    is_exploratory: bool = False,
 ) -> list[Verdict]:
-    """Return the Holm-corrected verdicts of statements from a family of `family` comparisons (None: only these).
+    """Return the corrected verdicts of statements from a family of `comparisons` (None: only these).
 
-    The whole family errs with probability `level` at most.
+    By Holm's method, the whole family errs with probability `level` at most. In an exploratory one, by e-BH, at most
+    this share of the verdicts for or against is expected to be false.
     """
     family = len(statements) if comparisons is None else comparisons
-    corrected = holm([statement.p_value for statement in statements], family)
+    if is_exploratory:
+        corrected = e_bh([statement.e_value for statement in statements], max(family, len(statements)))
+    else:
+        corrected = holm([statement.p_value for statement in statements], family)
     return [
         Verdict(each, p_value, family, level, hours_max) for each, p_value in zip(statements, corrected, strict=True)
     ]

@@ -22,14 +22,16 @@ class ReturnSeries(NamedTuple):
     """Hourly log returns of an account; the first belongs to the hour that begins at `start`.
 
     Unobserved hours have 0, and the next observed hour has the return since. `observed` marks the observed hours; None:
-    all. `bounds` are the account's largest possible moves in each hour, as fractions of its equity; None: as without
-    leverage.
+    all. `bounds` are the account's largest possible moves in each hour, as fractions of its equity, by what it held
+    before; None: as without leverage. `loss_max` and `gain_max` are the bounds that a season enforces, if it does.
     """
 
     start: datetime
     values: Returns
     observed: Observed | None = None
     bounds: Returns | None = None
+    loss_max: float | None = None
+    gain_max: float | None = None
 
     @property
     def end(self) -> datetime:
@@ -43,12 +45,17 @@ class ReturnSeries(NamedTuple):
     @property
     def gain_bounds(self) -> Returns:
         """The account's largest possible gain in each hour, as a fraction of its equity."""
-        return np.full(len(self.values), HOURLY_MOVE_MAX) if self.bounds is None else self.bounds
+        return self.held_bounds if self.gain_max is None else np.full(len(self.values), self.gain_max)
 
     @property
     def loss_bounds(self) -> Returns:
         """The account's largest possible loss in each hour, as a fraction of its equity: at most all of it."""
-        return np.minimum(1.0, self.gain_bounds)
+        return np.minimum(1.0, self.held_bounds) if self.loss_max is None else np.full(len(self.values), self.loss_max)
+
+    @property
+    def held_bounds(self) -> Returns:
+        """The account's largest possible move in each hour by what it held before, as a fraction of its equity."""
+        return np.full(len(self.values), HOURLY_MOVE_MAX) if self.bounds is None else self.bounds
 
     @property
     def percent(self) -> float | None:
@@ -63,13 +70,14 @@ class ReturnSeries(NamedTuple):
         after = max(first, (end - self.start) // _HOUR)
         observed = None if self.observed is None else self.observed[first:after]
         bounds = None if self.bounds is None else self.bounds[first:after]
-        return ReturnSeries(self.start + first * _HOUR, self.values[first:after], observed, bounds)
+        values, start = self.values[first:after], self.start + first * _HOUR
+        return self._replace(start=start, values=values, observed=observed, bounds=bounds)
 
 
 def holding_nothing(series: ReturnSeries) -> ReturnSeries:
     """Return the returns of holding nothing in the same hours, without any possible loss."""
     zeros = np.zeros(len(series.values))
-    return series._replace(values=zeros, bounds=zeros)
+    return ReturnSeries(series.start, zeros, series.observed, zeros)
 
 
 class Exposures:
@@ -156,7 +164,7 @@ def mean_series(series: Sequence[ReturnSeries]) -> ReturnSeries | None:
 
     Each starts with the same amount: the mean of their equity counts, so one that loses everything costs its share and
     no more. An account that starts or restarts later joins then, and does not hide the past of the others. Their joint
-    loss bound is that of the most leveraged one.
+    bounds are those of the most leveraged one, or those that their season enforces on all of them.
     """
     if not series:
         return None
@@ -172,10 +180,10 @@ def mean_series(series: Sequence[ReturnSeries]) -> ReturnSeries | None:
         money[part] += before
         gains[part] += after - before
         observed[part] |= replicate.mask
-        bounds[part] = np.maximum(bounds[part], replicate.gain_bounds)
+        bounds[part] = np.maximum(bounds[part], replicate.held_bounds)
     with np.errstate(divide="ignore"):  # all have lost everything
         values = np.log1p(np.divide(gains, money, out=np.zeros(hours), where=money > 0))
-    return ReturnSeries(start, values, observed, bounds)
+    return ReturnSeries(start, values, observed, bounds, series[0].loss_max, series[0].gain_max)
 
 
 class ReplicateNoise(NamedTuple):

@@ -24,7 +24,7 @@ from trader.core.canonical_json import canonical_json
 from trader.core.clock import input_time, iso
 from trader.core.errors import Issue
 from trader.core.money import format_decimal, from_number
-from trader.portfolio.domain.board import AGE_MIN, BoardRules, Reference
+from trader.portfolio.domain.board import AGE_MIN, BoardRules, PrimaryComparison, Reference
 
 SeasonStep = Literal["opened", "amended", "closed"]
 SeasonState = Literal["announced", "running", "ended", "closed"]
@@ -34,6 +34,10 @@ Disqualification = Literal["reset", "change"]
 BEST_HOURS_MIN_PERCENT: Final = 95.0
 """The best entrant of a season has at least this share of the hours of the oldest ranked one."""
 
+FIXED_AT_START: Final = ("hour_loss_max_percent", "hour_gain_max_percent", "primary")
+"""Rules that no amendment changes after the start: the verdicts on all its hours depend on them."""
+
+_REFERENCES: Final = frozenset({"ruleAgent", "holdNothing", "buyAndHold"})
 _HOUR: Final = timedelta(hours=1)
 
 
@@ -54,6 +58,11 @@ class SeasonRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     which errs with probability `alpha` at most. `stopping` is `end`, or `decided`: the season may be closed as soon as
     every comparison is decided. `disqualify` lists what removes an account from the board; a manual order always does.
     For a rank an entrant needs `age_min_hours`, and `coverage_min_percent` of its due cycles decided.
+
+    Before the equity of an entrant has fallen by `hour_loss_max_percent` within an hour, or risen by
+    `hour_gain_max_percent`, the service closes its positions, and it may only reduce until the hour is over. Beside a
+    `primary` comparison with a level of its own, all of `compare` are exploratory, with `alpha` as their false
+    discovery rate.
     """
 
     name: Line
@@ -73,6 +82,9 @@ class SeasonRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     entry_until: SeasonTime | None = None
     coverage_min_percent: Annotated[float, Meta(ge=0, le=100)] = 95.0
     age_min_hours: Annotated[int, Meta(ge=0)] = AGE_MIN
+    hour_loss_max_percent: Annotated[float, Meta(gt=0, le=100)] = 20.0
+    hour_gain_max_percent: Annotated[float, Meta(gt=0, le=1000)] = 20.0
+    primary: PrimaryComparison | None = None
 
     @property
     def hours(self) -> int:
@@ -86,7 +98,9 @@ class SeasonRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     @property
     def board(self) -> BoardRules:
         """The rules of its board."""
-        return BoardRules(self.compare, self.alpha, self.age_min_hours, BEST_HOURS_MIN_PERCENT, self.hours)
+        bounds = self.hour_loss_max_percent / 100, self.hour_gain_max_percent / 100
+        limits = self.age_min_hours, BEST_HOURS_MIN_PERCENT, self.hours
+        return BoardRules(self.compare, self.alpha, *limits, *bounds, self.primary)
 
     def has(self, model: Model) -> bool:
         """Return whether a model may be an entrant."""
@@ -324,6 +338,8 @@ def rule_issues(rules: SeasonRules) -> Iterator[Issue]:
         yield Issue(("entry_until",), f"{iso(rules.last_entry)} is not within the season")
     elif rules.age_min_hours > rules.hours:
         yield Issue(("age_min_hours",), f"{rules.age_min_hours} hours; the season has {rules.hours}")
+    if rules.primary is not None and rules.primary.entrant == rules.primary.against:
+        yield Issue(("primary", "against"), f"{rules.primary.against!r} would be compared with itself")
     for name in ("markets", "compare", "disqualify", "entrants"):
         values: list[str] = getattr(rules, name)
         for index, value in enumerate(values):
@@ -379,6 +395,17 @@ def entrant_issues(rules: SeasonRules, models: Collection[Model], capitals: Mapp
             capital = capitals.get(model.id)
             if capital is not None and capital != from_number(rules.capital):
                 yield Issue(path, f"the account of {model.id!r} has a capital of {format_decimal(capital)}")
+    yield from _primary_issues(rules, {*rules.entrants} or {*groups, *by_id})
+
+
+def _primary_issues(rules: SeasonRules, entrants: Collection[str]) -> Iterator[Issue]:
+    if rules.primary is None:
+        return
+    there_are = ", ".join(sorted(entrants)[:20])
+    for place, allowed in (("entrant", entrants), ("against", {*entrants, *_REFERENCES})):
+        name = getattr(rules.primary, place)
+        if name not in allowed:
+            yield Issue(("primary", place), f"{name!r} is not an entrant; there are {there_are}")
 
 
 def amendment_issues(before: SeasonRules, after: SeasonRules, now: datetime) -> Iterator[Issue]:
@@ -387,6 +414,9 @@ def amendment_issues(before: SeasonRules, after: SeasonRules, now: datetime) -> 
         yield Issue((), "these are the rules in force: nothing is changed")
     if {*after.entrants} != {*before.entrants} and before.start <= now:
         yield Issue(("entrants",), f"the season has begun at {iso(before.start)}; its entrants are fixed")
+    for name in FIXED_AT_START:
+        if getattr(after, name) != getattr(before, name) and before.start <= now:
+            yield Issue((name,), f"the season has begun at {iso(before.start)}; this rule is fixed")
     if after.start != before.start and before.start <= now:
         yield Issue(("start",), f"the season has begun at {iso(before.start)}")
     if after.start != before.start and after.start <= now:

@@ -311,6 +311,14 @@ async def select_equity_curves(conn: Connection, grid: CurveGrid) -> list[bytes]
     return [row["curve"] for row in rows]
 
 
+SELECT_HOUR_VALUES = "SELECT account_id, run_id, last FROM portfolio_hourly WHERE hour = $1 ORDER BY account_id"
+
+
+async def select_hour_values(conn: Connection, hour: datetime) -> list[tuple[str, UUID, Decimal]]:
+    """Return the last equity of each account in an hour, with its run."""
+    return [(row["account_id"], row["run_id"], row["last"]) for row in await conn.fetch(SELECT_HOUR_VALUES, hour)]
+
+
 class HourlyValue(msgspec.Struct, frozen=True, gc=False):
     """The last netPortfolio of an account in one hour, when it was taken, and the largest leverage of the hour."""
 

@@ -26,8 +26,8 @@ as the first.
 class SeasonOutline(NamedTuple):
     """The planned season. `volatility` is hourly, `own_noise` the share of its variance that replicates do not share.
 
-    `leverage` is an account's largest, which bounds its hourly loss. `rules` give the comparisons, their level, and the
-    minimum age for comparing two models.
+    `leverage` is an account's largest, which bounds its hourly moves unless the `rules` do; they give the comparisons,
+    their level, and the minimum age for comparing two models.
     """
 
     models: int
@@ -84,8 +84,9 @@ def _called_on(outline: SeasonOutline, question: Question, replicates: int, rng:
     """Return the day on which a simulated season calls the difference; infinity if it never does."""
     hours = HOURS_PER_DAY * outline.days
     mean = outline.sharpe * outline.volatility / math.sqrt(HOURS_PER_YEAR)
-    gain = HOURLY_MOVE_MAX * max(1.0, outline.leverage)
-    loss = min(1.0, gain)
+    move, rules = HOURLY_MOVE_MAX * max(1.0, outline.leverage), outline.rules
+    loss = min(1.0, move) if rules.loss_max is None else rules.loss_max
+    gain = move if question == "baseline" or rules.gain_max is None else rules.gain_max
     returns = mean + _noise(outline, replicates, hours, rng)
     bounds = np.full(hours, loss)
     if question != "holdNothing":

@@ -14,8 +14,8 @@ const REFERENCES = {
   bestOther: 'the best other',
 }
 const CONTAMINATION = {
-  'after cut-off': ['gain', 'after training', 'the whole result is after the end of its training data'],
-  'before cut-off': ['warn', 'may be trained on', 'the result begins before the end of its training data'],
+  'after cut-off': ['gain', 'after training', 'all of it is after the end of its training data'],
+  'before cut-off': ['warn', 'may be trained on', 'it begins before the end of its training data'],
   unknown: ['', 'unknown', 'the models file gives no training cut-off'],
 }
 
@@ -26,7 +26,7 @@ const pOf = value => (value == null ? '' : value < 0.001 ? 'p under 0.001' : `p 
 
 /** A verdict as a sentence: why the two are indistinguishable, or how certain their difference is. */
 export const sentenceOf = one =>
-  `${capital(one.verdict)}${one.reason ? `: ${one.reason}` : `, ${pOf(one.pValue)} after correction`}.${
+  `${capital(one.verdict)}${one.reason ? `: ${one.reason}` : `, ${pOf(one.pValue)}`}.${
     one.verdictBefore ? ` By the rules before the amendment: ${one.verdictBefore}.` : ''
   }`
 
@@ -354,7 +354,7 @@ export function EvidenceBoard({ answer, known, isLinked = true }) {
           title=${CONTAMINATION[one.contamination][2]}>${CONTAMINATION[one.contamination][1]}</span>`,
     },
   ].filter(column => column && !(column.isOptional && entrants.every(one => column.by(one) == null)))
-  return html`<${SeasonLine} season=${answer.season} /><p class="body lede">${summaryOf(answer, known)}</p>
+  return html`<${SeasonLine} season=${answer.season} /><p class="body lede">${answer.primary && `Primary comparison: ${sentenceOf(answer.primary)} `}${summaryOf(answer, known)}</p>
     <${Table} label="Evidence of all" columns=${columns} rows=${entrants} first=${20} empty="No entrant has traded yet." />`
 }
 
@@ -417,7 +417,14 @@ function decidedOf(entrants) {
 
 function summaryOf({ best, entrants, season, resolution }, known) {
   const first = entrants.find(one => one.modelId === best && one.endedAt === null)
-  const caution = `The verdicts of all boards together are wrong in at most ${number(100 * (season?.rules.alpha ?? 0.05), 0)} % of cases, however often you look, while no price moves more than 20 % in an hour. A larger move withdraws a verdict once it happens. They say nothing about future hours, or about an edge that turns within weeks: with a drift that turned every 30 days, 6 and 5 % of simulated seasons were called better and worse.`
+  const share = `${number(100 * (season?.rules.alpha ?? 0.05), 0)} %`
+  const errors = season?.rules.primary
+    ? `At most ${share} of the exploratory verdicts should be false`
+    : `All verdicts together are wrong in at most ${share} of cases, however often you look`
+  const bounds = season
+    ? `Positions close before an hour loses ${season.rules.hourLossMaxPercent} % or gains ${season.rules.hourGainMaxPercent} %`
+    : 'They hold up to a price move of 20 % in an hour'
+  const caution = `${errors}. ${bounds}; a larger move withdraws a verdict. They are of the past: a drift that turned every 30 days was called in 11 % of simulated years.`
   const separable = resolutionOf(resolution, season, entrants)
   if (!first) return `${separable} No entrant can be called the best. ${caution}`
   const others = entrants.filter(one => one.amongBest && one !== first).length
