@@ -19,7 +19,7 @@ from support.trading_floor import ScriptedProvider
 from support.venue import without_depth
 from support.waiting import until
 
-from trader.agents.domain.models import EXTERNAL, Model
+from trader.agents.domain.models import EXTERNAL, Model, ModelConfiguration, TokenPrice
 from trader.agents.domain.tools import Holding, PlaceOrder, PlannedExit
 from trader.agents.invocations import InvocationReader
 from trader.agents.providers.providers import Providers
@@ -79,6 +79,7 @@ OTHER_AGENT: Final = "ranger"
 DECIDED: Final = PlaceOrder(
     symbol="BTC", side="buy", quantity=0.05, client_order_id="decided", exit_plan=PlannedExit(stop=90_000)
 )
+PRICE: Final = TokenPrice(input=15, output=75)
 ATTEMPTS: Final = 3
 D = Decimal
 
@@ -388,6 +389,7 @@ class Arena:
                 provider=provider,
                 router_model_name=f"lab/{model_id}",
                 created_at=START,
+                configuration=ModelConfiguration(price=None if provider == EXTERNAL else PRICE),
             )
             await upsert_model(conn, model)
 

@@ -389,7 +389,7 @@ MUTANTS: Final = (
         "the cost of an invocation is not added to the day's",
         "the next cycle reads the rows",
         "agents/budgets.py",
-        [("self._costs[invocation.model_id] = before.plus(invocation)", "self._costs[invocation.model_id] = before")],
+        [("        self._spent[model_id] = self._spent_by(self._costs[model_id])\n", "")],
         [pair("invocation", "order")],
     ),
     Mutant(
