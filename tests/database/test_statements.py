@@ -40,6 +40,7 @@ async def test_statement_fits_the_schema(database: Database, name: str) -> None:
 UNORDERED = {
     "agents.entrants.INSERT_ENTRANT", "agents.entrants.UPDATE_ENTRANT_ANSWERED", "exchange.halts.INSERT_HALT",
     "portfolio.seasons.INSERT_SEASON_RECORD",
+    "agents.invocations.SELECT_COSTS_BETWEEN", "exchange.trades.SELECT_NEXT_TRADES",
     "agents.invocations.SELECT_PAYLOADS", "live.drift.SELECT_UNCOMPARED", "live.venue_orders.SELECT_FUNDED_HOURS",
     "database.leadership.HOLD_TERM",
     "agents.models.SELECT_RECORDED_MODEL", "agents.models.UPDATE_MODEL_DECLARED", "agents.models.UPSERT_MODEL",
