@@ -467,7 +467,7 @@ MUTANTS: Final = (
         "the rules are the same season's",
         "portfolio/seasons.py",
         [("    if season != read:\n", "    if False:\n")],
-        [pair("close season", "amended season")],
+        ["seasons/test_season_card.py"],
     ),
     Mutant(
         "a part that the venue filled is booked only at the end of its order",
