@@ -163,7 +163,7 @@ async def check_first_screen_and_zoom(tab: Tab, url: str) -> None:
     for width, height in ((390, 844), (1440, 900)):
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         await tab.command("Emulation.setDeviceMetricsOverride", **size)
-        await visit(tab, url, "/#/?window=run")
+        await visit(tab, url, "/#/?window=24h")
         await until(lambda: tab.evaluate("performance.getEntriesByName('curves').length > 0"), "the curves")
         await shows(tab, "Its best trade: long BTC")
         seen = await tab.evaluate(FIRST_SCREEN)
@@ -171,10 +171,22 @@ async def check_first_screen_and_zoom(tab: Tab, url: str) -> None:
         assert seen["curve"] < height - 100, width
         assert seen["stops"] < 15, width
     assert seen["ranks"] < height
-    left, top, width = await tab.evaluate(DRAWN)
-    for kind, share in (("mouseMoved", 0.2), ("mousePressed", 0.2), ("mouseMoved", 0.5), ("mouseReleased", 0.5)):
-        at = {"x": left + share * width, "y": top + 20, "button": "left", "clickCount": 1}
-        await tab.command("Input.dispatchMouseEvent", type=kind, buttons=int(kind != "mouseReleased"), **at)
-    await until(lambda: tab.evaluate("location.hash.includes('from=') && location.hash.includes('to=')"), "the range")
+
+    async def drags() -> bool:  # once more if new values arrived meanwhile
+        left, top, width = await tab.evaluate(DRAWN)
+        steps = (
+            ("mouseMoved", 0.2),
+            ("mousePressed", 0.2),
+            ("mouseMoved", 0.3),
+            ("mouseMoved", 0.5),
+            ("mouseReleased", 0.5),
+        )
+        for step, (kind, share) in enumerate(steps):
+            held = {"button": "left", "buttons": int(step < 4)} if step else {}
+            at = {"x": left + share * width, "y": top + 20, "clickCount": 1}
+            await tab.command("Input.dispatchMouseEvent", type=kind, **at, **held)
+        return bool(await tab.evaluate("location.hash.includes('from=') && location.hash.includes('to=')"))
+
+    await until(drags, "the range")
     await tab.evaluate("history.back()")
-    await until(lambda: tab.evaluate("location.hash === '#/?window=run'"), "the whole window")
+    await until(lambda: tab.evaluate("location.hash === '#/?window=24h'"), "the whole window")

@@ -369,9 +369,9 @@ async def test_every_choice_is_in_the_address(service: ServiceProcess, tmp_path:
             lambda: tab.evaluate("document.querySelector('section[aria-label=Leaderboard] .quiet')"), "the board"
         )
         assert await tab.evaluate(saved) == ["leaderboard.csv", "blob:"]
-        await tab.evaluate("document.querySelector('section[aria-label=Leaderboard] th:nth-child(1) button').click()")
-        assert "sort-leaderboard=-rank" in await tab.evaluate("location.hash")
-        sorted_by = "document.querySelector('section[aria-label=Leaderboard] th:nth-child(1)')?.ariaSort"
+        await tab.evaluate("document.querySelector('section[aria-label=Leaderboard] th.head button').click()")
+        assert "sort-leaderboard=-model" in await tab.evaluate("location.hash")
+        sorted_by = "document.querySelector('section[aria-label=Leaderboard] th.head')?.ariaSort"
         await until(lambda: tab.evaluate(f"{sorted_by} === 'descending'"), "the order of the table")
         await choose_moment(tab, "From", "2026-03-04T05:06")
         await choose_moment(tab, "To", "2026-03-05T00:00")

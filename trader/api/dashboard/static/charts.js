@@ -107,7 +107,7 @@ export function timeChart(host, times, series, values, options) {
   /** Hear of a range that was chosen, unless it is too narrow to be meant. */
   function select(self) {
     const { left, width } = self.select
-    if (width < ZOOM_PX) return
+    if (width < ZOOM_PX || self.data[0].length < 2) return
     const [from, to] = [left, left + width].map(at => self.posToVal(at, 'x'))
     self.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false)
     options.onZoom(from, to, to >= self.data[0].at(-1))

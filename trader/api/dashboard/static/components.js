@@ -215,9 +215,9 @@ export const SeasonLine = ({ season: one }) =>
   one &&
   html`<p class="body lede"><b
     title=${`SHA-256 ${one.digest}`}>${one.rules.name}</b>, ${one.digest.slice(0, 12)}: ${one.rules.start} to ${one.rules.end}. ${one.amendments.map(each => `Amended ${each.at}: ${each.reason}. `)}${
-    one.rules.primary &&
-    `Primary comparison: ${one.rules.primary.entrant} against ${one.rules.primary.against}, α ${one.rules.primary.alpha}; all else is exploratory.`
-  }</p>`
+      one.rules.primary &&
+      `Primary comparison: ${one.rules.primary.entrant} against ${one.rules.primary.against}, α ${one.rules.primary.alpha}; all else is exploratory.`
+    }</p>`
 
 export const Failed = ({ entry, what }) =>
   entry.error &&
