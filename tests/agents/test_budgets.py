@@ -173,17 +173,17 @@ async def test_what_a_model_does_not_want_of_its_share_goes_to_others(floor: Flo
 
 
 async def test_a_prompt_that_a_budget_cannot_pay_is_not_sent(floor: Floor) -> None:
-    configuration = ModelConfiguration(price=PRICE, budget_usd_per_day=0.015, when_spent="pause", prompt="x" * 30_000)
+    configuration = ModelConfiguration(price=PRICE, budget_usd_per_day=0.019, when_spent="pause", prompt="x" * 30_000)
     await floor.add("ada", configuration=configuration)
     (record,) = await floor.cycle()
-    assert "its budget leaves 8" in (record.invocation.failure_reason or "")
+    assert "its budget leaves 1" in (record.invocation.failure_reason or "")
     assert not floor.provider.turns
 
 
 async def test_unreported_tokens_are_estimated(database: Database) -> None:
     """A model that times out is charged the maximum cost of its requests."""
     timeout = ProviderTimeout("late", unmetered_attempts=1, unreported=(6_000, 8_000))
-    async with open_floor(database, AI_BUDGET_USD_PER_DAY="5") as floor:
+    async with open_floor(database, AI_BUDGET_USD_PER_DAY="7") as floor:
         await floor.add("ada", configuration=ModelConfiguration(price=PRICE))
         await floor.add("bob")
         for name in ("ada", "bob"):

@@ -304,7 +304,7 @@ async def test_the_fields_of_a_model_reach_its_requests(database: Database) -> N
         assert "temperature" not in server.bodies[0]
 
 
-@pytest.mark.parametrize(("is_remote", "shown"), [(True, ["15m", "5m"]), (False, ["15m"])])
+@pytest.mark.parametrize(("is_remote", "shown"), [(True, ["15m", "5m", "4h"]), (False, ["15m"])])
 async def test_a_rule_agent_sees_only_its_decision_interval(
     database: Database, is_remote: bool, shown: list[str]
 ) -> None:

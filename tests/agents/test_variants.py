@@ -52,8 +52,8 @@ SHOWN = (
     Indicators,
 )
 SIDES = {side.value for side in Side}
-PLACES = {"decisions", "from", "refused", "session"}
-"""Names of the prompt's own tables."""
+PLACES = {"candleCloses", "candlesAgo", "decisions", "from", "lookedAt", "refused", "relativeVolume", "session"}
+"""Names of the prompt's own tables and figures."""
 
 TECHNICAL = ("MACD", "stochastic", "OBV", "Ichimoku cloud", "Fibonacci", "moving average", "order flow", "news")
 
@@ -162,12 +162,12 @@ def test_every_text_for_models_names_only_existing_things(variant: VariantId) ->
         rules_text(VARIANTS[variant].limits),
         orjson.dumps(tool_schemas(("BTC",))).decode(),
         GLOSSARY,
-        cadence_text(5),
+        cadence_text(5, "15m"),
     ]
     for text in told:
         named = set(re.findall(r"`([^`]*)`", text)) | set(re.findall(r"\b[a-z]+[A-Z]\w*", text))
         assert named <= KNOWN | {"additionalProperties", "anyOf"}, f"unknown: {sorted(named - KNOWN)}"
-    assert {"leverageMax", "lastAction", "dayOpeningEquity", "stale"} <= set(re.findall(r"`([^`]*)`", told[0]))
+    assert {"leverageMax", "lastAction", "dayLossPercent", "stale"} <= set(re.findall(r"`([^`]*)`", told[0]))
 
 
 def test_each_model_has_a_constant_color_near_its_variants_color() -> None:

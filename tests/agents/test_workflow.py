@@ -203,12 +203,12 @@ async def test_a_refusal_by_the_exchange_is_recorded_as_rejected(floor: Floor) -
     ("name", "arguments", "error"),
     [
         ("createPosition", '{"symbol": "BTC"', "not JSON"),
-        ("createPosition", {"symbol": "BTC"}, "missing required field"),
-        ("createPosition", opening(quantity="0.1")[1], "Expected `float`, got `str`"),
-        ("closePosition", {"symbol": "BTC", "all": True}, "unknown field `all`"),
+        ("createPosition", {"symbol": "BTC"}, "side: required: expected one of LONG, SHORT; quantity: required"),
+        ("createPosition", opening(quantity="0.1")[1], 'quantity: expected a number above 0 up to 1e+12, got "0.1"'),
+        ("closePosition", {"symbol": "BTC", "all": True}, "all: unknown field; known are symbol, fraction"),
         ("closePosition", {"symbol": "DOGE"}, "There is no market 'DOGE'; the markets are BTC, ETH, SOL."),
         ("withdraw", {}, "There is no tool 'withdraw'"),
-        ("holding", {"reason": ""}, "length >= 1"),
+        ("holding", {"reason": ""}, 'reason: expected text of 1 to 4000 characters, got ""'),
     ],
 )
 async def test_bad_calls_are_explained_and_counted(floor: Floor, name: str, arguments: Any, error: str) -> None:

@@ -179,7 +179,7 @@ def test_a_full_disk_ends_the_run_names_the_line_and_leaves_complete_files(
         (("--funding", "nan"), 2, "--funding is 'nan'"),
         (("--market", "DOGE"), 1, "DOGE"),
         (("--to", "2024-01-01T00:00:00Z"), 2, "--to"),
-        (("--mask", "dates", "--seeds", "2"), 2, "not with AI models or --mask"),
+        (("--mask", "dates", "--seeds", "2"), 2, "not with AI models, agents or --mask"),
     ],
 )
 def test_wrong_options_are_named(

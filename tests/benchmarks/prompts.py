@@ -29,7 +29,7 @@ from trader.database.pool import Database
 from trader.database.schema import apply_schema
 
 START = datetime(2025, 1, 20, 12, tzinfo=UTC)
-TOKENS_MAX = 6_500
+TOKENS_MAX = 8_000
 KEPT_MIN = 0.85
 
 PRICES = (

@@ -95,6 +95,9 @@ class ScriptedSource:
     def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
         return PLAIN_FUNDING_RATE
 
+    def known_funding_rate(self, symbol: str, boundary: datetime) -> Decimal | None:
+        return None
+
     def open_interest(self, symbol: str) -> Decimal | None:
         return None
 

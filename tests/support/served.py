@@ -35,7 +35,7 @@ def make_app(
     """An application with these routes and, given a context, the procedures of a registry."""
     app = web.Application()
     settings = settings or Settings.load({"PORT": "0"}, None, demo=True)  # its own origin is its address
-    app[ACCESS] = Access(database, settings.api_token)  # type: ignore[arg-type]  # without keys it is not read
+    app[ACCESS] = Access(database, settings.api_token)  # without keys it is not read
     if context is not None:
         app[DISPATCHER] = rpc.make_dispatcher(context, registry)
         app.add_routes(app[DISPATCHER].routes())

@@ -42,10 +42,10 @@ PRICE_TOLERANCE: Final = Decimal("0.2")
 
 TOKEN_COST_STEP: Final = Decimal("1e-12")
 
-RUN_TOKENS_MIN: Final = 8_000
+RUN_TOKENS_MIN: Final = 9_500
 """Tokens of a first prompt and a short answer; an invocation that has fewer does not start."""
 
-PROMPT_TOKENS_MAX: Final = 6_500
+PROMPT_TOKENS_MAX: Final = 8_000
 """The longest first prompt of any variant, assumed for attempts with unreported tokens."""
 
 PROMPT_TOKENS_MIN: Final = 3_000

@@ -8,21 +8,24 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Any, Final, Literal
+from typing import Any, Literal
 from uuid import UUID, uuid4
 
 from trader.agents.calls import CallExecutor, EndedBy
-from trader.agents.domain.conversation import ModelAnswer
+from trader.agents.desk import AccountState
+from trader.agents.domain.conversation import ChatMessage, ModelAnswer
 from trader.agents.domain.guard import order_of
 from trader.agents.domain.invocations import ToolCall
 from trader.agents.domain.messages import account_json, decision_json, order_outcome
-from trader.agents.domain.models import CYCLE, EXTERNAL, Declared, Model
+from trader.agents.domain.models import CYCLE, EXTERNAL, Declared, DeclaredUsage, Model
 from trader.agents.domain.prompt import opening_messages
 from trader.agents.domain.tools import (
+    CALLS_MAX,
     Change,
     Decision,
     FetchIndicators,
     FetchOrderBook,
+    Hold,
     Holding,
     PlaceOrder,
     request_of,
@@ -49,14 +52,13 @@ from trader.core.errors import (
     ViewExpired,
     ViewUnknown,
 )
+from trader.core.money import from_number
 from trader.exchange.domain.halts import OperatorCommand, Verb
+from trader.exchange.domain.orders import OrderAnswer
 from trader.exchange.idempotent_orders import first_answer
 from trader.exchange.protocol import not_trading
 from trader.exchange.sql.halts import insert_halting_command, select_open_command
 from trader.market.domain.markets import canonical_symbol
-
-CALLS_MAX: Final = 100
-"""Maximum calls of one decision."""
 
 _log = logging.getLogger("trader.agents")
 
@@ -73,14 +75,42 @@ class ExternalDecision:
         return str(self.record.id)
 
     @property
+    def opened_at(self) -> datetime:
+        return self.record.invocation.started_at
+
+    @property
     def deadline(self) -> datetime:
         return self.record.deadline
+
+    @property
+    def messages(self) -> list[ChatMessage]:
+        return self.record.messages
 
     @property
     def has_decided(self) -> bool:
         """Whether it has placed any order, refused ones and one whose answer is not known included."""
         changes = ("CREATE_POSITION", "CLOSE_POSITION", "UPDATE_EXIT_PLAN")
         return self.record.has_pending_order or any(call.type in changes for call in self.record.calls)
+
+    async def execute(self, decision: Decision) -> dict[str, Any]:
+        """Execute a call and record it, as a step with the tokens and cost that the agent declares for its decision.
+
+        Return the result shown to the agent.
+        """
+        number = self.record.next_call()
+        request = request_of(number, decision)
+        usage = (decision.usage if isinstance(decision, Hold) else None) or DeclaredUsage()
+        answer = ModelAnswer(
+            text=None,
+            calls=(request,),
+            message={},
+            model=self.record.model.router_model_name,
+            input_tokens=usage.input_tokens or 0,
+            output_tokens=usage.output_tokens or 0,
+            cost_usd=None if usage.cost_usd is None else from_number(usage.cost_usd),
+        )
+        self.calls.record_step(EXTERNAL, answer)
+        return await self.calls.execute(number, request, decision)
 
     def earlier(self, client_order_id: str) -> ToolCall | None:
         """Return the recorded call with this client order id. Ignore failed calls, which left no trace in the books."""
@@ -92,7 +122,7 @@ class ExternalDecision:
 
 
 class ExternalAgents:
-    """Owns the open decisions of external agents, at most one per agent. Only the leader has any."""
+    """The `AgentDesk` of a service: owns the open decisions, at most one per agent. Only the leader has any."""
 
     def __init__(self, services: AgentServices, observer: Observer, recorders: RecorderServices) -> None:
         self._database = services.database
@@ -100,6 +130,7 @@ class ExternalAgents:
         self._clock = services.clock
         self._events = services.events
         self._settings = services.settings
+        self._models = services.models
         self._require_season = services.require_season
         self._observer = observer
         self._recorders = recorders
@@ -164,13 +195,24 @@ class ExternalAgents:
 
     # --- calls of agents ----------------------------------------------------------------------------------------------
 
-    async def view(self, model: Model, decisions_per_minute: int | None) -> ExternalDecision:
-        """Open a decision; if one is already open, return that one, as first shown.
+    async def agent(self, account_id: str) -> Model:
+        if account_id not in self._models.by_id:  # added by a command since the last cycle
+            await self._models.reload()
+        if self._exchange.term is not None and account_id not in self._exchange.accounts:
+            await self._exchange.open_account(account_id)
+        return self._models.by_id[account_id]
 
-        :raises TooManyRequests: the agent has reached its decisions for this minute
-        :raises MarketUnavailable: no market has a price now
-        :raises Unavailable: another process leads, or the database does not confirm it
-        """
+    def account(self, model: Model) -> AccountState:
+        account, exchange = self._exchange.account(model.id), self._exchange
+        return AccountState(account, exchange.marks(), exchange.markets, account.id in exchange.accounts)
+
+    async def cancel_order(self, model: Model, order_id: str) -> OrderAnswer:
+        return await self._exchange.cancel_order(model.id, order_id)
+
+    def deadline_s(self, model: Model) -> int:
+        return limits_of(model, self._settings.attempt_timeout_s).decision_age_max_s
+
+    async def view(self, model: Model, decisions_per_minute: int | None) -> ExternalDecision:
         self._require_lead()
         async with self._locks[model.id], self._clock.busy():
             decision = self._open.get(model.id)
@@ -181,14 +223,6 @@ class ExternalAgents:
             return await self._begin(model, decisions_per_minute)
 
     async def decide(self, model: Model, view_id: str, decision: Decision) -> dict[str, Any]:
-        """Execute a call within the decision on this view. Return the result shown to the agent.
-
-        :raises ViewUnknown: the agent has no such view
-        :raises ViewExpired: its deadline has passed
-        :raises ViewDecided: its decision has ended
-        :raises SeasonOver: the call could open a position, and the agent's season is over
-        :raises Conflict: the client order id was used for another order
-        """
         self._require_lead()
         async with self._locks[model.id], self._clock.busy():
             if isinstance(decision, PlaceOrder) and (earlier := await self._answered_before(model, decision)):
@@ -207,16 +241,17 @@ class ExternalAgents:
                 await opened.record.settle_pending()
                 await self._end(opened, "answer" if failure is None else None, failure=failure)
 
-    async def declare(self, model: Model, name: str, declared: Declared) -> None:
+    async def declare(self, model: Model, name: str, declared: Declared) -> Model:
         """Set the agent's declaration about itself. A changed declaration makes its next decision a new entrant's.
 
         :raises Unavailable: another process leads, or the database does not confirm it
         """
         self._require_lead()
-        if (model.router_model_name, model.configuration.declared) == (name, declared):
-            return
-        async with self._database.transaction() as conn:
-            await update_model_declared(conn, model.id, name, declared)
+        if (model.router_model_name, model.configuration.declared) != (name, declared):
+            async with self._database.transaction() as conn:
+                await update_model_declared(conn, model.id, name, declared)
+            await self._models.reload()
+        return self._models.by_id[model.id]
 
     async def operate(self, model: Model, verb: Literal[Verb.HALT, Verb.FLATTEN], reason: str) -> OperatorCommand:
         """Write a command for the agent's account, which the leader executes like an operator's.
@@ -236,10 +271,6 @@ class ExternalAgents:
         return asked or command
 
     async def read(self, model: Model, decision: FetchIndicators | FetchOrderBook) -> dict[str, Any]:
-        """Execute a read-only call. An open decision records it among its calls.
-
-        :raises NotFound: there is no such market
-        """
         symbol = canonical_symbol(decision.symbol)
         if symbol not in self._exchange.markets:
             known = ", ".join(self._exchange.markets)
@@ -337,11 +368,7 @@ class ExternalAgents:
         raise ViewExpired(f"the deadline of the view {view_id} has passed; get a new one")
 
     async def _execute(self, opened: ExternalDecision, decision: Decision) -> dict[str, Any]:
-        number = opened.record.next_call()
-        request = request_of(number, decision)
-        answer = ModelAnswer(text=None, calls=(request,), message={}, model=opened.record.model.router_model_name)
-        opened.calls.record_step(EXTERNAL, answer)
-        result = await opened.calls.execute(number, request, decision)
+        result = await opened.execute(decision)
         if isinstance(decision, Holding):
             await self._end(opened, "holding")
         elif not isinstance(decision, Change):

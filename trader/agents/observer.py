@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from operator import attrgetter
 from typing import Final
 
@@ -14,7 +15,14 @@ from trader.agents.domain.call_inputs import CallInputs
 from trader.agents.domain.guard import RiskContext
 from trader.agents.domain.memory import remember
 from trader.agents.domain.models import Model
-from trader.agents.domain.observation import RunHistory, opened_a_day_ago, with_risk_figures
+from trader.agents.domain.observation import (
+    RunHistory,
+    book_imbalance,
+    known_funding,
+    opened_a_day_ago,
+    opened_at,
+    with_risk_figures,
+)
 from trader.agents.domain.view import HISTORY_CANDLES, Memory, ObservedMarket, Shown, VariantLimits, View
 from trader.agents.providers.taapi import Taapi
 from trader.agents.recorder import CallRecorder
@@ -36,6 +44,9 @@ from trader.settings.settings import Settings
 
 SESSION_INTERVAL: Final[Interval] = "5m"
 """Interval of the candles from which the session VWAP is computed, whatever the interval of the indicators."""
+
+LOOK_INTERVAL: Final[Interval] = "1m"
+"""Interval of the candles that tell the price of the minute in which an agent last looked."""
 
 TRADES_SHOWN: Final = 5
 MINUTE: Final = timedelta(minutes=1)
@@ -73,8 +84,9 @@ class Observer:
         history = await self._read_history(account_id, now)
         memory = await self._read_memory(account_id)
         context = await self.risk_context(account_id, now)
+        looked_at = memory.looked_at if model.is_ai else None  # code has no use for the price at that time
         every_minutes = model.configuration.cadence // MINUTE
-        return await self.view_of(context, history, shown, memory, every_minutes)
+        return await self.view_of(context, history, shown, memory, every_minutes, looked_at)
 
     async def view_of(
         self,
@@ -83,11 +95,12 @@ class Observer:
         shown: Shown,
         memory: Memory | None = None,
         every_minutes: int = 1,
+        looked_at: datetime | None = None,
     ) -> View:
         """Return the view of the context's account, whose history need not be in the database."""
         markets = {}
         for symbol in self._exchange.markets:
-            market = await self._market_view(symbol, shown, context.now)
+            market = await self._market_view(symbol, shown, context.now, looked_at)
             if market is not None:
                 markets[symbol] = market
         return history.view(
@@ -219,7 +232,9 @@ class Observer:
         async with self._database.connection() as conn:
             return remember(*await select_memory(conn, account_id, since))
 
-    async def _market_view(self, symbol: str, shown: Shown, now: datetime) -> ObservedMarket | None:
+    async def _market_view(
+        self, symbol: str, shown: Shown, now: datetime, looked_at: datetime | None
+    ) -> ObservedMarket | None:
         quote = self._market.quote(symbol)
         if quote is None:
             return None
@@ -231,6 +246,10 @@ class Observer:
                 closed = await self._candles(symbol, interval, shown.candles)
             candles[interval] = tuple(closed[-shown.candles :])
         session = await self._candles(symbol, SESSION_INTERVAL, HISTORY_CANDLES)
+        opened = None
+        if looked_at is not None:
+            minutes = await self._candles(symbol, LOOK_INTERVAL, HISTORY_CANDLES)
+            opened = opened_at([*minutes, *session], looked_at)
         funding_rate = self._market.funding_rate(symbol, now.replace(minute=0, second=0, microsecond=0))
         return ObservedMarket.of(
             self._exchange.markets[symbol],
@@ -239,6 +258,9 @@ class Observer:
             opened_a_day_ago=opened_a_day_ago(session, now),
             funding_rate=funding_rate,
             open_interest=self._market.open_interest(symbol),
+            opened_at_look=opened,
+            book_imbalance=book_imbalance(quote.book) if shown.series > 1 else None,
+            funding_history=known_funding(partial(self._market.known_funding_rate, symbol), now),
             candles=candles,
             indicators={interval: values[-1] for interval, values in computed.items()},
             indicator_history=computed,

@@ -78,7 +78,7 @@ VARIANTS: Final = by_id(
         color="#a855f7",
         prompt=read_prompt(VariantId.APEX),
         limits=Apex.limits,
-        intervals=(*Apex.intervals, "5m"),
+        intervals=(*Apex.intervals, "5m", "4h"),
         agent=Apex,
     ),
     Variant(
@@ -89,7 +89,7 @@ VARIANTS: Final = by_id(
         color="#06b6d4",
         prompt=read_prompt(VariantId.TRENDSURFER),
         limits=Trendsurfer.limits,
-        intervals=(*Trendsurfer.intervals, "1h"),
+        intervals=(*Trendsurfer.intervals, "1h", "4h"),
         agent=Trendsurfer,
     ),
     Variant(
@@ -100,7 +100,7 @@ VARIANTS: Final = by_id(
         color="#e11d48",
         prompt=read_prompt(VariantId.CONTRARIAN),
         limits=Contrarian.limits,
-        intervals=(*Contrarian.intervals, "5m"),
+        intervals=(*Contrarian.intervals, "5m", "4h"),
         agent=Contrarian,
     ),
     Variant(

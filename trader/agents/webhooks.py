@@ -14,8 +14,8 @@ from msgspec import Meta
 
 from trader.agents.domain.conversation import ToolRequest
 from trader.agents.domain.models import Model
-from trader.agents.domain.tools import AGENT_TOOLS, BadCall, Decision, Holding, decode
-from trader.agents.external import CALLS_MAX, ExternalAgents, ExternalDecision
+from trader.agents.domain.tools import AGENT_TOOLS, CALLS_MAX, BadCall, Decision, Holding, decode
+from trader.agents.external import ExternalAgents, ExternalDecision
 from trader.agents.providers.webhook import WebhookClient
 from trader.agents.sql.external import Webhook, select_webhooks
 from trader.core.clock import Clock

@@ -19,7 +19,7 @@ from trader.agents.domain.messages import (
     tool_message,
 )
 from trader.agents.domain.models import Model
-from trader.agents.domain.tools import ORDER_TOOLS, RECORDED_TOOLS, TOOLS, BadCall, Holding, decode
+from trader.agents.domain.tools import CALLS_MAX, ORDER_TOOLS, RECORDED_TOOLS, TOOLS, BadCall, Holding, decode
 from trader.agents.execute import InvocationEnvironment
 from trader.agents.model_warnings import INTERRUPTED
 from trader.agents.providers.providers import Provider, answer_tokens_max, answer_tokens_min
@@ -93,7 +93,7 @@ class Workflow:
         await conversation.open()
         fewest = answer_tokens_min(self._model)  # with fewer left, the model is not asked again
         answer_tokens = max(answer_tokens_max(self._model, self._limits.answer_tokens), fewest)
-        for number in range(1, STEPS_MAX + 1):
+        for number in range(1, 1 + (CALLS_MAX if self._model.is_external else STEPS_MAX)):
             tokens_for_answer = conversation.tokens_left - conversation.expected_tokens()
             if tokens_for_answer < fewest:
                 if number > 1:
@@ -109,6 +109,8 @@ class Workflow:
                 continue
             conversation.add(answer.message)
             if not answer.calls:
+                if answer.is_refusal and self._model.is_external:
+                    raise ProviderError(answer.text or "")
                 is_last = conversation.tokens_left <= 0 or limit < answer_tokens
                 return _ended_without_calls(answer, limit, is_last=is_last)
             if await self._execute_calls(answer):
@@ -137,7 +139,8 @@ class Workflow:
         ended = False
         has_order = any(request.name in ORDER_TOOLS for request in answer.calls)
         for request in answer.calls:
-            decision = decode(request, RECORDED_TOOLS if self._model.provider == "strategy" else TOOLS)
+            has_all = self._model.is_external or self._model.provider == "strategy"
+            decision = decode(request, RECORDED_TOOLS if has_all else TOOLS)
             number = self._record.next_call()
             if isinstance(decision, BadCall):
                 status, result = failed(decision.error)

@@ -19,7 +19,7 @@ from aiohttp import hdrs, web
 from trader import __version__
 from trader.api.envelope import BodyStyle
 from trader.api.json_schema import REFERENCE, components_of
-from trader.api.registry import REGISTRY, Procedure, load_procedures
+from trader.api.registry import Procedure
 from trader.api.requests import INFO, read_body
 from trader.api.routes import JSON, answer_expectation
 from trader.api.rpc import Dispatcher, Target
@@ -75,10 +75,9 @@ class McpServer:
     """Answers the requests of MCP clients with the procedures of a dispatcher."""
 
     def __init__(self, dispatcher: Dispatcher, body_wait_s: float) -> None:
-        load_procedures()
         self._dispatcher = dispatcher
         self._body_wait_s = body_wait_s
-        declared = {name: each for name, each in REGISTRY.procedures.items() if name.startswith(DOMAIN)}
+        declared = {name: each for name, each in dispatcher.procedures.items() if name.startswith(DOMAIN)}
         self._targets = {name.removeprefix(DOMAIN): Target(each, BodyStyle.PLAIN) for name, each in declared.items()}
         self._tools = [_tool(name, target.procedure) for name, target in self._targets.items()]
 
@@ -157,16 +156,23 @@ class McpServer:
 
 
 def _tool(name: str, declared: Procedure) -> dict[str, Any]:
-    """Return the MCP description of a procedure as a tool."""
-    (schema,), components = components_of([declared.input_type])
-    text = msgspec.json.encode({**components.pop(schema["$ref"].removeprefix(REFERENCE)), "$defs": components})
+    """Return the MCP description of a procedure as a tool. Results with `isError` need not match its output schema."""
     description, _, _ = (inspect.getdoc(declared.handler) or name).partition("\n\n:raises")
     return {
         "name": name,
         "description": " ".join(description.split()),
-        "inputSchema": msgspec.json.decode(text.replace(REFERENCE.encode(), b"#/$defs/")),
+        "inputSchema": _schema_of(declared.input_type),
+        "outputSchema": _schema_of(declared.output_type),
         "annotations": {"readOnlyHint": declared.scope == "read", "openWorldHint": False},
     }
+
+
+def _schema_of(kind: Any) -> dict[str, Any]:
+    """Return the JSON Schema of a struct, complete in itself."""
+    (schema,), components = components_of([kind])
+    text = msgspec.json.encode({**components.pop(schema["$ref"].removeprefix(REFERENCE)), "$defs": components})
+    whole: dict[str, Any] = msgspec.json.decode(text.replace(REFERENCE.encode(), b"#/$defs/"))
+    return whole
 
 
 def _decoded(body: bytes) -> _Call:

@@ -2,7 +2,7 @@
 
 import importlib
 import pkgutil
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
@@ -50,6 +50,12 @@ class Registry:
     @property
     def procedures(self) -> Mapping[str, Procedure]:
         return self._procedures
+
+    def part(self, names: Iterable[str]) -> "Registry":
+        """Return a registry with only these procedures."""
+        chosen = Registry()
+        chosen._procedures = {name: self._procedures[name] for name in names}
+        return chosen
 
     def procedure(
         self,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from aiohttp import hdrs, web
 from multidict import CIMultiDict
@@ -53,6 +53,7 @@ from trader.core.errors import (
 from trader.core.inputs import decode_input
 from trader.operations.access import Access, Caller, require_agent, require_operator, require_reader
 from trader.operations.domain.credentials import Credential, Scope
+from trader.settings.settings import Settings
 
 PREFIX: Final = "/api/rpc/"
 
@@ -129,10 +130,18 @@ class LargeAnswers:
             _log.warning("an answer of %s has %.1f MB before compression", name, size / 1e6)
 
 
+class DispatchContext(Protocol):
+    """What the dispatcher itself needs of the context that it passes to the procedures."""
+
+    @property
+    def settings(self) -> Settings: ...
+
+
 class Dispatcher:
     """Answers every request under `/api/rpc/`."""
 
-    def __init__(self, registry: Registry, context: Context) -> None:
+    def __init__(self, registry: Registry, context: DispatchContext) -> None:
+        self.procedures = registry.procedures
         self._context = context
         self._has_api_token = context.settings.api_token is not None
         self._is_public = context.settings.public == "on"
@@ -334,7 +343,7 @@ def refuse(request: web.Request, error: TraderError) -> web.Response:
 
 def _error_answer(error: TraderError, style: BodyStyle) -> Answer:
     issues = error.issues if isinstance(error, InvalidInput) else ()
-    message = "; ".join(map(_sentence, issues)) if issues else str(error)
+    message = "; ".join(issue.sentence for issue in issues) if issues else str(error)
     return replace(_failure(style, _status_of(error), message, issues), headers=_headers_of(error))
 
 
@@ -359,11 +368,6 @@ def _response(answer: Answer) -> web.Response:
     if answer.headers:
         response.headers.update(answer.headers)
     return response
-
-
-def _sentence(issue: Issue) -> str:
-    place = ".".join(str(part) for part in issue.path)
-    return f"{place}: {issue.message}" if place else issue.message
 
 
 def _failure(style: BodyStyle, kind: tuple[HTTPStatus, str], message: str, issues: tuple[Issue, ...] = ()) -> Answer:

@@ -18,14 +18,19 @@ from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timedelta
 from decimal import Decimal
+from itertools import chain
 from typing import Final, Protocol
+
+from msgspec.structs import replace
 
 from trader.agents.domain.call_inputs import CallInputs
 from trader.agents.domain.guard import Approved, RiskContext
 from trader.agents.domain.models import CYCLE
+from trader.agents.domain.observation import opened_at
 from trader.agents.domain.tools import Change, Decision, request_of
-from trader.agents.domain.view import Memory, Shown, VariantLimits, View
+from trader.agents.domain.view import Memory, ObservedMarket, Shown, VariantLimits, View, change_percent
 from trader.agents.execute import execute_change, resting_order
+from trader.agents.observer import LOOK_INTERVAL, SESSION_INTERVAL
 from trader.agents.record import InvocationRecord, StartedCall
 from trader.backtest.accounts import FIRST_CYCLE, FIRST_SNAPSHOT, BacktestAccount, Waiting, next_minute
 from trader.backtest.market import BacktestMarket
@@ -300,7 +305,10 @@ class AccountSession:
         self.viewed_at = now
         self._inputs: CallInputs | None = None
         self.memory = Memory()
-        """The agent's memory of its last invocations."""
+        """The agent's memory of its last invocations, with times as the agent sees them."""
+
+        self.looked_at: datetime | None = None
+        """The time of the last invocation that an AI model or an external agent answered."""
 
     async def execute(self, number: int, decision: Decision) -> None:
         """Execute a decision made by code, if it may change the books, and report its outcome."""
@@ -364,7 +372,7 @@ class AccountSession:
         observed = ((symbol, market.observe(symbol, followed.shown, second, now)) for symbol in market.markets)
         return followed.history(now).view(
             context,
-            {symbol: each for symbol, each in observed if each is not None},
+            {symbol: self._since_look(each) for symbol, each in observed if each is not None},
             self.rules,
             stats=followed.stats(now),
             memory=self.memory,
@@ -376,6 +384,17 @@ class AccountSession:
         """Return the view of an AI model, on which its next decisions are based."""
         self.viewed_at = self._now
         return self.look()
+
+    def _since_look(self, market: ObservedMarket) -> ObservedMarket:
+        """Return a market with its change since the agent last looked."""
+        if self.looked_at is None:
+            return market
+        candles = (
+            self._engine.market.closed_candles(market.symbol, each, self._now)
+            for each in (LOOK_INTERVAL, SESSION_INTERVAL)
+        )
+        changed = change_percent(market.price, opened_at(chain.from_iterable(candles), self.looked_at))
+        return replace(market, change_since_look_percent=changed)
 
     async def indicators(self, symbol: str, interval: Interval) -> tuple[list[Candle], Indicators]:
         market = self._engine.market

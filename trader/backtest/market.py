@@ -9,12 +9,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Final, Protocol, TypeVar
 
 import msgspec
 
-from trader.agents.domain.observation import opened_a_day_ago
+from trader.agents.domain.observation import book_imbalance, known_funding, opened_a_day_ago
 from trader.agents.domain.view import HISTORY_CANDLES, SERIES_SHOWN, ObservedMarket, Shown
 from trader.agents.observer import SESSION_INTERVAL
 from trader.core.clock import epoch_second, floor_time, moment_of
@@ -66,6 +66,8 @@ class PastSource(Protocol):
     def span(self) -> range: ...
 
     def funding_rate(self, symbol: str, boundary: datetime) -> Decimal: ...
+
+    def known_funding_rate(self, symbol: str, boundary: datetime) -> Decimal | None: ...
 
     async def candles(self, symbol: str, interval: Interval, start: datetime, end: datetime) -> list[Candle]: ...
 
@@ -180,6 +182,7 @@ class BacktestMarket:
         self.span = source.span
         self.markets: Mapping[str, Market] = source.markets
         self.funding_rate = source.funding_rate
+        self.known_funding_rate = source.known_funding_rate
         self._recordings = source.recordings
         self._series = {key: _Series(series, INTERVALS[key[1]]) for key, series in candles.items()}
         self._first = (self.span.start - _PRIMED_WITH_S) // 60
@@ -346,7 +349,10 @@ class BacktestMarket:
                 self.moment(second).quotes[symbol],
                 now,
                 opened_a_day_ago=self._opened_a_day_ago(symbol, now.replace(minute=0, second=0, microsecond=0)),
+                opened_at_look=None,
+                book_imbalance=book_imbalance(self.moment(second).quotes[symbol].book) if shown.series > 1 else None,
                 funding_rate=self.funding_rate(symbol, now.replace(minute=0, second=0, microsecond=0)),
+                funding_history=known_funding(partial(self.known_funding_rate, symbol), now),
                 open_interest=None,
                 candles={
                     interval: tuple(self.closed_candles(symbol, interval, now, shown.candles))

@@ -14,19 +14,22 @@ import msgspec
 from msgspec.structs import replace
 
 from trader.agents.domain.mask import Mask
-from trader.agents.domain.models import Model, ModelConfiguration, ModelId
+from trader.agents.domain.models import EXTERNAL, Model, ModelConfiguration, ModelId
 from trader.agents.models_file import ANSWER_TOKENS, PROMPT_TOKENS, PROMPT_TOKENS_CACHED, ModelEntry, read_models
 from trader.agents.providers.cassette import ANSWERS, MODELS, Cassette
 from trader.agents.providers.providers import make_providers
+from trader.agents.providers.webhook import check_address, new_secret
 from trader.agents.sql.invocations import select_invocations_within, select_steps, select_tool_calls
 from trader.agents.sql.models import select_models
 from trader.agents.strategy_files import load_strategy
 from trader.agents.variants import VARIANTS
 from trader.backtest.accounts import DecisionSource
+from trader.backtest.agents import CalledAgent, CallingAgent, serving_agents
 from trader.backtest.answers import KeptAnswers, Spending
 from trader.backtest.options import environ_of, every_of, guard_of, params_of
 from trader.backtest.run import rule_models
 from trader.backtest.sources import (
+    AgentSource,
     AiSource,
     RecordedInvocation,
     RecordingStrategySource,
@@ -34,12 +37,13 @@ from trader.backtest.sources import (
     recorded_invocation,
 )
 from trader.core.clock import iso, moment_of
-from trader.core.errors import SettingsError
+from trader.core.errors import SettingsError, WebhookError
 from trader.core.variant_id import VariantId
 from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.database.pool import Database
 from trader.database.schema import open_database
 from trader.market.sources.replay import ReplaySource
+from trader.operations.domain.credentials import AGENT_MARK, Credential, digest_of, issue, prefix_of
 from trader.settings.dotenv import read_dotenv
 from trader.settings.providers import OTHER_KEY_NAME, PROVIDERS
 from trader.settings.settings import Settings
@@ -59,12 +63,16 @@ _FROM_ENVIRONMENT: Final = ("AI_ATTEMPT_TIMEOUT_S", "MAX_PARALLEL_MODELS")
 
 
 class Chosen(NamedTuple):
-    """Models with their decision sources. `cassette` stores AI answers; `is_asking`: missing answers are requested."""
+    """Models with their decision sources. `cassette` stores AI answers; `is_asking`: missing answers are requested.
+
+    `agent_lines` tell external agents where to call.
+    """
 
     models: list[tuple[Model, DecisionSource]]
     cassette: Cassette | None
     spending: Spending
     is_asking: bool
+    agent_lines: tuple[str, ...] = ()
 
     def open_cassette(self, stack: AsyncExitStack) -> None:
         """Open the cassette for writing. Raises `OSError`."""
@@ -83,13 +91,17 @@ async def choose_models(
     starts_at, ends_at = moment_of(source.span.start), moment_of(source.span.stop - 1)
     every, guard = every_of(options.cadence), guard_of(options.guard)
     own: list[tuple[Model, DecisionSource]] = []
-    if options.variant or not (options.models or options.models_from or options.strategy):
+    if options.variant or not (options.models or options.models_from or options.strategy or options.agent):
         own = rule_models([VariantId(name) for name in options.variant or VariantId], every, starts_at, guard)
     if options.strategy:
         own.append(_of_strategy(options, every, starts_at, guard))
     if options.models and options.models_from:
         raise SettingsError(["--models asks models and --models-from never does; give one of them"])
-    if options.models:
+    if options.agent and (options.models or options.models_from or options.mask):
+        raise SettingsError(["--agent: not with --models, --models-from or --mask"])
+    if options.agent:
+        chosen = await _of_agents(options, settings, (starts_at, ends_at), every, stack)
+    elif options.models:
         chosen = _of_file(options, settings, (starts_at, ends_at), every, stack)
     elif options.models_from and (Path(options.models_from) / ANSWERS).exists():
         cassette = Cassette.load(Path(options.models_from))
@@ -155,6 +167,87 @@ def _of_strategy(
         configuration=ModelConfiguration(every=every, params=params),
     )
     return model, RecordingStrategySource(model, strategy)
+
+
+# --- external agents --------------------------------------------------------------------------------------------------
+
+
+async def _of_agents(
+    options: argparse.Namespace,
+    settings: Settings,
+    period: tuple[datetime, datetime],
+    every: str | None,
+    stack: AsyncExitStack,
+) -> Chosen:
+    """Return the models of `--agent`, and serve those that call by themselves.
+
+    The variables TRADER_KEY and TRADER_SECRET, which the examples read too, set the key and the secret.
+    """
+    cassette, spending = Cassette.load(options.cassette or options.out / CASSETTE), Spending(None)
+    models: list[tuple[Model, DecisionSource]] = []
+    calling: list[CallingAgent] = []
+    keys: list[Credential] = []
+    lines: list[str] = []
+    for text in options.agent:
+        model, url = _agent_model(text, every, options.deadline, period[0])
+        agent: CalledAgent | CallingAgent
+        if url is None:
+            agent = CallingAgent(model, settings)
+            key, credential = _key_of(model.id, period[0], is_only=not calling)
+            calling.append(agent)
+            keys.append(credential)
+            lines.append(f"{model.id} calls with the key {key}")
+        else:
+            secret = os.environ.get("TRADER_SECRET") or new_secret()
+            agent = CalledAgent(model, settings, url, secret)
+            stack.push_async_callback(agent.close)
+            lines.append(f"{model.id} is called at {url}, signed with {secret}")
+        answers = KeptAnswers(EXTERNAL, cassette, spending, agent, 1)
+        models.append((model, AgentSource(model, answers, agent, settings, period[1])))
+    if calling:
+        port = settings.port if options.listen is None else options.listen
+        lines.insert(
+            0, f"agent.* and /mcp at {await stack.enter_async_context(serving_agents(calling, keys, settings, port))}"
+        )
+    return Chosen(models, cassette, spending, is_asking=True, agent_lines=tuple(lines))
+
+
+def _agent_model(text: str, every: str | None, deadline_s: int | None, at: datetime) -> tuple[Model, str | None]:
+    """Return the model of an argument of `--agent`, and the address of its webhook, if it has one."""
+    named, has_url, url = text.partition("=")
+    name, _, variant = named.partition(":")
+    try:
+        model = Model(
+            id=msgspec.convert(name, ModelId),
+            name=name,
+            variant=VariantId(variant),
+            provider=EXTERNAL,
+            router_model_name=EXTERNAL,
+            created_at=at,
+            configuration=ModelConfiguration(every=every, decision_age_max_s=deadline_s),
+        )
+        if has_url:
+            check_address(url, loopback=True)
+    except (msgspec.ValidationError, ValueError, WebhookError):
+        variants = ", ".join(VariantId)
+        raise SettingsError(
+            [
+                f"--agent is {text!r}; it must be NAME:VARIANT or NAME:VARIANT=URL, such as scout:Apex or "
+                f"scout:Apex=http://127.0.0.1:9000, with one of the variants {variants}"
+            ]
+        ) from None
+    return model, url if has_url else None
+
+
+def _key_of(agent_id: str, at: datetime, *, is_only: bool) -> tuple[str, Credential]:
+    """Return the key of an agent: that of TRADER_KEY for the first, a new one for any other."""
+    key, credential = issue(AGENT_MARK, agent_id, at, ("read", "trade"), account_id=agent_id)
+    given = os.environ.get("TRADER_KEY")
+    if given is None or not is_only:
+        return key, credential
+    if not given.startswith(AGENT_MARK):
+        raise SettingsError([f"TRADER_KEY must begin with {AGENT_MARK}"])
+    return given, replace(credential, prefix=prefix_of(given), digest=digest_of(given))
 
 
 # --- AI models to ask -------------------------------------------------------------------------------------------------

@@ -83,6 +83,14 @@ def _add_models(add: Callable[..., argparse.Action]) -> None:
     add("--budget-usd", metavar="USD", help="maximum cost of asking; without it the command prints an estimate")
     add("--cassette", type=Path, metavar="FOLDER", help="where answers are kept and looked up; default: in --out")
     add("--thinking", choices=["on", "off"], help="whether time passes while an AI model thinks; default: on")
+    add(
+        "--agent",
+        action="append",
+        metavar="NAME:VARIANT[=URL]",
+        help="an agent of your own, which calls agent.* or is called at URL; may be repeated",
+    )
+    add("--deadline", type=deadline_argument, metavar="SECONDS", help="time for a decision of --agent; default: 120")
+    add("--listen", type=port_argument, metavar="PORT", help="where --agent finds agent.* and /mcp; default: 8081")
     add("--models-from", metavar="PLACE", help="a cassette or database with models and decisions; no model is asked")
     add(
         "--run",
@@ -118,6 +126,20 @@ def mask_argument(text: str) -> frozenset[MaskPart]:
     except msgspec.ValidationError:
         allowed = ", ".join(get_args(MaskPart))
         raise argparse.ArgumentTypeError(f"expected some of {allowed}, separated by commas, got {text!r}") from None
+
+
+def port_argument(text: str) -> int:
+    """Return a TCP port; 0 takes any free one."""
+    if not text.isdecimal() or not int(text) < 65_536:
+        raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, got {text!r}")
+    return int(text)
+
+
+def deadline_argument(text: str) -> int:
+    """Return the seconds that a decision of an external agent may take."""
+    if not text.isdecimal() or not 5 <= int(text) <= 600:
+        raise argparse.ArgumentTypeError(f"expected whole seconds from 5 to 600, got {text!r}")
+    return int(text)
 
 
 def count_argument(text: str) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -30,6 +30,7 @@ from trader.agents.record import InvocationRecord
 from trader.agents.strategy_files import LoadedStrategy
 from trader.agents.workflow import Workflow
 from trader.backtest.accounts import BacktestAccount, DecisionSource, Invocation, ModelAccount
+from trader.backtest.agents import CalledAgent, CallingAgent
 from trader.backtest.answers import KeptAnswers
 from trader.backtest.engine import AccountSession
 from trader.backtest.ledger import Lines
@@ -40,6 +41,9 @@ from trader.core.events import EventBus
 from trader.core.money import ZERO
 from trader.market.domain.markets import STALE_AFTER
 from trader.settings.settings import Settings
+
+_AGENT_TOKENS: Final = 1_000_000_000
+"""More tokens than any decision of an external agent has, which pays for them itself."""
 
 
 class RecordedCall(msgspec.Struct, frozen=True):
@@ -100,7 +104,7 @@ class WorkflowSource(DecisionSource):
         self._providers = {provider.name: provider}
         self._every_s = int(model.configuration.cadence.total_seconds())
         self._limits = InvocationLimits(
-            settings.run_tokens_max,
+            _AGENT_TOKENS if model.is_external else settings.run_tokens_max,
             settings.answer_tokens_max,
             settings.attempt_timeout_s,
             math.inf,  # in real time, which does not pass here
@@ -108,6 +112,8 @@ class WorkflowSource(DecisionSource):
         )
         self._kept_note: str | None = None
         self._cycles = _no_cycles()
+        self._last_at: datetime | None = None
+        self._looked_at: datetime | None = None
         self.cost_usd: Decimal = ZERO
         self.answered_by: str | None = None
         """The name of the model that answered last, as reported by the provider."""
@@ -126,21 +132,24 @@ class WorkflowSource(DecisionSource):
         if followed.seen > epoch_second(now):
             followed.missed += 1
             return
-        session.memory = remember(self._kept_note, self._cycles)
+        session.memory = remember(self._kept_note, self._cycles, self._last_at)
+        session.looked_at = self._looked_at if self._model.is_ai else None
         record = InvocationRecord(self._model, self._seen(now))
         session.record = record
         environment: InvocationEnvironment = session if self._mask is None else MaskedSession(session, self._mask)
         try:
             await Workflow(record, self._providers, environment, EventBus(), self._limits).execute()
         finally:
-            self._note(record, followed)
+            self._note(record, followed, now)
 
-    def _note(self, record: InvocationRecord, followed: BacktestAccount) -> None:
+    def _note(self, record: InvocationRecord, followed: BacktestAccount, began_at: datetime) -> None:
         """Record the outcome of an invocation, even if it was aborted."""
         done = record.invocation
         followed.decisions += record.is_completed
         followed.missed += not record.is_completed
+        self._last_at = done.started_at
         if done.step_count:
+            self._looked_at = began_at
             self._cycles.appendleft(past_cycle(record))
         self._kept_note = next(filter(None, map(note_of, reversed(record.calls))), self._kept_note)
         self.cost_usd += done.cost_usd or ZERO
@@ -175,6 +184,32 @@ class AiSource(WorkflowSource):
         await super().run(session)
         if session.followed.decisions == decided and self.provider.ended is not None:
             raise self.provider.ended
+
+
+class AgentSource(AiSource):
+    """Decision source of an external agent that is called now."""
+
+    def __init__(
+        self,
+        model: Model,
+        provider: KeptAnswers,
+        agent: CalledAgent | CallingAgent,
+        settings: Settings,
+        ends_at: datetime,
+    ) -> None:
+        super().__init__(model, provider, settings, ends_at)
+        self._agent = agent
+
+    async def run(self, session: AccountSession) -> None:
+        """Run a decision of the agent, unless its previous one is still running.
+
+        :raises AskingEnded: it failed because the agent does not call, or is not reached
+        """
+        self._agent.environment = session
+        try:
+            await super().run(session)
+        finally:
+            self._agent.end_decision()
 
 
 class RecordingStrategySource(DecisionSource):
@@ -212,7 +247,7 @@ class RecordingStrategySource(DecisionSource):
 
     def _remembered(self) -> Memory:
         """Return the strategy's memory; behind a mask without the names and figures of the real markets."""
-        memory = remember(None, self._cycles)
+        memory = remember(None, self._cycles, self._cycles[0].at if self._cycles else None)
         if self._mask is None:
             return memory
         decisions = tuple(replace(each, text=self._mask.text(each.text)) for each in memory.decisions)

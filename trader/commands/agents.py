@@ -11,7 +11,9 @@ from trader.agents.domain.models import EXTERNAL, Declared, Every, ModelId, WebA
 from trader.agents.models_file import ModelEntry, variant_argument
 from trader.agents.providers.webhook import check_address, new_secret
 from trader.agents.sql.external import Webhook, delete_webhook, select_webhooks, upsert_webhook
-from trader.agents.sql.models import select_models, update_model_active
+from trader.agents.sql.models import select_models, update_model_active, update_model_deadline
+from trader.agents.variants import limits_of
+from trader.backtest.options import deadline_argument
 from trader.commands.command import Result, allowed, moment, table
 from trader.commands.database import TargetDatabase, database_command
 from trader.commands.models_seed import Opening, create_models
@@ -91,6 +93,12 @@ def _limit_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=_limit, metavar="N", help="requests a minute")
     parser.add_argument("--decisions", type=_limit, metavar="N", help="decisions a minute of market time")
     parser.add_argument("--scopes", type=scopes_argument, help="scopes of the key, with commas: read, trade, operate")
+    parser.add_argument(
+        "--deadline",
+        type=deadline_argument,
+        metavar="SECONDS",
+        help="time for a decision, default: AI_ATTEMPT_TIMEOUT_S",
+    )
 
 
 def _limits_arguments(parser: argparse.ArgumentParser) -> None:
@@ -162,6 +170,7 @@ def _entry(options: argparse.Namespace) -> ModelEntry:
         "owner": options.owner,
         "every": options.every,
         "initial_capital": options.capital,
+        "decision_age_max_s": options.deadline,
     }
     try:
         return msgspec.convert({name: value for name, value in given.items() if value is not None}, ModelEntry)
@@ -292,17 +301,29 @@ async def revoke(options: argparse.Namespace, target: TargetDatabase) -> Result:
     "agents limits", example="trader agents limits scout --requests 300", arguments=_limits_arguments, changes=True
 )
 async def limits(options: argparse.Namespace, target: TargetDatabase) -> Result:
-    """Show the scopes and rate limits of an agent's key, and change the given ones."""
+    """Show the scopes, rate limits and deadline of an agent, and change the given ones.
+
+    A changed deadline changes the agent's configuration, so its next decision is that of a new entrant.
+    """
+    (attempt_s,) = read_some(os.environ, options.env_file, "attempt_timeout_s")
     async with target.database.transaction() as conn:
         await _key_of(conn, options.name)
         key = await update_credential_limits(conn, options.name, options.requests, options.decisions, options.scopes)
-    if key is None:
-        raise StartError(f"The key of {options.name} is revoked; `trader agents rotate` makes a new one.")
-    line = (
+        if key is None:
+            raise StartError(f"The key of {options.name} is revoked; `trader agents rotate` makes a new one.")
+        if options.deadline is not None:
+            await update_model_deadline(conn, options.name, options.deadline)
+        (model,) = [model for model in await select_models(conn) if model.id == options.name]
+    deadline_s, cadence_s = limits_of(model, attempt_s).decision_age_max_s, model.configuration.cadence.total_seconds()
+    lines = [
         f"{options.name}: {key.requests_per_minute} requests and {key.decisions_per_minute} decisions a minute; "
-        f"scopes {', '.join(key.scopes)}"
-    )
-    return Result(_agent_json(options.name, None, key), [line])
+        f"{deadline_s} s for a decision; scopes {', '.join(key.scopes)}"
+    ]
+    if options.deadline is not None and deadline_s > max(cadence_s, attempt_s):
+        lines.append(
+            f"A decision is due every {cadence_s:g} s: cycles that pass while it still decides count as missed."
+        )
+    return Result({**_agent_json(options.name, None, key), "deadlineSeconds": deadline_s}, lines)
 
 
 @database_command(

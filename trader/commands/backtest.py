@@ -50,6 +50,7 @@ from trader.commands.command import (
     command,
     print_result,
     run_to_end,
+    show,
     table,
     to_wire,
 )
@@ -82,7 +83,8 @@ def backtest(options: argparse.Namespace) -> int:
 
     Without --models, --models-from and --strategy the rule agents trade. --strategy sma.py:SmaCross --param window=20
     runs your own class. AI models are called within --budget-usd; their answers are stored, and --models-from
-    re-executes them without an API key.
+    re-executes them without an API key. --agent scout:Apex serves agent.* and /mcp to an agent of your own in the time
+    of the recording, and keeps its decisions in the same way.
 
     --run RUN --taker-fee 8 --latency 900 --guard leverage-max=3 re-executes the decisions of an earlier backtest under
     other conditions, writes nothing, and prints how each condition changed the result.
@@ -94,21 +96,25 @@ def backtest(options: argparse.Namespace) -> int:
         compared = asyncio.run(compare_conditions(options))
         return print_result(Result(compared, conditions_lines(compared)), as_json=options.json)
     problems = ["--data is missing: the folder of the candles"] if options.data is None else []
-    if options.guard and (options.models or options.models_from):
+    if options.guard and (options.models or options.models_from or options.agent):
         problems.append("--guard: not with AI models, whose prompts state the limits of their variant")
     if options.mask and not options.no_database:
         problems.append("--mask: only with --no-database, as a service would show prompts that contradict its books")
     problems += ["--cluster: only for a sweep"] if options.cluster and not is_sweep(options) else []
     problems += ["--param: only with --strategy"] if options.param and not options.strategy else []
-    if options.models is None:
-        asking = {"--budget-usd": options.budget_usd, "--cassette": options.cassette}
-        problems += [f"{name}: only with --models" for name, given in asking.items() if given is not None]
+    if options.models is None and options.budget_usd is not None:
+        problems.append("--budget-usd: only with --models")
+    if options.models is None and options.agent is None and options.cassette is not None:
+        problems.append("--cassette: only with --models or --agent")
+    if options.agent is None:
+        serving = {"--deadline": options.deadline, "--listen": options.listen}
+        problems += [f"{name}: only with --agent" for name, given in serving.items() if given is not None]
     if problems:
         raise SettingsError(problems)
     check_format(options.tables)
     if is_sweep(options):
-        if options.models or options.models_from or options.mask:
-            raise SettingsError(["--seeds, --walk-forward and ranges of --param: not with AI models or --mask"])
+        if options.models or options.models_from or options.agent or options.mask:
+            raise SettingsError(["--seeds, --walk-forward and ranges of --param: not with AI models, agents or --mask"])
         return _sweep(options)
     if options.out.exists():
         raise StartError(f"{options.out} exists already; --out names a new folder.")
@@ -137,6 +143,8 @@ async def _backtest(options: argparse.Namespace) -> int:
         async with AsyncExitStack() as files:
             async with AsyncExitStack() as stack:
                 chosen = await choose_models(options, settings, source, stack)
+                for line in chosen.agent_lines:
+                    show(line, on_stderr=True)
                 market = await BacktestMarket.open(source, _intervals(chosen))
                 options.out.mkdir(parents=True, exist_ok=False)
                 unbegun = files.enter_context(ExitStack())

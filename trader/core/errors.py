@@ -132,6 +132,12 @@ class Issue(NamedTuple):
     path: tuple[str | int, ...]
     message: str
 
+    @property
+    def sentence(self) -> str:
+        """The message after the field's path, if it has one."""
+        place = ".".join(map(str, self.path))
+        return f"{place}: {self.message}" if place else self.message
+
 
 class InvalidInput(RequestError):
     """One or more fields of the input are invalid."""

@@ -69,9 +69,12 @@ def _rewritten(input_type: type[Any], text: bytes | msgspec.Raw) -> bytes | None
 
 def find_issues(input_type: type[Any], text: bytes | msgspec.Raw, error: msgspec.ValidationError) -> tuple[Issue, ...]:
     """Return the issues of a JSON text that `input_type` refused with `error`; at least one."""
-    value = json.loads(bytes(text), parse_int=_number, parse_float=_number)
-    issues = tuple(islice(_issues(input_type, value, ()), ISSUES_MAX))
-    return issues or (Issue((), str(error)),)
+    return issues_of(input_type, json.loads(bytes(text), parse_int=_number, parse_float=_number), error)
+
+
+def issues_of(input_type: type[Any], value: Any, error: msgspec.ValidationError) -> tuple[Issue, ...]:
+    """Return the issues of a JSON value that `input_type` refused with `error`; at least one."""
+    return tuple(islice(_issues(input_type, value, ()), ISSUES_MAX)) or (Issue((), str(error)),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +134,15 @@ def _fits(annotation: Any, value: Any) -> bool:
 
 
 def describe(schema: inspect.Type) -> str:
-    """Describe the values of a field: `one of 24h, 7d, 30d`, `a number above 0`."""
+    """Describe the values of a field: `one of 24h, 7d, 30d`, `a number above 0`.
+
+    A description that is a sentence says what a field is for; any other one says what its values look like.
+    """
     words = "an object"
     match schema:
         case inspect.Metadata():
-            description = (schema.extra_json_schema or {}).get("description")
-            words = str(description) if description else describe(schema.type)
+            form = (schema.extra_json_schema or {}).get("description")
+            words = describe(schema.type) if form is None or str(form).endswith(".") else str(form)
         case inspect.UnionType():
             words = _one_of(schema.types)
         case inspect.LiteralType() | inspect.EnumType():

@@ -153,6 +153,10 @@ class MarketFeed:
         """Return the hourly funding rate due at a whole hour."""
         return self._source.funding_rate(symbol, boundary)
 
+    def known_funding_rate(self, symbol: str, boundary: datetime) -> Decimal | None:
+        """Return the hourly funding rate that the source has recorded for a whole hour; None if it has none."""
+        return self._source.known_funding_rate(symbol, boundary)
+
     def open_interest(self, symbol: str) -> Decimal | None:
         """Return the notional of all open positions in a market; None if the source does not report it."""
         return self._source.open_interest(symbol)

@@ -83,6 +83,9 @@ class FollowedMarket:
     def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
         return self._source.funding_rate(symbol, boundary)
 
+    def known_funding_rate(self, symbol: str, boundary: datetime) -> Decimal | None:
+        return self._source.known_funding_rate(symbol, boundary)
+
     def open_interest(self, symbol: str) -> Decimal | None:
         return self._source.open_interest(symbol)
 

@@ -4,7 +4,7 @@ import asyncio
 import math
 import time
 from base64 import b64decode
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -63,16 +63,22 @@ ANYBODY: Final = Caller()
 
 
 class Access:
-    """Knows the credentials of the database and of API_TOKEN. Rate limits apply per process."""
+    """Knows the credentials of the database (None: only `keys`) and of API_TOKEN. Rate limits apply per process."""
 
-    def __init__(self, database: Database, api_token: Secret | None, read_token: Secret | None = None) -> None:
+    def __init__(
+        self,
+        database: Database | None,
+        api_token: Secret | None,
+        read_token: Secret | None = None,
+        keys: Iterable[Credential] = (),
+    ) -> None:
         self._database = database
         tokens = (("API_TOKEN", api_token, SCOPES), ("READ_TOKEN", read_token, READING))
         self._tokens = [_credential_of(name, token, scopes) for name, token, scopes in tokens if token is not None]
         self.closes_reading = read_token is not None
         self._wrong: dict[str, tuple[int, float]] = {}
         self._accepted: set[bytes] = set()
-        self._by_prefix: dict[str, Credential] = {}
+        self._by_prefix = {credential.prefix: credential for credential in keys}
         self._buckets: dict[UUID, tuple[int, TokenBucket]] = {}
         self._read_at_s = -math.inf
         self._reading = asyncio.Lock()
@@ -156,6 +162,8 @@ class Access:
             raise TooManyRequests(f"this key may send {limit} requests a minute", math.ceil(wait_s))
 
     async def _read(self) -> None:
+        if self._database is None:
+            return
         async with self._reading:
             if time.monotonic() - self._read_at_s < READ_EVERY_S:
                 return

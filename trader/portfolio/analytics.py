@@ -102,6 +102,11 @@ class ModelStats(NamedTuple):
         return totals.cost_usd is not None and bool(totals.unmetered_attempts or totals.unpriced_steps)
 
     @property
+    def is_cost_declared(self) -> bool:
+        """Whether an external agent declared the known cost."""
+        return self.model.is_external and self.totals.cost_usd is not None
+
+    @property
     def net_after_cost(self) -> Decimal | None:
         """Return its gain, including open positions, minus that cost; one USD counts as one unit of quote currency."""
         if self.account_value is None or self.cost_usd is None:

@@ -17,12 +17,15 @@ from rs_bpe.bpe import openai
 
 from trader.agents.domain.memory import DECISIONS_ADDED_MAX, DECISIONS_SHOWN, LINE_MAX, REFUSAL_MAX, REFUSALS_SHOWN
 from trader.agents.domain.prompt import (
+    CONTEXT_ROWS_MIN,
     GLOSSARY,
     INDICATOR_NAMES,
     ROWS_ADDED_MAX,
+    ROWS_MAX,
     ROWS_MIN,
     cadence_text,
     opening_messages,
+    relative_volumes,
     rules_text,
     view_text,
 )
@@ -104,7 +107,9 @@ def test_amounts_have_at_most_eight_plain_digits() -> None:
     assert "E-" not in text
     (position,) = rows_of(data["positions"])
     assert (position["quantity"], position["exitPlan"]["stop"], position["funding"]) == (0.1, 93_000, -0.0118)
-    assert data["now"]["BTC"]["lastAction"] == {"action": "createPosition", "side": "LONG", "cyclesAgo": 2}
+    assert data["now"]["BTC"]["lastAction"] == {
+        "action": "createPosition", "side": "LONG", "cyclesAgo": 2, "candlesAgo": 1,
+    }  # fmt: skip
 
 
 def test_all_times_have_the_same_format() -> None:
@@ -112,8 +117,8 @@ def test_all_times_have_the_same_format() -> None:
     (trade,), (position,) = rows_of(data["trades"]), rows_of(data["positions"])
     times = [data["at"], trade["openedAt"], trade["closedAt"], position["openedAt"], position["exitPlan"]["timeExit"]]
     assert {*times, data["orders"][0]["createdAt"]} == {"2025-01-02T12:00Z"}
-    assert data["15m"]["from"] == "2025-01-02T10:00Z"
-    assert set(re.findall(r"20\d\d-[^\"]*", text)) == {"2025-01-02T12:00Z", "2025-01-02T10:00Z"}
+    assert data["15m"]["from"] == "2025-01-02T09:00Z"
+    assert set(re.findall(r"20\d\d-[^\"]*", text)) == {f"2025-01-02T{time}Z" for time in ("12:00", "12:15", "09:00")}
 
 
 def test_candles_are_rows_one_interval_apart_with_null_for_missing_ones() -> None:
@@ -122,8 +127,8 @@ def test_candles_are_rows_one_interval_apart_with_null_for_missing_ones() -> Non
     other = replace(MARKET, symbol="ETH", candles={"15m": ()}, indicators={"15m": Indicators()})
     _, data = shown(replace(VIEW, at=NOW + timedelta(minutes=45), markets={"BTC": later, "ETH": other}))
     values = [94_000.1, 1, 2, 3, 0.0000123]
-    assert data["15m"]["from"] == "2025-01-02T10:00Z"
-    assert data["15m"]["candles"] == [*[[None, None]] * 8, [values, None], [None, None], [values, None]]
+    assert data["15m"]["from"] == "2025-01-02T09:00Z"
+    assert data["15m"]["candles"] == [*[[None, None]] * 12, [values, None], [None, None], [values, None]]
 
 
 def test_named_indicators_are_series_at_the_decision_interval() -> None:
@@ -134,11 +139,12 @@ def test_named_indicators_are_series_at_the_decision_interval() -> None:
     view = replace(VIEW, markets={"BTC": market})
     text = opening_messages("Trade `adx` over `vwap`.", VariantLimits(leverage_max=7), view)[1]["content"]
     data = msgspec.json.decode(text)
-    assert data["15m"]["indicators"] == {"adx": [[20, 21, 22.1235]]}
-    assert data["5m"]["indicators"] == {"adx": [22.1235]}
+    unknown = {"relativeVolume": [[None] * SERIES_SHOWN]}
+    assert data["15m"]["indicators"] == {"adx": [[20, 21, 22.1235]], **unknown}
+    assert data["5m"]["indicators"] == {"adx": [22.1235], "relativeVolume": [None]}
     assert data["session"] == {"vwap": [[7, None, None]]}
     _, data = shown(view)
-    assert set(data["15m"]["indicators"]) | set(data["session"]) == set(INDICATOR_NAMES)
+    assert set(data["15m"]["indicators"]) | set(data["session"]) == {*INDICATOR_NAMES, *unknown}
 
 
 @given(st.integers(1, 60), st.sampled_from([1, 5]), st.integers(0, 500))
@@ -161,7 +167,16 @@ def test_the_view_shows_at_least_twenty_decisions_and_keeps_the_first_for_a_whil
 def test_every_field_of_the_view_is_shown() -> None:
     view = replace(
         VIEW,
-        markets={"BTC": replace(MARKET, open_interest=D(5), supplementary=SUPPLEMENTARY)},
+        markets={
+            "BTC": replace(
+                MARKET,
+                open_interest=D(5),
+                supplementary=SUPPLEMENTARY,
+                change_since_look_percent=0.1,
+                book_imbalance=0.5,
+                funding_history=(D("0.0001"),),
+            ),
+        },
         orders=(ORDER,),
         memory=Memory(note="mind the gap", decisions=(PastDecision(at=NOW, text="holding: flat"),), refused=("no",)),
     )
@@ -191,13 +206,74 @@ def test_a_minute_later_only_the_end_of_the_prompt_differs(minutes: int) -> None
     kept = next(n for n, (pair, other) in enumerate(zip(before, after, strict=False)) if pair != other)
     assert has_closed or kept > before.index('"at":')
     for text in (before, after):
-        for interval, least in (("5m", ROWS_MIN), ("1h", ROWS_MIN // 2)):
+        for interval, least in (("5m", ROWS_MIN), ("1h", CONTEXT_ROWS_MIN)):
             rows = len(msgspec.json.decode(text)[interval]["candles"])
             assert least <= rows < least + ROWS_ADDED_MAX
 
 
+@given(minutes=st.integers(0, 10_000), every=st.sampled_from([1, 5, 15, 60, 90, 240]))
+def test_the_candles_reach_back_to_the_last_look_and_say_when_the_next_one_closes(minutes: int, every: int) -> None:
+    at = NOW + timedelta(minutes=minutes)
+    looked_at = at - timedelta(minutes=every)
+    data = msgspec.json.decode(view_text(replace(view_at(at), every_minutes=every, memory=Memory(looked_at=looked_at))))
+    for interval in ("5m", "1h"):
+        span, closes = INTERVALS[interval], data["candleCloses"][interval]
+        ends = [
+            datetime.fromisoformat(data[interval]["from"]) + n * span for n in range(1, 1 + ROWS_MAX + ROWS_ADDED_MAX)
+        ]
+        ends = ends[: len(data[interval]["candles"])]
+        new = [end for end in ends if looked_at < end <= at]
+        assert closes["closed"] == len([1 for n in range(1, 241) if looked_at < floor_time(at, span) - (n - 1) * span])
+        assert len(new) == min(closes["closed"], len(ends))
+        assert datetime.fromisoformat(closes["next"]) == ends[-1] + span > at
+
+
+def test_a_cycle_without_a_new_candle_says_so_and_what_has_changed() -> None:
+    """A model asked every minute about 15-minute candles: one has closed since its trade, and none since it looked."""
+    at = datetime(2025, 1, 2, 12, 17, tzinfo=UTC)
+    market = replace(
+        MARKET,
+        change_since_look_percent=-0.12,
+        last_action=LastAction(action="createPosition", side=Side.LONG, cycles_ago=3),
+    )
+    view = replace(VIEW, at=at, markets={"BTC": market}, memory=Memory(looked_at=at - timedelta(minutes=1)))
+    _, data = shown(view)
+    assert (data["lookedAt"], data["candleCloses"]) == (
+        "2025-01-02T12:16Z",
+        {"15m": {"next": "2025-01-02T12:30Z", "closed": 0}},
+    )
+    assert data["now"]["BTC"]["changeSinceLookPercent"] == -0.12
+    assert data["now"]["BTC"]["lastAction"]["candlesAgo"] == 1
+    _, first = shown(replace(view, markets={"BTC": replace(MARKET, last_action=None)}, memory=Memory()))
+    assert (first["lookedAt"], first["candleCloses"]["15m"]["closed"], first["now"]["BTC"]["lastAction"]) == (
+        None,
+        None,
+        None,
+    )
+
+
+def test_figures_without_a_source_are_left_out_and_never_zero() -> None:
+    _, data = shown()
+    assert not {"openInterest", "bookImbalance", "changeSinceLookPercent", "supplementary"} & data["now"]["BTC"].keys()
+    assert "fundingHistory" not in data
+    assert data["15m"]["indicators"]["relativeVolume"] == [[None] * SERIES_SHOWN]
+    known = replace(MARKET, funding_history=(D("0.00001"), D("-0.00002")), book_imbalance=-0.25, open_interest=D(5))
+    _, data = shown(replace(VIEW, markets={"BTC": known, "ETH": replace(MARKET, symbol="ETH")}))
+    assert data["fundingHistory"] == {"BTC": [0.00001, -0.00002]}
+    assert (data["now"]["BTC"]["bookImbalance"], "bookImbalance" in data["now"]["ETH"]) == (-0.25, False)
+
+
+def test_a_volume_is_compared_with_the_average_before_it() -> None:
+    def of(*volumes: float) -> list[Candle]:
+        return [Candle(NOW + n * timedelta(minutes=15), 1, 1, 1, 1, volume) for n, volume in enumerate(volumes)]
+
+    assert relative_volumes(of(*[10.0] * 20, 25.0), 2) == [None, 2.5]
+    assert relative_volumes(of(*[0.0] * 22), 2) == [None, None], "unknown, not 0"
+    assert relative_volumes(of(), 2) == [None, None]
+
+
 @pytest.mark.parametrize("variant", VariantId)
-def test_a_full_view_fits_into_6500_tokens_with_the_tools(variant: VariantId) -> None:
+def test_a_full_view_fits_into_8000_tokens_with_the_tools(variant: VariantId) -> None:
     """Three markets, each with a position and the maximum number of candles, five trades, a note and decisions."""
     count, made = openai.o200k_base().count, VARIANTS[variant]
     base, at = {"BTC": 106_521.3, "ETH": 3_368.25, "SOL": 253.591}, datetime(2025, 1, 3, 7, 59, tzinfo=UTC)
@@ -224,7 +300,7 @@ def test_a_full_view_fits_into_6500_tokens_with_the_tools(variant: VariantId) ->
     )  # fmt: skip
     messages = opening_messages(made.prompt, made.limits, view)
     tools = msgspec.json.encode(tool_schemas(tuple(view.markets))).decode()
-    assert count("".join([tools, *(message["content"] for message in messages)])) <= 6_500
+    assert count("".join([tools, *(message["content"] for message in messages)])) <= 8_000
 
 
 def market_of(symbol: str, price: float, intervals: Sequence[Interval], at: datetime) -> ObservedMarket:
@@ -261,8 +337,10 @@ def view_at(at: datetime) -> View:
 def test_the_rules_state_the_limits_of_the_variant() -> None:
     limits = VariantLimits(leverage_max=7, position_notional_max=4, day_loss_max_percent=12, reversal_cycles=6)
     text = rules_text(limits)
-    for part in ("at most 7", "at most 4 × equity", "loss of 12 %", "within 6 cycles"):
+    for part in ("at most 7", "at most 4 × equity", "`dayLossPercent` is 12 or more", "within 6 cycles"):
         assert part in text
     system = opening_messages("Be calm.\n", limits, replace(VIEW, every_minutes=5))[0]["content"]
-    assert system == f"Be calm.\n\n{text}\n\n{GLOSSARY}\n\n{cadence_text(5)}"
+    assert system == f"Be calm.\n\n{text}\n\n{GLOSSARY}\n\n{cadence_text(5, '15m')}"
     assert "You are asked every 5 minutes." in system
+    assert "So 3 of your cycles see the same `15m` candles" in system
+    assert "candleCloses" not in cadence_text(15, "15m"), "every cycle has a new candle"

@@ -1,7 +1,7 @@
 """Keys of external agents over HTTP: permissions, limits, and changes by commands while the service runs."""
 
 import asyncio
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -17,6 +17,7 @@ from support.waiting import until
 
 from trader.agents.domain.tools import PlaceOrder, PlannedExit
 from trader.agents.reproduction import reproduce_invocation
+from trader.agents.sql.invocations import select_costs_since
 from trader.agents.verification import verify
 from trader.database.pool import Database
 from trader.exchange.domain.orders import Order, OrderAnswer
@@ -92,6 +93,38 @@ async def test_a_key_has_scopes_and_a_limit_of_requests(desk: Desk, command: Com
     assert await desk.call("models.getModels", key, 429) == "TOO_MANY_REQUESTS"
     await command("agents", "limits", "scout", "--requests", "600")
     await desk.call("agent.whoami", key)
+
+
+async def test_an_agent_may_take_up_to_ten_minutes(desk: Desk, command: Command, key: str) -> None:
+    assert (await desk.call("agent.whoami", key))["decisionDeadlineSeconds"] == 120
+    for wrong in ("601", "4", "1.5", "ten"):
+        assert "whole seconds from 5 to 600" in await command("agents", "limits", "scout", "--deadline", wrong, code=2)
+    said = await command("agents", "limits", "scout", "--deadline", "600")
+    assert (said["deadlineSeconds"], said["decisionsPerMinute"]) == (600, 9)
+    await desk.floor.models.reload()
+    assert (await desk.call("agent.whoami", key))["decisionDeadlineSeconds"] == 600
+    view = await desk.call("agent.getView", key)
+    opened, deadline = (datetime.fromisoformat(view[name]) for name in ("openedAt", "deadline"))
+    assert deadline - opened == timedelta(seconds=600)
+    await desk.floor.see(after_s=590)
+    assert (await desk.call("agent.placeOrder", key, **order_of(view)))["result"] == "ok"
+    assert (await desk.call("agent.hold", key, viewId=view["viewId"], reason="a long graph"))["holding"]
+
+
+async def test_an_agent_declares_what_a_decision_cost(desk: Desk, key: str) -> None:
+    view = await desk.call("agent.getView", key)
+    usage = {"model": "lab/two", "steps": 5, "inputTokens": 12_000, "outputTokens": 800, "costUsd": 0.021}
+    for wrong in ({"costUsd": -1}, {"steps": 1.5}, {"tokens": 3}):
+        wrongly = {"viewId": view["viewId"], "reason": "flat", "usage": wrong}
+        assert await desk.call("agent.hold", key, 400, **wrongly) == "VALIDATION_ERROR"
+    await desk.call("agent.hold", key, viewId=view["viewId"], reason="flat", usage=usage)
+    (record,) = (await desk.call("agent.getHistory", key))["conversations"]
+    assert record["declaredUsage"] == usage
+    assert (record["inputTokens"], record["outputTokens"], record["costUsd"]) == (12_000, 800, 0.021)
+    async with desk.floor.database.connection() as conn:
+        assert await select_costs_since(conn, START) == {}, "a declared cost is in no budget of the service"
+        assert await conn.fetchval("SELECT cost_usd FROM invocation_counts") == Decimal("0.021")
+    assert not (await verify(desk.floor.database, [])).findings
 
 
 async def test_the_name_of_a_model_is_taken(desk: Desk, command: Command) -> None:

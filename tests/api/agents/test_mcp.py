@@ -30,7 +30,9 @@ async def test_the_official_client_drives_every_tool(desk: Desk, key: str, mode:
         httpx2.AsyncClient(headers={"Authorization": f"Bearer {key}"}) as http,
         McpClient(streamable_http_client(url, http_client=http), mode=mode) as client,
     ):
-        assert {tool.name for tool in (await client.list_tools()).tools} == TOOLS
+        listed = (await client.list_tools()).tools
+        assert {tool.name for tool in listed} == TOOLS
+        assert all(tool.output_schema and tool.output_schema["type"] == "object" for tool in listed)
 
         async def call(name: str, **arguments: Any) -> Any:
             result = await client.call_tool(name, arguments)

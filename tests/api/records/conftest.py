@@ -96,7 +96,7 @@ async def context(database: Database) -> RecordsContext:
 @pytest.fixture
 def dispatcher(context: RecordsContext) -> rpc.Dispatcher:
     load_procedures()
-    return rpc.Dispatcher(REGISTRY, context)  # type: ignore[arg-type]
+    return rpc.Dispatcher(REGISTRY, context)
 
 
 @pytest.fixture

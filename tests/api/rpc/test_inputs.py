@@ -180,7 +180,7 @@ async def test_null_in_a_required_field_is_refused(inputs: AppClient) -> None:
 def test_null_in_an_optional_argument_of_a_tool_is_absence(name: str, path: tuple[str, ...]) -> None:
     arguments = {
         "symbol": "BTC", "side": "buy" if name in AGENT_TOOLS else "LONG", "quantity": 0.01, "clientOrderId": "1",
-        "leverage": 2, "stop": 9, "invalidation": "under 9", "confidence": 60,
+        "leverage": 2, "stop": 9, "invalidation": "under 9", "confidence": 60, "reason": "flat",
     }  # fmt: skip
     tool = {**TOOLS, **AGENT_TOOLS}[name]
     known = {field.encode_name for field in msgspec.structs.fields(tool)}

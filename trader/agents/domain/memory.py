@@ -1,11 +1,12 @@
 """Memory of an agent: its own last cycles, from the record of their tool calls."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from trader.agents.domain.invocations import ToolCall, ToolCallStatus, ToolCallType
-from trader.agents.domain.tools import RECORDED_TOOLS, TOOL_CALL_TYPES
+from trader.agents.domain.tools import PLACE_ORDER, RECORDED_TOOLS, TOOL_CALL_TYPES, PlannedExit
 from trader.agents.domain.view import Memory, PastDecision
 
 DECISIONS_SHOWN: Final = 20
@@ -14,7 +15,7 @@ DECISIONS_ADDED_MAX: Final = 4
 
 CYCLES_REMEMBERED: Final = DECISIONS_SHOWN + DECISIONS_ADDED_MAX
 LINE_MAX: Final = 60
-"""Maximum characters of a line about a decision."""
+"""Maximum characters of an agent's own words in a line. A decision's figures are never cut."""
 
 REFUSALS_SHOWN: Final = 2
 REFUSAL_MAX: Final = 100
@@ -27,8 +28,11 @@ _TOOLS: Final[Mapping[ToolCallType, str]] = {
     **{kind: name for name, kind in TOOL_CALL_TYPES.items()},
     "CANCEL_ORDER": "cancelOrder",
 }
-_LEFT_OUT: Final = frozenset({"invalidation", "invalidationPrice", "confidence"})
-"""Arguments that a line omits without losing the decision."""
+_LEFT_OUT: Final = frozenset({"clientOrderId", "confidence", "exitPlan", "invalidation", "invalidationPrice", "type"})
+"""Arguments that a line omits without losing the decision. The parts of an exit plan appear by themselves."""
+
+_PLAN: Final = PlannedExit.__struct_encode_fields__
+_CUT_FIGURE: Final = re.compile(r"[\d.,:+-]*$")
 
 
 class PastCall(NamedTuple):
@@ -67,24 +71,38 @@ def note_of(call: ToolCall) -> str | None:
     return text
 
 
-def remember(note: str | None, cycles: Sequence[PastCycle]) -> Memory:
-    """Return an agent's memory of its last cycles, which are given newest first."""
+def remember(note: str | None, cycles: Sequence[PastCycle], last_at: datetime | None) -> Memory:
+    """Return an agent's memory of its last answered cycles, which are given newest first.
+
+    `last_at` is the time of its last cycle, answered or not: only the calls of that cycle count as refused.
+    """
     decisions: list[PastDecision] = []
     for cycle in cycles:
         lines = [_line(call) for call in reversed(cycle.calls) if call.type in DECISION_TYPES]
         if not lines and cycle.response is not None:
-            lines = [cycle.response]
-        decisions += [PastDecision(at=cycle.at, text=line[:LINE_MAX]) for line in lines]
-    refused = [call for call in (cycles[0].calls if cycles else ()) if call.status != "ok"]
+            lines = [shortened(cycle.response, LINE_MAX)]
+        decisions += [PastDecision(at=cycle.at, text=line) for line in lines]
+    last_calls = cycles[0].calls if cycles and cycles[0].at == last_at else ()
+    refused = [call for call in last_calls if call.status != "ok"]
     return Memory(
         note=note,
         decisions=tuple(decisions[: DECISIONS_SHOWN + DECISIONS_ADDED_MAX]),
-        refused=tuple(f"{_words(call)[:LINE_MAX]}: {_reason(call)[:REFUSAL_MAX]}" for call in refused[:REFUSALS_SHOWN]),
+        refused=tuple(f"{_words(call)}: {shortened(_reason(call), REFUSAL_MAX)}" for call in refused[:REFUSALS_SHOWN]),
+        looked_at=cycles[0].at if cycles else None,
     )
 
 
+def shortened(text: str, length: int) -> str:
+    """Return a text on one line, cut to a length where it is longer: between words, and never within a figure."""
+    line = " ".join(text.split())
+    if len(line) <= length:
+        return line
+    whole, _, _ = line[:length].rpartition(" ")
+    return f"{whole or _CUT_FIGURE.sub('', line[: length - 1])}…"
+
+
 def _line(call: PastCall) -> str:
-    """Describe the decision. The outcome, if worth mentioning, comes first, since long lines are truncated."""
+    """Describe the decision, after its outcome if that is worth mentioning."""
     if call.status != "ok":
         return f"{call.status} ({call.result.get('rule') or 'error'}): {_words(call)}"
     price = call.result.get("averagePrice")
@@ -95,16 +113,23 @@ def _line(call: PastCall) -> str:
 
 def _words(call: PastCall) -> str:
     """Return the tool and its arguments: words without names, figures with names."""
-    if call.type == "HOLDING" and call.decision is not None:
-        return f"holding: {call.decision['reason']}"
-    tool = _TOOLS[call.type]
-    values = [(name, (call.decision or {}).get(name)) for name in RECORDED_TOOLS[tool].__struct_encode_fields__]
-    parts = [
-        value if isinstance(value, str) else f"{name} {value:.10g}"
-        for name, value in values
-        if value is not None and name not in _LEFT_OUT
-    ]
-    return " ".join([tool, *parts])
+    arguments = call.decision or {}
+    if call.type == "HOLDING" and arguments:
+        return shortened(f"holding: {arguments['reason']}", LINE_MAX)
+    tool = PLACE_ORDER if "clientOrderId" in arguments else _TOOLS[call.type]
+    values = {**arguments, **(arguments.get("exitPlan") or {})}  # its fields are in no order
+    names = dict.fromkeys((*RECORDED_TOOLS[tool].__struct_encode_fields__, *_PLAN))
+    return " ".join([tool, *_arguments({name: values.get(name) for name in names})])
+
+
+def _arguments(values: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in values.items():
+        if value in (None, False) or name in _LEFT_OUT:
+            continue
+        if isinstance(value, str):
+            yield f"{name} {value}" if name == "timeExit" else shortened(value, LINE_MAX)
+        else:
+            yield name if value is True else f"{name} {value:.10g}"
 
 
 def _reason(call: PastCall) -> str:

@@ -166,6 +166,24 @@ class Declared(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt_digest: PromptDigest | None = None
 
 
+Count = Annotated[int, Meta(ge=0, le=10**9)]
+
+
+class DeclaredUsage(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", forbid_unknown_fields=True
+):
+    """An external agent's declaration about one decision; none of it is verified.
+
+    `model` is the model that decided, if it is not the declared one. `steps` counts its requests to models.
+    """
+
+    model: DeclaredName | None = None
+    steps: Annotated[int, Meta(ge=0, le=10_000)] | None = None
+    input_tokens: Count | None = None
+    output_tokens: Count | None = None
+    cost_usd: Annotated[float, Meta(ge=0, le=10_000)] | None = None
+
+
 class ModelConfiguration(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The settings of a model in the models file, except its identity; the file and the database use the same names.
 

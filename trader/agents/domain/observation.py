@@ -1,9 +1,10 @@
 """Observation of an account: its agent's view and the guard's context, from the account, its history and the marks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import NamedTuple
+from itertools import takewhile
+from typing import Final, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -20,12 +21,22 @@ from trader.agents.domain.view import (
     ObservedTrade,
     View,
 )
+from trader.core.clock import floor_time
 from trader.core.money import ZERO, divide
 from trader.core.statistics import EquityPoint, daily_closes, max_drawdown, sharpe_ratio
 from trader.exchange.domain.account import Account, Marks, Trade, equity, exposure, liquidation_price, reserved
 from trader.exchange.domain.ledger import ExchangeRules
 from trader.exchange.domain.orders import Side
-from trader.market.domain.markets import Candle, Market
+from trader.market.domain.markets import Book, Candle, Market
+
+FUNDING_HOURS_SHOWN: Final = 8
+"""Number of past hours whose funding rates an agent sees."""
+
+IMBALANCE_LEVELS: Final = 10
+"""Number of levels on each side of an order book whose quantities make its imbalance."""
+
+_HOUR: Final = timedelta(hours=1)
+_MINUTE: Final = timedelta(minutes=1)
 
 
 def observe_account(context: RiskContext, recorded_peak: Decimal | None, taker_rate: Decimal) -> ObservedAccount:
@@ -158,8 +169,28 @@ def opened_a_day_ago(session: Sequence[Candle], now: datetime) -> float | None:
 
     `session` has the last closed candles of a short interval.
     """
-    moment = now.replace(minute=0, second=0, microsecond=0) - timedelta(hours=24)
-    return next((candle.open for candle in session if candle.open_time == moment), None)
+    return opened_at(session, floor_time(now, _HOUR) - 24 * _HOUR)
+
+
+def opened_at(candles: Iterable[Candle], since: datetime) -> float | None:
+    """Return the price at which the minute of `since` opened; None if no candle opened then."""
+    minute = floor_time(since, _MINUTE)
+    return next((candle.open for candle in candles if candle.open_time == minute), None)
+
+
+def known_funding(rate_of: Callable[[datetime], Decimal | None], now: datetime) -> tuple[Decimal, ...]:
+    """Return the known funding rates of the last full hours, oldest first, without a gap up to the latest known one."""
+    hour = floor_time(now, _HOUR)
+    rates = [rate_of(hour - number * _HOUR) for number in range(FUNDING_HOURS_SHOWN)]
+    if rates[0] is None:  # a venue publishes the rate of an hour a moment after it
+        del rates[0]
+    return tuple(rate for rate in takewhile(lambda rate: rate is not None, rates) if rate is not None)[::-1]
+
+
+def book_imbalance(book: Book) -> float | None:
+    """Return (bids − asks) / (bids + asks) of the quantities at the best levels; None if the book is empty."""
+    bids, asks = (sum((level.quantity for level in side[:IMBALANCE_LEVELS]), ZERO) for side in (book.bids, book.asks))
+    return round(float((bids - asks) / (bids + asks)), 3) if bids + asks else None
 
 
 class RunHistory(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,9 +1,10 @@
 """The prompt: the system message of an entrant and the view as JSON, ordered by how often their parts change.
 
 Providers cache the beginning of a prompt and charge a fraction for it when it recurs. So the constant parts come first
-(prompt, rules, glossary, fixed figures of the markets), then the candles, the longest interval first, then everything
-that changes with a trade, and last everything that changes every minute. Candles are rows by time, with all markets
-side by side. Candles and decisions are listed oldest first; the first one stays for a while, and new ones are appended.
+(prompt, rules, glossary, fixed figures of the markets), then the candles, the longest interval first, with the hourly
+funding rates among them, then everything that changes with a trade, and last everything that changes every minute.
+Candles are rows by time, with all markets side by side. Candles and decisions are listed oldest first; the first one
+stays for a while, and new ones are appended.
 """
 
 import re
@@ -11,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Context, Decimal
 from functools import lru_cache
+from statistics import fmean
 from typing import Any, Final
 
 import msgspec
@@ -25,9 +27,16 @@ from trader.core.money import format_decimal
 from trader.market.domain.indicators import Indicators
 from trader.market.domain.markets import INTERVALS, Candle, Interval
 
-ROWS_MIN: Final = 8
+ROWS_MIN: Final = 12
+CONTEXT_ROWS_MIN: Final = 4
+ROWS_MAX: Final = 20
 ROWS_ADDED_MAX: Final = 4
-"""Candles shown per interval: at least `ROWS_MIN`, and up to this many more until the first row advances."""
+"""Candles shown per interval: at least `ROWS_MIN` of the decision interval, and `CONTEXT_ROWS_MIN` of the others; more,
+up to `ROWS_MAX`, where more of them close between two cycles; and `ROWS_ADDED_MAX` further ones until the first row
+advances."""
+
+VOLUME_CANDLES: Final = 20
+"""The candles before one that make the average with which its volume is compared."""
 
 CANDLE_COLUMNS: Final = ("open", "high", "low", "close", "volume")
 SESSION_FIELDS: Final = ("vwap", "vwapDeviation", "vwapUpper", "vwapLower")
@@ -36,11 +45,13 @@ SESSION_FIELDS: Final = ("vwap", "vwapDeviation", "vwapUpper", "vwapLower")
 MARKET_FIELDS: Final = ("tick", "lot", "minNotional", "leverageMax")
 """Fields of a market that never change."""
 
-NOT_NOW: Final = frozenset({*MARKET_FIELDS, "symbol", "quotedAt", "candles", "indicators", "indicatorHistory"})
+NOT_NOW: Final = frozenset(
+    {*MARKET_FIELDS, "symbol", "quotedAt", "candles", "indicators", "indicatorHistory", "fundingHistory"}
+)
 """Fields of a market that appear elsewhere in the prompt; `stale` says whether the quote is too old."""
 
-WHERE_KNOWN: Final = ("openInterest", "supplementary")
-"""Fields that only some sources provide; they are omitted if unknown."""
+WHERE_KNOWN: Final = ("changeSinceLookPercent", "bookImbalance", "openInterest", "supplementary")
+"""Fields that only some sources or cycles have; they are omitted if unknown."""
 
 INDICATOR_NAMES: Final = tuple(name for name in Indicators.__struct_encode_fields__ if name != "close")
 """Names of the indicators in a prompt, without the close, which the candles contain."""
@@ -56,6 +67,8 @@ INVALIDATION_CHARACTERS: Final = 70
 """Maximum characters shown of the model's own invalidation text of a position."""
 
 _AMOUNTS: Final = Context(prec=DIGITS_MAX)
+_HOUR: Final = timedelta(hours=1)
+_MINUTE: Final = timedelta(minutes=1)
 
 _ENCODER: Final = msgspec.json.Encoder(decimal_format="number")
 
@@ -68,17 +81,24 @@ JSON. Times are ISO 8601 in UTC, amounts in the quote currency, quantities in ba
 markets are in the order of `markets`. Candles are closed ones, oldest first, each
 [{", ".join(CANDLE_COLUMNS)}]; the first row opened at `from`, and each further one an interval later.
 Indicators are the last {SERIES_SHOWN} values, oldest first, or the last one alone; `fetchIndicators` has further ones.
-Tables begin with the names of their columns; trades are newest first.
+Tables begin with the names of their columns; trades are newest first. A field that is not there is not known here.
+- `relativeVolume`: a candle's volume as a multiple of the average of the {VOLUME_CANDLES} candles before it.
 - `fundingRate`: hourly, part of the notional; at a positive one longs pay shorts, at a negative one shorts pay longs.
+  `fundingHistory`: the rates of the last hours, oldest first.
 - `unrealized` is gross: before `fees` (positive: paid) and `funding` (negative: paid). `netPnl` is after both.
 - `price` and `mark` are the mark price; `openInterest` is the notional of all open positions in the market.
+- `bookImbalance`: (bids − asks) / (bids + asks) of the quantities at the ten best prices of either side, from −1 to 1.
+- `dayLossPercent`: the day's deepest fall below `dayOpeningEquity`; it stays when equity recovers, until 00:00 UTC.
+- `lookedAt`: the last cycle that you answered; `changeSinceLookPercent`: how far the price has moved since.
+  `candleCloses`: per interval when the next candle closes, and how many have closed since `lookedAt`.
 - `decisions`: your last ones, oldest first. `refused`: calls of your last cycle that were refused or failed, and why.
   `note`: what you wrote to yourself by the tool of this name."""
 
 
 def opening_messages(prompt: str, limits: VariantLimits, view: View) -> list[ChatMessage]:
     """Return the system message of an entrant and the user message of this cycle."""
-    system = f"{prompt.strip()}\n\n{rules_text(limits)}\n\n{GLOSSARY}\n\n{cadence_text(view.every_minutes)}"
+    cadence = cadence_text(view.every_minutes, _decision_interval(view))
+    system = f"{prompt.strip()}\n\n{rules_text(limits)}\n\n{GLOSSARY}\n\n{cadence}"
     return [
         {"role": "system", "content": system},
         {"role": "user", "content": view_text(view, named_indicators(prompt))},
@@ -97,7 +117,7 @@ A guard refuses what breaks a rule, and you are told why.
 - No new position in a market whose `stale` is true; no decision over {limits.decision_age_max_s} s after this view.
 - No reversal of a market within {limits.reversal_cycles} cycles of the last trade in it (`lastAction`), an exit by \
 stop, target, time or liquidation included. A cycle is 60 seconds.
-- After a loss of {limits.day_loss_max_percent} % of `dayOpeningEquity` only reducing is allowed until 00:00 UTC.
+- Once `dayLossPercent` is {limits.day_loss_max_percent} or more, only reducing is allowed until 00:00 UTC.
 
 You act through the tools only; people read what you write. Call `holding` last, to end the cycle."""
 
@@ -111,10 +131,19 @@ def estimated_tokens(messages: Sequence[ChatMessage], symbols: tuple[str, ...]) 
     return characters * 10 // CHARACTERS_PER_10_TOKENS
 
 
-def cadence_text(every_minutes: int) -> str:
-    """Say how often the model is asked."""
+def cadence_text(every_minutes: int, interval: Interval) -> str:
+    """Say how often the model is asked, and what that means for decisions on candles of this interval."""
     often = "minute" if every_minutes == 1 else f"{every_minutes} minutes"
-    return f"You are asked every {often}. Between two of your cycles only your exit plans act."
+    text = f"You are asked every {often}. Between two of your cycles only your exit plans act."
+    cycles = INTERVALS[interval] // timedelta(minutes=every_minutes)
+    if cycles <= 1:
+        return text
+    return (
+        f"{text} So {cycles} of your cycles see the same `{interval}` candles and indicators. While `candleCloses` "
+        f"counts none closed since you looked, their signal is the one that you have already judged: do not enter on "
+        f"it a second time, not after an exit either. `candlesAgo` of `lastAction` counts the `{interval}` candles "
+        "that have closed since your last trade in the market."
+    )
 
 
 def named_indicators(prompt: str) -> list[str]:
@@ -125,23 +154,30 @@ def named_indicators(prompt: str) -> list[str]:
 
 def view_text(view: View, names: Collection[str] = INDICATOR_NAMES) -> str:
     """Return the view as JSON, with the indicators of these names. An absent value is null."""
-    markets = view.markets
+    markets, intervals = view.markets, _intervals(view.markets)
     plain = {  # candles and indicators, the bulk of a market, are shown in columns
         symbol: _plain(replace(market, candles={}, indicators={}, indicator_history={}))
         for symbol, market in markets.items()
     }
+    parts: dict[str, Any] = {interval: _interval_part(view, interval, names) for interval in intervals}
+    slow: dict[str, Any] = {name: parts.pop(name) for name in intervals if INTERVALS[name] >= _HOUR}
+    rates = {symbol: market["fundingHistory"] for symbol, market in plain.items() if market["fundingHistory"]}
     shown: dict[str, Any] = {
         "markets": {symbol: _named(market, MARKET_FIELDS) for symbol, market in plain.items()},
-        **{interval: _interval_part(markets, interval, view.at, names) for interval in _intervals(markets)},
+        **slow,
+        **({"fundingHistory": rates} if rates else {}),
+        **parts,
         "stats": _shortened(_plain(view.stats)),
         "trades": _trade_table(view.trades),
         "note": view.memory.note,
         "decisions": _decisions(view),
         "at": minute_text(view.at),
+        "lookedAt": None if view.memory.looked_at is None else minute_text(view.memory.looked_at),
+        "candleCloses": {interval: _closes(view, INTERVALS[interval]) for interval in intervals},
         **({} if view.restriction is None else {"restriction": view.restriction}),
         "refused": view.memory.refused,
         "session": _session(markets.values(), names),
-        "now": {symbol: _now(market) for symbol, market in plain.items()},
+        "now": {symbol: _now(market, view) for symbol, market in plain.items()},
         "account": _plain(view.account) | _shortened(_part(view.account, RATIOS)),
         "positions": _position_table(view.positions),
         "orders": [_plain(order) for order in view.orders],
@@ -198,22 +234,52 @@ def _intervals(markets: Mapping[str, ObservedMarket]) -> list[Interval]:
     return sorted(shown, key=INTERVALS.__getitem__, reverse=True)
 
 
-def _interval_part(
-    markets: Mapping[str, ObservedMarket], interval: Interval, at: datetime, names: Collection[str]
-) -> dict[str, Any]:
+def _decision_interval(view: View) -> Interval:
+    """Return the interval on which the agent decides: the first of the variant's."""
+    return next(iter(next(iter(view.markets.values())).candles))
+
+
+def _interval_part(view: View, interval: Interval, names: Collection[str]) -> dict[str, Any]:
     """Return the candles of all markets at an interval as rows by time, and their indicators by name.
 
     The variant's decision interval has more rows, and its indicators are series.
     """
-    span = INTERVALS[interval]
-    is_main = interval == next(iter(next(iter(markets.values())).candles))
-    rows = ROWS_MIN if is_main else ROWS_MIN // 2
-    first = floor_time(floor_time(at, span) - rows * span, ROWS_ADDED_MAX * span)
+    span, markets = INTERVALS[interval], view.markets.values()
+    is_main = interval == _decision_interval(view)
+    closed_between = -(-timedelta(minutes=view.every_minutes) // span)
+    rows = min(max(ROWS_MIN if is_main else CONTEXT_ROWS_MIN, closed_between), ROWS_MAX)
+    first = floor_time(floor_time(view.at, span) - rows * span, ROWS_ADDED_MAX * span)
     own = [name for name in names if name not in SESSION_FIELDS]
+    candles = [market.candles.get(interval, ()) for market in markets]
+    volumes = [relative_volumes(series, SERIES_SHOWN) for series in candles]
     return {
-        **candle_rows([market.candles.get(interval, ()) for market in markets.values()], first, span),
-        "indicators": _columns(markets.values(), interval, own, is_series=is_main),
+        **candle_rows(candles, first, span),
+        "indicators": {
+            **_columns(markets, interval, own, is_series=is_main),
+            "relativeVolume": volumes if is_main else [each[-1] for each in volumes],
+        },
     }
+
+
+def relative_volumes(candles: Sequence[Candle], count: int) -> list[float | None]:
+    """Return the volumes of the last `count` candles, each as a multiple of the average of the candles before it.
+
+    None where there are too few candles, and where their volume is unknown.
+    """
+    volumes = [candle.volume for candle in candles]
+    relative: list[float | None] = []
+    for place in range(len(volumes) - count, len(volumes)):
+        before = volumes[place - VOLUME_CANDLES : place] if place >= VOLUME_CANDLES else []
+        average = fmean(before) if before else 0.0
+        relative.append(significant(volumes[place] / average, 3) if average > 0 else None)
+    return relative
+
+
+def _closes(view: View, span: timedelta) -> dict[str, Any]:
+    """Return when the next candle of an interval closes, and how many have closed since the agent last looked."""
+    last, looked_at = floor_time(view.at, span), view.memory.looked_at
+    closed = None if looked_at is None else (last - floor_time(looked_at, span)) // span
+    return {"next": minute_text(last + span), "closed": closed}
 
 
 def _columns(
@@ -246,10 +312,15 @@ def _decisions(view: View) -> list[str]:
     return [f"{minute_text(decision.at)} {decision.text}" for decision in reversed(newest_first)]
 
 
-def _now(market: Mapping[str, Any]) -> dict[str, Any]:
+def _now(market: Mapping[str, Any], view: View) -> dict[str, Any]:
     """Return the fields of a market that change every minute."""
     absent = {name for name in WHERE_KNOWN if market[name] is None}
-    return {name: value for name, value in market.items() if name not in NOT_NOW | absent}
+    shown = {name: value for name, value in market.items() if name not in NOT_NOW | absent}
+    if (last := shown["lastAction"]) is not None:
+        span = INTERVALS[_decision_interval(view)]
+        traded_at = floor_time(view.at, _MINUTE) - last["cyclesAgo"] * _MINUTE
+        shown["lastAction"] = last | {"candlesAgo": (floor_time(view.at, span) - floor_time(traded_at, span)) // span}
+    return shown
 
 
 def _position_table(positions: Sequence[ObservedPosition]) -> list[list[Any]]:

@@ -17,8 +17,9 @@ from msgspec import Meta
 
 from trader.agents.domain.conversation import ToolRequest, storable
 from trader.agents.domain.invocations import ToolCallType
+from trader.agents.domain.models import DeclaredUsage
 from trader.core.clock import input_time
-from trader.core.inputs import without_nulls
+from trader.core.inputs import issues_of, without_nulls
 from trader.exchange.domain.orders import OrderType, Side
 from trader.market.domain.markets import Interval
 
@@ -131,7 +132,17 @@ class Holding(Tool, frozen=True, kw_only=True):
     reason: Annotated[str, Meta(min_length=1, max_length=4000, description="Why, with the figures that decided it.")]
 
 
-AgentOrderId = Annotated[str, Meta(pattern=r"^[ -~]{1,128}$(?!\n)", description="Your own id of this order.")]
+class Hold(Holding, frozen=True, kw_only=True, omit_defaults=True):
+    """End this decision, with what you did or why you do nothing. `usage` declares what the decision cost you: it is
+    shown as declared, and not verified."""
+
+    usage: Annotated[DeclaredUsage | None, Meta(description="Your model, steps, tokens and cost in USD.")] = None
+
+
+AgentOrderId = Annotated[
+    str,
+    Meta(pattern=r"^[ -~]{1,128}$(?!\n)", description="your own id of this order, 1 to 128 printable ASCII characters"),
+]
 
 
 class PlannedExit(Tool, frozen=True, kw_only=True):
@@ -227,14 +238,19 @@ AGENT_TOOLS: Final[Mapping[str, type[Decision]]] = {
     "getCandles": FetchIndicators,
     "getOrderBook": FetchOrderBook,
     "note": Note,
-    "hold": Holding,
+    "hold": Hold,
 }
 """The tools of external agents by procedure name, which equals the simulator's if it has the procedure."""
 
-RECORDED_TOOLS: Final[Mapping[str, type[Decision]]] = {**TOOLS, PLACE_ORDER: PlaceOrder, "cancelOrder": CancelOrder}
+RECORDED_TOOLS: Final[Mapping[str, type[Decision]]] = {
+    **TOOLS, PLACE_ORDER: PlaceOrder, "cancelOrder": CancelOrder, "hold": Hold,
+}  # fmt: skip
 """The tools by the names under which the calls of all agents are recorded. Strategies may use all that change books."""
 
 TOOL_NAMES: Final[Mapping[type[Decision], str]] = {struct: name for name, struct in RECORDED_TOOLS.items()}
+
+CALLS_MAX: Final = 100
+"""Maximum calls of one decision of an external agent."""
 
 ARGUMENTS_MAX = 20_000
 """Maximum characters of arguments; longer ones are not decoded, and are truncated in the record."""
@@ -254,11 +270,16 @@ def decode(request: ToolRequest, tools: Mapping[str, type[Decision]] = TOOLS) ->
     if len(request.arguments) > ARGUMENTS_MAX:
         return BadCall(f"The arguments have more than {ARGUMENTS_MAX} characters.")
     try:
-        return msgspec.convert(without_nulls(struct, storable(msgspec.json.decode(request.arguments))), struct)
-    except msgspec.ValidationError as error:
-        return BadCall(f"Bad arguments: {error}. {request.name} takes {_signature(struct)}.")
+        arguments = without_nulls(struct, storable(msgspec.json.decode(request.arguments)))
     except (msgspec.DecodeError, RecursionError, OverflowError, UnicodeEncodeError) as error:
         return BadCall(f"The arguments are not JSON: {error}. {request.name} takes {_signature(struct)}.")
+    try:
+        return msgspec.convert(arguments, struct)
+    except msgspec.ValidationError as error:
+        issues = "; ".join(issue.sentence for issue in issues_of(struct, arguments, error))
+        return BadCall(f"Bad arguments: {issues}. {request.name} takes {_signature(struct)}.")
+    except OverflowError as error:
+        return BadCall(f"Bad arguments: {error}. {request.name} takes {_signature(struct)}.")
 
 
 def _signature(struct: type[Decision]) -> str:

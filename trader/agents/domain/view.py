@@ -23,10 +23,10 @@ from trader.market.domain.markets import Candle, Interval, Market, Quote
 HISTORY_CANDLES: Final = 300
 """Number of closed candles from which each set of indicators is computed: at 5 minutes they cover a whole day."""
 
-CANDLES_SHOWN: Final = 24
-"""Number of last closed candles of each interval that models see."""
+CANDLES_SHOWN: Final = 32
+"""Number of last closed candles of each interval that models see: the prompt's rows, and the history of its volumes."""
 
-SERIES_SHOWN: Final = 3
+SERIES_SHOWN: Final = 5
 """Number of last closed candles for which an AI model sees the indicators that its prompt names."""
 
 
@@ -67,7 +67,8 @@ class ObservedAccount(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
 
     `day_opening_equity` is the equity at 00:00 UTC (or at the start of the run, if that is later), `peak_equity` the
     highest of the run. `drawdown_percent` is the fall from that peak, and `day_loss_percent` the day's deepest fall
-    from its opening equity, by which the day-loss rule judges; both are 0 if equity has not fallen.
+    from its opening equity, by which the day-loss rule judges: it stays when equity recovers. Both are 0 if equity has
+    not fallen.
     """
 
     initial_capital: Decimal
@@ -175,11 +176,15 @@ class PastDecision(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """An agent's own past: its note, its last decisions, newest first, and why calls of the last cycle failed."""
+    """An agent's own past: its note, its last decisions, newest first, and why calls of the last cycle failed.
+
+    `looked_at` is the time of the last cycle that it answered; None before the first.
+    """
 
     note: str | None = None
     decisions: tuple[PastDecision, ...] = ()
     refused: tuple[str, ...] = ()
+    looked_at: datetime | None = None
 
 
 class Supplementary(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -207,10 +212,13 @@ class ObservedMarket(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     `candles` and `indicators` are of closed candles only, per interval, candles ascending; `indicator_history` has the
     indicators at the last few closed candles, ascending, the latest included. The first interval is the variant's
-    decision interval. `change_24h_percent` compares the price with the price 24 hours before the last full hour.
-    `leverage_max` is the market's own, `funding_rate` the hourly one (longs pay a positive rate). `open_interest` is
-    the notional of all open positions in the market, None if the source does not report it. `supplementary` is None
-    unless a supplier of indicators is configured and has answered recently.
+    decision interval. `change_24h_percent` compares the price with the price 24 hours before the last full hour, and
+    `change_since_look_percent` with the price of the minute in which the agent last looked. `leverage_max` is the
+    market's own, `funding_rate` the hourly one (longs pay a positive rate), and `funding_history` has the rates of the
+    last hours, oldest first, as far as the source knows them. `open_interest` is the notional of all open positions in
+    the market, None if the source does not report it. `book_imbalance` is that of the best levels of the order book,
+    from -1 (only asks) to 1 (only bids). `supplementary` is None unless a supplier of indicators is configured and has
+    answered recently.
     """
 
     symbol: str
@@ -221,7 +229,10 @@ class ObservedMarket(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     ask: Decimal
     spread: Decimal
     change_24h_percent: float | None = msgspec.field(default=None, name="change24hPercent")
+    change_since_look_percent: float | None = None
+    book_imbalance: float | None = None
     funding_rate: Decimal
+    funding_history: tuple[Decimal, ...] = ()
     open_interest: Decimal | None = None
     tick: Decimal
     lot: Decimal
@@ -264,7 +275,10 @@ class ObservedMarket(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         now: datetime,
         *,
         opened_a_day_ago: float | None,
+        opened_at_look: float | None = None,
+        book_imbalance: float | None = None,
         funding_rate: Decimal,
+        funding_history: tuple[Decimal, ...] = (),
         open_interest: Decimal | None,
         candles: Mapping[Interval, tuple[Candle, ...]],
         indicators: Mapping[Interval, Indicators],
@@ -273,9 +287,9 @@ class ObservedMarket(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     ) -> "ObservedMarket":
         """Return a market as of a quote, before anybody's last action in it.
 
-        `opened_a_day_ago` is the price 24 hours before the last full hour; None: unknown.
+        `opened_a_day_ago` is the price 24 hours before the last full hour, and `opened_at_look` that of the minute in
+        which the agent last looked; None: unknown.
         """
-        change = round(100 * (float(quote.mark) / opened_a_day_ago - 1), 4) if opened_a_day_ago else None
         return cls(
             symbol=market.symbol,
             quoted_at=quote.at,
@@ -284,8 +298,11 @@ class ObservedMarket(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
             bid=quote.bid,
             ask=quote.ask,
             spread=quote.ask - quote.bid,
-            change_24h_percent=change,
+            change_24h_percent=change_percent(quote.mark, opened_a_day_ago),
+            change_since_look_percent=change_percent(quote.mark, opened_at_look),
+            book_imbalance=book_imbalance,
             funding_rate=funding_rate,
+            funding_history=funding_history,
             open_interest=open_interest,
             tick=market.tick,
             lot=market.lot,
@@ -296,6 +313,11 @@ class ObservedMarket(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
             indicator_history=indicator_history,
             supplementary=supplementary,
         )
+
+
+def change_percent(price: Decimal, before: float | None) -> float | None:
+    """Return the change from an earlier price; None if that is unknown."""
+    return round(100 * (float(price) / before - 1), 4) if before else None
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

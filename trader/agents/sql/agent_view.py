@@ -101,11 +101,17 @@ def _last_fill(*, symbol: str, side: str, fill_side: str, at: str) -> LastFill:
     return LastFill(Side(side), OrderSide(fill_side).opens is not Side(side), datetime.fromisoformat(at))
 
 
-# Every row repeats the note, so that one round trip reads both.
+# Every row repeats the note and the time of the last cycle, so that one round trip reads all.
 SELECT_MEMORY = """
-SELECT n.text AS note, i.started_at, left(i.response, $4) AS response, c.type, c.status,
+SELECT n.text AS note, n.last_at, i.started_at, left(i.response, $4) AS response, c.type, c.status,
        c.metadata -> 'decisions' -> 0 AS decision, c.metadata -> 'results' -> 0 AS result
-FROM (SELECT max(text) AS text FROM notes WHERE model_id = $1 AND written_at >= $2) n
+FROM (
+    SELECT max(text) AS text,
+           (SELECT max(started_at) FROM invocations
+            WHERE model_id = $1 AND started_at >= $2 AND status <> 'running') AS last_at
+    FROM notes
+    WHERE model_id = $1 AND written_at >= $2
+) n
 LEFT JOIN (
     SELECT id, started_at, response
     FROM invocations
@@ -118,15 +124,17 @@ ORDER BY i.started_at DESC, c.number
 """
 
 
-async def select_memory(conn: Connection, model_id: str, since: datetime) -> tuple[str | None, list[PastCycle]]:
-    """Return the note that a model wrote to itself since `since`, and its finished, answered invocations, newest
-    first."""
-    rows = await conn.fetch(SELECT_MEMORY, model_id, since, CYCLES_REMEMBERED, LINE_MAX, sorted(DECISION_TYPES))
+async def select_memory(
+    conn: Connection, model_id: str, since: datetime
+) -> tuple[str | None, list[PastCycle], datetime | None]:
+    """Return the note that a model wrote to itself since `since`, its finished, answered invocations, newest first, and
+    the time of its last finished invocation, answered or not."""
+    rows = await conn.fetch(SELECT_MEMORY, model_id, since, CYCLES_REMEMBERED, LINE_MAX + 1, sorted(DECISION_TYPES))
     cycles: list[PastCycle] = []
     for (at, response), calls in groupby(rows, key=lambda row: (row["started_at"], row["response"])):
         if at is not None:
             cycles.append(PastCycle(at, response, [part_of_row(row, PastCall) for row in calls if row["type"]]))
-    return rows[0]["note"], cycles
+    return rows[0]["note"], cycles, rows[0]["last_at"]
 
 
 SELECT_LOWEST_EQUITY = """

@@ -96,14 +96,14 @@ SELECT model_id, coalesce(sum(cost_usd), 0) AS usd,
        coalesce(sum(output_tokens) FILTER (WHERE unpriced_steps > 0), 0)::bigint AS unpriced_output,
        coalesce(sum(unmetered_attempts) FILTER (WHERE unpriced_steps > 0), 0)::bigint AS unpriced_attempts
 FROM invocations
-WHERE started_at >= $1
+WHERE started_at >= $1 AND model_id NOT IN (SELECT id FROM models WHERE provider = 'external')
 GROUP BY model_id
 ORDER BY model_id
 """
 
 
 async def select_costs_since(conn: Connection, since: datetime) -> dict[str, DayCost]:
-    """Return the cost of each model's invocations since `since`."""
+    """Return the cost of each model's invocations since `since`, without what external agents declare."""
     rows = await conn.fetch(SELECT_COSTS_SINCE, since)
     return {row["model_id"]: part_of_row(row, DayCost) for row in rows}
 

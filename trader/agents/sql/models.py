@@ -84,6 +84,22 @@ async def update_model_declared(conn: Connection, model_id: str, name: str, decl
     await insert_rows_record(conn, "models", rows)
 
 
+UPDATE_MODEL_DEADLINE = f"""
+UPDATE models SET configuration = configuration || jsonb_build_object('decision_age_max_s', $2::integer)
+WHERE id = $1
+RETURNING {MODEL_COLUMNS}
+"""  # noqa: S608 - a constant of this package
+
+
+async def update_model_deadline(conn: Connection, model_id: str, deadline_s: int) -> None:
+    """Set how long a model may take for a decision.
+
+    The connection must be in a transaction: the model is also recorded in the chain.
+    """
+    rows = await conn.fetch(UPDATE_MODEL_DEADLINE, model_id, deadline_s)
+    await insert_rows_record(conn, "models", rows)
+
+
 SELECT_RECORDED_MODEL = f"""
 SELECT {MODEL_COLUMNS} FROM models WHERE id = $1
 """  # noqa: S608 - a constant of this package

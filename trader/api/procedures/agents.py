@@ -6,6 +6,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from trader.agents.desk import AgentDesk
 from trader.agents.domain.models import Declared, Model
 from trader.agents.domain.tools import (
     AGENT_TOOLS,
@@ -13,7 +14,7 @@ from trader.agents.domain.tools import (
     Decision,
     FetchIndicators,
     FetchOrderBook,
-    Holding,
+    Hold,
     Note,
     PlaceOrder,
     UpdateExitPlan,
@@ -21,7 +22,6 @@ from trader.agents.domain.tools import (
 from trader.api.context import Context
 from trader.api.procedures.analytics import get_leaderboard
 from trader.api.procedures.models import get_invocations
-from trader.api.procedures.simulator import account_output
 from trader.api.registry import ProcedureHandler, procedure
 from trader.api.schemas.agents import (
     AgentBoardInput,
@@ -45,7 +45,7 @@ from trader.api.schemas.agents import (
 )
 from trader.api.schemas.analytics import GetLeaderboardInput, GetLeaderboardOutput
 from trader.api.schemas.models import GetInvocationsInput, GetInvocationsOutput
-from trader.api.schemas.simulator import AccountOutput, OrderOutput, OrderView
+from trader.api.schemas.simulator import AccountOutput, AccountView, OrderOutput, OrderView
 from trader.core.errors import ForeignAccount
 from trader.exchange.domain.halts import Verb
 from trader.operations.domain.credentials import Credential, Scope
@@ -63,6 +63,18 @@ def _tool(name: str, scope: Scope) -> Callable[[H], H]:
     return declare
 
 
+class _Agents(Protocol):
+    @property
+    def external(self) -> AgentDesk: ...
+
+
+class AgentContext(Protocol):
+    """The context of the procedures that a backtest serves, too."""
+
+    @property
+    def agents(self) -> _Agents: ...
+
+
 class _NamesAccount(Protocol):
     @property
     def account_id(self) -> str | None: ...
@@ -74,26 +86,24 @@ class _Decides(_NamesAccount, Protocol):
 
 
 @procedure("agent.whoami", paper_only=True, scope="read")
-async def whoami(context: Context, request: AgentInput, key: Credential) -> WhoAmIOutput:
+async def whoami(context: AgentContext, request: AgentInput, key: Credential) -> WhoAmIOutput:
     """Show which agent the key belongs to, and its permissions."""
-    return WhoAmIOutput.of(await _agent_of(context, request, key), key)
+    return _whoami(context, await _agent_of(context, request, key), key)
 
 
 @procedure("agent.declare", paper_only=True, scope="trade")
-async def declare(context: Context, request: AgentDeclareInput, key: Credential) -> WhoAmIOutput:
+async def declare(context: AgentContext, request: AgentDeclareInput, key: Credential) -> WhoAmIOutput:
     """Declare the agent's model, its version, and the SHA-256 digest of its prompt. They are shown as declared.
 
     An agent that declares something else becomes a new entrant with its next decision, and its results start over.
     """
     model = await _agent_of(context, request, key)
     declared = Declared(version=request.version, prompt_digest=request.prompt_digest)
-    await context.agents.external.declare(model, request.model, declared)
-    await context.models.reload()
-    return WhoAmIOutput.of(await _agent_of(context, request, key), key)
+    return _whoami(context, await context.agents.external.declare(model, request.model, declared), key)
 
 
 @procedure("agent.getView", paper_only=True, scope="trade")
-async def get_view(context: Context, request: AgentInput, key: Credential) -> ViewOutput:
+async def get_view(context: AgentContext, request: AgentInput, key: Credential) -> ViewOutput:
     """Open a decision: return the view of a model of the variant, and the deadline for acting on it.
 
     While the decision is open, the same view is returned again. `hold` or the deadline ends it.
@@ -105,25 +115,26 @@ async def get_view(context: Context, request: AgentInput, key: Credential) -> Vi
 
 
 @_tool("getCandles", "read")
-async def get_candles(context: Context, request: AgentCandlesInput, key: Credential) -> MarketOutput:
+async def get_candles(context: AgentContext, request: AgentCandlesInput, key: Credential) -> MarketOutput:
     """:raises NotFound: there is no such market."""
     return await _read(context, request, FetchIndicators, key)
 
 
 @_tool("getOrderBook", "read")
-async def get_order_book(context: Context, request: AgentBookInput, key: Credential) -> MarketOutput:
+async def get_order_book(context: AgentContext, request: AgentBookInput, key: Credential) -> MarketOutput:
     """:raises NotFound: there is no such market."""
     return await _read(context, request, FetchOrderBook, key)
 
 
 @procedure("agent.getAccount", paper_only=True, scope="read")
-async def get_account(context: Context, request: AgentInput, key: Credential) -> AccountOutput:
+async def get_account(context: AgentContext, request: AgentInput, key: Credential) -> AccountOutput:
     """Show the agent's account: its equity, margin, positions with exit plans, and open orders."""
-    return account_output(context, (await _agent_of(context, request, key)).id)
+    account, marks, markets, is_open = context.agents.external.account(await _agent_of(context, request, key))
+    return AccountOutput(account=AccountView.of(account, marks, markets, is_open=is_open))
 
 
 @_tool("placeOrder", "trade")
-async def place_order(context: Context, request: AgentOrderInput, key: Credential) -> DecisionOutput:
+async def place_order(context: AgentContext, request: AgentOrderInput, key: Credential) -> DecisionOutput:
     """:raises ViewUnknown: the agent has no such view.
     :raises ViewExpired: the deadline of the view has passed.
     :raises ViewDecided: the decision of the view has ended.
@@ -134,17 +145,17 @@ async def place_order(context: Context, request: AgentOrderInput, key: Credentia
 
 
 @procedure("agent.cancelOrder", paper_only=True, scope="trade")
-async def cancel_order(context: Context, request: AgentCancelInput, key: Credential) -> OrderOutput:
+async def cancel_order(context: AgentContext, request: AgentCancelInput, key: Credential) -> OrderOutput:
     """Cancel a resting order; this needs no view.
 
     :raises NotFound: the account has no such order.
     """
     model = await _agent_of(context, request, key)
-    return OrderOutput(order=OrderView.of(await context.exchange.cancel_order(model.id, request.order_id)))
+    return OrderOutput(order=OrderView.of(await context.agents.external.cancel_order(model, request.order_id)))
 
 
 @_tool("closePosition", "trade")
-async def close_position(context: Context, request: AgentCloseInput, key: Credential) -> DecisionOutput:
+async def close_position(context: AgentContext, request: AgentCloseInput, key: Credential) -> DecisionOutput:
     """:raises ViewUnknown: the agent has no such view.
     :raises ViewExpired: the deadline of the view has passed.
     :raises ViewDecided: the decision of the view has ended.
@@ -153,7 +164,7 @@ async def close_position(context: Context, request: AgentCloseInput, key: Creden
 
 
 @_tool("setExitPlan", "trade")
-async def set_exit_plan(context: Context, request: AgentExitPlanInput, key: Credential) -> DecisionOutput:
+async def set_exit_plan(context: AgentContext, request: AgentExitPlanInput, key: Credential) -> DecisionOutput:
     """:raises ViewUnknown: the agent has no such view.
     :raises ViewExpired: the deadline of the view has passed.
     :raises ViewDecided: the decision of the view has ended.
@@ -162,16 +173,16 @@ async def set_exit_plan(context: Context, request: AgentExitPlanInput, key: Cred
 
 
 @_tool("hold", "trade")
-async def hold(context: Context, request: AgentHoldInput, key: Credential) -> DecisionOutput:
+async def hold(context: AgentContext, request: AgentHoldInput, key: Credential) -> DecisionOutput:
     """:raises ViewUnknown: the agent has no such view.
     :raises ViewExpired: the deadline of the view has passed.
     :raises ViewDecided: the decision of the view has ended already.
     """
-    return await _decide(context, request, Holding, key)
+    return await _decide(context, request, Hold, key)
 
 
 @_tool("note", "trade")
-async def note(context: Context, request: AgentNoteInput, key: Credential) -> DecisionOutput:
+async def note(context: AgentContext, request: AgentNoteInput, key: Credential) -> DecisionOutput:
     """:raises ViewUnknown: the agent has no such view.
     :raises ViewExpired: the deadline of the view has passed.
     :raises ViewDecided: the decision of the view has ended.
@@ -208,7 +219,11 @@ async def get_board(context: Context, request: AgentBoardInput, key: Credential)
     return await get_leaderboard(context, GetLeaderboardInput(window=request.window, details=True))
 
 
-async def _decide(context: Context, request: _Decides, tool: type[Decision], key: Credential) -> DecisionOutput:
+def _whoami(context: AgentContext, model: Model, key: Credential) -> WhoAmIOutput:
+    return WhoAmIOutput.of(model, context.agents.external.deadline_s(model), key)
+
+
+async def _decide(context: AgentContext, request: _Decides, tool: type[Decision], key: Credential) -> DecisionOutput:
     """Execute a call on behalf of the key's agent."""
     model = await _agent_of(context, request, key)
     decision = msgspec.convert(request, tool, from_attributes=True)
@@ -216,14 +231,14 @@ async def _decide(context: Context, request: _Decides, tool: type[Decision], key
 
 
 async def _read(
-    context: Context, request: _NamesAccount, tool: type[FetchIndicators | FetchOrderBook], key: Credential
+    context: AgentContext, request: _NamesAccount, tool: type[FetchIndicators | FetchOrderBook], key: Credential
 ) -> MarketOutput:
     model = await _agent_of(context, request, key)
     decision = msgspec.convert(request, tool, from_attributes=True)
     return msgspec.convert(await context.agents.external.read(model, decision), MarketOutput)
 
 
-async def _agent_of(context: Context, request: _NamesAccount, key: Credential) -> Model:
+async def _agent_of(context: AgentContext, request: _NamesAccount, key: Credential) -> Model:
     """Return the model of the key's account.
 
     :raises ForeignAccount: the request names another one
@@ -231,8 +246,4 @@ async def _agent_of(context: Context, request: _NamesAccount, key: Credential) -
     assert key.account_id is not None, "the dispatcher lets only keys of agents through"
     if request.account_id not in (None, key.account_id):
         raise ForeignAccount(f"this key speaks for the account {key.account_id} and not for {request.account_id}")
-    if key.account_id not in context.models.by_id:  # added by a command since the last cycle
-        await context.models.reload()
-    if context.exchange.term is not None and key.account_id not in context.exchange.accounts:
-        await context.exchange.open_account(key.account_id)
-    return context.models.by_id[key.account_id]
+    return await context.agents.external.agent(key.account_id)

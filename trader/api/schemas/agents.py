@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from trader.agents.desk import OpenedView
 from trader.agents.domain.invocations import ToolCallStatus
 from trader.agents.domain.models import DeclaredName, Model, PromptDigest
 from trader.agents.domain.tools import (
@@ -13,12 +14,11 @@ from trader.agents.domain.tools import (
     ClosePosition,
     FetchIndicators,
     FetchOrderBook,
-    Holding,
+    Hold,
     Note,
     PlaceOrder,
     UpdateExitPlan,
 )
-from trader.agents.external import ExternalDecision
 from trader.api.schemas.common import UNSET, DecimalText, Input, Timestamp, UnsetType, VariantId, Wire, iso
 from trader.api.schemas.models import DeclaredView
 from trader.api.schemas.paging import PageInput
@@ -45,7 +45,7 @@ class AgentDeclareInput(AgentInput, kw_only=True):
     prompt_digest: PromptDigest | None = None
 
 
-ViewId = Annotated[str, Meta(min_length=1, max_length=64, description="the id of the view behind the decision")]
+ViewId = Annotated[str, Meta(min_length=1, max_length=64, description="Id of the view behind the decision.")]
 
 
 class ViewOutput(Wire, kw_only=True):
@@ -58,12 +58,12 @@ class ViewOutput(Wire, kw_only=True):
     view: dict[str, Any]
 
     @classmethod
-    def of(cls, decision: ExternalDecision) -> "ViewOutput":
-        system, shown = decision.record.messages
+    def of(cls, opened: OpenedView) -> "ViewOutput":
+        system, shown = opened.messages
         return cls(
-            view_id=decision.id,
-            opened_at=iso(decision.record.invocation.started_at),
-            deadline=iso(decision.deadline),
+            view_id=opened.id,
+            opened_at=iso(opened.opened_at),
+            deadline=iso(opened.deadline),
             prompt=system["content"],
             view=msgspec.json.decode(shown["content"]),
         )
@@ -85,7 +85,7 @@ class AgentExitPlanInput(UpdateExitPlan, frozen=True, kw_only=True):
     account_id: AccountId | None = None
 
 
-class AgentHoldInput(Holding, frozen=True, kw_only=True):
+class AgentHoldInput(Hold, frozen=True, kw_only=True):
     view_id: ViewId
     account_id: AccountId | None = None
 
@@ -104,7 +104,7 @@ class AgentBookInput(FetchOrderBook, frozen=True, kw_only=True):
 
 
 class AgentCancelInput(AgentInput, kw_only=True):
-    order_id: Annotated[str, Meta(min_length=1, max_length=64, description="the `orderId` of a resting order")]
+    order_id: Annotated[str, Meta(min_length=1, max_length=64, description="The `orderId` of a resting order.")]
 
 
 class AgentOperateInput(AgentInput, kw_only=True):
@@ -192,7 +192,8 @@ class MarketOutput(Wire, kw_only=True):
 class WhoAmIOutput(Wire, kw_only=True):
     """An agent, its declaration, and its key with fingerprint, scopes and rate limits per minute.
 
-    A decision is due every `decisionEverySeconds`; otherwise the cycle counts as missed.
+    A decision is due every `decisionEverySeconds`; otherwise the cycle counts as missed. It must end within
+    `decisionDeadlineSeconds` of its view.
     """
 
     agent_id: str
@@ -202,6 +203,7 @@ class WhoAmIOutput(Wire, kw_only=True):
     model: str
     declared: DeclaredView | UnsetType = UNSET
     decision_every_seconds: int
+    decision_deadline_seconds: int
     key_prefix: str
     key_fingerprint: str
     scopes: list[Scope]
@@ -209,7 +211,7 @@ class WhoAmIOutput(Wire, kw_only=True):
     decisions_per_minute: int | None
 
     @classmethod
-    def of(cls, model: Model, key: Credential) -> "WhoAmIOutput":
+    def of(cls, model: Model, deadline_s: int, key: Credential) -> "WhoAmIOutput":
         return cls.from_attributes(
             model.configuration,
             agent_id=model.id,
@@ -218,6 +220,7 @@ class WhoAmIOutput(Wire, kw_only=True):
             model=model.router_model_name,
             declared=DeclaredView.of(model),
             decision_every_seconds=int(model.configuration.cadence.total_seconds()),
+            decision_deadline_seconds=deadline_s,
             key_prefix=key.prefix,
             key_fingerprint=key.fingerprint,
             scopes=list(key.scopes),

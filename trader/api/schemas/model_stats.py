@@ -48,8 +48,9 @@ class OverallFigures(Wire, kw_only=True):
 
     The tokens and `costUsd` are the providers' charges (`N/A`: none reported a cost); `unmeteredAttempts`, if any,
     counts the requests that may have cost unreported tokens, and `costIsPartial` is true if part of the cost is
-    unknown. `netAfterCost` is the account's gain, including open positions, minus that cost. The intervals contain the
-    true value in 95 % of cases, for one look; null for under 10 trades or days.
+    unknown. `costIsDeclared`: it is an external agent's declaration, like its tokens. `netAfterCost` is the account's
+    gain, including open positions, minus that cost. The intervals contain the true value in 95 % of cases, for one
+    look; null for under 10 trades or days.
     """
 
     model_id: str
@@ -73,6 +74,7 @@ class OverallFigures(Wire, kw_only=True):
     unmetered_attempts: int | UnsetType = UNSET
     cost_usd: Figure
     cost_is_partial: bool | UnsetType = UNSET
+    cost_is_declared: bool | UnsetType = UNSET
     net_after_cost: Figure
 
 
@@ -122,6 +124,7 @@ class AdvancedFigures(Wire, kw_only=True):
     unmetered_attempts: int | UnsetType = UNSET
     cost_usd: Figure
     cost_is_partial: bool | UnsetType = UNSET
+    cost_is_declared: bool | UnsetType = UNSET
     net_after_cost: Figure
 
 
@@ -144,6 +147,7 @@ def _figures(stats: ModelStats, shown: type[OverallFigures | AdvancedFigures]) -
         "unmetered_attempts": totals.unmetered_attempts or UNSET,
         "cost_usd": figure(stats.cost_usd),
         "cost_is_partial": stats.is_cost_partial or UNSET,
+        "cost_is_declared": stats.is_cost_declared or UNSET,
         "net_after_cost": figure(stats.net_after_cost),
         "recovery_factor": figure(stats.figures.recovery_factor),
         "failed_workflow_count": failures.workflows,

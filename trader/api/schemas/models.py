@@ -1,5 +1,6 @@
 """Models and their invocations on the wire. `getInvocations` and the conversations stream show the same records."""
 
+from collections.abc import Iterable
 from datetime import timedelta
 from decimal import Decimal
 from typing import Annotated, Any, Final, Literal
@@ -132,11 +133,29 @@ class ToolCallView(Wire, kw_only=True):
         return cls.from_attributes(call, metadata=metadata, timestamp=call.created_at)
 
 
+class UsageView(Wire, kw_only=True):
+    """What an external agent declared about one decision, which is not verified. `steps` counts requests to models."""
+
+    model: str | UnsetType = UNSET
+    steps: int | UnsetType = UNSET
+    input_tokens: int | UnsetType = UNSET
+    output_tokens: int | UnsetType = UNSET
+    cost_usd: float | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, calls: Iterable[ToolCall]) -> "UsageView | UnsetType":
+        """Return the declaration among the calls of a decision; unset without one."""
+        decisions = (decision for call in calls for decision in call.metadata["decisions"])
+        declared = next((decision["usage"] for decision in decisions if decision.get("usage")), None)
+        return UNSET if declared is None else msgspec.convert(declared, cls)
+
+
 class InvocationView(OfModel, kw_only=True):
     """One finished run of a model. `steps` counts its exchanges with the provider; `timestamp` is its start.
 
-    Tokens are as reported by the provider (null: none). `unmeteredAttempts`, if any, counts the requests that may have
-    cost further tokens, such as those that timed out. `costIsPartial` is true if the true cost exceeds `costUsd`,
+    Tokens are as reported by the provider (null: none). Those of an external agent, and its `costUsd`, are what it
+    declares, with its model and steps in `declaredUsage`. `unmeteredAttempts`, if any, counts the requests that may
+    have cost further tokens, such as those that timed out. `costIsPartial` is true if the true cost exceeds `costUsd`,
     because part was not reported and the model has no price; `costIsEstimated` is true if `costUsd` includes such a
     part, at its possible maximum.
 
@@ -157,6 +176,7 @@ class InvocationView(OfModel, kw_only=True):
     cost_usd: Decimal | UnsetType = UNSET
     cost_is_partial: bool | UnsetType = UNSET
     cost_is_estimated: bool | UnsetType = UNSET
+    declared_usage: UsageView | UnsetType = UNSET
     duration_ms: int
     timestamp: Timestamp
     tool_calls: list[ToolCallView]
@@ -211,6 +231,7 @@ def invocation_of(record: FinishedInvocation) -> InvocationView:
         cost_is_partial=invocation.is_cost_partial or None,
         cost_is_estimated=invocation.is_cost_estimated or None,
         cost_usd=invocation.cost_usd,
+        declared_usage=UsageView.of(record.tool_calls) if model.is_external else UNSET,
         duration_ms=(ended_at - invocation.started_at) // timedelta(milliseconds=1),
         timestamp=invocation.started_at,
         tool_calls=[ToolCallView.of(call) for call in record.tool_calls],

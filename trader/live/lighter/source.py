@@ -296,6 +296,10 @@ class VenueSource:
         settled = market.rates.get(boundary, market.next_rate)
         return PLAIN_FUNDING_RATE if settled is None else settled
 
+    def known_funding_rate(self, symbol: str, boundary: datetime) -> Decimal | None:
+        market = self._followed.get(symbol)
+        return None if market is None else market.rates.get(boundary)
+
     def open_interest(self, symbol: str) -> Decimal | None:
         market = self._followed.get(symbol)
         return None if market is None else market.open_interest

@@ -192,7 +192,11 @@ class RecordedSource:
         return [candles[at] for at in sorted(candles)]
 
     def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
-        return self._rates.get((symbol, boundary), PLAIN_FUNDING_RATE)
+        known = self.known_funding_rate(symbol, boundary)
+        return PLAIN_FUNDING_RATE if known is None else known
+
+    def known_funding_rate(self, symbol: str, boundary: datetime) -> Decimal | None:
+        return self._rates.get((symbol, boundary))
 
     def open_interest(self, symbol: str) -> Decimal | None:
         return None

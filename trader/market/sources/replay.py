@@ -220,7 +220,11 @@ class ReplaySource:
         return candles
 
     def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
-        return self._funding.get(symbol, {}).get(epoch_second(boundary) // 3600, self.plain_rate(symbol))
+        known = self.known_funding_rate(symbol, boundary)
+        return self.plain_rate(symbol) if known is None else known
+
+    def known_funding_rate(self, symbol: str, boundary: datetime) -> Decimal | None:
+        return self._funding.get(symbol, {}).get(epoch_second(boundary) // 3600)
 
     def plain_rate(self, symbol: str) -> Decimal:
         """Return the hourly funding rate of a market for hours that no file covers."""

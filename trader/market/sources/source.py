@@ -75,6 +75,10 @@ class MarketSource(Protocol):
         """Return the hourly rate due at `boundary`, a whole hour; longs pay a positive rate."""
         ...
 
+    def known_funding_rate(self, symbol: str, boundary: datetime) -> Decimal | None:
+        """Return the hourly rate that the source has recorded for `boundary`; None if it has none."""
+        ...
+
     def open_interest(self, symbol: str) -> Decimal | None:
         """Return the notional of all open positions in a market, in quote currency; None if unknown."""
         ...

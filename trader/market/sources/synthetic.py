@@ -110,6 +110,9 @@ class SyntheticSource:
     def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
         return self.markets[symbol].funding_rate
 
+    def known_funding_rate(self, symbol: str, boundary: datetime) -> Decimal | None:
+        return None
+
     def open_interest(self, symbol: str) -> Decimal | None:
         return None
 

@@ -50,7 +50,8 @@ SELECT (SELECT version FROM schema_version) AS schema_version, pg_database_size(
        (SELECT max(closed_at) FROM orders WHERE status = 'CLOSED') AS last_trade_at,
        (SELECT max(last_at) FROM portfolio_hourly
         WHERE hour = (SELECT max(hour) FROM portfolio_hourly)) AS last_snapshot_at,
-       (SELECT sum(cost_usd) FROM invocation_counts) AS cost_usd,
+       (SELECT sum(cost_usd) FROM invocation_counts
+        WHERE model_id NOT IN (SELECT id FROM models WHERE provider = 'external')) AS cost_usd,
        (SELECT count(*) FROM commands WHERE finished_at IS NULL) AS open_commands
 FROM (SELECT 1) one LEFT JOIN service_state s ON true
 """

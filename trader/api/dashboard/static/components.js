@@ -55,10 +55,10 @@ export const Side = ({ side }) =>
 
 /** An external agent's declaration about itself. */
 export const Declared = ({ by }) =>
-  by &&
-  html` <span class="soft">${by.model} ${by.version}</span>
-  <span class="badge"
-    title=${`declared by the agent itself, not verified${by.promptDigest ? `; its prompt has the digest ${by.promptDigest}` : ''}`}>declared</span>`
+  by && html` <span class="soft">${by.model} ${by.version}</span><${DeclaredBadge} promptDigest=${by.promptDigest} />`
+
+export const DeclaredBadge = ({ promptDigest }) => html` <span class="badge"
+    title=${`declared by the agent itself, not verified${promptDigest ? `; its prompt has the digest ${promptDigest}` : ''}`}>declared</span>`
 
 /** The badge of manual trades on a model's account. */
 export const Manual = () => html`<span class="badge warn" title="traded manually, not by the model">manual</span>`

@@ -2,7 +2,7 @@
 // Conversations: everything a model saw, said and called, and every refusal with its reason, step by step and live.
 import { useChosen } from './address.js'
 import { call, useAnswer } from './answers.js'
-import { Choice, Failed, ModelName, Panel, Select, Time } from './components.js'
+import { Choice, DeclaredBadge, Failed, ModelName, Panel, Select, Time } from './components.js'
 import { number, price, quantity, span, times, whole } from './format.js'
 import { html, useEffect, useState } from './lib.js'
 import { useModels } from './models.js'
@@ -264,7 +264,12 @@ function Details({ one }) {
       one.inputTokens + one.outputTokens > 0
         ? ` · ${whole(one.inputTokens)} tokens in, ${whole(one.outputTokens)} out`
         : ''
-    }${one.costUsd != null ? ` · ${number(one.costUsd, 4)} USD` : ''} · what it saw</summary>
+    }${one.costUsd != null ? ` · ${number(one.costUsd, 4)} USD` : ''}${
+      one.declaredUsage &&
+      html`${one.declaredUsage.model && ` · ${one.declaredUsage.model}`}${
+        one.declaredUsage.steps != null && ` · ${whole(one.declaredUsage.steps)} model requests`
+      }<${DeclaredBadge} />`
+    } · what it saw</summary>
     ${
       isOpen &&
       (found === null

@@ -80,7 +80,7 @@ export function ModelPage({ route, id }) {
         class=${tone(figureOf(figures.returnPercent))}>${signedPercent(figureOf(figures.returnPercent))}</span> since the start`
       } />
       <${Tile} label="Net after model cost" value=${signed(figureOf(figures?.netAfterCost))}
-        kind=${tone(figureOf(figures?.netAfterCost))} note=${`cost ${number(figureOf(figures?.costUsd))} USD${figures?.costIsPartial ? ', not all of it known' : ''}`} />
+        kind=${tone(figureOf(figures?.netAfterCost))} note=${`cost ${number(figureOf(figures?.costUsd))} USD${figures?.costIsPartial ? ', not all of it known' : ''}${figures?.costIsDeclared ? ', declared by the agent' : ''}`} />
       ${
         figures?.budget &&
         html`<${Tile} label="Model cost today, USD" value=${number(figures.budget.spentTodayUsd)}

@@ -42,7 +42,10 @@ function Summary() {
   const equity = sum(snapshots, snapshot => snapshot.netPortfolio)
   const unrealized = sum(snapshots, snapshot => snapshot.unrealizedPnl)
   const realized = sum(overall, row => figureOf(row.totalPnl))
-  const cost = sum(overall, row => figureOf(row.costUsd))
+  const cost = sum(
+    overall.filter(row => !row.costIsDeclared),
+    row => figureOf(row.costUsd),
+  )
   const capital = sum(overall, row => row.startValue)
   const known = overall.length > 0 && overall.length === ids.size
   const equityOf = state.portfolio ? `= Equity of ${whole(snapshots.length)} models` : '= Equity'
