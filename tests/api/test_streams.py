@@ -236,6 +236,21 @@ async def test_each_event_reaches_its_streams() -> None:
         await service.emptied()
 
 
+async def test_an_agents_steps_and_reasons_are_sent_as_they_come() -> None:
+    """On the stream of the conversations, without loading them; a note to itself is no such part."""
+    parts = [{"kind": "step", "title": "plan", "text": "look at ETH"}, {"text": "it trends"}]
+    run = {"modelId": "scout", "modelName": "Scout", "modelVariant": "Apex", "invocationId": "6f1b"}
+    async with serving() as service, streaming(service, "conversations") as client:
+        await client.event()
+        loads = service.sources["conversations"].loads
+        for decision in ({"text": "mind the gap"}, {"parts": parts}):
+            details = {**run, "callType": "NOTE", "status": "ok", "decisions": [decision], "results": []}
+            service.events.publish(WorkflowProgress("workflow:call", START, details))
+        name, data = await client.event()
+        assert (name, data) == ("note", {**run, "parts": parts})
+        assert service.sources["conversations"].loads == loads
+
+
 async def test_an_unencodable_detail_harms_no_subscriber(caplog: pytest.LogCaptureFixture) -> None:
     async with serving() as service, streaming(service, "workflow") as client:
         await client.event()

@@ -26,7 +26,16 @@ from trader.agents.domain.messages import (
     plan_outcome,
     refused,
 )
-from trader.agents.domain.tools import CancelOrder, Change, Decision, FetchIndicators, FetchOrderBook, Holding, Note
+from trader.agents.domain.tools import (
+    AgentNote,
+    CancelOrder,
+    Change,
+    Decision,
+    FetchIndicators,
+    FetchOrderBook,
+    Holding,
+    Note,
+)
 from trader.agents.domain.view import Shown, VariantLimits, View
 from trader.core.errors import Conflict, InvalidInput, OrderUndecided
 from trader.exchange.domain import rules as exchange
@@ -177,7 +186,7 @@ async def execute(decision: Decision, environment: InvocationEnvironment) -> Out
     match decision:
         case Holding():
             return HELD
-        case Note():
+        case Note() | AgentNote():
             return NOTED
         case FetchIndicators() | FetchOrderBook():
             return await _read(decision, environment)

@@ -108,6 +108,10 @@ class StateBroadcaster(Broadcaster):
         self._is_urgent |= urgent
         self._wanted.set()
 
+    def send_event(self, name: str, data: bytes) -> None:
+        """Send a named event now, only to readers of this stream alone: the combined stream has the workflow's."""
+        self.send(EventsMessage([NumberedEvent(name, data, "")]), to=lambda form: not form.numbered)
+
     async def start(self) -> None:
         self._task = asyncio.create_task(self._refresh_forever(), name=f"stream {self.name}")
 

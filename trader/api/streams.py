@@ -29,6 +29,7 @@ from trader.api.requests import INFO, address_of
 from trader.api.routes import Documented, Route, answer_expectation, refusal
 from trader.api.schemas.common import ENCODER, Refusal, iso
 from trader.api.schemas.health import HaltInForce
+from trader.api.schemas.streams import NoteMessage
 from trader.api.state_broadcast import Load, StateBroadcaster
 from trader.api.stream_messages import GZIP_HEADER, MessageForm
 from trader.api.stream_table import STREAMS, StreamEvents
@@ -176,6 +177,8 @@ class Broadcasters:
                 self._post("halts:changed", at, {"halts": [HaltInForce.of(halt) for halt in halts]})
             case WorkflowProgress(type=kind, at=at, details=details):
                 self._post(kind, at, details)
+                if (note := NoteMessage.of(details)) is not None:
+                    self.states["conversations"].send_event("note", ENCODER.encode(note))
 
     def _post(self, kind: str, at: datetime, details: Mapping[str, Any]) -> None:
         try:

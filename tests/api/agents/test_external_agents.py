@@ -127,6 +127,30 @@ async def test_an_agent_declares_what_a_decision_cost(desk: Desk, key: str) -> N
     assert not (await verify(desk.floor.database, [])).findings
 
 
+async def test_an_agent_shows_its_steps_while_it_decides(desk: Desk, key: str) -> None:
+    view = await desk.call("agent.getView", key)
+    own = {"viewId": view["viewId"]}
+    parts = [{"kind": "step", "title": "plan", "text": "look at ETH"}, {"text": "it trends"}]
+    assert (await desk.call("agent.note", key, **own, parts=parts))["noted"]
+    assert (await desk.call("agent.note", key, **own, text="ETH next"))["noted"]
+    refused: tuple[dict[str, Any], ...] = (
+        {},
+        {"parts": []},
+        {"parts": [{"kind": "mood", "text": "x"}]},
+        {"parts": [{"text": "x" * 1001}]},
+    )
+    for wrong in refused:
+        assert await desk.call("agent.note", key, 400, **own, **wrong) == "VALIDATION_ERROR"
+    shown = [event.details["decisions"] for event in desk.floor.progress() if event.type == "workflow:call"]
+    assert shown == [[{"parts": parts}], [{"text": "ETH next"}]], "before the decision ends"
+    await desk.call("agent.hold", key, **own, reason="done")
+    (record,) = (await desk.call("agent.getHistory", key))["conversations"]
+    assert record["toolCalls"][0]["metadata"]["decisions"] == [{"parts": parts}]
+    async with desk.floor.database.connection() as conn:
+        assert await conn.fetchval("SELECT text FROM notes WHERE model_id = 'scout'") == "ETH next"
+    assert not (await verify(desk.floor.database, [])).findings
+
+
 async def test_the_name_of_a_model_is_taken(desk: Desk, command: Command) -> None:
     await desk.floor.add("ada")
     assert "already" in await command("agents", "add", "ada", "--variant", "Apex", code=1)

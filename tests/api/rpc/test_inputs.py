@@ -94,12 +94,13 @@ def test_only_an_object_is_described_as_one(input_type: Any) -> None:
         assert "an object" not in describe(field.type) or "StructType" in repr(field.type), field.encode_name
 
 
-REQUIRED = {
+REQUIRED: dict[str, dict[str, Any]] = {
     "trading.getTrade": {"id": "6f1b9e0a-5d0c-5c11-8e0e-3f6f0b1f7a52"},
     "trading.getCandles": {"symbol": "BTC", "interval": "1h"},
     "analytics.getBehaviour": {"modelId": "apex"},
     "analytics.getTradeTotals": {"by": "day"},
     "agent.declare": {"model": "lab/one"},
+    "agent.note": {"viewId": "6f1b9e0a-5d0c-5c11-8e0e-3f6f0b1f7a52", "text": "flat", "parts": [{"text": "flat"}]},
     "agent.halt": {"reason": "maintenance"},
     "agent.flatten": {"reason": "maintenance"},
 }
@@ -181,6 +182,7 @@ def test_null_in_an_optional_argument_of_a_tool_is_absence(name: str, path: tupl
     arguments = {
         "symbol": "BTC", "side": "buy" if name in AGENT_TOOLS else "LONG", "quantity": 0.01, "clientOrderId": "1",
         "leverage": 2, "stop": 9, "invalidation": "under 9", "confidence": 60, "reason": "flat",
+        "text": "flat", "parts": [{"text": "flat"}],
     }  # fmt: skip
     tool = {**TOOLS, **AGENT_TOOLS}[name]
     known = {field.encode_name for field in msgspec.structs.fields(tool)}

@@ -64,10 +64,10 @@ class PastCycle(NamedTuple):
 
 
 def note_of(call: ToolCall) -> str | None:
-    """Return the note that a call wrote; None for any other call."""
+    """Return the note that a call wrote for later views; None for any other call."""
     if call.type != "NOTE" or call.status != "ok":
         return None
-    text: str = call.metadata["decisions"][0]["text"]
+    text: str | None = call.metadata["decisions"][0].get("text")
     return text
 
 

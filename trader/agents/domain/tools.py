@@ -26,6 +26,10 @@ from trader.market.domain.markets import Interval
 NOTE_MAX: Final = 600
 """Maximum characters of the note that an agent keeps for itself."""
 
+PARTS_MAX: Final = 10
+PART_MAX: Final = 1_000
+"""Maximum parts of a note of an external agent, and characters of a part."""
+
 Symbol = Annotated[str, Meta(min_length=1, max_length=32, description="A market.")]
 Price = Annotated[float, Meta(gt=0, le=1e12)]
 InvalidationPrice = Annotated[
@@ -126,6 +130,34 @@ class Note(Tool, frozen=True, kw_only=True):
     text: Annotated[str, Meta(min_length=1, max_length=NOTE_MAX, description="What you want to remember.")]
 
 
+class NotePart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A part of what an agent does or thinks while it decides."""
+
+    kind: Annotated[Literal["rationale", "step", "call", "result"], Meta(description="What the text is.")] = "rationale"
+    title: Annotated[Annotated[str, Meta(min_length=1, max_length=100)] | None, Meta(description="A short name.")] = (
+        None
+    )
+    text: Annotated[str, Meta(min_length=1, max_length=PART_MAX, description="The step, reason, call or result.")]
+
+
+class AgentNote(Tool, frozen=True, kw_only=True, omit_defaults=True):
+    """Show people your steps and reasons while you decide, as `parts`, or write a note to yourself, as `text`. The note
+    replaces the one before, and you see it in later views."""
+
+    text: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=NOTE_MAX)] | None, Meta(description="What you want to remember.")
+    ] = None
+    parts: Annotated[
+        Annotated[list[NotePart], Meta(min_length=1, max_length=PARTS_MAX)] | None,
+        Meta(description="Your steps and reasons, in order; each call adds to those before."),
+    ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.text is None and self.parts is None:
+            raise ValueError("`text` or `parts` is required")
+
+
 class Holding(Tool, frozen=True, kw_only=True):
     """End this cycle, with what you did or why you do nothing. Call it last, and never beside an order."""
 
@@ -200,7 +232,7 @@ class CancelOrder(Tool, frozen=True, kw_only=True):
 Change = CreatePosition | ClosePosition | UpdateExitPlan | PlaceOrder | CancelOrder
 """The decisions that change the books."""
 
-Decision = Change | FetchIndicators | FetchOrderBook | Note | Holding
+Decision = Change | FetchIndicators | FetchOrderBook | Note | AgentNote | Holding
 
 TOOLS: Final[Mapping[str, type[Decision]]] = {
     struct.__name__[0].lower() + struct.__name__[1:]: struct
@@ -237,17 +269,19 @@ AGENT_TOOLS: Final[Mapping[str, type[Decision]]] = {
     "setExitPlan": UpdateExitPlan,
     "getCandles": FetchIndicators,
     "getOrderBook": FetchOrderBook,
-    "note": Note,
+    "note": AgentNote,
     "hold": Hold,
 }
 """The tools of external agents by procedure name, which equals the simulator's if it has the procedure."""
 
 RECORDED_TOOLS: Final[Mapping[str, type[Decision]]] = {
-    **TOOLS, PLACE_ORDER: PlaceOrder, "cancelOrder": CancelOrder, "hold": Hold,
+    **TOOLS, PLACE_ORDER: PlaceOrder, "cancelOrder": CancelOrder, "note": AgentNote, "hold": Hold,
 }  # fmt: skip
 """The tools by the names under which the calls of all agents are recorded. Strategies may use all that change books."""
 
-TOOL_NAMES: Final[Mapping[type[Decision], str]] = {struct: name for name, struct in RECORDED_TOOLS.items()}
+TOOL_NAMES: Final[Mapping[type[Decision], str]] = {
+    struct: name for name, struct in (*TOOLS.items(), *RECORDED_TOOLS.items())
+}
 
 CALLS_MAX: Final = 100
 """Maximum calls of one decision of an external agent."""

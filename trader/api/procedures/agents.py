@@ -10,12 +10,12 @@ from trader.agents.desk import AgentDesk
 from trader.agents.domain.models import Declared, Model
 from trader.agents.domain.tools import (
     AGENT_TOOLS,
+    AgentNote,
     ClosePosition,
     Decision,
     FetchIndicators,
     FetchOrderBook,
     Hold,
-    Note,
     PlaceOrder,
     UpdateExitPlan,
 )
@@ -187,7 +187,7 @@ async def note(context: AgentContext, request: AgentNoteInput, key: Credential) 
     :raises ViewExpired: the deadline of the view has passed.
     :raises ViewDecided: the decision of the view has ended.
     """
-    return await _decide(context, request, Note, key)
+    return await _decide(context, request, AgentNote, key)
 
 
 @procedure("agent.halt", paper_only=True, scope="operate")

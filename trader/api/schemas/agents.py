@@ -10,12 +10,12 @@ from trader.agents.desk import OpenedView
 from trader.agents.domain.invocations import ToolCallStatus
 from trader.agents.domain.models import DeclaredName, Model, PromptDigest
 from trader.agents.domain.tools import (
+    AgentNote,
     AgentOrderId,
     ClosePosition,
     FetchIndicators,
     FetchOrderBook,
     Hold,
-    Note,
     PlaceOrder,
     UpdateExitPlan,
 )
@@ -90,7 +90,7 @@ class AgentHoldInput(Hold, frozen=True, kw_only=True):
     account_id: AccountId | None = None
 
 
-class AgentNoteInput(Note, frozen=True, kw_only=True):
+class AgentNoteInput(AgentNote, frozen=True, kw_only=True):
     view_id: ViewId
     account_id: AccountId | None = None
 

@@ -1,10 +1,14 @@
 """Messages of the event streams that no procedure returns."""
 
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, Literal
 
+import msgspec
+
 from trader.agents.domain.invocations import ToolCallStatus, ToolCallType
 from trader.agents.domain.models import Model
+from trader.agents.domain.tools import NotePart
 from trader.agents.variants import color_of
 from trader.api.schemas.common import UNSET, Timestamp, UnsetType, VariantId, Wire, trimmed
 from trader.api.schemas.health import HaltInForce
@@ -37,6 +41,33 @@ class PositionEventData(Wire, kw_only=True):
             positions=positions_of_account(account, marks, markets, model),
             total_unrealized_pnl=trimmed(unrealized(account, marks)) if is_valued else None,
             available_cash=trimmed(available_cash(account, marks)) if is_valued else None,
+        )
+
+
+class NoteMessage(Wire, kw_only=True):
+    """An event `note` of the stream `conversations`: steps and reasons of an external agent, as they come.
+
+    The finished run has them among its tool calls.
+    """
+
+    model_id: str
+    model_name: str
+    model_variant: VariantId
+    invocation_id: str
+    parts: list[NotePart]
+
+    @classmethod
+    def of(cls, details: Mapping[str, Any]) -> "NoteMessage | None":
+        """Return the parts of a call of which the workflow stream has these details; None without any."""
+        parts = next((decision.get("parts") for decision in details.get("decisions", ())), None)
+        if details.get("callType") != "NOTE" or parts is None:
+            return None
+        return cls(
+            model_id=details["modelId"],
+            model_name=details["modelName"],
+            model_variant=VariantId(details["modelVariant"]),
+            invocation_id=details["invocationId"],
+            parts=msgspec.convert(parts, list[NotePart]),
         )
 
 

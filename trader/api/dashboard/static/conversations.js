@@ -325,7 +325,11 @@ function wordsOf(type, decision) {
   ]
     .filter(([, value]) => value != null)
     .map(([name, value]) => `${name} ${price(value)}`)
-  if (type === 'HOLDING' || type === 'NOTE') return decision.reason ?? decision.text ?? ''
+  if (type === 'HOLDING') return decision.reason ?? ''
+  if (type === 'NOTE') {
+    return html`${decision.text ?? ''}${decision.parts && html`<ol class="calls">${decision.parts.map(part => html`<li class="call">
+      <span class="badge">${part.kind ?? 'rationale'}</span><span>${part.title && html`<b>${part.title}</b> `}${part.text}</span></li>`)}</ol>`}`
+  }
   if (type === 'FETCH_INDICATORS') return `${decision.symbol ?? ''} ${decision.interval ?? ''}`
   if (type === 'CREATE_POSITION') {
     return [
