@@ -327,8 +327,13 @@ function wordsOf(type, decision) {
     .map(([name, value]) => `${name} ${price(value)}`)
   if (type === 'HOLDING') return decision.reason ?? ''
   if (type === 'NOTE') {
-    return html`${decision.text ?? ''}${decision.parts && html`<ol class="calls">${decision.parts.map(part => html`<li class="call">
-      <span class="badge">${part.kind ?? 'rationale'}</span><span>${part.title && html`<b>${part.title}</b> `}${part.text}</span></li>`)}</ol>`}`
+    return html`${decision.text ?? ''}${
+      decision.parts &&
+      html`<ol class="calls">${decision.parts.map(
+        part => html`<li class="call">
+      <span class="badge">${part.kind ?? 'rationale'}</span><span>${part.title && html`<b>${part.title}</b> `}${part.text}</span></li>`,
+      )}</ol>`
+    }`
   }
   if (type === 'FETCH_INDICATORS') return `${decision.symbol ?? ''} ${decision.interval ?? ''}`
   if (type === 'CREATE_POSITION') {
