@@ -385,10 +385,10 @@ def late_seasons(seeds: Iterable[int], models: int, days: int, process: Process)
         yield any(_is_wrong(present(hours), {}, NO_SEASON) for hours in looks(days))
 
 
-def replicate_seasons(seeds: Iterable[int], models: int, days: int) -> Iterator[bool]:
-    """Yield for each season whether it is ever wrong, when models of five replicates each lose some of them."""
+def replicate_seasons(seeds: Iterable[int], models: int, days: int, process: Process) -> Iterator[bool]:
+    """Yield for each season whether it is ever wrong, when models have five replicates each, which may be ruined."""
     for seed in seeds:
-        season = NullSeason.draw(seed, 5 * models, days, PROCESSES["bankruptcies"])
+        season = NullSeason.draw(seed, 5 * models, days, process)
 
         def joint(hours: int, season: NullSeason = season) -> list[JudgedEntrant]:
             copies, _ = season.entrants(hours)

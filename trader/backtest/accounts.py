@@ -195,11 +195,12 @@ class BacktestAccount(FollowedAccount):
         self.hours.append(HourlyValue(snapshot.account_id, hour, snapshot.net_portfolio, snapshot.created_at, leverage))
 
     def end_invocation(self, at: datetime) -> None:
-        """End the current invocation; keep its record if it made any calls."""
+        """End the current invocation; keep its record if it made any calls, other than to hold."""
         invocation, self.invocation = self.invocation, None
         assert invocation is not None
+        has_acted = bool(invocation.record.calls)  # holds are added by `close`
         invocation.close(at)
-        if self.finished is not None and invocation.record.calls:
+        if self.finished is not None and has_acted:
             self.finished.append(invocation.record)
 
     def report(self, at: datetime, number: int, decision: Change, outcome: Outcome) -> None:

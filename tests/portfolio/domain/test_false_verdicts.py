@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from benchmarks.verdicts import KINDS
 from support.null_seasons import (
     PROCESSES,
     NullSeason,
@@ -36,3 +37,8 @@ def test_models_that_differ_only_by_luck_stay_indistinguishable_under_daily_look
     wrong = sum(wrong_seasons(range(SEASONS), MODELS, DAYS, PROCESSES[process]))
     low, high = share_interval(wrong, SEASONS)
     assert (high if is_nightly() else low) <= 0.05, f"{wrong} of {SEASONS} seasons"
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"boards"}))
+def test_other_boards_of_luck_stay_undecided_too(kind: str) -> None:
+    assert not any(KINDS[kind](range(3), 6, 20, PROCESSES["bankruptcies"]))
