@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 from support.manual_clock import ManualClock
@@ -236,7 +237,8 @@ async def test_each_event_reaches_its_streams() -> None:
         await service.emptied()
 
 
-async def test_an_agents_steps_and_reasons_are_sent_as_they_come() -> None:
+@pytest.mark.parametrize("is_relayed", [False, True])
+async def test_an_agents_steps_and_reasons_are_sent_as_they_come(is_relayed: bool) -> None:
     """On the stream of the conversations, without loading them; a note to itself is no such part."""
     parts = [{"kind": "step", "title": "plan", "text": "look at ETH"}, {"text": "it trends"}]
     run = {"modelId": "scout", "modelName": "Scout", "modelVariant": "Apex", "invocationId": "6f1b"}
@@ -244,7 +246,9 @@ async def test_an_agents_steps_and_reasons_are_sent_as_they_come() -> None:
         await client.event()
         loads = service.sources["conversations"].loads
         for decision in ({"text": "mind the gap"}, {"parts": parts}):
-            details = {**run, "callType": "NOTE", "status": "ok", "decisions": [decision], "results": []}
+            details = {**run, "number": 1, "callType": "NOTE", "status": "ok", "decisions": [decision], "results": []}
+            if is_relayed:  # as a follower reads them
+                details = msgspec.json.decode(msgspec.json.encode(details), type=dict[str, msgspec.Raw])
             service.events.publish(WorkflowProgress("workflow:call", START, details))
         name, data = await client.event()
         assert (name, data) == ("note", {**run, "parts": parts})

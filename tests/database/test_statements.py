@@ -43,7 +43,8 @@ UNORDERED = {
     "agents.invocations.SELECT_COSTS_BETWEEN", "exchange.trades.SELECT_NEXT_TRADES",
     "agents.invocations.SELECT_PAYLOADS", "live.drift.SELECT_UNCOMPARED", "live.venue_orders.SELECT_FUNDED_HOURS",
     "database.leadership.HOLD_TERM",
-    "agents.models.SELECT_RECORDED_MODEL", "agents.models.UPDATE_MODEL_DECLARED", "agents.models.UPSERT_MODEL",
+    "agents.models.SELECT_RECORDED_MODEL", "agents.models.UPDATE_MODEL_DEADLINE", "agents.models.UPDATE_MODEL_DECLARED",
+    "agents.models.UPSERT_MODEL",
     "live.venue_orders.SELECT_VENUE_INDEXES", "live.venue_orders.SELECT_VENUE_TRADES",
     "market.candles.SELECT_LAST_MINUTES",
 }  # fmt: skip

@@ -29,7 +29,7 @@ from trader.api.requests import INFO, address_of
 from trader.api.routes import Documented, Route, answer_expectation, refusal
 from trader.api.schemas.common import ENCODER, Refusal, iso
 from trader.api.schemas.health import HaltInForce
-from trader.api.schemas.streams import NoteMessage
+from trader.api.schemas.streams import NoteMessage, WorkflowCall
 from trader.api.state_broadcast import Load, StateBroadcaster
 from trader.api.stream_messages import GZIP_HEADER, MessageForm
 from trader.api.stream_table import STREAMS, StreamEvents
@@ -177,17 +177,19 @@ class Broadcasters:
                 self._post("halts:changed", at, {"halts": [HaltInForce.of(halt) for halt in halts]})
             case WorkflowProgress(type=kind, at=at, details=details):
                 self._post(kind, at, details)
-                if (note := NoteMessage.of(details)) is not None:
-                    self.states["conversations"].send_event("note", ENCODER.encode(note))
 
     def _post(self, kind: str, at: datetime, details: Mapping[str, Any]) -> None:
         try:
             data = _workflow_data(kind, iso(at), details)
+            # From the encoded event: a follower has its details as the leader encoded them.
+            note = NoteMessage.of(msgspec.json.decode(data, type=WorkflowCall)) if kind == "workflow:call" else None
         except (TypeError, ValueError, msgspec.MsgspecError) as error:
             # An encoding error in a detail must not fail the publisher.
             log.error("workflow event %s cannot be encoded: %s", kind, error)
             return
         self.workflow.post(kind, data)
+        if note is not None:
+            self.states["conversations"].send_event("note", ENCODER.encode(note))
 
 
 def _workflow_data(kind: str, timestamp: str, details: Mapping[str, Any]) -> bytes:

@@ -1,6 +1,5 @@
 """Messages of the event streams that no procedure returns."""
 
-from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, Literal
 
@@ -41,33 +40,6 @@ class PositionEventData(Wire, kw_only=True):
             positions=positions_of_account(account, marks, markets, model),
             total_unrealized_pnl=trimmed(unrealized(account, marks)) if is_valued else None,
             available_cash=trimmed(available_cash(account, marks)) if is_valued else None,
-        )
-
-
-class NoteMessage(Wire, kw_only=True):
-    """An event `note` of the stream `conversations`: steps and reasons of an external agent, as they come.
-
-    The finished run has them among its tool calls.
-    """
-
-    model_id: str
-    model_name: str
-    model_variant: VariantId
-    invocation_id: str
-    parts: list[NotePart]
-
-    @classmethod
-    def of(cls, details: Mapping[str, Any]) -> "NoteMessage | None":
-        """Return the parts of a call of which the workflow stream has these details; None without any."""
-        parts = next((decision.get("parts") for decision in details.get("decisions", ())), None)
-        if details.get("callType") != "NOTE" or parts is None:
-            return None
-        return cls(
-            model_id=details["modelId"],
-            model_name=details["modelName"],
-            model_variant=VariantId(details["modelVariant"]),
-            invocation_id=details["invocationId"],
-            parts=msgspec.convert(parts, list[NotePart]),
         )
 
 
@@ -112,6 +84,33 @@ class WorkflowCall(RunEvent, kw_only=True, tag="workflow:call"):
     status: ToolCallStatus
     decisions: list[dict[str, Any]]
     results: list[dict[str, Any]]
+
+
+class NoteMessage(Wire, kw_only=True):
+    """An event `note` of the stream `conversations`: steps and reasons of an external agent, as they come.
+
+    The finished run has them among its tool calls.
+    """
+
+    model_id: str
+    model_name: str
+    model_variant: VariantId
+    invocation_id: str
+    parts: list[NotePart]
+
+    @classmethod
+    def of(cls, call: WorkflowCall) -> "NoteMessage | None":
+        """Return the parts of a call; None without any."""
+        parts = next((decision.get("parts") for decision in call.decisions), None)
+        if call.call_type != "NOTE" or parts is None:
+            return None
+        return cls(
+            model_id=call.model_id,
+            model_name=call.model_name,
+            model_variant=call.model_variant,
+            invocation_id=call.invocation_id,
+            parts=msgspec.convert(parts, list[NotePart]),
+        )
 
 
 class WorkflowComplete(RunEvent, kw_only=True, tag="workflow:complete"):
