@@ -40,6 +40,7 @@ class Agent:
     key: str
     number: int = 0
     asked: dict[str, Any] = field(default_factory=dict)
+    has_view: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass
@@ -103,6 +104,8 @@ async def _decide(service: ServiceProcess, agent: Agent, tally: Tally) -> None:
     while True:
         status, view = await service.try_call("agent.getView", agent.key)
         assert status in {200, 503}, (status, view)
+        if status == 200:
+            agent.has_view.set()
         for _ in range(20 if status == 200 else 0):
             for way in (opening, closing):
                 agent.number += 1
@@ -153,11 +156,16 @@ async def _storm_and_kill(
     service: ServiceProcess, accounts: list[str], rng: Random, tally: Tally, agent: Agent
 ) -> None:
     """Let all clients trade, and kill the service meanwhile."""
+    agent.has_view.clear()
+    deciding = asyncio.create_task(_decide(service, agent, tally))
+    seeing = asyncio.create_task(agent.has_view.wait())  # the first view of a process reads weeks of candles
+    await asyncio.wait([seeing, deciding], return_when=asyncio.FIRST_COMPLETED)
+    seeing.cancel()
     clients = [
         asyncio.create_task(_storm(service, account_id, Random(rng.random()), tally, tally.kills))
         for account_id in accounts
     ]
-    clients.append(asyncio.create_task(_decide(service, agent, tally)))
+    clients.append(deciding)
     await asyncio.sleep(rng.uniform(0.3, 2.5))  # the moment of the kill is random
     await service.kill()
     tally.kills += 1
