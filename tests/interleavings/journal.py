@@ -51,7 +51,8 @@ class Journal:
             self._entries += [("announced", account_id) for account_id in event.account_ids]
         if isinstance(event, ConversationsChanged):
             self._recorded += 1
-            if self._recorded > self._commits["update_invocation_closed"] + self._commits["update_interrupted"]:
+            ended = self._commits["update_invocation_closed"]
+            if self._recorded > ended and not self._commits["update_interrupted"]:
                 self.found.append(f"an invocation of {event.model_id} was announced before its commit")
 
     def problems(self) -> Iterator[str]:

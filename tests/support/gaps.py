@@ -258,7 +258,7 @@ class GapDatabase(Database):
 
     gaps: Gaps
     commits: Counter[str]
-    """By function, how many of its statements, or rows of their answers, were committed since the last emptying."""
+    """How many statements of each function were committed since the database was emptied."""
 
     async def empty(self) -> None:
         """Delete every row, for the next schedule."""
@@ -303,7 +303,7 @@ class GapConnection:
         self._database = database
         self._gaps = database.gaps
         self._is_in_transaction = False
-        self._uncommitted: Counter[str] = Counter()
+        self._uncommitted: list[str] = []
         self._has_snapshot: bool | None = None
         """Whether the snapshot of the present transaction is taken; None where each statement takes its own."""
 
@@ -330,7 +330,7 @@ class GapConnection:
         transaction = self._conn.transaction(**options)
         await self._gaps.reach("before BEGIN")
         await self._gaps.run(transaction.start)
-        self._is_in_transaction, self._uncommitted = True, Counter()
+        self._is_in_transaction, self._uncommitted = True, []
         self._has_snapshot = False if options.get("readonly") else None
         try:
             yield
@@ -365,8 +365,10 @@ class GapConnection:
 
         async def execute() -> Any:
             result = await getattr(self._conn, method)(query, *args, **options)
-            written = self._uncommitted if self._is_in_transaction else self._database.commits
-            written[label] += len(result) if isinstance(result, list) else 1
+            if self._is_in_transaction:
+                self._uncommitted.append(label)
+            else:
+                self._database.commits[label] += 1
             return result
 
         place = f"{label}{IN_TRANSACTION}" if self._is_in_transaction else label
