@@ -44,8 +44,8 @@ class Procedure:
 class Registry:
     """Procedures by dotted name, in the order of their declaration."""
 
-    def __init__(self) -> None:
-        self._procedures: dict[str, Procedure] = {}
+    def __init__(self, procedures: Iterable[tuple[str, Procedure]] = ()) -> None:
+        self._procedures = dict(procedures)
 
     @property
     def procedures(self) -> Mapping[str, Procedure]:
@@ -53,9 +53,7 @@ class Registry:
 
     def part(self, names: Iterable[str]) -> "Registry":
         """Return a registry with only these procedures."""
-        chosen = Registry()
-        chosen._procedures = {name: self._procedures[name] for name in names}
-        return chosen
+        return Registry((name, self._procedures[name]) for name in names)
 
     def procedure(
         self,

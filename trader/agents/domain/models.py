@@ -44,7 +44,7 @@ Color = Annotated[str, Meta(pattern=r"^#[0-9a-fA-F]{6}$(?!\n)"), _described('a c
 ModelId = Annotated[
     str,
     Meta(pattern=r"^(?!\.{1,2}$)[A-Za-z0-9._:-]{1,64}$(?!\n)"),  # which URLs interpret as folders
-    _described("1 to 64 letters, digits or any of . _ : -, but not . or .."),
+    _described("1 to 64 letters, digits or any of . _ : - (not only one or two dots)"),
 ]
 Line = Annotated[
     str,
