@@ -51,7 +51,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # by `nohup`; processes t
 settings.register_profile(
     "normal", max_examples=25, deadline=None, report_multiple_bugs=False, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.register_profile("all", settings.get_profile("normal"), max_examples=100)
+settings.register_profile("all", settings.get_profile("normal"), max_examples=50)
 settings.register_profile("nightly", settings.get_profile("normal"), max_examples=2_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "normal"))
 

@@ -33,7 +33,7 @@ IN_TRANSACTION: Final = " in a transaction"
 Fault = Literal["lost statement", "lost acknowledgement", "late statement"]
 FAULTS: Final = get_args(Fault)
 
-GAPS_BY_DAY: Final = 4
+GAPS_BY_DAY: Final = 2
 """How many gaps of an operation an actor takes in `scripts/test --all`; at night it takes them all."""
 
 
