@@ -303,7 +303,7 @@ async def revoke(options: argparse.Namespace, target: TargetDatabase) -> Result:
 async def limits(options: argparse.Namespace, target: TargetDatabase) -> Result:
     """Show the scopes, rate limits and deadline of an agent, and change the given ones.
 
-    A changed deadline changes the agent's configuration, so its next decision is that of a new entrant.
+    A changed deadline changes the agent's configuration, so its next decision belongs to a new entrant.
     """
     (attempt_s,) = read_some(os.environ, options.env_file, "attempt_timeout_s")
     async with target.database.transaction() as conn:
