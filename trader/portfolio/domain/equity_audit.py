@@ -123,11 +123,16 @@ def compare_with_marks(
 
 
 class HourlyCandles:
-    """The lowest and the highest prices of each market and hour."""
+    """The lowest and the highest prices of each market and hour.
 
-    def __init__(self, candles: Iterable[tuple[str, datetime, float, float]]) -> None:
+    A service records the minutes of all markets in order of time, and catches up on those that it missed. Until then,
+    the hours of its latest snapshots are incomplete, so nothing is told of moments from `known_until` on.
+    """
+
+    def __init__(self, candles: Iterable[tuple[str, datetime, float, float]], known_until: datetime) -> None:
         """Take (symbol, hour, low, high) tuples."""
         self._hours: defaultdict[str, dict[datetime, CandleExtremes]] = defaultdict(dict)
+        self._known_until = known_until
         for symbol, hour, low, high in candles:
             self._hours[symbol][hour] = CandleExtremes(Decimal(low), Decimal(high))
 
@@ -141,6 +146,8 @@ class HourlyCandles:
         return max((each.high / each.low - 1 for each in ranges if each is not None), default=None)
 
     def _range(self, symbol: str, start: datetime, end: datetime) -> CandleExtremes | None:
+        if end >= self._known_until:
+            return None
         hours, hour, known = self._hours[symbol], floor_time(start, _HOUR), []
         while hour <= end:
             if hour in hours:

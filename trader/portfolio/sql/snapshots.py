@@ -8,10 +8,12 @@ from uuid import UUID
 
 import msgspec
 
+from trader.core.clock import EPOCH
 from trader.core.statistics import EquityPoint
 from trader.core.variant_id import VariantId
 from trader.database.pool import Connection
 from trader.exchange.sql.audit import AuditedRun
+from trader.market.sql.candles import select_last_minutes
 from trader.portfolio.domain.equity_audit import AuditedEquity, HourlyCandles
 from trader.portfolio.domain.histories import Snapshot
 
@@ -390,6 +392,8 @@ SELECT_HOURS = "SELECT symbol, open_time, low, high FROM candles WHERE minutes =
 
 
 async def select_hours(conn: Connection) -> HourlyCandles:
-    """Return the prices of every hour."""
+    """Return the prices of every hour, known until the end of the last minute that was recorded."""
     rows = await conn.fetch(SELECT_HOURS)
-    return HourlyCandles((row["symbol"], row["open_time"], row["low"], row["high"]) for row in rows)
+    minutes = await select_last_minutes(conn, list({row["symbol"] for row in rows}))
+    known_until = max(minutes.values(), default=EPOCH) + timedelta(minutes=1)
+    return HourlyCandles(((row["symbol"], row["open_time"], row["low"], row["high"]) for row in rows), known_until)
