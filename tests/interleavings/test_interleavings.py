@@ -1,8 +1,7 @@
 """Every operation of the service, with another actor in each of its gaps: books, memory and record agree.
 
-`scripts/test` tries a seeded sample of the gaps. With `scripts/test --all` the actors share the gaps of each operation,
-so that each is tried; with HYPOTHESIS_PROFILE=nightly every actor acts in every gap. A failure prints its schedules;
-one of them runs again with SCHEDULE="operation / actor / gap" and `-k again`.
+By day, each actor acts in one gap of each operation, drawn by a seed; with HYPOTHESIS_PROFILE=nightly it acts in every
+gap. A failure prints its schedules; one of them runs again with SCHEDULE="operation / actor / gap" and `-k again`.
 """
 
 import asyncio
@@ -17,8 +16,8 @@ from interleavings.arena import Arena
 from interleavings.checks import problems_before, problems_of, problems_of_leading, problems_of_memory
 from interleavings.neighbors import problems_of_neighbors
 from interleavings.schedules import ACTORS, OPERATIONS, PAIRS, Schedule
-from support.gaps import FAULTS, GAPS_BY_DAY, GapDatabase, Gaps, asked_for, gaps_for, run_as, share
-from support.run_profile import is_nightly, runs_all
+from support.gaps import FAULTS, GapDatabase, Gaps, asked_for, gaps_for, run_as
+from support.run_profile import is_nightly
 
 from trader.core.errors import TraderError
 
@@ -110,14 +109,6 @@ async def _step(step, schedule: Schedule) -> object:  # type: ignore[no-untyped-
     return await step(schedule)
 
 
-@pytest.mark.parametrize("operation", list(OPERATIONS))
-@pytest.mark.parametrize("count", [1, GAPS_BY_DAY, 100])
-def test_actors_share_all_gaps_of_an_operation(operation: str, count: int) -> None:
-    numbers, actors = list(range(count)), [actor for name, actor in PAIRS if name == operation]
-    shares = [share(actor, actors, numbers, GAPS_BY_DAY) for actor in actors if actor not in FAULTS]
-    assert {number for chosen in shares for number in chosen} == set(numbers)
-
-
 async def gaps_of(database: GapDatabase, operation: str, actor: str) -> list[str]:
     """Return the gaps of an operation."""
     if operation not in GAPS:
@@ -134,14 +125,12 @@ async def test_an_actor_in_a_gap_of_an_operation(
     database: GapDatabase, pair: str, record_property: Callable[[str, object], None]
 ) -> None:
     operation, actor = pair.split(" / ")
-    if not runs_all():
+    if not is_nightly():
         chosen = [Random(pair).randrange(USUAL_GAPS)]
     else:
         chosen = gaps_for(actor, await gaps_of(database, operation, actor))
         if actor not in FAULTS:
             chosen.append(AFTER_ITS_END)
-        if not is_nightly():
-            chosen = share(actor, [other for name, other in PAIRS if name == operation], chosen, GAPS_BY_DAY)
     outcomes = [await run(database, operation, actor, at) for at in chosen]
     record_property("schedules", len(outcomes))
     failed = [outcome for outcome in outcomes if outcome.problems]

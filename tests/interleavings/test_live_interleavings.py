@@ -10,9 +10,9 @@ from typing import Final
 
 import pytest
 from support.fake_exchange import CREATE
-from support.gaps import GAPS_BY_DAY, GapDatabase, Gaps, asked_for, gaps_for, run_as, share
+from support.gaps import GapDatabase, Gaps, asked_for, gaps_for, run_as
 from support.live import Bench, add_model, live_settings, prepared
-from support.run_profile import is_nightly, runs_all
+from support.run_profile import is_nightly
 from support.tasks import ended
 
 from trader.core.errors import TraderError
@@ -219,12 +219,10 @@ async def test_an_actor_in_a_gap_of_a_live_order(
 ) -> None:
     operation, actor = pair.split(" / ")
     tried = [Random(pair).randrange(USUAL_GAPS)]
-    if runs_all():
+    if is_nightly():
         if operation not in GAPS:
             GAPS[operation] = await run(database, operation, actor, AFTER_ITS_END)
         tried = gaps_for(actor, GAPS[operation])
-    if runs_all() and not is_nightly():
-        tried = share(actor, [other for name, other in PAIRS if name == operation], tried, GAPS_BY_DAY)
     for at in tried:
         try:
             await run(database, operation, actor, at)

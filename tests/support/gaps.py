@@ -8,7 +8,7 @@ import asyncio
 import inspect
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import Context, ContextVar, copy_context
 from functools import partial
@@ -33,9 +33,6 @@ IN_TRANSACTION: Final = " in a transaction"
 Fault = Literal["lost statement", "lost acknowledgement", "late statement"]
 FAULTS: Final = get_args(Fault)
 
-GAPS_BY_DAY: Final = 2
-"""How many gaps of an operation an actor takes in `scripts/test --all`; at night it takes them all."""
-
 
 def gaps_for(actor: str, gaps: list[str]) -> list[int]:
     """Return the numbers of the gaps in which an actor has a distinct effect: for most actors, all of them.
@@ -48,19 +45,6 @@ def gaps_for(actor: str, gaps: list[str]) -> list[int]:
     if actor in FAULTS:
         return [number for number, gap in enumerate(gaps) if _can_strike(actor, gap)]
     return [number for number, gap in enumerate(gaps) if not _is_repeated(gap, gaps[number + 1 : number + 2])]
-
-
-def share(actor: str, actors: Sequence[str], numbers: list[int], count: int) -> list[int]:
-    """Return about `count` of an actor's gaps: of an operation with many, each of its actors begins at another one.
-
-    Together the actors of an operation take each of its gaps. A fault takes as many, evenly spread.
-    """
-    every = max(1, -(-len(numbers) // count))
-    if actor in FAULTS:
-        return numbers[::every]
-    others = [other for other in actors if other not in FAULTS]
-    every = min(every, len(others))
-    return numbers[others.index(actor) % every :: every]
 
 
 def _is_repeated(gap: str, following: list[str]) -> bool:

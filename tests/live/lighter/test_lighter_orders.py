@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.fake_exchange import ACCOUNT, CREATE, KEY_INDEX, FakeExchange
+from support.run_profile import is_nightly
 
 from trader.core.errors import MarketDataError, StartError
 from trader.exchange.domain.orders import OrderSide
@@ -38,7 +39,7 @@ sdk = pytest.importorskip("lighter.signer_client", reason="the extra `live` is n
 D = Decimal
 BTC = 1
 LATER = datetime(9999, 1, 1, tzinfo=UTC)
-SCHEDULES = int(os.environ.get("FAULT_SCHEDULES", "500"))
+SCHEDULES = int(os.environ.get("FAULT_SCHEDULES", "500" if is_nightly() else "100"))
 
 
 @pytest.fixture(scope="module")
