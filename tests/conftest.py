@@ -51,14 +51,13 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # by `nohup`; processes t
 settings.register_profile(
     "normal", max_examples=25, deadline=None, report_multiple_bugs=False, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.register_profile("all", settings.get_profile("normal"))
 settings.register_profile("nightly", settings.get_profile("normal"), max_examples=2_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "normal"))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Use two workers per core: tests wait for other processes and for schedules a fifth of the time."""
+    """Use two workers per core: tests often wait for other processes and for schedules."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return cores * 2
 

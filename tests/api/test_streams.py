@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from aiohttp import web
 from support.manual_clock import ManualClock
-from support.run_profile import runs_all
+from support.run_profile import is_nightly
 from support.served import make_stream_app
 from support.waiting import turns, until
 
@@ -518,7 +518,7 @@ async def test_shutdown_ends_all_streams_including_stalled_ones(messages: int) -
 async def test_no_error_is_logged_when_clients_come_and_go(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         async with serving(ping_s=0.01) as service:
-            for reset in (True, False) * (10 if runs_all() else 2):
+            for reset in (True, False) * (10 if is_nightly() else 2):
                 for name in STREAMS:
                     client = await Client.get(service, f"/api/events/{name}")
                     await client.head()

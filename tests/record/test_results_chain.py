@@ -277,6 +277,17 @@ async def test_the_audit_compares_fills_with_answers_and_equity_with_books_and_m
     assert unnamed == {}
 
 
+async def test_the_audit_waits_for_the_minutes_of_an_hour(season: Floor) -> None:
+    async with season.database.connection() as conn:
+        transaction = conn.transaction()
+        await transaction.start()
+        await conn.execute("SET LOCAL session_replication_role = replica")
+        await conn.execute(AUDITED["an hour of a baseline"][0])
+        await conn.execute("DELETE FROM candles WHERE minutes = 1 AND open_time = (SELECT max(open_time) FROM candles)")
+        assert (await audit(_Uncommitted(conn))).is_clean  # type: ignore[arg-type]
+        await transaction.rollback()
+
+
 async def test_an_account_removed_by_an_operator_is_not_a_finding(season: Floor) -> None:
     limit = Order(
         account_id="zoe", symbol="BTC", side=OrderSide.BUY, type=OrderType.LIMIT, quantity=Decimal("0.01"),

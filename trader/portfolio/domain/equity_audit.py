@@ -125,8 +125,8 @@ def compare_with_marks(
 class HourlyCandles:
     """The lowest and the highest prices of each market and hour.
 
-    A service records the minutes of all markets in order of time, and catches up on those that it missed. Until then,
-    the hours of its latest snapshots are incomplete, so nothing is told of moments from `known_until` on.
+    A service records the minutes of all markets in order, and after a start it first records those that it missed.
+    Until then the latest hours are incomplete, so a moment at or after `known_until` has no range.
     """
 
     def __init__(self, candles: Iterable[tuple[str, datetime, float, float]], known_until: datetime) -> None:

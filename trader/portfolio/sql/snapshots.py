@@ -392,8 +392,9 @@ SELECT_HOURS = "SELECT symbol, open_time, low, high FROM candles WHERE minutes =
 
 
 async def select_hours(conn: Connection) -> HourlyCandles:
-    """Return the prices of every hour, known until the end of the last minute that was recorded."""
+    """Return the prices of every hour, known until the end of the last recorded minute, or else the last hour."""
     rows = await conn.fetch(SELECT_HOURS)
     minutes = await select_last_minutes(conn, list({row["symbol"] for row in rows}))
-    known_until = max(minutes.values(), default=EPOCH) + timedelta(minutes=1)
+    ends = [minute + timedelta(minutes=1) for minute in minutes.values()]
+    known_until = max([*ends, *(row["open_time"] for row in rows)], default=EPOCH)
     return HourlyCandles(((row["symbol"], row["open_time"], row["low"], row["high"]) for row in rows), known_until)
