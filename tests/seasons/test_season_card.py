@@ -436,5 +436,32 @@ async def test_the_documented_verifier_accepts_a_result_and_nothing_else(publish
     assert accepted == []
 
 
+@pytest.mark.parametrize("step", ["opened", "amended"])
+async def test_a_step_recorded_after_the_start_cannot_be_dated_before_it(
+    database: Database, call: Call, tmp_path: Path, step: str
+) -> None:
+    """Whoever may write rows can give a step any time; the record holds what was recorded before it."""
+    if step == "amended":
+        await open_season(database)
+    await add_rows(database)
+    await record_rows(database)
+    if step == "opened":
+        await open_season(database)
+    else:
+        amended = SeasonRecord(
+            step="amended", season=1, number=2, at=START, rules=replace(RULES, alpha=0.01), reason="backdated"
+        )
+        async with database.connection() as conn:
+            await insert_season_record(conn, amended)
+    made = await call("season", "close", "result")
+    assert made.code == 0, made.err
+    checked = await call("season", "check", "result")
+    assert checked.code == 1
+    assert "before the start" in checked.out
+    late = {"opened": ["record 0", "record 1"], "amended": ["record 2"]}[step]
+    found = _second_verifier().verify(tmp_path / "result", {})
+    assert found == [f"{each} of the season was made after its start, and does not say so" for each in late]
+
+
 def _is_same(folder: Path, other: Path) -> bool:
     return all((folder / file.name).read_bytes() == file.read_bytes() for file in other.iterdir())
