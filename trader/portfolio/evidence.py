@@ -159,8 +159,7 @@ class _Found(NamedTuple):
 class _Part:
     """The hours and trades of an entrant, or of its replicates together, within a window (None: all)."""
 
-    def __init__(self, group: Sequence[_Judged], since: datetime | None) -> None:
-        series = _joint(group)
+    def __init__(self, group: Sequence[_Judged], series: ReturnSeries | None, since: datetime | None) -> None:
         self.age = 0 if series is None else len(series.values)
         self.series = series if series is None or since is None else series.within(since, series.end)
         counts = [entrant.count_trades(since) for entrant in group]
@@ -376,22 +375,24 @@ def _judge(
     groups: dict[str, list[_Judged]] = {}
     for entrant in periods:
         groups.setdefault(entrant.period.contender, []).append(entrant)
-    board = judge_board([_entrant(group) for group in groups.values()], baselines, since, contenders, rules)
+    units = {group[0].key: _entrant(group) for group in groups.values()}
+    board = judge_board(list(units.values()), baselines, since, contenders, rules)
     shown = [
         (entrant, group)
         for group in groups.values()
         for entrant in (group[:1] if model_id is None else group)
         if model_id in {None, entrant.model.id}
     ]
-    parts = [_Part(group, since) for _, group in shown]
+    parts = [_Part(group, units[group[0].key].series, since) for _, group in shown]
     statements = state_returns((part.series, part.trades) for part in parts)
     noise = {group[0].key: _noise(group) for group in groups.values()}
     found = [
         (entrant, _evidence(entrant, part, statement, board, group, noise[group[0].key], rules))
         for (entrant, group), part, statement in zip(shown, parts, statements, strict=True)
     ]
-    rule, units = rules.primary, list(groups.values())
-    return _Found(board.best, found, None if rule is None else _primary(rule, units, baselines, rules.hours))
+    rule = rules.primary
+    primary = None if rule is None else _primary(rule, list(groups.values()), baselines, rules.hours)
+    return _Found(board.best, found, primary)
 
 
 def _primary(
