@@ -3,12 +3,14 @@
 import importlib
 import pkgutil
 import re
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
 import asyncpg
 import pytest
+import pytest_asyncio
 
 import trader
 from trader.core.errors import DatabaseUnavailable
@@ -31,9 +33,18 @@ STATEMENTS = {
 }
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def preparing(shared_dsn: str) -> AsyncIterator[Database]:
+    """A pool for statements that are only prepared, which changes nothing in the database."""
+    database = await Database.connect(shared_dsn, size=1)
+    yield database
+    await database.close()
+
+
+@pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.parametrize("name", STATEMENTS)
-async def test_statement_fits_the_schema(database: Database, name: str) -> None:
-    async with database.connection() as conn:
+async def test_statement_fits_the_schema(preparing: Database, name: str) -> None:
+    async with preparing.connection() as conn:
         await conn.prepare(STATEMENTS[name])
 
 
