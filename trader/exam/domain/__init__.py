@@ -1,0 +1,1 @@
+"""Laws, worlds and scores: pure values and functions."""

@@ -1,0 +1,166 @@
+"""The law of a market from one moment on, and the exact expected value of what an account holds under it.
+
+Log prices follow dX = (m − σ²/2) dt + σ dB with drift m and deviation σ known per minute. The martingale part of a price has
+no expectation at a bounded stopping time, so the expected gain of a position is the expected integral of its drift while it
+is open. Only the probability of being open is simulated, never the price at which a plan closes it.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+HORIZON: Final = 240
+"""Minutes after which every position is closed."""
+
+RISK_BUDGET: Final = 0.01
+"""The standard deviation over the horizon that an entrant may hold, as a fraction of equity."""
+
+PAIRS: Final = 256
+"""Antithetic pairs of paths on which a plan is valued."""
+
+_HOUR: Final = 60
+_MONITORED_SHIFT: Final = 0.5826
+"""Barriers that are looked at in steps act like continuous ones, moved outward by this many deviations of a step: Broadie,
+Glasserman and Kou, "A continuity correction for discrete barrier options", Mathematical Finance 7:4 (1997)."""
+
+_LOOKS_PER_MINUTE: Final = 60
+
+
+class Held(NamedTuple):
+    """A position: the row of its market in the law, its side (1 or -1), its notional as a fraction of equity, and its plan.
+
+    `below` and `above` are the log distances of the prices that close it (minus and plus infinity: none), and `minutes` is
+    when time closes it.
+    """
+
+    market: int
+    side: int
+    weight: float
+    below: float = -math.inf
+    above: float = math.inf
+    minutes: int = HORIZON
+
+
+class Law:
+    """The law of several markets over the horizon. Rows are markets, columns minutes.
+
+    `drift` is the log of the expected growth per minute, `deviation` the standard deviation of a minute's log return,
+    `correlation` that of two markets, `funding` the hourly rate that longs pay. `entering` and `closing` are costs as
+    fractions of notional; the latter per minute. `seed` draws the paths, which all plans share.
+    """
+
+    def __init__(
+        self,
+        drift: Floats,
+        deviation: Floats,
+        correlation: Floats,
+        funding: Floats,
+        entering: Floats,
+        closing: Floats,
+        seed: int,
+    ) -> None:
+        self.drift, self.deviation, self.correlation = drift, deviation, correlation
+        self.funding, self.entering, self.closing = funding, entering, closing
+        self._seed = seed
+        self._draws: dict[int, Floats] = {}
+
+    @cached_property
+    def horizon_deviation(self) -> Floats:
+        """The standard deviation of each market's return over the horizon."""
+        deviations: Floats = np.sqrt(np.sum(self.deviation**2, axis=1))
+        return deviations
+
+    def risk(self, held: Sequence[Held]) -> float:
+        """Return the standard deviation over the horizon of positions without plans, as a fraction of equity."""
+        weights = np.zeros(len(self.drift))
+        for each in held:
+            weights[each.market] += each.side * each.weight
+        scaled = weights * self.horizon_deviation
+        return math.sqrt(max(0.0, float(scaled @ self.correlation @ scaled)))
+
+    def value(self, held: Sequence[Held]) -> float:
+        """Return the expected gain of positions, with funding and the costs of closing them, as a fraction of equity."""
+        return math.fsum(each.weight * self._of_one(each) for each in held)
+
+    def _of_one(self, held: Held) -> float:
+        """Return the expected gain of a position per unit of its notional."""
+        minutes = max(0, min(held.minutes, HORIZON))
+        if not minutes:
+            return -float(self.closing[held.market, 0])
+        if held.below == -math.inf and held.above == math.inf:
+            return float(self.unplanned(held.market, held.side)[minutes - 1])
+        drift, deviation = self.drift[held.market, :minutes], self.deviation[held.market, :minutes]
+        ends = np.cumsum(drift - deviation**2 / 2 + deviation * self._normals(held.market)[:, :minutes], axis=1)
+        begins = np.concatenate([np.zeros((len(ends), 1)), ends[:, :-1]], axis=1)
+        stays = np.ones_like(ends)
+        for barrier, side in ((held.below, 1), (held.above, -1)):
+            if math.isfinite(barrier):
+                shifted = barrier - side * _MONITORED_SHIFT * deviation / math.sqrt(_LOOKS_PER_MINUTE)
+                before, after = side * (begins - shifted), side * (ends - shifted)
+                crossed = np.exp(np.minimum(0.0, -2 * before * after / deviation**2))
+                stays *= np.where((before > 0) & (after > 0), 1 - crossed, 0.0)
+        after_step = np.cumprod(stays, axis=1)
+        before_step = np.concatenate([np.ones((len(ends), 1)), after_step[:, :-1]], axis=1)
+        prices = np.exp(ends)
+        open_before = (before_step * np.exp(begins)).mean(axis=0)
+        open_after = (after_step * prices).mean(axis=0)
+        closed = ((before_step - after_step) * prices).mean(axis=0)
+        closed[-1] += open_after[-1]
+        gain = float(open_before @ np.expm1(drift)) - self._paid(held.market, open_after)
+        return held.side * gain - float(closed @ self.closing[held.market, :minutes])
+
+    def unplanned(self, market: int, side: int) -> Floats:
+        """Return the expected gain of a position without stop or target, per unit of notional, by minute of its exit."""
+        growth = np.exp(np.cumsum(self.drift[market]))
+        hours = np.zeros(HORIZON)
+        hours[_HOUR - 1 :: _HOUR] = self.funding[market] * growth[_HOUR - 1 :: _HOUR]
+        gains: Floats = side * (growth - 1 - np.cumsum(hours)) - growth * self.closing[market]
+        return gains
+
+    def _paid(self, market: int, open_after: Floats) -> float:
+        """Return the funding that a long pays at full hours while it is open."""
+        return float(self.funding[market] * open_after[_HOUR - 1 :: _HOUR].sum())
+
+    def _normals(self, market: int) -> Floats:
+        if market not in self._draws:
+            half = np.random.default_rng((self._seed, market)).standard_normal((PAIRS, HORIZON))
+            self._draws[market] = np.concatenate([half, -half])
+        return self._draws[market]
+
+    def oracle(self, held: Sequence[Held] = ()) -> "Choice":
+        """Return the best decision: to do nothing, to close what is held, or to open one position at the risk budget.
+
+        Whoever holds something opens nothing. The value is that beyond what is held.
+        """
+        if held:
+            kept = self.value(held)
+            closed = -math.fsum(each.weight * float(self.closing[each.market, 0]) for each in held)
+            return Choice((), closed - kept) if closed > kept else Choice(tuple(held), 0.0)
+        return max(self._openings(), key=lambda choice: choice.value)
+
+    def _openings(self) -> "Iterator[Choice]":
+        yield Choice((), 0.0)
+        for market, deviation in enumerate(self.horizon_deviation.tolist()):
+            weight = RISK_BUDGET / deviation
+            for side in (1, -1):
+                gains = self.unplanned(market, side) - self.entering[market]
+                best = int(np.argmax(gains))
+                yield Choice((Held(market, side, weight, minutes=best + 1),), weight * float(gains[best]))
+
+
+class Choice(NamedTuple):
+    """What the oracle holds after its decision, and the value of the decision as a fraction of equity."""
+
+    held: tuple[Held, ...]
+    value: float
+
+
+def credited(value: float, risk: float) -> float:
+    """Return the score of a decision: value earned with more than the risk budget counts as if earned with it."""
+    return value * RISK_BUDGET / risk if value > 0 and risk > RISK_BUDGET else value

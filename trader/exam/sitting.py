@@ -1,0 +1,212 @@
+"""A sitting: every entrant decides once in the same state, by the kernel, guard and exchange of the backtest.
+
+What an account holds after its decision is valued by the law of the world; see `docs/exam.md`.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from decimal import Decimal
+from typing import Final, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from trader.agents.domain.models import Model
+from trader.backtest.accounts import DecisionSource, ModelAccount, model_account
+from trader.backtest.market import BacktestMarket
+from trader.backtest.run import Backtest
+from trader.backtest.sources import AiSource, RecordedCall, RecordingStrategySource, WorkflowSource
+from trader.core.clock import epoch_second, moment_of
+from trader.core.money import floor_to, from_number
+from trader.exam.domain.law import HORIZON, Held, credited
+from trader.exam.domain.worlds import Costs, World, standing_weight
+from trader.exam.source import WorldPast
+from trader.exchange.domain import rules as exchange
+from trader.exchange.domain.account import Account, Marks, Position, equity, liquidation_price
+from trader.exchange.domain.ledger import ExchangeRules, Posting, unopened_account
+from trader.exchange.domain.orders import ExitPlan, Fill, Order, OrderSide
+from trader.exchange.protocol import rules_of
+from trader.market.domain.markets import Interval, Market, SimulatedMarket
+from trader.portfolio.domain.histories import Snapshot
+from trader.settings.settings import Settings
+
+EVERY: Final = "4h"
+"""The cadence that views show: the horizon."""
+
+_REACH_S: Final = 2
+"""Seconds after an order's latency in which its book comes."""
+
+_STANDING_STOP: Final = 6.0
+"""How many deviations of the horizon the stop of a standing position is away."""
+
+_STANDING_LEVERAGE: Final = Decimal(2)
+
+SourceOf = Callable[[Model, datetime], DecisionSource]
+"""Makes a new decision source of a model, which remembers nothing; the time is the end of the state."""
+
+
+class Entrant(NamedTuple):
+    """Who decides: a model, and what decides for it in each state."""
+
+    model: Model
+    source_of: SourceOf
+
+
+class Sitting(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The decision of one entrant in one state, and its score. All values are fractions of equity.
+
+    `value` is the expected value of the decision beyond doing nothing, `risk` the deviation over the horizon of what is
+    held after it, `score` the value credited within the risk budget, and `oracle` what the oracle's decision is worth.
+    """
+
+    state: int
+    entrant: str
+    value: float
+    risk: float
+    score: float
+    oracle: float
+    calls: list[RecordedCall]
+    refused: list[str] = []
+    cost_usd: Decimal | None = None
+    tokens: int | None = None
+
+
+class _Fills:
+    """Journal that keeps the fills of each account."""
+
+    def __init__(self) -> None:
+        self.by_account: dict[str, list[Fill]] = {}
+
+    def open(self, followed: ModelAccount) -> None:
+        self.by_account[followed.account.id] = []
+
+    def post(self, posting: Posting) -> None:
+        self.by_account[posting.account.id] += posting.fills
+
+    def snapshot(self, snapshot: Snapshot) -> None:
+        """Do nothing: only fills count."""
+
+
+class Room:
+    """Where entrants sit: the markets and the settings that all states share."""
+
+    def __init__(self, settings: Settings, rows: Mapping[str, SimulatedMarket], intervals: Sequence[Interval]) -> None:
+        self.settings = settings
+        self.rows = tuple(rows.values())
+        self._intervals = intervals
+        rules = rules_of(settings, {symbol: row.rules for symbol, row in rows.items()})
+        self.costs = Costs(self.rows, [float(rules.fee_rate(symbol, maker=False)) for symbol in rows])
+        self._reach_s = math.ceil(rules.latency.total_seconds()) + _REACH_S
+
+    async def sit(self, world: World, entrants: Sequence[Entrant]) -> list[Sitting]:
+        """Let every entrant decide in the state of a world, and score the decisions.
+
+        :raises AskingEnded: no model can be asked any more
+        :raises StrategyError: a strategy failed
+        """
+        past = WorldPast(world, self.rows, self._reach_s)
+        market = await BacktestMarket.open(past, self._intervals)
+        rules = rules_of(self.settings, market.markets)
+        ends_at = moment_of(past.span.stop - 1)
+        accounts = [self._account(world, market, rules, entrant, ends_at) for entrant in entrants]
+        standing = [each.account for each in accounts]
+        fills = _Fills()
+        run = Backtest(market, rules, accounts, (), [fills])
+        for _ in run.run():
+            if run.is_due:
+                await run.invoke()
+        if run.failure is not None:
+            raise run.failure
+        return [
+            self._scored(world, market, before, followed, fills.by_account[followed.account.id])
+            for before, followed in zip(standing, accounts, strict=True)
+        ]
+
+    def _account(
+        self, world: World, market: BacktestMarket, rules: ExchangeRules, entrant: Entrant, ends_at: datetime
+    ) -> ModelAccount:
+        """Return the account of an entrant: flat, or with the position that every account holds in this world."""
+        model, begin = entrant.model, market.span.start
+        settings = self.settings
+        account = unopened_account(model.id, settings.initial_capital, settings.quote_currency, moment_of(begin))
+        account = replace(account, sequence=1)
+        if world.standing:
+            order = self._standing_order(world, market, account)
+            account = exchange.place(account, order, market.moment(begin), rules, market.funding_rate).account
+        return model_account(model, entrant.source_of(model, ends_at), settings, account)
+
+    def _standing_order(self, world: World, market: BacktestMarket, account: Account) -> Order:
+        symbol = world.symbols[world.market]
+        mark, rules = market.mark(symbol, market.span.start), market.markets[symbol]
+        weight = from_number(standing_weight(self.costs, world.market))
+        far = _STANDING_STOP * float(world.law.horizon_deviation[world.market])
+        stop = floor_to(mark * from_number(math.exp(-world.standing * far)), rules.tick)
+        return Order(
+            account_id=account.id,
+            symbol=symbol,
+            side=OrderSide.BUY if world.standing > 0 else OrderSide.SELL,
+            quantity=floor_to(account.cash * weight / mark, rules.lot),
+            leverage=_STANDING_LEVERAGE,
+            exit_plan=ExitPlan(stop=stop, invalidation="the trend of the last hours turns"),
+        )
+
+    def _scored(
+        self, world: World, market: BacktestMarket, before: Account, followed: ModelAccount, fills: Sequence[Fill]
+    ) -> Sitting:
+        """Return the score of what the account holds after its decision, and of what that cost."""
+        marks = market.marks(world.state)
+        own = float(equity(before, marks))
+        stood, held = (_held(account, world, marks, market.markets) for account in (before, followed.account))
+        spent = sum(_cost(fill, market.mark(fill.symbol, epoch_second(fill.at))) for fill in fills) / own
+        value = world.law.value(held) - world.law.value(stood) - spent
+        risk = world.law.risk(held)
+        source = followed.source
+        asked = isinstance(source, WorkflowSource)
+        recorded = source.recorded if isinstance(source, WorkflowSource | RecordingStrategySource) else []
+        return Sitting(
+            state=world.number,
+            entrant=followed.model.id,
+            value=value,
+            risk=risk,
+            score=credited(value, risk),
+            oracle=world.law.oracle(stood).value,
+            calls=[call for invocation in recorded for step in invocation.steps for call in step.calls],
+            refused=[each.rule or each.status for each in followed.outcomes if each.status != "ok"],
+            cost_usd=source.cost_usd if asked and isinstance(source, AiSource) else None,
+        )
+
+
+def _cost(fill: Fill, mark: Decimal) -> float:
+    """Return what a fill cost: its fees, and its distance from the mark."""
+    direction = 1 if fill.side is OrderSide.BUY else -1
+    return float(fill.fee + fill.liquidation_fee + direction * (fill.price - mark) * fill.quantity)
+
+
+def _held(account: Account, world: World, marks: Marks, markets: Mapping[str, Market]) -> tuple[Held, ...]:
+    """Return the positions of an account as the law values them."""
+    own = float(equity(account, marks))
+    return tuple(
+        _position(position, world, float(marks[symbol]), own, liquidation_price(account, symbol, marks, markets))
+        for symbol, position in account.positions.items()
+    )
+
+
+def _position(position: Position, world: World, mark: float, own: float, ruin: Decimal | None) -> Held:
+    plan, is_long = position.exit_plan, position.is_long
+    adverse = [float(price) for price in (plan.stop, plan.invalidation_price, ruin) if price is not None]
+    favorable = [float(plan.target)] if plan.target is not None else []
+    lower, upper = (adverse, favorable) if is_long else (favorable, adverse)
+    minutes = HORIZON
+    if position.closing is not None:
+        minutes = 0
+    elif plan.time_exit is not None:
+        minutes = max(0, min(HORIZON, math.ceil((plan.time_exit - moment_of(world.state)).total_seconds() / 60)))
+    return Held(
+        world.symbols.index(position.symbol),
+        1 if is_long else -1,
+        float(position.quantity) * mark / own,
+        max((math.log(price / mark) for price in lower), default=-math.inf),
+        min((math.log(price / mark) for price in upper), default=math.inf),
+        minutes,
+    )
