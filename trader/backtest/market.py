@@ -29,6 +29,9 @@ _PRIMED_WITH_S: Final = 1
 """Seconds before the start whose prices a service would load."""
 
 _MOMENTS_KEPT: Final = 16
+_WINDOWS_MIN: Final = 24
+"""A series with fewer windows is computed window by window, as it is read: arrays take as long for one as for 24."""
+
 _SPANS_S: Final = {interval: int(span.total_seconds()) for interval, span in INTERVALS.items()}
 
 V = TypeVar("V")
@@ -147,7 +150,7 @@ class _Series:
     def indicators(self, place: int) -> Indicators:
         """Return the indicators at a candle, without a VWAP."""
         first = self._first[place]
-        if place - first == HISTORY_CANDLES - 1:
+        if place - first == HISTORY_CANDLES - 1 and len(self._candles) - HISTORY_CANDLES >= _WINDOWS_MIN:
             return self._of_whole_windows[first]
         if place not in self._of_short_windows:
             self._of_short_windows[place] = indicators(self._candles[first : place + 1], [])
@@ -342,7 +345,7 @@ class BacktestMarket:
         key = symbol, shown
         if key not in self._observed:
             computed = {
-                interval: self.indicator_history(symbol, interval, now)[-shown.series :] for interval in shown.intervals
+                interval: self.indicator_history(symbol, interval, now, shown.series) for interval in shown.intervals
             }
             self._observed[key] = ObservedMarket.of(
                 self.markets[symbol],
@@ -375,22 +378,24 @@ class BacktestMarket:
 
     def indicators(self, symbol: str, interval: Interval, now: datetime) -> Indicators:
         """Return the indicators at the last closed candle; empty before the first."""
-        return self.indicator_history(symbol, interval, now)[-1]
+        return self.indicator_history(symbol, interval, now, 1)[-1]
 
-    def indicator_history(self, symbol: str, interval: Interval, now: datetime) -> tuple[Indicators, ...]:
-        """Return the indicators at the ends of the last intervals, ascending."""
+    def indicator_history(
+        self, symbol: str, interval: Interval, now: datetime, count: int = SERIES_SHOWN
+    ) -> tuple[Indicators, ...]:
+        """Return the indicators at the ends of the last `count` intervals, ascending."""
         second = epoch_second(now)
         closed = second // _SPANS_S[interval], second // _SPANS_S[SESSION_INTERVAL]
         known = self._indicators.get((symbol, interval))
-        if known is None or known[0] != closed:
-            known = self._indicators[symbol, interval] = closed, self._compute_history(symbol, interval, now)
-        return known[1]
+        if known is None or known[0] != closed or len(known[1]) < count:
+            known = self._indicators[symbol, interval] = closed, self._compute_history(symbol, interval, now, count)
+        return known[1][-count:]
 
-    def _compute_history(self, symbol: str, interval: Interval, now: datetime) -> tuple[Indicators, ...]:
+    def _compute_history(self, symbol: str, interval: Interval, now: datetime, count: int) -> tuple[Indicators, ...]:
         latest, closed = self._compute(symbol, interval, now), self.closed_candles(symbol, interval, now)
         if not closed:
-            return (latest,) * SERIES_SHOWN
-        ends = [closed[-1].open_time - n * INTERVALS[interval] for n in range(SERIES_SHOWN - 1)]
+            return (latest,) * count
+        ends = [closed[-1].open_time - n * INTERVALS[interval] for n in range(count - 1)]
         return (*(self._compute(symbol, interval, end) for end in reversed(ends)), latest)
 
     def _compute(self, symbol: str, interval: Interval, now: datetime) -> Indicators:

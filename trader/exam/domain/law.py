@@ -24,6 +24,9 @@ RISK_BUDGET: Final = 0.01
 PAIRS: Final = 256
 """Antithetic pairs of paths on which a plan is valued."""
 
+STEP: Final = 10
+"""Minutes of a step of these paths: a law changes only between two steps, and an hour is a whole number of them."""
+
 _HOUR: Final = 60
 _MONITORED_SHIFT: Final = 0.5826
 """Barriers that are looked at in steps act like continuous ones, moved outward by this many deviations of a step: Broadie,
@@ -95,25 +98,28 @@ class Law:
             return -float(self.closing[held.market, 0])
         if held.below == -math.inf and held.above == math.inf:
             return float(self.unplanned(held.market, held.side)[minutes - 1])
-        drift, deviation = self.drift[held.market, :minutes], self.deviation[held.market, :minutes]
-        ends = np.cumsum(drift - deviation**2 / 2 + deviation * self._normals(held.market)[:, :minutes], axis=1)
+        stops = np.array([*range(STEP, minutes, STEP), minutes])
+        starts = stops - np.diff(stops, prepend=0)
+        drift, variance = (
+            np.add.reduceat(column[held.market, :minutes], starts) for column in (self.drift, self.deviation**2)
+        )
+        deviation = np.sqrt(variance)
+        ends = np.cumsum(drift - variance / 2 + deviation * self._normals(held.market)[:, : len(stops)], axis=1)
         begins = np.concatenate([np.zeros((len(ends), 1)), ends[:, :-1]], axis=1)
         stays = np.ones_like(ends)
+        looked = _MONITORED_SHIFT * deviation / np.sqrt((stops - starts) * _LOOKS_PER_MINUTE)
         for barrier, side in ((held.below, 1), (held.above, -1)):
             if math.isfinite(barrier):
-                shifted = barrier - side * _MONITORED_SHIFT * deviation / math.sqrt(_LOOKS_PER_MINUTE)
-                before, after = side * (begins - shifted), side * (ends - shifted)
-                crossed = np.exp(np.minimum(0.0, -2 * before * after / deviation**2))
+                before, after = side * (begins - barrier) + looked, side * (ends - barrier) + looked
+                crossed = np.exp(np.minimum(0.0, -2 * before * after / variance))
                 stays *= np.where((before > 0) & (after > 0), 1 - crossed, 0.0)
-        after_step = np.cumprod(stays, axis=1)
-        before_step = np.concatenate([np.ones((len(ends), 1)), after_step[:, :-1]], axis=1)
+        chance = np.cumprod(stays, axis=1)
         prices = np.exp(ends)
-        open_before = (before_step * np.exp(begins)).mean(axis=0)
-        open_after = (after_step * prices).mean(axis=0)
-        closed = ((before_step - after_step) * prices).mean(axis=0)
-        closed[-1] += open_after[-1]
-        gain = float(open_before @ np.expm1(drift)) - self._paid(held.market, open_after)
-        return held.side * gain - float(closed @ self.closing[held.market, :minutes])
+        is_open = np.concatenate([[1.0], (chance * prices).mean(axis=0)])
+        closed = (np.concatenate([np.ones((len(ends), 1)), chance[:, :-1]], axis=1) - chance) * prices
+        costs = self.closing[held.market, stops - 1]
+        gain = float((is_open[:-1] + is_open[1:]) @ np.tanh(drift / 2)) - self._paid(held.market, stops, is_open[1:])
+        return held.side * gain - float(closed.mean(axis=0) @ costs) - float(is_open[-1] * costs[-1])
 
     def unplanned(self, market: int, side: int) -> Floats:
         """Return the expected gain of a position without stop or target, per unit of notional, by minute of its exit."""
@@ -123,13 +129,13 @@ class Law:
         gains: Floats = side * (growth - 1 - np.cumsum(hours)) - growth * self.closing[market]
         return gains
 
-    def _paid(self, market: int, open_after: Floats) -> float:
+    def _paid(self, market: int, stops: NDArray[np.int64], is_open: Floats) -> float:
         """Return the funding that a long pays at full hours while it is open."""
-        return float(self.funding[market] * open_after[_HOUR - 1 :: _HOUR].sum())
+        return float(self.funding[market] * is_open[stops % _HOUR == 0].sum())
 
     def _normals(self, market: int) -> Floats:
         if market not in self._draws:
-            half = np.random.default_rng((self._seed, market)).standard_normal((PAIRS, HORIZON))
+            half = np.random.default_rng((self._seed, market)).standard_normal((PAIRS, HORIZON // STEP))
             self._draws[market] = np.concatenate([half, -half])
         return self._draws[market]
 
