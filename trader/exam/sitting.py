@@ -9,7 +9,6 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Final, NamedTuple
 
-import msgspec
 from msgspec.structs import replace
 
 from trader.agents.domain.models import Model
@@ -20,6 +19,7 @@ from trader.backtest.sources import AiSource, RecordedCall, RecordingStrategySou
 from trader.core.clock import epoch_second, moment_of
 from trader.core.money import floor_to, from_number
 from trader.exam.domain.law import HORIZON, Held, credited
+from trader.exam.domain.scores import Scored
 from trader.exam.domain.worlds import Costs, World, standing_weight
 from trader.exam.source import WorldPast
 from trader.exchange.domain import rules as exchange
@@ -53,23 +53,11 @@ class Entrant(NamedTuple):
     source_of: SourceOf
 
 
-class Sitting(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The decision of one entrant in one state, and its score. All values are fractions of equity.
+class Sitting(Scored, frozen=True, kw_only=True, rename="camel"):
+    """A decision and its score, with what was called and what the answer cost."""
 
-    `value` is the expected value of the decision beyond doing nothing, `risk` the deviation over the horizon of what is
-    held after it, `score` the value credited within the risk budget, and `oracle` what the oracle's decision is worth.
-    """
-
-    state: int
-    entrant: str
-    value: float
-    risk: float
-    score: float
-    oracle: float
     calls: list[RecordedCall]
-    refused: list[str] = []
     cost_usd: Decimal | None = None
-    tokens: int | None = None
 
 
 class _Fills:
@@ -162,18 +150,19 @@ class Room:
         value = world.law.value(held) - world.law.value(stood) - spent
         risk = world.law.risk(held)
         source = followed.source
-        asked = isinstance(source, WorkflowSource)
         recorded = source.recorded if isinstance(source, WorkflowSource | RecordingStrategySource) else []
         return Sitting(
             state=world.number,
             entrant=followed.model.id,
+            edge=world.edge,
+            kind=world.kind,
             value=value,
             risk=risk,
             score=credited(value, risk),
             oracle=world.law.oracle(stood).value,
+            refused=tuple(each.rule or each.status for each in followed.outcomes if each.status != "ok"),
             calls=[call for invocation in recorded for step in invocation.steps for call in step.calls],
-            refused=[each.rule or each.status for each in followed.outcomes if each.status != "ok"],
-            cost_usd=source.cost_usd if asked and isinstance(source, AiSource) else None,
+            cost_usd=source.cost_usd if isinstance(source, AiSource) else None,
         )
 
 

@@ -29,10 +29,11 @@ AFTER: Final = 2
 STRENGTHS: Final = (3.0, 5.0)
 """The oracle's annual Sharpe ratio, after costs, of one such state a day."""
 
+STATES_PER_YEAR: Final = 365
+
 HELD_FOR: Final = 120
 """The minutes for which an account has held its position, where it holds one."""
 
-_STATES_PER_YEAR: Final = 365
 _MINUTES_PER_YEAR: Final = 365.25 * 1440
 _FACTOR_VOLATILITY: Final = 0.36
 _COMMON: Final = 0.6
@@ -254,7 +255,7 @@ class _Drawing:
         if edge is not None:
             picture, sign = PICTURES[edge], -1 if self._kind == "reversed" else 1
             noise = float(deviation[market, 0]) * math.sqrt(picture.lasts)
-            net = self._strength * noise / math.sqrt(_STATES_PER_YEAR)
+            net = self._strength * noise / math.sqrt(STATES_PER_YEAR)
             gross = net + 2 * float(fill[market])
             if edge is Edge.CARRY:
                 rate = gross / (HORIZON // _HOUR)

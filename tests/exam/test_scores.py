@@ -1,0 +1,103 @@
+"""Shares, burnt costs and verdicts say what is true of entrants of known skill, as often as they promise."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from trader.exam.domain.scores import (
+    USUAL,
+    Scored,
+    agreement,
+    burnt,
+    compare,
+    differences,
+    share_of_oracle,
+    sizes,
+)
+from trader.exam.domain.worlds import Edge
+
+Skill = Callable[[np.random.Generator], float]
+"""Draws the share of the oracle that an entrant earns in one state."""
+
+
+def right(chance: float) -> Skill:
+    """Return the skill of somebody who takes the oracle's side with this chance, and else the other."""
+    return lambda rng: 1.0 if rng.random() < chance else -1.2
+
+
+def examined(skill: Skill, states: int, rng: np.random.Generator, name: str = "a") -> list[Scored]:
+    oracles = USUAL * rng.uniform(0.6, 1.4, states)
+    return [
+        Scored(
+            state=number, entrant=name, edge=Edge.NEWS, kind="planted", value=(share := skill(rng)) * oracle,
+            risk=0.01, score=share * oracle, oracle=oracle,
+        )
+        for number, oracle in enumerate(oracles.tolist())
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("chance", [0.5, 0.7, 0.9])
+def test_interval_of_a_share_covers_the_true_one(chance: float) -> None:
+    rng, covered = np.random.default_rng(1), 0
+    for _ in range(200):
+        share = share_of_oracle(examined(right(chance), 60, rng))
+        assert share is not None and share.interval is not None
+        covered += share.interval.low <= chance - 1.2 * (1 - chance) <= share.interval.high
+    assert covered >= 182  # 95 % of 200 less three deviations
+
+
+def test_equals_are_called_different_in_at_most_five_percent() -> None:
+    rng = np.random.default_rng(2)
+    called = 0
+    for _ in range(200):
+        one, other = (examined(right(0.6), 200, rng) for _ in range(2))
+        called += compare(differences(one, other)).verdict != "not distinguishable yet"
+    assert called <= 10
+
+
+def test_share_of_a_half_and_of_three_tenths_are_separated_within_300_states() -> None:
+    rng, called = np.random.default_rng(3), 0
+    for _ in range(100):
+        one, other = (
+            examined(lambda rng, mean=mean: mean + 0.5 * rng.standard_normal(), 300, rng) for mean in (0.5, 0.3)
+        )
+        called += compare(differences(one, other)).verdict == "better"
+    assert called >= 80
+
+
+def test_a_verdict_stays_reached() -> None:
+    first = [0.8] * 60
+    assert compare(first).verdict == "better"
+    assert compare([*first, *[-0.5] * 60]).better_level == compare(first).better_level
+    assert compare([-each for each in first]).verdict == "worse"
+
+
+def test_differences_pair_the_states_that_both_have() -> None:
+    rng = np.random.default_rng(4)
+    ours, theirs = examined(right(1), 3, rng), examined(right(1), 5, rng)
+    assert len(differences(ours, theirs)) == 3
+    assert len(differences(ours, [])) == 0
+    assert compare([]).verdict == "not distinguishable yet"
+
+
+def test_sizes_agreement_and_burnt_costs() -> None:
+    def decided(state: int, value: float, risk: float, oracle: float, sample: int = 0) -> Scored:
+        return Scored(
+            state=state, entrant="a", edge=None, kind="null", value=value, risk=risk, score=value, oracle=oracle,
+            sample=sample,
+        )  # fmt: skip
+
+    scored = [decided(1, -0.001, 0.02, 0), decided(2, 0, 0, 0), decided(3, -0.002, 0.005, 0)]
+    assert burnt(scored) == (pytest.approx(10), None)
+    assert sizes(scored) == (1.25, 0.5, 0.5)
+    assert sizes(scored[1:2]) == (None, 0, 0)
+    assert share_of_oracle(scored) is None
+    twice = [
+        decided(1, 0.9, 0.01, 1),
+        decided(1, 0.2, 0.01, 1, 1),
+        decided(2, 0.6, 0.01, 1),
+        decided(2, 0.7, 0.01, 1, 1),
+    ]
+    assert agreement(twice, 2) == 0.5
+    assert agreement(twice, 3) is None

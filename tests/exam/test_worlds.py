@@ -1,0 +1,117 @@
+"""Worlds hold one edge of the stated strength or none, and nothing in them tells which before the report."""
+
+import math
+from importlib.resources import files
+from inspect import getsource
+
+import numpy as np
+import pytest
+
+from trader.agents.domain.rules import apex, contrarian, sovereign, trendsurfer
+from trader.exam.domain.law import HORIZON, Held
+from trader.exam.domain.worlds import (
+    AFTER,
+    OLD,
+    PICTURES,
+    RECENT,
+    STRENGTHS,
+    UNTOLD,
+    Costs,
+    Edge,
+    Kind,
+    World,
+    draw_world,
+    standing_weight,
+)
+from trader.market.domain.markets import SIMULATED_MARKETS
+
+COSTS = Costs([SIMULATED_MARKETS[symbol] for symbol in ("BTC", "ETH", "SOL")], [0.0005] * 3)
+
+
+def worlds(edge: Edge | None, kind: Kind, count: int, secret: str = "s") -> list[World]:
+    return [draw_world(secret, number, edge, kind, COSTS) for number in range(count)]
+
+
+def standing(world: World) -> tuple[Held, ...]:
+    weight = standing_weight(COSTS, world.market)
+    return (Held(world.market, world.standing, weight),) if world.standing else ()
+
+
+@pytest.mark.parametrize("edge", Edge)
+def test_oracle_earns_the_stated_sharpe_ratio_after_costs(edge: Edge) -> None:
+    for world in worlds(edge, "planted", 12):
+        held, law = standing(world), world.law
+        choice = law.oracle(held)
+        position = held[0] if held else choice.held[0]
+        spread = position.weight * float(law.deviation[world.market, 0]) * math.sqrt(PICTURES[edge].lasts)
+        assert choice.value / spread * math.sqrt(365) == pytest.approx(world.strength, rel=0.05)
+        assert STRENGTHS[0] <= world.strength <= STRENGTHS[1]
+        if held:
+            assert choice.held == ()
+        else:
+            assert (position.market, position.side) == (world.market, world.side)
+
+
+@pytest.mark.parametrize("edge", [None, *Edge])
+def test_null_world_pays_nobody(edge: Edge | None) -> None:
+    for world in worlds(edge, "null", 12):
+        held = standing(world)
+        assert not world.law.drift.any()
+        assert world.law.oracle(held).value == pytest.approx(0, abs=8e-5)  # a long that closes saves its funding
+
+
+@pytest.mark.parametrize("edge", set(Edge) - {Edge.CARRY, Edge.DRAIN})
+def test_reversed_world_has_the_same_past_and_the_opposite_drift(edge: Edge) -> None:
+    planted, turned = (worlds(edge, kind, 1)[0] for kind in ("planted", "reversed"))
+    assert np.array_equal(planted.recent, turned.recent)
+    assert np.array_equal(planted.law.drift, -turned.law.drift)
+
+
+@pytest.mark.parametrize("edge", Edge)
+def test_up_and_down_are_equally_likely(edge: Edge) -> None:
+    ups = sum(world.side > 0 for world in worlds(edge, "planted", 60))
+    assert 15 <= ups <= 45
+
+
+@pytest.mark.parametrize("edge", Edge)
+def test_edge_is_alone_in_its_world(edge: Edge) -> None:
+    for world in worlds(edge, "planted", 12):
+        drifting = set(np.flatnonzero(world.law.drift.any(axis=1)).tolist())
+        assert drifting <= {world.market}
+        usual = [float(row.rules.funding_rate) for row in COSTS.rows]
+        paying = {place for place, rate in enumerate(world.funding) if rate != usual[place]}
+        assert paying == ({world.market} if edge is Edge.CARRY else set())
+
+
+def test_candles_are_candles() -> None:
+    for world in worlds(Edge.NEWS, "planted", 3):
+        for bars, count in ((world.recent[0], RECENT + AFTER), (world.old[0], OLD)):
+            assert len(bars.close) == count
+            assert np.all(bars.low <= np.minimum(bars.open, bars.close))
+            assert np.all(bars.high >= np.maximum(bars.open, bars.close))
+            assert np.all(bars.volume > 0)
+            assert np.allclose(bars.open[1:], bars.close[:-1])
+        assert world.state % (HORIZON * 60) == 0
+        assert (OLD * 15 + RECENT) % HORIZON == 0
+
+
+def test_past_without_a_picture_is_fair() -> None:
+    """The last moves of ordinary hours do not tell the next ones, and have the market's usual volatility."""
+    moves = np.concatenate([np.diff(np.log(world.recent[0].close)) for world in worlds(None, "null", 12)])
+    assert abs(np.corrcoef(moves[1:], moves[:-1])[0, 1]) < 4 / math.sqrt(len(moves))
+    assert moves.std() * math.sqrt(365.25 * 1440) == pytest.approx(math.hypot(0.36, 0.22), rel=0.03)
+
+
+def test_worlds_follow_from_the_secret_alone() -> None:
+    first, again, other = (worlds(Edge.NEWS, "planted", 1, secret)[0] for secret in ("s", "s", "t"))
+    assert np.array_equal(first.recent, again.recent)
+    assert not np.array_equal(first.recent, other.recent)
+
+
+def test_untold_edges_are_in_no_prompt_and_no_rule_agent() -> None:
+    texts = [path.read_text("utf-8") for path in files("trader.agents").joinpath("prompts").iterdir()]
+    texts += [getsource(module) for module in (apex, contrarian, sovereign, trendsurfer)]
+    said = " ".join(texts).lower()
+    for word in (" leads ", " lags ", "leader", "funding rate", "fundingrate", "carry", "liquidity", "thin book"):
+        assert word not in said, word
+    assert len(UNTOLD) >= 3

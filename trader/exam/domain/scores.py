@@ -1,0 +1,161 @@
+"""Scores of an exam: the share of the oracle per edge, what was burnt in null worlds, and which of two entrants is better.
+
+The test bets on the paired differences, so that an exam may be looked at after every state: Waudby-Smith and Ramdas,
+"Estimating means of bounded random variables by betting", Journal of the Royal Statistical Society B 86:1 (2024).
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+
+from trader.core.intervals import LEVEL, ConfidenceInterval, Returns, student_quantile
+from trader.exam.domain.law import RISK_BUDGET
+from trader.exam.domain.worlds import STATES_PER_YEAR, STRENGTHS, Edge, Kind
+from trader.portfolio.domain.bets import bet
+
+CLIPPED: Final = 4.0
+"""The largest difference of two scores that counts, in units of the oracle's usual value."""
+
+USUAL: Final = RISK_BUDGET * sum(STRENGTHS) / 2 / math.sqrt(STATES_PER_YEAR)
+"""The oracle's usual value, known before the exam."""
+
+STATES_MIN: Final = 5
+"""The states that an interval needs."""
+
+SIZED: Final = (0.8, 1.25)
+"""Sizes between these count as the oracle's."""
+
+BASIS_POINTS: Final = 1e4
+
+
+class Scored(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The decision of one entrant in one state, and its score. All values are fractions of equity.
+
+    `value` is the expected value of the decision beyond doing nothing, `risk` the deviation over the horizon of what is
+    held after it, `score` the value credited within the risk budget, and `oracle` what the oracle's decision is worth.
+    `sample` counts the decisions of one entrant in one state from 0.
+    """
+
+    state: int
+    entrant: str
+    edge: Edge | None
+    kind: Kind
+    value: float
+    risk: float
+    score: float
+    oracle: float
+    sample: int = 0
+    refused: tuple[str, ...] = ()
+
+
+class Share(NamedTuple):
+    """The share of the oracle that an entrant earned in some states; `interval` None: too few states."""
+
+    states: int
+    share: float
+    interval: ConfidenceInterval | None
+
+
+class Sizes(NamedTuple):
+    """How large an entrant's positions were, relative to the oracle's; `median` None: it never held any.
+
+    `under` and `over` are the shares of states with a position that was smaller or larger than the oracle's.
+    """
+
+    median: float | None
+    under: float
+    over: float
+
+
+def share_of_oracle(scored: Sequence[Scored]) -> Share | None:
+    """Return the share of the oracle in planted worlds; None where the oracle earned nothing.
+
+    A state with several samples counts with their mean.
+    """
+    scores, oracles = (_of_states(scored, name) for name in ("score", "oracle"))
+    total, count = float(oracles.sum()), len(oracles)
+    if total <= 0:
+        return None
+    share = float(scores.sum()) / total
+    return Share(count, share, _around(share, (scores - share * oracles) * count / total))
+
+
+def burnt(scored: Sequence[Scored]) -> tuple[float, ConfidenceInterval | None]:
+    """Return the mean cost of a decision in null worlds in basis points of equity, with its interval."""
+    losses = -_of_states(scored, "value") * BASIS_POINTS
+    mean = float(losses.mean())
+    return mean, _around(mean, losses)
+
+
+def _of_states(scored: Iterable[Scored], name: Literal["score", "oracle", "value"]) -> Returns:
+    """Return a figure of each state; several samples count with their mean."""
+    states: dict[int, list[float]] = {}
+    for each in scored:
+        states.setdefault(each.state, []).append(getattr(each, name))
+    return np.array([math.fsum(samples) / len(samples) for samples in states.values()])
+
+
+def _around(mean: float, influences: Returns) -> ConfidenceInterval | None:
+    """Return the 95% interval of a mean from the influences of independent states; None if they are too few."""
+    count = len(influences)
+    if count < STATES_MIN:
+        return None
+    half = student_quantile(LEVEL / 2, count - 1) * float(influences.std(ddof=1)) / math.sqrt(count)
+    return ConfidenceInterval(mean - half, mean + half)
+
+
+def sizes(scored: Iterable[Scored]) -> Sizes:
+    """Return how large positions were, relative to the risk budget."""
+    held = np.array([each.risk / RISK_BUDGET for each in scored if each.risk > 0])
+    if not len(held):
+        return Sizes(None, 0.0, 0.0)
+    low, high = SIZED
+    return Sizes(float(np.median(held)), float((held < low).mean()), float((held > high).mean()))
+
+
+def agreement(scored: Sequence[Scored], samples: int) -> float | None:
+    """Return pass^k: the share of states in which all k samples are as good as half the oracle; null worlds: burn nothing.
+
+    None if no state has `samples` samples.
+    """
+    states: dict[int, list[bool]] = {}
+    for each in scored:
+        states.setdefault(each.state, []).append(each.score >= each.oracle / 2 if each.oracle else each.value >= 0)
+    whole = [all(passed) for passed in states.values() if len(passed) >= samples]
+    return sum(whole) / len(whole) if whole else None
+
+
+def differences(ours: Iterable[Scored], theirs: Iterable[Scored]) -> list[float]:
+    """Return the paired differences of the scores of each state, in order of the states, in units of `USUAL`, clipped."""
+    left, right = ({each.state: each.score for each in scored if not each.sample} for scored in (ours, theirs))
+    units = [(left[state] - right[state]) / USUAL for state in sorted(left.keys() & right.keys())]
+    return [min(max(unit, -CLIPPED), CLIPPED) for unit in units]
+
+
+Verdict = Literal["better", "worse", "not distinguishable yet"]
+
+
+class Comparison(NamedTuple):
+    """The verdict on two entrants after some states; the levels are one over the largest wealth of either bet so far."""
+
+    states: int
+    mean: float
+    better_level: float
+    worse_level: float
+    verdict: Verdict
+
+
+def compare(differences: Sequence[float], level: float = LEVEL) -> Comparison:
+    """Return whether the differences have a mean above or below zero; valid at every look, each side at half the level."""
+    values = np.asarray(differences, dtype=np.float64)
+    if not len(values):
+        return Comparison(0, 0.0, 1.0, 1.0, "not distinguishable yet")
+    bounds = np.full(len(values), CLIPPED)
+    better, worse = bet(values, bounds).level, bet(-values, bounds).level
+    verdict: Verdict = "not distinguishable yet"
+    if min(better, worse) <= level / 2:
+        verdict = "better" if better < worse else "worse"
+    return Comparison(len(values), float(values.mean()), better, worse, verdict)
