@@ -42,7 +42,8 @@ def test_interval_of_a_share_covers_the_true_one(chance: float) -> None:
     rng, covered = np.random.default_rng(1), 0
     for _ in range(200):
         share = share_of_oracle(examined(right(chance), 60, rng))
-        assert share is not None and share.interval is not None
+        assert share is not None
+        assert share.interval is not None
         covered += share.interval.low <= chance - 1.2 * (1 - chance) <= share.interval.high
     assert covered >= 182  # 95 % of 200 less three deviations
 

@@ -26,7 +26,7 @@ from trader.agents.variants import VARIANTS
 from trader.backtest.accounts import DecisionSource
 from trader.backtest.agents import CalledAgent, CallingAgent, serving_agents
 from trader.backtest.answers import KeptAnswers, Spending
-from trader.backtest.options import environ_of, every_of, guard_of, params_of
+from trader.backtest.options import every_of, guard_of, params_of
 from trader.backtest.run import rule_models
 from trader.backtest.sources import (
     AgentSource,
@@ -42,7 +42,6 @@ from trader.core.variant_id import VariantId
 from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.database.pool import Database
 from trader.database.schema import open_database
-from trader.market.sources.replay import ReplaySource
 from trader.operations.domain.credentials import AGENT_MARK, Credential, digest_of, issue, prefix_of
 from trader.settings.dotenv import read_dotenv
 from trader.settings.providers import OTHER_KEY_NAME, PROVIDERS
@@ -82,13 +81,21 @@ class Chosen(NamedTuple):
 
 
 async def choose_models(
-    options: argparse.Namespace, settings: Settings, source: ReplaySource, stack: AsyncExitStack
+    options: argparse.Namespace,
+    environ: Mapping[str, str],
+    settings: Settings,
+    span: range,
+    stack: AsyncExitStack,
+    first_prices: Mapping[str, float] | None = None,
 ) -> Chosen:
     """Return the models that the options select. Their resources are closed with the stack.
 
+    `environ` has the settings of the options, `span` the seconds in which they decide, and `first_prices` the prices
+    from which a mask is made.
+
     :raises SettingsError: with every mistake; without a budget, with an estimate of the cost
     """
-    starts_at, ends_at = moment_of(source.span.start), moment_of(source.span.stop - 1)
+    starts_at, ends_at = moment_of(span.start), moment_of(span.stop - 1)
     every, guard = every_of(options.cadence), guard_of(options.guard)
     own: list[tuple[Model, DecisionSource]] = []
     if options.variant or not (options.models or options.models_from or options.strategy or options.agent):
@@ -102,7 +109,7 @@ async def choose_models(
     if options.agent:
         chosen = await _of_agents(options, settings, (starts_at, ends_at), every, stack)
     elif options.models:
-        chosen = _of_file(options, settings, (starts_at, ends_at), every, stack)
+        chosen = _of_file(options, environ, settings, (starts_at, ends_at), every, stack)
     elif options.models_from and (Path(options.models_from) / ANSWERS).exists():
         cassette = Cassette.load(Path(options.models_from))
         if not cassette.models:
@@ -114,8 +121,7 @@ async def choose_models(
         chosen = Chosen([], None, Spending(None), is_asking=False)
     models = own + chosen.models
     if options.mask:
-        prices = {symbol: recording.minutes.close[0] for symbol, recording in source.recordings.items()}
-        mask = Mask.hiding(options.mask, prices, starts_at)
+        mask = Mask.hiding(options.mask, first_prices or {}, starts_at)
         models += [_masked(model, each, mask, settings, ends_at) for model, each in models]
     ids = [model.id for model, _ in models]
     if repeated := sorted({model_id for model_id in ids if ids.count(model_id) > 1}):
@@ -143,6 +149,24 @@ def _masked(
         case AiSource():
             return twin, AiSource(twin, source.provider, settings, ends_at, mask)
     raise SettingsError(["--mask: not with the recorded decisions of a database, which were made without it"])
+
+
+def renewed(model: Model, source: DecisionSource, settings: Settings, ends_at: datetime) -> DecisionSource:
+    """Return a source that decides as another one does, and remembers nothing.
+
+    :raises SettingsError: a strategy cannot be copied, or decisions are recorded
+    """
+    match source:
+        case RecordingStrategySource():
+            try:
+                return RecordingStrategySource(model, deepcopy(source.strategy))
+            except TypeError as error:
+                raise SettingsError([f"{model.id} cannot be copied before it trades: {error}"]) from None
+        case AgentSource():
+            return AgentSource(model, source.provider, source.agent, settings, ends_at)
+        case AiSource():
+            return AiSource(model, source.provider, settings, ends_at)
+    raise SettingsError([f"{model.id} has only recorded decisions, and cannot decide in other states"])
 
 
 def _of_strategy(
@@ -255,6 +279,7 @@ def _key_of(agent_id: str, at: datetime, *, is_only: bool) -> tuple[str, Credent
 
 def _of_file(
     options: argparse.Namespace,
+    environ: Mapping[str, str],
     settings: Settings,
     period: tuple[datetime, datetime],
     every: str | None,
@@ -266,8 +291,8 @@ def _of_file(
     if not models:
         raise SettingsError([f"--models: {options.models} has no active model"])
     texts = {**read_dotenv(options.env_file).values, **os.environ}
-    environ = environ_of(options) | {name: text for name, text in texts.items() if _is_of_providers(name)}
-    asking = Settings.load(environ, None, demo=True)
+    keys = {name: text for name, text in texts.items() if _is_of_providers(name)}
+    asking = Settings.load({**environ, **keys}, None, demo=True)
     problems = list(_without_key(asked, asking))
     budget = _budget(options.budget_usd, problems)
     if budget is None and asked:

@@ -159,11 +159,16 @@ def environ_of(options: argparse.Namespace) -> dict[str, str]:
                 f"{options.data} REPLAY_SPEED=0 trader serve --demo"
             ]
         )
-    environ = {name: str(value) for option, name in _OPTIONS.items() if (value := getattr(options, option)) is not None}
     markets = preset_rows(options.preset or "default", options.markets_file)
     symbols = options.market or [symbol for symbol in find_files(options.data) if symbol in markets]
     fixed = {"SIM_SEED": "0", "MARKET_SOURCE": f"replay:{options.data}", "MARKETS": ",".join(sorted(symbols))}
-    return fixed | environ
+    return fixed | settings_given(options)
+
+
+def settings_given(options: argparse.Namespace) -> dict[str, str]:
+    """Return the settings that options give, as environment variables."""
+    given = {name: getattr(options, option, None) for option, name in _OPTIONS.items()}
+    return {name: str(value) for name, value in given.items() if value is not None}
 
 
 def settings_of(environ: Mapping[str, str]) -> Settings:

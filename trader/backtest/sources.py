@@ -198,18 +198,18 @@ class AgentSource(AiSource):
         ends_at: datetime,
     ) -> None:
         super().__init__(model, provider, settings, ends_at)
-        self._agent = agent
+        self.agent = agent
 
     async def run(self, session: AccountSession) -> None:
         """Run a decision of the agent, unless its previous one is still running.
 
         :raises AskingEnded: it failed because the agent does not call, or is not reached
         """
-        self._agent.environment = session
+        self.agent.environment = session
         try:
             await super().run(session)
         finally:
-            self._agent.end_decision()
+            self.agent.end_decision()
 
 
 class RecordingStrategySource(DecisionSource):

@@ -142,7 +142,8 @@ async def _backtest(options: argparse.Namespace) -> int:
     try:
         async with AsyncExitStack() as files:
             async with AsyncExitStack() as stack:
-                chosen = await choose_models(options, settings, source, stack)
+                prices = {symbol: recording.minutes.close[0] for symbol, recording in source.recordings.items()}
+                chosen = await choose_models(options, environ, settings, source.span, stack, prices)
                 for line in chosen.agent_lines:
                     show(line, on_stderr=True)
                 market = await BacktestMarket.open(source, _intervals(chosen))

@@ -59,6 +59,7 @@ MODULES: Final[Mapping[str, str]] = {
     "candles": "candles",
     "backtest": "backtest",
     "compare": "compare",
+    "exam": "exam",
     "season": "season",
 }
 """The module of each command or group of commands, by its first word."""

@@ -58,6 +58,7 @@ class Sitting(Scored, frozen=True, kw_only=True, rename="camel"):
 
     calls: list[RecordedCall]
     cost_usd: Decimal | None = None
+    tokens: int = 0
 
 
 class _Fills:

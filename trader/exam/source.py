@@ -17,8 +17,8 @@ _QUOTED = 240
 
 
 class WorldPast:
-    """The seconds of a world in which accounts exist: its state, `reach_s` seconds in which orders meet their books, and
-    the hours before it in worlds where accounts hold a position."""
+    """The seconds of a world in which accounts exist: its state, `reach_s` seconds in which orders meet their books,
+    and the hours before it in worlds where accounts hold a position."""
 
     def __init__(self, world: World, rows: Sequence[SimulatedMarket], reach_s: int) -> None:
         if not 0 < reach_s <= (AFTER - 1) * _MINUTE_S:

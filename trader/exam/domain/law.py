@@ -1,8 +1,8 @@
 """The law of a market from one moment on, and the exact expected value of what an account holds under it.
 
-Log prices follow dX = (m − σ²/2) dt + σ dB with drift m and deviation σ known per minute. The martingale part of a price has
-no expectation at a bounded stopping time, so the expected gain of a position is the expected integral of its drift while it
-is open. Only the probability of being open is simulated, never the price at which a plan closes it.
+Log prices follow dX = (m − σ²/2) dt + σ dB with drift m and deviation σ known per minute. The martingale part of a
+price has no expectation at a bounded stopping time, so the expected gain of a position is the expected integral of its
+drift while it is open. Only the probability of being open is simulated, never the price at which a plan closes it.
 """
 
 import math
@@ -29,17 +29,18 @@ STEP: Final = 10
 
 _HOUR: Final = 60
 _MONITORED_SHIFT: Final = 0.5826
-"""Barriers that are looked at in steps act like continuous ones, moved outward by this many deviations of a step: Broadie,
-Glasserman and Kou, "A continuity correction for discrete barrier options", Mathematical Finance 7:4 (1997)."""
+"""Barriers that are looked at in steps act like continuous ones, moved outward by this many deviations of a step:
+Broadie, Glasserman and Kou, "A continuity correction for discrete barrier options", Mathematical Finance 7:4 (1997)."""
 
 _LOOKS_PER_MINUTE: Final = 60
 
 
 class Held(NamedTuple):
-    """A position: the row of its market in the law, its side (1 or -1), its notional as a fraction of equity, and its plan.
+    """A position: the row of its market in the law, its side (1 or -1), its notional as a fraction of equity, and its
+    plan.
 
-    `below` and `above` are the log distances of the prices that close it (minus and plus infinity: none), and `minutes` is
-    when time closes it.
+    `below` and `above` are the log distances of the prices that close it (minus and plus infinity: none), and `minutes`
+    is when time closes it.
     """
 
     market: int
@@ -88,7 +89,8 @@ class Law:
         return math.sqrt(max(0.0, float(scaled @ self.correlation @ scaled)))
 
     def value(self, held: Sequence[Held]) -> float:
-        """Return the expected gain of positions, with funding and the costs of closing them, as a fraction of equity."""
+        """Return the expected gain of positions, with funding and the costs of closing them, as a fraction of
+        equity."""
         return math.fsum(each.weight * self._of_one(each) for each in held)
 
     def _of_one(self, held: Held) -> float:
@@ -122,7 +124,8 @@ class Law:
         return held.side * gain - float(closed.mean(axis=0) @ costs) - float(is_open[-1] * costs[-1])
 
     def unplanned(self, market: int, side: int) -> Floats:
-        """Return the expected gain of a position without stop or target, per unit of notional, by minute of its exit."""
+        """Return the expected gain of a position without stop or target, per unit of notional, by minute of its
+        exit."""
         growth = np.exp(np.cumsum(self.drift[market]))
         hours = np.zeros(HORIZON)
         hours[_HOUR - 1 :: _HOUR] = self.funding[market] * growth[_HOUR - 1 :: _HOUR]

@@ -1,4 +1,5 @@
-"""Scores of an exam: the share of the oracle per edge, what was burnt in null worlds, and which of two entrants is better.
+"""Scores of an exam: the share of the oracle per edge, what was burnt in null worlds, and which of two entrants is
+better.
 
 The test bets on the paired differences, so that an exam may be looked at after every state: Waudby-Smith and Ramdas,
 "Estimating means of bounded random variables by betting", Journal of the Royal Statistical Society B 86:1 (2024).
@@ -117,7 +118,8 @@ def sizes(scored: Iterable[Scored]) -> Sizes:
 
 
 def agreement(scored: Sequence[Scored], samples: int) -> float | None:
-    """Return pass^k: the share of states in which all k samples are as good as half the oracle; null worlds: burn nothing.
+    """Return pass^k: the share of states in which all k samples are as good as half the oracle; null worlds: burn
+    nothing.
 
     None if no state has `samples` samples.
     """
@@ -129,7 +131,8 @@ def agreement(scored: Sequence[Scored], samples: int) -> float | None:
 
 
 def differences(ours: Iterable[Scored], theirs: Iterable[Scored]) -> list[float]:
-    """Return the paired differences of the scores of each state, in order of the states, in units of `USUAL`, clipped."""
+    """Return the paired differences of the scores of each state, in order of the states, in units of `USUAL`,
+    clipped."""
     left, right = ({each.state: each.score for each in scored if not each.sample} for scored in (ours, theirs))
     units = [(left[state] - right[state]) / USUAL for state in sorted(left.keys() & right.keys())]
     return [min(max(unit, -CLIPPED), CLIPPED) for unit in units]
@@ -139,7 +142,8 @@ Verdict = Literal["better", "worse", "not distinguishable yet"]
 
 
 class Comparison(NamedTuple):
-    """The verdict on two entrants after some states; the levels are one over the largest wealth of either bet so far."""
+    """The verdict on two entrants after some states; the levels are one over the largest wealth of either bet so
+    far."""
 
     states: int
     mean: float
@@ -149,7 +153,8 @@ class Comparison(NamedTuple):
 
 
 def compare(differences: Sequence[float], level: float = LEVEL) -> Comparison:
-    """Return whether the differences have a mean above or below zero; valid at every look, each side at half the level."""
+    """Return whether the differences have a mean above or below zero; valid at every look, each side at half the
+    level."""
     values = np.asarray(differences, dtype=np.float64)
     if not len(values):
         return Comparison(0, 0.0, 1.0, 1.0, "not distinguishable yet")

@@ -1,8 +1,8 @@
 """Worlds: minute markets that end in a state, with one planted edge or none, drawn from a secret.
 
-An edge is a picture in the past of a market and a law for its future; the table `PICTURES` has one row for each. A null world
-shows ordinary hours, or a picture without the trait that gives it away, and nothing follows. In a reversed world the
-opposite follows.
+An edge is a picture in the past of a market and a law for its future; the table `PICTURES` has one row for each. A null
+world shows ordinary hours, or a picture without the trait that gives it away, and nothing follows. In a reversed world
+the opposite follows.
 """
 
 import hashlib
@@ -44,7 +44,8 @@ _APART: Final = 0.3
 """The same for a market that follows no other."""
 
 _FIRST_DAY: Final = 20_454
-"""Days since 1970 of 1 January 2026, the first day of a state; there are a year of them, at 4, 8, 12, 16 or 20 o'clock."""
+"""Days since 1970 of 1 January 2026, the first day of a state; there are a year of them, at 4, 8, 12, 16 or 20
+o'clock."""
 _HOUR: Final = 60
 
 
@@ -127,8 +128,8 @@ class Bars(NamedTuple):
 class World(NamedTuple):
     """A world. `market` has the edge, whose drift has the sign `side`; `state` is its last second, a full hour.
 
-    `recent` has the minutes until `AFTER` minutes after the state, `old` the candles of 15 minutes before those. `standing`
-    is the side of the position that every account holds (0: none), `funding` the hourly rate of each market.
+    `recent` has the minutes until `AFTER` minutes after the state, `old` the candles of 15 minutes before those.
+    `standing` is the side of the position that every account holds (0: none), `funding` the hourly rate of each market.
     """
 
     number: int

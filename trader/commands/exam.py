@@ -1,0 +1,122 @@
+"""The commands exam run and report: entrants decide in states whose law is known, and the scores of their decisions."""
+
+import argparse
+import asyncio
+import os
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from trader.agents.models_file import add_keys_argument, variant_argument
+from trader.backtest.options import count_argument
+from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, command, print_result, table
+from trader.commands.progress import Progress
+from trader.core.errors import SettingsError, StartError
+from trader.exam.domain.worlds import Edge
+from trader.exam.report import comparison_lines, exam_value, share_rows
+from trader.exam.run import PLAN, begin, examining, new_plan, read_plan, read_sittings, run
+from trader.settings.dotenv import add_env_file_option
+from trader.settings.presets import PRESETS
+
+_LEFT_OUT = ("guard", "models_from", "mask", "agent", "deadline", "listen")
+"""Options of a backtest that an exam does not have."""
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--out", type=Path, default=Path("exam"), metavar="FOLDER", help="default: exam; an exam there is resumed")
+    add("--states", type=count_argument, default=230, metavar="N", help="default: 230")
+    add("--edges", type=_edges_argument, default=tuple(Edge), metavar="NAMES", help=f"default: {','.join(Edge)}")
+    add("--reversed", action="store_true", help="the opposite of every edge: a control, not an exam")
+    add("--variant", action="append", type=variant_argument, help="a rule agent; may be repeated; default: all")
+    add("--strategy", metavar="FILE:CLASS", help="a strategy of a Python file")
+    add("--param", action="append", metavar="NAME=VALUE", help="a parameter of the strategy; may be repeated")
+    add("--models", type=Path, metavar="FILE", help="a models file: asks AI models, within --budget-usd")
+    add("--budget-usd", metavar="USD", help="maximum cost of asking; without it the command prints an estimate")
+    add("--cassette", type=Path, metavar="FOLDER", help="where answers are kept and looked up; default: in --out")
+    add("--concurrency", type=count_argument, default=4, metavar="N", help="states at once, for AI models; default: 4")
+    add("--workers", type=count_argument, default=os.cpu_count() or 1, metavar="N", help="processes, for code")
+    add("--compare", type=_pair_argument, metavar="A,B", help="ends the exam once this pair has a verdict")
+    add("--secret", help="the secret of the worlds; default: a new one")
+    add("--taker-fee", metavar="BPS", help="default: the preset's")
+    add("--latency", metavar="MS", help="delay of an order in milliseconds; default: the preset's")
+    add("--preset", choices=list(PRESETS), help="the venue whose rules and fees apply")
+    add_keys_argument(parser)
+    add_env_file_option(parser)
+    add("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(cadence=None, **dict.fromkeys(_LEFT_OUT))
+
+
+def _edges_argument(text: str) -> tuple[Edge, ...]:
+    try:
+        return tuple(Edge(name) for name in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected some of {', '.join(Edge)}, got {text!r}") from None
+
+
+def _pair_argument(text: str) -> tuple[str, str]:
+    first, _, second = text.partition(",")
+    if not first or not second or first == second:
+        raise argparse.ArgumentTypeError(f"expected two entrants, such as apex-rules,sovereign-rules, got {text!r}")
+    return first, second
+
+
+@command("exam run", example="trader exam run --variant Apex --states 100 --out exam", arguments=_arguments)
+def exam_run(options: argparse.Namespace) -> int:
+    """Let entrants decide in market states whose law is known, and score each decision by its expected value.
+
+    Every entrant gets the same states and decides once in each. Without --models and --strategy the rule agents decide.
+    A run that was interrupted resumes with the same options. --compare ends it once the pair has a verdict.
+    """
+    if options.models is None and options.budget_usd is not None:
+        raise SettingsError(["--budget-usd: only with --models"])
+    try:
+        value = asyncio.run(_run(options))
+    except OSError as error:
+        raise StartError(f"{error.filename or options.out} cannot be written: {error.strerror}.") from error
+    code = EXIT_FAILED if value["cause"] not in (None, "verdict") else EXIT_DONE
+    return print_result(Result(value, _lines(value), code), as_json=options.json)
+
+
+async def _run(options: argparse.Namespace) -> dict[str, Any]:
+    if not (options.out / PLAN).exists():
+        async with examining(options) as examined:
+            begin(options.out, *new_plan(options, examined, options.edges))
+    plan, _ = read_plan(options.out)
+    options.states = len(plan.states)
+    progress = Progress(0, len(plan.states), "states")
+
+    def show_states(done: int, spent: Decimal) -> None:
+        progress.show(done)
+
+    ended = await run(options, options.out, show_states)
+    progress.end()
+    return exam_value(plan, ended.sittings) | {"cause": ended.cause, "reason": ended.reason}
+
+
+def _report_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, help="the folder of the exam")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+@command("exam report", example="trader exam report exam", arguments=_report_arguments)
+def exam_report(options: argparse.Namespace) -> int:
+    """Print the scores of an exam: the share of the oracle per edge, and what was burnt where nothing pays."""
+    plan, _ = read_plan(options.folder)
+    value = exam_value(plan, read_sittings(options.folder)) | {"cause": None, "reason": ""}
+    return print_result(Result(value, _lines(value)), as_json=options.json)
+
+
+def _lines(value: Mapping[str, Any]) -> Iterator[str]:
+    yield from table(("entrant", *Edge, "share", "burnt"), share_rows(value))
+    yield from comparison_lines(value)
+    for entrant in value["entrants"]:
+        if entrant["costUsdPerState"] is not None:
+            yield f"{entrant['entrant']}: {entrant['costUsdPerState']:.4f} USD per state"
+        if entrant["refusals"]:
+            said = ", ".join(f"{rule} {count}" for rule, count in entrant["refusals"].items())
+            yield f"{entrant['entrant']} was refused: {said}"
+    yield f"{value['states']} of {value['planned']} states; SHA-256 of the worlds' secret: {value['secretSha256']}"
+    if value["reason"]:
+        yield value["reason"]

@@ -1,0 +1,105 @@
+"""Result of an exam: what each entrant earned of the oracle, edge by edge, and which of two is better."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+from trader.core.intervals import ConfidenceInterval
+from trader.exam.domain.scores import (
+    Scored,
+    Share,
+    agreement,
+    burnt,
+    compare,
+    differences,
+    share_of_oracle,
+    sizes,
+)
+from trader.exam.domain.worlds import Edge
+from trader.exam.run import ExamPlan
+from trader.exam.sitting import Sitting
+
+
+def exam_value(plan: ExamPlan, sittings: Sequence[Sitting]) -> dict[str, Any]:
+    """Return the JSON object of an exam's result."""
+    by_entrant = {name: [each for each in sittings if each.entrant == name] for name in plan.entrants}
+    return {
+        "secretSha256": plan.secret_digest,
+        "states": len({each.state for each in sittings}),
+        "planned": len(plan.states),
+        "settings": plan.settings,
+        "entrants": [_entrant_value(name, own) for name, own in by_entrant.items() if own],
+        "comparisons": [
+            {"first": first, "second": second} | compare(differences(by_entrant[first], by_entrant[second]))._asdict()
+            for first, second in combinations(plan.entrants, 2)
+        ],
+    }
+
+
+def _entrant_value(name: str, sittings: Sequence[Sitting]) -> dict[str, Any]:
+    planted = [each for each in sittings if each.kind != "null"]
+    empty = [each for each in sittings if each.kind == "null"]
+    states = len({each.state for each in sittings})
+    costs = [each.cost_usd for each in sittings if each.cost_usd is not None]
+    tokens = sum(each.tokens for each in sittings)
+    samples = 1 + max(each.sample for each in sittings)
+    burnt_bp = burnt(empty) if empty else None
+    return {
+        "entrant": name,
+        "states": states,
+        "share": _share_value(share_of_oracle(planted)),
+        "edges": {
+            edge: _share_value(share_of_oracle([each for each in planted if each.edge is edge]))
+            | {"sizes": sizes(each for each in planted if each.edge is edge)._asdict()}
+            for edge in Edge
+            if any(each.edge is edge for each in planted)
+        },
+        "burntBp": None if burnt_bp is None else {"mean": burnt_bp[0], "interval": _interval_value(burnt_bp[1])},
+        "agreement": agreement(sittings, samples) if samples > 1 else None,
+        "samples": samples,
+        "refusals": _refusals(sittings),
+        "costUsdPerState": float(sum(costs)) / states if costs else None,
+        "tokensPerState": tokens / states if tokens else None,
+    }
+
+
+def _share_value(share: Share | None) -> dict[str, Any]:
+    if share is None:
+        return {"share": None, "states": 0, "interval": None}
+    return {"share": share.share, "states": share.states, "interval": _interval_value(share.interval)}
+
+
+def _interval_value(interval: ConfidenceInterval | None) -> list[float] | None:
+    return None if interval is None else list(interval)
+
+
+def _refusals(scored: Sequence[Scored]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for rule in (rule for each in scored for rule in each.refused):
+        counts[rule] = counts.get(rule, 0) + 1
+    return counts
+
+
+def share_rows(value: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Yield a row of the table of shares for each entrant."""
+    for entrant in value["entrants"]:
+        cells = [_cell(entrant["edges"].get(edge)) for edge in Edge]
+        lost = entrant["burntBp"]
+        yield entrant["entrant"], *cells, _cell(entrant["share"]), "–" if lost is None else f"{lost['mean']:.1f} bp"
+
+
+def _cell(share: Mapping[str, Any] | None) -> str:
+    if share is None or share["share"] is None:
+        return "–"
+    text = f"{share['share']:+.2f}"
+    return text if share["interval"] is None else f"{text} ±{(share['interval'][1] - share['interval'][0]) / 2:.2f}"
+
+
+def comparison_lines(value: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each pair of entrants."""
+    for pair in value["comparisons"]:
+        if pair["states"]:
+            verdict = pair["verdict"]
+            relation = f"{verdict} than" if verdict in ("better", "worse") else f"{verdict} from"
+            after = f"after {pair['states']} states ({pair['mean']:+.2f} of the oracle's usual value)"
+            yield f"{pair['first']}: {relation} {pair['second']} {after}"

@@ -1,0 +1,324 @@
+"""Run of an exam: its states, the entrants who sit in them, and the file of their decisions, with which it resumes."""
+
+import argparse
+import asyncio
+import hashlib
+import multiprocessing
+import os
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import datetime
+from decimal import Decimal
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from trader.agents.domain.models import Model
+from trader.backtest.accounts import DecisionSource
+from trader.backtest.answers import AskingEnded
+from trader.backtest.models import Chosen, choose_models, renewed
+from trader.backtest.options import settings_given, settings_of
+from trader.backtest.sources import RecordingStrategySource
+from trader.core.errors import SettingsError, StartError
+from trader.exam.domain.law import HORIZON
+from trader.exam.domain.scores import Comparison, compare, differences
+from trader.exam.domain.worlds import Edge, Kind, draw_world
+from trader.exam.sitting import EVERY, Entrant, Room, Sitting
+from trader.market.domain.markets import INTERVALS, Interval
+from trader.market.sources.rows import chosen_rows, preset_rows
+from trader.settings.settings import Settings
+
+PLAN: Final = "exam.json"
+SECRET: Final = "secret"  # noqa: S105  # the name of a file
+SITTINGS: Final = "sittings.jsonl"
+"""The files of an exam, in its folder: what it asks, the secret of its worlds, and the decisions with their scores."""
+
+SYMBOLS: Final = ("BTC", "ETH", "SOL")
+_CHUNK: Final = 25
+"""States that a process decides at once."""
+
+_SPAN_FROM: Final = 1_767_225_600
+"""1 January 2026: an estimate of the cost counts decisions from there on."""
+
+
+class ExamState(msgspec.Struct, frozen=True):
+    """What a world of an exam holds."""
+
+    number: int
+    edge: Edge | None
+    kind: Kind
+
+
+class ExamPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What an exam asks. `secret_digest` binds the worlds before anybody is asked."""
+
+    secret_digest: str
+    states: list[ExamState]
+    symbols: list[str]
+    entrants: list[str]
+    settings: dict[str, str]
+    compared: tuple[str, str] | None = None
+
+
+def schedule(secret: str, count: int, edges: Sequence[Edge], kind: Kind = "planted") -> list[ExamState]:
+    """Return the states of an exam: in each block one of every edge, one of ordinary hours and two null pictures,
+    shuffled.
+
+    `kind` "reversed" plans the opposite of every edge.
+    """
+    rng, states = Random(f"{secret}:order"), list[ExamState]()
+    while len(states) < count:
+        block: list[tuple[Edge | None, Kind]] = [(edge, kind) for edge in edges]
+        block += [(None, "null"), *((edge, "null") for edge in rng.choices(edges, k=2))]
+        rng.shuffle(block)
+        states += [ExamState(len(states) + place, *each) for place, each in enumerate(block)]
+    return states[:count]
+
+
+class Examined(NamedTuple):
+    """What sits in an exam: the room, the entrants, and the models behind them."""
+
+    room: Room
+    entrants: list[Entrant]
+    chosen: Chosen
+
+    @property
+    def is_code(self) -> bool:
+        """Whether only code decides, so that other processes can decide as well."""
+        return self.chosen.cassette is None
+
+
+def exam_environ(options: argparse.Namespace) -> dict[str, str]:
+    """Return the settings of an exam as environment variables. Market time stands still while an entrant decides."""
+    fixed = {"SIM_SEED": "0", "MARKETS": ",".join(SYMBOLS), "REPLAY_THINKING": "off"}
+    return fixed | settings_given(options)
+
+
+@asynccontextmanager
+async def examining(options: argparse.Namespace) -> AsyncIterator[Examined]:
+    """Open what an exam needs.
+
+    :raises SettingsError: with every mistake; without a budget, with an estimate of the cost
+    """
+    environ = exam_environ(options)
+    settings = settings_of(environ)
+    rows = chosen_rows(SYMBOLS, preset_rows(options.preset or "default", settings.markets_file))
+    async with AsyncExitStack() as stack:
+        span = range(_SPAN_FROM, _SPAN_FROM + (options.states - 1) * HORIZON * 60 + 1)
+        chosen = await choose_models(options, environ, settings, span, stack)
+        chosen.open_cassette(stack)
+        entrants = [
+            Entrant(_once(model), partial(_renewed, source=source, settings=settings))
+            for model, source in chosen.models
+        ]
+        yield Examined(Room(settings, rows, _intervals(chosen)), entrants, chosen)
+
+
+def _once(model: Model) -> Model:
+    """Return a model that is asked once in each state."""
+    return replace(model, configuration=replace(model.configuration, every=EVERY))
+
+
+def _renewed(model: Model, ends_at: datetime, *, source: DecisionSource, settings: Settings) -> DecisionSource:
+    return renewed(model, source, settings, ends_at)
+
+
+def _intervals(chosen: Chosen) -> list[Interval]:
+    """Return the candle intervals that the entrants may read: all of them if there are AI models."""
+    if chosen.cassette is not None:
+        return list(INTERVALS)
+    strategies = (source.strategy for _, source in chosen.models if isinstance(source, RecordingStrategySource))
+    return sorted({interval for strategy in strategies for interval in strategy.intervals})
+
+
+# --- the file of decisions --------------------------------------------------------------------------------------------
+
+
+def begin(folder: Path, plan: ExamPlan, secret: str) -> None:
+    """Write the plan and the secret of a new exam. Raises `OSError`."""
+    folder.mkdir(parents=True)
+    (folder / SECRET).touch(mode=0o600)
+    (folder / SECRET).write_text(secret, encoding="ascii")
+    (folder / PLAN).write_bytes(msgspec.json.format(msgspec.json.encode(plan)) + b"\n")
+
+
+def read_plan(folder: Path) -> tuple[ExamPlan, str]:
+    """Return the plan of an exam and its secret.
+
+    :raises StartError: the folder has no exam, or its secret is another one
+    """
+    try:
+        plan = msgspec.json.decode((folder / PLAN).read_bytes(), type=ExamPlan)
+        secret = (folder / SECRET).read_text(encoding="ascii")
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise StartError(f"{folder} has no exam: {error}") from error
+    if digest_of(secret) != plan.secret_digest:
+        raise StartError(f"{folder / SECRET} is not the secret of this exam, whose SHA-256 is {plan.secret_digest}")
+    return plan, secret
+
+
+def digest_of(secret: str) -> str:
+    """Return the SHA-256 of a secret, in hexadecimal."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def read_sittings(folder: Path) -> list[Sitting]:
+    """Return the decisions so far. The last line is left out if the exam was killed while it wrote it.
+
+    :raises StartError: another line is not a decision
+    """
+    file = folder / SITTINGS
+    lines = file.read_bytes().split(b"\n") if file.exists() else []
+    try:
+        return [msgspec.json.decode(line, type=Sitting) for line in lines[:-1]]
+    except msgspec.MsgspecError as error:
+        raise StartError(f"{file}: {error}") from error
+
+
+class _Sheet:
+    """The file of decisions, open for appending."""
+
+    def __init__(self, folder: Path) -> None:
+        self.sittings = read_sittings(folder)
+        whole = b"".join(msgspec.json.encode(each) + b"\n" for each in self.sittings)
+        self._file = (folder / SITTINGS).open("r+b" if (folder / SITTINGS).exists() else "xb", buffering=0)
+        self._file.truncate(len(whole))
+        self._file.seek(0, os.SEEK_END)
+
+    def add(self, sittings: Sequence[Sitting]) -> None:
+        """Write decisions at once. Raises `OSError`."""
+        self._file.write(b"".join(msgspec.json.encode(each) + b"\n" for each in sittings))
+        self.sittings += sittings
+
+    def close(self) -> None:
+        self._file.close()
+
+
+# --- sitting ----------------------------------------------------------------------------------------------------------
+
+
+ShowStates = Callable[[int, Decimal], None]
+"""Shows the number of finished states, and what answers have cost so far."""
+
+
+class Ended(NamedTuple):
+    """The end of a run: its decisions, and why it ended before the last state (None: it did not)."""
+
+    sittings: list[Sitting]
+    cause: Literal["verdict", "budget", "provider", "missing"] | None = None
+    reason: str = ""
+
+
+async def run(options: argparse.Namespace, folder: Path, show: ShowStates) -> Ended:
+    """Let the entrants decide in the states that have no decision yet, until the plan ends or has its verdict.
+
+    :raises StrategyError: a strategy failed
+    :raises SettingsError: other entrants or settings than those of the plan
+    """
+    plan, secret = read_plan(folder)
+    sheet = _Sheet(folder)
+    try:
+        async with examining(options) as examined:
+            if [each.model.id for each in examined.entrants] != plan.entrants or exam_environ(options) != plan.settings:
+                raise SettingsError([f"{folder} is an exam of {', '.join(plan.entrants)} with {plan.settings}"])
+            sat = {sitting.state for sitting in sheet.sittings}
+            left = [state for state in plan.states if state.number not in sat]
+            chunks = _by_processes if examined.is_code and options.workers > 1 else _in_this_process
+            try:
+                async for sittings in chunks(options, examined, secret, left):
+                    sheet.add(sittings)
+                    show(len({each.state for each in sheet.sittings}), examined.chosen.spending.spent_usd)
+                    verdict = judged(plan, sheet.sittings)
+                    if verdict is not None and verdict.verdict != "not distinguishable yet":
+                        first, second = plan.compared or ("", "")
+                        return Ended(sheet.sittings, "verdict", f"{first} is {verdict.verdict} than {second}.")
+            except AskingEnded as ended:
+                return Ended(sheet.sittings, ended.cause, str(ended))
+    finally:
+        sheet.close()
+    return Ended(sheet.sittings)
+
+
+def judged(plan: ExamPlan, sittings: Sequence[Sitting]) -> Comparison | None:
+    """Return the comparison that the plan asks for; None if it asks for none."""
+    if plan.compared is None:
+        return None
+    first, second = ([each for each in sittings if each.entrant == name] for name in plan.compared)
+    return compare(differences(first, second))
+
+
+async def _in_this_process(
+    options: argparse.Namespace, examined: Examined, secret: str, states: Sequence[ExamState]
+) -> AsyncIterator[list[Sitting]]:
+    """Yield the decisions of `concurrency` states at a time, in order.
+
+    :raises AskingEnded: after the decisions of the states before
+    """
+    room = examined.room
+    for first in range(0, len(states), options.concurrency):
+        part = states[first : first + options.concurrency]
+        worlds = (draw_world(secret, each.number, each.edge, each.kind, room.costs) for each in part)
+        results = await asyncio.gather(*(room.sit(each, examined.entrants) for each in worlds), return_exceptions=True)
+        failures = [each for each in results if isinstance(each, BaseException)]
+        yield [sitting for each in results if not isinstance(each, BaseException) for sitting in each]
+        for failure in failures:
+            raise failure
+
+
+async def _by_processes(
+    options: argparse.Namespace, examined: Examined, secret: str, states: Sequence[ExamState]
+) -> AsyncIterator[list[Sitting]]:
+    """Yield the decisions of chunks of states, in order, made in `workers` processes."""
+    loop = asyncio.get_running_loop()
+    with ProcessPoolExecutor(options.workers, multiprocessing.get_context("spawn")) as pool:
+        futures = [
+            loop.run_in_executor(pool, sit_alone, options, secret, states[first : first + _CHUNK])
+            for first in range(0, len(states), _CHUNK)
+        ]
+        try:
+            for future in futures:
+                yield msgspec.json.decode(await future, type=list[Sitting])
+        finally:
+            for future in futures:
+                future.cancel()
+
+
+def sit_alone(options: argparse.Namespace, secret: str, states: Sequence[ExamState]) -> bytes:
+    """Decide in states in a process of its own, and return the decisions as JSON."""
+    return asyncio.run(_sit_alone(options, secret, states))
+
+
+async def _sit_alone(options: argparse.Namespace, secret: str, states: Sequence[ExamState]) -> bytes:
+    async with examining(options) as examined:
+        chunks = [each async for each in _in_this_process(options, examined, secret, states)]
+    return msgspec.json.encode([sitting for chunk in chunks for sitting in chunk])
+
+
+def new_plan(options: argparse.Namespace, examined: Examined, edges: Sequence[Edge]) -> tuple[ExamPlan, str]:
+    """Return the plan of a new exam, and its secret.
+
+    :raises SettingsError: an entrant to compare does not take part
+    """
+    secret = options.secret or secrets.token_hex(16)
+    entrants = [each.model.id for each in examined.entrants]
+    compared = options.compare or None
+    if unknown := [name for name in compared or () if name not in entrants]:
+        raise SettingsError(
+            [f"--compare: {', '.join(unknown)} does not take part; those who do are {', '.join(entrants)}"]
+        )
+    kind: Kind = "reversed" if options.reversed else "planted"
+    plan = ExamPlan(
+        secret_digest=digest_of(secret),
+        states=schedule(secret, options.states, edges, kind),
+        symbols=list(SYMBOLS),
+        entrants=entrants,
+        settings=exam_environ(options),
+        compared=compared,
+    )
+    return plan, secret
