@@ -25,7 +25,7 @@ def law_of(
     drifts[0, :lasts] = drift / lasts
     closing = np.full((1, HORIZON), _FILL) + growth * np.arange(1.0, HORIZON + 1) / HORIZON
     return Law(
-        drifts, np.full((1, HORIZON), _MINUTE), np.eye(1), np.array([funding]), np.array([_FILL]), closing, seed
+        drifts, np.full((1, HORIZON), _MINUTE), np.eye(1), np.array([funding]), closing, seed
     )  # fmt: skip
 
 
@@ -93,11 +93,11 @@ def test_no_plan_within_the_budget_beats_the_oracle(
     law = law_of(drift, 180)
     weight = RISK_BUDGET / float(law.horizon_deviation[0])
     held = [Held(0, side, weight, -below, above, closes)]
-    assert law.value(held) - weight * _FILL <= law.oracle().value + 4e-5
+    assert law.value(held) - weight * _FILL <= law.oracle(np.array([_FILL])).value + 4e-5
 
 
 def test_oracle_does_nothing_where_nothing_pays() -> None:
-    assert law_of(1.5 * _FILL).oracle() == ((), 0.0)
+    assert law_of(1.5 * _FILL).oracle(np.array([_FILL])) == ((), 0.0)
 
 
 @given(value=st.floats(-1, 1), factor=st.floats(1, 20))

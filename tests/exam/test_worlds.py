@@ -41,7 +41,7 @@ def standing(world: World) -> tuple[Held, ...]:
 def test_oracle_earns_the_stated_sharpe_ratio_after_costs(edge: Edge) -> None:
     for world in worlds(edge, "planted", 12):
         held, law = standing(world), world.law
-        choice = law.oracle(held)
+        choice = law.oracle(COSTS.of_fill, held)
         position = held[0] if held else choice.held[0]
         spread = position.weight * float(law.deviation[world.market, 0]) * math.sqrt(PICTURES[edge].lasts)
         assert choice.value / spread * math.sqrt(365) == pytest.approx(world.strength, rel=0.05)
@@ -57,7 +57,9 @@ def test_null_world_pays_nobody(edge: Edge | None) -> None:
     for world in worlds(edge, "null", 12):
         held = standing(world)
         assert not world.law.drift.any()
-        assert world.law.oracle(held).value == pytest.approx(0, abs=8e-5)  # a long that closes saves its funding
+        assert world.law.oracle(COSTS.of_fill, held).value == pytest.approx(
+            0, abs=8e-5
+        )  # a long that closes saves its funding
 
 
 @pytest.mark.parametrize("edge", set(Edge) - {Edge.CARRY, Edge.DRAIN})

@@ -9,6 +9,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Final, NamedTuple
 
+import numpy as np
 from msgspec.structs import replace
 
 from trader.agents.domain.models import Model
@@ -18,7 +19,7 @@ from trader.backtest.run import Backtest
 from trader.backtest.sources import AiSource, RecordedCall, RecordingStrategySource, WorkflowSource
 from trader.core.clock import epoch_second, moment_of
 from trader.core.money import floor_to, from_number
-from trader.exam.domain.law import HORIZON, Held, credited
+from trader.exam.domain.law import HORIZON, Floats, Held, credited
 from trader.exam.domain.scores import Scored
 from trader.exam.domain.worlds import Costs, World, standing_weight
 from trader.exam.source import WorldPast
@@ -146,7 +147,7 @@ class Room:
         """Return the score of what the account holds after its decision, and of what that cost."""
         marks = market.marks(world.state)
         own = float(equity(before, marks))
-        stood, held = (_held(account, world, marks, market.markets) for account in (before, followed.account))
+        stood, held = (_held(account, world, marks, market.markets, own) for account in (before, followed.account))
         spent = sum(_cost(fill, market.mark(fill.symbol, epoch_second(fill.at))) for fill in fills) / own
         value = world.law.value(held) - world.law.value(stood) - spent
         risk = world.law.risk(held)
@@ -160,11 +161,16 @@ class Room:
             value=value,
             risk=risk,
             score=credited(value, risk),
-            oracle=world.law.oracle(stood).value,
+            oracle=world.law.oracle(self._filling(market, world), stood).value,
             refused=tuple(each.rule or each.status for each in followed.outcomes if each.status != "ok"),
             calls=[call for invocation in recorded for step in invocation.steps for call in step.calls],
             cost_usd=source.cost_usd if isinstance(source, AiSource) else None,
         )
+
+    def _filling(self, market: BacktestMarket, world: World) -> Floats:
+        """Return what a small fill costs in each market in the state: the taker fee and half the spread."""
+        quotes = [market.quote(symbol, world.state) for symbol in world.symbols]
+        return np.array(self.costs.taker) + [float((each.ask - each.bid) / (2 * each.mark)) for each in quotes]
 
 
 def _cost(fill: Fill, mark: Decimal) -> float:
@@ -173,9 +179,8 @@ def _cost(fill: Fill, mark: Decimal) -> float:
     return float(fill.fee + fill.liquidation_fee + direction * (fill.price - mark) * fill.quantity)
 
 
-def _held(account: Account, world: World, marks: Marks, markets: Mapping[str, Market]) -> tuple[Held, ...]:
-    """Return the positions of an account as the law values them."""
-    own = float(equity(account, marks))
+def _held(account: Account, world: World, marks: Marks, markets: Mapping[str, Market], own: float) -> tuple[Held, ...]:
+    """Return the positions of an account with this equity as the law values them."""
     return tuple(
         _position(position, world, float(marks[symbol]), own, liquidation_price(account, symbol, marks, markets))
         for symbol, position in account.positions.items()

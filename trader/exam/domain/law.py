@@ -55,8 +55,8 @@ class Law:
     """The law of several markets over the horizon. Rows are markets, columns minutes.
 
     `drift` is the log of the expected growth per minute, `deviation` the standard deviation of a minute's log return,
-    `correlation` that of two markets, `funding` the hourly rate that longs pay. `entering` and `closing` are costs as
-    fractions of notional; the latter per minute. `seed` draws the paths, which all plans share.
+    `correlation` that of two markets, `funding` the hourly rate that longs pay. `closing` is the cost of
+    closing as a fraction of notional. `seed` draws the paths, which all plans share.
     """
 
     def __init__(
@@ -65,12 +65,11 @@ class Law:
         deviation: Floats,
         correlation: Floats,
         funding: Floats,
-        entering: Floats,
         closing: Floats,
         seed: int,
     ) -> None:
         self.drift, self.deviation, self.correlation = drift, deviation, correlation
-        self.funding, self.entering, self.closing = funding, entering, closing
+        self.funding, self.closing = funding, closing
         self._seed = seed
         self._draws: dict[int, Floats] = {}
 
@@ -142,23 +141,24 @@ class Law:
             self._draws[market] = np.concatenate([half, -half])
         return self._draws[market]
 
-    def oracle(self, held: Sequence[Held] = ()) -> "Choice":
+    def oracle(self, filling: Floats, held: Sequence[Held] = ()) -> "Choice":
         """Return the best decision: to do nothing, to close what is held, or to open one position at the risk budget.
 
-        Whoever holds something opens nothing. The value is that beyond what is held.
+        `filling` is what a fill costs now in each market. Whoever holds something opens nothing. The value is that
+        beyond what is held.
         """
         if held:
             kept = self.value(held)
-            closed = -math.fsum(each.weight * float(self.closing[each.market, 0]) for each in held)
+            closed = -math.fsum(each.weight * float(filling[each.market]) for each in held)
             return Choice((), closed - kept) if closed > kept else Choice(tuple(held), 0.0)
-        return max(self._openings(), key=lambda choice: choice.value)
+        return max(self._openings(filling), key=lambda choice: choice.value)
 
-    def _openings(self) -> "Iterator[Choice]":
+    def _openings(self, filling: Floats) -> "Iterator[Choice]":
         yield Choice((), 0.0)
         for market, deviation in enumerate(self.horizon_deviation.tolist()):
             weight = RISK_BUDGET / deviation
             for side in (1, -1):
-                gains = self.unplanned(market, side) - self.entering[market]
+                gains = self.unplanned(market, side) - filling[market]
                 best = int(np.argmax(gains))
                 yield Choice((Held(market, side, weight, minutes=best + 1),), weight * float(gains[best]))
 

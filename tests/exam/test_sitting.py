@@ -1,0 +1,104 @@
+"""Scripted entrants decide through the view, guard and exchange, and get the scores that their skill is known to be
+worth."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import pytest
+
+from tests.support.exam_entrants import NoiseTrader, Nothing, Oracle, TrendTrader, entrant
+from trader.agents.domain.strategy import Strategy
+from trader.backtest.options import settings_of
+from trader.exam.domain.law import RISK_BUDGET
+from trader.exam.domain.scores import burnt, share_of_oracle
+from trader.exam.domain.worlds import Edge, Kind, World, draw_world
+from trader.exam.sitting import Room, Sitting
+from trader.market.domain.markets import SIMULATED_MARKETS
+
+TRENDS = (Edge.BREAKOUT, Edge.OVERSHOOT, Edge.SQUEEZE, Edge.NEWS)
+"""The edges whose picture is a move of the market that has the edge."""
+
+
+@cache
+def room() -> Room:
+    settings = settings_of({"SIM_SEED": "0", "MARKETS": "BTC,ETH,SOL", "REPLAY_THINKING": "off"})
+    rows = {symbol: SIMULATED_MARKETS[symbol] for symbol in ("BTC", "ETH", "SOL")}
+    return Room(settings, rows, ["15m", "1h"])
+
+
+def sat(
+    make: Callable[[World], Sequence[Strategy]], edges: Sequence[Edge | None], kind: Kind, count: int
+) -> dict[str, list[Sitting]]:
+    """Return the decisions of the strategies that `make` makes for each world, by entrant."""
+
+    async def all_states() -> list[Sitting]:
+        sittings: list[Sitting] = []
+        for number in range(count):
+            world = draw_world("sitting", number, edges[number % len(edges)], kind, room().costs)
+            sittings += await room().sit(world, [entrant(each) for each in make(world)])
+        return sittings
+
+    by_entrant: dict[str, list[Sitting]] = {}
+    for sitting in asyncio.run(all_states()):
+        by_entrant.setdefault(sitting.entrant, []).append(sitting)
+    return by_entrant
+
+
+@cache
+def planted() -> dict[str, list[Sitting]]:
+    def make(world: World) -> list[Strategy]:
+        parts = [Oracle(world, 0.5), Oracle(world, 2.0), Oracle(world, knows=(Edge.CARRY,))]
+        return [Oracle(world), *parts, Nothing(), NoiseTrader(world.number)]
+
+    return sat(make, tuple(Edge), "planted", 21)
+
+
+def shares(sittings: Sequence[Sitting]) -> dict[str, float]:
+    by_edge = {edge: share_of_oracle([each for each in sittings if each.edge is edge]) for edge in Edge}
+    return {edge: share.share for edge, share in by_edge.items() if share is not None}
+
+
+def test_oracle_gets_all_of_the_oracle() -> None:
+    assert shares(planted()["oracle-1.0-7"]) == {edge: pytest.approx(1, abs=0.03) for edge in Edge}
+    assert all(each.risk <= 1.02 * RISK_BUDGET for each in planted()["oracle-1.0-7"])
+
+
+def test_half_the_oracle_gets_half() -> None:
+    assert shares(planted()["oracle-0.5-7"]) == {edge: pytest.approx(0.5, abs=0.04) for edge in Edge}
+
+
+def test_twice_the_oracle_gets_no_more_than_the_oracle() -> None:
+    twice = shares(planted()["oracle-2.0-7"])
+    assert all(share <= 1.05 for share in twice.values())
+
+
+def test_oracle_of_one_edge_gets_that_edge_and_burns_nothing() -> None:
+    assert shares(planted()["oracle-1.0-1"]) == {
+        edge: pytest.approx(1, abs=0.05) if edge is Edge.CARRY else 0 for edge in Edge
+    }
+
+
+def test_nothing_gets_nothing_and_noise_burns() -> None:
+    assert {each.score for each in planted()["nothing"]} == {0}
+    assert sum(each.value for each in planted()["noise"]) < -0.0005 * len(planted()["noise"])
+
+
+def test_trend_traders_get_nothing_where_nothing_is_and_where_trends_are_reversed() -> None:
+    def make(world: World) -> list[Strategy]:
+        return [TrendTrader(1), TrendTrader(-1), TrendTrader(1, 4.0), NoiseTrader(world.number)]
+
+    for sittings in sat(make, (None, *Edge), "null", 16).values():
+        cost, _ = burnt(sittings)
+        assert cost > 4
+        assert all(each.value < 1e-4 for each in sittings)
+    turned = sat(make, (Edge.BREAKOUT, Edge.SQUEEZE, Edge.LEAD_LAG), "reversed", 9)
+    assert all(sum(each.score for each in turned[name]) < 0 for name in ("trend+1-1.0", "trend+1-4.0"))
+
+
+def test_following_every_picture_pays_on_balance_nothing() -> None:
+    sittings = sat(lambda world: [TrendTrader(1), TrendTrader(-1)], TRENDS, "planted", 24)
+    for decided in sittings.values():
+        share = share_of_oracle(decided)
+        assert share is not None
+        assert share.share < 0.3
