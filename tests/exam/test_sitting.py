@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 import pytest
+from support.exam_entrants import NoiseTrader, Nothing, Oracle, TrendTrader, entrant
 
-from tests.support.exam_entrants import NoiseTrader, Nothing, Oracle, TrendTrader, entrant
 from trader.agents.domain.strategy import Strategy
 from trader.backtest.options import settings_of
 from trader.exam.domain.law import RISK_BUDGET

@@ -16,6 +16,7 @@ from trader.core.errors import SettingsError, StartError
 from trader.exam.domain.worlds import Edge
 from trader.exam.report import comparison_lines, exam_value, share_rows
 from trader.exam.run import PLAN, begin, examining, new_plan, read_plan, read_sittings, run
+from trader.exam.sitting import EVERY
 from trader.settings.dotenv import add_env_file_option
 from trader.settings.presets import PRESETS
 
@@ -38,6 +39,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add("--concurrency", type=count_argument, default=4, metavar="N", help="states at once, for AI models; default: 4")
     add("--workers", type=count_argument, default=os.cpu_count() or 1, metavar="N", help="processes, for code")
     add("--compare", type=_pair_argument, metavar="A,B", help="ends the exam once this pair has a verdict")
+    add("--samples", type=count_argument, default=1, metavar="K", help="decisions of a model in a state; default: 1")
     add("--secret", help="the secret of the worlds; default: a new one")
     add("--taker-fee", metavar="BPS", help="default: the preset's")
     add("--latency", metavar="MS", help="delay of an order in milliseconds; default: the preset's")
@@ -45,7 +47,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add_keys_argument(parser)
     add_env_file_option(parser)
     add("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(cadence=None, **dict.fromkeys(_LEFT_OUT))
+    parser.set_defaults(cadence=EVERY, **dict.fromkeys(_LEFT_OUT))
 
 
 def _edges_argument(text: str) -> tuple[Edge, ...]:
@@ -85,7 +87,7 @@ async def _run(options: argparse.Namespace) -> dict[str, Any]:
             begin(options.out, *new_plan(options, examined, options.edges))
     plan, _ = read_plan(options.out)
     options.states = len(plan.states)
-    progress = Progress(0, len(plan.states), "states")
+    progress = Progress(0, len(plan.states) * plan.samples, "states")
 
     def show_states(done: int, spent: Decimal) -> None:
         progress.show(done)
@@ -114,6 +116,9 @@ def _lines(value: Mapping[str, Any]) -> Iterator[str]:
     for entrant in value["entrants"]:
         if entrant["costUsdPerState"] is not None:
             yield f"{entrant['entrant']}: {entrant['costUsdPerState']:.4f} USD per state"
+        if entrant["agreement"] is not None:
+            share = f"{100 * entrant['agreement']:.0f} % of states"
+            yield f"{entrant['entrant']} passed {entrant['samples']} times of {entrant['samples']} in {share}"
         if entrant["refusals"]:
             said = ", ".join(f"{rule} {count}" for rule, count in entrant["refusals"].items())
             yield f"{entrant['entrant']} was refused: {said}"

@@ -22,10 +22,11 @@ from msgspec.structs import replace
 from trader.agents.domain.models import Model
 from trader.backtest.accounts import DecisionSource
 from trader.backtest.answers import AskingEnded
-from trader.backtest.models import Chosen, choose_models, renewed
+from trader.backtest.models import CASSETTE, Chosen, choose_models, renewed
 from trader.backtest.options import settings_given, settings_of
-from trader.backtest.sources import RecordingStrategySource
+from trader.backtest.sources import AiSource, RecordingStrategySource
 from trader.core.errors import SettingsError, StartError
+from trader.core.money import ZERO
 from trader.exam.domain.law import HORIZON
 from trader.exam.domain.scores import Comparison, compare, differences
 from trader.exam.domain.worlds import Edge, Kind, draw_world
@@ -64,6 +65,7 @@ class ExamPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     entrants: list[str]
     settings: dict[str, str]
     compared: tuple[str, str] | None = None
+    samples: int = 1
 
 
 def schedule(secret: str, count: int, edges: Sequence[Edge], kind: Kind = "planted") -> list[ExamState]:
@@ -91,7 +93,7 @@ class Examined(NamedTuple):
     @property
     def is_code(self) -> bool:
         """Whether only code decides, so that other processes can decide as well."""
-        return self.chosen.cassette is None
+        return not any(isinstance(source, AiSource) for _, source in self.chosen.models)
 
 
 def exam_environ(options: argparse.Namespace) -> dict[str, str]:
@@ -112,7 +114,6 @@ async def examining(options: argparse.Namespace) -> AsyncIterator[Examined]:
     async with AsyncExitStack() as stack:
         span = range(_SPAN_FROM, _SPAN_FROM + (options.states - 1) * HORIZON * 60 + 1)
         chosen = await choose_models(options, environ, settings, span, stack)
-        chosen.open_cassette(stack)
         entrants = [
             Entrant(_once(model), partial(_renewed, source=source, settings=settings))
             for model, source in chosen.models
@@ -131,7 +132,7 @@ def _renewed(model: Model, ends_at: datetime, *, source: DecisionSource, setting
 
 def _intervals(chosen: Chosen) -> list[Interval]:
     """Return the candle intervals that the entrants may read: all of them if there are AI models."""
-    if chosen.cassette is not None:
+    if any(isinstance(source, AiSource) for _, source in chosen.models):
         return list(INTERVALS)
     strategies = (source.strategy for _, source in chosen.models if isinstance(source, RecordingStrategySource))
     return sorted({interval for strategy in strategies for interval in strategy.intervals})
@@ -208,9 +209,10 @@ ShowStates = Callable[[int, Decimal], None]
 
 
 class Ended(NamedTuple):
-    """The end of a run: its decisions, and why it ended before the last state (None: it did not)."""
+    """The end of a run: its decisions, what was spent, and why it ended before the last state (None: it did not)."""
 
     sittings: list[Sitting]
+    spent_usd: Decimal
     cause: Literal["verdict", "budget", "provider", "missing"] | None = None
     reason: str = ""
 
@@ -222,27 +224,52 @@ async def run(options: argparse.Namespace, folder: Path, show: ShowStates) -> En
     :raises SettingsError: other entrants or settings than those of the plan
     """
     plan, secret = read_plan(folder)
-    sheet = _Sheet(folder)
+    sheet, spent = _Sheet(folder), ZERO
     try:
-        async with examining(options) as examined:
-            if [each.model.id for each in examined.entrants] != plan.entrants or exam_environ(options) != plan.settings:
-                raise SettingsError([f"{folder} is an exam of {', '.join(plan.entrants)} with {plan.settings}"])
-            sat = {sitting.state for sitting in sheet.sittings}
-            left = [state for state in plan.states if state.number not in sat]
-            chunks = _by_processes if examined.is_code and options.workers > 1 else _in_this_process
-            try:
-                async for sittings in chunks(options, examined, secret, left):
-                    sheet.add(sittings)
-                    show(len({each.state for each in sheet.sittings}), examined.chosen.spending.spent_usd)
-                    verdict = judged(plan, sheet.sittings)
-                    if verdict is not None and verdict.verdict != "not distinguishable yet":
-                        first, second = plan.compared or ("", "")
-                        return Ended(sheet.sittings, "verdict", f"{first} is {verdict.verdict} than {second}.")
-            except AskingEnded as ended:
-                return Ended(sheet.sittings, ended.cause, str(ended))
+        for sample in range(plan.samples):
+            ended = await _sample(_options_of(options, folder, sample, spent), plan, secret, sheet, show)
+            spent += ended.spent_usd
+            if ended.cause is not None:
+                return ended
     finally:
         sheet.close()
-    return Ended(sheet.sittings)
+    return Ended(sheet.sittings, spent)
+
+
+def _options_of(options: argparse.Namespace, folder: Path, sample: int, spent: Decimal) -> argparse.Namespace:
+    """Return the options of one sample: its answers are kept apart, and it may spend what the ones before have left."""
+    own = argparse.Namespace(**vars(options))
+    own.out, own.sample = folder, sample
+    if sample:
+        place = options.cassette or folder / CASSETTE
+        own.cassette = place.with_name(f"{place.name}-{sample}")
+        own.budget_usd = options.budget_usd and str(Decimal(options.budget_usd) - spent)
+    return own
+
+
+async def _sample(options: argparse.Namespace, plan: ExamPlan, secret: str, sheet: _Sheet, show: ShowStates) -> Ended:
+    """Let the entrants decide once in every state that has no decision of this sample yet."""
+    sample = options.sample
+    async with examining(options) as examined, AsyncExitStack() as stack:
+        if [each.model.id for each in examined.entrants] != plan.entrants or exam_environ(options) != plan.settings:
+            raise SettingsError([f"{options.out} is an exam of {', '.join(plan.entrants)} with {plan.settings}"])
+        examined.chosen.open_cassette(stack)
+        spending = examined.chosen.spending
+        sat = {sitting.state for sitting in sheet.sittings if sitting.sample == sample}
+        left = [state for state in plan.states if state.number not in sat]
+        chunks = _by_processes if examined.is_code and options.workers > 1 else _in_this_process
+        try:
+            async for sittings in chunks(options, examined, secret, left):
+                sheet.add([replace(each, sample=sample) for each in sittings])
+                show(len({(each.state, each.sample) for each in sheet.sittings}), spending.spent_usd)
+                verdict = judged(plan, sheet.sittings)
+                if verdict is not None and verdict.verdict != "not distinguishable yet":
+                    first, second = plan.compared or ("", "")
+                    reason = f"{first} is {verdict.verdict} than {second}."
+                    return Ended(sheet.sittings, spending.spent_usd, "verdict", reason)
+        except AskingEnded as ended:
+            return Ended(sheet.sittings, spending.spent_usd, ended.cause, str(ended))
+        return Ended(sheet.sittings, spending.spent_usd)
 
 
 def judged(plan: ExamPlan, sittings: Sequence[Sitting]) -> Comparison | None:
@@ -320,5 +347,6 @@ def new_plan(options: argparse.Namespace, examined: Examined, edges: Sequence[Ed
         entrants=entrants,
         settings=exam_environ(options),
         compared=compared,
+        samples=options.samples,
     )
     return plan, secret

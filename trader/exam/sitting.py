@@ -55,11 +55,12 @@ class Entrant(NamedTuple):
 
 
 class Sitting(Scored, frozen=True, kw_only=True, rename="camel"):
-    """A decision and its score, with what was called and what the answer cost."""
+    """A decision and its score, with what was called and said, and what the answers cost."""
 
     calls: list[RecordedCall]
     cost_usd: Decimal | None = None
     tokens: int = 0
+    said: str | None = None
 
 
 class _Fills:
@@ -124,7 +125,9 @@ class Room:
         if world.standing:
             order = self._standing_order(world, market, account)
             account = exchange.place(account, order, market.moment(begin), rules, market.funding_rate).account
-        return model_account(model, entrant.source_of(model, ends_at), settings, account)
+        followed = model_account(model, entrant.source_of(model, ends_at), settings, account)
+        followed.finished = []
+        return followed
 
     def _standing_order(self, world: World, market: BacktestMarket, account: Account) -> Order:
         symbol = world.symbols[world.market]
@@ -151,7 +154,7 @@ class Room:
         spent = sum(_cost(fill, market.mark(fill.symbol, epoch_second(fill.at))) for fill in fills) / own
         value = world.law.value(held) - world.law.value(stood) - spent
         risk = world.law.risk(held)
-        source = followed.source
+        source, records = followed.source, followed.finished or []
         recorded = source.recorded if isinstance(source, WorkflowSource | RecordingStrategySource) else []
         return Sitting(
             state=world.number,
@@ -165,6 +168,8 @@ class Room:
             refused=tuple(each.rule or each.status for each in followed.outcomes if each.status != "ok"),
             calls=[call for invocation in recorded for step in invocation.steps for call in step.calls],
             cost_usd=source.cost_usd if isinstance(source, AiSource) else None,
+            tokens=sum(each.invocation.input_tokens + each.invocation.output_tokens for each in records),
+            said=next((each.invocation.response for each in records), None),
         )
 
     def _filling(self, market: BacktestMarket, world: World) -> Floats:

@@ -1,0 +1,141 @@
+"""The commands of exams: what is asked is asked once, within a budget, and a run that was interrupted goes on."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from support.documents import ROOT
+from support.trading_provider import TradingProvider, call, opening, trading_provider
+
+from trader.__main__ import main
+
+STRATEGIES = ROOT / "docs" / "examples" / "exam.toml"
+MODELS = """
+[[models]]
+id = "one"
+variant = "Apex"
+provider = "openai"
+router_model = "lab/one"
+price = {input = 0.36, output = 2.0}
+"""
+
+
+def exam(out: Path, *options: str, states: int = 10) -> int:
+    return main(
+        ["exam", "run", "--out", str(out), "--states", str(states), "--secret", "s", "--workers", "1", *options]
+    )
+
+
+def sittings(out: Path) -> list[dict[str, Any]]:
+    return [orjson.loads(line) for line in (out / "sittings.jsonl").read_bytes().splitlines()]
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    file = tmp_path / "models.toml"
+    file.write_text(MODELS)
+    return file
+
+
+@pytest.fixture
+def provider(monkeypatch: pytest.MonkeyPatch) -> Iterator[TradingProvider]:
+    with trading_provider() as provider:
+        provider.always = [call(1, "createPosition", **opening("BTC", 0.05))]
+        monkeypatch.setenv("OPENAI_BASE_URL", provider.url)
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-test-000000000000000001")
+        yield provider
+
+
+def test_strategy_that_knows_an_edge_is_better_than_one_that_knows_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "exam"
+    pair = ("--models", str(STRATEGIES), "--compare", "funding,sma-cross", "--edges", "carry", "--json")
+    assert exam(out, *pair, states=60) == 0
+    result = orjson.loads(capsys.readouterr().out)
+    assert result["cause"] == "verdict"
+    assert result["states"] < result["planned"] == 60
+    funding, cross = result["entrants"]
+    assert funding["edges"]["carry"]["share"] > 0.9
+    assert funding["burntBp"]["mean"] < 1e-6 < cross["burntBp"]["mean"]
+    assert main(["exam", "report", str(out), "--json"]) == 0
+    again = orjson.loads(capsys.readouterr().out)
+    assert (again["entrants"], again["comparisons"]) == (result["entrants"], result["comparisons"])
+
+
+def test_interrupted_exam_goes_on_where_it_was_cut_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    for out in (whole, cut):
+        assert exam(out, "--variant", "Sovereign", states=4) == 0
+    written = (whole / "sittings.jsonl").read_bytes()
+    (cut / "sittings.jsonl").write_bytes(written[: written.index(b"\n") + 20])
+    assert exam(cut, "--variant", "Sovereign", states=4) == 0
+    assert (cut / "sittings.jsonl").read_bytes() == written
+    assert exam(cut, "--variant", "Apex", states=4) == 2
+    assert "is an exam of sovereign-rules" in capsys.readouterr().err
+
+
+def test_models_are_asked_once_within_a_budget(
+    models: Path, provider: TradingProvider, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, asking = tmp_path / "exam", ("--models", str(models), "--concurrency", "2", "--json")
+    assert exam(out, *asking, "--budget-usd", "0.007", states=6) == 1
+    first = orjson.loads(capsys.readouterr().out)
+    assert first["cause"] == "budget"
+    assert 0 < first["states"] < 6
+    asked = provider.requests
+    assert exam(out, *asking, "--budget-usd", "1", states=6) == 0
+    second = orjson.loads(capsys.readouterr().out)
+    assert second["states"] == 6
+    answers = (out / "cassette" / "answers.jsonl").read_bytes().splitlines()
+    assert provider.requests == len(answers) > asked
+    assert exam(out, *asking, "--budget-usd", "1", states=6) == 0
+    assert provider.requests == len(answers)
+    assert {each["calls"][0]["tool"] for each in sittings(out)} == {"createPosition"}
+    assert all(float(each["costUsd"]) > 0 and each["tokens"] > 0 for each in sittings(out))
+
+
+def test_samples_of_a_state_are_asked_separately_and_compared(
+    models: Path, provider: TradingProvider, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asking = ("--models", str(models), "--budget-usd", "1", "--samples", "3", "--json")
+    assert exam(tmp_path / "exam", *asking, states=3) == 0
+    (entrant,) = orjson.loads(capsys.readouterr().out)["entrants"]
+    assert entrant["samples"] == 3
+    assert 0 <= entrant["agreement"] <= 1
+    decided = sittings(tmp_path / "exam")
+    assert len({(each["state"], each.get("sample", 0)) for each in decided}) == len(decided) == 9
+    assert provider.requests == 18  # two steps each
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--edges", "carry,luck"), "expected some of breakout"),
+        (("--compare", "apex-rules,nobody"), "nobody does not take part"),
+        (("--budget-usd", "5"), "--budget-usd: only with --models"),
+    ],
+)
+def test_what_cannot_be_examined_is_refused(
+    options: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exam(tmp_path / "exam", *options) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "exam").exists()
+
+
+def test_cost_is_estimated_before_anybody_is_asked(
+    models: Path, provider: TradingProvider, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exam(tmp_path / "exam", "--models", str(models), states=230) == 2
+    assert "one: 230 decisions" in capsys.readouterr().err
+    assert not provider.requests
+
+
+@pytest.mark.processes
+def test_processes_decide_as_one_does(tmp_path: Path) -> None:
+    assert exam(tmp_path / "one", "--variant", "Sovereign", states=28) == 0
+    assert exam(tmp_path / "two", "--variant", "Sovereign", "--workers", "2", states=28) == 0
+    assert sittings(tmp_path / "one") == sittings(tmp_path / "two")
