@@ -26,6 +26,11 @@ def right(chance: float) -> Skill:
     return lambda rng: 1.0 if rng.random() < chance else -1.2
 
 
+def around(mean: float) -> Skill:
+    """Return the skill of somebody who earns this share, give or take a half."""
+    return lambda rng: mean + 0.5 * float(rng.standard_normal())
+
+
 def examined(skill: Skill, states: int, rng: np.random.Generator, name: str = "a") -> list[Scored]:
     oracles = USUAL * rng.uniform(0.6, 1.4, states)
     return [
@@ -60,9 +65,7 @@ def test_equals_are_called_different_in_at_most_five_percent() -> None:
 def test_share_of_a_half_and_of_three_tenths_are_separated_within_300_states() -> None:
     rng, called = np.random.default_rng(3), 0
     for _ in range(100):
-        one, other = (
-            examined(lambda rng, mean=mean: mean + 0.5 * rng.standard_normal(), 300, rng) for mean in (0.5, 0.3)
-        )
+        one, other = (examined(around(mean), 300, rng) for mean in (0.5, 0.3))
         called += compare(differences(one, other)).verdict == "better"
     assert called >= 80
 
@@ -90,7 +93,9 @@ def test_sizes_agreement_and_burnt_costs() -> None:
         )  # fmt: skip
 
     scored = [decided(1, -0.001, 0.02, 0), decided(2, 0, 0, 0), decided(3, -0.002, 0.005, 0)]
-    assert burnt(scored) == (pytest.approx(10), None)
+    cost, interval = burnt(scored)
+    assert cost == pytest.approx(10)
+    assert interval is None
     assert sizes(scored) == (1.25, 0.5, 0.5)
     assert sizes(scored[1:2]) == (None, 0, 0)
     assert share_of_oracle(scored) is None

@@ -1,4 +1,4 @@
-"""The commands exam run and report: entrants decide in states whose law is known, and the scores of their decisions."""
+"""The commands exam plan, run and report: entrants decide in states whose law is known, and are scored."""
 
 import argparse
 import asyncio
@@ -13,6 +13,7 @@ from trader.backtest.options import count_argument
 from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, command, print_result, table
 from trader.commands.progress import Progress
 from trader.core.errors import SettingsError, StartError
+from trader.exam.domain.plan import POWER, STATES_MAX, outlook
 from trader.exam.domain.worlds import Edge
 from trader.exam.report import comparison_lines, exam_value, share_rows
 from trader.exam.run import PLAN, begin, examining, new_plan, read_plan, read_sittings, run
@@ -95,6 +96,54 @@ async def _run(options: argparse.Namespace) -> dict[str, Any]:
     ended = await run(options, options.out, show_states)
     progress.end()
     return exam_value(plan, ended.sittings) | {"cause": ended.cause, "reason": ended.reason}
+
+
+def _plan_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--shares", type=_shares_argument, default=(0.5, 0.3), metavar="A,B", help="of the oracle; default: 0.5,0.3")
+    add("--noise", type=float, default=0.7, metavar="X", help="deviation of a share from state to state; default: 0.7")
+    add("--states", type=count_argument, default=230, metavar="N", help="the states to promise; default: 230")
+    add("--usd", type=float, default=0.01, metavar="USD", help="cost of a decision; default: 0.01")
+    add("--seconds", type=float, default=20, metavar="S", help="time of a decision; default: 20")
+    add("--concurrency", type=count_argument, default=4, metavar="N", help="states at once; default: 4")
+    add("--json", action="store_true", help="print one JSON object")
+
+
+def _shares_argument(text: str) -> tuple[float, float]:
+    try:
+        first, second = map(float, text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected two numbers, such as 0.5,0.3, got {text!r}") from None
+    return first, second
+
+
+@command("exam plan", example="trader exam plan --shares 0.5,0.3 --states 300", arguments=_plan_arguments)
+def exam_plan(options: argparse.Namespace) -> int:
+    """Simulate how many states an exam needs to tell two entrants apart, and what they cost.
+
+    Fails if four of five exams do not reach a verdict within --states.
+    """
+    first, second = options.shares
+    seen = outlook(first, second, options.noise, options.states)
+    value = {"shares": [first, second], "noise": options.noise, "states": options.states, **seen._asdict()}
+    states = seen.most or STATES_MAX
+    value["usd"] = 2 * states * options.usd
+    value["hours"] = states * options.seconds / options.concurrency / 3600
+    code = EXIT_DONE if seen.called >= POWER else EXIT_FAILED
+    return print_result(Result(value, _plan_lines(value), code), as_json=options.json)
+
+
+def _plan_lines(value: Mapping[str, Any]) -> Iterator[str]:
+    (first, second), most = value["shares"], value["most"]
+    pair = (
+        f"shares of {first:g} and {second:g} of the oracle, with a deviation of {value['noise']:g} from state to state"
+    )
+    if most is None:
+        yield f"{pair}: not even {STATES_MAX} states tell them apart in four of five exams"
+    else:
+        costs = f"{2 * most} decisions, {value['usd']:,.2f} USD, {value['hours']:.1f} hours"
+        yield f"{pair}: {most} states in four of five exams ({value['median']} in half of them): {costs}"
+    yield f"{value['states']} states reach a verdict in {100 * value['called']:.0f} % of exams"
 
 
 def _report_arguments(parser: argparse.ArgumentParser) -> None:

@@ -17,7 +17,7 @@ from trader.exam.domain.law import RISK_BUDGET
 from trader.exam.domain.worlds import STATES_PER_YEAR, STRENGTHS, Edge, Kind
 from trader.portfolio.domain.bets import bet
 
-CLIPPED: Final = 4.0
+CLIPPED: Final = 2.0
 """The largest difference of two scores that counts, in units of the oracle's usual value."""
 
 USUAL: Final = RISK_BUDGET * sum(STRENGTHS) / 2 / math.sqrt(STATES_PER_YEAR)

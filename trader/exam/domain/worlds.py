@@ -156,7 +156,8 @@ class Costs(NamedTuple):
     @property
     def of_fill(self) -> Floats:
         spreads = [row.calm.half_spread_bp / 10_000 for row in self.rows]
-        return np.array(self.taker) + np.array(spreads)
+        fills: Floats = np.array(self.taker) + np.array(spreads)
+        return fills
 
 
 def seed_of(secret: str, number: int) -> int:
@@ -167,7 +168,8 @@ def seed_of(secret: str, number: int) -> int:
 def deviations(rows: Sequence[SimulatedMarket]) -> Floats:
     """Return the usual standard deviation of each market's log return in a minute."""
     yearly = [math.hypot(row.character.beta * _FACTOR_VOLATILITY, row.character.own_volatility) for row in rows]
-    return np.array(yearly) / math.sqrt(_MINUTES_PER_YEAR)
+    usual: Floats = np.array(yearly) / math.sqrt(_MINUTES_PER_YEAR)
+    return usual
 
 
 def draw_world(secret: str, number: int, edge: Edge | None, kind: Kind, costs: Costs) -> World:
@@ -291,7 +293,7 @@ class _Drawing:
             volumes = usual * busy * (0.3 + 2 * rng.random(steps) ** 2)
             volumes[:OLD] *= OLD_STEP
             volumes[OLD:] *= self._volumes[market]
-            bars = Bars(*(np.exp(column) for column in (begins, highs, lows, ends)), volumes)
+            bars = Bars(np.exp(begins), np.exp(highs), np.exp(lows), np.exp(ends), volumes)
             old.append(Bars(*(column[:OLD] for column in bars)))
             recent.append(Bars(*(column[OLD:] for column in bars)))
         return tuple(recent), tuple(old)

@@ -1,0 +1,26 @@
+"""The plan of an exam promises what exams then keep."""
+
+import orjson
+import pytest
+
+from trader.__main__ import main
+from trader.exam.domain.plan import outlook
+
+
+def test_larger_differences_and_less_noise_need_fewer_states() -> None:
+    usual = outlook(0.5, 0.3, 0.5, 300).most
+    assert usual is not None
+    assert (outlook(0.6, 0.3, 0.5, 300).most or 0) < usual < (outlook(0.5, 0.3, 1.0, 300).most or 10**6)
+
+
+def test_equals_are_told_apart_in_at_most_half_of_the_level() -> None:
+    seen = outlook(0.4, 0.4, 0.7, 3000)
+    assert seen.most is seen.median is None
+    assert seen.called <= 0.04
+
+
+def test_promise_that_cannot_be_kept_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["exam", "plan", "--shares", "0.5,0.3", "--noise", "0.5", "--states", "300", "--json"]) == 0
+    assert orjson.loads(capsys.readouterr().out)["called"] >= 0.8
+    assert main(["exam", "plan", "--shares", "0.5,0.45", "--states", "300"]) == 1
+    assert "tell them apart" in capsys.readouterr().out
