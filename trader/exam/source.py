@@ -6,14 +6,49 @@ from decimal import Decimal
 
 from trader.core.clock import epoch_second, moment_of
 from trader.exam.domain.worlds import AFTER, HELD_FOR, OLD_STEP, RECENT, Bars, World
-from trader.market.domain.markets import INTERVALS, Candle, Interval, Market, SimulatedMarket
-from trader.market.sources.books import Grid
+from trader.market.domain.markets import INTERVALS, Candle, Interval, Market, Quote, SimulatedMarket
+from trader.market.sources.books import BookModel, CandlePath, Grid, HalfTickCandle, TrailingDay, marks_of_candle
 from trader.market.sources.files import FileRow, Minutes
-from trader.market.sources.replay import Recording
 
 _MINUTE_S = 60
 _QUOTED = 240
 """The minutes before the state from which books know what is usual."""
+
+
+class WorldMinutes:
+    """The minutes of one market around the state, with their books. Paths within minutes have the form of a replay's.
+
+    Nobody sees such a path, and a fill is valued at the mark of its second, so that its form earns nothing.
+    """
+
+    def __init__(self, row: SimulatedMarket, bars: Bars, state: int) -> None:
+        self.grid = Grid(row.rules)
+        self._model = BookModel(self.grid, row.calm)
+        self._first = state - _QUOTED
+        self._minutes = Minutes()
+        for number, figures in enumerate(zip(*(column[RECENT - _QUOTED :].tolist() for column in bars), strict=True)):
+            self._minutes.append(FileRow(self._first + number, *figures))
+        self._usual = TrailingDay(float(row.rules.tick), self._minutes)
+
+    def corners(self, minute: int) -> HalfTickCandle | None:
+        place = minute - self._first
+        return self.grid.corners(self._minutes[place]) if 0 <= place < len(self._minutes) else None
+
+    def marks(self, minute: int) -> Sequence[int]:
+        place = minute - self._first
+        return marks_of_candle(self.grid, self._minutes[place]) if 0 <= place < len(self._minutes) else ()
+
+    def quote(self, second: int, opened: int) -> Quote:
+        minute, second_of_minute = divmod(second, _MINUTE_S)
+        place = minute - self._first
+        path = CandlePath(
+            self._model,
+            self.marks(minute),
+            before=self.marks(minute - 1),
+            usual_range=self._usual.usual_range(place),
+            busyness=self._usual.busyness(place),
+        )
+        return path.quote(second_of_minute, moment_of(second))
 
 
 class WorldPast:
@@ -28,22 +63,13 @@ class WorldPast:
         self.markets: Mapping[str, Market] = {row.rules.symbol: row.rules for row in rows}
         begin = world.state - (HELD_FOR * _MINUTE_S if world.standing else 0)
         self.span = range(begin, world.state + reach_s)
-        self.recordings: Mapping[str, Recording] = {
-            row.rules.symbol: self._recording(row, bars) for row, bars in zip(rows, world.recent, strict=True)
+        self.recordings: Mapping[str, WorldMinutes] = {
+            row.rules.symbol: WorldMinutes(row, bars, world.state // _MINUTE_S)
+            for row, bars in zip(rows, world.recent, strict=True)
         }
         self._funding = {
             symbol: Decimal(repr(round(rate, 8))) for symbol, rate in zip(world.symbols, world.funding, strict=True)
         }
-
-    def _recording(self, row: SimulatedMarket, bars: Bars) -> Recording:
-        first, minutes = RECENT - _QUOTED, Minutes()
-        minute = self._world.state // _MINUTE_S - _QUOTED
-        for number, figures in enumerate(zip(*(column[first:].tolist() for column in bars), strict=True)):
-            opened, high, low, close, volume = figures
-            minutes.append(FileRow(minute + number, opened, high, low, close, volume))
-        recording = Recording(row, minutes, ())
-        recording.seed = self._world.number
-        return recording
 
     def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
         return self._funding[symbol]
