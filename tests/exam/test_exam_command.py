@@ -93,8 +93,8 @@ def test_models_are_asked_once_within_a_budget(
     assert provider.requests == len(answers) > asked
     assert exam(out, *asking, "--budget-usd", "1", states=6) == 0
     assert provider.requests == len(answers)
-    assert {each["calls"][0]["tool"] for each in sittings(out)} == {"createPosition"}
-    assert all(float(each["costUsd"]) > 0 and each["tokens"] > 0 for each in sittings(out))
+    assert {each["answer"]["calls"][0]["tool"] for each in sittings(out)} == {"createPosition"}
+    assert all(float(each["answer"]["costUsd"]) > 0 and each["answer"]["tokens"] > 0 for each in sittings(out))
 
 
 def test_samples_of_a_state_are_asked_separately_and_compared(

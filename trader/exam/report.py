@@ -6,7 +6,6 @@ from typing import Any
 
 from trader.core.intervals import ConfidenceInterval
 from trader.exam.domain.scores import (
-    Scored,
     Share,
     agreement,
     burnt,
@@ -40,8 +39,8 @@ def _entrant_value(name: str, sittings: Sequence[Sitting]) -> dict[str, Any]:
     planted = [each for each in sittings if each.kind != "null"]
     empty = [each for each in sittings if each.kind == "null"]
     states = len({each.state for each in sittings})
-    costs = [each.cost_usd for each in sittings if each.cost_usd is not None]
-    tokens = sum(each.tokens for each in sittings)
+    costs = [each.answer.cost_usd for each in sittings if each.answer.cost_usd is not None]
+    tokens = sum(each.answer.tokens for each in sittings)
     samples = 1 + max(each.sample for each in sittings)
     burnt_bp = burnt(empty) if empty else None
     return {
@@ -73,9 +72,9 @@ def _interval_value(interval: ConfidenceInterval | None) -> list[float] | None:
     return None if interval is None else list(interval)
 
 
-def _refusals(scored: Sequence[Scored]) -> dict[str, int]:
+def _refusals(sittings: Sequence[Sitting]) -> dict[str, int]:
     counts: dict[str, int] = {}
-    for rule in (rule for each in scored for rule in each.refused):
+    for rule in (rule for each in sittings for rule in each.answer.refused):
         counts[rule] = counts.get(rule, 0) + 1
     return counts
 

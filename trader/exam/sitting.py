@@ -9,6 +9,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Final, NamedTuple
 
+import msgspec
 import numpy as np
 from msgspec.structs import replace
 
@@ -54,13 +55,30 @@ class Entrant(NamedTuple):
     source_of: SourceOf
 
 
-class Sitting(Scored, frozen=True, kw_only=True, rename="camel"):
-    """A decision and its score, with what was called and said, and what the answers cost."""
+class Answer(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """What an entrant called and said in a state, the rules by which it was refused, and what the answers cost."""
 
-    calls: list[RecordedCall]
+    calls: list[RecordedCall] = []
+    refused: tuple[str, ...] = ()
     cost_usd: Decimal | None = None
     tokens: int = 0
     said: str | None = None
+
+
+class Sitting(Scored, frozen=True, kw_only=True, rename="camel"):
+    """A decision and its score, with the answer."""
+
+    answer: Answer
+
+
+class Standing(NamedTuple):
+    """The position that every account holds before its decision: its market, side, notional as a fraction of equity,
+    and the log distance of its stop."""
+
+    symbol: str
+    side: int
+    weight: float
+    stop: float
 
 
 class _Fills:
@@ -79,97 +97,128 @@ class _Fills:
         """Do nothing: only fills count."""
 
 
+class Decided(NamedTuple):
+    """An entrant after its decision: its account before, with a standing position, its account, and its fills."""
+
+    before: Account
+    followed: ModelAccount
+    fills: Sequence[Fill]
+
+    @property
+    def answer(self) -> Answer:
+        """What was called and said, and what the answers cost."""
+        followed = self.followed
+        source, records = followed.source, followed.finished or []
+        recorded = source.recorded if isinstance(source, WorkflowSource | RecordingStrategySource) else []
+        return Answer(
+            refused=tuple(each.rule or each.status for each in followed.outcomes if each.status != "ok"),
+            calls=[call for invocation in recorded for step in invocation.steps for call in step.calls],
+            cost_usd=source.cost_usd if isinstance(source, AiSource) else None,
+            tokens=sum(each.invocation.input_tokens + each.invocation.output_tokens for each in records),
+            said=next((each.invocation.response for each in records), None),
+        )
+
+
+async def decide_once(
+    market: BacktestMarket, settings: Settings, entrants: Sequence[Entrant], state: int, standing: Standing | None
+) -> list[Decided]:
+    """Let every entrant decide at the second `state`, and not again, and advance the accounts to the end of the market.
+
+    :raises AskingEnded: no model can be asked any more
+    :raises StrategyError: a strategy failed
+    """
+    rules, fills = rules_of(settings, market.markets), _Fills()
+    accounts = [_account(market, rules, settings, entrant, standing) for entrant in entrants]
+    before = [each.account for each in accounts]
+    run = Backtest(market, rules, accounts, (), [fills])
+    for reached in run.run():
+        if run.is_due:
+            await run.invoke()
+        if epoch_second(reached) >= state:
+            for followed in accounts:
+                followed.decides_at = None
+    if run.failure is not None:
+        raise run.failure
+    return [
+        Decided(account, followed, fills.by_account[account.id])
+        for account, followed in zip(before, accounts, strict=True)
+    ]
+
+
+def _account(
+    market: BacktestMarket, rules: ExchangeRules, settings: Settings, entrant: Entrant, standing: Standing | None
+) -> ModelAccount:
+    """Return the account of an entrant: flat, or with the standing position."""
+    model, begin = entrant.model, market.span.start
+    account = unopened_account(model.id, settings.initial_capital, settings.quote_currency, moment_of(begin))
+    account = replace(account, sequence=1)
+    if standing is not None:
+        order = _standing_order(standing, market, account)
+        account = exchange.place(account, order, market.moment(begin), rules, market.funding_rate).account
+    source = entrant.source_of(model, moment_of(market.span.stop - 1))
+    followed = model_account(model, source, settings, account)
+    followed.finished = []
+    return followed
+
+
+def _standing_order(standing: Standing, market: BacktestMarket, account: Account) -> Order:
+    mark, rules = market.mark(standing.symbol, market.span.start), market.markets[standing.symbol]
+    return Order(
+        account_id=account.id,
+        symbol=standing.symbol,
+        side=OrderSide.BUY if standing.side > 0 else OrderSide.SELL,
+        quantity=floor_to(account.cash * from_number(standing.weight) / mark, rules.lot),
+        leverage=_STANDING_LEVERAGE,
+        exit_plan=ExitPlan(
+            stop=floor_to(mark * from_number(math.exp(-standing.side * standing.stop)), rules.tick),
+            invalidation="the trend of the last hours turns",
+        ),
+    )
+
+
 class Room:
-    """Where entrants sit: the markets and the settings that all states share."""
+    """Where entrants sit: the markets and the settings that all worlds share."""
 
     def __init__(self, settings: Settings, rows: Mapping[str, SimulatedMarket], intervals: Sequence[Interval]) -> None:
-        self.settings = settings
-        self.rows = tuple(rows.values())
+        self._settings = settings
+        self._rows = tuple(rows.values())
         self._intervals = intervals
         rules = rules_of(settings, {symbol: row.rules for symbol, row in rows.items()})
-        self.costs = Costs(self.rows, [float(rules.fee_rate(symbol, maker=False)) for symbol in rows])
+        self.costs = Costs(self._rows, [float(rules.fee_rate(symbol, maker=False)) for symbol in rows])
         self._reach_s = math.ceil(rules.latency.total_seconds()) + _REACH_S
 
     async def sit(self, world: World, entrants: Sequence[Entrant]) -> list[Sitting]:
-        """Let every entrant decide in the state of a world, and score the decisions.
-
-        :raises AskingEnded: no model can be asked any more
-        :raises StrategyError: a strategy failed
-        """
-        past = WorldPast(world, self.rows, self._reach_s)
+        """Let every entrant decide in the state of a world, and score the decisions. Raise like `decide_once`."""
+        past = WorldPast(world, self._rows, self._reach_s)
         market = await BacktestMarket.open(past, self._intervals)
-        rules = rules_of(self.settings, market.markets)
-        ends_at = moment_of(past.span.stop - 1)
-        accounts = [self._account(world, market, rules, entrant, ends_at) for entrant in entrants]
-        standing = [each.account for each in accounts]
-        fills = _Fills()
-        run = Backtest(market, rules, accounts, (), [fills])
-        for _ in run.run():
-            if run.is_due:
-                await run.invoke()
-        if run.failure is not None:
-            raise run.failure
-        return [
-            self._scored(world, market, before, followed, fills.by_account[followed.account.id])
-            for before, followed in zip(standing, accounts, strict=True)
-        ]
+        decided = await decide_once(market, self._settings, entrants, world.state, self._standing(world))
+        return [self._scored(world, market, each) for each in decided]
 
-    def _account(
-        self, world: World, market: BacktestMarket, rules: ExchangeRules, entrant: Entrant, ends_at: datetime
-    ) -> ModelAccount:
-        """Return the account of an entrant: flat, or with the position that every account holds in this world."""
-        model, begin = entrant.model, market.span.start
-        settings = self.settings
-        account = unopened_account(model.id, settings.initial_capital, settings.quote_currency, moment_of(begin))
-        account = replace(account, sequence=1)
-        if world.standing:
-            order = self._standing_order(world, market, account)
-            account = exchange.place(account, order, market.moment(begin), rules, market.funding_rate).account
-        followed = model_account(model, entrant.source_of(model, ends_at), settings, account)
-        followed.finished = []
-        return followed
-
-    def _standing_order(self, world: World, market: BacktestMarket, account: Account) -> Order:
-        symbol = world.symbols[world.market]
-        mark, rules = market.mark(symbol, market.span.start), market.markets[symbol]
-        weight = from_number(standing_weight(self.costs, world.market))
+    def _standing(self, world: World) -> Standing | None:
+        if not world.standing:
+            return None
         far = _STANDING_STOP * float(world.law.horizon_deviation[world.market])
-        stop = floor_to(mark * from_number(math.exp(-world.standing * far)), rules.tick)
-        return Order(
-            account_id=account.id,
-            symbol=symbol,
-            side=OrderSide.BUY if world.standing > 0 else OrderSide.SELL,
-            quantity=floor_to(account.cash * weight / mark, rules.lot),
-            leverage=_STANDING_LEVERAGE,
-            exit_plan=ExitPlan(stop=stop, invalidation="the trend of the last hours turns"),
-        )
+        return Standing(world.symbols[world.market], world.standing, standing_weight(self.costs, world.market), far)
 
-    def _scored(
-        self, world: World, market: BacktestMarket, before: Account, followed: ModelAccount, fills: Sequence[Fill]
-    ) -> Sitting:
+    def _scored(self, world: World, market: BacktestMarket, decided: Decided) -> Sitting:
         """Return the score of what the account holds after its decision, and of what that cost."""
         marks = market.marks(world.state)
-        own = float(equity(before, marks))
-        stood, held = (_held(account, world, marks, market.markets, own) for account in (before, followed.account))
-        spent = sum(_cost(fill, market.mark(fill.symbol, epoch_second(fill.at))) for fill in fills) / own
+        own = float(equity(decided.before, marks))
+        accounts = decided.before, decided.followed.account
+        stood, held = (_held(account, world, marks, market.markets, own) for account in accounts)
+        spent = sum(_cost(fill, market.mark(fill.symbol, epoch_second(fill.at))) for fill in decided.fills) / own
         value = world.law.value(held) - world.law.value(stood) - spent
         risk = world.law.risk(held)
-        source, records = followed.source, followed.finished or []
-        recorded = source.recorded if isinstance(source, WorkflowSource | RecordingStrategySource) else []
         return Sitting(
             state=world.number,
-            entrant=followed.model.id,
+            entrant=decided.before.id,
             edge=world.edge,
             kind=world.kind,
             value=value,
             risk=risk,
             score=credited(value, risk),
             oracle=world.law.oracle(self._filling(market, world), stood).value,
-            refused=tuple(each.rule or each.status for each in followed.outcomes if each.status != "ok"),
-            calls=[call for invocation in recorded for step in invocation.steps for call in step.calls],
-            cost_usd=source.cost_usd if isinstance(source, AiSource) else None,
-            tokens=sum(each.invocation.input_tokens + each.invocation.output_tokens for each in records),
-            said=next((each.invocation.response for each in records), None),
+            answer=decided.answer,
         )
 
     def _filling(self, market: BacktestMarket, world: World) -> Floats:

@@ -49,7 +49,6 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     score: float
     oracle: float
     sample: int = 0
-    refused: tuple[str, ...] = ()
 
 
 class Share(NamedTuple):
