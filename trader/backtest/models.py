@@ -152,20 +152,20 @@ def _masked(
 
 
 def renewed(model: Model, source: DecisionSource, settings: Settings, ends_at: datetime) -> DecisionSource:
-    """Return a source that decides as another one does, and remembers nothing.
+    """Return a source that decides as another one does, behind the same mask, and remembers nothing.
 
     :raises SettingsError: a strategy cannot be copied, or decisions are recorded
     """
     match source:
         case RecordingStrategySource():
             try:
-                return RecordingStrategySource(model, deepcopy(source.strategy))
+                return RecordingStrategySource(model, deepcopy(source.strategy), source.mask)
             except TypeError as error:
                 raise SettingsError([f"{model.id} cannot be copied before it trades: {error}"]) from None
         case AgentSource():
             return AgentSource(model, source.provider, source.agent, settings, ends_at)
         case AiSource():
-            return AiSource(model, source.provider, settings, ends_at)
+            return AiSource(model, source.provider, settings, ends_at, source.mask)
     raise SettingsError([f"{model.id} has only recorded decisions, and cannot decide in other states"])
 
 

@@ -99,7 +99,7 @@ class WorkflowSource(DecisionSource):
         self, model: Model, provider: Provider, settings: Settings, ends_at: datetime, mask: Mask | None = None
     ) -> None:
         self._model = model
-        self._mask = mask
+        self.mask = mask
         self._inverse = None if mask is None else mask.inverse()
         self._providers = {provider.name: provider}
         self._every_s = int(model.configuration.cadence.total_seconds())
@@ -121,7 +121,7 @@ class WorkflowSource(DecisionSource):
         self.recorded: list[RecordedInvocation] = []
 
     def _seen(self, moment: datetime) -> datetime:
-        return moment if self._mask is None else self._mask.apply(moment)
+        return moment if self.mask is None else self.mask.apply(moment)
 
     def next_after(self, second: int) -> int | None:
         return (second // self._every_s + 1) * self._every_s
@@ -136,7 +136,7 @@ class WorkflowSource(DecisionSource):
         session.looked_at = self._looked_at if self._model.is_ai else None
         record = InvocationRecord(self._model, self._seen(now))
         session.record = record
-        environment: InvocationEnvironment = session if self._mask is None else MaskedSession(session, self._mask)
+        environment: InvocationEnvironment = session if self.mask is None else MaskedSession(session, self.mask)
         try:
             await Workflow(record, self._providers, environment, EventBus(), self._limits).execute()
         finally:
@@ -221,7 +221,7 @@ class RecordingStrategySource(DecisionSource):
         self._model = model
         self.strategy = strategy
         self._every_s = int(model.configuration.cadence.total_seconds())
-        self._mask = mask
+        self.mask = mask
         self.recorded: list[RecordedInvocation] = []
         self.failure: StrategyError | None = None
         self.answered_by = answered_by(model, strategy)
@@ -248,10 +248,10 @@ class RecordingStrategySource(DecisionSource):
     def _remembered(self) -> Memory:
         """Return the strategy's memory; behind a mask without the names and figures of the real markets."""
         memory = remember(None, self._cycles, self._cycles[0].at if self._cycles else None)
-        if self._mask is None:
+        if self.mask is None:
             return memory
-        decisions = tuple(replace(each, text=self._mask.text(each.text)) for each in memory.decisions)
-        return Memory(decisions=decisions, refused=tuple(map(self._mask.text, memory.refused)))
+        decisions = tuple(replace(each, text=self.mask.text(each.text)) for each in memory.decisions)
+        return Memory(decisions=decisions, refused=tuple(map(self.mask.text, memory.refused)))
 
     def decide(self, peek: Peek, look: Callable[[], View]) -> Sequence[Decision]:
         """Return the decisions at this moment, and record them. `look` builds the full view, which is expensive."""
@@ -269,7 +269,7 @@ class RecordingStrategySource(DecisionSource):
 
     def _decided(self, peek: Peek, look: Callable[[], View]) -> Sequence[Decision]:
         """Return the decisions for the real market, with the mask of a masked strategy removed."""
-        strategy, mask = self.strategy, self._mask
+        strategy, mask = self.strategy, self.mask
         if mask is None:
             return list(strategy.decide(look()) or ()) if strategy.may_act(peek) else ()
         if not strategy.may_act(MaskedPeek(peek, mask)):

@@ -9,19 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from trader.agents.models_file import add_keys_argument, variant_argument
-from trader.backtest.options import count_argument
+from trader.backtest.options import count_argument, mask_argument
 from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, command, print_result, table
 from trader.commands.progress import Progress
 from trader.core.errors import SettingsError, StartError
 from trader.exam.domain.plan import POWER, STATES_MAX, outlook
 from trader.exam.domain.worlds import Edge
-from trader.exam.report import comparison_lines, exam_value, share_rows
+from trader.exam.pairs import HORIZONS
+from trader.exam.report import comparison_lines, exam_value, outcome_rows, share_rows
 from trader.exam.run import PLAN, begin, examining, new_plan, read_plan, read_sittings, run
 from trader.exam.sitting import EVERY
 from trader.settings.dotenv import add_env_file_option
 from trader.settings.presets import PRESETS
 
-_LEFT_OUT = ("guard", "models_from", "mask", "agent", "deadline", "listen")
+_LEFT_OUT = ("guard", "models_from", "agent", "deadline", "listen")
 """Options of a backtest that an exam does not have."""
 
 
@@ -31,6 +32,13 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add("--states", type=count_argument, default=230, metavar="N", help="default: 230")
     add("--edges", type=_edges_argument, default=tuple(Edge), metavar="NAMES", help=f"default: {','.join(Edge)}")
     add("--reversed", action="store_true", help="the opposite of every edge: a control, not an exam")
+    add("--data", type=Path, metavar="FOLDER", help="moments of a recording instead of worlds")
+    add("--market", action="append", metavar="SYMBOL", help="a market of the recording; may be repeated; default: all")
+    add("--from", dest="start", metavar="TIME", help="begin of the moments; default: a day after the first candle")
+    add("--to", dest="end", metavar="TIME", help="end of the last horizon; default: the last candle")
+    add("--funding", metavar="RATE|FOLDER", help="hourly rate, or a folder of funding files; default: files in --data")
+    add("--horizon", choices=list(HORIZONS), default="4h", help="how long a decision is carried out; default: 4h")
+    add("--mask", type=mask_argument, metavar="PARTS", help="symbols,dates,scale: adds a masked copy of each model")
     add("--variant", action="append", type=variant_argument, help="a rule agent; may be repeated; default: all")
     add("--strategy", metavar="FILE:CLASS", help="a strategy of a Python file")
     add("--param", action="append", metavar="NAME=VALUE", help="a parameter of the strategy; may be repeated")
@@ -48,7 +56,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add_keys_argument(parser)
     add_env_file_option(parser)
     add("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(cadence=EVERY, **dict.fromkeys(_LEFT_OUT))
+    parser.set_defaults(markets_file=None, cadence=EVERY, **dict.fromkeys(_LEFT_OUT))
 
 
 def _edges_argument(text: str) -> tuple[Edge, ...]:
@@ -72,8 +80,14 @@ def exam_run(options: argparse.Namespace) -> int:
     Every entrant gets the same states and decides once in each. Without --models and --strategy the rule agents decide.
     A run that was interrupted resumes with the same options. --compare ends it once the pair has a verdict.
     """
-    if options.models is None and options.budget_usd is not None:
-        raise SettingsError(["--budget-usd: only with --models"])
+    problems = ["--budget-usd: only with --models"] if options.models is None and options.budget_usd is not None else []
+    if options.data is None:
+        given = {"--market": options.market, "--from": options.start, "--to": options.end, "--mask": options.mask}
+        problems += [f"{name}: only with --data" for name, value in given.items() if value is not None]
+    elif options.reversed:
+        problems += ["--reversed: not with --data, which has no planted edges"]
+    if problems:
+        raise SettingsError(problems)
     try:
         value = asyncio.run(_run(options))
     except OSError as error:
@@ -155,12 +169,15 @@ def _report_arguments(parser: argparse.ArgumentParser) -> None:
 def exam_report(options: argparse.Namespace) -> int:
     """Print the scores of an exam: the share of the oracle per edge, and what was burnt where nothing pays."""
     plan, _ = read_plan(options.folder)
-    value = exam_value(plan, read_sittings(options.folder)) | {"cause": None, "reason": ""}
+    value = exam_value(plan, read_sittings(options.folder, plan)) | {"cause": None, "reason": ""}
     return print_result(Result(value, _lines(value)), as_json=options.json)
 
 
 def _lines(value: Mapping[str, Any]) -> Iterator[str]:
-    yield from table(("entrant", *Edge, "share", "burnt"), share_rows(value))
+    if value["isRecorded"]:
+        yield from table(("entrant", "states", "outcome", "95 %"), outcome_rows(value))
+    else:
+        yield from table(("entrant", *Edge, "share", "burnt"), share_rows(value))
     yield from comparison_lines(value)
     for entrant in value["entrants"]:
         if entrant["costUsdPerState"] is not None:

@@ -6,11 +6,13 @@ from typing import Any
 
 from trader.core.intervals import ConfidenceInterval
 from trader.exam.domain.scores import (
+    Comparison,
     Share,
     agreement,
     burnt,
     compare,
     differences,
+    mean_score,
     share_of_oracle,
     sizes,
 )
@@ -26,17 +28,25 @@ def exam_value(plan: ExamPlan, sittings: Sequence[Sitting]) -> dict[str, Any]:
         "secretSha256": plan.secret_digest,
         "states": len({each.state for each in sittings}),
         "planned": len(plan.states),
+        "isRecorded": plan.is_recorded,
+        "horizon": plan.horizon,
         "settings": plan.settings,
         "entrants": [_entrant_value(name, own) for name, own in by_entrant.items() if own],
         "comparisons": [
-            {"first": first, "second": second} | compare(differences(by_entrant[first], by_entrant[second]))._asdict()
+            {"first": first, "second": second} | _compared(by_entrant[first], by_entrant[second], plan)._asdict()
             for first, second in combinations(plan.entrants, 2)
         ],
     }
 
 
+def _compared(ours: Sequence[Sitting], theirs: Sequence[Sitting], plan: ExamPlan) -> Comparison:
+    return compare(differences(ours, theirs, plan.scale), plan.scale)
+
+
 def _entrant_value(name: str, sittings: Sequence[Sitting]) -> dict[str, Any]:
-    planted = [each for each in sittings if each.kind != "null"]
+    planted = [each for each in sittings if each.kind in ("planted", "reversed")]
+    recorded = [each for each in sittings if each.kind == "recorded"]
+    outcome = mean_score(recorded) if recorded else None
     empty = [each for each in sittings if each.kind == "null"]
     states = len({each.state for each in sittings})
     costs = [each.answer.cost_usd for each in sittings if each.answer.cost_usd is not None]
@@ -54,6 +64,7 @@ def _entrant_value(name: str, sittings: Sequence[Sitting]) -> dict[str, Any]:
             if any(each.edge is edge for each in planted)
         },
         "burntBp": None if burnt_bp is None else {"mean": burnt_bp[0], "interval": _interval_value(burnt_bp[1])},
+        "outcome": None if outcome is None else {"mean": outcome[0], "interval": _interval_value(outcome[1])},
         "agreement": agreement(sittings, samples) if samples > 1 else None,
         "samples": samples,
         "refusals": _refusals(sittings),
@@ -79,6 +90,14 @@ def _refusals(sittings: Sequence[Sitting]) -> dict[str, int]:
     return counts
 
 
+def outcome_rows(value: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Yield a row of the table of outcomes for each entrant, in units of the horizon's volatility."""
+    for entrant in value["entrants"]:
+        outcome = entrant["outcome"]
+        bounds = "–" if outcome["interval"] is None else "{:+.3f} to {:+.3f}".format(*outcome["interval"])
+        yield entrant["entrant"], f"{entrant['states']}", f"{outcome['mean']:+.3f}", bounds
+
+
 def share_rows(value: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     """Yield a row of the table of shares for each entrant."""
     for entrant in value["entrants"]:
@@ -100,5 +119,6 @@ def comparison_lines(value: Mapping[str, Any]) -> Iterator[str]:
         if pair["states"]:
             verdict = pair["verdict"]
             relation = f"{verdict} than" if verdict in ("better", "worse") else f"{verdict} from"
-            after = f"after {pair['states']} states ({pair['mean']:+.2f} of the oracle's usual value)"
+            unit = "of the volatility" if value["isRecorded"] else "of the oracle's usual value"
+            after = f"after {pair['states']} states ({pair['mean']:+.2f} {unit})"
             yield f"{pair['first']}: {relation} {pair['second']} {after}"

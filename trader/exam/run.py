@@ -4,9 +4,9 @@ import argparse
 import asyncio
 import hashlib
 import multiprocessing
-import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime
@@ -19,17 +19,20 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from trader.agents.domain.models import Model
-from trader.backtest.accounts import DecisionSource
+from trader.agents.domain.models import Model, contamination
+from trader.backtest.accounts import DecisionSource, Idle
 from trader.backtest.answers import AskingEnded
 from trader.backtest.models import CASSETTE, Chosen, choose_models, renewed
-from trader.backtest.options import settings_given, settings_of
+from trader.backtest.options import environ_of, open_source, settings_given, settings_of
 from trader.backtest.sources import AiSource, RecordingStrategySource
+from trader.core.clock import iso, moment_of
 from trader.core.errors import SettingsError, StartError
 from trader.core.money import ZERO
+from trader.core.variant_id import VariantId
 from trader.exam.domain.law import HORIZON
-from trader.exam.domain.scores import Comparison, compare, differences
+from trader.exam.domain.scores import MOMENTS, WORLDS, Comparison, Scale, compare, differences
 from trader.exam.domain.worlds import Edge, Kind, draw_world
+from trader.exam.pairs import Horizon, Moment, RecordedRoom
 from trader.exam.sitting import EVERY, Entrant, Room, Sitting
 from trader.market.domain.markets import INTERVALS, Interval
 from trader.market.sources.rows import chosen_rows, preset_rows
@@ -41,6 +44,13 @@ SITTINGS: Final = "sittings.jsonl"
 """The files of an exam, in its folder: what it asks, the secret of its worlds, and the decisions with their scores."""
 
 SYMBOLS: Final = ("BTC", "ETH", "SOL")
+_STILL: Final = {"REPLAY_THINKING": "off"}
+_NOTHING: Final = Model(
+    id="nothing", name="Hold nothing", variant=VariantId.APEX, provider="rules", router_model_name="rules/nothing",
+    created_at=moment_of(0),
+)  # fmt: skip
+"""The entrant that leaves its account alone."""
+
 _CHUNK: Final = 25
 """States that a process decides at once."""
 
@@ -48,12 +58,13 @@ _SPAN_FROM: Final = 1_767_225_600
 """1 January 2026: an estimate of the cost counts decisions from there on."""
 
 
-class ExamState(msgspec.Struct, frozen=True):
-    """What a world of an exam holds."""
+class ExamState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a state of an exam holds: the edge of a world, or a moment of a recording."""
 
     number: int
-    edge: Edge | None
-    kind: Kind
+    edge: Edge | None = None
+    kind: Kind | None = None
+    moment: Moment | None = None
 
 
 class ExamPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -61,11 +72,21 @@ class ExamPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     secret_digest: str
     states: list[ExamState]
-    symbols: list[str]
+    horizon: Horizon
     entrants: list[str]
     settings: dict[str, str]
     compared: tuple[str, str] | None = None
     samples: int = 1
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether its states are moments of a recording."""
+        return any(state.moment is not None for state in self.states)
+
+    @property
+    def scale(self) -> Scale:
+        """The scale of differences between entrants."""
+        return MOMENTS if self.is_recorded else WORLDS
 
 
 def schedule(secret: str, count: int, edges: Sequence[Edge], kind: Kind = "planted") -> list[ExamState]:
@@ -86,7 +107,7 @@ def schedule(secret: str, count: int, edges: Sequence[Edge], kind: Kind = "plant
 class Examined(NamedTuple):
     """What sits in an exam: the room, the entrants, and the models behind them."""
 
-    room: Room
+    room: Room | RecordedRoom
     entrants: list[Entrant]
     chosen: Chosen
 
@@ -95,11 +116,20 @@ class Examined(NamedTuple):
         """Whether only code decides, so that other processes can decide as well."""
         return not any(isinstance(source, AiSource) for _, source in self.chosen.models)
 
+    async def sit(self, secret: str, state: ExamState) -> list[Sitting]:
+        """Let the entrants decide in a state. Raise like `decide_once`."""
+        if isinstance(self.room, RecordedRoom):
+            assert state.moment is not None, "an exam on a recording has moments"
+            return await self.room.sit(state.number, state.moment, self.entrants)
+        world = draw_world(secret, state.number, state.edge, state.kind or "null", self.room.costs)
+        return await self.room.sit(world, self.entrants)
+
 
 def exam_environ(options: argparse.Namespace) -> dict[str, str]:
     """Return the settings of an exam as environment variables. Market time stands still while an entrant decides."""
-    fixed = {"SIM_SEED": "0", "MARKETS": ",".join(SYMBOLS), "REPLAY_THINKING": "off"}
-    return fixed | settings_given(options)
+    if options.data is not None:
+        return environ_of(options) | _STILL
+    return {"SIM_SEED": "0", "MARKETS": ",".join(SYMBOLS)} | settings_given(options) | _STILL
 
 
 @asynccontextmanager
@@ -109,16 +139,31 @@ async def examining(options: argparse.Namespace) -> AsyncIterator[Examined]:
     :raises SettingsError: with every mistake; without a budget, with an estimate of the cost
     """
     environ = exam_environ(options)
-    settings = settings_of(environ)
-    rows = chosen_rows(SYMBOLS, preset_rows(options.preset or "default", settings.markets_file))
     async with AsyncExitStack() as stack:
-        span = range(_SPAN_FROM, _SPAN_FROM + (options.states - 1) * HORIZON * 60 + 1)
-        chosen = await choose_models(options, environ, settings, span, stack)
+        source, prices, begin = None, {}, _SPAN_FROM
+        if options.data is None:
+            settings = settings_of(environ)
+        else:
+            settings, source = await open_source(options, environ)
+            prices = {symbol: recording.minutes.close[0] for symbol, recording in source.recordings.items()}
+            begin = source.span.start
+        span = range(begin, begin + (options.states - 1) * HORIZON * 60 + 1)
+        chosen = await choose_models(options, environ, settings, span, stack, prices)
         entrants = [
-            Entrant(_once(model), partial(_renewed, source=source, settings=settings))
-            for model, source in chosen.models
+            Entrant(_once(model), partial(_renewed, source=each, settings=settings)) for model, each in chosen.models
         ]
-        yield Examined(Room(settings, rows, _intervals(chosen)), entrants, chosen)
+        entrants.append(Entrant(_once(_NOTHING), _idle))
+        room: Room | RecordedRoom
+        if source is None:
+            rows = chosen_rows(SYMBOLS, preset_rows(options.preset or "default", settings.markets_file))
+            room = Room(settings, rows, _intervals(chosen))
+        else:
+            room = RecordedRoom(settings, source, _intervals(chosen), options.horizon)
+        yield Examined(room, entrants, chosen)
+
+
+def _idle(model: Model, ends_at: datetime) -> DecisionSource:
+    return Idle()
 
 
 def _once(model: Model) -> Model:
@@ -169,28 +214,33 @@ def digest_of(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-def read_sittings(folder: Path) -> list[Sitting]:
-    """Return the decisions so far. The last line is left out if the exam was killed while it wrote it.
+def read_sittings(folder: Path, plan: ExamPlan) -> list[Sitting]:
+    """Return the decisions so far, of the states in which every entrant has decided.
+
+    The last line is left out if the exam was killed while it wrote it.
 
     :raises StartError: another line is not a decision
     """
     file = folder / SITTINGS
     lines = file.read_bytes().split(b"\n") if file.exists() else []
     try:
-        return [msgspec.json.decode(line, type=Sitting) for line in lines[:-1]]
+        sittings = [msgspec.json.decode(line, type=Sitting) for line in lines[:-1]]
     except msgspec.MsgspecError as error:
         raise StartError(f"{file}: {error}") from error
+    counts = Counter((each.state, each.sample) for each in sittings)
+    return [each for each in sittings if counts[each.state, each.sample] == len(plan.entrants)]
 
 
 class _Sheet:
     """The file of decisions, open for appending."""
 
-    def __init__(self, folder: Path) -> None:
-        self.sittings = read_sittings(folder)
-        whole = b"".join(msgspec.json.encode(each) + b"\n" for each in self.sittings)
-        self._file = (folder / SITTINGS).open("r+b" if (folder / SITTINGS).exists() else "xb", buffering=0)
-        self._file.truncate(len(whole))
-        self._file.seek(0, os.SEEK_END)
+    def __init__(self, folder: Path, plan: ExamPlan) -> None:
+        self.sittings: list[Sitting] = []
+        kept, file = read_sittings(folder, plan), folder / SITTINGS
+        new = file.with_suffix(".new")
+        self._file = new.open("wb", buffering=0)
+        self.add(kept)
+        new.replace(file)
 
     def add(self, sittings: Sequence[Sitting]) -> None:
         """Write decisions at once. Raises `OSError`."""
@@ -224,7 +274,7 @@ async def run(options: argparse.Namespace, folder: Path, show: ShowStates) -> En
     :raises SettingsError: other entrants or settings than those of the plan
     """
     plan, secret = read_plan(folder)
-    sheet, spent = _Sheet(folder), ZERO
+    sheet, spent = _Sheet(folder, plan), ZERO
     try:
         for sample in range(plan.samples):
             ended = await _sample(_options_of(options, folder, sample, spent), plan, secret, sheet, show)
@@ -277,7 +327,7 @@ def judged(plan: ExamPlan, sittings: Sequence[Sitting]) -> Comparison | None:
     if plan.compared is None:
         return None
     first, second = ([each for each in sittings if each.entrant == name] for name in plan.compared)
-    return compare(differences(first, second))
+    return compare(differences(first, second, plan.scale), plan.scale)
 
 
 async def _in_this_process(
@@ -287,11 +337,9 @@ async def _in_this_process(
 
     :raises AskingEnded: after the decisions of the states before
     """
-    room = examined.room
     for first in range(0, len(states), options.concurrency):
         part = states[first : first + options.concurrency]
-        worlds = (draw_world(secret, each.number, each.edge, each.kind, room.costs) for each in part)
-        results = await asyncio.gather(*(room.sit(each, examined.entrants) for each in worlds), return_exceptions=True)
+        results = await asyncio.gather(*(examined.sit(secret, each) for each in part), return_exceptions=True)
         failures = [each for each in results if isinstance(each, BaseException)]
         yield [sitting for each in results if not isinstance(each, BaseException) for sitting in each]
         for failure in failures:
@@ -339,14 +387,32 @@ def new_plan(options: argparse.Namespace, examined: Examined, edges: Sequence[Ed
         raise SettingsError(
             [f"--compare: {', '.join(unknown)} does not take part; those who do are {', '.join(entrants)}"]
         )
-    kind: Kind = "reversed" if options.reversed else "planted"
+    if isinstance(examined.room, RecordedRoom):
+        moments = examined.room.draw(secret, options.states)
+        states = [ExamState(number, moment=moment) for number, moment in enumerate(moments)]
+        if problems := list(_contaminated(examined.chosen, min(each.at for each in moments))):
+            raise SettingsError(problems)
+    else:
+        states = schedule(secret, options.states, edges, "reversed" if options.reversed else "planted")
     plan = ExamPlan(
         secret_digest=digest_of(secret),
-        states=schedule(secret, options.states, edges, kind),
-        symbols=list(SYMBOLS),
+        states=states,
+        horizon=options.horizon,
         entrants=entrants,
         settings=exam_environ(options),
         compared=compared,
         samples=options.samples,
     )
     return plan, secret
+
+
+def _contaminated(chosen: Chosen, first: int) -> Iterator[str]:
+    """Yield what forbids the models that may know the moments, of which the first is at this second."""
+    for model, source in chosen.models:
+        said = contamination(model.configuration.training_cutoff, moment_of(first))
+        if model.is_ai and isinstance(source, AiSource) and source.mask is None and said != "after cut-off":
+            yield (
+                f"{model.id}: the moments begin at {iso(moment_of(first))}, and its training_cutoff is "
+                f"{model.configuration.training_cutoff or 'not stated'}; --mask symbols,dates,scale hides them, or "
+                "give a recording from after the cut-off"
+            )

@@ -6,49 +6,14 @@ from decimal import Decimal
 
 from trader.core.clock import epoch_second, moment_of
 from trader.exam.domain.worlds import AFTER, HELD_FOR, OLD_STEP, RECENT, Bars, World
-from trader.market.domain.markets import INTERVALS, Candle, Interval, Market, Quote, SimulatedMarket
-from trader.market.sources.books import BookModel, CandlePath, Grid, HalfTickCandle, TrailingDay, marks_of_candle
+from trader.exam.minutes import PlainMinutes
+from trader.market.domain.markets import INTERVALS, Candle, Interval, Market, SimulatedMarket
+from trader.market.sources.books import Grid
 from trader.market.sources.files import FileRow, Minutes
 
 _MINUTE_S = 60
 _QUOTED = 240
 """The minutes before the state from which books know what is usual."""
-
-
-class WorldMinutes:
-    """The minutes of one market around the state, with their books. Paths within minutes have the form of a replay's.
-
-    Nobody sees such a path, and a fill is valued at the mark of its second, so that its form earns nothing.
-    """
-
-    def __init__(self, row: SimulatedMarket, bars: Bars, state: int) -> None:
-        self.grid = Grid(row.rules)
-        self._model = BookModel(self.grid, row.calm)
-        self._first = state - _QUOTED
-        self._minutes = Minutes()
-        for number, figures in enumerate(zip(*(column[RECENT - _QUOTED :].tolist() for column in bars), strict=True)):
-            self._minutes.append(FileRow(self._first + number, *figures))
-        self._usual = TrailingDay(float(row.rules.tick), self._minutes)
-
-    def corners(self, minute: int) -> HalfTickCandle | None:
-        place = minute - self._first
-        return self.grid.corners(self._minutes[place]) if 0 <= place < len(self._minutes) else None
-
-    def marks(self, minute: int) -> Sequence[int]:
-        place = minute - self._first
-        return marks_of_candle(self.grid, self._minutes[place]) if 0 <= place < len(self._minutes) else ()
-
-    def quote(self, second: int, opened: int) -> Quote:
-        minute, second_of_minute = divmod(second, _MINUTE_S)
-        place = minute - self._first
-        path = CandlePath(
-            self._model,
-            self.marks(minute),
-            before=self.marks(minute - 1),
-            usual_range=self._usual.usual_range(place),
-            busyness=self._usual.busyness(place),
-        )
-        return path.quote(second_of_minute, moment_of(second))
 
 
 class WorldPast:
@@ -63,8 +28,8 @@ class WorldPast:
         self.markets: Mapping[str, Market] = {row.rules.symbol: row.rules for row in rows}
         begin = world.state - (HELD_FOR * _MINUTE_S if world.standing else 0)
         self.span = range(begin, world.state + reach_s)
-        self.recordings: Mapping[str, WorldMinutes] = {
-            row.rules.symbol: WorldMinutes(row, bars, world.state // _MINUTE_S)
+        self.recordings: Mapping[str, PlainMinutes] = {
+            row.rules.symbol: PlainMinutes(row, _minutes(bars, world.state // _MINUTE_S))
             for row, bars in zip(rows, world.recent, strict=True)
         }
         self._funding = {
@@ -101,3 +66,11 @@ class WorldPast:
 
     async def prepare_paths(self, at: datetime) -> None:
         """Do nothing: the paths of the few minutes are drawn when they are needed."""
+
+
+def _minutes(bars: Bars, state: int) -> Minutes:
+    """Return the minutes around the state."""
+    minutes = Minutes()
+    for number, figures in enumerate(zip(*(column[RECENT - _QUOTED :].tolist() for column in bars), strict=True)):
+        minutes.append(FileRow(state - _QUOTED + number, *figures))
+    return minutes

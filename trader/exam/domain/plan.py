@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from trader.core.intervals import LEVEL
-from trader.exam.domain.scores import CLIPPED
+from trader.exam.domain.scores import WORLDS
 from trader.portfolio.domain.bets import log_wealth
 
 EXAMS: Final = 400
@@ -37,12 +37,12 @@ def outlook(first: float, second: float, noise: float, states: int, *, level: fl
 
     `noise` is the standard deviation of an entrant's share from state to state. In null worlds both do the same.
     """
-    rng, bounds = np.random.default_rng(seed), np.full(STATES_MAX, CLIPPED)
+    rng, bounds = np.random.default_rng(seed), np.full(STATES_MAX, WORLDS.clip)
     needed = np.full(EXAMS, math.inf)
     for exam in range(EXAMS):
         differences = first - second + noise * math.sqrt(2) * rng.standard_normal(STATES_MAX)
         differences[rng.random(STATES_MAX) < NULL_SHARE] = 0
-        wealth = log_wealth(np.clip(differences, -CLIPPED, CLIPPED), bounds)
+        wealth = log_wealth(np.clip(differences, -WORLDS.clip, WORLDS.clip), bounds)
         reached = np.flatnonzero(wealth >= -math.log(level / 2))
         if len(reached):
             needed[exam] = reached[0] + 1

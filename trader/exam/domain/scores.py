@@ -17,11 +17,22 @@ from trader.exam.domain.law import RISK_BUDGET
 from trader.exam.domain.worlds import STATES_PER_YEAR, STRENGTHS, Edge, Kind
 from trader.portfolio.domain.bets import bet
 
-CLIPPED: Final = 2.0
-"""The largest difference of two scores that counts, in units of the oracle's usual value."""
-
 USUAL: Final = RISK_BUDGET * sum(STRENGTHS) / 2 / math.sqrt(STATES_PER_YEAR)
 """The oracle's usual value, known before the exam."""
+
+
+class Scale(NamedTuple):
+    """The unit of differences of scores, and the largest difference that counts, in this unit."""
+
+    unit: float
+    clip: float
+
+
+WORLDS: Final = Scale(USUAL, 2.0)
+"""Differences in worlds, in units of the oracle's usual value."""
+
+MOMENTS: Final = Scale(1.0, 4.0)
+"""Differences in moments of a recording, whose scores are in units of the volatility."""
 
 STATES_MIN: Final = 5
 """The states that an interval needs."""
@@ -43,7 +54,7 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     state: int
     entrant: str
     edge: Edge | None
-    kind: Kind
+    kind: Kind | Literal["recorded"]
     value: float
     risk: float
     score: float
@@ -81,6 +92,13 @@ def share_of_oracle(scored: Sequence[Scored]) -> Share | None:
         return None
     share = float(scores.sum()) / total
     return Share(count, share, _around(share, (scores - share * oracles) * count / total))
+
+
+def mean_score(scored: Iterable[Scored]) -> tuple[float, ConfidenceInterval | None]:
+    """Return the mean score of the states, with its interval."""
+    scores = _of_states(scored, "score")
+    mean = float(scores.mean())
+    return mean, _around(mean, scores)
 
 
 def burnt(scored: Sequence[Scored]) -> tuple[float, ConfidenceInterval | None]:
@@ -129,12 +147,11 @@ def agreement(scored: Sequence[Scored], samples: int) -> float | None:
     return sum(whole) / len(whole) if whole else None
 
 
-def differences(ours: Iterable[Scored], theirs: Iterable[Scored]) -> list[float]:
-    """Return the paired differences of the scores of each state, in order of the states, in units of `USUAL`,
-    clipped."""
+def differences(ours: Iterable[Scored], theirs: Iterable[Scored], scale: Scale = WORLDS) -> list[float]:
+    """Return the paired differences of the scores of each state, in order of the states, in their unit and clipped."""
     left, right = ({each.state: each.score for each in scored if not each.sample} for scored in (ours, theirs))
-    units = [(left[state] - right[state]) / USUAL for state in sorted(left.keys() & right.keys())]
-    return [min(max(unit, -CLIPPED), CLIPPED) for unit in units]
+    units = [(left[state] - right[state]) / scale.unit for state in sorted(left.keys() & right.keys())]
+    return [min(max(unit, -scale.clip), scale.clip) for unit in units]
 
 
 Verdict = Literal["better", "worse", "not distinguishable yet"]
@@ -151,13 +168,13 @@ class Comparison(NamedTuple):
     verdict: Verdict
 
 
-def compare(differences: Sequence[float], level: float = LEVEL) -> Comparison:
+def compare(differences: Sequence[float], scale: Scale = WORLDS, level: float = LEVEL) -> Comparison:
     """Return whether the differences have a mean above or below zero; valid at every look, each side at half the
     level."""
     values = np.asarray(differences, dtype=np.float64)
     if not len(values):
         return Comparison(0, 0.0, 1.0, 1.0, "not distinguishable yet")
-    bounds = np.full(len(values), CLIPPED)
+    bounds = np.full(len(values), scale.clip)
     better, worse = bet(values, bounds).level, bet(-values, bounds).level
     verdict: Verdict = "not distinguishable yet"
     if min(better, worse) <= level / 2:

@@ -1,0 +1,98 @@
+"""Same-state pairs: decisions in the same moments of a recording, carried out for a horizon and compared by state."""
+
+import asyncio
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+
+import orjson
+import pytest
+from support.candles import write_walk
+from support.exam_entrants import Nothing, TrendTrader, entrant
+
+from trader.__main__ import main
+from trader.backtest.options import settings_of
+from trader.core.errors import SettingsError
+from trader.exam.pairs import RecordedRoom
+from trader.market.sources.replay import ReplaySource
+
+START = datetime(2025, 3, 3, tzinfo=UTC)
+MODELS = """
+[[models]]
+id = "one"
+variant = "Apex"
+provider = "openai"
+router_model = "lab/one"
+training_cutoff = 2025-06-30
+price = {input = 0.36, output = 2.0}
+"""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    write_walk(folder / "BTCUSDT-1m-2025-03.csv", START, 5 * 1440, price=90_000, seed=1)
+    write_walk(folder / "ETHUSDT-1m-2025-03.csv", START, 5 * 1440, price=2_200, seed=2)
+    return folder
+
+
+async def room_of(data: Path) -> RecordedRoom:
+    settings = settings_of({"SIM_SEED": "0", "MARKETS": "BTC,ETH", "REPLAY_THINKING": "off"})
+    source = ReplaySource(data, settings.markets, plain_rate=Decimal(0))
+    await source.open()
+    return RecordedRoom(settings, source, ["15m", "1h"], "4h")
+
+
+def test_moments_are_drawn_from_every_stratum_before_anybody_is_asked(data: Path) -> None:
+    room = asyncio.run(room_of(data))
+    moments = room.draw("s", 12)
+    assert room.draw("s", 12) == moments != room.draw("t", 12)
+    assert {datetime.fromtimestamp(each.at, UTC).hour for each in moments} <= {0, 4, 8, 12, 16, 20}
+    assert sum(each.standing is not None for each in moments) == 6
+    assert len({each.at for each in moments}) == 12
+    first, last = min(each.at for each in moments), max(each.at for each in moments)
+    assert first >= START.timestamp() + 86_400
+    assert last + 4 * 3600 <= START.timestamp() + 5 * 86_400
+    with pytest.raises(SettingsError, match="the recording has"):
+        room.draw("s", 100)
+
+
+def test_outcome_is_what_became_of_the_decision_in_units_of_volatility(data: Path) -> None:
+    async def decided() -> None:
+        room = await room_of(data)
+        for number, moment in enumerate(room.draw("s", 6)):
+            idle, up, down = await room.sit(
+                number, moment, [entrant(each) for each in (Nothing(), TrendTrader(1), TrendTrader(-1))]
+            )
+            if moment.standing is None:
+                assert idle.score == idle.value == 0
+                assert -0.004 < up.value + down.value < -0.0016  # opposite trades lose the costs of both
+            assert abs(up.score - up.value / room.volatility(moment.at)) < 1
+
+    asyncio.run(decided())
+
+
+def test_pairs_of_a_recording_are_compared_by_state(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rules = ("--variant", "Trendsurfer", "--variant", "Sovereign", "--states", "8", "--workers", "1")
+    assert main(["exam", "run", "--data", str(data), "--out", str(tmp_path / "exam"), *rules, "--json"]) == 0
+    result = orjson.loads(capsys.readouterr().out)
+    assert result["isRecorded"]
+    assert [each["entrant"] for each in result["entrants"]] == ["trendsurfer-rules", "sovereign-rules", "nothing"]
+    assert {pair["states"] for pair in result["comparisons"]} == {8}
+    assert main(["exam", "report", str(tmp_path / "exam")]) == 0
+    assert "of the volatility" in capsys.readouterr().out
+
+
+def test_model_that_may_know_the_moments_is_refused_without_a_mask(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-test-000000000000000001")
+    (tmp_path / "models.toml").write_text(MODELS)
+    asked = ("--models", str(tmp_path / "models.toml"), "--budget-usd", "1", "--states", "4")
+    assert main(["exam", "run", "--data", str(data), "--out", str(tmp_path / "exam"), *asked]) == 2
+    said = capsys.readouterr().err
+    assert "one: the moments begin at 2025-03-0" in said
+    assert "--mask symbols,dates,scale" in said
+    assert not (tmp_path / "exam").exists()
