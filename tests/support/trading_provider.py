@@ -93,10 +93,10 @@ def trading_provider() -> Iterator[TradingProvider]:
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         provider.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-        started.set()
 
     def run() -> None:
         loop.run_until_complete(start())
+        loop.call_soon(started.set)  # a stop before `run_forever` would be lost
         loop.run_forever()
         loop.run_until_complete(runner.cleanup())
         loop.close()
