@@ -95,7 +95,7 @@ def test_models_are_asked_once_within_a_budget(
     assert exam(out, *asking, "--budget-usd", "1", states=6) == 0
     assert provider.requests == len(answers)
     own = [each["answer"] for each in sittings(out) if each["entrant"] == "one"]
-    assert {answer["calls"][0]["tool"] for answer in own} == {"createPosition"}
+    assert {answer["decided"]["steps"][0]["calls"][0]["tool"] for answer in own} == {"createPosition"}
     assert all(float(answer["costUsd"]) > 0 and answer["tokens"] > 0 for answer in own)
 
 
@@ -134,6 +134,27 @@ def test_cost_is_estimated_before_anybody_is_asked(
     assert exam(tmp_path / "exam", "--models", str(models), states=230) == 2
     assert "one: 230 decisions" in capsys.readouterr().err
     assert not provider.requests
+
+
+def test_check_finds_a_score_that_does_not_follow_from_its_decision(
+    models: Path, provider: TradingProvider, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, asked = tmp_path / "code", tmp_path / "asked"
+    assert exam(code, "--models", str(STRATEGIES), states=10) == 0
+    assert exam(asked, "--models", str(models), "--budget-usd", "1", states=3) == 0
+    assert main(["exam", "check", str(code)]) == main(["exam", "check", str(asked)]) == 0
+    file = code / "sittings.jsonl"
+    written = file.read_bytes()
+    decided = next(each for each in sittings(code) if "decided" in each["answer"])
+    better = {**decided, "score": decided["score"] + 0.001}
+    file.write_bytes(written.replace(*(b'"score":%s,' % orjson.dumps(each["score"]) for each in (decided, better)), 1))
+    capsys.readouterr()
+    assert main(["exam", "check", str(code), "--json"]) == 1
+    (wrong,) = orjson.loads(capsys.readouterr().out)["wrong"]
+    assert wrong.startswith(f"state {decided['state']}, {decided['entrant']}: score is")
+    (code / "secret").write_text("other")
+    assert main(["exam", "check", str(code)]) == 1
+    assert "is not the secret of this exam" in capsys.readouterr().err
 
 
 @pytest.mark.processes

@@ -1,4 +1,4 @@
-"""The commands exam plan, run and report: entrants decide in states whose law is known, and are scored."""
+"""The commands exam plan, run, report and check: entrants decide in states whose law is known, and are scored."""
 
 import argparse
 import asyncio
@@ -13,6 +13,7 @@ from trader.backtest.options import count_argument, mask_argument
 from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, command, print_result, table
 from trader.commands.progress import Progress
 from trader.core.errors import SettingsError, StartError
+from trader.exam.check import check
 from trader.exam.domain.plan import POWER, STATES_MAX, outlook
 from trader.exam.domain.worlds import Edge
 from trader.exam.pairs import HORIZONS
@@ -171,6 +172,14 @@ def exam_report(options: argparse.Namespace) -> int:
     plan, _ = read_plan(options.folder)
     value = exam_value(plan, read_sittings(options.folder, plan)) | {"cause": None, "reason": ""}
     return print_result(Result(value, _lines(value)), as_json=options.json)
+
+
+@command("exam check", example="trader exam check exam", arguments=_report_arguments)
+def exam_check(options: argparse.Namespace) -> int:
+    """Draw the worlds of an exam again, execute its decisions again, and compare every score."""
+    wrong = asyncio.run(check(options.folder))
+    lines = wrong or ["Every score follows from the secret of the worlds and the decisions."]
+    return print_result(Result({"wrong": wrong}, lines, EXIT_FAILED if wrong else EXIT_DONE), as_json=options.json)
 
 
 def _lines(value: Mapping[str, Any]) -> Iterator[str]:

@@ -6,7 +6,7 @@ import hashlib
 import multiprocessing
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime
@@ -72,11 +72,18 @@ class ExamPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     secret_digest: str
     states: list[ExamState]
+    edges: list[Edge]
+    kind: Kind
     horizon: Horizon
-    entrants: list[str]
+    models: list[Model]
     settings: dict[str, str]
     compared: tuple[str, str] | None = None
     samples: int = 1
+
+    @property
+    def entrants(self) -> list[str]:
+        """The ids of the entrants."""
+        return [model.id for model in self.models]
 
     @property
     def is_recorded(self) -> bool:
@@ -118,11 +125,23 @@ class Examined(NamedTuple):
 
     async def sit(self, secret: str, state: ExamState) -> list[Sitting]:
         """Let the entrants decide in a state. Raise like `decide_once`."""
-        if isinstance(self.room, RecordedRoom):
-            assert state.moment is not None, "an exam on a recording has moments"
-            return await self.room.sit(state.number, state.moment, self.entrants)
-        world = draw_world(secret, state.number, state.edge, state.kind or "null", self.room.costs)
-        return await self.room.sit(world, self.entrants)
+        return await sit(self.room, secret, state, self.entrants)
+
+
+async def sit(room: Room | RecordedRoom, secret: str, state: ExamState, entrants: Sequence[Entrant]) -> list[Sitting]:
+    """Let entrants decide in a state. Raise like `decide_once`."""
+    if isinstance(room, RecordedRoom):
+        assert state.moment is not None, "an exam on a recording has moments"
+        return await room.sit(state.number, state.moment, entrants)
+    world = draw_world(secret, state.number, state.edge, state.kind or "null", room.costs)
+    return await room.sit(world, entrants)
+
+
+def world_room(environ: Mapping[str, str], intervals: Sequence[Interval]) -> Room:
+    """Return the room of worlds with these settings."""
+    settings = settings_of(environ)
+    rows = preset_rows(settings.venue_preset, settings.markets_file)
+    return Room(settings, chosen_rows(SYMBOLS, rows), intervals)
 
 
 def exam_environ(options: argparse.Namespace) -> dict[str, str]:
@@ -141,10 +160,9 @@ async def examining(options: argparse.Namespace) -> AsyncIterator[Examined]:
     environ = exam_environ(options)
     async with AsyncExitStack() as stack:
         source, prices, begin = None, {}, _SPAN_FROM
-        if options.data is None:
-            settings = settings_of(environ)
-        else:
-            settings, source = await open_source(options, environ)
+        settings = settings_of(environ)
+        if options.data is not None:
+            _, source = await open_source(options, environ)
             prices = {symbol: recording.minutes.close[0] for symbol, recording in source.recordings.items()}
             begin = source.span.start
         span = range(begin, begin + (options.states - 1) * HORIZON * 60 + 1)
@@ -155,8 +173,7 @@ async def examining(options: argparse.Namespace) -> AsyncIterator[Examined]:
         entrants.append(Entrant(_once(_NOTHING), _idle))
         room: Room | RecordedRoom
         if source is None:
-            rows = chosen_rows(SYMBOLS, preset_rows(options.preset or "default", settings.markets_file))
-            room = Room(settings, rows, _intervals(chosen))
+            room = world_room(environ, _intervals(chosen))
         else:
             room = RecordedRoom(settings, source, _intervals(chosen), options.horizon)
         yield Examined(room, entrants, chosen)
@@ -387,18 +404,21 @@ def new_plan(options: argparse.Namespace, examined: Examined, edges: Sequence[Ed
         raise SettingsError(
             [f"--compare: {', '.join(unknown)} does not take part; those who do are {', '.join(entrants)}"]
         )
+    kind: Kind = "reversed" if options.reversed else "planted"
     if isinstance(examined.room, RecordedRoom):
         moments = examined.room.draw(secret, options.states)
         states = [ExamState(number, moment=moment) for number, moment in enumerate(moments)]
         if problems := list(_contaminated(examined.chosen, min(each.at for each in moments))):
             raise SettingsError(problems)
     else:
-        states = schedule(secret, options.states, edges, "reversed" if options.reversed else "planted")
+        states = schedule(secret, options.states, edges, kind)
     plan = ExamPlan(
         secret_digest=digest_of(secret),
         states=states,
+        edges=list(edges),
+        kind=kind,
         horizon=options.horizon,
-        entrants=entrants,
+        models=[each.model for each in examined.entrants],
         settings=exam_environ(options),
         compared=compared,
         samples=options.samples,

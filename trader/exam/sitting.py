@@ -17,7 +17,13 @@ from trader.agents.domain.models import Model
 from trader.backtest.accounts import DecisionSource, ModelAccount, model_account
 from trader.backtest.market import BacktestMarket
 from trader.backtest.run import Backtest
-from trader.backtest.sources import AiSource, RecordedCall, RecordingStrategySource, WorkflowSource
+from trader.backtest.sources import (
+    AiSource,
+    RecordedInvocation,
+    RecordingStrategySource,
+    ReplayedDecisions,
+    WorkflowSource,
+)
 from trader.core.clock import epoch_second, moment_of
 from trader.core.money import floor_to, from_number
 from trader.exam.domain.law import HORIZON, Floats, Held, credited
@@ -44,6 +50,8 @@ _STANDING_STOP: Final = 6.0
 
 _STANDING_LEVERAGE: Final = Decimal(2)
 
+_RECORDING: Final = (WorkflowSource, RecordingStrategySource, ReplayedDecisions)
+
 SourceOf = Callable[[Model, datetime], DecisionSource]
 """Makes a new decision source of a model, which remembers nothing; the time is the end of the state."""
 
@@ -56,9 +64,9 @@ class Entrant(NamedTuple):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """What an entrant called and said in a state, the rules by which it was refused, and what the answers cost."""
+    """What an entrant decided and said in a state, the rules by which it was refused, and what the answers cost."""
 
-    calls: list[RecordedCall] = []
+    decided: RecordedInvocation | None = None
     refused: tuple[str, ...] = ()
     cost_usd: Decimal | None = None
     tokens: int = 0
@@ -109,10 +117,10 @@ class Decided(NamedTuple):
         """What was called and said, and what the answers cost."""
         followed = self.followed
         source, records = followed.source, followed.finished or []
-        recorded = source.recorded if isinstance(source, WorkflowSource | RecordingStrategySource) else []
+        recorded = source.recorded if isinstance(source, _RECORDING) else []
         return Answer(
             refused=tuple(each.rule or each.status for each in followed.outcomes if each.status != "ok"),
-            calls=[call for invocation in recorded for step in invocation.steps for call in step.calls],
+            decided=next(iter(recorded), None),
             cost_usd=source.cost_usd if isinstance(source, AiSource) else None,
             tokens=sum(each.invocation.input_tokens + each.invocation.output_tokens for each in records),
             said=next((each.invocation.response for each in records), None),

@@ -1,0 +1,59 @@
+"""Check of an exam: every world is drawn again, every decision executed again, and every score compared."""
+
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from trader.agents.domain.models import Model
+from trader.backtest.accounts import DecisionSource, Idle
+from trader.backtest.sources import RecordedInvocation, ReplayedDecisions
+from trader.core.errors import StartError
+from trader.exam.run import read_plan, read_sittings, schedule, sit, world_room
+from trader.exam.sitting import Entrant, Sitting
+
+_EQUAL: Final = 1e-9
+"""Scores that differ by less, as fractions of equity, are equal."""
+
+_OTHER_STATES: Final = "the states are not those that the secret plans"
+
+
+async def check(folder: Path) -> list[str]:
+    """Return what is wrong with an exam in worlds; nothing if every score follows from the secret and the decisions.
+
+    :raises StartError: the folder has no such exam
+    """
+    plan, secret = read_plan(folder)
+    if plan.is_recorded:
+        raise StartError(f"{folder} is an exam on a recording; only exams in worlds can be checked")
+    wrong = [] if plan.states == schedule(secret, len(plan.states), plan.edges, plan.kind) else [_OTHER_STATES]
+    room, models = world_room(plan.settings, ()), {model.id: model for model in plan.models}
+    planned = {state.number: state for state in plan.states}
+    groups: dict[tuple[int, int], list[Sitting]] = {}
+    for sitting in read_sittings(folder, plan):
+        groups.setdefault((sitting.sample, sitting.state), []).append(sitting)
+    for (_, number), group in groups.items():
+        unknown = {each.entrant for each in group} - models.keys()
+        if number not in planned or unknown:
+            wrong.append(f"state {number}: it is not planned with these entrants")
+            continue
+        entrants = [Entrant(models[each.entrant], partial(_replayed, decided=each.answer.decided)) for each in group]
+        again = await sit(room, secret, planned[number], entrants)
+        wrong += filter(None, map(_difference, group, again))
+    return wrong
+
+
+def _replayed(model: Model, ends_at: datetime, *, decided: RecordedInvocation | None) -> DecisionSource:
+    return Idle() if decided is None else ReplayedDecisions(model, [decided])
+
+
+def _difference(given: Sitting, again: Sitting) -> str | None:
+    """Return how a decision differs from the same one executed again; None if it does not."""
+    for name in ("edge", "kind"):
+        if getattr(given, name) != getattr(again, name):
+            return f"state {given.state}, {given.entrant}: {name} is {getattr(given, name)}, not {getattr(again, name)}"
+    for name in ("value", "risk", "score", "oracle"):
+        if abs(getattr(given, name) - getattr(again, name)) > _EQUAL:
+            figures = f"{getattr(given, name):.9f}, and its decisions are worth {getattr(again, name):.9f}"
+            return f"state {given.state}, {given.entrant}: {name} is {figures}"
+    return None
