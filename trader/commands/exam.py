@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from trader.agents.models_file import add_keys_argument, variant_argument
-from trader.backtest.options import count_argument, mask_argument
-from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, command, print_result, table
+from trader.backtest.options import count_argument, deadline_argument, mask_argument, port_argument
+from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, command, print_result, show, table
 from trader.commands.progress import Progress
 from trader.core.errors import SettingsError, StartError
 from trader.exam.check import check
@@ -18,12 +18,12 @@ from trader.exam.domain.plan import POWER, STATES_MAX, outlook
 from trader.exam.domain.worlds import Edge
 from trader.exam.pairs import HORIZONS
 from trader.exam.report import comparison_lines, exam_value, outcome_rows, share_rows
-from trader.exam.run import PLAN, begin, examining, new_plan, read_plan, read_sittings, run
+from trader.exam.run import PLAN, read_plan, read_sittings, run
 from trader.exam.sitting import EVERY
 from trader.settings.dotenv import add_env_file_option
 from trader.settings.presets import PRESETS
 
-_LEFT_OUT = ("guard", "models_from", "agent", "deadline", "listen")
+_LEFT_OUT = ("guard", "models_from")
 """Options of a backtest that an exam does not have."""
 
 
@@ -49,6 +49,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add("--concurrency", type=count_argument, default=4, metavar="N", help="states at once, for AI models; default: 4")
     add("--workers", type=count_argument, default=os.cpu_count() or 1, metavar="N", help="processes, for code")
     add("--compare", type=_pair_argument, metavar="A,B", help="ends the exam once this pair has a verdict")
+    add("--agent", action="append", metavar="NAME:VARIANT[=URL]", help="an agent of your own; may be repeated")
+    add("--deadline", type=deadline_argument, metavar="SECONDS", help="time for a decision of --agent; default: 120")
+    add("--listen", type=port_argument, metavar="PORT", help="where --agent finds agent.* and /mcp; default: 8081")
     add("--samples", type=count_argument, default=1, metavar="K", help="decisions of a model in a state; default: 1")
     add("--secret", help="the secret of the worlds; default: a new one")
     add("--taker-fee", metavar="BPS", help="default: the preset's")
@@ -97,20 +100,34 @@ def exam_run(options: argparse.Namespace) -> int:
     return print_result(Result(value, _lines(value), code), as_json=options.json)
 
 
+class _Listener:
+    """Shows what people see of a run: lines, and the progress with its cost."""
+
+    def __init__(self) -> None:
+        self._progress: Progress | None = None
+
+    def say(self, line: str) -> None:
+        show(line, on_stderr=True)
+
+    def show(self, done: int, count: int, spent_usd: Decimal) -> None:
+        unit = f"states, {spent_usd:.2f} of about {spent_usd * count / done:.2f} USD" if spent_usd else "states"
+        self._progress = self._progress or Progress(0, count, unit)
+        self._progress.show(done, unit)
+
+    def end(self) -> None:
+        if self._progress is not None:
+            self._progress.end()
+
+
 async def _run(options: argparse.Namespace) -> dict[str, Any]:
-    if not (options.out / PLAN).exists():
-        async with examining(options) as examined:
-            begin(options.out, *new_plan(options, examined, options.edges))
-    plan, _ = read_plan(options.out)
-    options.states = len(plan.states)
-    progress = Progress(0, len(plan.states) * plan.samples, "states")
-
-    def show_states(done: int, spent: Decimal) -> None:
-        progress.show(done)
-
-    ended = await run(options, options.out, show_states)
-    progress.end()
-    return exam_value(plan, ended.sittings) | {"cause": ended.cause, "reason": ended.reason}
+    if (options.out / PLAN).exists():
+        options.states = len(read_plan(options.out)[0].states)
+    listener = _Listener()
+    try:
+        ended = await run(options, options.out, listener)
+    finally:
+        listener.end()
+    return exam_value(ended.plan, ended.sittings) | {"cause": ended.cause, "reason": ended.reason}
 
 
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:

@@ -22,8 +22,9 @@ class Progress:
         self._began_s = self._shown_s = time.monotonic()
         self._is_terminal = sys.stderr.isatty()
 
-    def show(self, reached: Any) -> None:
-        """Print the time or the count reached, at a limited rate."""
+    def show(self, reached: Any, unit: str | None = None) -> None:
+        """Print the time or the count reached, at a limited rate; `unit`: a new unit of the count."""
+        self._unit = unit or self._unit
         now_s = time.monotonic()
         if now_s - self._shown_s < (_BAR_EVERY_S if self._is_terminal else _LINE_EVERY_S):
             return

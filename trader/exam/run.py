@@ -6,15 +6,15 @@ import hashlib
 import multiprocessing
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from datetime import datetime
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -271,36 +271,48 @@ class _Sheet:
 # --- sitting ----------------------------------------------------------------------------------------------------------
 
 
-ShowStates = Callable[[int, Decimal], None]
-"""Shows the number of finished states, and what answers have cost so far."""
+class Listener(Protocol):
+    """Receives what people see of a run."""
+
+    def say(self, line: str) -> None:
+        """Receive a line, such as where external agents call."""
+        ...
+
+    def show(self, done: int, count: int, spent_usd: Decimal) -> None:
+        """Receive the number of finished states, the total, and what answers have cost so far."""
+        ...
 
 
 class Ended(NamedTuple):
-    """The end of a run: its decisions, what was spent, and why it ended before the last state (None: it did not)."""
+    """The end of a run: its plan and decisions, what was spent, and why it ended early (None: it did not)."""
 
+    plan: ExamPlan
     sittings: list[Sitting]
     spent_usd: Decimal
     cause: Literal["verdict", "budget", "provider", "missing"] | None = None
     reason: str = ""
 
 
-async def run(options: argparse.Namespace, folder: Path, show: ShowStates) -> Ended:
+async def run(options: argparse.Namespace, folder: Path, listener: Listener) -> Ended:
     """Let the entrants decide in the states that have no decision yet, until the plan ends or has its verdict.
+
+    Without a plan in the folder, one is made.
 
     :raises StrategyError: a strategy failed
     :raises SettingsError: other entrants or settings than those of the plan
     """
-    plan, secret = read_plan(folder)
-    sheet, spent = _Sheet(folder, plan), ZERO
-    try:
-        for sample in range(plan.samples):
-            ended = await _sample(_options_of(options, folder, sample, spent), plan, secret, sheet, show)
-            spent += ended.spent_usd
-            if ended.cause is not None:
-                return ended
-    finally:
-        sheet.close()
-    return Ended(sheet.sittings, spent)
+    spent, sample, ended = ZERO, 0, None
+    while ended is None or (ended.cause is None and sample < ended.plan.samples):
+        own = _options_of(options, folder, sample, spent)
+        async with examining(own) as examined:
+            for line in examined.chosen.agent_lines:
+                listener.say(line)
+            if not (folder / PLAN).exists():
+                begin(folder, *new_plan(own, examined))
+            ended = await _sample(own, examined, listener)
+        spent += ended.spent_usd
+        sample += 1
+    return ended
 
 
 def _options_of(options: argparse.Namespace, folder: Path, sample: int, spent: Decimal) -> argparse.Namespace:
@@ -314,29 +326,31 @@ def _options_of(options: argparse.Namespace, folder: Path, sample: int, spent: D
     return own
 
 
-async def _sample(options: argparse.Namespace, plan: ExamPlan, secret: str, sheet: _Sheet, show: ShowStates) -> Ended:
+async def _sample(options: argparse.Namespace, examined: Examined, listener: Listener) -> Ended:
     """Let the entrants decide once in every state that has no decision of this sample yet."""
-    sample = options.sample
-    async with examining(options) as examined, AsyncExitStack() as stack:
-        if [each.model.id for each in examined.entrants] != plan.entrants or exam_environ(options) != plan.settings:
-            raise SettingsError([f"{options.out} is an exam of {', '.join(plan.entrants)} with {plan.settings}"])
-        examined.chosen.open_cassette(stack)
-        spending = examined.chosen.spending
-        sat = {sitting.state for sitting in sheet.sittings if sitting.sample == sample}
-        left = [state for state in plan.states if state.number not in sat]
-        chunks = _by_processes if examined.is_code and options.workers > 1 else _in_this_process
-        try:
-            async for sittings in chunks(options, examined, secret, left):
-                sheet.add([replace(each, sample=sample) for each in sittings])
-                show(len({(each.state, each.sample) for each in sheet.sittings}), spending.spent_usd)
-                verdict = judged(plan, sheet.sittings)
-                if verdict is not None and verdict.verdict != "not distinguishable yet":
-                    first, second = plan.compared or ("", "")
-                    reason = f"{first} is {verdict.verdict} than {second}."
-                    return Ended(sheet.sittings, spending.spent_usd, "verdict", reason)
-        except AskingEnded as ended:
-            return Ended(sheet.sittings, spending.spent_usd, ended.cause, str(ended))
-        return Ended(sheet.sittings, spending.spent_usd)
+    plan, secret = read_plan(options.out)
+    if [each.model.id for each in examined.entrants] != plan.entrants or exam_environ(options) != plan.settings:
+        raise SettingsError([f"{options.out} is an exam of {', '.join(plan.entrants)} with {plan.settings}"])
+    spending, sheet = examined.chosen.spending, _Sheet(options.out, plan)
+    with closing(sheet):
+        async with AsyncExitStack() as stack:
+            examined.chosen.open_cassette(stack)
+            sat = {sitting.state for sitting in sheet.sittings if sitting.sample == options.sample}
+            left = [state for state in plan.states if state.number not in sat]
+            chunks = _by_processes if examined.is_code and options.workers > 1 else _in_this_process
+            try:
+                async for sittings in chunks(options, examined, secret, left):
+                    sheet.add([replace(each, sample=options.sample) for each in sittings])
+                    done = len({(each.state, each.sample) for each in sheet.sittings})
+                    listener.show(done, len(plan.states) * plan.samples, spending.spent_usd)
+                    verdict = judged(plan, sheet.sittings)
+                    if verdict is not None and verdict.verdict != "not distinguishable yet":
+                        first, second = plan.compared or ("", "")
+                        reason = f"{first} is {verdict.verdict} than {second}."
+                        return Ended(plan, sheet.sittings, spending.spent_usd, "verdict", reason)
+            except AskingEnded as ended:
+                return Ended(plan, sheet.sittings, spending.spent_usd, ended.cause, str(ended))
+    return Ended(plan, sheet.sittings, spending.spent_usd)
 
 
 def judged(plan: ExamPlan, sittings: Sequence[Sitting]) -> Comparison | None:
@@ -354,8 +368,9 @@ async def _in_this_process(
 
     :raises AskingEnded: after the decisions of the states before
     """
-    for first in range(0, len(states), options.concurrency):
-        part = states[first : first + options.concurrency]
+    count = 1 if options.agent else options.concurrency  # an agent decides in one state at a time
+    for first in range(0, len(states), count):
+        part = states[first : first + count]
         results = await asyncio.gather(*(examined.sit(secret, each) for each in part), return_exceptions=True)
         failures = [each for each in results if isinstance(each, BaseException)]
         yield [sitting for each in results if not isinstance(each, BaseException) for sitting in each]
@@ -392,7 +407,7 @@ async def _sit_alone(options: argparse.Namespace, secret: str, states: Sequence[
     return msgspec.json.encode([sitting for chunk in chunks for sitting in chunk])
 
 
-def new_plan(options: argparse.Namespace, examined: Examined, edges: Sequence[Edge]) -> tuple[ExamPlan, str]:
+def new_plan(options: argparse.Namespace, examined: Examined) -> tuple[ExamPlan, str]:
     """Return the plan of a new exam, and its secret.
 
     :raises SettingsError: an entrant to compare does not take part
@@ -411,11 +426,11 @@ def new_plan(options: argparse.Namespace, examined: Examined, edges: Sequence[Ed
         if problems := list(_contaminated(examined.chosen, min(each.at for each in moments))):
             raise SettingsError(problems)
     else:
-        states = schedule(secret, options.states, edges, kind)
+        states = schedule(secret, options.states, options.edges, kind)
     plan = ExamPlan(
         secret_digest=digest_of(secret),
         states=states,
-        edges=list(edges),
+        edges=list(options.edges),
         kind=kind,
         horizon=options.horizon,
         models=[each.model for each in examined.entrants],

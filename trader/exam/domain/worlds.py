@@ -44,8 +44,9 @@ _APART: Final = 0.3
 """The same for a market that follows no other."""
 
 _FIRST_DAY: Final = 20_454
-"""Days since 1970 of 1 January 2026, the first day of a state; there are a year of them, at 4, 8, 12, 16 or 20
-o'clock."""
+"""Days since 1970 of 1 January 2026, the day of the first states, which are at 4, 8, 12, 16 and 20 o'clock."""
+
+_STATES_PER_DAY: Final = 5
 _HOUR: Final = 60
 
 
@@ -209,8 +210,8 @@ class _Drawing:
             self._paint(edge, PICTURES[edge])
         law, funding = self._law(seed)
         recent, old = self._bars()
-        day = _FIRST_DAY + int(self._rng.integers(365))
-        state = (day * 24 + 4 * int(self._rng.integers(1, 6))) * 3600
+        day, place = divmod(number, _STATES_PER_DAY)  # no two at the same time, since decisions are named by it
+        state = ((_FIRST_DAY + day) * 24 + 4 * (place + 1)) * 3600
         return World(
             number, self._kind, edge, tuple(row.rules.symbol for row in self._costs.rows), market, self._side,
             self._strength, state, recent, old, tuple(funding.tolist()),
