@@ -63,6 +63,10 @@ def test_strategy_that_knows_an_edge_is_better_than_one_that_knows_none(
     assert funding["burntBp"]["mean"] < 1e-6 < cross["burntBp"]["mean"]
     assert main(["exam", "report", str(out), "--json"]) == 0
     again = orjson.loads(capsys.readouterr().out)
+    report = (out / "report.html").read_text("utf-8")
+    assert "not distinguishable yet" in report or "better" in report
+    assert report.count("<polyline") == 4  # the best and the worst decision of each strategy
+    assert "NaN" not in report
     assert (again["entrants"], again["comparisons"]) == (result["entrants"], result["comparisons"])
 
 

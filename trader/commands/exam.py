@@ -16,12 +16,16 @@ from trader.core.errors import SettingsError, StartError
 from trader.exam.check import check
 from trader.exam.domain.plan import POWER, STATES_MAX, outlook
 from trader.exam.domain.worlds import Edge
+from trader.exam.page import page
 from trader.exam.pairs import HORIZONS
 from trader.exam.report import comparison_lines, exam_value, outcome_rows, share_rows
 from trader.exam.run import PLAN, read_plan, read_sittings, run
 from trader.exam.sitting import EVERY
 from trader.settings.dotenv import add_env_file_option
 from trader.settings.presets import PRESETS
+
+REPORT = "report.html"
+"""The file of the report, in the folder of the exam."""
 
 _LEFT_OUT = ("guard", "models_from")
 """Options of a backtest that an exam does not have."""
@@ -185,9 +189,17 @@ def _report_arguments(parser: argparse.ArgumentParser) -> None:
 
 @command("exam report", example="trader exam report exam", arguments=_report_arguments)
 def exam_report(options: argparse.Namespace) -> int:
-    """Print the scores of an exam: the share of the oracle per edge, and what was burnt where nothing pays."""
-    plan, _ = read_plan(options.folder)
-    value = exam_value(plan, read_sittings(options.folder, plan)) | {"cause": None, "reason": ""}
+    """Print the scores of an exam, and write them to report.html in its folder, with examples of single states.
+
+    The report reveals its worlds: show it to nobody who still takes the exam.
+    """
+    plan, secret = read_plan(options.folder)
+    sittings = read_sittings(options.folder, plan)
+    value = exam_value(plan, sittings) | {"cause": None, "reason": ""}
+    try:
+        (options.folder / REPORT).write_text(page(value, plan, secret, sittings), encoding="utf-8")
+    except OSError as error:
+        raise StartError(f"{error.filename} cannot be written: {error.strerror}.") from error
     return print_result(Result(value, _lines(value)), as_json=options.json)
 
 

@@ -1,0 +1,156 @@
+"""HTML report of an exam: profiles of skills, verdicts on pairs, and examples of single states."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from typing import Any, Final
+
+import numpy as np
+
+from trader.agents.domain.tools import CreatePosition, Holding, PlaceOrder
+from trader.api.dashboard.document import document, interval, minus, scale, table
+from trader.core.clock import iso, moment_of
+from trader.exam.domain.worlds import RECENT, Edge, World, draw_world
+from trader.exam.run import ExamPlan, world_room
+from trader.exam.sitting import Sitting
+
+_SHOWN_MINUTES: Final = 720
+_WIDTH: Final = 640
+_HEIGHT: Final = 140
+_SAID_MAX: Final = 600
+
+_WORDS: Final = (
+    "A share is the expected value of an entrant's decisions over that of a decision maker who knows the law of each "
+    "state, costs included: 1 is all of it, 0 is what holding nothing earns. The exam measures whether a model finds "
+    "structure that is there and pays nothing where there is none. It does not promise profit."
+)
+
+
+def page(value: Mapping[str, Any], plan: ExamPlan, secret: str, sittings: Sequence[Sitting]) -> str:
+    """Return the report on a result as `exam_value` returns it."""
+    body = f"<h1>Exam</h1><p>{value['states']} of {value['planned']} states. {_WORDS}</p>"
+    if plan.is_recorded:
+        body += _outcomes(value)
+    else:
+        body += "".join(_profile(entrant) for entrant in value["entrants"]) + _burnt(value)
+    body += _pairs(value)
+    if not plan.is_recorded:
+        body += "<h2>Examples</h2>" + "".join(_examples(plan, secret, sittings))
+    return document("Exam", body)
+
+
+def _profile(entrant: Mapping[str, Any]) -> str:
+    """Return the bars of one entrant: its share of the oracle in each edge, with intervals and sizes."""
+    shares = {**entrant["edges"], "all": entrant["share"]}
+    known = {edge: share for edge, share in shares.items() if share["share"] is not None}
+    least, most = scale((each["share"] for each in known.values()), (each["interval"] for each in known.values()))
+    rows = []
+    for edge, share in known.items():
+        sizes = share.get("sizes") or {}
+        median = sizes.get("median")
+        size = "" if median is None else f"{median:.2f}"
+        over = "" if median is None else f"{100 * sizes['over']:.0f} %"
+        drawn = interval(share["interval"], share["share"], least, most)
+        rows.append((edge, minus(f"{share['share']:+.2f}"), drawn, f"{share['states']}", size, over))
+    notes = [f"{count} × {escape(rule)}" for rule, count in entrant["refusals"].items()]
+    cost = entrant["costUsdPerState"]
+    notes += [] if cost is None else [f"{cost:.4f} USD and {entrant['tokensPerState'] or 0:.0f} tokens per state"]
+    if entrant["agreement"] is not None:
+        notes.append(f"passed all of {entrant['samples']} samples in {100 * entrant['agreement']:.0f} % of states")
+    head = ("edge", "share", f"{minus(f'{least:+.1f}')} to {minus(f'{most:+.1f}')}", "states", "size", "oversized")
+    said = f"<p>{'; '.join(notes)}</p>" if notes else ""
+    return f"<h2>{escape(entrant['entrant'])}</h2>{table(head, rows)}{said}"
+
+
+def _burnt(value: Mapping[str, Any]) -> str:
+    known = [each for each in value["entrants"] if each["burntBp"] is not None]
+    costs = [each["burntBp"] for each in known]
+    least, most = scale((each["mean"] for each in costs), (each["interval"] for each in costs))
+    rows = [
+        (escape(each["entrant"]), minus(f"{mean:.1f}"), interval(own, mean, least, most))
+        for each, own, mean in ((each, each["burntBp"]["interval"], each["burntBp"]["mean"]) for each in known)
+    ]
+    title = "<h2>Burnt where nothing pays</h2><p>Basis points of equity per state.</p>"
+    return title + table(("entrant", "mean", f"{least:.0f} to {most:.0f}"), rows)
+
+
+def _outcomes(value: Mapping[str, Any]) -> str:
+    outcomes = [each["outcome"] for each in value["entrants"]]
+    least, most = scale((each["mean"] for each in outcomes), (each["interval"] for each in outcomes))
+    rows = [
+        (escape(entrant["entrant"]), minus(f"{own['mean']:+.3f}"), interval(own["interval"], own["mean"], least, most))
+        for entrant, own in zip(value["entrants"], outcomes, strict=True)
+    ]
+    title = f"<h2>Outcomes</h2><p>In units of the volatility of {value['horizon']}, net of costs and drift.</p>"
+    return title + table(("entrant", "mean", f"{minus(f'{least:+.2f}')} to {minus(f'{most:+.2f}')}"), rows)
+
+
+def _pairs(value: Mapping[str, Any]) -> str:
+    rows = [
+        (
+            escape(pair["first"]),
+            escape(pair["second"]),
+            pair["verdict"],
+            f"{pair['states']}",
+            minus(f"{pair['mean']:+.2f}"),
+            f"{min(pair['better_level'], pair['worse_level']):.2g}",
+        )
+        for pair in value["comparisons"]
+    ]
+    head = ("entrant", "other", "verdict", "states", "mean difference", "level")
+    return f"<h2>Pairs</h2>{table(head, rows, text_columns=3)}"
+
+
+def _examples(plan: ExamPlan, secret: str, sittings: Sequence[Sitting]) -> Iterator[str]:
+    """Yield each entrant's best and worst decision: what it saw, decided and said, and what the oracle would have."""
+    states, room = {state.number: state for state in plan.states}, world_room(plan.settings, ())
+    for name in plan.entrants:
+        own = sorted((each for each in sittings if each.entrant == name), key=lambda each: each.score - each.oracle)
+        for sitting in [own[-1], own[0]] if own and any(each.answer.decided for each in own) else ():
+            state = states[sitting.state]
+            world = draw_world(secret, state.number, state.edge, state.kind or "null", room.costs)
+            yield _example(sitting, world)
+
+
+def _example(sitting: Sitting, world: World) -> str:
+    symbol = world.symbols[world.market]
+    edge = "ordinary hours" if world.edge is None else f"{world.edge} ({world.kind})"
+    side = {1: "long", -1: "short", 0: "nothing"}[world.side]
+    best = f"{side} in {symbol}" if world.side else side
+    best = "close the position" if world.edge is Edge.DRAIN and world.kind == "planted" else best
+    figures = f"worth {1e4 * sitting.value:+.1f} bp of equity; the oracle's {1e4 * sitting.oracle:+.1f} bp"
+    said = f"<blockquote>{escape(sitting.answer.said[:_SAID_MAX])}</blockquote>" if sitting.answer.said else ""
+    return (
+        f"<h3>{escape(sitting.entrant)}, state {sitting.state}: {escape(edge)}</h3>"
+        f"<p>{symbol}, the twelve hours until {iso(moment_of(world.state))}</p>{_chart(world)}"
+        f"<p>Decided: {escape(_decision_words(sitting)) or 'nothing'}; {minus(figures)}. Oracle: {best}.</p>{said}"
+    )
+
+
+def _decision_words(sitting: Sitting) -> str:
+    decided = sitting.answer.decided
+    words = []
+    for decision in (call.decision for step in decided.steps for call in step.calls) if decided else ():
+        match decision:
+            case CreatePosition():
+                words.append(f"{decision.side.lower()} {decision.quantity:g} {decision.symbol}, stop {decision.stop:g}")
+            case PlaceOrder():
+                words.append(f"{decision.side} {decision.quantity:g} {decision.symbol}")
+            case Holding():
+                pass
+            case _:
+                words.append(type(decision).__name__)
+    return ", ".join(words)
+
+
+def _chart(world: World) -> str:
+    """Return the closes of the market of the edge as a line."""
+    closes = world.recent[world.market].close[RECENT - _SHOWN_MINUTES : RECENT]
+    low, high = float(closes.min()), float(closes.max())
+    across = np.linspace(0, _WIDTH, len(closes))
+    up = _HEIGHT - (closes - low) / (high - low) * _HEIGHT
+    points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(across.tolist(), up.tolist(), strict=True))
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="100%" height="{_HEIGHT}" preserveAspectRatio="none" role="img">'
+        f'<title>{low:g} to {high:g}</title><polyline points="{points}" fill="none" stroke="currentColor" '
+        'vector-effect="non-scaling-stroke"/></svg>'
+    )
