@@ -147,6 +147,7 @@ def test_check_finds_a_score_that_does_not_follow_from_its_decision(
     assert exam(code, "--models", str(STRATEGIES), states=10) == 0
     assert exam(asked, "--models", str(models), "--budget-usd", "1", states=3) == 0
     assert main(["exam", "check", str(code)]) == main(["exam", "check", str(asked)]) == 0
+    assert main(["exam", "report", str(code)]) == main(["exam", "check", str(code)]) == 0
     file = code / "sittings.jsonl"
     written = file.read_bytes()
     decided = next(each for each in sittings(code) if "decided" in each["answer"])
@@ -154,7 +155,8 @@ def test_check_finds_a_score_that_does_not_follow_from_its_decision(
     file.write_bytes(written.replace(*(b'"score":%s,' % orjson.dumps(each["score"]) for each in (decided, better)), 1))
     capsys.readouterr()
     assert main(["exam", "check", str(code), "--json"]) == 1
-    (wrong,) = orjson.loads(capsys.readouterr().out)["wrong"]
+    wrong, *card = orjson.loads(capsys.readouterr().out)["wrong"]
+    assert [each.split()[1] for each in card] == ["result", "digests"]
     assert wrong.startswith(f"state {decided['state']}, {decided['entrant']}: score is")
     (code / "secret").write_text("other")
     assert main(["exam", "check", str(code)]) == 1

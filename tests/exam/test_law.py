@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trader.exam.domain.law import HORIZON, RISK_BUDGET, Held, Law, credited
+from trader.exam.domain.law import HORIZON, RISK_BUDGET, Law, PlannedPosition, credited
 
 _MINUTE = 0.0008
 _FILL = 0.0005
@@ -29,7 +29,7 @@ def law_of(
     )  # fmt: skip
 
 
-def simulated(law: Law, held: Held, paths: int) -> tuple[float, float]:
+def simulated(law: Law, held: PlannedPosition, paths: int) -> tuple[float, float]:
     """Return the mean gain of a position over paths of one-second steps, and its standard error."""
     rng, looks = np.random.default_rng(3), 60
     levels, is_open, gains = np.zeros(paths), np.ones(paths, bool), np.zeros(paths)
@@ -49,39 +49,39 @@ def simulated(law: Law, held: Held, paths: int) -> tuple[float, float]:
 
 @given(side=sides, below=distances, above=distances, closes=minutes)
 def test_no_plan_earns_where_nothing_drifts(side: int, below: float, above: float, closes: int) -> None:
-    value = law_of().value([Held(0, side, 1.0, -below, above, closes)])
+    value = law_of().value([PlannedPosition(0, side, 1.0, -below, above, closes)])
     assert value == pytest.approx(-_FILL, rel=0.04)  # the cost of closing, at the price of then
 
 
 @given(drift=st.floats(-0.02, 0.02), side=sides, closes=minutes)
 def test_a_far_plan_is_worth_what_no_plan_is(drift: float, side: int, closes: int) -> None:
     law = law_of(drift, funding=1e-4, growth=0.002)
-    far = law.value([Held(0, side, 1.0, -0.5, 0.5, closes)])
-    assert far == pytest.approx(law.value([Held(0, side, 1.0, minutes=closes)]), abs=3e-4)
+    far = law.value([PlannedPosition(0, side, 1.0, -0.5, 0.5, closes)])
+    assert far == pytest.approx(law.value([PlannedPosition(0, side, 1.0, minutes=closes)]), abs=3e-4)
 
 
 @given(drift=st.floats(0.001, 0.01), below=distances)
 def test_a_stop_costs_exposure_to_a_drift(drift: float, below: float) -> None:
     law = law_of(drift)
-    assert law.value([Held(0, 1, 1.0, -below)]) <= law.value([Held(0, 1, 1.0)]) + 3e-5
+    assert law.value([PlannedPosition(0, 1, 1.0, -below)]) <= law.value([PlannedPosition(0, 1, 1.0)]) + 3e-5
 
 
 @pytest.mark.parametrize(
     ("law", "held"),
     [
-        (law_of(0.006, 180), Held(0, 1, 1.0, -0.006, 0.01)),
-        (law_of(0.006, 120), Held(0, -1, 1.0, -0.01, 0.006, 200)),
-        (law_of(funding=4e-4), Held(0, 1, 1.0, -0.005, 0.006)),
-        (law_of(-0.004, growth=0.003), Held(0, 1, 1.0, -0.01, 0.02, 235)),
+        (law_of(0.006, 180), PlannedPosition(0, 1, 1.0, -0.006, 0.01)),
+        (law_of(0.006, 120), PlannedPosition(0, -1, 1.0, -0.01, 0.006, 200)),
+        (law_of(funding=4e-4), PlannedPosition(0, 1, 1.0, -0.005, 0.006)),
+        (law_of(-0.004, growth=0.003), PlannedPosition(0, 1, 1.0, -0.01, 0.02, 235)),
     ],
 )
-def test_value_of_a_plan_equals_that_of_simulated_seconds(law: Law, held: Held) -> None:
+def test_value_of_a_plan_equals_that_of_simulated_seconds(law: Law, held: PlannedPosition) -> None:
     expected, error = simulated(law, held, 1500)
     assert law.value([held]) == pytest.approx(expected, abs=3.5 * error)
 
 
 def test_values_of_a_plan_hardly_depend_on_the_paths() -> None:
-    held = [Held(0, 1, 1.0, -0.006, 0.01)]
+    held = [PlannedPosition(0, 1, 1.0, -0.006, 0.01)]
     values = [law_of(0.004, 180, seed=seed).value(held) for seed in range(30)]
     assert np.std(values) < 0.025 * 0.004
 
@@ -92,7 +92,7 @@ def test_no_plan_within_the_budget_beats_the_oracle(
 ) -> None:
     law = law_of(drift, 180)
     weight = RISK_BUDGET / float(law.horizon_deviation[0])
-    held = [Held(0, side, weight, -below, above, closes)]
+    held = [PlannedPosition(0, side, weight, -below, above, closes)]
     assert law.value(held) - weight * _FILL <= law.oracle(np.array([_FILL])).value + 4e-5
 
 

@@ -13,7 +13,7 @@ from trader.backtest.options import settings_of
 from trader.exam.domain.law import RISK_BUDGET
 from trader.exam.domain.scores import burnt, share_of_oracle
 from trader.exam.domain.worlds import Edge, Kind, World, draw_world
-from trader.exam.sitting import Room, Sitting
+from trader.exam.sitting import Sitting, WorldRoom
 from trader.market.domain.markets import SIMULATED_MARKETS
 
 TRENDS = (Edge.BREAKOUT, Edge.OVERSHOOT, Edge.SQUEEZE, Edge.NEWS)
@@ -21,10 +21,10 @@ TRENDS = (Edge.BREAKOUT, Edge.OVERSHOOT, Edge.SQUEEZE, Edge.NEWS)
 
 
 @cache
-def room() -> Room:
+def room() -> WorldRoom:
     settings = settings_of({"SIM_SEED": "0", "MARKETS": "BTC,ETH,SOL", "REPLAY_THINKING": "off"})
     rows = {symbol: SIMULATED_MARKETS[symbol] for symbol in ("BTC", "ETH", "SOL")}
-    return Room(settings, rows, ["15m", "1h"])
+    return WorldRoom(settings, rows, ["15m", "1h"])
 
 
 def sat(

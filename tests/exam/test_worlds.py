@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from trader.agents.domain.rules import apex, contrarian, sovereign, trendsurfer
-from trader.exam.domain.law import HORIZON, Held
+from trader.exam.domain.law import HORIZON, PlannedPosition
 from trader.exam.domain.worlds import (
     AFTER,
     OLD,
@@ -16,8 +16,8 @@ from trader.exam.domain.worlds import (
     RECENT,
     STRENGTHS,
     UNTOLD,
-    Costs,
     Edge,
+    FillCosts,
     Kind,
     World,
     draw_world,
@@ -25,16 +25,16 @@ from trader.exam.domain.worlds import (
 )
 from trader.market.domain.markets import SIMULATED_MARKETS
 
-COSTS = Costs([SIMULATED_MARKETS[symbol] for symbol in ("BTC", "ETH", "SOL")], [0.0005] * 3)
+COSTS = FillCosts([SIMULATED_MARKETS[symbol] for symbol in ("BTC", "ETH", "SOL")], [0.0005] * 3)
 
 
 def worlds(edge: Edge | None, kind: Kind, count: int, secret: str = "s") -> list[World]:
     return [draw_world(secret, number, edge, kind, COSTS) for number in range(count)]
 
 
-def standing(world: World) -> tuple[Held, ...]:
+def standing(world: World) -> tuple[PlannedPosition, ...]:
     weight = standing_weight(COSTS, world.market)
-    return (Held(world.market, world.standing, weight),) if world.standing else ()
+    return (PlannedPosition(world.market, world.standing, weight),) if world.standing else ()
 
 
 @pytest.mark.parametrize("edge", Edge)

@@ -14,16 +14,16 @@ from trader.agents.domain.view import View
 from trader.backtest.sources import RecordingStrategySource
 from trader.core.clock import moment_of
 from trader.core.variant_id import VariantId
-from trader.exam.domain.law import RISK_BUDGET, Held
+from trader.exam.domain.law import RISK_BUDGET, PlannedPosition
 from trader.exam.domain.worlds import Edge, World
-from trader.exam.sitting import EVERY, Entrant
+from trader.exam.sitting import EVERY, Examinee
 from trader.exchange.domain.orders import Side
 
 _FAR = 0.3
 """The log distance of a stop that is never reached."""
 
 
-def opening(view: View, symbol: str, held: Held, *, stop: float = _FAR) -> CreatePosition:
+def opening(view: View, symbol: str, held: PlannedPosition, *, stop: float = _FAR) -> CreatePosition:
     """Return the decision that opens a position of this side, size and time exit."""
     price = float(view.markets[symbol].price)
     return CreatePosition(
@@ -74,7 +74,7 @@ class TrendTrader(Strategy):
         moves = {symbol: math.log(candle.close / candle.open) for symbol, candle in candles.items()}
         symbol = max(moves, key=lambda name: abs(moves[name]))
         side = self._sense * (1 if moves[symbol] > 0 else -1)
-        return [opening(view, symbol, Held(0, side, self._size * RISK_BUDGET / 0.012))]
+        return [opening(view, symbol, PlannedPosition(0, side, self._size * RISK_BUDGET / 0.012))]
 
 
 class NoiseTrader(Strategy):
@@ -86,7 +86,9 @@ class NoiseTrader(Strategy):
 
     def decide(self, view: View) -> list[Decision]:
         symbol, side = self._rng.choice(sorted(view.markets)), self._rng.choice((1, -1))
-        return [opening(view, symbol, Held(0, side, RISK_BUDGET / 0.012), stop=self._rng.uniform(0.004, 0.02))]
+        return [
+            opening(view, symbol, PlannedPosition(0, side, RISK_BUDGET / 0.012), stop=self._rng.uniform(0.004, 0.02))
+        ]
 
 
 class Nothing(Strategy):
@@ -98,7 +100,7 @@ class Nothing(Strategy):
         return []
 
 
-def entrant(strategy: Strategy) -> Entrant:
+def entrant(strategy: Strategy) -> Examinee:
     """Return a strategy as an entrant."""
     model = Model(
         id=strategy.name,
@@ -109,4 +111,4 @@ def entrant(strategy: Strategy) -> Entrant:
         created_at=moment_of(0),
         configuration=ModelConfiguration(every=EVERY),
     )
-    return Entrant(model, lambda model, ends_at: RecordingStrategySource(model, strategy))
+    return Examinee(model, lambda model, ends_at: RecordingStrategySource(model, strategy))

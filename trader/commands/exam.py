@@ -18,7 +18,15 @@ from trader.exam.domain.plan import POWER, STATES_MAX, outlook
 from trader.exam.domain.worlds import Edge
 from trader.exam.page import page
 from trader.exam.pairs import HORIZONS
-from trader.exam.report import comparison_lines, exam_value, outcome_rows, share_rows
+from trader.exam.report import (
+    CARD_FILE,
+    card_value,
+    comparison_lines,
+    encode_card,
+    exam_value,
+    outcome_rows,
+    share_rows,
+)
 from trader.exam.run import PLAN, read_plan, read_sittings, run
 from trader.exam.sitting import EVERY
 from trader.settings.dotenv import add_env_file_option
@@ -189,7 +197,7 @@ def _report_arguments(parser: argparse.ArgumentParser) -> None:
 
 @command("exam report", example="trader exam report exam", arguments=_report_arguments)
 def exam_report(options: argparse.Namespace) -> int:
-    """Print the scores of an exam, and write them to report.html in its folder, with examples of single states.
+    """Print the scores of an exam, and write its card and its report.html, with examples of single states.
 
     The report reveals its worlds: show it to nobody who still takes the exam.
     """
@@ -197,6 +205,7 @@ def exam_report(options: argparse.Namespace) -> int:
     sittings = read_sittings(options.folder, plan)
     value = exam_value(plan, sittings) | {"cause": None, "reason": ""}
     try:
+        (options.folder / CARD_FILE).write_bytes(encode_card(card_value(plan, sittings)))
         (options.folder / REPORT).write_text(page(value, plan, secret, sittings), encoding="utf-8")
     except OSError as error:
         raise StartError(f"{error.filename} cannot be written: {error.strerror}.") from error

@@ -1,16 +1,20 @@
 """Check of an exam: every world is drawn again, every decision executed again, and every score compared."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import msgspec
 
 from trader.agents.domain.models import Model
 from trader.backtest.accounts import DecisionSource, Idle
 from trader.backtest.sources import RecordedInvocation, ReplayedDecisions
 from trader.core.errors import StartError
-from trader.exam.run import read_plan, read_sittings, schedule, sit, world_room
-from trader.exam.sitting import Entrant, Sitting
+from trader.exam.report import CARD_FILE, card_value, encode_card
+from trader.exam.run import ExamPlan, read_plan, read_sittings, schedule, sit, world_room
+from trader.exam.sitting import Examinee, Sitting
 
 _EQUAL: Final = 1e-9
 """Scores that differ by less, as fractions of equity, are equal."""
@@ -30,17 +34,35 @@ async def check(folder: Path) -> list[str]:
     room, models = world_room(plan.settings, ()), {model.id: model for model in plan.models}
     planned = {state.number: state for state in plan.states}
     groups: dict[tuple[int, int], list[Sitting]] = {}
-    for sitting in read_sittings(folder, plan):
+    sittings = read_sittings(folder, plan)
+    for sitting in sittings:
         groups.setdefault((sitting.sample, sitting.state), []).append(sitting)
     for (_, number), group in groups.items():
         unknown = {each.entrant for each in group} - models.keys()
         if number not in planned or unknown:
             wrong.append(f"state {number}: it is not planned with these entrants")
             continue
-        entrants = [Entrant(models[each.entrant], partial(_replayed, decided=each.answer.decided)) for each in group]
+        entrants = [Examinee(models[each.entrant], partial(_replayed, decided=each.answer.decided)) for each in group]
         again = await sit(room, secret, planned[number], entrants)
         wrong += filter(None, map(_difference, group, again))
-    return wrong
+    return wrong + _card_differences(folder, plan, sittings)
+
+
+def _card_differences(folder: Path, plan: ExamPlan, sittings: Sequence[Sitting]) -> list[str]:
+    """Return the parts of the card, if there is one, that do not follow from the plan and the decisions."""
+    file = folder / CARD_FILE
+    if not file.exists():
+        return []
+    try:
+        given = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError) as error:
+        raise StartError(f"{file} is no card: {error}") from error
+    expected = msgspec.json.decode(encode_card(card_value(plan, sittings)))
+    return [
+        f"{CARD_FILE}: {name} does not follow from the decisions"
+        for name in expected
+        if given.get(name) != expected[name]
+    ]
 
 
 def _replayed(model: Model, ends_at: datetime, *, decided: RecordedInvocation | None) -> DecisionSource:

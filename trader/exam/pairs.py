@@ -15,7 +15,7 @@ from trader.core.clock import moment_of
 from trader.core.errors import SettingsError
 from trader.exam.domain.law import HORIZON
 from trader.exam.minutes import PlainMinutes
-from trader.exam.sitting import Decided, Entrant, Sitting, Standing, decide_once
+from trader.exam.sitting import DecidedAccount, Examinee, Sitting, Standing, decide_once
 from trader.exchange.domain.account import equity
 from trader.market.domain.markets import Candle, Interval, Market
 from trader.market.sources.files import Minutes
@@ -39,7 +39,7 @@ _STANDING_STOP: Final = 0.1
 _SATURDAY: Final = 5
 
 
-class Moment(msgspec.Struct, frozen=True):
+class RecordedMoment(msgspec.Struct, frozen=True):
     """A moment of a recording: its second, and the position that every account holds (None: none)."""
 
     at: int
@@ -86,7 +86,7 @@ class RecordedRoom:
             for symbol, market in source.markets.items()
         }
 
-    def draw(self, secret: str, count: int) -> list[Moment]:
+    def draw(self, secret: str, count: int) -> list[RecordedMoment]:
         """Draw moments in equal parts from each stratum of volatility, hour and kind of day; every second one has a
         standing position.
 
@@ -107,7 +107,7 @@ class RecordedRoom:
         symbols = sorted(self._recordings)
         standing = [Standing(rng.choice(symbols), rng.choice((-1, 1)), _STANDING_WEIGHT, _STANDING_STOP) for _ in drawn]
         return [
-            Moment(at, held if place % 2 else None)
+            RecordedMoment(at, held if place % 2 else None)
             for place, (at, held) in enumerate(zip(drawn, standing, strict=True))
         ]
 
@@ -138,7 +138,7 @@ class RecordedRoom:
         moves = np.diff(np.log(np.array(minutes.minutes.close[place - _DAY : place])))
         return float(moves.std() * math.sqrt(self._minutes))
 
-    async def sit(self, number: int, moment: Moment, entrants: Sequence[Entrant]) -> list[Sitting]:
+    async def sit(self, number: int, moment: RecordedMoment, entrants: Sequence[Examinee]) -> list[Sitting]:
         """Let every entrant decide in a moment, and score what became of it. Raise like `decide_once`."""
         begin = moment.at - (HELD_FOR * _MINUTE_S if moment.standing is not None else 0)
         past = RecordedPast(self._source, self._recordings, range(begin, moment.at + self._minutes * _MINUTE_S + 1))
@@ -146,7 +146,7 @@ class RecordedRoom:
         decided = await decide_once(market, self._settings, entrants, moment.at, moment.standing)
         return [self._scored(number, moment, market, each) for each in decided]
 
-    def _scored(self, number: int, moment: Moment, market: BacktestMarket, decided: Decided) -> Sitting:
+    def _scored(self, number: int, moment: RecordedMoment, market: BacktestMarket, decided: DecidedAccount) -> Sitting:
         """Return the outcome of a decision in units of the volatility: net of costs and of what the markets drift."""
         last, account = market.span.stop - 1, decided.followed.account
         began = float(equity(decided.before, market.marks(moment.at)))
@@ -191,7 +191,7 @@ def _drift(minutes: Minutes, horizon: int) -> float:
     return (minutes.close[-1] / minutes.close[0] - 1) * horizon / max(1, minutes.minute[-1] - minutes.minute[0])
 
 
-def _exposures(decided: Decided, market: BacktestMarket, at: int, began: float) -> dict[str, float]:
+def _exposures(decided: DecidedAccount, market: BacktestMarket, at: int, began: float) -> dict[str, float]:
     """Return the signed notional of each market right after the decision, as a fraction of equity."""
     weights = {
         symbol: position.side.direction * float(position.notional(market.mark(symbol, at))) / began

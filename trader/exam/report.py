@@ -1,12 +1,18 @@
 """Result of an exam: what each entrant earned of the oracle, edge by edge, and which of two is better."""
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Any
+from typing import Any, Final
 
+import msgspec
+
+from trader import __version__
+from trader.agents.variants import VARIANTS
+from trader.core.canonical_json import canonical_json
 from trader.core.intervals import ConfidenceInterval
 from trader.exam.domain.scores import (
-    Comparison,
+    PairComparison,
     Share,
     agreement,
     burnt,
@@ -19,6 +25,11 @@ from trader.exam.domain.scores import (
 from trader.exam.domain.worlds import Edge
 from trader.exam.run import ExamPlan
 from trader.exam.sitting import Sitting
+
+CARD: Final = "trader-exam-1"
+"""The format of the card."""
+
+CARD_FILE: Final = "card.json"
 
 
 def exam_value(plan: ExamPlan, sittings: Sequence[Sitting]) -> dict[str, Any]:
@@ -39,7 +50,34 @@ def exam_value(plan: ExamPlan, sittings: Sequence[Sitting]) -> dict[str, Any]:
     }
 
 
-def _compared(ours: Sequence[Sitting], theirs: Sequence[Sitting], plan: ExamPlan) -> Comparison:
+def card_value(plan: ExamPlan, sittings: Sequence[Sitting]) -> dict[str, Any]:
+    """Return the card of an exam: its result, and the digests of everything from which it follows."""
+    variants = {model.variant for model in plan.models}
+    return {
+        "card": CARD,
+        "program": f"trader {__version__}",
+        "result": exam_value(plan, sittings),
+        "digests": {
+            "secret": plan.secret_digest,
+            "plan": _digest(msgspec.to_builtins(plan)),
+            "decisions": _digest(msgspec.to_builtins(sittings)),
+            "models": {model.id: _digest(msgspec.to_builtins(model)) for model in plan.models},
+            "prompts": {variant: _digest(VARIANTS[variant].prompt) for variant in sorted(variants)},
+        },
+    }
+
+
+def encode_card(card: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a card's file."""
+    return msgspec.json.format(msgspec.json.encode(card)) + b"\n"
+
+
+def _digest(value: Any) -> str:
+    """Return the SHA-256 of a value's canonical JSON, in hexadecimal."""
+    return hashlib.sha256(canonical_json(value)).hexdigest()
+
+
+def _compared(ours: Sequence[Sitting], theirs: Sequence[Sitting], plan: ExamPlan) -> PairComparison:
     return compare(differences(ours, theirs, plan.scale), plan.scale)
 
 

@@ -30,10 +30,10 @@ from trader.core.errors import SettingsError, StartError
 from trader.core.money import ZERO
 from trader.core.variant_id import VariantId
 from trader.exam.domain.law import HORIZON
-from trader.exam.domain.scores import MOMENTS, WORLDS, Comparison, Scale, compare, differences
+from trader.exam.domain.scores import MOMENTS, WORLDS, PairComparison, Scale, compare, differences
 from trader.exam.domain.worlds import Edge, Kind, draw_world
-from trader.exam.pairs import Horizon, Moment, RecordedRoom
-from trader.exam.sitting import EVERY, Entrant, Room, Sitting
+from trader.exam.pairs import Horizon, RecordedMoment, RecordedRoom
+from trader.exam.sitting import EVERY, Examinee, Sitting, WorldRoom
 from trader.market.domain.markets import INTERVALS, Interval
 from trader.market.sources.rows import chosen_rows, preset_rows
 from trader.settings.settings import Settings
@@ -64,7 +64,7 @@ class ExamState(msgspec.Struct, frozen=True, omit_defaults=True):
     number: int
     edge: Edge | None = None
     kind: Kind | None = None
-    moment: Moment | None = None
+    moment: RecordedMoment | None = None
 
 
 class ExamPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -114,8 +114,8 @@ def schedule(secret: str, count: int, edges: Sequence[Edge], kind: Kind = "plant
 class Examined(NamedTuple):
     """What sits in an exam: the room, the entrants, and the models behind them."""
 
-    room: Room | RecordedRoom
-    entrants: list[Entrant]
+    room: WorldRoom | RecordedRoom
+    entrants: list[Examinee]
     chosen: Chosen
 
     @property
@@ -128,7 +128,9 @@ class Examined(NamedTuple):
         return await sit(self.room, secret, state, self.entrants)
 
 
-async def sit(room: Room | RecordedRoom, secret: str, state: ExamState, entrants: Sequence[Entrant]) -> list[Sitting]:
+async def sit(
+    room: WorldRoom | RecordedRoom, secret: str, state: ExamState, entrants: Sequence[Examinee]
+) -> list[Sitting]:
     """Let entrants decide in a state. Raise like `decide_once`."""
     if isinstance(room, RecordedRoom):
         assert state.moment is not None, "an exam on a recording has moments"
@@ -137,11 +139,11 @@ async def sit(room: Room | RecordedRoom, secret: str, state: ExamState, entrants
     return await room.sit(world, entrants)
 
 
-def world_room(environ: Mapping[str, str], intervals: Sequence[Interval]) -> Room:
+def world_room(environ: Mapping[str, str], intervals: Sequence[Interval]) -> WorldRoom:
     """Return the room of worlds with these settings."""
     settings = settings_of(environ)
     rows = preset_rows(settings.venue_preset, settings.markets_file)
-    return Room(settings, chosen_rows(SYMBOLS, rows), intervals)
+    return WorldRoom(settings, chosen_rows(SYMBOLS, rows), intervals)
 
 
 def exam_environ(options: argparse.Namespace) -> dict[str, str]:
@@ -168,10 +170,10 @@ async def examining(options: argparse.Namespace) -> AsyncIterator[Examined]:
         span = range(begin, begin + (options.states - 1) * HORIZON * 60 + 1)
         chosen = await choose_models(options, environ, settings, span, stack, prices)
         entrants = [
-            Entrant(_once(model), partial(_renewed, source=each, settings=settings)) for model, each in chosen.models
+            Examinee(_once(model), partial(_renewed, source=each, settings=settings)) for model, each in chosen.models
         ]
-        entrants.append(Entrant(_once(_NOTHING), _idle))
-        room: Room | RecordedRoom
+        entrants.append(Examinee(_once(_NOTHING), _idle))
+        room: WorldRoom | RecordedRoom
         if source is None:
             room = world_room(environ, _intervals(chosen))
         else:
@@ -283,7 +285,7 @@ class Listener(Protocol):
         ...
 
 
-class Ended(NamedTuple):
+class ExamEnd(NamedTuple):
     """The end of a run: its plan and decisions, what was spent, and why it ended early (None: it did not)."""
 
     plan: ExamPlan
@@ -293,7 +295,7 @@ class Ended(NamedTuple):
     reason: str = ""
 
 
-async def run(options: argparse.Namespace, folder: Path, listener: Listener) -> Ended:
+async def run(options: argparse.Namespace, folder: Path, listener: Listener) -> ExamEnd:
     """Let the entrants decide in the states that have no decision yet, until the plan ends or has its verdict.
 
     Without a plan in the folder, one is made.
@@ -326,7 +328,7 @@ def _options_of(options: argparse.Namespace, folder: Path, sample: int, spent: D
     return own
 
 
-async def _sample(options: argparse.Namespace, examined: Examined, listener: Listener) -> Ended:
+async def _sample(options: argparse.Namespace, examined: Examined, listener: Listener) -> ExamEnd:
     """Let the entrants decide once in every state that has no decision of this sample yet."""
     plan, secret = read_plan(options.out)
     if [each.model.id for each in examined.entrants] != plan.entrants or exam_environ(options) != plan.settings:
@@ -347,13 +349,13 @@ async def _sample(options: argparse.Namespace, examined: Examined, listener: Lis
                     if verdict is not None and verdict.verdict != "not distinguishable yet":
                         first, second = plan.compared or ("", "")
                         reason = f"{first} is {verdict.verdict} than {second}."
-                        return Ended(plan, sheet.sittings, spending.spent_usd, "verdict", reason)
+                        return ExamEnd(plan, sheet.sittings, spending.spent_usd, "verdict", reason)
             except AskingEnded as ended:
-                return Ended(plan, sheet.sittings, spending.spent_usd, ended.cause, str(ended))
-    return Ended(plan, sheet.sittings, spending.spent_usd)
+                return ExamEnd(plan, sheet.sittings, spending.spent_usd, ended.cause, str(ended))
+    return ExamEnd(plan, sheet.sittings, spending.spent_usd)
 
 
-def judged(plan: ExamPlan, sittings: Sequence[Sitting]) -> Comparison | None:
+def judged(plan: ExamPlan, sittings: Sequence[Sitting]) -> PairComparison | None:
     """Return the comparison that the plan asks for; None if it asks for none."""
     if plan.compared is None:
         return None

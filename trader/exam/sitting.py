@@ -26,9 +26,9 @@ from trader.backtest.sources import (
 )
 from trader.core.clock import epoch_second, moment_of
 from trader.core.money import floor_to, from_number
-from trader.exam.domain.law import HORIZON, Floats, Held, credited
+from trader.exam.domain.law import HORIZON, Floats, PlannedPosition, credited
 from trader.exam.domain.scores import Scored
-from trader.exam.domain.worlds import Costs, World, standing_weight
+from trader.exam.domain.worlds import FillCosts, World, standing_weight
 from trader.exam.source import WorldPast
 from trader.exchange.domain import rules as exchange
 from trader.exchange.domain.account import Account, Marks, Position, equity, liquidation_price
@@ -56,14 +56,14 @@ SourceOf = Callable[[Model, datetime], DecisionSource]
 """Makes a new decision source of a model, which remembers nothing; the time is the end of the state."""
 
 
-class Entrant(NamedTuple):
+class Examinee(NamedTuple):
     """Who decides: a model, and what decides for it in each state."""
 
     model: Model
     source_of: SourceOf
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+class ExamAnswer(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """What an entrant decided and said in a state, the rules by which it was refused, and what the answers cost."""
 
     decided: RecordedInvocation | None = None
@@ -76,7 +76,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_def
 class Sitting(Scored, frozen=True, kw_only=True, rename="camel"):
     """A decision and its score, with the answer."""
 
-    answer: Answer
+    answer: ExamAnswer
 
 
 class Standing(NamedTuple):
@@ -105,7 +105,7 @@ class _Fills:
         """Do nothing: only fills count."""
 
 
-class Decided(NamedTuple):
+class DecidedAccount(NamedTuple):
     """An entrant after its decision: its account before, with a standing position, its account, and its fills."""
 
     before: Account
@@ -113,12 +113,12 @@ class Decided(NamedTuple):
     fills: Sequence[Fill]
 
     @property
-    def answer(self) -> Answer:
+    def answer(self) -> ExamAnswer:
         """What was called and said, and what the answers cost."""
         followed = self.followed
         source, records = followed.source, followed.finished or []
         recorded = source.recorded if isinstance(source, _RECORDING) else []
-        return Answer(
+        return ExamAnswer(
             refused=tuple(each.rule or each.status for each in followed.outcomes if each.status != "ok"),
             decided=next(iter(recorded), None),
             cost_usd=source.cost_usd if isinstance(source, AiSource) else None,
@@ -128,8 +128,8 @@ class Decided(NamedTuple):
 
 
 async def decide_once(
-    market: BacktestMarket, settings: Settings, entrants: Sequence[Entrant], state: int, standing: Standing | None
-) -> list[Decided]:
+    market: BacktestMarket, settings: Settings, entrants: Sequence[Examinee], state: int, standing: Standing | None
+) -> list[DecidedAccount]:
     """Let every entrant decide at the second `state`, and not again, and advance the accounts to the end of the market.
 
     :raises AskingEnded: no model can be asked any more
@@ -148,13 +148,13 @@ async def decide_once(
     if run.failure is not None:
         raise run.failure
     return [
-        Decided(account, followed, fills.by_account[account.id])
+        DecidedAccount(account, followed, fills.by_account[account.id])
         for account, followed in zip(before, accounts, strict=True)
     ]
 
 
 def _account(
-    market: BacktestMarket, rules: ExchangeRules, settings: Settings, entrant: Entrant, standing: Standing | None
+    market: BacktestMarket, rules: ExchangeRules, settings: Settings, entrant: Examinee, standing: Standing | None
 ) -> ModelAccount:
     """Return the account of an entrant: flat, or with the standing position."""
     model, begin = entrant.model, market.span.start
@@ -184,7 +184,7 @@ def _standing_order(standing: Standing, market: BacktestMarket, account: Account
     )
 
 
-class Room:
+class WorldRoom:
     """Where entrants sit: the markets and the settings that all worlds share."""
 
     def __init__(self, settings: Settings, rows: Mapping[str, SimulatedMarket], intervals: Sequence[Interval]) -> None:
@@ -192,10 +192,10 @@ class Room:
         self._rows = tuple(rows.values())
         self._intervals = intervals
         rules = rules_of(settings, {symbol: row.rules for symbol, row in rows.items()})
-        self.costs = Costs(self._rows, [float(rules.fee_rate(symbol, maker=False)) for symbol in rows])
+        self.costs = FillCosts(self._rows, [float(rules.fee_rate(symbol, maker=False)) for symbol in rows])
         self._reach_s = math.ceil(rules.latency.total_seconds()) + _REACH_S
 
-    async def sit(self, world: World, entrants: Sequence[Entrant]) -> list[Sitting]:
+    async def sit(self, world: World, entrants: Sequence[Examinee]) -> list[Sitting]:
         """Let every entrant decide in the state of a world, and score the decisions. Raise like `decide_once`."""
         past = WorldPast(world, self._rows, self._reach_s)
         market = await BacktestMarket.open(past, self._intervals)
@@ -208,7 +208,7 @@ class Room:
         far = _STANDING_STOP * float(world.law.horizon_deviation[world.market])
         return Standing(world.symbols[world.market], world.standing, standing_weight(self.costs, world.market), far)
 
-    def _scored(self, world: World, market: BacktestMarket, decided: Decided) -> Sitting:
+    def _scored(self, world: World, market: BacktestMarket, decided: DecidedAccount) -> Sitting:
         """Return the score of what the account holds after its decision, and of what that cost."""
         marks = market.marks(world.state)
         own = float(equity(decided.before, marks))
@@ -241,7 +241,9 @@ def _cost(fill: Fill, mark: Decimal) -> float:
     return float(fill.fee + fill.liquidation_fee + direction * (fill.price - mark) * fill.quantity)
 
 
-def _held(account: Account, world: World, marks: Marks, markets: Mapping[str, Market], own: float) -> tuple[Held, ...]:
+def _held(
+    account: Account, world: World, marks: Marks, markets: Mapping[str, Market], own: float
+) -> tuple[PlannedPosition, ...]:
     """Return the positions of an account with this equity as the law values them."""
     return tuple(
         _position(position, world, float(marks[symbol]), own, liquidation_price(account, symbol, marks, markets))
@@ -249,7 +251,7 @@ def _held(account: Account, world: World, marks: Marks, markets: Mapping[str, Ma
     )
 
 
-def _position(position: Position, world: World, mark: float, own: float, ruin: Decimal | None) -> Held:
+def _position(position: Position, world: World, mark: float, own: float, ruin: Decimal | None) -> PlannedPosition:
     plan, is_long = position.exit_plan, position.is_long
     adverse = [float(price) for price in (plan.stop, plan.invalidation_price, ruin) if price is not None]
     favorable = [float(plan.target)] if plan.target is not None else []
@@ -259,7 +261,7 @@ def _position(position: Position, world: World, mark: float, own: float, ruin: D
         minutes = 0
     elif plan.time_exit is not None:
         minutes = max(0, min(HORIZON, math.ceil((plan.time_exit - moment_of(world.state)).total_seconds() / 60)))
-    return Held(
+    return PlannedPosition(
         world.symbols.index(position.symbol),
         1 if is_long else -1,
         float(position.quantity) * mark / own,

@@ -35,7 +35,7 @@ Broadie, Glasserman and Kou, "A continuity correction for discrete barrier optio
 _LOOKS_PER_MINUTE: Final = 60
 
 
-class Held(NamedTuple):
+class PlannedPosition(NamedTuple):
     """A position: the row of its market in the law, its side (1 or -1), its notional as a fraction of equity, and its
     plan.
 
@@ -79,7 +79,7 @@ class Law:
         deviations: Floats = np.sqrt(np.sum(self.deviation**2, axis=1))
         return deviations
 
-    def risk(self, held: Sequence[Held]) -> float:
+    def risk(self, held: Sequence[PlannedPosition]) -> float:
         """Return the standard deviation over the horizon of positions without plans, as a fraction of equity."""
         weights = np.zeros(len(self.drift))
         for each in held:
@@ -87,12 +87,12 @@ class Law:
         scaled = weights * self.horizon_deviation
         return math.sqrt(max(0.0, float(scaled @ self.correlation @ scaled)))
 
-    def value(self, held: Sequence[Held]) -> float:
+    def value(self, held: Sequence[PlannedPosition]) -> float:
         """Return the expected gain of positions, with funding and the costs of closing them, as a fraction of
         equity."""
         return math.fsum(each.weight * self._of_one(each) for each in held)
 
-    def _of_one(self, held: Held) -> float:
+    def _of_one(self, held: PlannedPosition) -> float:
         """Return the expected gain of a position per unit of its notional."""
         minutes = max(0, min(held.minutes, HORIZON))
         if not minutes:
@@ -141,7 +141,7 @@ class Law:
             self._draws[market] = np.concatenate([half, -half])
         return self._draws[market]
 
-    def oracle(self, filling: Floats, held: Sequence[Held] = ()) -> "Choice":
+    def oracle(self, filling: Floats, held: Sequence[PlannedPosition] = ()) -> "Choice":
         """Return the best decision: to do nothing, to close what is held, or to open one position at the risk budget.
 
         `filling` is what a fill costs now in each market. Whoever holds something opens nothing. The value is that
@@ -160,13 +160,13 @@ class Law:
             for side in (1, -1):
                 gains = self.unplanned(market, side) - filling[market]
                 best = int(np.argmax(gains))
-                yield Choice((Held(market, side, weight, minutes=best + 1),), weight * float(gains[best]))
+                yield Choice((PlannedPosition(market, side, weight, minutes=best + 1),), weight * float(gains[best]))
 
 
 class Choice(NamedTuple):
     """What the oracle holds after its decision, and the value of the decision as a fraction of equity."""
 
-    held: tuple[Held, ...]
+    held: tuple[PlannedPosition, ...]
     value: float
 
 

@@ -154,10 +154,10 @@ def differences(ours: Iterable[Scored], theirs: Iterable[Scored], scale: Scale =
     return [min(max(unit, -scale.clip), scale.clip) for unit in units]
 
 
-Verdict = Literal["better", "worse", "not distinguishable yet"]
+PairVerdict = Literal["better", "worse", "not distinguishable yet"]
 
 
-class Comparison(NamedTuple):
+class PairComparison(NamedTuple):
     """The verdict on two entrants after some states; the levels are one over the largest wealth of either bet so
     far."""
 
@@ -165,18 +165,18 @@ class Comparison(NamedTuple):
     mean: float
     better_level: float
     worse_level: float
-    verdict: Verdict
+    verdict: PairVerdict
 
 
-def compare(differences: Sequence[float], scale: Scale = WORLDS, level: float = LEVEL) -> Comparison:
+def compare(differences: Sequence[float], scale: Scale = WORLDS, level: float = LEVEL) -> PairComparison:
     """Return whether the differences have a mean above or below zero; valid at every look, each side at half the
     level."""
     values = np.asarray(differences, dtype=np.float64)
     if not len(values):
-        return Comparison(0, 0.0, 1.0, 1.0, "not distinguishable yet")
+        return PairComparison(0, 0.0, 1.0, 1.0, "not distinguishable yet")
     bounds = np.full(len(values), scale.clip)
     better, worse = bet(values, bounds).level, bet(-values, bounds).level
-    verdict: Verdict = "not distinguishable yet"
+    verdict: PairVerdict = "not distinguishable yet"
     if min(better, worse) <= level / 2:
         verdict = "better" if better < worse else "worse"
-    return Comparison(len(values), float(values.mean()), better, worse, verdict)
+    return PairComparison(len(values), float(values.mean()), better, worse, verdict)

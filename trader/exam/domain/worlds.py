@@ -149,7 +149,7 @@ class World(NamedTuple):
     law: Law
 
 
-class Costs(NamedTuple):
+class FillCosts(NamedTuple):
     """What a fill costs in each market, as a fraction of its notional: the taker fee and half the usual spread."""
 
     rows: Sequence[SimulatedMarket]
@@ -174,7 +174,7 @@ def deviations(rows: Sequence[SimulatedMarket]) -> Floats:
     return usual
 
 
-def draw_world(secret: str, number: int, edge: Edge | None, kind: Kind, costs: Costs) -> World:
+def draw_world(secret: str, number: int, edge: Edge | None, kind: Kind, costs: FillCosts) -> World:
     """Draw a world with three or more markets.
 
     :raises ValueError: a world without an edge is not a null world
@@ -188,7 +188,7 @@ def draw_world(secret: str, number: int, edge: Edge | None, kind: Kind, costs: C
 class _Drawing:
     """The drawing of one world: its past in usual deviations, shaped by the picture of its edge."""
 
-    def __init__(self, rng: np.random.Generator, edge: Edge | None, kind: Kind, costs: Costs) -> None:
+    def __init__(self, rng: np.random.Generator, edge: Edge | None, kind: Kind, costs: FillCosts) -> None:
         self._rng, self._edge, self._kind, self._costs = rng, edge, kind, costs
         self._count = len(costs.rows)
         self._usual = deviations(costs.rows)
@@ -301,6 +301,6 @@ class _Drawing:
         return tuple(recent), tuple(old)
 
 
-def standing_weight(costs: Costs, market: int) -> float:
+def standing_weight(costs: FillCosts, market: int) -> float:
     """Return the notional of the position that accounts hold in `drain`, as a fraction of equity, in a usual market."""
     return RISK_BUDGET / float(deviations(costs.rows)[market] * math.sqrt(HORIZON))
