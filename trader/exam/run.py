@@ -97,7 +97,7 @@ class ExamPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def schedule(secret: str, count: int, edges: Sequence[Edge], kind: Kind = "planted") -> list[ExamState]:
-    """Return the states of an exam: in each block one of every edge, one of ordinary hours and two null pictures,
+    """Return the states of an exam: in each block one of every edge, one of ordinary hours and one null picture,
     shuffled.
 
     `kind` "reversed" plans the opposite of every edge.
@@ -105,7 +105,7 @@ def schedule(secret: str, count: int, edges: Sequence[Edge], kind: Kind = "plant
     rng, states = Random(f"{secret}:order"), list[ExamState]()
     while len(states) < count:
         block: list[tuple[Edge | None, Kind]] = [(edge, kind) for edge in edges]
-        block += [(None, "null"), *((edge, "null") for edge in rng.choices(edges, k=2))]
+        block += [(None, "null"), (rng.choice(edges), "null")]
         rng.shuffle(block)
         states += [ExamState(len(states) + place, *each) for place, each in enumerate(block)]
     return states[:count]

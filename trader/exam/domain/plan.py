@@ -15,7 +15,7 @@ EXAMS: Final = 400
 STATES_MAX: Final = 3000
 """The longest exam that is simulated."""
 
-NULL_SHARE: Final = 0.3
+NULL_SHARE: Final = 2 / 9
 """The part of the states in which nothing pays."""
 
 POWER: Final = 0.8

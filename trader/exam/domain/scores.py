@@ -29,7 +29,7 @@ class Scale(NamedTuple):
 
 
 WORLDS: Final = Scale(USUAL, 2.0)
-"""Differences in worlds, in units of the oracle's usual value."""
+"""Differences in worlds, in units of the oracle's value: in null worlds, of its usual value."""
 
 MOMENTS: Final = Scale(1.0, 4.0)
 """Differences in moments of a recording, whose scores are in units of the volatility."""
@@ -148,9 +148,16 @@ def agreement(scored: Sequence[Scored], samples: int) -> float | None:
 
 
 def differences(ours: Iterable[Scored], theirs: Iterable[Scored], scale: Scale = WORLDS) -> list[float]:
-    """Return the paired differences of the scores of each state, in order of the states, in their unit and clipped."""
-    left, right = ({each.state: each.score for each in scored if not each.sample} for scored in (ours, theirs))
-    units = [(left[state] - right[state]) / scale.unit for state in sorted(left.keys() & right.keys())]
+    """Return the paired differences of the scores of each state, in order of the states, in their unit and clipped.
+
+    In planted worlds the unit is the oracle's value.
+    """
+    left, right = ({each.state: each for each in scored if not each.sample} for scored in (ours, theirs))
+    pairs = ((left[state], right[state]) for state in sorted(left.keys() & right.keys()))
+    units = (
+        (one.score - other.score) / (one.oracle if one.kind == "planted" and one.oracle > 0 else scale.unit)
+        for one, other in pairs
+    )
     return [min(max(unit, -scale.clip), scale.clip) for unit in units]
 
 

@@ -1,0 +1,134 @@
+"""Exams of entrants of known skill: whether shares, intervals and verdicts are right, and how fast states are decided.
+
+  scripts/benchmark exam [--states 150] [--exams 200]
+
+Scripted entrants decide once in a pool of states, through view, guard and exchange; exams are drawn from the pool. Two
+entrants decide like the oracle in half and in three tenths of the states, and else not at all, so that their shares are
+known. Exit code 1: a share is not the known one, fewer than 93 % of the intervals cover it, more than 5 % of exams tell
+equals apart, fewer than 80 % separate 0.5 from 0.3 within 300 states, or a decision takes more than 12 ms of one core.
+"""
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import numpy as np
+from msgspec.structs import replace
+from support.exam_entrants import NoiseTrader, Nothing, Oracle, TrendTrader, entrant
+
+from trader.agents.domain.strategy import Strategy
+from trader.exam.domain.scores import Scored, burnt, compare, differences, share_of_oracle
+from trader.exam.domain.worlds import Edge, World, draw_world
+from trader.exam.run import schedule, world_room
+from trader.exam.sitting import WorldRoom
+
+ENVIRON: Final = {"SIM_SEED": "0", "MARKETS": "BTC,ETH,SOL", "REPLAY_THINKING": "off"}
+STATES: Final = 300
+DECISION_MS: Final = 12.0
+
+Pool = dict[str, list[Scored]]
+
+
+def entrants_of(world: World) -> list[Strategy]:
+    one = Oracle(world, knows=(Edge.CARRY,))
+    return [
+        Oracle(world),
+        Oracle(world, 0.5),
+        one,
+        Nothing(),
+        NoiseTrader(world.number),
+        TrendTrader(1),
+        TrendTrader(-1),
+    ]
+
+
+async def decide(room: WorldRoom, secret: str, count: int) -> tuple[Pool, float]:
+    """Return the decisions of the scripted entrants by name, and the milliseconds of one core that each took."""
+    pool: Pool = {}
+    began = time.process_time()
+    for state in schedule(secret, count, tuple(Edge)):
+        world = draw_world(secret, state.number, state.edge, state.kind or "null", room.costs)
+        for sitting in await room.sit(world, [entrant(each) for each in entrants_of(world)]):
+            pool.setdefault(sitting.entrant, []).append(sitting)
+    decisions = sum(map(len, pool.values()))
+    return pool, 1000 * (time.process_time() - began) / decisions
+
+
+def drawn(decided: Sequence[Scored], places: Sequence[int]) -> list[Scored]:
+    """Return an exam of these states of the pool, numbered anew."""
+    return [replace(decided[place], state=number) for number, place in enumerate(places)]
+
+
+def covered(decided: Sequence[Scored], known: float, exams: int, rng: np.random.Generator) -> float:
+    """Return the part of exams of as many states as the pool whose interval covers the known share."""
+    hits = 0
+    for _ in range(exams):
+        share = share_of_oracle(drawn(decided, rng.integers(0, len(decided), len(decided)).tolist()))
+        hits += share is not None and share.interval is not None and share.interval.low <= known <= share.interval.high
+    return hits / exams
+
+
+def partly(oracle: Sequence[Scored], part: float, rng: np.random.Generator) -> list[Scored]:
+    """Return the decisions of somebody who decides like the oracle in a part of the states, and else not at all."""
+    return [each if rng.random() < part else replace(each, score=0.0, value=0.0) for each in oracle]
+
+
+def called(pair: Callable[[list[Scored]], tuple[list[Scored], list[Scored]]], pool: Pool, exams: int) -> float:
+    """Return the part of exams that call a pair different within `STATES` states."""
+    rng, oracle, calls = np.random.default_rng(5), pool["oracle-1.0-7"], 0
+    for _ in range(exams):
+        one, other = pair(drawn(oracle, rng.integers(0, len(oracle), STATES).tolist()))
+        calls += compare(differences(one, other)).verdict != "not distinguishable yet"
+    return calls / exams
+
+
+def failures(pool: Pool, decision_ms: float, exams: int) -> Iterator[str]:
+    """Yield what is not as promised, and print the figures."""
+    rng = np.random.default_rng(1)
+    planted = {name: [each for each in decided if each.kind == "planted"] for name, decided in pool.items()}
+    oracle = planted["oracle-1.0-7"]
+    carry = sum(each.oracle for each in oracle if each.edge is Edge.CARRY) / sum(each.oracle for each in oracle)
+    for name, known in (("oracle-1.0-7", 1.0), ("oracle-0.5-7", 0.5), ("oracle-1.0-1", carry), ("nothing", 0.0)):
+        share = share_of_oracle(planted[name])
+        assert share is not None
+        print(f"{name}: share {share.share:+.3f}, known {known:+.3f}")
+        if abs(share.share - known) > 0.02:
+            yield f"the share of {name} is {share.share:.3f}, not {known:.3f}"
+    for name in ("noise", "trend+1-1.0", "trend-1-1.0"):
+        share = share_of_oracle(planted[name])
+        assert share is not None
+        part = covered(planted[name], share.share, exams, rng)
+        cost, _ = burnt([each for each in pool[name] if each.kind == "null"])
+        print(f"{name}: share {share.share:+.3f}, burnt {cost:.1f} bp; covered in {100 * part:.1f} % of {exams} exams")
+        if part < 0.93:
+            yield f"the intervals of {name} cover its share in {100 * part:.1f} % of exams"
+    equal = called(lambda exam: (partly(exam, 0.4, rng), partly(exam, 0.4, rng)), pool, exams)
+    apart = called(lambda exam: (partly(exam, 0.5, rng), partly(exam, 0.3, rng)), pool, exams)
+    print(
+        f"equals called different: {100 * equal:.1f} %; 0.5 and 0.3 separated in {STATES} states: {100 * apart:.1f} %"
+    )
+    print(f"{decision_ms:.1f} ms of one core for a decision: 10,000 on two cores in {5 * decision_ms:.0f} s")
+    if equal > 0.05:
+        yield f"{100 * equal:.1f} % of exams tell equals apart"
+    if apart < 0.8:
+        yield f"{100 * apart:.1f} % of exams separate 0.5 from 0.3 within {STATES} states"
+    if decision_ms > DECISION_MS:
+        yield f"a decision takes {decision_ms:.1f} ms"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--states", type=int, default=150)
+    parser.add_argument("--exams", type=int, default=200)
+    options = parser.parse_args()
+    pool, decision_ms = asyncio.run(decide(world_room(ENVIRON, ("15m", "1h")), "benchmark", options.states))
+    wrong = list(failures(pool, decision_ms, options.exams))
+    print(*wrong, sep="\n")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
