@@ -63,6 +63,10 @@ def test_strategy_that_knows_an_edge_is_better_than_one_that_knows_none(
     assert funding["burntBp"]["mean"] < 1e-6 < cross["burntBp"]["mean"]
     assert main(["exam", "report", str(out), "--json"]) == 0
     again = orjson.loads(capsys.readouterr().out)
+    assert main(["exam", "compare", str(out), "funding,sma-cross"]) == 0
+    assert "funding: better than sma-cross" in capsys.readouterr().out
+    assert main(["exam", "compare", str(out), "funding,somebody"]) == 2
+    assert "somebody did not take part" in capsys.readouterr().err
     report = (out / "report.html").read_text("utf-8")
     assert "not distinguishable yet" in report or "better" in report
     assert report.count("<polyline") == 4  # the best and the worst decision of each strategy
@@ -101,6 +105,15 @@ def test_models_are_asked_once_within_a_budget(
     own = [each["answer"] for each in sittings(out) if each["entrant"] == "one"]
     assert {answer["decided"]["steps"][0]["calls"][0]["tool"] for answer in own} == {"createPosition"}
     assert all(float(answer["costUsd"]) > 0 and answer["tokens"] > 0 for answer in own)
+
+
+def test_budget_that_cannot_pay_one_state_is_refused_before_anybody_is_asked(
+    models: Path, provider: TradingProvider, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exam(tmp_path / "exam", "--models", str(models), "--budget-usd", "0.001") == 2
+    assert "one decision of each model takes about" in capsys.readouterr().err
+    assert not provider.requests
+    assert not (tmp_path / "exam").exists()
 
 
 def test_samples_of_a_state_are_asked_separately_and_compared(
@@ -151,8 +164,8 @@ def test_check_finds_a_score_that_does_not_follow_from_its_decision(
     file = code / "sittings.jsonl"
     written = file.read_bytes()
     decided = next(each for each in sittings(code) if "decided" in each["answer"])
-    better = {**decided, "score": decided["score"] + 0.001}
-    file.write_bytes(written.replace(*(b'"score":%s,' % orjson.dumps(each["score"]) for each in (decided, better)), 1))
+    old, new = (b'"score":%s,' % orjson.dumps(decided["score"] + more) for more in (0.0, 0.001))
+    file.write_bytes(written.replace(old, new, 1))
     capsys.readouterr()
     assert main(["exam", "check", str(code), "--json"]) == 1
     wrong, *card = orjson.loads(capsys.readouterr().out)["wrong"]

@@ -9,6 +9,7 @@ import orjson
 import pytest
 from support.candles import write_walk
 from support.exam_entrants import Nothing, TrendTrader, entrant
+from support.trading_provider import call, opening, trading_provider
 
 from trader.__main__ import main
 from trader.backtest.options import settings_of
@@ -96,3 +97,25 @@ def test_model_that_may_know_the_moments_is_refused_without_a_mask(
     assert "one: the moments begin at 2025-03-0" in said
     assert "--mask symbols,dates,scale" in said
     assert not (tmp_path / "exam").exists()
+
+
+def test_masked_model_sees_no_symbol_and_no_date_of_the_recording(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "models.toml").write_text(MODELS.replace("2025-06-30", "2025-01-31"))
+    with trading_provider() as provider:
+        provider.always = [call(1, "createPosition", **opening("M01", 0.05))]
+        monkeypatch.setenv("OPENAI_BASE_URL", provider.url)
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-test-000000000000000001")
+        asked = ("--models", str(tmp_path / "models.toml"), "--budget-usd", "1", "--states", "3", "--json")
+        masked = ("--mask", "symbols,dates,scale")
+        assert main(["exam", "run", "--data", str(data), "--out", str(tmp_path / "exam"), *asked, *masked]) == 0
+    entrants = orjson.loads(capsys.readouterr().out)["entrants"]
+    assert [each["entrant"] for each in entrants] == ["one", "one:masked", "nothing"]
+    views = [each["messages"][1]["content"] for each in provider.asked]
+    hidden = [view for view in views if "M01" in view]
+    assert len(hidden) == len(views) / 2
+    assert not any("BTC" in view or "2025-03" in view for view in hidden)
+    lines = [orjson.loads(line) for line in (tmp_path / "exam" / "sittings.jsonl").read_bytes().splitlines()]
+    traded = [each["answer"]["decided"]["steps"][0]["calls"][0] for each in lines if each["entrant"] == "one:masked"]
+    assert {each["arguments"]["symbol"] for each in traded} == {"BTC"}

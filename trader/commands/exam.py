@@ -1,4 +1,4 @@
-"""The commands exam plan, run, report and check: entrants decide in states whose law is known, and are scored."""
+"""The commands of exams: entrants decide in states whose law is known, and are scored by expected value."""
 
 import argparse
 import asyncio
@@ -25,6 +25,7 @@ from trader.exam.report import (
     encode_card,
     exam_value,
     outcome_rows,
+    pair_value,
     share_rows,
 )
 from trader.exam.run import PLAN, read_plan, read_sittings, run
@@ -210,6 +211,26 @@ def exam_report(options: argparse.Namespace) -> int:
     except OSError as error:
         raise StartError(f"{error.filename} cannot be written: {error.strerror}.") from error
     return print_result(Result(value, _lines(value)), as_json=options.json)
+
+
+def _compare_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, help="the folder of the exam")
+    parser.add_argument("pair", type=_pair_argument, metavar="A,B", help="two entrants")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+@command("exam compare", example="trader exam compare exam funding,sma-cross", arguments=_compare_arguments)
+def exam_compare(options: argparse.Namespace) -> int:
+    """Print which of two entrants is better: in all, by a verdict that holds at every look, and edge by edge."""
+    plan, _ = read_plan(options.folder)
+    value = pair_value(plan, read_sittings(options.folder, plan), *options.pair)
+    return print_result(Result(value, _pair_lines(value)), as_json=options.json)
+
+
+def _pair_lines(value: Mapping[str, Any]) -> Iterator[str]:
+    yield from comparison_lines(value)
+    rows = ((edge, f"{each['states']}", f"{each['mean']:+.2f}") for edge, each in value["edges"].items())
+    yield from table(("edge", "states", "mean difference"), rows)
 
 
 @command("exam check", example="trader exam check exam", arguments=_report_arguments)

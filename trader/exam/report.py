@@ -10,6 +10,7 @@ import msgspec
 from trader import __version__
 from trader.agents.variants import VARIANTS
 from trader.core.canonical_json import canonical_json
+from trader.core.errors import SettingsError
 from trader.core.intervals import ConfidenceInterval
 from trader.exam.domain.scores import (
     PairComparison,
@@ -134,6 +135,23 @@ def outcome_rows(value: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
         outcome = entrant["outcome"]
         bounds = "–" if outcome["interval"] is None else "{:+.3f} to {:+.3f}".format(*outcome["interval"])
         yield entrant["entrant"], f"{entrant['states']}", f"{outcome['mean']:+.3f}", bounds
+
+
+def pair_value(plan: ExamPlan, sittings: Sequence[Sitting], first: str, second: str) -> dict[str, Any]:
+    """Return the comparison of two entrants, in all and edge by edge, in the form of `exam_value`.
+
+    :raises SettingsError: one did not take part
+    """
+    if unknown := [name for name in (first, second) if name not in plan.entrants]:
+        raise SettingsError([f"{', '.join(unknown)} did not take part; those who did are {', '.join(plan.entrants)}"])
+    ours, theirs = ([each for each in sittings if each.entrant == name] for name in (first, second))
+    pair = {"first": first, "second": second}
+    parts = {edge: [each for each in ours if each.edge is edge and each.kind != "null"] for edge in Edge}
+    return {
+        "isRecorded": plan.is_recorded,
+        "comparisons": [pair | _compared(ours, theirs, plan)._asdict()],
+        "edges": {edge: _compared(part, theirs, plan)._asdict() for edge, part in parts.items() if part},
+    }
 
 
 def share_rows(value: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:

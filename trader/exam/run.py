@@ -20,6 +20,7 @@ import msgspec
 from msgspec.structs import replace
 
 from trader.agents.domain.models import Model, contamination
+from trader.agents.models_file import ANSWER_TOKENS, PROMPT_TOKENS
 from trader.backtest.accounts import DecisionSource, Idle
 from trader.backtest.answers import AskingEnded
 from trader.backtest.models import CASSETTE, Chosen, choose_models, renewed
@@ -412,8 +413,11 @@ async def _sit_alone(options: argparse.Namespace, secret: str, states: Sequence[
 def new_plan(options: argparse.Namespace, examined: Examined) -> tuple[ExamPlan, str]:
     """Return the plan of a new exam, and its secret.
 
-    :raises SettingsError: an entrant to compare does not take part
+    :raises SettingsError: an entrant to compare does not take part, the budget does not pay one state, or a model may
+        know the moments
     """
+    if problems := list(_unpayable(examined.chosen)):
+        raise SettingsError(problems)
     secret = options.secret or secrets.token_hex(16)
     entrants = [each.model.id for each in examined.entrants]
     compared = options.compare or None
@@ -453,3 +457,14 @@ def _contaminated(chosen: Chosen, first: int) -> Iterator[str]:
                 f"{model.configuration.training_cutoff or 'not stated'}; --mask symbols,dates,scale hides them, or "
                 "give a recording from after the cut-off"
             )
+
+
+def _unpayable(chosen: Chosen) -> Iterator[str]:
+    """Yield why the budget cannot pay one decision of each model that has a price."""
+    budget, prices = (
+        chosen.spending.budget_usd,
+        [model.configuration.price for model, _ in chosen.models if model.is_ai],
+    )
+    known = [price.cost(PROMPT_TOKENS, 0, ANSWER_TOKENS) for price in prices if price is not None]
+    if budget is not None and known and sum(known) > budget:
+        yield f"--budget-usd is {budget}, and one decision of each model takes about {sum(known):.4f} USD"
