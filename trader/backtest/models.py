@@ -87,6 +87,7 @@ async def choose_models(
     span: range,
     stack: AsyncExitStack,
     first_prices: Mapping[str, float] | None = None,
+    decisions: int | None = None,
 ) -> Chosen:
     """Return the models that the options select. Their resources are closed with the stack.
 
@@ -109,7 +110,7 @@ async def choose_models(
     if options.agent:
         chosen = await _of_agents(options, settings, (starts_at, ends_at), every, stack)
     elif options.models:
-        chosen = _of_file(options, environ, settings, (starts_at, ends_at), every, stack)
+        chosen = _of_file(options, environ, settings, (starts_at, ends_at), every, stack, decisions)
     elif options.models_from and (Path(options.models_from) / ANSWERS).exists():
         cassette = Cassette.load(Path(options.models_from))
         if not cassette.models:
@@ -284,6 +285,7 @@ def _of_file(
     period: tuple[datetime, datetime],
     every: str | None,
     stack: AsyncExitStack,
+    decisions: int | None,
 ) -> Chosen:
     entries = read_models(options.models, options.env_file, options.send_keys_to)
     models = [_model(entry, every, period[0]) for entry in entries if entry.active]
@@ -296,7 +298,7 @@ def _of_file(
     problems = list(_without_key(asked, asking))
     budget = _budget(options.budget_usd, problems)
     if budget is None and asked:
-        problems += _estimate(asked, *period)
+        problems += _estimate(asked, *period, decisions)
         problems += ["--mask: each model is asked as often again, in the masked market"] if options.mask else []
     if problems:
         raise SettingsError(problems)
@@ -369,14 +371,14 @@ def _budget(text: str | None, problems: list[str]) -> Decimal | None:
     return budget
 
 
-def _estimate(models: Sequence[Model], starts_at: datetime, ends_at: datetime) -> Iterator[str]:
+def _estimate(models: Sequence[Model], starts_at: datetime, ends_at: datetime, decisions: int | None) -> Iterator[str]:
     """Yield lines that estimate the tokens and cost of these models, at one answer per decision."""
     yield (
         f"--budget-usd is missing: what asking AI models from {iso(starts_at)} to {iso(ends_at)} may cost. The figures "
         "below are for one answer to each decision; an answer that asks for more takes another"
     )
     for model in models:
-        count = (ends_at - starts_at) // model.configuration.cadence + 1
+        count = decisions or (ends_at - starts_at) // model.configuration.cadence + 1
         tokens = count * (PROMPT_TOKENS + ANSWER_TOKENS)
         said = f"{model.id}: {count} decisions, {tokens / 1e6:.1f} million tokens"
         price = model.configuration.price

@@ -14,7 +14,7 @@ from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, command, pri
 from trader.commands.progress import Progress
 from trader.core.errors import SettingsError, StartError
 from trader.exam.check import check
-from trader.exam.domain.plan import POWER, STATES_MAX, outlook
+from trader.exam.domain.plan import EXAMS, POWER, in_moments, in_worlds, outlook
 from trader.exam.domain.worlds import Edge
 from trader.exam.page import page
 from trader.exam.pairs import HORIZONS
@@ -36,6 +36,7 @@ from trader.settings.presets import PRESETS
 REPORT = "report.html"
 """The file of the report, in the folder of the exam."""
 
+STATES_MAX = 100_000
 _LEFT_OUT = ("guard", "models_from")
 """Options of a backtest that an exam does not have."""
 
@@ -43,7 +44,7 @@ _LEFT_OUT = ("guard", "models_from")
 def _arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--out", type=Path, default=Path("exam"), metavar="FOLDER", help="default: exam; an exam there is resumed")
-    add("--states", type=count_argument, default=230, metavar="N", help="default: 230")
+    add("--states", type=_states_argument, default=230, metavar="N", help="default: 230")
     add("--edges", type=_edges_argument, default=tuple(Edge), metavar="NAMES", help=f"default: {','.join(Edge)}")
     add("--reversed", action="store_true", help="the opposite of every edge: a control, not an exam")
     add("--data", type=Path, metavar="FOLDER", help="moments of a recording instead of worlds")
@@ -74,6 +75,12 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add_env_file_option(parser)
     add("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(markets_file=None, cadence=EVERY, **dict.fromkeys(_LEFT_OUT))
+
+
+def _states_argument(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= STATES_MAX:
+        raise argparse.ArgumentTypeError(f"expected a number from 1 to {STATES_MAX}, got {text!r}")
+    return int(text)
 
 
 def _edges_argument(text: str) -> tuple[Edge, ...]:
@@ -147,7 +154,10 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--shares", type=_shares_argument, default=(0.5, 0.3), metavar="A,B", help="of the oracle; default: 0.5,0.3")
     add("--noise", type=float, default=0.7, metavar="X", help="deviation of a share from state to state; default: 0.7")
-    add("--states", type=count_argument, default=230, metavar="N", help="the states to promise; default: 230")
+    add("--sharpes", type=_shares_argument, metavar="A,B", help="Sharpe ratios: moments of a recording, not worlds")
+    add("--correlation", type=float, default=0.67, metavar="X", help="of the two outcomes of a moment; default: 0.67")
+    add("--horizon", choices=list(HORIZONS), default="1h", help="of a moment; default: 1h")
+    add("--states", type=_states_argument, default=230, metavar="N", help="the states to promise; default: 230")
     add("--usd", type=float, default=0.01, metavar="USD", help="cost of a decision; default: 0.01")
     add("--seconds", type=float, default=20, metavar="S", help="time of a decision; default: 20")
     add("--concurrency", type=count_argument, default=4, metavar="N", help="states at once; default: 4")
@@ -168,23 +178,31 @@ def exam_plan(options: argparse.Namespace) -> int:
 
     Fails if four of five exams do not reach a verdict within --states.
     """
-    first, second = options.shares
-    seen = outlook(first, second, options.noise, options.states)
-    value = {"shares": [first, second], "noise": options.noise, "states": options.states, **seen._asdict()}
-    states = seen.most or STATES_MAX
-    value["usd"] = 2 * states * options.usd
-    value["hours"] = states * options.seconds / options.concurrency / 3600
+    if options.sharpes is None:
+        design = in_worlds(*options.shares, options.noise)
+        pair = f"shares of {options.shares[0]:g} and {options.shares[1]:g} of the oracle"
+    else:
+        design = in_moments(*options.sharpes, options.correlation, HORIZONS[options.horizon])
+        pair = f"Sharpe ratios of {options.sharpes[0]:g} and {options.sharpes[1]:g} over {options.horizon}"
+    seen = outlook(design, options.states, exams=EXAMS if options.sharpes is None else EXAMS // 4)
+    states = seen.most or design.states_max
+    value = {
+        "pair": pair,
+        "deviation": design.deviation,
+        "states": options.states,
+        "statesTried": design.states_max,
+        **seen._asdict(),
+        "usd": 2 * states * options.usd,
+        "hours": states * options.seconds / options.concurrency / 3600,
+    }
     code = EXIT_DONE if seen.called >= POWER else EXIT_FAILED
     return print_result(Result(value, _plan_lines(value), code), as_json=options.json)
 
 
 def _plan_lines(value: Mapping[str, Any]) -> Iterator[str]:
-    (first, second), most = value["shares"], value["most"]
-    pair = (
-        f"shares of {first:g} and {second:g} of the oracle, with a deviation of {value['noise']:g} from state to state"
-    )
+    most, pair = value["most"], f"{value['pair']}, whose differences have a deviation of {value['deviation']:.2f}"
     if most is None:
-        yield f"{pair}: not even {STATES_MAX} states tell them apart in four of five exams"
+        yield f"{pair}: not even {value['statesTried']} states tell them apart in four of five exams"
     else:
         costs = f"{2 * most} decisions, {value['usd']:,.2f} USD, {value['hours']:.1f} hours"
         yield f"{pair}: {most} states in four of five exams ({value['median']} in half of them): {costs}"

@@ -168,8 +168,8 @@ async def examining(options: argparse.Namespace) -> AsyncIterator[Examined]:
             _, source = await open_source(options, environ)
             prices = {symbol: recording.minutes.close[0] for symbol, recording in source.recordings.items()}
             begin = source.span.start
-        span = range(begin, begin + (options.states - 1) * HORIZON * 60 + 1)
-        chosen = await choose_models(options, environ, settings, span, stack, prices)
+        span, count = range(begin, begin + options.states * HORIZON * 60), options.states * options.samples
+        chosen = await choose_models(options, environ, settings, span, stack, prices, count)
         entrants = [
             Examinee(_once(model), partial(_renewed, source=each, settings=settings)) for model, each in chosen.models
         ]
@@ -418,6 +418,8 @@ def new_plan(options: argparse.Namespace, examined: Examined) -> tuple[ExamPlan,
     """
     if problems := list(_unpayable(examined.chosen)):
         raise SettingsError(problems)
+    if any(model.id == _NOTHING.id for model, _ in examined.chosen.models):
+        raise SettingsError([f"{_NOTHING.id} is the entrant that leaves its account alone; give yours another id"])
     secret = options.secret or secrets.token_hex(16)
     entrants = [each.model.id for each in examined.entrants]
     compared = options.compare or None

@@ -6,19 +6,44 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from trader.core.intervals import LEVEL
-from trader.exam.domain.scores import WORLDS
+from trader.exam.domain.scores import MOMENTS, WORLDS, Scale
 from trader.portfolio.domain.bets import log_wealth
 
 EXAMS: Final = 400
 """Simulated exams."""
 
-STATES_MAX: Final = 3000
-"""The longest exam that is simulated."""
-
 NULL_SHARE: Final = 2 / 9
-"""The part of the states in which nothing pays."""
+"""The part of the states of worlds in which nothing pays."""
 
 POWER: Final = 0.8
+
+_MINUTES_PER_YEAR: Final = 365 * 1440
+
+
+class Design(NamedTuple):
+    """The differences of two entrants: their mean and deviation in a state, the part of states without any, and their
+    scale. `states_max` is the longest exam that is simulated."""
+
+    mean: float
+    deviation: float
+    equal: float
+    scale: Scale
+    states_max: int
+
+
+def in_worlds(first: float, second: float, noise: float) -> Design:
+    """Return the design of two entrants with these shares of the oracle in planted worlds; in null worlds both do the
+    same.
+
+    `noise` is the standard deviation of an entrant's share from state to state.
+    """
+    return Design(first - second, noise * math.sqrt(2), NULL_SHARE, WORLDS, 3_000)
+
+
+def in_moments(first: float, second: float, correlation: float, minutes: int) -> Design:
+    """Return the design of two entrants with these annual Sharpe ratios, whose outcomes of a moment are correlated."""
+    mean = (first - second) * math.sqrt(minutes / _MINUTES_PER_YEAR)
+    return Design(mean, math.sqrt(2 * (1 - correlation)), 0.0, MOMENTS, 40_000)
 
 
 class Outlook(NamedTuple):
@@ -32,17 +57,14 @@ class Outlook(NamedTuple):
     called: float
 
 
-def outlook(first: float, second: float, noise: float, states: int, *, level: float = LEVEL, seed: int = 0) -> Outlook:
-    """Return the outlook for two entrants with these shares of the oracle in planted worlds.
-
-    `noise` is the standard deviation of an entrant's share from state to state. In null worlds both do the same.
-    """
-    rng, bounds = np.random.default_rng(seed), np.full(STATES_MAX, WORLDS.clip)
-    needed = np.full(EXAMS, math.inf)
-    for exam in range(EXAMS):
-        differences = first - second + noise * math.sqrt(2) * rng.standard_normal(STATES_MAX)
-        differences[rng.random(STATES_MAX) < NULL_SHARE] = 0
-        wealth = log_wealth(np.clip(differences, -WORLDS.clip, WORLDS.clip), bounds)
+def outlook(design: Design, states: int, *, exams: int = EXAMS, level: float = LEVEL, seed: int = 0) -> Outlook:
+    """Return the outlook of exams of this design."""
+    rng, bounds = np.random.default_rng(seed), np.full(design.states_max, design.scale.clip)
+    needed = np.full(exams, math.inf)
+    for exam in range(exams):
+        differences = design.mean + design.deviation * rng.standard_normal(design.states_max)
+        differences[rng.random(design.states_max) < design.equal] = 0
+        wealth = log_wealth(np.clip(differences, -design.scale.clip, design.scale.clip), bounds)
         reached = np.flatnonzero(wealth >= -math.log(level / 2))
         if len(reached):
             needed[exam] = reached[0] + 1
