@@ -31,20 +31,29 @@ def page(value: Mapping[str, Any], plan: ExamPlan, secret: str, sittings: Sequen
     if plan.is_recorded:
         body += _outcomes(value)
     else:
-        body += "".join(_profile(entrant) for entrant in value["entrants"]) + _burnt(value)
+        bounds = _common_scale(value["entrants"])
+        body += "".join(_profile(entrant, *bounds) for entrant in value["entrants"]) + _burnt(value)
     body += _pairs(value)
     if not plan.is_recorded:
         body += "<h2>Examples</h2>" + "".join(_examples(plan, secret, sittings))
     return document("Exam", body)
 
 
-def _profile(entrant: Mapping[str, Any]) -> str:
-    """Return the bars of one entrant: its share of the oracle in each edge, with intervals and sizes."""
+def _shares(entrant: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the shares that an entrant has, by edge and in all."""
     shares = {**entrant["edges"], "all": entrant["share"]}
-    known = {edge: share for edge, share in shares.items() if share["share"] is not None}
-    least, most = scale((each["share"] for each in known.values()), (each["interval"] for each in known.values()))
+    return {edge: share for edge, share in shares.items() if share["share"] is not None}
+
+
+def _common_scale(entrants: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    shares = [share for entrant in entrants for share in _shares(entrant).values()]
+    return scale((each["share"] for each in shares), (each["interval"] for each in shares))
+
+
+def _profile(entrant: Mapping[str, Any], least: float, most: float) -> str:
+    """Return the bars of one entrant: its share of the oracle in each edge, with intervals and sizes."""
     rows = []
-    for edge, share in known.items():
+    for edge, share in _shares(entrant).items():
         sizes = share.get("sizes") or {}
         median = sizes.get("median")
         size = "" if median is None else f"{median:.2f}"

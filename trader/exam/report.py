@@ -98,7 +98,11 @@ def _entrant_value(name: str, sittings: Sequence[Sitting]) -> dict[str, Any]:
         "share": _share_value(share_of_oracle(planted)),
         "edges": {
             edge: _share_value(share_of_oracle([each for each in planted if each.edge is edge]))
-            | {"sizes": sizes(each for each in planted if each.edge is edge)._asdict()}
+            | {
+                "sizes": sizes(
+                    each for each in planted if each.edge is edge and each.answer.decided is not None
+                )._asdict()
+            }
             for edge in Edge
             if any(each.edge is edge for each in planted)
         },
