@@ -1,5 +1,6 @@
 """The commands of exams: what is asked is asked once, within a budget, and a run that was interrupted goes on."""
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from support.documents import ROOT
 from support.trading_provider import TradingProvider, call, opening, trading_provider
 
 from trader.__main__ import main
+from trader.exam.domain.worlds import Edge
+from trader.exam.run import schedule
 
 STRATEGIES = ROOT / "docs" / "examples" / "exam.toml"
 MODELS = """
@@ -32,6 +35,17 @@ def sittings(out: Path) -> list[dict[str, Any]]:
     return [orjson.loads(line) for line in (out / "sittings.jsonl").read_bytes().splitlines()]
 
 
+def test_states_are_drawn_independently_with_every_edge_and_null_worlds() -> None:
+    states = schedule("s", 900, tuple(Edge))
+    assert schedule("s", 20, tuple(Edge)) == states[:20] != schedule("t", 20, tuple(Edge))
+    nulls = [state for state in states if state.kind == "null"]
+    assert 150 < len(nulls) < 250
+    assert 60 < sum(state.edge is None for state in nulls) < 140
+    counts = Counter(state.edge for state in states if state.kind == "planted")
+    assert counts.keys() == set(Edge)
+    assert min(counts.values()) > 65
+
+
 @pytest.fixture
 def models(tmp_path: Path) -> Path:
     file = tmp_path / "models.toml"
@@ -52,7 +66,17 @@ def test_strategy_that_knows_an_edge_is_better_than_one_that_knows_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "exam"
-    pair = ("--models", str(STRATEGIES), "--compare", "funding,sma-cross", "--edges", "carry", "--json")
+    pair = (
+        "--models",
+        str(STRATEGIES),
+        "--compare",
+        "funding,sma-cross",
+        "--edges",
+        "carry",
+        "--concurrency",
+        "20",
+        "--json",
+    )
     assert exam(out, *pair, states=60) == 0
     result = orjson.loads(capsys.readouterr().out)
     assert result["cause"] == "verdict"

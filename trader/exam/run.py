@@ -31,6 +31,7 @@ from trader.core.errors import SettingsError, StartError
 from trader.core.money import ZERO
 from trader.core.variant_id import VariantId
 from trader.exam.domain.law import HORIZON
+from trader.exam.domain.plan import NULL_SHARE
 from trader.exam.domain.scores import MOMENTS, WORLDS, PairComparison, Scale, compare, differences
 from trader.exam.domain.worlds import Edge, Kind, draw_world
 from trader.exam.pairs import Horizon, RecordedMoment, RecordedRoom
@@ -98,18 +99,18 @@ class ExamPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def schedule(secret: str, count: int, edges: Sequence[Edge], kind: Kind = "planted") -> list[ExamState]:
-    """Return the states of an exam: in each block one of every edge, one of ordinary hours and one null picture,
-    shuffled.
+    """Return the states of an exam, each drawn independently, so that a sequential test is exact.
 
-    `kind` "reversed" plans the opposite of every edge.
+    `NULL_SHARE` of them are null worlds, half of these with a picture. `kind` "reversed" plans the opposite of every
+    edge.
     """
-    rng, states = Random(f"{secret}:order"), list[ExamState]()
-    while len(states) < count:
-        block: list[tuple[Edge | None, Kind]] = [(edge, kind) for edge in edges]
-        block += [(None, "null"), (rng.choice(edges), "null")]
-        rng.shuffle(block)
-        states += [ExamState(len(states) + place, *each) for place, each in enumerate(block)]
-    return states[:count]
+    rng = Random(f"{secret}:order")
+    return [ExamState(number, *_drawn(rng, edges, kind)) for number in range(count)]
+
+
+def _drawn(rng: Random, edges: Sequence[Edge], kind: Kind) -> tuple[Edge | None, Kind]:
+    is_null, edge = rng.random() < NULL_SHARE, rng.choice(edges)
+    return (edge if rng.random() < 0.5 else None, "null") if is_null else (edge, kind)
 
 
 class Examined(NamedTuple):
