@@ -37,6 +37,8 @@ REPORT = "report.html"
 """The file of the report, in the folder of the exam."""
 
 STATES_MAX = 100_000
+"""The most states of an exam."""
+
 _LEFT_OUT = ("guard", "models_from")
 """Options of a backtest that an exam does not have."""
 

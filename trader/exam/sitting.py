@@ -25,10 +25,11 @@ from trader.backtest.sources import (
     WorkflowSource,
 )
 from trader.core.clock import epoch_second, moment_of
+from trader.core.errors import SettingsError
 from trader.core.money import floor_to, from_number
 from trader.exam.domain.law import HORIZON, Floats, PlannedPosition, credited
 from trader.exam.domain.scores import Scored
-from trader.exam.domain.worlds import FillCosts, World, standing_weight
+from trader.exam.domain.worlds import AFTER, FillCosts, World, standing_weight
 from trader.exam.source import WorldPast
 from trader.exchange.domain import rules as exchange
 from trader.exchange.domain.account import Account, Marks, Position, equity, liquidation_price
@@ -185,7 +186,10 @@ def _standing_order(standing: Standing, market: BacktestMarket, account: Account
 
 
 class WorldRoom:
-    """Where entrants sit: the markets and the settings that all worlds share."""
+    """Where entrants sit: the markets and the settings that all worlds share.
+
+    :raises SettingsError: orders take longer than worlds last
+    """
 
     def __init__(self, settings: Settings, rows: Mapping[str, SimulatedMarket], intervals: Sequence[Interval]) -> None:
         self._settings = settings
@@ -194,6 +198,8 @@ class WorldRoom:
         rules = rules_of(settings, {symbol: row.rules for symbol, row in rows.items()})
         self.costs = FillCosts(self._rows, [float(rules.fee_rate(symbol, maker=False)) for symbol in rows])
         self._reach_s = math.ceil(rules.latency.total_seconds()) + _REACH_S
+        if self._reach_s > (AFTER - 1) * 60:
+            raise SettingsError([f"--latency is {settings.latency_ms}; orders of an exam take at most 58000 ms"])
 
     async def sit(self, world: World, entrants: Sequence[Examinee]) -> list[Sitting]:
         """Let every entrant decide in the state of a world, and score the decisions. Raise like `decide_once`."""

@@ -5,7 +5,7 @@ from datetime import datetime
 from decimal import Decimal
 
 from trader.core.clock import epoch_second, moment_of
-from trader.exam.domain.worlds import AFTER, HELD_FOR, OLD_STEP, RECENT, Bars, World
+from trader.exam.domain.worlds import HELD_FOR, OLD_STEP, RECENT, Bars, World
 from trader.exam.minutes import PlainMinutes
 from trader.market.domain.markets import INTERVALS, Candle, Interval, Market, SimulatedMarket
 from trader.market.sources.books import Grid
@@ -21,8 +21,6 @@ class WorldPast:
     and the hours before it in worlds where accounts hold a position."""
 
     def __init__(self, world: World, rows: Sequence[SimulatedMarket], reach_s: int) -> None:
-        if not 0 < reach_s <= (AFTER - 1) * _MINUTE_S:
-            raise ValueError(f"orders meet their books within {(AFTER - 1) * _MINUTE_S} s of the state, not {reach_s}")
         self._world = world
         self._grids = {row.rules.symbol: Grid(row.rules) for row in rows}
         self.markets: Mapping[str, Market] = {row.rules.symbol: row.rules for row in rows}
