@@ -207,3 +207,14 @@ def test_processes_decide_as_one_does(tmp_path: Path) -> None:
     assert exam(tmp_path / "one", "--variant", "Sovereign", states=28) == 0
     assert exam(tmp_path / "two", "--variant", "Sovereign", "--workers", "2", states=28) == 0
     assert sittings(tmp_path / "one") == sittings(tmp_path / "two")
+
+
+@pytest.mark.processes
+def test_workers_of_a_cluster_decide_as_this_process_does(tmp_path: Path) -> None:
+    distributed = pytest.importorskip("distributed")
+    assert exam(tmp_path / "here", "--variant", "Sovereign", states=28) == 0
+    options = {"processes": False, "n_workers": 1, "threads_per_worker": 1, "dashboard_address": None}
+    with distributed.LocalCluster(protocol="tcp", host="127.0.0.1", **options) as cluster:
+        address = ("--cluster", cluster.scheduler_address)
+        assert exam(tmp_path / "there", "--variant", "Sovereign", *address, states=28) == 0
+    assert sittings(tmp_path / "here") == sittings(tmp_path / "there")

@@ -97,7 +97,14 @@ class Cluster:
 
 @asynccontextmanager
 async def connected(address: str, inputs: Sequence[Inputs], trials: Path) -> AsyncIterator[Cluster]:
-    """Yield the cluster with this scheduler address; its runs read these inputs.
+    """Yield the cluster with this scheduler address; its runs read these inputs. Raise like `client_of`."""
+    async with client_of(address) as client:
+        yield Cluster(client, inputs, trials)
+
+
+@asynccontextmanager
+async def client_of(address: str) -> "AsyncIterator[Client]":
+    """Yield a client of the Dask scheduler at this address.
 
     :raises SettingsError: distributed is not installed
     :raises StartError: no scheduler answers there, or it has no worker
@@ -109,7 +116,7 @@ async def connected(address: str, inputs: Sequence[Inputs], trials: Path) -> Asy
             await client.wait_for_workers(1, timeout=CONNECT_TIMEOUT_S)
         except (OSError, ValueError) as error:
             raise StartError(f"--cluster {address}: no scheduler with a worker answers there: {error}") from error
-        yield Cluster(client, inputs, trials)
+        yield client
     finally:
         await client.close()
 

@@ -64,6 +64,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add("--cassette", type=Path, metavar="FOLDER", help="where answers are kept and looked up; default: in --out")
     add("--concurrency", type=count_argument, default=4, metavar="N", help="states at once, for AI models; default: 4")
     add("--workers", type=count_argument, default=os.cpu_count() or 1, metavar="N", help="processes, for code")
+    add(
+        "--cluster", metavar="ADDRESS", help="a Dask scheduler whose workers decide, for code; they read the same files"
+    )
     add("--compare", type=_pair_argument, metavar="A,B", help="ends the exam once this pair has a verdict")
     add("--agent", action="append", metavar="NAME:VARIANT[=URL]", help="an agent of your own; may be repeated")
     add("--deadline", type=deadline_argument, metavar="SECONDS", help="time for a decision of --agent; default: 120")

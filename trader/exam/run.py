@@ -6,7 +6,7 @@ import hashlib
 import multiprocessing
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from datetime import datetime
@@ -23,6 +23,7 @@ from trader.agents.domain.models import Model, contamination
 from trader.agents.models_file import ANSWER_TOKENS, PROMPT_TOKENS
 from trader.backtest.accounts import DecisionSource, Idle
 from trader.backtest.answers import AskingEnded
+from trader.backtest.cluster import client_of
 from trader.backtest.models import CASSETTE, Chosen, choose_models, renewed
 from trader.backtest.options import environ_of, open_source, settings_given, settings_of
 from trader.backtest.sources import AiSource, RecordingStrategySource
@@ -341,7 +342,7 @@ async def _sample(options: argparse.Namespace, examined: Examined, listener: Lis
             examined.chosen.open_cassette(stack)
             sat = {sitting.state for sitting in sheet.sittings if sitting.sample == options.sample}
             left = [state for state in plan.states if state.number not in sat]
-            chunks = _by_processes if examined.is_code and options.workers > 1 else _in_this_process
+            chunks = _way_of(options, examined)
             try:
                 async for sittings in chunks(options, examined, secret, left):
                     sheet.add([replace(each, sample=options.sample) for each in sittings])
@@ -398,6 +399,35 @@ async def _by_processes(
         finally:
             for future in futures:
                 future.cancel()
+
+
+async def _by_cluster(
+    options: argparse.Namespace, examined: Examined, secret: str, states: Sequence[ExamState]
+) -> AsyncIterator[list[Sitting]]:
+    """Yield the decisions of chunks of states, in order, made by the workers of a Dask cluster."""
+    async with client_of(options.cluster) as client:
+        futures = [
+            client.submit(sit_alone, options, secret, states[first : first + _CHUNK], pure=False)
+            for first in range(0, len(states), _CHUNK)
+        ]
+        for future in futures:
+            yield msgspec.json.decode(await future, type=list[Sitting])
+
+
+def _way_of(options: argparse.Namespace, examined: Examined) -> "SitThrough":
+    """Return where states are decided: on a cluster, in processes, or here.
+
+    :raises SettingsError: a cluster cannot decide for others than code
+    """
+    if options.cluster and not examined.is_code:
+        raise SettingsError(["--cluster: only for rule agents and strategies; models are asked from here"])
+    if options.cluster:
+        return _by_cluster
+    return _by_processes if examined.is_code and options.workers > 1 else _in_this_process
+
+
+SitThrough = Callable[[argparse.Namespace, Examined, str, Sequence[ExamState]], AsyncIterator[list[Sitting]]]
+"""Yields the decisions of states, in order."""
 
 
 def sit_alone(options: argparse.Namespace, secret: str, states: Sequence[ExamState]) -> bytes:
