@@ -3,12 +3,13 @@
 import math
 from importlib.resources import files
 from inspect import getsource
+from itertools import product
 
 import numpy as np
 import pytest
 
 from trader.agents.domain.rules import apex, contrarian, sovereign, trendsurfer
-from trader.exam.domain.law import HORIZON, PlannedPosition
+from trader.exam.domain.law import HORIZON, PlannedPosition, credited
 from trader.exam.domain.worlds import (
     AFTER,
     OLD,
@@ -67,6 +68,18 @@ def test_reversed_world_has_the_same_past_and_the_opposite_drift(edge: Edge) -> 
     planted, turned = (worlds(edge, kind, 1)[0] for kind in ("planted", "reversed"))
     assert np.array_equal(planted.recent, turned.recent)
     assert np.array_equal(planted.law.drift, -turned.law.drift)
+
+
+@pytest.mark.parametrize("edge", set(Edge) - {Edge.DRAIN})
+def test_no_pair_of_positions_is_credited_more_than_the_oracle(edge: Edge) -> None:
+    for world in worlds(edge, "planted", 4):
+        law, best = world.law, world.law.oracle(COSTS.of_fill)
+        (position,) = best.held
+        for other, side, part in product({0, 1, 2} - {position.market}, (1, -1), (0.3, 1.0, 2.0)):
+            weight = part * 0.01 / float(law.horizon_deviation[other])
+            held = [position._replace(weight=(1 + part) * position.weight), PlannedPosition(other, side, weight)]
+            costs = sum(each.weight * float(COSTS.of_fill[each.market]) for each in held)
+            assert credited(law.value(held) - costs, law.risk(held)) <= best.value
 
 
 @pytest.mark.parametrize("edge", Edge)

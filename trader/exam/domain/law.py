@@ -55,20 +55,19 @@ class Law:
     """The law of several markets over the horizon. Rows are markets, columns minutes.
 
     `drift` is the log of the expected growth per minute, `deviation` the standard deviation of a minute's log return,
-    `correlation` that of two markets, `funding` the hourly rate that longs pay. `closing` is the cost of
-    closing as a fraction of notional. `seed` draws the paths, which all plans share.
+    `funding` the hourly rate that longs pay, `closing` the cost of closing per minute as a fraction of notional. `seed`
+    draws the paths, which all plans share.
     """
 
     def __init__(
         self,
         drift: Floats,
         deviation: Floats,
-        correlation: Floats,
         funding: Floats,
         closing: Floats,
         seed: int,
     ) -> None:
-        self.drift, self.deviation, self.correlation = drift, deviation, correlation
+        self.drift, self.deviation = drift, deviation
         self.funding, self.closing = funding, closing
         self._seed = seed
         self._draws: dict[int, Floats] = {}
@@ -80,12 +79,11 @@ class Law:
         return deviations
 
     def risk(self, held: Sequence[PlannedPosition]) -> float:
-        """Return the standard deviation over the horizon of positions without plans, as a fraction of equity."""
-        weights = np.zeros(len(self.drift))
-        for each in held:
-            weights[each.market] += each.side * each.weight
-        scaled = weights * self.horizon_deviation
-        return math.sqrt(max(0.0, float(scaled @ self.correlation @ scaled)))
+        """Return the sum of the deviations over the horizon of positions without plans, as a fraction of equity.
+
+        Positions that hedge each other count in full: otherwise a pair could earn beyond the oracle's single position.
+        """
+        return math.fsum(each.weight * float(self.horizon_deviation[each.market]) for each in held)
 
     def value(self, held: Sequence[PlannedPosition]) -> float:
         """Return the expected gain of positions, with funding and the costs of closing them, as a fraction of

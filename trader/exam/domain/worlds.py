@@ -272,9 +272,7 @@ class _Drawing:
                 closing[market] += net / 2 * np.arange(1.0, HORIZON + 1) / HORIZON
             elif self._kind != "null":
                 drift[market, : picture.lasts] = self._side * gross / picture.lasts
-        correlation = np.outer(self._loads, self._loads)
-        np.fill_diagonal(correlation, 1.0)
-        return Law(drift, deviation, correlation, funding, closing, seed), funding
+        return Law(drift, deviation, funding, closing, seed), funding
 
     def _bars(self) -> tuple[tuple[Bars, ...], tuple[Bars, ...]]:
         """Return the minutes around the state, and the candles of 15 minutes before those."""
