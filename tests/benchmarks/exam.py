@@ -22,7 +22,8 @@ from support.exam_entrants import NoiseTrader, Nothing, Oracle, TrendTrader, ent
 from trader.agents.domain.strategy import Strategy
 from trader.exam.domain.scores import Scored, burnt, compare, differences, share_of_oracle
 from trader.exam.domain.worlds import Edge, World, draw_world
-from trader.exam.run import schedule, world_room
+from trader.exam.folder import schedule
+from trader.exam.opening import world_room
 from trader.exam.sitting import WorldRoom
 
 ENVIRON: Final = {"SIM_SEED": "0", "MARKETS": "BTC,ETH,SOL", "REPLAY_THINKING": "off"}

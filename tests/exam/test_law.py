@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.run_profile import is_nightly
 
 from trader.exam.domain.law import HORIZON, RISK_BUDGET, Law, PlannedPosition, credited
 
@@ -76,7 +77,7 @@ def test_a_stop_costs_exposure_to_a_drift(drift: float, below: float) -> None:
     ],
 )
 def test_value_of_a_plan_equals_that_of_simulated_seconds(law: Law, held: PlannedPosition) -> None:
-    expected, error = simulated(law, held, 1500)
+    expected, error = simulated(law, held, 4000 if is_nightly() else 500)
     assert law.value([held]) == pytest.approx(expected, abs=3.5 * error)
 
 

@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 from support.exam_entrants import NoiseTrader, Nothing, Oracle, TrendTrader, entrant
+from support.run_profile import is_nightly
 
 from trader.agents.domain.strategy import Strategy
 from trader.backtest.options import settings_of
@@ -51,7 +52,7 @@ def planted() -> dict[str, list[Sitting]]:
         parts = [Oracle(world, 0.5), Oracle(world, 2.0), Oracle(world, knows=(Edge.CARRY,))]
         return [Oracle(world), *parts, Nothing(), NoiseTrader(world.number)]
 
-    return sat(make, tuple(Edge), "planted", 21)
+    return sat(make, tuple(Edge), "planted", 28 if is_nightly() else 14)
 
 
 def shares(sittings: Sequence[Sitting]) -> dict[str, float]:
@@ -88,16 +89,16 @@ def test_trend_traders_get_nothing_where_nothing_is_and_where_trends_are_reverse
     def make(world: World) -> list[Strategy]:
         return [TrendTrader(1), TrendTrader(-1), TrendTrader(1, 4.0), NoiseTrader(world.number)]
 
-    for sittings in sat(make, (None, *Edge), "null", 16).values():
+    for sittings in sat(make, (None, *Edge), "null", 8).values():
         cost, _ = burnt(sittings)
         assert cost > 4
         assert all(each.value < 1e-4 for each in sittings)
-    turned = sat(make, (Edge.BREAKOUT, Edge.SQUEEZE, Edge.LEAD_LAG), "reversed", 9)
+    turned = sat(make, (Edge.BREAKOUT, Edge.SQUEEZE, Edge.LEAD_LAG), "reversed", 6)
     assert all(sum(each.score for each in turned[name]) < 0 for name in ("trend+1-1.0", "trend+1-4.0"))
 
 
 def test_following_every_picture_pays_on_balance_nothing() -> None:
-    sittings = sat(lambda world: [TrendTrader(1), TrendTrader(-1)], TRENDS, "planted", 24)
+    sittings = sat(lambda world: [TrendTrader(1), TrendTrader(-1)], TRENDS, "planted", 16)
     for decided in sittings.values():
         share = share_of_oracle(decided)
         assert share is not None

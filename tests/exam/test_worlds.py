@@ -63,14 +63,14 @@ def test_null_world_pays_nobody(edge: Edge | None) -> None:
         )  # a long that closes saves its funding
 
 
-@pytest.mark.parametrize("edge", set(Edge) - {Edge.CARRY, Edge.DRAIN})
+@pytest.mark.parametrize("edge", [edge for edge in Edge if edge not in (Edge.CARRY, Edge.DRAIN)])
 def test_reversed_world_has_the_same_past_and_the_opposite_drift(edge: Edge) -> None:
     planted, turned = (worlds(edge, kind, 1)[0] for kind in ("planted", "reversed"))
     assert np.array_equal(planted.recent, turned.recent)
     assert np.array_equal(planted.law.drift, -turned.law.drift)
 
 
-@pytest.mark.parametrize("edge", set(Edge) - {Edge.DRAIN})
+@pytest.mark.parametrize("edge", [edge for edge in Edge if edge is not Edge.DRAIN])
 def test_no_pair_of_positions_is_credited_more_than_the_oracle(edge: Edge) -> None:
     for world in worlds(edge, "planted", 4):
         law, best = world.law, world.law.oracle(COSTS.of_fill)
@@ -84,8 +84,8 @@ def test_no_pair_of_positions_is_credited_more_than_the_oracle(edge: Edge) -> No
 
 @pytest.mark.parametrize("edge", Edge)
 def test_up_and_down_are_equally_likely(edge: Edge) -> None:
-    ups = sum(world.side > 0 for world in worlds(edge, "planted", 60))
-    assert 15 <= ups <= 45
+    ups = sum(world.side > 0 for world in worlds(edge, "planted", 24))
+    assert 4 <= ups <= 20
 
 
 @pytest.mark.parametrize("edge", Edge)

@@ -16,6 +16,7 @@ from trader.core.errors import SettingsError, StartError
 from trader.exam.check import check
 from trader.exam.domain.plan import EXAMS, POWER, in_moments, in_worlds, outlook
 from trader.exam.domain.worlds import Edge
+from trader.exam.folder import PLAN, read_plan, read_sittings
 from trader.exam.page import page
 from trader.exam.pairs import HORIZONS
 from trader.exam.report import (
@@ -28,7 +29,7 @@ from trader.exam.report import (
     pair_value,
     share_rows,
 )
-from trader.exam.run import PLAN, read_plan, read_sittings, run
+from trader.exam.run import run
 from trader.exam.sitting import EVERY
 from trader.settings.dotenv import add_env_file_option
 from trader.settings.presets import PRESETS
@@ -183,12 +184,13 @@ def exam_plan(options: argparse.Namespace) -> int:
 
     Fails if four of five exams do not reach a verdict within --states.
     """
+    first, second = options.sharpes or options.shares
     if options.sharpes is None:
-        design = in_worlds(*options.shares, options.noise)
-        pair = f"shares of {options.shares[0]:g} and {options.shares[1]:g} of the oracle"
+        design = in_worlds(first, second, options.noise)
+        pair = f"shares of {first:g} and {second:g} of the oracle"
     else:
-        design = in_moments(*options.sharpes, options.correlation, HORIZONS[options.horizon])
-        pair = f"Sharpe ratios of {options.sharpes[0]:g} and {options.sharpes[1]:g} over {options.horizon}"
+        design = in_moments(first, second, options.correlation, HORIZONS[options.horizon])
+        pair = f"Sharpe ratios of {first:g} and {second:g} over {options.horizon}"
     seen = outlook(design, options.states, exams=EXAMS if options.sharpes is None else EXAMS // 4)
     states = seen.most or design.states_max
     value = {

@@ -12,8 +12,9 @@ from trader.agents.domain.models import Model
 from trader.backtest.accounts import DecisionSource, Idle
 from trader.backtest.sources import RecordedInvocation, ReplayedDecisions
 from trader.core.errors import StartError
+from trader.exam.folder import ExamPlan, read_plan, read_sittings, schedule
+from trader.exam.opening import sit, world_room
 from trader.exam.report import CARD_FILE, card_value, encode_card
-from trader.exam.run import ExamPlan, read_plan, read_sittings, schedule, sit, world_room
 from trader.exam.sitting import Examinee, Sitting
 
 _EQUAL: Final = 1e-9

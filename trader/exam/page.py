@@ -10,7 +10,8 @@ from trader.agents.domain.tools import CreatePosition, Holding, PlaceOrder
 from trader.api.dashboard.document import document, interval, minus, scale, table
 from trader.core.clock import iso, moment_of
 from trader.exam.domain.worlds import RECENT, Edge, World, draw_world
-from trader.exam.run import ExamPlan, world_room
+from trader.exam.folder import ExamPlan
+from trader.exam.opening import world_room
 from trader.exam.sitting import Sitting
 
 _SHOWN_MINUTES: Final = 720

@@ -175,10 +175,6 @@ class RecordedRoom:
         return self._taker[symbol] + float((quote.ask - quote.bid) / (2 * quote.mark))
 
 
-def _standing(symbol: str, side: int) -> Standing:
-    return Standing(symbol, side, _STANDING_WEIGHT, _STANDING_STOP)
-
-
 def _turn(strata: Sequence[Sequence[int]], turn: int, rng: Random) -> Iterator[int]:
     """Return one moment of each stratum that has enough, in random order."""
     moments = [stratum[turn] for stratum in strata if turn < len(stratum)]

@@ -24,7 +24,7 @@ from trader.exam.domain.scores import (
     sizes,
 )
 from trader.exam.domain.worlds import Edge
-from trader.exam.run import ExamPlan
+from trader.exam.folder import ExamPlan
 from trader.exam.sitting import Sitting
 
 CARD: Final = "trader-exam-1"

@@ -1,0 +1,149 @@
+"""The folder of an exam: its plan, the secret of its worlds, and the decisions with their scores."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import msgspec
+
+from trader.agents.domain.models import Model
+from trader.core.errors import StartError
+from trader.exam.domain.plan import NULL_SHARE
+from trader.exam.domain.scores import MOMENTS, WORLDS, PairComparison, Scale, compare, differences
+from trader.exam.domain.worlds import Edge, Kind
+from trader.exam.pairs import Horizon, RecordedMoment
+from trader.exam.sitting import Sitting
+
+PLAN: Final = "exam.json"
+SECRET: Final = "secret"  # noqa: S105  # the name of a file
+SITTINGS: Final = "sittings.jsonl"
+"""The files of an exam, in its folder: what it asks, the secret of its worlds, and the decisions with their scores."""
+
+
+class ExamState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a state of an exam holds: the edge of a world, or a moment of a recording."""
+
+    number: int
+    edge: Edge | None = None
+    kind: Kind | None = None
+    moment: RecordedMoment | None = None
+
+
+class ExamPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What an exam asks. `secret_digest` binds the worlds before anybody is asked."""
+
+    secret_digest: str
+    states: list[ExamState]
+    edges: list[Edge]
+    kind: Kind
+    horizon: Horizon
+    models: list[Model]
+    settings: dict[str, str]
+    compared: tuple[str, str] | None = None
+    samples: int = 1
+
+    @property
+    def entrants(self) -> list[str]:
+        """The ids of the entrants."""
+        return [model.id for model in self.models]
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether its states are moments of a recording."""
+        return any(state.moment is not None for state in self.states)
+
+    @property
+    def scale(self) -> Scale:
+        """The scale of differences between entrants."""
+        return MOMENTS if self.is_recorded else WORLDS
+
+
+def schedule(secret: str, count: int, edges: Sequence[Edge], kind: Kind = "planted") -> list[ExamState]:
+    """Return the states of an exam, each drawn independently, so that a sequential test is exact.
+
+    `NULL_SHARE` of them are null worlds, half of these with a picture. `kind` "reversed" plans the opposite of every
+    edge.
+    """
+    rng = Random(f"{secret}:order")
+    return [ExamState(number, *_drawn(rng, edges, kind)) for number in range(count)]
+
+
+def _drawn(rng: Random, edges: Sequence[Edge], kind: Kind) -> tuple[Edge | None, Kind]:
+    is_null, edge = rng.random() < NULL_SHARE, rng.choice(edges)
+    return (edge if rng.random() < 0.5 else None, "null") if is_null else (edge, kind)
+
+
+def begin(folder: Path, plan: ExamPlan, secret: str) -> None:
+    """Write the plan and the secret of a new exam. Raises `OSError`."""
+    folder.mkdir(parents=True)
+    (folder / SECRET).touch(mode=0o600)
+    (folder / SECRET).write_text(secret, encoding="ascii")
+    (folder / PLAN).write_bytes(msgspec.json.format(msgspec.json.encode(plan)) + b"\n")
+
+
+def read_plan(folder: Path) -> tuple[ExamPlan, str]:
+    """Return the plan of an exam and its secret.
+
+    :raises StartError: the folder has no exam, or its secret is another one
+    """
+    try:
+        plan = msgspec.json.decode((folder / PLAN).read_bytes(), type=ExamPlan)
+        secret = (folder / SECRET).read_text(encoding="ascii")
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise StartError(f"{folder} has no exam: {error}") from error
+    if digest_of(secret) != plan.secret_digest:
+        raise StartError(f"{folder / SECRET} is not the secret of this exam, whose SHA-256 is {plan.secret_digest}")
+    return plan, secret
+
+
+def digest_of(secret: str) -> str:
+    """Return the SHA-256 of a secret, in hexadecimal."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def read_sittings(folder: Path, plan: ExamPlan) -> list[Sitting]:
+    """Return the decisions so far, of the states in which every entrant has decided.
+
+    The last line is left out if the exam was killed while it wrote it.
+
+    :raises StartError: another line is not a decision
+    """
+    file = folder / SITTINGS
+    lines = file.read_bytes().split(b"\n") if file.exists() else []
+    try:
+        sittings = [msgspec.json.decode(line, type=Sitting) for line in lines[:-1]]
+    except msgspec.MsgspecError as error:
+        raise StartError(f"{file}: {error}") from error
+    counts = Counter((each.state, each.sample) for each in sittings)
+    return [each for each in sittings if counts[each.state, each.sample] == len(plan.entrants)]
+
+
+class Sheet:
+    """The file of decisions, open for appending."""
+
+    def __init__(self, folder: Path, plan: ExamPlan) -> None:
+        self.sittings: list[Sitting] = []
+        kept, file = read_sittings(folder, plan), folder / SITTINGS
+        new = file.with_suffix(".new")
+        self._file = new.open("wb", buffering=0)
+        self.add(kept)
+        new.replace(file)
+
+    def add(self, sittings: Sequence[Sitting]) -> None:
+        """Write decisions at once. Raises `OSError`."""
+        self._file.write(b"".join(msgspec.json.encode(each) + b"\n" for each in sittings))
+        self.sittings += sittings
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def judged(plan: ExamPlan, sittings: Sequence[Sitting]) -> PairComparison | None:
+    """Return the comparison that the plan asks for; None if it asks for none."""
+    if plan.compared is None:
+        return None
+    first, second = ([each for each in sittings if each.entrant == name] for name in plan.compared)
+    return compare(differences(first, second, plan.scale), plan.scale)

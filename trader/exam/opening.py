@@ -1,0 +1,193 @@
+"""What an exam opens: the room of its states, the entrants with what decides for them, and a new plan."""
+
+import argparse
+import secrets
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import datetime
+from functools import partial
+from typing import Final, NamedTuple
+
+from msgspec.structs import replace
+
+from trader.agents.domain.models import Model, contamination
+from trader.agents.models_file import ANSWER_TOKENS, PROMPT_TOKENS
+from trader.backtest.accounts import DecisionSource, Idle
+from trader.backtest.models import Chosen, choose_models, renewed
+from trader.backtest.options import environ_of, open_source, settings_given, settings_of
+from trader.backtest.sources import AiSource, RecordingStrategySource
+from trader.core.clock import iso, moment_of
+from trader.core.errors import SettingsError
+from trader.core.variant_id import VariantId
+from trader.exam.domain.law import HORIZON
+from trader.exam.domain.worlds import Kind, draw_world
+from trader.exam.folder import ExamPlan, ExamState, digest_of, schedule
+from trader.exam.pairs import RecordedRoom
+from trader.exam.sitting import EVERY, Examinee, Sitting, WorldRoom
+from trader.market.domain.markets import INTERVALS, Interval
+from trader.market.sources.rows import chosen_rows, preset_rows
+from trader.settings.settings import Settings
+
+SYMBOLS: Final = ("BTC", "ETH", "SOL")
+_STILL: Final = {"REPLAY_THINKING": "off"}
+_NOTHING: Final = Model(
+    id="nothing", name="Hold nothing", variant=VariantId.APEX, provider="rules", router_model_name="rules/nothing",
+    created_at=moment_of(0),
+)  # fmt: skip
+"""The entrant that leaves its account alone."""
+
+_SPAN_FROM: Final = 1_767_225_600
+"""1 January 2026: an estimate of the cost counts decisions from there on."""
+
+
+class Examined(NamedTuple):
+    """What sits in an exam: the room, the entrants, and the models behind them."""
+
+    room: WorldRoom | RecordedRoom
+    entrants: list[Examinee]
+    chosen: Chosen
+
+    @property
+    def is_code(self) -> bool:
+        """Whether only code decides, so that other processes can decide as well."""
+        return not any(isinstance(source, AiSource) for _, source in self.chosen.models)
+
+    async def sit(self, secret: str, state: ExamState) -> list[Sitting]:
+        """Let the entrants decide in a state. Raise like `decide_once`."""
+        return await sit(self.room, secret, state, self.entrants)
+
+
+async def sit(
+    room: WorldRoom | RecordedRoom, secret: str, state: ExamState, entrants: Sequence[Examinee]
+) -> list[Sitting]:
+    """Let entrants decide in a state. Raise like `decide_once`."""
+    if isinstance(room, RecordedRoom):
+        assert state.moment is not None, "an exam on a recording has moments"
+        return await room.sit(state.number, state.moment, entrants)
+    world = draw_world(secret, state.number, state.edge, state.kind or "null", room.costs)
+    return await room.sit(world, entrants)
+
+
+def world_room(environ: Mapping[str, str], intervals: Sequence[Interval]) -> WorldRoom:
+    """Return the room of worlds with these settings."""
+    settings = settings_of(environ)
+    rows = preset_rows(settings.venue_preset, settings.markets_file)
+    return WorldRoom(settings, chosen_rows(SYMBOLS, rows), intervals)
+
+
+def exam_environ(options: argparse.Namespace) -> dict[str, str]:
+    """Return the settings of an exam as environment variables. Market time stands still while an entrant decides."""
+    if options.data is not None:
+        return environ_of(options) | _STILL
+    return {"SIM_SEED": "0", "MARKETS": ",".join(SYMBOLS)} | settings_given(options) | _STILL
+
+
+@asynccontextmanager
+async def examining(options: argparse.Namespace) -> AsyncIterator[Examined]:
+    """Open what an exam needs.
+
+    :raises SettingsError: with every mistake; without a budget, with an estimate of the cost
+    """
+    environ = exam_environ(options)
+    async with AsyncExitStack() as stack:
+        source, prices, begin = None, {}, _SPAN_FROM
+        settings = settings_of(environ)
+        if options.data is not None:
+            _, source = await open_source(options, environ)
+            prices = {symbol: recording.minutes.close[0] for symbol, recording in source.recordings.items()}
+            begin = source.span.start
+        span, count = range(begin, begin + options.states * HORIZON * 60), options.states * options.samples
+        chosen = await choose_models(options, environ, settings, span, stack, prices, count)
+        entrants = [
+            Examinee(_once(model), partial(_renewed, source=each, settings=settings)) for model, each in chosen.models
+        ]
+        entrants.append(Examinee(_once(_NOTHING), _idle))
+        room: WorldRoom | RecordedRoom
+        if source is None:
+            room = world_room(environ, _intervals(chosen))
+        else:
+            room = RecordedRoom(settings, source, _intervals(chosen), options.horizon)
+        yield Examined(room, entrants, chosen)
+
+
+def _idle(model: Model, ends_at: datetime) -> DecisionSource:
+    return Idle()
+
+
+def _once(model: Model) -> Model:
+    """Return a model that is asked once in each state."""
+    return replace(model, configuration=replace(model.configuration, every=EVERY))
+
+
+def _renewed(model: Model, ends_at: datetime, *, source: DecisionSource, settings: Settings) -> DecisionSource:
+    return renewed(model, source, settings, ends_at)
+
+
+def _intervals(chosen: Chosen) -> list[Interval]:
+    """Return the candle intervals that the entrants may read: all of them if there are AI models."""
+    if any(isinstance(source, AiSource) for _, source in chosen.models):
+        return list(INTERVALS)
+    strategies = (source.strategy for _, source in chosen.models if isinstance(source, RecordingStrategySource))
+    return sorted({interval for strategy in strategies for interval in strategy.intervals})
+
+
+def new_plan(options: argparse.Namespace, examined: Examined) -> tuple[ExamPlan, str]:
+    """Return the plan of a new exam, and its secret.
+
+    :raises SettingsError: an entrant to compare does not take part, the budget does not pay one state, or a model may
+        know the moments
+    """
+    if problems := list(_unpayable(examined.chosen)):
+        raise SettingsError(problems)
+    if any(model.id == _NOTHING.id for model, _ in examined.chosen.models):
+        raise SettingsError([f"{_NOTHING.id} is the entrant that leaves its account alone; give yours another id"])
+    secret = options.secret or secrets.token_hex(16)
+    entrants = [each.model.id for each in examined.entrants]
+    compared = options.compare or None
+    if unknown := [name for name in compared or () if name not in entrants]:
+        raise SettingsError(
+            [f"--compare: {', '.join(unknown)} does not take part; those who do are {', '.join(entrants)}"]
+        )
+    kind: Kind = "reversed" if options.reversed else "planted"
+    if isinstance(examined.room, RecordedRoom):
+        moments = examined.room.draw(secret, options.states)
+        states = [ExamState(number, moment=moment) for number, moment in enumerate(moments)]
+        if problems := list(_contaminated(examined.chosen, min(each.at for each in moments))):
+            raise SettingsError(problems)
+    else:
+        states = schedule(secret, options.states, options.edges, kind)
+    plan = ExamPlan(
+        secret_digest=digest_of(secret),
+        states=states,
+        edges=list(options.edges),
+        kind=kind,
+        horizon=options.horizon,
+        models=[each.model for each in examined.entrants],
+        settings=exam_environ(options),
+        compared=compared,
+        samples=options.samples,
+    )
+    return plan, secret
+
+
+def _contaminated(chosen: Chosen, first: int) -> Iterator[str]:
+    """Yield what forbids the models that may know the moments, of which the first is at this second."""
+    for model, source in chosen.models:
+        said = contamination(model.configuration.training_cutoff, moment_of(first))
+        if model.is_ai and isinstance(source, AiSource) and source.mask is None and said != "after cut-off":
+            yield (
+                f"{model.id}: the moments begin at {iso(moment_of(first))}, and its training_cutoff is "
+                f"{model.configuration.training_cutoff or 'not stated'}; --mask symbols,dates,scale hides them, or "
+                "give a recording from after the cut-off"
+            )
+
+
+def _unpayable(chosen: Chosen) -> Iterator[str]:
+    """Yield why the budget cannot pay one decision of each model that has a price."""
+    budget, prices = (
+        chosen.spending.budget_usd,
+        [model.configuration.price for model, _ in chosen.models if model.is_ai],
+    )
+    known = [price.cost(PROMPT_TOKENS, 0, ANSWER_TOKENS) for price in prices if price is not None]
+    if budget is not None and known and sum(known) > budget:
+        yield f"--budget-usd is {budget}, and one decision of each model takes about {sum(known):.4f} USD"
