@@ -353,13 +353,18 @@ async def out_of_memory(bench: EmbeddedBench) -> AsyncIterator[None]:
         resource.prlimit(pid, resource.RLIMIT_AS, before)
 
 
+def lacks_hangups() -> str | None:
+    """Return what SIGHUP lacks under `nohup`: a service that started there ignores it."""
+    return "SIGHUP, which nohup ignores" if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else None
+
+
 FAULTS: Final = (
     Fault("the database is locked", "database", locked_tables, lasts_s=40),
     Fault("each table is locked, one by one", "database", each_table_locked),
     Fault("the database is slow", "database", slow_database, lasts_s=40),
     Fault("the database is flapping", "database", flapping_database, lasts_s=60),
     Fault("connections are taken before the start", "start", connections_taken_before_the_start, lasts_s=0),
-    Fault("the terminal hangs up", "stop", hung_up, lasts_s=0),
+    Fault("the terminal hangs up", "stop", hung_up, lasts_s=0, lacks=lacks_hangups),
     Fault("the disk is full", "database", full_disk, SmallDiskBench, lacks=SmallDiskBench.lacks),
     Fault("the database is read-only", "database", read_only, quick_cause="read-only"),
     Fault("no connection is left", "database", no_connections_left),
