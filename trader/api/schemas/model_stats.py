@@ -23,7 +23,6 @@ from trader.api.schemas.common import (
 )
 from trader.api.schemas.models import DeclaredView
 from trader.portfolio.analytics import EntrantStats, ModelStats, RunInfo
-from trader.portfolio.figures import TradeFigures
 from trader.portfolio.run_statistics import EntrantPeriod
 
 Figure = float | Literal["N/A", "Infinity"]
@@ -128,20 +127,16 @@ class AdvancedFigures(Wire, kw_only=True):
     net_after_cost: Figure
 
 
-def _figures(stats: ModelStats, shown: type[OverallFigures | AdvancedFigures]) -> dict[str, Any]:
-    """Return the figures for the fields of a struct."""
-    (trades, equity), totals, failures = stats.figures, stats.totals, stats.failures
-    figures = {
-        **_trade_figures(trades),
+def _common(stats: ModelStats) -> dict[str, Any]:
+    """Return the fields that both kinds of figures have."""
+    equity, totals = stats.figures.equity, stats.totals
+    return {
         "model_id": stats.model.id,
         "model_name": stats.model.name,
         "variant": stats.model.variant,
         "account_value": figure(stats.account_value),
-        "start_value": float(stats.start_value),
-        "return_percent": figure(stats.return_percent),
         "sharpe_ratio": figure(equity.sharpe),
         "sharpe_interval": Bounds.of(equity.sharpe_interval),
-        "max_drawdown": figure(None if equity.drawdown is None else equity.drawdown.percent),
         "input_tokens": totals.input_tokens,
         "output_tokens": totals.output_tokens,
         "unmetered_attempts": totals.unmetered_attempts or UNSET,
@@ -149,27 +144,30 @@ def _figures(stats: ModelStats, shown: type[OverallFigures | AdvancedFigures]) -
         "cost_is_partial": stats.is_cost_partial or UNSET,
         "cost_is_declared": stats.is_cost_declared or UNSET,
         "net_after_cost": figure(stats.net_after_cost),
-        "recovery_factor": figure(stats.figures.recovery_factor),
-        "failed_workflow_count": failures.workflows,
-        "failed_tool_call_count": failures.tool_calls,
-        "failed_count": failures.failed,
-        "invocation_count": failures.invocations,
-        "failure_rate": figure(failures.rate_percent),
-        "sortino_ratio": figure(equity.sortino),
-        "calmar_ratio": figure(equity.calmar),
     }
-    return {name: figures[name] for name in shown.__struct_fields__}
 
 
-def _trade_figures(trades: TradeFigures) -> dict[str, Any]:
-    return {
+def _overall(stats: ModelStats) -> dict[str, Any]:
+    """Return the fields of the usual figures."""
+    trades, equity = stats.figures
+    return _common(stats) | {
+        "start_value": float(stats.start_value),
+        "return_percent": figure(stats.return_percent),
         "total_pnl": float(trades.total_net),
         "win_rate": figure(trades.win_rate),
         "win_rate_interval": IntervalPercent.of(trades.win_rate_interval),
         "biggest_win": figure(trades.biggest_win),
         "biggest_loss": figure(trades.biggest_loss),
         "trades_count": trades.trades,
+        "max_drawdown": figure(None if equity.drawdown is None else equity.drawdown.percent),
         "trade_signal_to_noise": figure(trades.signal_to_noise),
+    }
+
+
+def _advanced(stats: ModelStats) -> dict[str, Any]:
+    """Return the fields of the advanced figures."""
+    (trades, equity), failures = stats.figures, stats.failures
+    return _common(stats) | {
         "avg_trade_size": figure(trades.sizes.average),
         "median_trade_size": figure(trades.sizes.median),
         "max_trade_size": figure(trades.sizes.maximum),
@@ -178,13 +176,21 @@ def _trade_figures(trades: TradeFigures) -> dict[str, Any]:
         "max_hold_time_minutes": figure(trades.holds.maximum),
         "long_percent": figure(trades.long_percent),
         "expectancy": figure(trades.expectancy),
+        "recovery_factor": figure(stats.figures.recovery_factor),
         "avg_confidence": figure(trades.confidences.average),
         "median_confidence": figure(trades.confidences.median),
         "max_confidence": figure(trades.confidences.maximum),
+        "failed_workflow_count": failures.workflows,
+        "failed_tool_call_count": failures.tool_calls,
+        "failed_count": failures.failed,
+        "invocation_count": failures.invocations,
+        "failure_rate": figure(failures.rate_percent),
         "profit_factor": figure(trades.profit_factor),
         "profit_factor_interval": Bounds.of(trades.profit_factor_interval),
         "avg_r_multiple": figure(trades.average_r_multiple),
         "decision_quality_score": figure(trades.decision_quality),
+        "sortino_ratio": figure(equity.sortino),
+        "calmar_ratio": figure(equity.calmar),
         "longest_win_streak": trades.streaks.longest_win,
         "longest_loss_streak": trades.streaks.longest_loss,
         "current_streak_count": trades.streaks.current_count,
@@ -213,7 +219,7 @@ class EntrantOverall(OverallFigures, kw_only=True):
 
     @classmethod
     def of(cls, entrant: EntrantStats) -> "EntrantOverall":
-        return cls(**_figures(entrant.stats, OverallFigures), **_entrant(entrant))
+        return cls(**_overall(entrant.stats), **_entrant(entrant))
 
 
 class EntrantAdvanced(AdvancedFigures, kw_only=True):
@@ -229,7 +235,7 @@ class EntrantAdvanced(AdvancedFigures, kw_only=True):
 
     @classmethod
     def of(cls, entrant: EntrantStats) -> "EntrantAdvanced":
-        return cls(**_figures(entrant.stats, AdvancedFigures), **_entrant(entrant))
+        return cls(**_advanced(entrant.stats), **_entrant(entrant))
 
 
 def _entrant(entrant: EntrantStats) -> dict[str, Any]:
@@ -253,7 +259,7 @@ class OverallStats(OverallFigures, kw_only=True):
     @classmethod
     def of(cls, stats: ModelStats, budget: Budget | None) -> "OverallStats":
         entrants = [EntrantOverall.of(each) for each in stats.entrants]
-        return cls(**_figures(stats, OverallFigures), budget=_budget(budget), entrants=entrants)
+        return cls(**_overall(stats), budget=_budget(budget), entrants=entrants)
 
 
 class AdvancedStats(AdvancedFigures, kw_only=True):
@@ -265,7 +271,7 @@ class AdvancedStats(AdvancedFigures, kw_only=True):
     @classmethod
     def of(cls, stats: ModelStats, budget: Budget | None) -> "AdvancedStats":
         entrants = [EntrantAdvanced.of(each) for each in stats.entrants]
-        return cls(**_figures(stats, AdvancedFigures), budget=_budget(budget), entrants=entrants)
+        return cls(**_advanced(stats), budget=_budget(budget), entrants=entrants)
 
 
 def _budget(budget: Budget | None) -> BudgetUse | UnsetType:
