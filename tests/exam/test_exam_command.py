@@ -110,6 +110,8 @@ def test_interrupted_exam_goes_on_where_it_was_cut_off(tmp_path: Path, capsys: p
     assert (cut / "sittings.jsonl").read_bytes() == written
     assert exam(cut, "--variant", "Apex", states=4) == 2
     assert "is an exam of sovereign-rules" in capsys.readouterr().err
+    assert exam(cut, "--variant", "Sovereign", "--compare", "sovereign-rules,nothing") == 2
+    assert "compares no pair, which was fixed before it began" in capsys.readouterr().err
 
 
 def test_models_are_asked_once_within_a_budget(

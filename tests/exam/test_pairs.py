@@ -84,6 +84,20 @@ def test_pairs_of_a_recording_are_compared_by_state(
     assert {pair["states"] for pair in result["comparisons"]} == {8}
     assert main(["exam", "report", str(tmp_path / "exam")]) == 0
     assert "of the volatility" in capsys.readouterr().out
+    checking = ("exam", "check", str(tmp_path / "exam"))
+    assert main([*checking, "--data", str(data)]) == 0
+    assert main([*checking]) == main([*checking, "--data", str(data), "--funding", "0.001"]) == 2
+    said = capsys.readouterr().err
+    assert "--data is missing: the candles of BTC,ETH" in said
+    assert "give the same recording, and the same --funding" in said
+    file = tmp_path / "exam" / "sittings.jsonl"
+    first = orjson.loads(file.read_bytes().splitlines()[0])
+    old, new = (b'"score":%s,' % orjson.dumps(first["score"] + more) for more in (0.0, 0.1))
+    file.write_bytes(file.read_bytes().replace(old, new, 1))
+    capsys.readouterr()
+    assert main([*checking, "--data", str(data), "--json"]) == 1
+    wrong, *_ = orjson.loads(capsys.readouterr().out)["wrong"]
+    assert wrong.startswith("state 0, trendsurfer-rules: score is")
 
 
 def test_model_that_may_know_the_moments_is_refused_without_a_mask(

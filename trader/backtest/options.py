@@ -186,7 +186,7 @@ async def open_source(options: argparse.Namespace, environ: Mapping[str, str]) -
     source = ReplaySource(
         options.data,
         settings.markets,
-        rows=preset_rows(options.preset or "default", settings.markets_file),
+        rows=preset_rows(settings.venue_preset, settings.markets_file),
         seed=settings.seed,
         start=settings.replay_start,
         end=settings.replay_end,

@@ -16,7 +16,7 @@ from trader.core.errors import SettingsError, StartError
 from trader.exam.check import check
 from trader.exam.domain.plan import EXAMS, POWER, in_moments, in_worlds, outlook
 from trader.exam.domain.worlds import Edge
-from trader.exam.folder import PLAN, read_plan, read_sittings
+from trader.exam.folder import read_plan, read_sittings
 from trader.exam.page import page
 from trader.exam.pairs import HORIZONS
 from trader.exam.report import (
@@ -146,8 +146,6 @@ class _Listener:
 
 
 async def _run(options: argparse.Namespace) -> dict[str, Any]:
-    if (options.out / PLAN).exists():
-        options.states = len(read_plan(options.out)[0].states)
     listener = _Listener()
     try:
         ended = await run(options, options.out, listener)
@@ -258,11 +256,17 @@ def _pair_lines(value: Mapping[str, Any]) -> Iterator[str]:
     yield from table(("edge", "states", "mean difference"), rows)
 
 
-@command("exam check", example="trader exam check exam", arguments=_report_arguments)
+def _check_arguments(parser: argparse.ArgumentParser) -> None:
+    _report_arguments(parser)
+    parser.add_argument("--data", type=Path, metavar="FOLDER", help="the recording, for an exam on one")
+    parser.add_argument("--funding", metavar="RATE|FOLDER", help="as in the run")
+
+
+@command("exam check", example="trader exam check exam", arguments=_check_arguments)
 def exam_check(options: argparse.Namespace) -> int:
-    """Draw the worlds of an exam again, execute its decisions again, and compare every score."""
-    wrong = asyncio.run(check(options.folder))
-    lines = wrong or ["Every score follows from the secret of the worlds and the decisions."]
+    """Draw the states of an exam again, execute its decisions again, and compare every score."""
+    wrong = asyncio.run(check(options.folder, options.data, options.funding))
+    lines = wrong or ["Every score follows from the secret of the states and the decisions."]
     return print_result(Result({"wrong": wrong}, lines, EXIT_FAILED if wrong else EXIT_DONE), as_json=options.json)
 
 

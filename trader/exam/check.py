@@ -1,4 +1,4 @@
-"""Check of an exam: every world is drawn again, every decision executed again, and every score compared."""
+"""Check of an exam: every state is drawn again, every decision executed again, and every score compared."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -11,9 +11,9 @@ import msgspec
 from trader.agents.domain.models import Model
 from trader.backtest.accounts import DecisionSource, Idle
 from trader.backtest.sources import RecordedInvocation, ReplayedDecisions
-from trader.core.errors import StartError
-from trader.exam.folder import ExamPlan, read_plan, read_sittings, schedule
-from trader.exam.opening import sit, world_room
+from trader.core.errors import SettingsError, StartError
+from trader.exam.folder import ExamPlan, read_plan, read_sittings
+from trader.exam.opening import Room, draw_states, recorded_room, sit, world_room
 from trader.exam.report import CARD_FILE, card_value, encode_card
 from trader.exam.sitting import Examinee, Sitting
 
@@ -23,16 +23,23 @@ _EQUAL: Final = 1e-9
 _OTHER_STATES: Final = "the states are not those that the secret plans"
 
 
-async def check(folder: Path) -> list[str]:
-    """Return what is wrong with an exam in worlds; nothing if every score follows from the secret and the decisions.
+async def check(folder: Path, data: Path | None = None, funding: str | None = None) -> list[str]:
+    """Return what is wrong with an exam; nothing if every score follows from the secret, the recording and the
+    decisions.
 
-    :raises StartError: the folder has no such exam
+    :raises SettingsError: the recording is missing, or is another one
+    :raises StartError: the folder has no exam
     """
     plan, secret = read_plan(folder)
-    if plan.is_recorded:
-        raise StartError(f"{folder} is an exam on a recording; only exams in worlds can be checked")
-    wrong = [] if plan.states == schedule(secret, len(plan.states), plan.edges, plan.kind) else [_OTHER_STATES]
-    room, models = world_room(plan.settings, ()), {model.id: model for model in plan.models}
+    room: Room
+    if plan.recording is not None:
+        room = await recorded_room(plan, data, funding)
+    elif data is not None or funding is not None:
+        raise SettingsError([f"--data and --funding: {folder} is an exam in worlds, which follow from its secret"])
+    else:
+        room = world_room(plan.settings, ())
+    drawn = draw_states(room, secret, len(plan.states), plan.edges, plan.kind)
+    wrong, models = [] if plan.states == drawn else [_OTHER_STATES], {model.id: model for model in plan.models}
     planned = {state.number: state for state in plan.states}
     groups: dict[tuple[int, int], list[Sitting]] = {}
     sittings = read_sittings(folder, plan)

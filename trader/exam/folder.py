@@ -33,7 +33,8 @@ class ExamState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ExamPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What an exam asks. `secret_digest` binds the worlds before anybody is asked."""
+    """What an exam asks. `secret_digest` binds the states before anybody is asked; `recording` is the SHA-256 of the
+    candles and funding rates from which moments are drawn, and None in an exam in worlds."""
 
     secret_digest: str
     states: list[ExamState]
@@ -44,6 +45,7 @@ class ExamPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     settings: dict[str, str]
     compared: tuple[str, str] | None = None
     samples: int = 1
+    recording: str | None = None
 
     @property
     def entrants(self) -> list[str]:
@@ -51,14 +53,9 @@ class ExamPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         return [model.id for model in self.models]
 
     @property
-    def is_recorded(self) -> bool:
-        """Whether its states are moments of a recording."""
-        return any(state.moment is not None for state in self.states)
-
-    @property
     def scale(self) -> Scale:
         """The scale of differences between entrants."""
-        return MOMENTS if self.is_recorded else WORLDS
+        return WORLDS if self.recording is None else MOMENTS
 
 
 def schedule(secret: str, count: int, edges: Sequence[Edge], kind: Kind = "planted") -> list[ExamState]:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime
 from functools import partial
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from msgspec.structs import replace
@@ -20,7 +21,7 @@ from trader.core.clock import iso, moment_of
 from trader.core.errors import SettingsError
 from trader.core.variant_id import VariantId
 from trader.exam.domain.law import HORIZON
-from trader.exam.domain.worlds import Kind, draw_world
+from trader.exam.domain.worlds import Edge, Kind, draw_world
 from trader.exam.folder import ExamPlan, ExamState, digest_of, schedule
 from trader.exam.pairs import RecordedRoom
 from trader.exam.sitting import EVERY, Examinee, Sitting, WorldRoom
@@ -29,6 +30,9 @@ from trader.market.sources.rows import chosen_rows, preset_rows
 from trader.settings.settings import Settings
 
 SYMBOLS: Final = ("BTC", "ETH", "SOL")
+_PLACE: Final = "MARKET_SOURCE"
+"""The setting that is no part of an exam: a recording is known by its digest, wherever it lies."""
+
 _STILL: Final = {"REPLAY_THINKING": "off"}
 _NOTHING: Final = Model(
     id="nothing", name="Hold nothing", variant=VariantId.APEX, provider="rules", router_model_name="rules/nothing",
@@ -40,10 +44,14 @@ _SPAN_FROM: Final = 1_767_225_600
 """1 January 2026: an estimate of the cost counts decisions from there on."""
 
 
+Room = WorldRoom | RecordedRoom
+"""Where entrants sit."""
+
+
 class Examined(NamedTuple):
     """What sits in an exam: the room, the entrants, and the models behind them."""
 
-    room: WorldRoom | RecordedRoom
+    room: Room
     entrants: list[Examinee]
     chosen: Chosen
 
@@ -57,9 +65,7 @@ class Examined(NamedTuple):
         return await sit(self.room, secret, state, self.entrants)
 
 
-async def sit(
-    room: WorldRoom | RecordedRoom, secret: str, state: ExamState, entrants: Sequence[Examinee]
-) -> list[Sitting]:
+async def sit(room: Room, secret: str, state: ExamState, entrants: Sequence[Examinee]) -> list[Sitting]:
     """Let entrants decide in a state. Raise like `decide_once`."""
     if isinstance(room, RecordedRoom):
         assert state.moment is not None, "an exam on a recording has moments"
@@ -78,8 +84,29 @@ def world_room(environ: Mapping[str, str], intervals: Sequence[Interval]) -> Wor
 def exam_environ(options: argparse.Namespace) -> dict[str, str]:
     """Return the settings of an exam as environment variables. Market time stands still while an entrant decides."""
     if options.data is not None:
-        return environ_of(options) | _STILL
+        return {name: text for name, text in environ_of(options).items() if name != _PLACE} | _STILL
     return {"SIM_SEED": "0", "MARKETS": ",".join(SYMBOLS)} | settings_given(options) | _STILL
+
+
+async def recorded_room(plan: ExamPlan, data: Path | None, funding: str | None) -> RecordedRoom:
+    """Return the room of an exam on a recording, of which nobody but recorded decisions is asked.
+
+    :raises SettingsError: the recording is missing, or is another one
+    :raises StartError: it cannot be read
+    """
+    symbols = plan.settings["MARKETS"]
+    if data is None:
+        raise SettingsError([f"--data is missing: the candles of {symbols} from which the moments were drawn"])
+    _, source = await open_source(argparse.Namespace(data=data, funding=funding), plan.settings)
+    room = RecordedRoom(settings_of(plan.settings), source, (), plan.horizon)
+    if room.digest != plan.recording:
+        raise SettingsError(
+            [
+                f"--data: the candles and funding rates of {symbols} in {data} have the SHA-256 {room.digest}, and the "
+                f"exam was on those with {plan.recording}; give the same recording, and the same --funding"
+            ]
+        )
+    return room
 
 
 @asynccontextmanager
@@ -102,7 +129,7 @@ async def examining(options: argparse.Namespace) -> AsyncIterator[Examined]:
             Examinee(_once(model), partial(_renewed, source=each, settings=settings)) for model, each in chosen.models
         ]
         entrants.append(Examinee(_once(_NOTHING), _idle))
-        room: WorldRoom | RecordedRoom
+        room: Room
         if source is None:
             room = world_room(environ, _intervals(chosen))
         else:
@@ -149,13 +176,10 @@ def new_plan(options: argparse.Namespace, examined: Examined) -> tuple[ExamPlan,
             [f"--compare: {', '.join(unknown)} does not take part; those who do are {', '.join(entrants)}"]
         )
     kind: Kind = "reversed" if options.reversed else "planted"
-    if isinstance(examined.room, RecordedRoom):
-        moments = examined.room.draw(secret, options.states)
-        states = [ExamState(number, moment=moment) for number, moment in enumerate(moments)]
-        if problems := list(_contaminated(examined.chosen, min(each.at for each in moments))):
-            raise SettingsError(problems)
-    else:
-        states = schedule(secret, options.states, options.edges, kind)
+    states = draw_states(examined.room, secret, options.states, options.edges, kind)
+    moments = [state.moment.at for state in states if state.moment is not None]
+    if moments and (problems := list(_contaminated(examined.chosen, min(moments)))):
+        raise SettingsError(problems)
     plan = ExamPlan(
         secret_digest=digest_of(secret),
         states=states,
@@ -166,8 +190,24 @@ def new_plan(options: argparse.Namespace, examined: Examined) -> tuple[ExamPlan,
         settings=exam_environ(options),
         compared=compared,
         samples=options.samples,
+        recording=recording_of(examined.room),
     )
     return plan, secret
+
+
+def recording_of(room: Room) -> str | None:
+    """Return the digest of the recording; None in worlds."""
+    return room.digest if isinstance(room, RecordedRoom) else None
+
+
+def draw_states(room: Room, secret: str, count: int, edges: Sequence[Edge], kind: Kind) -> list[ExamState]:
+    """Return the states that a secret draws: moments of a recording, or worlds.
+
+    :raises SettingsError: the recording has too few moments
+    """
+    if isinstance(room, RecordedRoom):
+        return [ExamState(number, moment=moment) for number, moment in enumerate(room.draw(secret, count))]
+    return schedule(secret, count, edges, kind)
 
 
 def _contaminated(chosen: Chosen, first: int) -> Iterator[str]:

@@ -29,13 +29,13 @@ _WORDS: Final = (
 def page(value: Mapping[str, Any], plan: ExamPlan, secret: str, sittings: Sequence[Sitting]) -> str:
     """Return the report on a result as `exam_value` returns it."""
     body = f"<h1>Exam</h1><p>{value['states']} of {value['planned']} states. {_WORDS}</p>"
-    if plan.is_recorded:
+    if plan.recording is not None:
         body += _outcomes(value)
     else:
         bounds = _common_scale(value["entrants"])
         body += "".join(_profile(entrant, *bounds) for entrant in value["entrants"]) + _burnt(value)
     body += _pairs(value)
-    if not plan.is_recorded:
+    if plan.recording is None:
         body += "<h2>Examples</h2>" + "".join(_examples(plan, secret, sittings))
     return document("Exam", body)
 

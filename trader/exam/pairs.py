@@ -1,9 +1,11 @@
 """Same-state pairs: entrants decide in the same moments of a recording; each decision is carried out for a horizon."""
 
+import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
+from functools import cached_property
 from random import Random
 from typing import Final, Literal
 
@@ -33,6 +35,7 @@ _MEASURE: Final = "BTC"
 """The market in whose volatility outcomes are measured, where it is recorded."""
 
 _DAY: Final = 1440
+_HOUR: Final = 60
 _MINUTE_S: Final = 60
 _STANDING_WEIGHT: Final = 0.5
 _STANDING_STOP: Final = 0.1
@@ -85,6 +88,21 @@ class RecordedRoom:
             symbol: float(market.taker_rate if market.taker_rate is not None else settings.taker_fee_bps / 10_000)
             for symbol, market in source.markets.items()
         }
+
+    @cached_property
+    def digest(self) -> str:
+        """The SHA-256 of the candles and funding rates, in hexadecimal; it does not depend on how files hold them."""
+        digest = hashlib.sha256()
+        for symbol, recording in sorted(self._recordings.items()):
+            minutes = recording.minutes
+            columns = minutes.minute, minutes.open, minutes.high, minutes.low, minutes.close, minutes.volume
+            digest.update(f"{symbol}:{len(minutes)}\n".encode())
+            for column in columns:
+                digest.update(np.array(column, dtype="<f8").tobytes())
+            hours = range(minutes.minute[0] // _HOUR, minutes.minute[-1] // _HOUR + 1)
+            rates = (self._source.funding_rate(symbol, moment_of(hour * _HOUR * _MINUTE_S)) for hour in hours)
+            digest.update(",".join(f"{rate:f}" for rate in rates).encode())
+        return digest.hexdigest()
 
     def draw(self, secret: str, count: int) -> list[RecordedMoment]:
         """Draw moments in equal parts from each stratum of volatility, hour and kind of day; every second one has a

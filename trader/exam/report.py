@@ -40,7 +40,7 @@ def exam_value(plan: ExamPlan, sittings: Sequence[Sitting]) -> dict[str, Any]:
         "secretSha256": plan.secret_digest,
         "states": len({each.state for each in sittings}),
         "planned": len(plan.states),
-        "isRecorded": plan.is_recorded,
+        "isRecorded": plan.recording is not None,
         "horizon": plan.horizon,
         "settings": plan.settings,
         "entrants": [_entrant_value(name, own) for name, own in by_entrant.items() if own],
@@ -152,7 +152,7 @@ def pair_value(plan: ExamPlan, sittings: Sequence[Sitting], first: str, second: 
     pair = {"first": first, "second": second}
     parts = {edge: [each for each in ours if each.edge is edge and each.kind != "null"] for edge in Edge}
     return {
-        "isRecorded": plan.is_recorded,
+        "isRecorded": plan.recording is not None,
         "comparisons": [pair | _compared(ours, theirs, plan)._asdict()],
         "edges": {edge: _compared(part, theirs, plan)._asdict() for edge, part in parts.items() if part},
     }

@@ -20,7 +20,7 @@ from trader.backtest.models import CASSETTE
 from trader.core.errors import SettingsError
 from trader.core.money import ZERO
 from trader.exam.folder import PLAN, ExamPlan, ExamState, Sheet, begin, judged, read_plan
-from trader.exam.opening import Examined, exam_environ, examining, new_plan
+from trader.exam.opening import Examined, exam_environ, examining, new_plan, recording_of
 from trader.exam.sitting import Sitting
 
 _CHUNK: Final = 25
@@ -58,6 +58,8 @@ async def run(options: argparse.Namespace, folder: Path, listener: Listener) -> 
     :raises SettingsError: other entrants or settings than those of the plan
     """
     spent, sample, ended = ZERO, 0, None
+    if (folder / PLAN).exists():
+        options = _as_planned(options, *read_plan(folder))
     while ended is None or (ended.cause is None and sample < ended.plan.samples):
         own = _options_of(options, folder, sample, spent)
         async with examining(own) as examined:
@@ -69,6 +71,20 @@ async def run(options: argparse.Namespace, folder: Path, listener: Listener) -> 
         spent += ended.spent_usd
         sample += 1
     return ended
+
+
+def _as_planned(options: argparse.Namespace, plan: ExamPlan, secret: str) -> argparse.Namespace:
+    """Return the options with what the plan of a resumed exam says.
+
+    :raises SettingsError: the options ask for another comparison, or give another secret
+    """
+    if options.secret not in (None, secret):
+        raise SettingsError([f"--secret: {options.out} has another one"])
+    if options.compare not in (None, plan.compared):
+        pair = ",".join(plan.compared) if plan.compared else "no pair"
+        raise SettingsError([f"--compare: {options.out} compares {pair}, which was fixed before it began"])
+    planned = {"states": len(plan.states), "horizon": plan.horizon, "samples": plan.samples}
+    return argparse.Namespace(**vars(options) | planned)
 
 
 def _options_of(options: argparse.Namespace, folder: Path, sample: int, spent: Decimal) -> argparse.Namespace:
@@ -85,6 +101,8 @@ def _options_of(options: argparse.Namespace, folder: Path, sample: int, spent: D
 async def _sample(options: argparse.Namespace, examined: Examined, listener: Listener) -> ExamEnd:
     """Let the entrants decide once in every state that has no decision of this sample yet."""
     plan, secret = read_plan(options.out)
+    if recording_of(examined.room) != plan.recording:
+        raise SettingsError([f"{options.out} is an exam on another recording, or with other funding rates"])
     if [each.model for each in examined.entrants] != plan.models or exam_environ(options) != plan.settings:
         raise SettingsError(
             [
