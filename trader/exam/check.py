@@ -13,7 +13,7 @@ from trader.backtest.accounts import DecisionSource, Idle
 from trader.backtest.sources import RecordedInvocation, ReplayedDecisions
 from trader.core.errors import SettingsError, StartError
 from trader.exam.folder import ExamPlan, read_plan, read_sittings
-from trader.exam.opening import Room, draw_states, recorded_room, sit, world_room
+from trader.exam.opening import ExamRoom, draw_states, recorded_room, sit, world_room
 from trader.exam.report import CARD_FILE, card_value, encode_card
 from trader.exam.sitting import Examinee, Sitting
 
@@ -31,7 +31,7 @@ async def check(folder: Path, data: Path | None = None, funding: str | None = No
     :raises StartError: the folder has no exam
     """
     plan, secret = read_plan(folder)
-    room: Room
+    room: ExamRoom
     if plan.recording is not None:
         room = await recorded_room(plan, data, funding)
     elif data is not None or funding is not None:

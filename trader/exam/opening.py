@@ -44,14 +44,14 @@ _SPAN_FROM: Final = 1_767_225_600
 """1 January 2026: an estimate of the cost counts decisions from there on."""
 
 
-Room = WorldRoom | RecordedRoom
+ExamRoom = WorldRoom | RecordedRoom
 """Where entrants sit."""
 
 
 class Examined(NamedTuple):
     """What sits in an exam: the room, the entrants, and the models behind them."""
 
-    room: Room
+    room: ExamRoom
     entrants: list[Examinee]
     chosen: Chosen
 
@@ -65,7 +65,7 @@ class Examined(NamedTuple):
         return await sit(self.room, secret, state, self.entrants)
 
 
-async def sit(room: Room, secret: str, state: ExamState, entrants: Sequence[Examinee]) -> list[Sitting]:
+async def sit(room: ExamRoom, secret: str, state: ExamState, entrants: Sequence[Examinee]) -> list[Sitting]:
     """Let entrants decide in a state. Raise like `decide_once`."""
     if isinstance(room, RecordedRoom):
         assert state.moment is not None, "an exam on a recording has moments"
@@ -129,7 +129,7 @@ async def examining(options: argparse.Namespace) -> AsyncIterator[Examined]:
             Examinee(_once(model), partial(_renewed, source=each, settings=settings)) for model, each in chosen.models
         ]
         entrants.append(Examinee(_once(_NOTHING), _idle))
-        room: Room
+        room: ExamRoom
         if source is None:
             room = world_room(environ, _intervals(chosen))
         else:
@@ -195,12 +195,12 @@ def new_plan(options: argparse.Namespace, examined: Examined) -> tuple[ExamPlan,
     return plan, secret
 
 
-def recording_of(room: Room) -> str | None:
+def recording_of(room: ExamRoom) -> str | None:
     """Return the digest of the recording; None in worlds."""
     return room.digest if isinstance(room, RecordedRoom) else None
 
 
-def draw_states(room: Room, secret: str, count: int, edges: Sequence[Edge], kind: Kind) -> list[ExamState]:
+def draw_states(room: ExamRoom, secret: str, count: int, edges: Sequence[Edge], kind: Kind) -> list[ExamState]:
     """Return the states that a secret draws: moments of a recording, or worlds.
 
     :raises SettingsError: the recording has too few moments
