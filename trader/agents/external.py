@@ -13,11 +13,11 @@ from uuid import UUID, uuid4
 
 from trader.agents.calls import CallExecutor, EndedBy
 from trader.agents.desk import AccountState
-from trader.agents.domain.conversation import ChatMessage, ModelAnswer
+from trader.agents.domain.conversation import ChatMessage
 from trader.agents.domain.guard import order_of
 from trader.agents.domain.invocations import ToolCall
 from trader.agents.domain.messages import account_json, decision_json, order_outcome
-from trader.agents.domain.models import CYCLE, EXTERNAL, Declared, DeclaredUsage, Model
+from trader.agents.domain.models import CYCLE, EXTERNAL, Declared, Model
 from trader.agents.domain.prompt import opening_messages
 from trader.agents.domain.tools import (
     CALLS_MAX,
@@ -25,9 +25,9 @@ from trader.agents.domain.tools import (
     Decision,
     FetchIndicators,
     FetchOrderBook,
-    Hold,
     Holding,
     PlaceOrder,
+    answer_of,
     request_of,
 )
 from trader.agents.domain.view import Shown
@@ -52,7 +52,6 @@ from trader.core.errors import (
     ViewExpired,
     ViewUnknown,
 )
-from trader.core.money import from_number
 from trader.exchange.domain.halts import OperatorCommand, Verb
 from trader.exchange.domain.orders import OrderAnswer
 from trader.exchange.idempotent_orders import first_answer
@@ -99,17 +98,7 @@ class ExternalDecision:
         """
         number = self.record.next_call()
         request = request_of(number, decision)
-        usage = (decision.usage if isinstance(decision, Hold) else None) or DeclaredUsage()
-        answer = ModelAnswer(
-            text=None,
-            calls=(request,),
-            message={},
-            model=self.record.model.router_model_name,
-            input_tokens=usage.input_tokens or 0,
-            output_tokens=usage.output_tokens or 0,
-            cost_usd=None if usage.cost_usd is None else from_number(usage.cost_usd),
-        )
-        self.calls.record_step(EXTERNAL, answer)
+        self.calls.record_step(EXTERNAL, answer_of(request, decision, self.record.model.router_model_name))
         return await self.calls.execute(number, request, decision)
 
     def earlier(self, client_order_id: str) -> ToolCall | None:

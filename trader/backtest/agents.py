@@ -22,14 +22,14 @@ from trader.agents.desk import AccountState
 from trader.agents.domain.conversation import ChatMessage, ModelAnswer, ToolRequest, Turn
 from trader.agents.domain.invocations import invocation_id
 from trader.agents.domain.messages import decision_json
-from trader.agents.domain.models import EXTERNAL, Declared, DeclaredUsage, Model
+from trader.agents.domain.models import EXTERNAL, Declared, Model
 from trader.agents.domain.tools import (
     Decision,
     FetchIndicators,
     FetchOrderBook,
-    Hold,
     Holding,
     PlaceOrder,
+    answer_of,
     request_of,
 )
 from trader.agents.domain.view import Shown
@@ -56,7 +56,7 @@ from trader.core.errors import (
     ViewUnknown,
     WebhookError,
 )
-from trader.core.money import ZERO, from_number
+from trader.core.money import ZERO
 from trader.exchange.domain.orders import OrderAnswer
 from trader.operations.access import Access
 from trader.operations.domain.credentials import Credential
@@ -94,17 +94,13 @@ class ServedView(NamedTuple):
 
 
 def _answer(model: Model, number: int, decision: Decision, began_s: float) -> ModelAnswer:
-    """Return a call as the answer to a step, with the tokens and cost that the agent declares for its decision."""
+    """Return a call as the answer to a step. A cost that is not declared counts as none, as no budget limits it."""
     request = request_of(number, decision)
-    usage = (decision.usage if isinstance(decision, Hold) else None) or DeclaredUsage()
-    return ModelAnswer(
-        text=None,
-        calls=(request,),
+    answer = answer_of(request, decision, model.router_model_name)
+    return msgspec.structs.replace(
+        answer,
         message={"role": "assistant", "content": "", "tool_calls": [_call_json(request)]},
-        model=model.router_model_name,
-        input_tokens=usage.input_tokens or 0,
-        output_tokens=usage.output_tokens or 0,
-        cost_usd=ZERO if usage.cost_usd is None else from_number(usage.cost_usd),
+        cost_usd=answer.cost_usd or ZERO,
         duration_ms=_since_ms(began_s),
     )
 

@@ -15,11 +15,12 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from trader.agents.domain.conversation import ToolRequest, storable
+from trader.agents.domain.conversation import ModelAnswer, ToolRequest, storable
 from trader.agents.domain.invocations import ToolCallType
 from trader.agents.domain.models import DeclaredUsage
 from trader.core.clock import input_time
 from trader.core.inputs import issues_of, without_nulls
+from trader.core.money import from_number
 from trader.exchange.domain.orders import OrderType, Side
 from trader.market.domain.markets import Interval
 
@@ -333,6 +334,20 @@ def call_type(request: ToolRequest, decision: Decision | None) -> ToolCallType:
 def request_of(number: int, decision: Decision) -> ToolRequest:
     """Return a decision made by code as a tool call with this number, from 1, in an answer."""
     return ToolRequest(f"call_{number}", TOOL_NAMES[type(decision)], msgspec.json.encode(decision).decode())
+
+
+def answer_of(request: ToolRequest, decision: Decision, model: str) -> ModelAnswer:
+    """Return a call of an external agent as an answer of its model, with the tokens and cost that it declares."""
+    usage = (decision.usage if isinstance(decision, Hold) else None) or DeclaredUsage()
+    return ModelAnswer(
+        text=None,
+        calls=(request,),
+        message={},
+        model=model,
+        input_tokens=usage.input_tokens or 0,
+        output_tokens=usage.output_tokens or 0,
+        cost_usd=None if usage.cost_usd is None else from_number(usage.cost_usd),
+    )
 
 
 def raw_of(request: ToolRequest) -> dict[str, Any]:
