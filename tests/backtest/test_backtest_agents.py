@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import multiprocessing
+import signal
 import socket
 import threading
 import time
@@ -10,6 +12,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +125,6 @@ class Agent:
                 "wrong": self.tool("placeOrder", viewId=view["viewId"], symbol="BTC", quantity="0.001"),
                 "moved": self.call("setExitPlan", viewId=view["viewId"], symbol="BTC", stop=80_000),
                 "unknown": self.call("hold", 404, viewId="x", reason="x"),
-                "board": self.post("/api/rpc/agent.getBoard", {})[0],
             }
         usage = {"model": "lab/graph", "steps": 3, "inputTokens": 900, "outputTokens": 50, "costUsd": 0.002}
         self.call("hold", viewId=view["viewId"], reason="seen", usage=usage)
@@ -146,7 +148,7 @@ def test_an_agent_is_replayed_without_a_request(data: Path, tmp_path: Path, agen
     said = agent.said
     assert (said["placed"]["result"], said["placed"]["filledQuantity"]) == ("ok", "0.01")
     assert (said["who"]["agentId"], said["who"]["variant"]) == ("scout", "Apex")
-    assert (said["other"], said["unknown"], said["board"]) == ("CONFLICT", "VIEW_UNKNOWN", 404)
+    assert (said["other"], said["unknown"]) == ("CONFLICT", "VIEW_UNKNOWN")
     assert (said["candles"]["symbol"], len(said["candles"]["candles"]) > 10) == ("BTC", True)
     assert said["account"]["positions"][0]["quantity"] == 0.01
     assert said["moved"]["exitPlan"]["stop"] == 80_000
@@ -164,6 +166,156 @@ def test_an_agent_is_replayed_without_a_request(data: Path, tmp_path: Path, agen
         kept = (tmp_path / "first" / name).read_bytes()
         assert kept
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "replayed" / name).read_bytes() == kept
+
+
+class Operator(Agent):
+    """An agent that reads, cancels, flattens and then asks for more: in the views 1 to 4, over HTTP and MCP."""
+
+    def decide(self, view: dict[str, Any]) -> None:
+        self.views.append(view)
+        number, view_id, said = len(self.views), view["viewId"], self.said
+        if number in (1, 4):
+            limit = {"type": "limit", "limitPrice": round(view["view"]["now"]["BTC"]["price"] * 0.98)}
+            plan = {"stop": round(limit["limitPrice"] * 0.97)}
+            order = order_for(view) | limit | {"exitPlan": plan}
+            said[f"limit {number}"] = self.call("placeOrder", viewId=view_id, **order | {"clientOrderId": f"l{number}"})
+            said[f"market {number}"] = self.call("placeOrder", viewId=view_id, **order_for(view))
+        if number == 1:
+            order_id = said["limit 1"]["orderId"]
+            said["cancelled"] = self.call("cancelOrder", orderId=order_id)["order"]
+            assert self.call("cancelOrder", orderId=order_id)["order"] == said["cancelled"]
+            said["no order"] = self.call("cancelOrder", 404, orderId=view_id)
+        if number == 2:
+            said["history"] = self.call("getHistory")["conversations"]
+            said["board"] = self.tool("getBoard", window="run")["structuredContent"]
+            low = {"type": "limit", "limitPrice": 70_000, "exitPlan": {"stop": 69_000}}
+            resting = self.call("placeOrder", viewId=view_id, **order_for(view) | low)
+            said["resting"] = resting.get("reason") or resting["status"]
+        if number == 3:
+            said["flattened"] = self.call("flatten", reason="done")
+            said["account"] = self.call("getAccount")["account"]
+        if number == 5:
+            said["halted"] = self.tool("halt", reason="again")["structuredContent"]
+            said["page"] = self.call("getHistory", limit=2)
+            said["next"] = self.call("getHistory", limit=2, before=said["page"]["nextBefore"])["conversations"]
+        self.call("hold", viewId=view_id, reason=f"seen {number}")
+
+
+def test_what_an_agent_reads_and_operates_is_of_the_run(data: Path, tmp_path: Path, agent: Agent) -> None:
+    operator = Operator(agent.port)
+    options = "--agent", "scout:Apex", "--listen", str(agent.port), "--cassette", str(tmp_path / "cassette")
+    late = "--from", "2025-03-01T11:55:00Z", "--variant", "Trendsurfer"
+    operator.thread.start()
+    assert backtest(data, tmp_path / "first", *options, *late) == 0
+    operator.thread.join(30)
+    assert operator.end == "SEASON_OVER"
+    said = operator.said
+    assert (said["limit 1"]["status"], said["market 1"]["status"], said["no order"]) == (
+        "resting",
+        "filled",
+        "NOT_FOUND",
+    )
+    cancelled = said["cancelled"]
+    assert (cancelled["id"], cancelled["status"]) == (said["limit 1"]["orderId"], "cancelled")
+    assert (cancelled["reason"], cancelled["fills"]) == ("cancelled by the caller", [])
+    (decided,) = said["history"]
+    types = ["CREATE_POSITION", "CREATE_POSITION", "CANCEL_ORDER", "HOLDING"]
+    assert ([call["type"] for call in decided["toolCalls"]], decided["status"]) == (types, "completed")
+    assert (decided["timestamp"][:16], decided["response"]) == ("2025-03-01T11:55", "seen 1")
+    assert decided["toolCalls"][0]["metadata"]["results"][0]["status"] == "resting"
+    rows = {row["modelId"]: row for row in said["board"]["entries"]}
+    assert set(rows) == {"scout", "trendsurfer-rules"}
+    assert (rows["scout"]["startValue"], rows["scout"]["tradesCount"], rows["scout"]["ci95"]) == (10_000, 0, None)
+    assert 9_900 < rows["scout"]["endValue"] < 10_000  # at 12:00 it had paid a fee
+    assert (rows["scout"]["details"]["coverage"], rows["scout"]["details"]["costUsd"]) == (100, None)
+    assert said["resting"] == "resting"
+    assert (said["flattened"]["verb"], said["flattened"]["by"]) == ("flatten", "the agent scout")
+    assert (said["account"]["positions"], said["account"]["openOrders"]) == ([], [])
+    for order in ("limit 4", "market 4"):
+        assert (said[order]["result"], said[order]["status"]) == ("rejected", "rejected")
+        assert said[order]["reason"].startswith("trading is halted for account scout (operator: done)")
+    assert said["halted"]["verb"] == "halt"
+    assert [each["response"] for each in said["page"]["conversations"]] == ["seen 4", "seen 3"]
+    assert [each["response"] for each in said["next"]] == ["seen 2", "seen 1"]
+
+    assert backtest(data, tmp_path / "again", *options, *late) == 0
+    for name in ("ledger.jsonl", "decisions.jsonl", "trades.csv", "fills.csv", "equity.csv"):
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "first" / name).read_bytes()
+    assert main(["backtest", "--run", str(tmp_path / "first"), "--taker-fee", "9", "--json"]) == 0  # refuses others
+
+
+class Trader(Agent):
+    """An agent that opens and closes in turn, over MCP, and decides by its view alone. It may kill the backtest."""
+
+    victim: BaseProcess | None = None
+
+    def decide(self, view: dict[str, Any]) -> None:
+        self.views.append(view)
+        if view["view"]["positions"]:
+            self.tool("closePosition", viewId=view["viewId"], symbol="BTC")
+        else:
+            placed = self.tool("placeOrder", viewId=view["viewId"], **order_for(view))["structuredContent"]
+            if self.victim is not None and view["openedAt"][14:16] == "10":
+                self.victim.kill()
+                self.victim.join()
+                raise ConnectionAbortedError
+            self.said[view["openedAt"]] = placed
+            self.tool("getCandles", symbol="BTC", interval="15m")
+        self.tool("hold", viewId=view["viewId"], reason="done")
+
+
+@pytest.mark.processes
+def test_an_agent_whose_backtest_was_killed_goes_on_where_it_was(data: Path, tmp_path: Path, agent: Agent) -> None:
+    def options(cassette: str) -> list[str]:
+        serving = ["--agent", "scout:Apex", "--listen", str(agent.port), "--thinking", "off"]
+        return [*serving, "--cassette", str(tmp_path / cassette)]
+
+    killing, whole, resumed = (Trader(agent.port) for _ in range(3))
+    victim = multiprocessing.get_context("fork").Process(
+        target=backtest, args=(data, tmp_path / "killed", *options("cut"))
+    )
+    victim.start()
+    killing.victim = victim
+    killing.thread.start()
+    victim.join(60)
+    assert victim.exitcode == -signal.SIGKILL
+    killing.thread.join(30)
+    for trader, out, cassette in ((whole, "whole", "kept"), (resumed, "resumed", "cut")):
+        trader.thread.start()
+        assert backtest(data, tmp_path / out, *options(cassette)) == 0
+        trader.thread.join(30)
+        assert trader.end == "SEASON_OVER"
+    assert [len(each.views) for each in (killing, whole, resumed)] == [3, 7, 5]
+    assert resumed.views == whole.views[2:]
+    assert {**killing.said, **resumed.said} == whole.said
+    assert backtest(data, tmp_path / "again", *options("cut")) == 0
+    for name in ("ledger.jsonl", "decisions.jsonl", "trades.csv", "equity.csv"):
+        kept = (tmp_path / "whole" / name).read_bytes()
+        assert (tmp_path / "resumed" / name).read_bytes() == (tmp_path / "again" / name).read_bytes() == kept
+
+
+def test_an_old_view_is_refused_until_the_next_one(data: Path, tmp_path: Path, agent: Agent) -> None:
+    class Slow(Agent):
+        def decide(self, view: dict[str, Any]) -> None:
+            self.views.append(view)
+            sizes = (0.01, 0.02, 0.03) if len(self.views) == 1 else ()
+            orders = [order_for(view) | {"quantity": size, "clientOrderId": str(size)} for size in sizes]
+            self.said |= {
+                order["quantity"]: self.call("placeOrder", viewId=view["viewId"], **order) for order in orders
+            }
+            self.call("hold", viewId=view["viewId"], reason="done")
+
+    slow = Slow(agent.port)
+    slow.thread.start()
+    options = "--agent", "scout:Apex", "--listen", str(agent.port), "--deadline", "5", "--latency", "3000"
+    assert backtest(data, tmp_path / "out", *options) == 0
+    slow.thread.join(30)
+    assert (slow.end, len(slow.views)) == ("SEASON_OVER", 7)
+    assert [(said["result"], said.get("rule")) for said in slow.said.values()] == [
+        ("ok", None),
+        ("ok", None),
+        ("rejected", "stale decision"),
+    ]
 
 
 @contextmanager
@@ -208,6 +360,12 @@ def test_an_agent_that_is_called_is_replayed_without_a_request(data: Path, tmp_p
         assert len(set(sent)) == asked >= 6
         assert backtest(data, tmp_path / "again", *options) == 0
         assert len(sent) == asked
+        answers = tmp_path / "cassette" / "answers.jsonl"
+        kept = answers.read_bytes().splitlines(keepends=True)
+        answers.write_bytes(b"".join(kept[:3]) + kept[3][:40])  # as a kill within the second view leaves it
+        assert backtest(data, tmp_path / "resumed", *options) == 0
+        assert len(sent) > asked
+        asked = len(sent)
     assert result(tmp_path / "first")["accounts"][0]["trades"] >= 2
     assert (tmp_path / "first" / "ledger.jsonl").read_bytes() == (tmp_path / "again" / "ledger.jsonl").read_bytes()
 

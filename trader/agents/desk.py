@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from trader.agents.domain.conversation import ChatMessage
 from trader.agents.domain.models import Declared, Model
 from trader.agents.domain.tools import Decision, FetchIndicators, FetchOrderBook
 from trader.exchange.domain.account import Account, Marks
+from trader.exchange.domain.halts import OperatorCommand, Verb
 from trader.exchange.domain.orders import OrderAnswer
 from trader.market.domain.markets import Market
 
@@ -87,5 +88,12 @@ class AgentDesk(Protocol):
         """Cancel a resting order.
 
         :raises NotFound: the account has no such order
+        """
+        ...
+
+    async def operate(self, model: Model, verb: Literal[Verb.HALT, Verb.FLATTEN], reason: str) -> OperatorCommand:
+        """Give a command for the agent's account, and return it.
+
+        Repeated calls return the same command until it is executed.
         """
         ...

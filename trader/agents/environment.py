@@ -15,6 +15,7 @@ from trader.agents.observer import Observer
 from trader.agents.record import InvocationRecord
 from trader.agents.recorder import CallRecorder
 from trader.core.clock import Clock
+from trader.core.errors import Precondition
 from trader.exchange.domain.account import Account
 from trader.exchange.domain.orders import ExitPlan, OrderAnswer, OrderStatus
 from trader.exchange.protocol import Exchange
@@ -97,6 +98,9 @@ class ServiceEnvironment:
 
     def account(self) -> Account:
         return self._exchange.account(self._account_id)
+
+    async def halt(self, reason: str) -> None:
+        raise Precondition(f"a decision halts no account of a service; agent.halt and trader halt do ({reason})")
 
     async def open_account(self) -> Account:
         return await self._exchange.open_account(self._account_id)

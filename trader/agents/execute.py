@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 from trader.agents.domain.call_inputs import CallInputs
 from trader.agents.domain.guard import Approved, GuardRefusal, RiskContext, judge
 from trader.agents.domain.messages import (
+    HALTED,
     HELD,
     NOTED,
     Outcome,
@@ -33,6 +34,7 @@ from trader.agents.domain.tools import (
     Decision,
     FetchIndicators,
     FetchOrderBook,
+    HaltTrading,
     Holding,
     Note,
 )
@@ -117,6 +119,13 @@ class InvocationEnvironment(Environment, Protocol):
 
     async def open_account(self) -> Account: ...
 
+    async def halt(self, reason: str) -> None:
+        """Refuse every later order of the account that could open.
+
+        :raises Precondition: only an operator's command halts accounts here
+        """
+        ...
+
     def take_inputs(self) -> CallInputs | None:
         """Return the inputs of the last executed decision, once; None where inputs are not recorded."""
         ...
@@ -188,6 +197,9 @@ async def execute(decision: Decision, environment: InvocationEnvironment) -> Out
             return HELD
         case Note() | AgentNote():
             return NOTED
+        case HaltTrading():
+            await environment.halt(decision.reason)
+            return HALTED
         case FetchIndicators() | FetchOrderBook():
             return await _read(decision, environment)
         case _:

@@ -117,7 +117,7 @@ class Workflow:
                 return "holding"
             if conversation.tokens_left <= 0:
                 return "tokens"
-            if self._calls.is_stale and not conversation.was_renewed:
+            if self._calls.is_stale and not conversation.was_renewed and not self._model.is_external:
                 await conversation.renew_view()
         return "steps"
 

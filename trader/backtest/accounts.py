@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
 
 import msgspec
 
@@ -19,9 +20,11 @@ from trader.agents.observer import TRADES_SHOWN
 from trader.agents.record import InvocationRecord
 from trader.agents.variants import VARIANTS, limits_of
 from trader.core.clock import ceil_second, epoch_second
+from trader.core.money import ZERO, divide
 from trader.exchange.domain.account import Account
-from trader.exchange.domain.ledger import unopened_account
-from trader.exchange.domain.orders import OrderAnswer
+from trader.exchange.domain.halts import Halt
+from trader.exchange.domain.ledger import Posting, unopened_account
+from trader.exchange.domain.orders import AnswerFill, OrderAnswer, OrderStatus
 from trader.market.domain.markets import canonical_symbol
 from trader.portfolio.domain.baselines import BaselineState
 from trader.portfolio.domain.histories import Snapshot
@@ -49,6 +52,9 @@ class DecisionSource(ABC):
 
     records_inputs = False
     """Whether its invocations are recorded with the inputs of their calls, so that they can be reproduced."""
+
+    keeps_orders = False
+    """Whether its account keeps the answers of all its orders up to date, which its agent may ask for."""
 
     is_counted_by_rows = False
     """Whether each of its decision cycles has the row of an invocation, by which the database counts them."""
@@ -172,6 +178,12 @@ class BacktestAccount(FollowedAccount):
         self.answers: dict[str, OrderAnswer] = {}
         """The answers to orders whose client order ids its agent chose."""
 
+        self.orders: dict[UUID, OrderAnswer] | None = {} if source.keeps_orders else None
+        """The current answers of its orders, if they are kept."""
+
+        self.halt: Halt | None = None
+        """The halt that its agent asked for, which nobody lifts."""
+
         self.outcomes: list[DecisionOutcome] = []
         self.finished: list[InvocationRecord] | None = None
         """The records of invocations that have ended since the last collection; None if they are not collected."""
@@ -185,6 +197,11 @@ class BacktestAccount(FollowedAccount):
         self.next_snapshot = next_minute(self.seen)
         if hours:
             self.last_snapshot = LastSnapshot(self.account.run.id, hours[-1].last_at)
+
+    def apply(self, posting: Posting) -> None:
+        super().apply(posting)
+        if self.orders is not None:
+            _note_orders(self.orders, posting)
 
     def note(self, snapshot: Snapshot) -> None:
         super().note(snapshot)
@@ -221,6 +238,32 @@ class BacktestAccount(FollowedAccount):
             capital, series = self.account.run.initial_capital, hourly_points(self.hours)
             self._stats = history, with_risk_figures(history.stats, capital, series)
         return self._stats[1]
+
+
+def _note_orders(orders: dict[UUID, OrderAnswer], posting: Posting) -> None:
+    """Add the order that a posting answers, and bring the resting orders that it changes up to date."""
+    placed = posting.answer
+    if placed is not None:
+        orders[placed.id] = placed
+    for change in posting.resting:
+        order_id = change.order.id
+        if placed is not None and order_id == placed.id:
+            continue
+        fills = [fill for fill in posting.fills if fill.request_id == order_id]
+        rows, answer = {fill.order_id for fill in fills}, orders[order_id]
+        made = (*answer.fills, *(AnswerFill(f.quantity, f.price, f.fee, f.maker, f.at) for f in fills))
+        quantity = sum((fill.quantity for fill in made), ZERO)
+        notional = sum((fill.quantity * fill.price for fill in made), ZERO)
+        orders[order_id] = msgspec.structs.replace(
+            answer,
+            status=answer.status if change.status == "RESTING" else OrderStatus(change.status.lower()),
+            reason=change.cancel_reason,
+            total_quantity=quantity,
+            average_price=divide(notional, quantity) if quantity else None,
+            total_fees=sum((fill.fee for fill in made), ZERO),
+            realized_pnl=answer.realized_pnl + sum((t.gross_pnl for t in posting.trades if t.id in rows), ZERO),
+            fills=made,
+        )
 
 
 class ModelAccount(BacktestAccount):

@@ -9,11 +9,13 @@ view, and while it waits for the next one.
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final, NamedTuple
+from itertools import islice
+from typing import Any, Final, Literal, NamedTuple, Protocol
+from uuid import UUID, uuid5
 
 import msgspec
 from aiohttp import web
@@ -24,9 +26,12 @@ from trader.agents.domain.invocations import invocation_id
 from trader.agents.domain.messages import decision_json
 from trader.agents.domain.models import EXTERNAL, Declared, Model
 from trader.agents.domain.tools import (
+    CancelOrder,
+    ClosePosition,
     Decision,
     FetchIndicators,
     FetchOrderBook,
+    HaltTrading,
     Holding,
     PlaceOrder,
     answer_of,
@@ -34,7 +39,9 @@ from trader.agents.domain.tools import (
 )
 from trader.agents.domain.view import Shown
 from trader.agents.execute import InvocationEnvironment
+from trader.agents.invocations import FinishedInvocation
 from trader.agents.providers.webhook import WebhookClient
+from trader.agents.record import InvocationRecord
 from trader.agents.variants import VARIANTS, limits_of
 from trader.agents.webhooks import decisions_in
 from trader.api import edge
@@ -57,13 +64,15 @@ from trader.core.errors import (
     WebhookError,
 )
 from trader.core.money import ZERO
+from trader.database.pool import Page
+from trader.exchange.domain.halts import OperatorCommand, Verb, opening_orders
 from trader.exchange.domain.orders import OrderAnswer
+from trader.exchange.idempotent_orders import no_such_order, order_id_of
 from trader.operations.access import Access
 from trader.operations.domain.credentials import Credential
+from trader.portfolio.domain.histories import RunWindow
+from trader.portfolio.leaderboard import LeaderboardEntry, SortKey
 from trader.settings.settings import Settings
-
-SERVICE_ONLY: Final = frozenset({"agent.getHistory", "agent.getBoard", "agent.halt", "agent.flatten"})
-"""The procedures of agents that need the database or the operators of a service."""
 
 IDLE_S: Final = 200.0
 """How long a view waits for its agent. A backtest asks three times, then it ends."""
@@ -75,6 +84,18 @@ FAREWELL_S: Final = 2.0
 """How long the end of a backtest waits for an agent to ask for the next view."""
 
 _NO_DECISION: Final = "the agent did not decide before the deadline of its view"
+
+
+Board = Callable[[RunWindow, SortKey], list[LeaderboardEntry]]
+"""Makes the board of a run, as of the time reached."""
+
+
+class AgentEnvironment(InvocationEnvironment, Protocol):
+    """The environment of an external agent's decision, which also knows its orders."""
+
+    def order(self, order_id: UUID) -> OrderAnswer | None:
+        """Return the current answer of an order of the account; None if there is no such order."""
+        ...
 
 
 class ServedView(NamedTuple):
@@ -139,7 +160,7 @@ class _AgentProvider:
     def __init__(self, model: Model, settings: Settings) -> None:
         self.model = model
         self.deadline_s = limits_of(model, settings.attempt_timeout_s).decision_age_max_s
-        self.environment: InvocationEnvironment | None = None
+        self.environment: AgentEnvironment | None = None
 
     def left_out(self, model: Model) -> Collection[str]:
         return ()
@@ -147,8 +168,8 @@ class _AgentProvider:
     async def shown(self, model: Model) -> Shown:
         return Shown(VARIANTS[model.variant].intervals)
 
-    def end_decision(self) -> None:
-        """End the open decision, whose workflow has ended."""
+    def end_decision(self, record: InvocationRecord) -> None:
+        """End the open decision, whose workflow has ended with this record."""
 
     async def close(self) -> None:
         """End the backtest for the agent."""
@@ -187,6 +208,13 @@ class CalledAgent(_AgentProvider):
         await self._client.close()
 
 
+def _executed(turn: Turn) -> Iterator[tuple[ToolRequest, dict[str, Any]]]:
+    """Yield the calls that were executed before a turn, with their results."""
+    for made, result in zip(turn.messages[2::2], turn.messages[3::2], strict=True):
+        (call,) = made["tool_calls"]
+        yield ToolRequest(id=call["id"], **call["function"]), msgspec.json.decode(result["content"])
+
+
 class _Call(NamedTuple):
     """A call of an agent, and the result that it waits for."""
 
@@ -207,6 +235,12 @@ class CallingAgent(_AgentProvider):
         self._ended: dict[str, type[ViewDecided | ViewExpired]] = {}
         self._first_results: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
         """The order of each client order id, and its result."""
+
+        self._kept: deque[tuple[ToolRequest, dict[str, Any]]] = deque()
+        """The calls of the open decision that the cassette knows, until the agent has repeated them."""
+
+        self.finished: list[FinishedInvocation] = []
+        """Its decisions so far, oldest first."""
 
         self._calls: asyncio.Queue[_Call] = asyncio.Queue(1)
         self._executed: _Call | None = None
@@ -244,7 +278,7 @@ class CallingAgent(_AgentProvider):
 
     async def _offer(self, turn: Turn) -> None:
         """Wait until the agent asks for its view, from which its time counts."""
-        self._view = ServedView.of(turn, self.deadline_s)
+        self._view, self._kept = ServedView.of(turn, self.deadline_s), deque(_executed(turn))
         self._offered.set()
         try:
             async with asyncio.timeout(IDLE_S):
@@ -253,7 +287,8 @@ class CallingAgent(_AgentProvider):
             raise ProviderError(f"it has not asked for its view with agent.getView within {IDLE_S:g} s") from None
         self._until_s = time.monotonic() + self.deadline_s
 
-    def end_decision(self) -> None:
+    def end_decision(self, record: InvocationRecord) -> None:
+        self.finished.append(FinishedInvocation(record.invocation, self.model, tuple(record.calls)))
         self._close(ViewDecided)
 
     def _close(self, why: type[ViewDecided | ViewExpired]) -> None:
@@ -315,12 +350,50 @@ class CallingAgent(_AgentProvider):
                 if ended is not None:
                     raise ended(f"the decision of the view {view_id} has ended; get a new one")
                 raise ViewUnknown(f"{self.model.id} has no view {(view_id or '')[:40]!r}; get one with agent.getView")
-            call = _Call(decision, asyncio.get_running_loop().create_future())
-            await self._calls.put(call)
-            result = await call.result
+            result = self._kept_result(decision) or await self._executed_result(decision)
             if chosen is not None and result["result"] != "failed":
                 self._first_results[chosen] = decision_json(decision), result
             return result
+
+    def _kept_result(self, decision: Decision) -> dict[str, Any] | None:
+        """Return the result of a call that the agent repeats after a run was cut off; None if it makes another one."""
+        if self._kept:
+            request, result = self._kept.popleft()
+            if request == request_of(int(request.id.removeprefix("call_")), decision):
+                return result
+            self._kept.clear()
+        return None
+
+    async def _executed_result(self, decision: Decision) -> dict[str, Any]:
+        call = _Call(decision, asyncio.get_running_loop().create_future())
+        await self._calls.put(call)
+        return await call.result
+
+    async def operate(self, verb: Literal[Verb.HALT, Verb.FLATTEN], reason: str) -> OperatorCommand:
+        """Halt the account for the rest of the run, as calls on the open view; `flatten` also closes everything."""
+        await self.decide(None, HaltTrading(reason=reason))
+        assert self._view is not None, "a call was executed on it"
+        command_id = uuid5(UUID(self._view.id), verb)
+        account = self.opened.account()
+        for order in account.resting if verb is Verb.FLATTEN else opening_orders(account):
+            await self.decide(None, CancelOrder(symbol=order.symbol, order_id=str(order.id)))
+        for symbol in account.positions if verb is Verb.FLATTEN else ():
+            while symbol in self.opened.account().positions:  # a book may fill only a part of it
+                result = await self.decide(None, ClosePosition(symbol=symbol))
+                if result["result"] != "ok":
+                    break
+        asked_by = f"the agent {self.model.id}"
+        return OperatorCommand(id=command_id, verb=verb, account_id=self.model.id, reason=reason, asked_by=asked_by)
+
+    @property
+    def opened(self) -> AgentEnvironment:
+        """The environment of its latest decision.
+
+        :raises Unavailable: there was none yet
+        """
+        if self.environment is None:
+            raise Unavailable("the backtest has not begun; get a view first")
+        return self.environment
 
 
 class BacktestDesk:
@@ -352,13 +425,50 @@ class BacktestDesk:
         return agent.model
 
     def account(self, model: Model) -> AccountState:
-        environment = self._agents[model.id].environment
-        if environment is None:
-            raise Unavailable("the backtest has not begun; get a view first")
+        environment = self._agents[model.id].opened
         return AccountState(environment.account(), environment.marks(), environment.markets, is_open=True)
 
     async def cancel_order(self, model: Model, order_id: str) -> OrderAnswer:
-        raise Precondition("resting orders cannot be cancelled in a backtest; they end with their position's exit plan")
+        agent, wanted = self._agents[model.id], order_id_of(model.id, order_id)
+        for order in agent.opened.account().resting:
+            if order.id == wanted:
+                await agent.decide(None, CancelOrder(symbol=order.symbol, order_id=order_id))
+        answer = agent.opened.order(wanted)
+        if answer is None:
+            raise no_such_order(model.id, order_id)
+        return answer
+
+    async def operate(self, model: Model, verb: Literal[Verb.HALT, Verb.FLATTEN], reason: str) -> OperatorCommand:
+        return await self._agents[model.id].operate(verb, reason)
+
+
+class RunReader:
+    """What agents with keys read of the run: their decisions so far, and the board."""
+
+    def __init__(self, agents: Sequence[CallingAgent]) -> None:
+        self.agents = agents
+        self.board: Board | None = None
+        """None before the run has begun, and in an exam."""
+
+    async def finished(self, model_id: str, *, page: Page, with_answers: bool) -> list[FinishedInvocation]:
+        """Return the finished decisions of an agent, latest first. It has no raw answers, `with_answers` or not."""
+        (agent,) = (each for each in self.agents if each.model.id == model_id)
+        older = (
+            each for each in reversed(agent.finished) if page.until is None or each.invocation.started_at < page.until
+        )
+        return list(islice(older, page.skip, page.skip + page.limit))
+
+    async def leaderboard(self, window: RunWindow, sort_by: SortKey) -> list[LeaderboardEntry]:
+        """Return the board as of the last whole hour.
+
+        :raises Precondition: there is none
+        """
+        if self.board is None:
+            raise Precondition("there is no board before a backtest has begun, and none in an exam")
+        return self.board(window, sort_by)
+
+    async def latest_season(self) -> None:
+        """Return None: a backtest is no season."""
 
 
 class _Agents(NamedTuple):
@@ -371,17 +481,18 @@ class BacktestContext:
 
     settings: Settings
     agents: _Agents
+    invocations: RunReader
+    analytics: RunReader
 
 
-def agent_app(agents: Sequence[CallingAgent], keys: Sequence[Credential], settings: Settings) -> web.Application:
+def agent_app(reader: RunReader, keys: Sequence[Credential], settings: Settings) -> web.Application:
     """Return the application that serves the procedures of `agent`, and MCP, to the holders of these keys."""
     load_procedures()
-    served = REGISTRY.part(
-        name for name in REGISTRY.procedures if name.startswith("agent.") and name not in SERVICE_ONLY
-    )
+    served = REGISTRY.part(name for name in REGISTRY.procedures if name.startswith("agent."))
+    context = BacktestContext(settings, _Agents(BacktestDesk(reader.agents)), reader, reader)
     app = web.Application()
     app[ACCESS] = Access(None, None, keys=keys)
-    app[DISPATCHER] = Dispatcher(served, BacktestContext(settings, _Agents(BacktestDesk(agents))))
+    app[DISPATCHER] = Dispatcher(served, context)
     app.add_routes(app[DISPATCHER].routes())
     app.add_routes(McpServer(app[DISPATCHER], settings.http_body_timeout_s).routes())
     edge.setup(app, settings)
@@ -390,13 +501,13 @@ def agent_app(agents: Sequence[CallingAgent], keys: Sequence[Credential], settin
 
 @asynccontextmanager
 async def serving_agents(
-    agents: Sequence[CallingAgent], keys: Sequence[Credential], settings: Settings, port: int
+    reader: RunReader, keys: Sequence[Credential], settings: Settings, port: int
 ) -> AsyncIterator[str]:
     """Serve the agents on this machine, and yield the address. Port 0 takes any free one.
 
     :raises StartError: the port is in use
     """
-    runner = web.AppRunner(agent_app(agents, keys, settings), access_log=None, shutdown_timeout=1.0)
+    runner = web.AppRunner(agent_app(reader, keys, settings), access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", port).start()
@@ -408,6 +519,6 @@ async def serving_agents(
     try:
         yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
-        for agent in agents:
+        for agent in reader.agents:
             await agent.close()
         await runner.cleanup()

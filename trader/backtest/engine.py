@@ -20,6 +20,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from itertools import chain
 from typing import Final, Protocol
+from uuid import UUID
 
 from msgspec.structs import replace
 
@@ -27,7 +28,7 @@ from trader.agents.domain.call_inputs import CallInputs
 from trader.agents.domain.guard import Approved, RiskContext
 from trader.agents.domain.models import CYCLE
 from trader.agents.domain.observation import opened_at
-from trader.agents.domain.tools import Change, Decision, request_of
+from trader.agents.domain.tools import Change, Decision, HaltTrading, request_of
 from trader.agents.domain.view import Memory, ObservedMarket, Shown, VariantLimits, View, change_percent
 from trader.agents.execute import execute_change, resting_order
 from trader.agents.observer import LOOK_INTERVAL, SESSION_INTERVAL
@@ -38,6 +39,7 @@ from trader.backtest.touches import TouchFinder
 from trader.core.clock import ceil_second, epoch_second, iso, moment_of
 from trader.exchange.domain import rules as rules_of_exchange
 from trader.exchange.domain.account import Account, Marks
+from trader.exchange.domain.halts import Halt, HaltCause, may_open, refusal_to_open
 from trader.exchange.domain.ledger import ExchangeRules, Posting
 from trader.exchange.domain.orders import ExitPlan, OrderAnswer
 from trader.exchange.domain.tick_rules import Moment, apply_tick
@@ -312,7 +314,9 @@ class AccountSession:
 
     async def execute(self, number: int, decision: Decision) -> None:
         """Execute a decision made by code, if it may change the books, and report its outcome."""
-        if isinstance(decision, Change):
+        if isinstance(decision, HaltTrading):
+            await self.halt(decision.reason)
+        elif isinstance(decision, Change):
             self.record.call = StartedCall(number, request_of(number, decision), decision, self._now)
             outcome = await execute_change(decision, self)
             self.followed.report(self._now, number, decision, outcome)
@@ -481,6 +485,16 @@ class AccountSession:
         self._note_answer(symbol)
         return None
 
+    async def halt(self, reason: str) -> None:
+        account_id = self.followed.account.id
+        self.followed.halt = Halt(
+            account_id=account_id, cause=HaltCause.OPERATOR, reason=reason, by=f"the agent {account_id}", at=self._now
+        )
+
+    def order(self, order_id: UUID) -> OrderAnswer | None:
+        """Return the current answer of an order of the account; None if there is no such order."""
+        return (self.followed.orders or {}).get(order_id)
+
     async def cancel_order(self, symbol: str, order_id: str) -> str | None:
         refusal, resting = resting_order(self.followed.account, symbol, order_id)
         if resting is not None:
@@ -507,6 +521,8 @@ class AccountSession:
         if refusal is None and engine.latency:
             refusal = await self.wait_for_book(order.symbol)
         account, moment = self.followed.account, self.moment
+        if self.followed.halt is not None and may_open(account, order):
+            refusal = refusal_to_open([self.followed.halt], account.id)
         if refusal is None:
             posting = rules_of_exchange.place(account, order, moment, engine.rules, engine.market.funding_rate)
         else:

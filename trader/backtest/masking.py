@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from datetime import datetime
 from decimal import Decimal
+from uuid import UUID
 
 from msgspec.structs import replace
 
@@ -108,6 +109,13 @@ class MaskedSession:
     async def open_account(self) -> Account:
         return self._mask.apply(await self._session.open_account())
 
+    async def halt(self, reason: str) -> None:
+        await self._session.halt(reason)
+
+    def order(self, order_id: UUID) -> OrderAnswer | None:
+        answer = self._session.order(order_id)
+        return None if answer is None else self._answer(answer)
+
     async def cancel_order(self, symbol: str, order_id: str) -> str | None:
         return self._hidden(await self._session.cancel_order(self._inverse.names[symbol], order_id))
 
@@ -115,7 +123,9 @@ class MaskedSession:
         validate_order(
             self._session.record.order(approved), self.markets
         )  # so that its words are about the masked market
-        answer = await self._session.place_order(self._inverse.apply(approved))
+        return self._answer(await self._session.place_order(self._inverse.apply(approved)))
+
+    def _answer(self, answer: OrderAnswer) -> OrderAnswer:
         return replace(self._mask.apply(answer), reason=self._hidden(answer.reason))
 
     def refusal_of_price(self, symbol: str) -> str | None:

@@ -24,7 +24,7 @@ from trader.agents.sql.models import select_models
 from trader.agents.strategy_files import load_strategy
 from trader.agents.variants import VARIANTS
 from trader.backtest.accounts import DecisionSource
-from trader.backtest.agents import CalledAgent, CallingAgent, serving_agents
+from trader.backtest.agents import Board, CalledAgent, CallingAgent, RunReader, serving_agents
 from trader.backtest.answers import KeptAnswers, Spending
 from trader.backtest.options import every_of, guard_of, params_of
 from trader.backtest.run import rule_models
@@ -64,7 +64,7 @@ _FROM_ENVIRONMENT: Final = ("AI_ATTEMPT_TIMEOUT_S", "MAX_PARALLEL_MODELS")
 class Chosen(NamedTuple):
     """Models with their decision sources. `cassette` stores AI answers; `is_asking`: missing answers are requested.
 
-    `agent_lines` tell external agents where to call.
+    `agent_lines` tell external agents where to call; `reader` answers what they ask about the run.
     """
 
     models: list[tuple[Model, DecisionSource]]
@@ -72,6 +72,12 @@ class Chosen(NamedTuple):
     spending: Spending
     is_asking: bool
     agent_lines: tuple[str, ...] = ()
+    reader: RunReader | None = None
+
+    def show_board(self, board: Board) -> None:
+        """Let agents with keys read the board of the run."""
+        if self.reader is not None:
+            self.reader.board = board
 
     def open_cassette(self, stack: AsyncExitStack) -> None:
         """Open the cassette for writing. Raises `OSError`."""
@@ -229,12 +235,12 @@ async def _of_agents(
             lines.append(f"{model.id} is called at {url}, signed with {secret}")
         answers = KeptAnswers(EXTERNAL, cassette, spending, agent, 1)
         models.append((model, AgentSource(model, answers, agent, settings, period[1])))
+    reader = RunReader(calling)
     if calling:
         port = settings.port if options.listen is None else options.listen
-        lines.insert(
-            0, f"agent.* and /mcp at {await stack.enter_async_context(serving_agents(calling, keys, settings, port))}"
-        )
-    return Chosen(models, cassette, spending, is_asking=True, agent_lines=tuple(lines))
+        address = await stack.enter_async_context(serving_agents(reader, keys, settings, port))
+        lines.insert(0, f"agent.* and /mcp at {address}")
+    return Chosen(models, cassette, spending, is_asking=True, agent_lines=tuple(lines), reader=reader)
 
 
 def _agent_model(text: str, every: str | None, deadline_s: int | None, at: datetime) -> tuple[Model, str | None]:
@@ -266,7 +272,7 @@ def _agent_model(text: str, every: str | None, deadline_s: int | None, at: datet
 
 def _key_of(agent_id: str, at: datetime, *, is_only: bool) -> tuple[str, Credential]:
     """Return the key of an agent: that of TRADER_KEY for the first, a new one for any other."""
-    key, credential = issue(AGENT_MARK, agent_id, at, ("read", "trade"), account_id=agent_id)
+    key, credential = issue(AGENT_MARK, agent_id, at, ("read", "trade", "operate"), account_id=agent_id)
     given = os.environ.get("TRADER_KEY")
     if given is None or not is_only:
         return key, credential

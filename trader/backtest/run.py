@@ -187,6 +187,11 @@ class Backtest:
         self._engine.skip()
 
     @property
+    def reached(self) -> datetime:
+        """The time reached."""
+        return moment_of(self._reached)
+
+    @property
     def is_ahead(self) -> bool:
         """Whether an invocation has advanced an account beyond the time reached."""
         return self._engine.is_ahead(self._reached)

@@ -20,11 +20,10 @@ from trader.agents.domain.invocations import Step, ToolCall
 from trader.agents.domain.mask import Mask
 from trader.agents.domain.memory import CYCLES_REMEMBERED, PastCall, PastCycle, note_of, remember
 from trader.agents.domain.messages import decision_json
-from trader.agents.domain.models import Model
+from trader.agents.domain.models import EXTERNAL, Model
 from trader.agents.domain.strategy import Peek, Strategy
 from trader.agents.domain.tools import RECORDED_TOOLS, TOOL_NAMES, BadCall, Change, Decision, Holding, decode
 from trader.agents.domain.view import Memory, View
-from trader.agents.execute import InvocationEnvironment
 from trader.agents.providers.providers import Provider
 from trader.agents.record import InvocationRecord
 from trader.agents.strategy_files import LoadedStrategy
@@ -136,11 +135,14 @@ class WorkflowSource(DecisionSource):
         session.looked_at = self._looked_at if self._model.is_ai else None
         record = InvocationRecord(self._model, self._seen(now))
         session.record = record
-        environment: InvocationEnvironment = session if self.mask is None else MaskedSession(session, self.mask)
+        environment = self._environment(session)
         try:
             await Workflow(record, self._providers, environment, EventBus(), self._limits).execute()
         finally:
             self._note(record, followed, now)
+
+    def _environment(self, session: AccountSession) -> AccountSession | MaskedSession:
+        return session if self.mask is None else MaskedSession(session, self.mask)
 
     def _note(self, record: InvocationRecord, followed: BacktestAccount, began_at: datetime) -> None:
         """Record the outcome of an invocation, even if it was aborted."""
@@ -189,6 +191,8 @@ class AiSource(WorkflowSource):
 class AgentSource(AiSource):
     """Decision source of an external agent that is called now."""
 
+    keeps_orders = True
+
     def __init__(
         self,
         model: Model,
@@ -200,16 +204,13 @@ class AgentSource(AiSource):
         super().__init__(model, provider, settings, ends_at)
         self.agent = agent
 
-    async def run(self, session: AccountSession) -> None:
-        """Run a decision of the agent, unless its previous one is still running.
+    def _environment(self, session: AccountSession) -> AccountSession | MaskedSession:
+        self.agent.environment = environment = super()._environment(session)
+        return environment
 
-        :raises AskingEnded: it failed because the agent does not call, or is not reached
-        """
-        self.agent.environment = session
-        try:
-            await super().run(session)
-        finally:
-            self.agent.end_decision()
+    def _note(self, record: InvocationRecord, followed: BacktestAccount, began_at: datetime) -> None:
+        super()._note(record, followed, began_at)
+        self.agent.end_decision(record)
 
 
 class RecordingStrategySource(DecisionSource):
@@ -355,7 +356,7 @@ def recorded_invocation(
         ]
         if decided:
             recorded_steps.append(RecordedStep(step.created_at, viewed_at, decided))
-        if any(_is_stale(call) for call in own):  # at that point the model saw a new view
+        if step.provider != EXTERNAL and any(map(_is_stale, own)):  # at that point the model saw a new view
             viewed_at = own[-1].created_at
     recorded = RecordedInvocation(done.model_id, done.started_at, recorded_steps)
     return recorded if inverse is None else inverse.apply(recorded)

@@ -1,7 +1,7 @@
 """Statistics of a backtest: its runs as a service would read them from its rows, and the evidence for its entrants."""
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from trader.agents.domain.entrants import EntrantRecord
 from trader.agents.entrants import first_entrant
@@ -9,12 +9,14 @@ from trader.backtest.accounts import ModelAccount
 from trader.backtest.baselines import BaselineAccount
 from trader.backtest.run import Backtest
 from trader.backtest.sources import AiSource, RecordingStrategySource
-from trader.core.clock import LockstepClock
+from trader.core.clock import LockstepClock, floor_time
 from trader.exchange.sql.trades import OpenPosition, RunTrade
 from trader.market.feed import MarketFeed
 from trader.market.sources.replay import ReplaySource
+from trader.portfolio.domain.histories import RunWindow
 from trader.portfolio.domain.luck import Luck, traders_for
 from trader.portfolio.evidence import EvidenceReport, last_whole_hour, make_report
+from trader.portfolio.leaderboard import LeaderboardEntry, RankedEntrant, SortKey, make_board, make_entries
 from trader.portfolio.luck import LuckRequest, RandomTraders
 from trader.portfolio.run_statistics import RunStatistics
 from trader.portfolio.sql.analytics import CurrentRun, InvocationTotals, RunEntrant
@@ -40,8 +42,22 @@ class _Luck:
         return [await self._traders.compare(request, traders_for(models)) for request in requests]
 
 
-def _statistics(run: Backtest, followed: ModelAccount, settings: Settings) -> RunStatistics:
-    """Return the run statistics of a model's account."""
+def board(run: Backtest, settings: Settings, window: RunWindow, sort_by: SortKey) -> list[LeaderboardEntry]:
+    """Return the board of the entrants as of the last whole hour, by the rules of a service without a season.
+
+    Until then every account is the same for every agent, whoever of those who decide at the same time answers first.
+    The costs of the models are absent.
+    """
+    now = floor_time(run.reached, timedelta(hours=1))
+    runs = [(followed.model, _statistics(run, followed, settings, now)) for followed in run.accounts]
+    entrants = [RankedEntrant(model, statistics, statistics.worth_at(now)) for model, statistics in runs]
+    return make_board(make_entries(entrants, window, now), window, sort_by, now, len(entrants))
+
+
+def _statistics(
+    run: Backtest, followed: ModelAccount, settings: Settings, until: datetime | None = None
+) -> RunStatistics:
+    """Return the run statistics of a model's account, without what was `until` a time or later."""
     model, source, account_run = followed.model, followed.source, followed.account.run
     answered_by = (
         source.answered_by if isinstance(source, AiSource | RecordingStrategySource) else model.router_model_name
@@ -50,9 +66,8 @@ def _statistics(run: Backtest, followed: ModelAccount, settings: Settings) -> Ru
     due = followed.decisions + followed.missed
     record = EntrantRecord(entrant.number, entrant.fingerprint, entrant.began_at, followed.decisions, due)
     totals = InvocationTotals(finished=followed.decisions)
-    statistics = RunStatistics(
-        CurrentRun(model.id, account_run.id, account_run.initial_capital, account_run.started_at, totals, record)
-    )
+    current = CurrentRun(model.id, account_run.id, account_run.initial_capital, account_run.started_at, totals, record)
+    statistics = RunStatistics(current._replace(until=until))
     statistics.set_entrants([RunEntrant(model.id, record, None, None, totals)])
     statistics.set_hours(followed.hours)
     trades = [RunTrade.of(trade) for trade in run.trades(followed)]

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, NamedTuple
@@ -38,7 +39,7 @@ from trader.backtest.result import (
 )
 from trader.backtest.run import Backtest, RunJournal, TableJournal
 from trader.backtest.sources import AiSource, DecisionLines, RecordingStrategySource
-from trader.backtest.statistics import judge
+from trader.backtest.statistics import board, judge
 from trader.backtest.sweep import is_sweep, sweep
 from trader.backtest.trials import add_trials, deflated_line
 from trader.commands.backtest_lines import conditions_lines, sweep_lines
@@ -161,6 +162,7 @@ async def _backtest(options: argparse.Namespace) -> int:
                 tables = TableJournal()
                 journals: list[RunJournal] = [ledger, tables] if books is None else [ledger, tables, books]
                 run = Backtest.fresh(market, settings, chosen.models, journals)
+                chosen.show_board(partial(board, run, settings))
                 if books is not None:
                     await books.begin(source.identity, run.starts_at, run.ends_at, run.baselines)
                 output = Output({options.out / LEDGER: ledger, options.out / DECISIONS: decisions}, books)

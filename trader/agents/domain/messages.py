@@ -28,6 +28,7 @@ Outcome = tuple[ToolCallStatus, dict[str, Any]]
 
 HELD: Final[Outcome] = ("ok", {"holding": True})
 NOTED: Final[Outcome] = ("ok", {"noted": True})
+HALTED: Final[Outcome] = ("ok", {"halted": True})
 
 
 def indicators_json(symbol: str, interval: Interval, candles: list[Candle], computed: Indicators) -> dict[str, Any]:

@@ -230,10 +230,16 @@ class CancelOrder(Tool, frozen=True, kw_only=True):
     order_id: Annotated[str, Meta(min_length=1, max_length=64, description="The `id` of a resting order.")]
 
 
+class HaltTrading(Tool, frozen=True, kw_only=True):
+    """Open nothing from now on: `agent.halt` in a backtest. In a service that is a command, not a call."""
+
+    reason: Annotated[str, Meta(min_length=1, max_length=500, description="Why.")]
+
+
 Change = CreatePosition | ClosePosition | UpdateExitPlan | PlaceOrder | CancelOrder
 """The decisions that change the books."""
 
-Decision = Change | FetchIndicators | FetchOrderBook | Note | AgentNote | Holding
+Decision = Change | FetchIndicators | FetchOrderBook | Note | AgentNote | Holding | HaltTrading
 
 TOOLS: Final[Mapping[str, type[Decision]]] = {
     struct.__name__[0].lower() + struct.__name__[1:]: struct
@@ -276,7 +282,7 @@ AGENT_TOOLS: Final[Mapping[str, type[Decision]]] = {
 """The tools of external agents by procedure name, which equals the simulator's if it has the procedure."""
 
 RECORDED_TOOLS: Final[Mapping[str, type[Decision]]] = {
-    **TOOLS, PLACE_ORDER: PlaceOrder, "cancelOrder": CancelOrder, "note": AgentNote, "hold": Hold,
+    **TOOLS, PLACE_ORDER: PlaceOrder, "cancelOrder": CancelOrder, "note": AgentNote, "hold": Hold, "halt": HaltTrading,
 }  # fmt: skip
 """The tools by the names under which the calls of all agents are recorded. Strategies may use all that change books."""
 
@@ -323,11 +329,16 @@ def _signature(struct: type[Decision]) -> str:
 
 
 def call_type(request: ToolRequest, decision: Decision | None) -> ToolCallType:
-    """Return the recorded type of the call. A call of an unknown tool does nothing, so its type is HOLDING."""
+    """Return the recorded type of the call. A call of an unknown tool does nothing, so its type is HOLDING.
+
+    A halt trades nothing and is not remembered as a decision, like a note.
+    """
     if isinstance(decision, PlaceOrder):
         return "CLOSE_POSITION" if decision.reduce_only else "CREATE_POSITION"
     if isinstance(decision, CancelOrder):
         return "CANCEL_ORDER"
+    if isinstance(decision, HaltTrading):
+        return "NOTE"
     return TOOL_CALL_TYPES.get(request.name, "HOLDING")
 
 

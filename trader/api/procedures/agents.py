@@ -19,9 +19,9 @@ from trader.agents.domain.tools import (
     PlaceOrder,
     UpdateExitPlan,
 )
-from trader.api.context import Context
-from trader.api.procedures.analytics import get_leaderboard
-from trader.api.procedures.models import get_invocations
+from trader.agents.invocations import FinishedInvocation
+from trader.api.procedures.analytics import shown_board
+from trader.api.procedures.models import shown_page
 from trader.api.registry import ProcedureHandler, procedure
 from trader.api.schemas.agents import (
     AgentBoardInput,
@@ -44,11 +44,17 @@ from trader.api.schemas.agents import (
     WhoAmIOutput,
 )
 from trader.api.schemas.analytics import GetLeaderboardInput, GetLeaderboardOutput
-from trader.api.schemas.models import GetInvocationsInput, GetInvocationsOutput
+from trader.api.schemas.models import GetInvocationsOutput
+from trader.api.schemas.paging import page_of
 from trader.api.schemas.simulator import AccountOutput, AccountView, OrderOutput, OrderView
 from trader.core.errors import ForeignAccount
+from trader.database.pool import Page
 from trader.exchange.domain.halts import Verb
 from trader.operations.domain.credentials import Credential, Scope
+from trader.portfolio.domain.histories import RunWindow
+from trader.portfolio.domain.seasons import Season, SeasonState
+from trader.portfolio.leaderboard import LeaderboardEntry, SortKey
+from trader.settings.settings import Settings
 
 H = TypeVar("H", bound=ProcedureHandler)
 
@@ -68,11 +74,30 @@ class _Agents(Protocol):
     def external(self) -> AgentDesk: ...
 
 
+class _Invocations(Protocol):
+    async def finished(self, model_id: str, *, page: Page, with_answers: bool) -> list[FinishedInvocation]: ...
+
+
+class _Analytics(Protocol):
+    async def leaderboard(self, window: RunWindow, sort_by: SortKey) -> list[LeaderboardEntry]: ...
+
+    async def latest_season(self) -> tuple[Season, SeasonState] | None: ...
+
+
 class AgentContext(Protocol):
-    """The context of the procedures that a backtest serves, too."""
+    """The context of these procedures, of a service or of a backtest."""
+
+    @property
+    def settings(self) -> Settings: ...
 
     @property
     def agents(self) -> _Agents: ...
+
+    @property
+    def invocations(self) -> _Invocations: ...
+
+    @property
+    def analytics(self) -> _Analytics: ...
 
 
 class _NamesAccount(Protocol):
@@ -191,32 +216,35 @@ async def note(context: AgentContext, request: AgentNoteInput, key: Credential) 
 
 
 @procedure("agent.halt", paper_only=True, scope="operate")
-async def halt(context: Context, request: AgentOperateInput, key: Credential) -> OperateOutput:
+async def halt(context: AgentContext, request: AgentOperateInput, key: Credential) -> OperateOutput:
     """Halt the account: cancel resting orders that could open, and open nothing until an operator lifts the halt."""
     model = await _agent_of(context, request, key)
     return OperateOutput.of(await context.agents.external.operate(model, Verb.HALT, request.reason))
 
 
 @procedure("agent.flatten", paper_only=True, scope="operate")
-async def flatten(context: Context, request: AgentOperateInput, key: Credential) -> OperateOutput:
+async def flatten(context: AgentContext, request: AgentOperateInput, key: Credential) -> OperateOutput:
     """Halt the account, cancel every resting order, and close every position at market."""
     model = await _agent_of(context, request, key)
     return OperateOutput.of(await context.agents.external.operate(model, Verb.FLATTEN, request.reason))
 
 
 @procedure("agent.getHistory", paper_only=True, scope="read")
-async def get_history(context: Context, request: AgentHistoryInput, key: Credential) -> GetInvocationsOutput:
+async def get_history(context: AgentContext, request: AgentHistoryInput, key: Credential) -> GetInvocationsOutput:
     """List the agent's decisions with their calls and results, newest first."""
     model = await _agent_of(context, request, key)
-    asked = GetInvocationsInput(model_id=model.id, limit=request.limit, before=request.before, skip=request.skip)
-    return await get_invocations(context, asked)
+    page = page_of(request.limit, request)
+    is_private = context.settings.public == "off"
+    return shown_page(await context.invocations.finished(model.id, page=page, with_answers=is_private), page)
 
 
 @procedure("agent.getBoard", paper_only=True, scope="read")
-async def get_board(context: Context, request: AgentBoardInput, key: Credential) -> GetLeaderboardOutput:
+async def get_board(context: AgentContext, request: AgentBoardInput, key: Credential) -> GetLeaderboardOutput:
     """Show the leaderboard of a window, with coverage and verdicts."""
     await _agent_of(context, request, key)
-    return await get_leaderboard(context, GetLeaderboardInput(window=request.window, details=True))
+    entries = await context.analytics.leaderboard(request.window, "pnlPercent")
+    season = await context.analytics.latest_season()
+    return shown_board(entries, GetLeaderboardInput(window=request.window, details=True), season)
 
 
 def _whoami(context: AgentContext, model: Model, key: Credential) -> WhoAmIOutput:

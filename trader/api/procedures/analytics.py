@@ -1,6 +1,7 @@
 """Procedures of `analytics`: statistics, leaderboard, failures, and totals of the current runs."""
 
 import asyncio
+from collections.abc import Sequence
 from operator import attrgetter
 
 from trader.api.context import Context
@@ -29,6 +30,8 @@ from trader.api.schemas.model_stats import (
 )
 from trader.api.schemas.paging import cut_page, page_of
 from trader.api.schemas.seasons import GetSeasonOutput, shown_season
+from trader.portfolio.domain.seasons import Season, SeasonState
+from trader.portfolio.leaderboard import LeaderboardEntry
 
 
 @procedure("analytics.getModelStats")
@@ -48,12 +51,18 @@ async def get_leaderboard(context: Context, request: GetLeaderboardInput) -> Get
     A model that was opened or reconfigured within the window counts from that time.
     """
     entries = await context.analytics.leaderboard(request.window, request.sort_by, chosen_variant(request.variant))
+    return shown_board(entries, request, await context.analytics.latest_season())
+
+
+def shown_board(
+    entries: Sequence[LeaderboardEntry], request: GetLeaderboardInput, latest: tuple[Season, SeasonState] | None
+) -> GetLeaderboardOutput:
+    """Return a board, with the latest season if it is still shown."""
     rows = [
         LeaderboardRow.of(entry, LeaderboardDetails.of(entry, request.sort_by) if request.details else UNSET)
         for entry in entries
     ]
-    season = shown_season(await context.analytics.latest_season())
-    return GetLeaderboardOutput(entries=rows, window=request.window, season=season)
+    return GetLeaderboardOutput(entries=rows, window=request.window, season=shown_season(latest))
 
 
 @procedure("analytics.getSeason")

@@ -1,5 +1,8 @@
 """Procedures of `models`: the models and their invocations."""
 
+from collections.abc import Sequence
+
+from trader.agents.invocations import FinishedInvocation
 from trader.api.context import Context
 from trader.api.registry import procedure
 from trader.api.schemas.common import UNSET, Empty, chosen_variant, or_none
@@ -14,6 +17,7 @@ from trader.api.schemas.models import (
     invocation_of,
 )
 from trader.api.schemas.paging import cut_page, page_of
+from trader.database.pool import Page
 
 
 @procedure("models.getModels")
@@ -39,6 +43,11 @@ async def get_invocations(context: Context, request: GetInvocationsInput) -> Get
         invocation_id=or_none(request.invocation_id),
         with_answers=context.settings.public == "off",
     )
+    return shown_page(records, page)
+
+
+def shown_page(records: Sequence[FinishedInvocation], page: Page) -> GetInvocationsOutput:
+    """Return a page of finished runs, newest first."""
     cut = cut_page(records, page, lambda record: record.invocation.started_at)
     shown = [invocation_of(record) for record in cut.rows]
     return GetInvocationsOutput(conversations=shown, next_before=cut.next_before, next_skip=cut.next_skip)
