@@ -3,6 +3,7 @@
 import asyncio
 import json
 import multiprocessing
+import re
 import signal
 import socket
 import threading
@@ -69,8 +70,10 @@ def order_for(view: dict[str, Any]) -> dict[str, Any]:
 class Agent:
     """An agent that polls, as the examples do: in the first view it buys, reads and holds, later it only holds."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, key: str = KEY) -> None:
         self.port = port
+        self.key = key
+        self.received: list[str] = []
         self.views: list[dict[str, Any]] = []
         self.said: dict[str, Any] = {}
         self.end = ""
@@ -80,9 +83,11 @@ class Agent:
         while True:
             connection = HTTPConnection("127.0.0.1", self.port, timeout=30)
             try:
-                connection.request("POST", path, json.dumps(body), {"Authorization": f"Bearer {KEY}"})
+                connection.request("POST", path, json.dumps(body), {"Authorization": f"Bearer {self.key}"})
                 response = connection.getresponse()
-                answer = json.loads(response.read())
+                text = response.read().decode()
+                self.received.append(f"{response.getheaders()}{text}")
+                answer = json.loads(text)
             except ConnectionRefusedError:
                 time.sleep(0.02)  # the backtest has not begun to listen
                 continue
@@ -264,6 +269,95 @@ class Trader(Agent):
         self.tool("hold", viewId=view["viewId"], reason="done")
 
 
+class Curious(Agent):
+    """An agent behind a mask that asks for everything and provokes errors, in its first three views."""
+
+    def decide(self, view: dict[str, Any]) -> None:
+        self.views.append(view)
+        number, view_id = len(self.views), view["viewId"]
+        (symbol,) = view["view"]["now"]
+        price = view["view"]["now"][symbol]["price"]
+        order = {
+            "viewId": view_id, "clientOrderId": view_id, "symbol": symbol, "side": "buy", "quantity": 10, "leverage": 2,
+            "exitPlan": {"stop": price * 0.97, "target": price * 1.03, "timeExit": view["deadline"]},
+        }  # fmt: skip
+        if number == 1:
+            self.post("/mcp", {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}})
+            self.post("/mcp", {"jsonrpc": "2.0", "id": 1, "method": "tools/list"})
+            self.said["placed"] = self.call("placeOrder", **order)
+            self.said["account"] = self.call("getAccount")["account"]
+            wrongs: list[dict[str, Any]] = [
+                {"symbol": "XYZ"}, {"quantity": 1e9}, {"exitPlan": {}}, {"leverage": 99}, {"quantity": 1e-9},
+                {"exitPlan": {"stop": price * 2}}, {"type": "limit", "limitPrice": price * 3}, {"side": "sell"},
+            ]  # fmt: skip
+            for wrong in wrongs:
+                self.tool("placeOrder", **order | wrong | {"clientOrderId": f"{wrong}"})
+            self.tool("setExitPlan", viewId=view_id, symbol=symbol, stop=price * 5)
+            self.tool("placeOrder", **order | {"side": "up"})
+        if number == 2:
+            low = {
+                "type": "limit",
+                "limitPrice": price * 0.8,
+                "exitPlan": {"stop": price * 0.7},
+                "clientOrderId": "low",
+            }
+            resting = self.call("placeOrder", **order | low)
+            self.said["cancelled"] = self.call("cancelOrder", orderId=resting["orderId"])["order"]["status"]
+            for name in ("getCandles", "getOrderBook"):
+                self.tool(name, symbol=symbol, interval="15m") if name == "getCandles" else self.tool(
+                    name, symbol=symbol
+                )
+                self.post(f"/api/rpc/agent.{name}", {"symbol": "XYZ", "interval": "15m"})
+            self.tool("getAccount")
+        if number == 3:
+            self.said["flattened"] = self.call("flatten", reason="enough")["verb"]
+            self.said["held"] = self.call("getAccount")["account"]["positions"]
+            self.tool("placeOrder", **order | {"clientOrderId": "late"})
+            for name in ("whoami", "getHistory", "getBoard"):
+                self.tool(name)
+        self.call("hold", viewId=view_id, reason=f"{symbol} at {price}")
+        self.call("hold", 409, viewId=view_id, reason="again")
+
+
+def test_an_agent_behind_a_mask_receives_nothing_of_the_real_market(
+    data: Path, tmp_path: Path, agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRADER_KEY", f"{KEY},tra_masked")
+    plain, masked = Trader(agent.port), Curious(agent.port, "tra_masked")
+    cassette, mask = tmp_path / "cassette", ("--mask", "symbols,dates,scale", "--thinking", "off")
+    options = "--agent", "scout:Apex", "--listen", str(agent.port), "--cassette", str(cassette), *mask
+    for each in (plain, masked):
+        each.thread.start()
+    assert backtest(data, tmp_path / "first", *options) == 0
+    for each in (plain, masked):
+        each.thread.join(30)
+        assert (each.end, len(each.views)) == ("SEASON_OVER", 7)
+    said = masked.said
+    assert (said["placed"]["result"], said["cancelled"], said["flattened"]) == ("ok", "cancelled", "flatten")
+    assert said["held"] == []
+    assert masked.views[0]["openedAt"].startswith("2001-01-06T12:00")  # a Saturday, too
+
+    received = "".join(masked.received)
+    assert "M01" in received
+    assert [word for word in ("BTC", "2025-02", "2025-03", "17408") if word in received] == []
+    with next(data.glob("*.csv")).open() as file:
+        prices = [float(price) for line in [*file][1:] for price in line.split(",")[1:5]]
+
+    def real(answers: list[str]) -> list[float]:
+        """Return the figures that could be real prices; volumes have three digits, and ids are no figures."""
+        figures = map(float, re.findall(r"(?<![\w.-])\d+(?:\.\d+)?(?![\w-])", "".join(answers)))
+        return [figure for figure in figures if min(prices) <= figure <= max(prices) and figure % 100]
+
+    assert real(plain.received)
+    assert real(masked.received) == []
+    for account in (said["placed"]["account"], said["account"]):
+        assert 9_990 < float(account["equity"]) < 10_010
+
+    assert backtest(data, tmp_path / "again", "--models-from", str(cassette), *mask) == 0
+    for name in ("ledger.jsonl", "decisions.jsonl", "trades.csv", "equity.csv"):
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "first" / name).read_bytes()
+
+
 @pytest.mark.processes
 def test_an_agent_whose_backtest_was_killed_goes_on_where_it_was(data: Path, tmp_path: Path, agent: Agent) -> None:
     def options(cassette: str) -> list[str]:
@@ -375,7 +469,7 @@ def test_an_agent_that_is_called_is_replayed_without_a_request(data: Path, tmp_p
     [
         (("--agent", "scout"), "--agent is 'scout'; it must be NAME:VARIANT or NAME:VARIANT=URL"),
         (("--agent", "scout:Apex=http://example.org"), "such as scout:Apex or scout:Apex=http://127.0.0.1:9000"),
-        (("--agent", "scout:Apex", "--mask", "dates"), "--agent: not with --models, --models-from or --mask"),
+        (("--agent", "scout:Apex", "--models-from", "x"), "--agent: not with --models or --models-from"),
         (("--listen", "9"), "--listen: only with --agent"),
     ],
 )

@@ -50,7 +50,7 @@ class MaskedPeek:
 
     def mark(self, symbol: str) -> Decimal:
         real = self._real[symbol]
-        return self._mask.apply({"marks": self._peek.mark(real)}, real)["marks"]
+        return self._mask.price(real, self._peek.mark(real))
 
 
 class MaskedSession:
@@ -101,7 +101,8 @@ class MaskedSession:
         return self._mask.apply(self._session.markets)
 
     def marks(self) -> Mapping[str, Decimal]:
-        return self._mask.apply({"marks": self._session.marks()})["marks"]
+        mask = self._mask
+        return {mask.names[symbol]: mask.price(symbol, mark) for symbol, mark in self._session.marks().items()}
 
     def account(self) -> Account:
         return self._mask.apply(self._session.account())

@@ -111,10 +111,11 @@ async def choose_models(
         own.append(_of_strategy(options, every, starts_at, guard))
     if options.models and options.models_from:
         raise SettingsError(["--models asks models and --models-from never does; give one of them"])
-    if options.agent and (options.models or options.models_from or options.mask):
-        raise SettingsError(["--agent: not with --models, --models-from or --mask"])
+    if options.agent and (options.models or options.models_from):
+        raise SettingsError(["--agent: not with --models or --models-from"])
+    mask = Mask.hiding(options.mask, first_prices or {}, starts_at) if options.mask else None
     if options.agent:
-        chosen = await _of_agents(options, settings, (starts_at, ends_at), every, stack)
+        chosen = await _of_agents(options, settings, (starts_at, ends_at), every, mask, stack)
     elif options.models:
         chosen = _of_file(options, environ, settings, (starts_at, ends_at), every, stack, decisions)
     elif options.models_from and (Path(options.models_from) / ANSWERS).exists():
@@ -127,9 +128,9 @@ async def choose_models(
     else:
         chosen = Chosen([], None, Spending(None), is_asking=False)
     models = own + chosen.models
-    if options.mask:
-        mask = Mask.hiding(options.mask, first_prices or {}, starts_at)
-        models += [_masked(model, each, mask, settings, ends_at) for model, each in models]
+    if mask is not None:  # agents have their masked copies already
+        plain = own if options.agent else models
+        models += [_masked(model, each, mask, settings, ends_at) for model, each in plain]
     ids = [model.id for model, _ in models]
     if repeated := sorted({model_id for model_id in ids if ids.count(model_id) > 1}):
         raise SettingsError(
@@ -142,11 +143,7 @@ def _masked(
     model: Model, source: DecisionSource, mask: Mask, settings: Settings, ends_at: datetime
 ) -> tuple[Model, DecisionSource]:
     """Return a copy of a model that decides in a masked market."""
-    try:
-        model_id = msgspec.convert(f"{model.id}{MASKED}", ModelId)
-    except msgspec.ValidationError:
-        raise SettingsError([f"--mask: {model.id}{MASKED} is not a valid account id; {ID_FORM}"]) from None
-    twin = replace(model, id=model_id, name=f"{model.name} (masked)")
+    twin = _twin_of(model)
     match source:
         case RecordingStrategySource():
             try:
@@ -156,6 +153,15 @@ def _masked(
         case AiSource():
             return twin, AiSource(twin, source.provider, settings, ends_at, mask)
     raise SettingsError(["--mask: not with the recorded decisions of a database, which were made without it"])
+
+
+def _twin_of(model: Model) -> Model:
+    """Return the masked copy of a model."""
+    try:
+        model_id = msgspec.convert(f"{model.id}{MASKED}", ModelId)
+    except msgspec.ValidationError:
+        raise SettingsError([f"--mask: {model.id}{MASKED} is not a valid account id; {ID_FORM}"]) from None
+    return replace(model, id=model_id, name=f"{model.name} (masked)")
 
 
 def renewed(model: Model, source: DecisionSource, settings: Settings, ends_at: datetime) -> DecisionSource:
@@ -170,7 +176,7 @@ def renewed(model: Model, source: DecisionSource, settings: Settings, ends_at: d
             except TypeError as error:
                 raise SettingsError([f"{model.id} cannot be copied before it trades: {error}"]) from None
         case AgentSource():
-            return AgentSource(model, source.provider, source.agent, settings, ends_at)
+            return AgentSource(model, source.provider, source.agent, settings, ends_at, source.mask)
         case AiSource():
             return AiSource(model, source.provider, settings, ends_at, source.mask)
     raise SettingsError([f"{model.id} has only recorded decisions, and cannot decide in other states"])
@@ -208,23 +214,30 @@ async def _of_agents(
     settings: Settings,
     period: tuple[datetime, datetime],
     every: str | None,
+    mask: Mask | None,
     stack: AsyncExitStack,
 ) -> Chosen:
-    """Return the models of `--agent`, and serve those that call by themselves.
+    """Return the models of `--agent` and their masked copies, and serve those that call by themselves.
 
-    The variables TRADER_KEY and TRADER_SECRET, which the examples read too, set the key and the secret.
+    The variables TRADER_KEY and TRADER_SECRET, which the examples read too, set the keys, separated by commas, and the
+    secret.
     """
     cassette, spending = Cassette.load(options.cassette or options.out / CASSETTE), Spending(None)
     models: list[tuple[Model, DecisionSource]] = []
     calling: list[CallingAgent] = []
     keys: list[Credential] = []
     lines: list[str] = []
-    for text in options.agent:
-        model, url = _agent_model(text, every, options.deadline, period[0])
+    given = os.environ.get("TRADER_KEY")
+    known = [] if given is None else given.split(",")
+    if len(set(known)) < len(known):
+        raise SettingsError(["TRADER_KEY has a key twice; each agent needs its own"])
+    called = [_agent_model(text, every, options.deadline, period[0]) for text in options.agent]
+    twins = [] if mask is None else [(_twin_of(model), url, mask) for model, url in called]
+    for model, url, hidden in [*((model, url, None) for model, url in called), *twins]:
         agent: CalledAgent | CallingAgent
         if url is None:
             agent = CallingAgent(model, settings)
-            key, credential = _key_of(model.id, period[0], is_only=not calling)
+            key, credential = _key_of(model.id, period[0], *known[len(calling) :][:1])
             calling.append(agent)
             keys.append(credential)
             lines.append(f"{model.id} calls with the key {key}")
@@ -234,7 +247,7 @@ async def _of_agents(
             stack.push_async_callback(agent.close)
             lines.append(f"{model.id} is called at {url}, signed with {secret}")
         answers = KeptAnswers(EXTERNAL, cassette, spending, agent, 1)
-        models.append((model, AgentSource(model, answers, agent, settings, period[1])))
+        models.append((model, AgentSource(model, answers, agent, settings, period[1], hidden)))
     reader = RunReader(calling)
     if calling:
         port = settings.port if options.listen is None else options.listen
@@ -270,14 +283,13 @@ def _agent_model(text: str, every: str | None, deadline_s: int | None, at: datet
     return model, url if has_url else None
 
 
-def _key_of(agent_id: str, at: datetime, *, is_only: bool) -> tuple[str, Credential]:
-    """Return the key of an agent: that of TRADER_KEY for the first, a new one for any other."""
+def _key_of(agent_id: str, at: datetime, given: str | None = None) -> tuple[str, Credential]:
+    """Return the key of an agent: the one of TRADER_KEY, or a new one."""
     key, credential = issue(AGENT_MARK, agent_id, at, ("read", "trade", "operate"), account_id=agent_id)
-    given = os.environ.get("TRADER_KEY")
-    if given is None or not is_only:
+    if given is None:
         return key, credential
     if not given.startswith(AGENT_MARK):
-        raise SettingsError([f"TRADER_KEY must begin with {AGENT_MARK}"])
+        raise SettingsError([f"TRADER_KEY must begin with {AGENT_MARK}, and so must further keys after commas"])
     return given, replace(credential, prefix=prefix_of(given), digest=digest_of(given))
 
 

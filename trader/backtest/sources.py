@@ -200,8 +200,9 @@ class AgentSource(AiSource):
         agent: CalledAgent | CallingAgent,
         settings: Settings,
         ends_at: datetime,
+        mask: Mask | None = None,
     ) -> None:
-        super().__init__(model, provider, settings, ends_at)
+        super().__init__(model, provider, settings, ends_at, mask)
         self.agent = agent
 
     def _environment(self, session: AccountSession) -> AccountSession | MaskedSession:

@@ -82,6 +82,10 @@ class Mask(NamedTuple):
         masked: T = self._masked(value, symbol, None)
         return masked
 
+    def price(self, symbol: str, price: Decimal) -> Decimal:
+        """Return a price of the market `symbol`."""
+        return _scaled_decimal(price, self.powers[symbol])
+
     def text(self, text: str) -> str:
         """Return a text from the exchange with the markets' masked names and without figures."""
         symbols = "|".join(map(re.escape, self.names))
@@ -117,6 +121,8 @@ class Mask(NamedTuple):
 
 def _scaled(value: float | Decimal, power: int) -> float | Decimal:
     """Return value × 2^power, exactly."""
-    if isinstance(value, Decimal):
-        return _WIDE.multiply(value, _WIDE.power(2, power))
-    return value * 2.0**power
+    return _scaled_decimal(value, power) if isinstance(value, Decimal) else value * 2.0**power
+
+
+def _scaled_decimal(value: Decimal, power: int) -> Decimal:
+    return _WIDE.multiply(value, _WIDE.power(2, power))
