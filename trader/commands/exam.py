@@ -21,6 +21,7 @@ from trader.exam.page import page
 from trader.exam.pairs import HORIZONS
 from trader.exam.report import (
     CARD_FILE,
+    REPORT_FILE,
     card_value,
     comparison_lines,
     encode_card,
@@ -33,9 +34,6 @@ from trader.exam.run import run
 from trader.exam.sitting import EVERY
 from trader.settings.dotenv import add_env_file_option
 from trader.settings.presets import PRESETS
-
-REPORT = "report.html"
-"""The file of the report, in the folder of the exam."""
 
 STATES_MAX = 100_000
 """The most states of an exam."""
@@ -230,7 +228,7 @@ def exam_report(options: argparse.Namespace) -> int:
     value = exam_value(plan, sittings) | {"cause": None, "reason": ""}
     try:
         (options.folder / CARD_FILE).write_bytes(encode_card(card_value(plan, sittings)))
-        (options.folder / REPORT).write_text(page(value, plan, secret, sittings), encoding="utf-8")
+        (options.folder / REPORT_FILE).write_text(page(value, plan, secret, sittings), encoding="utf-8")
     except OSError as error:
         raise StartError(f"{error.filename} cannot be written: {error.strerror}.") from error
     return print_result(Result(value, _lines(value)), as_json=options.json)

@@ -31,6 +31,8 @@ CARD: Final = "trader-exam-1"
 """The format of the card."""
 
 CARD_FILE: Final = "card.json"
+REPORT_FILE: Final = "report.html"
+"""The files of the result, in the folder of the exam."""
 
 
 def exam_value(plan: ExamPlan, sittings: Sequence[Sitting]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ const PAGES = [
   ['conversations', 'Conversations'],
   ['system', 'System'],
 ]
-const { demo, mode, market, public: isPublic, version } = document.body.dataset
+const { demo, exams, mode, market, public: isPublic, version } = document.body.dataset
 
 const restoreScroll = keepScroll()
 
@@ -72,7 +72,7 @@ function App() {
         navigator.clipboard?.writeText(location.href).then(() => {
           event.target.textContent = 'Link copied'
         })}>Copy link</button>
-      <a href="/api/docs">API reference</a><span>Keys: 1–6 pages, t light or dark, arrows in a chart</span></footer>`
+      ${exams === 'on' && html`<a href="/exams">Exams</a>`}<a href="/api/docs">API reference</a><span>Keys: 1–6 pages, t light or dark, arrows in a chart</span></footer>`
 }
 
 function Page({ route }) {
