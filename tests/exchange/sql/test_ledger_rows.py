@@ -2,15 +2,20 @@
 
 from datetime import timedelta
 from decimal import Decimal
+from typing import Any
 from uuid import uuid4
 
+import asyncpg
+import pytest
 from support.books import START
 from support.paper_bench import BUY, SELL, PaperBench
 
+from trader.core.errors import LedgerViolated
 from trader.database.pool import Database
 from trader.exchange.domain.orders import Cause, InsurancePayment
 from trader.exchange.domain.venue_orders import SentOrder, SentStatus, VenueFill, VenueOrder, VenueOrderType
 from trader.exchange.sql import ledger_rows as rows
+from trader.exchange.sql.ledger import write_postings
 
 D = Decimal
 
@@ -56,3 +61,18 @@ async def test_every_row_has_exactly_the_columns_of_its_table(database: Database
             assert samples, table
             for row in samples:
                 assert sorted(row) == sorted(name for (name,) in columns), table
+
+
+@pytest.mark.parametrize(("cause", "raised"), [(MemoryError(), MemoryError), (ValueError(), LedgerViolated)])
+async def test_rows_that_find_no_memory_do_not_violate_the_books(cause: Exception, raised: type[Exception]) -> None:
+    """The driver reports everything that keeps it from encoding an argument as a `DataError`."""
+
+    class Connection:
+        async def fetch(self, *_: object) -> None:
+            raise asyncpg.DataError("invalid input for query argument $3") from cause
+
+    bench = PaperBench()
+    bench.order(BUY, "1")
+    conn: Any = Connection()
+    with pytest.raises(raised):
+        await write_postings(conn, bench.postings, 1)

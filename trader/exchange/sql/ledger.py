@@ -139,6 +139,8 @@ async def write_postings(conn: Connection, postings: Sequence[Posting], term: in
     try:
         records = await conn.fetch(_statement(tuple(tables)), changes, term, *rows)
     except (asyncpg.IntegrityConstraintViolationError, asyncpg.DataError) as error:
+        if isinstance(error.__cause__, MemoryError):  # the driver could not encode the rows: nothing is wrong with them
+            raise MemoryError(str(error)) from error
         raise LedgerViolated(f"{type(error).__name__}: {error}") from error
     return {record["id"] for record in records}
 
