@@ -86,7 +86,7 @@ FAREWELL_S: Final = 2.0
 _NO_DECISION: Final = "the agent did not decide before the deadline of its view"
 
 
-Board = Callable[[RunWindow, SortKey], list[LeaderboardEntry]]
+LeaderboardMaker = Callable[[RunWindow, SortKey], list[LeaderboardEntry]]
 """Makes the board of a run, as of the time reached."""
 
 
@@ -447,7 +447,7 @@ class RunReader:
 
     def __init__(self, agents: Sequence[CallingAgent]) -> None:
         self.agents = agents
-        self.board: Board | None = None
+        self.board: LeaderboardMaker | None = None
         """None before the run has begun, and in an exam."""
 
     async def finished(self, model_id: str, *, page: Page, with_answers: bool) -> list[FinishedInvocation]:
