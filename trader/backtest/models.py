@@ -24,7 +24,7 @@ from trader.agents.sql.models import select_models
 from trader.agents.strategy_files import load_strategy
 from trader.agents.variants import VARIANTS
 from trader.backtest.accounts import DecisionSource
-from trader.backtest.agents import Board, CalledAgent, CallingAgent, RunReader, serving_agents
+from trader.backtest.agents import CalledAgent, CallingAgent, LeaderboardMaker, RunReader, serving_agents
 from trader.backtest.answers import KeptAnswers, Spending
 from trader.backtest.options import every_of, guard_of, params_of
 from trader.backtest.run import rule_models
@@ -74,7 +74,7 @@ class Chosen(NamedTuple):
     agent_lines: tuple[str, ...] = ()
     reader: RunReader | None = None
 
-    def show_board(self, board: Board) -> None:
+    def show_board(self, board: LeaderboardMaker) -> None:
         """Let agents with keys read the board of the run."""
         if self.reader is not None:
             self.reader.board = board
