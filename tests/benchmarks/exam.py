@@ -102,8 +102,9 @@ def failures(pool: Pool, decision_ms: float, exams: int) -> Iterator[str]:
         share = share_of_oracle(planted[name])
         assert share is not None
         part = covered(planted[name], share.share, exams, rng)
-        cost, _ = burnt([each for each in pool[name] if each.kind == "null"])
-        print(f"{name}: share {share.share:+.3f}, burnt {cost:.1f} bp; covered in {100 * part:.1f} % of {exams} exams")
+        cost = burnt([each for each in pool[name] if each.kind == "null"])
+        assert cost is not None
+        print(f"{name}: share {share.share:+.3f}, burnt {cost.mean:.1f} bp; covered in {100 * part:.1f} %")
         if part < 0.93:
             yield f"the intervals of {name} cover its share in {100 * part:.1f} % of exams"
     equal = called(lambda exam: (partly(exam, 0.4, rng), partly(exam, 0.4, rng)), pool, exams)

@@ -2,17 +2,25 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from copy import deepcopy
+from functools import reduce
+from operator import getitem
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import jsonschema_rs
 import orjson
 import pytest
 from support.documents import ROOT
+from support.run_profile import is_nightly
 from support.trading_provider import TradingProvider, call, opening, trading_provider
 
 from trader.__main__ import main
+from trader.exam.check import card_differences
 from trader.exam.domain.worlds import Edge
-from trader.exam.folder import schedule
+from trader.exam.folder import read_plan, read_sittings, schedule
+from trader.exam.report import exam_result
 
 STRATEGIES = ROOT / "docs" / "examples" / "exam.toml"
 MODELS = """
@@ -84,7 +92,7 @@ def test_strategy_that_knows_an_edge_is_better_than_one_that_knows_none(
     assert result["cause"] == "verdict"
     assert result["states"] < result["planned"] == 60
     funding, cross, nothing = result["entrants"]
-    assert funding["edges"]["carry"]["share"] > 0.9
+    assert funding["shares"]["carry"]["share"] > 0.9
     assert nothing["share"]["share"] == 0
     assert funding["burntBp"]["mean"] < 1e-6 < cross["burntBp"]["mean"]
     assert main(["exam", "report", str(out), "--json"]) == 0
@@ -204,6 +212,62 @@ def test_check_finds_a_score_that_does_not_follow_from_its_decision(
     (code / "secret").write_text("other")
     assert main(["exam", "check", str(code)]) == 1
     assert "is not the secret of this exam" in capsys.readouterr().err
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path of every value within a JSON value that is no object and no array."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+    if inner is None:
+        yield path
+    for key, each in inner or ():
+        yield from leaves(each, (*path, key))
+
+
+def forged(value: Any, path: tuple[Any, ...], rng: Random) -> Any:
+    """Return a copy of a JSON value with another value at a path."""
+    copy = deepcopy(value)
+    *outer, last = path
+    holder = reduce(getitem, outer, copy)
+    match holder[last]:
+        case bool(given):
+            holder[last] = not given
+        case int(given) | float(given):
+            holder[last] = given + rng.choice((-1, 1)) * rng.choice((1, 1e-6 + abs(given) / 100, 0.5))
+        case str(given) if given:
+            place = rng.randrange(len(given))
+            holder[last] = given[:place] + ("1" if given[place] == "0" else "0") + given[place + 1 :]
+        case _:
+            holder[last] = 0.5
+    return copy
+
+
+def test_nothing_forged_in_card_plan_or_decisions_passes_the_check(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, rng = tmp_path / "exam", Random(7)
+    assert (
+        exam(out, "--models", str(STRATEGIES), "--edges", "carry", states=3) == main(["exam", "report", str(out)]) == 0
+    )
+    card = orjson.loads((out / "card.json").read_bytes())
+    jsonschema_rs.validate(orjson.loads((out / "card.schema.json").read_bytes()), card)
+    plan, _ = read_plan(out)
+    decided = read_sittings(out, plan)
+    places = list(leaves(card))
+    for path in rng.sample(places, min(120, len(places))):
+        (out / "card.json").write_bytes(orjson.dumps(forged(card, path, rng)))
+        assert card_differences(out, plan, decided), path
+    lines = sittings(out)
+    written, figures = (out / "sittings.jsonl").read_bytes(), exam_result(plan, decided).entrants
+    for path in rng.sample(list(leaves(lines)), 120 if is_nightly() else 12):
+        changed = forged(lines, path, rng)
+        (out / "sittings.jsonl").write_bytes(b"".join(orjson.dumps(each) + b"\n" for each in changed))
+        code = main(["exam", "report", str(out)]) or main(["exam", "check", str(out)])
+        if not code:  # such as another invalidation of a plan, in words: nothing follows from it
+            assert exam_result(plan, read_sittings(out, plan)).entrants == figures, path
+    (out / "sittings.jsonl").write_bytes(b"".join(written.splitlines(keepends=True)[3:]))
+    assert main(["exam", "report", str(out)]) == 0
+    assert main(["exam", "check", str(out), "--json"]) == 1
+    assert "are not the first ones of the plan" in capsys.readouterr().out
 
 
 @pytest.mark.processes

@@ -5,8 +5,11 @@ import asyncio
 import os
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
+from itertools import chain
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from trader.agents.models_file import add_keys_argument, variant_argument
 from trader.backtest.options import count_argument, deadline_argument, mask_argument, port_argument
@@ -21,16 +24,19 @@ from trader.exam.page import page
 from trader.exam.pairs import HORIZONS
 from trader.exam.report import (
     CARD_FILE,
+    CARD_SCHEMA_FILE,
     REPORT_FILE,
-    card_value,
+    ExamResult,
+    card_schema,
     comparison_lines,
     encode_card,
-    exam_value,
+    exam_card,
+    exam_result,
     outcome_rows,
-    pair_value,
+    pair_report,
     share_rows,
 )
-from trader.exam.run import run
+from trader.exam.run import ExamEnd, run
 from trader.exam.sitting import EVERY
 from trader.settings.dotenv import add_env_file_option
 from trader.settings.presets import PRESETS
@@ -117,11 +123,14 @@ def exam_run(options: argparse.Namespace) -> int:
     if problems:
         raise SettingsError(problems)
     try:
-        value = asyncio.run(_run(options))
+        ended = asyncio.run(_run(options))
     except OSError as error:
         raise StartError(f"{error.filename or options.out} cannot be written: {error.strerror}.") from error
-    code = EXIT_FAILED if value["cause"] not in (None, "verdict") else EXIT_DONE
-    return print_result(Result(value, _lines(value), code), as_json=options.json)
+    result = exam_result(ended.plan, ended.sittings)
+    value = msgspec.to_builtins(result) | {"cause": ended.cause, "reason": ended.reason}
+    lines = chain(_lines(result), [ended.reason] if ended.reason else [])
+    code = EXIT_FAILED if ended.cause not in (None, "verdict") else EXIT_DONE
+    return print_result(Result(value, lines, code), as_json=options.json)
 
 
 class _Listener:
@@ -143,13 +152,12 @@ class _Listener:
             self._progress.end()
 
 
-async def _run(options: argparse.Namespace) -> dict[str, Any]:
+async def _run(options: argparse.Namespace) -> ExamEnd:
     listener = _Listener()
     try:
-        ended = await run(options, options.out, listener)
+        return await run(options, options.out, listener)
     finally:
         listener.end()
-    return exam_value(ended.plan, ended.sittings) | {"cause": ended.cause, "reason": ended.reason}
 
 
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:
@@ -225,13 +233,14 @@ def exam_report(options: argparse.Namespace) -> int:
     """
     plan, secret = read_plan(options.folder)
     sittings = read_sittings(options.folder, plan)
-    value = exam_value(plan, sittings) | {"cause": None, "reason": ""}
+    card = exam_card(plan, sittings)
     try:
-        (options.folder / CARD_FILE).write_bytes(encode_card(card_value(plan, sittings)))
-        (options.folder / REPORT_FILE).write_text(page(value, plan, secret, sittings), encoding="utf-8")
+        (options.folder / CARD_FILE).write_bytes(encode_card(card))
+        (options.folder / CARD_SCHEMA_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(card_schema())))
+        (options.folder / REPORT_FILE).write_text(page(card.result, plan, secret, sittings), encoding="utf-8")
     except OSError as error:
         raise StartError(f"{error.filename} cannot be written: {error.strerror}.") from error
-    return print_result(Result(value, _lines(value)), as_json=options.json)
+    return print_result(Result(msgspec.to_builtins(card.result), _lines(card.result)), as_json=options.json)
 
 
 def _compare_arguments(parser: argparse.ArgumentParser) -> None:
@@ -244,14 +253,11 @@ def _compare_arguments(parser: argparse.ArgumentParser) -> None:
 def exam_compare(options: argparse.Namespace) -> int:
     """Print which of two entrants is better: in all, by a verdict that holds at every look, and edge by edge."""
     plan, _ = read_plan(options.folder)
-    value = pair_value(plan, read_sittings(options.folder, plan), *options.pair)
-    return print_result(Result(value, _pair_lines(value)), as_json=options.json)
-
-
-def _pair_lines(value: Mapping[str, Any]) -> Iterator[str]:
-    yield from comparison_lines(value)
-    rows = ((edge, f"{each['states']}", f"{each['mean']:+.2f}") for edge, each in value["edges"].items())
-    yield from table(("edge", "states", "mean difference"), rows)
+    report = pair_report(plan, read_sittings(options.folder, plan), *options.pair)
+    lines = comparison_lines(report.comparisons, is_recorded=plan.recording is not None)
+    rows = [(edge, f"{each.states}", f"{each.mean:+.2f}") for edge, each in report.edges.items()]
+    lines = chain(lines, table(("edge", "states", "mean difference"), rows) if rows else ())
+    return print_result(Result(msgspec.to_builtins(report), lines), as_json=options.json)
 
 
 def _check_arguments(parser: argparse.ArgumentParser) -> None:
@@ -268,21 +274,20 @@ def exam_check(options: argparse.Namespace) -> int:
     return print_result(Result({"wrong": wrong}, lines, EXIT_FAILED if wrong else EXIT_DONE), as_json=options.json)
 
 
-def _lines(value: Mapping[str, Any]) -> Iterator[str]:
-    if value["isRecorded"]:
-        yield from table(("entrant", "states", "outcome", "95 %"), outcome_rows(value))
+def _lines(result: ExamResult) -> Iterator[str]:
+    is_recorded = result.recording_sha256 is not None
+    if is_recorded:
+        yield from table(("entrant", "states", "outcome", "95 %"), outcome_rows(result))
     else:
-        yield from table(("entrant", *Edge, "share", "burnt"), share_rows(value))
-    yield from comparison_lines(value)
-    for entrant in value["entrants"]:
-        if entrant["costUsdPerState"] is not None:
-            yield f"{entrant['entrant']}: {entrant['costUsdPerState']:.4f} USD per state"
-        if entrant["agreement"] is not None:
-            share = f"{100 * entrant['agreement']:.0f} % of states"
-            yield f"{entrant['entrant']} passed {entrant['samples']} times of {entrant['samples']} in {share}"
-        if entrant["refusals"]:
-            said = ", ".join(f"{rule} {count}" for rule, count in entrant["refusals"].items())
-            yield f"{entrant['entrant']} was refused: {said}"
-    yield f"{value['states']} of {value['planned']} states; SHA-256 of the worlds' secret: {value['secretSha256']}"
-    if value["reason"]:
-        yield value["reason"]
+        yield from table(("entrant", *Edge, "share", "burnt"), share_rows(result))
+    yield from comparison_lines(result.comparisons, is_recorded=is_recorded)
+    for entrant in result.entrants:
+        if entrant.cost_usd_per_state is not None:
+            yield f"{entrant.entrant}: {entrant.cost_usd_per_state:.4f} USD per state"
+        if entrant.agreement is not None:
+            share = f"{100 * entrant.agreement:.0f} % of states"
+            yield f"{entrant.entrant} passed {entrant.samples} times of {entrant.samples} in {share}"
+        if entrant.refusals:
+            said = ", ".join(f"{rule} {count}" for rule, count in entrant.refusals.items())
+            yield f"{entrant.entrant} was refused: {said}"
+    yield f"{result.states} of {result.planned} states; SHA-256 of the secret: {result.secret_sha256}"

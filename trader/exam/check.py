@@ -4,17 +4,17 @@ from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from trader.agents.domain.models import Model
 from trader.backtest.accounts import DecisionSource, Idle
 from trader.backtest.sources import RecordedInvocation, ReplayedDecisions
-from trader.core.errors import SettingsError, StartError
+from trader.core.errors import SettingsError
 from trader.exam.folder import ExamPlan, read_plan, read_sittings
 from trader.exam.opening import ExamRoom, draw_states, recorded_room, sit, world_room
-from trader.exam.report import CARD_FILE, card_value, encode_card
+from trader.exam.report import CARD_FILE, ExamCard, exam_card
 from trader.exam.sitting import Examinee, Sitting
 
 _EQUAL: Final = 1e-9
@@ -40,36 +40,41 @@ async def check(folder: Path, data: Path | None = None, funding: str | None = No
         room = world_room(plan.settings, ())
     drawn = draw_states(room, secret, len(plan.states), plan.edges, plan.kind)
     wrong, models = [] if plan.states == drawn else [_OTHER_STATES], {model.id: model for model in plan.models}
-    planned = {state.number: state for state in plan.states}
-    groups: dict[tuple[int, int], list[Sitting]] = {}
     sittings = read_sittings(folder, plan)
+    groups: dict[tuple[int, int], list[Sitting]] = {}
     for sitting in sittings:
         groups.setdefault((sitting.sample, sitting.state), []).append(sitting)
-    for (_, number), group in groups.items():
-        unknown = {each.entrant for each in group} - models.keys()
-        if number not in planned or unknown:
-            wrong.append(f"state {number}: it is not planned with these entrants")
-            continue
-        entrants = [Examinee(models[each.entrant], partial(_replayed, decided=each.answer.decided)) for each in group]
-        again = await sit(room, secret, planned[number], entrants)
-        wrong += filter(None, map(_difference, group, again))
-    return wrong + _card_differences(folder, plan, sittings)
+    for sample in range(plan.samples):
+        decided = sorted(number for own, number in groups if own == sample)
+        if decided != list(range(len(decided))):
+            wrong.append(f"the decided states of sample {sample} are not the first ones of the plan")
+    for (sample, number), group in groups.items():
+        if not (0 <= sample < plan.samples and 0 <= number < len(drawn)):
+            wrong.append(f"state {number}, sample {sample}: it is not planned")
+        elif [each.entrant for each in group] != plan.entrants:
+            wrong.append(f"state {number}, sample {sample}: the entrants are not those of the plan")
+        else:
+            entrants = [
+                Examinee(models[each.entrant], partial(_replayed, decided=each.answer.decided)) for each in group
+            ]
+            wrong += filter(None, map(_difference, group, await sit(room, secret, drawn[number], entrants)))
+    return wrong + card_differences(folder, plan, sittings)
 
 
-def _card_differences(folder: Path, plan: ExamPlan, sittings: Sequence[Sitting]) -> list[str]:
+def card_differences(folder: Path, plan: ExamPlan, sittings: Sequence[Sitting]) -> list[str]:
     """Return the parts of the card, if there is one, that do not follow from the plan and the decisions."""
     file = folder / CARD_FILE
     if not file.exists():
         return []
     try:
-        given = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+        given = msgspec.json.decode(file.read_bytes(), type=ExamCard)
     except (OSError, msgspec.MsgspecError) as error:
-        raise StartError(f"{file} is no card: {error}") from error
-    expected = msgspec.json.decode(encode_card(card_value(plan, sittings)))
+        return [f"{CARD_FILE} is no card of an exam: {error}"]
+    expected = exam_card(plan, sittings)
     return [
         f"{CARD_FILE}: {name} does not follow from the decisions"
-        for name in expected
-        if given.get(name) != expected[name]
+        for name in ExamCard.__struct_fields__
+        if getattr(given, name) != getattr(expected, name)
     ]
 
 
@@ -79,11 +84,14 @@ def _replayed(model: Model, ends_at: datetime, *, decided: RecordedInvocation | 
 
 def _difference(given: Sitting, again: Sitting) -> str | None:
     """Return how a decision differs from the same one executed again; None if it does not."""
+    place = f"state {given.state}, {given.entrant}"
     for name in ("edge", "kind"):
         if getattr(given, name) != getattr(again, name):
-            return f"state {given.state}, {given.entrant}: {name} is {getattr(given, name)}, not {getattr(again, name)}"
+            return f"{place}: {name} is {getattr(given, name)}, not {getattr(again, name)}"
+    if given.answer.refused != again.answer.refused:
+        return f"{place}: refused are {list(given.answer.refused)}, not {list(again.answer.refused)}"
     for name in ("value", "risk", "score", "oracle"):
         if abs(getattr(given, name) - getattr(again, name)) > _EQUAL:
             figures = f"{getattr(given, name):.9f}, and its decisions are worth {getattr(again, name):.9f}"
-            return f"state {given.state}, {given.entrant}: {name} is {figures}"
+            return f"{place}: {name} is {figures}"
     return None

@@ -10,12 +10,14 @@ from typing import Final
 import msgspec
 
 from trader.agents.domain.models import Model
+from trader.agents.domain.tools import RECORDED_TOOLS
 from trader.core.errors import StartError
 from trader.exam.domain.plan import NULL_SHARE
 from trader.exam.domain.scores import MOMENTS, WORLDS, PairComparison, Scale, compare, differences
 from trader.exam.domain.worlds import Edge, Kind
 from trader.exam.pairs import Horizon, RecordedMoment
 from trader.exam.sitting import Sitting
+from trader.seasons.bundle import CodeDigest
 
 PLAN: Final = "exam.json"
 SECRET: Final = "secret"  # noqa: S105  # the name of a file
@@ -34,7 +36,8 @@ class ExamState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class ExamPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """What an exam asks. `secret_digest` binds the states before anybody is asked; `recording` is the SHA-256 of the
-    candles and funding rates from which moments are drawn, and None in an exam in worlds."""
+    candles and funding rates from which moments are drawn, and None in an exam in worlds. `strategies` are the classes
+    of code that decides with the first digits of its SHA-256, and `code` is the program that began the exam."""
 
     secret_digest: str
     states: list[ExamState]
@@ -42,7 +45,9 @@ class ExamPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     kind: Kind
     horizon: Horizon
     models: list[Model]
+    strategies: dict[str, str]
     settings: dict[str, str]
+    code: CodeDigest
     compared: tuple[str, str] | None = None
     samples: int = 1
     recording: str | None = None
@@ -112,8 +117,11 @@ def read_sittings(folder: Path, plan: ExamPlan) -> list[Sitting]:
     lines = file.read_bytes().split(b"\n") if file.exists() else []
     try:
         sittings = [msgspec.json.decode(line, type=Sitting) for line in lines[:-1]]
-    except msgspec.MsgspecError as error:
-        raise StartError(f"{file}: {error}") from error
+        for step in (step for each in sittings if each.answer.decided for step in each.answer.decided.steps):
+            for call in step.calls:
+                msgspec.convert(call.arguments, RECORDED_TOOLS[call.tool])
+    except (msgspec.MsgspecError, KeyError) as error:
+        raise StartError(f"{file} holds what is no decision: {error}") from error
     counts = Counter((each.state, each.sample) for each in sittings)
     return [each for each in sittings if counts[each.state, each.sample] == len(plan.entrants)]
 

@@ -27,6 +27,7 @@ from trader.exam.pairs import RecordedRoom
 from trader.exam.sitting import EVERY, Examinee, Sitting, WorldRoom
 from trader.market.domain.markets import INTERVALS, Interval
 from trader.market.sources.rows import chosen_rows, preset_rows
+from trader.seasons.bundle import digest_code
 from trader.settings.settings import Settings
 
 SYMBOLS: Final = ("BTC", "ETH", "SOL")
@@ -54,6 +55,20 @@ class Examined(NamedTuple):
     room: ExamRoom
     entrants: list[Examinee]
     chosen: Chosen
+
+    @property
+    def recording(self) -> str | None:
+        """The digest of the recording; None in worlds."""
+        return self.room.digest if isinstance(self.room, RecordedRoom) else None
+
+    @property
+    def strategies(self) -> dict[str, str]:
+        """The class of each strategy by its model, with the first digits of the SHA-256 of its file."""
+        return {
+            model.id: source.answered_by
+            for model, source in self.chosen.models
+            if isinstance(source, RecordingStrategySource)
+        }
 
     @property
     def is_code(self) -> bool:
@@ -187,17 +202,14 @@ def new_plan(options: argparse.Namespace, examined: Examined) -> tuple[ExamPlan,
         kind=kind,
         horizon=options.horizon,
         models=[each.model for each in examined.entrants],
+        strategies=examined.strategies,
         settings=exam_environ(options),
         compared=compared,
         samples=options.samples,
-        recording=recording_of(examined.room),
+        recording=examined.recording,
+        code=digest_code(),
     )
     return plan, secret
-
-
-def recording_of(room: ExamRoom) -> str | None:
-    """Return the digest of the recording; None in worlds."""
-    return room.digest if isinstance(room, RecordedRoom) else None
 
 
 def draw_states(room: ExamRoom, secret: str, count: int, edges: Sequence[Edge], kind: Kind) -> list[ExamState]:

@@ -2,16 +2,18 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from trader.agents.domain.tools import CreatePosition, Holding, PlaceOrder
 from trader.api.dashboard.document import document, interval, minus, scale, table
 from trader.core.clock import iso, moment_of
+from trader.exam.domain.scores import Figure, Share
 from trader.exam.domain.worlds import RECENT, Edge, World, draw_world
 from trader.exam.folder import ExamPlan
 from trader.exam.opening import world_room
+from trader.exam.report import EntrantResult, ExamResult
 from trader.exam.sitting import Sitting
 
 _SHOWN_MINUTES: Final = 720
@@ -26,85 +28,82 @@ _WORDS: Final = (
 )
 
 
-def page(value: Mapping[str, Any], plan: ExamPlan, secret: str, sittings: Sequence[Sitting]) -> str:
-    """Return the report on a result as `exam_value` returns it."""
-    body = f"<h1>Exam</h1><p>{value['states']} of {value['planned']} states. {_WORDS}</p>"
+def page(result: ExamResult, plan: ExamPlan, secret: str, sittings: Sequence[Sitting]) -> str:
+    """Return the report on a result."""
+    body = f"<h1>Exam</h1><p>{result.states} of {result.planned} states. {_WORDS}</p>"
     if plan.recording is not None:
-        body += _outcomes(value)
+        body += _outcomes(result)
     else:
-        bounds = _common_scale(value["entrants"])
-        body += "".join(_profile(entrant, *bounds) for entrant in value["entrants"]) + _burnt(value)
-    body += _pairs(value)
+        bounds = _common_scale(result.entrants)
+        body += "".join(_profile(entrant, *bounds) for entrant in result.entrants) + _burnt(result)
+    body += _pairs(result)
     if plan.recording is None:
         body += "<h2>Examples</h2>" + "".join(_examples(plan, secret, sittings))
     return document("Exam", body)
 
 
-def _shares(entrant: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+def _shares(entrant: EntrantResult) -> dict[str, Share]:
     """Return the shares that an entrant has, by edge and in all."""
-    shares = {**entrant["edges"], "all": entrant["share"]}
-    return {edge: share for edge, share in shares.items() if share["share"] is not None}
+    return {**entrant.shares} | ({} if entrant.share is None else {"all": entrant.share})
 
 
-def _common_scale(entrants: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+def _common_scale(entrants: Sequence[EntrantResult]) -> tuple[float, float]:
     shares = [share for entrant in entrants for share in _shares(entrant).values()]
-    return scale((each["share"] for each in shares), (each["interval"] for each in shares))
+    return scale((each.share for each in shares), (each.interval for each in shares))
 
 
-def _profile(entrant: Mapping[str, Any], least: float, most: float) -> str:
+def _profile(entrant: EntrantResult, least: float, most: float) -> str:
     """Return the bars of one entrant: its share of the oracle in each edge, with intervals and sizes."""
     rows = []
     for edge, share in _shares(entrant).items():
-        sizes = share.get("sizes") or {}
-        median = sizes.get("median")
-        size = "" if median is None else f"{median:.2f}"
-        over = "" if median is None else f"{100 * sizes['over']:.0f} %"
-        drawn = interval(share["interval"], share["share"], least, most)
-        rows.append((edge, minus(f"{share['share']:+.2f}"), drawn, f"{share['states']}", size, over))
-    notes = [f"{count} × {escape(rule)}" for rule, count in entrant["refusals"].items()]
-    cost = entrant["costUsdPerState"]
-    notes += [] if cost is None else [f"{cost:.4f} USD and {entrant['tokensPerState'] or 0:.0f} tokens per state"]
-    if entrant["agreement"] is not None:
-        notes.append(f"passed all of {entrant['samples']} samples in {100 * entrant['agreement']:.0f} % of states")
+        sizes = entrant.sizes.get(Edge(edge)) if edge in list(Edge) else None
+        size, over = "", ""
+        if sizes is not None and sizes.median is not None:
+            size, over = f"{sizes.median:.2f}", f"{100 * sizes.over:.0f} %"
+        drawn = interval(share.interval, share.share, least, most)
+        rows.append((edge, minus(f"{share.share:+.2f}"), drawn, f"{share.states}", size, over))
+    notes = [f"refused {count} × {escape(rule)}" for rule, count in entrant.refusals.items()]
+    cost = entrant.cost_usd_per_state
+    notes += [] if cost is None else [f"{cost:.4f} USD and {entrant.tokens_per_state or 0:.0f} tokens per state"]
+    if entrant.agreement is not None:
+        notes.append(f"passed all of {entrant.samples} samples in {100 * entrant.agreement:.0f} % of states")
     head = ("edge", "share", f"{minus(f'{least:+.1f}')} to {minus(f'{most:+.1f}')}", "states", "size", "oversized")
     said = f"<p>{'; '.join(notes)}</p>" if notes else ""
-    return f"<h2>{escape(entrant['entrant'])}</h2>{table(head, rows)}{said}"
+    return f"<h2>{escape(entrant.entrant)}</h2>{table(head, rows)}{said}"
 
 
-def _burnt(value: Mapping[str, Any]) -> str:
-    known = [each for each in value["entrants"] if each["burntBp"] is not None]
-    costs = [each["burntBp"] for each in known]
-    least, most = scale((each["mean"] for each in costs), (each["interval"] for each in costs))
-    rows = [
-        (escape(each["entrant"]), minus(f"{mean:.1f}"), interval(own, mean, least, most))
-        for each, own, mean in ((each, each["burntBp"]["interval"], each["burntBp"]["mean"]) for each in known)
-    ]
+def _burnt(result: ExamResult) -> str:
     title = "<h2>Burnt where nothing pays</h2><p>Basis points of equity per state.</p>"
-    return title + table(("entrant", "mean", f"{least:.0f} to {most:.0f}"), rows)
+    return title + _figures({each.entrant: each.burnt_bp for each in result.entrants}, 1)
 
 
-def _outcomes(value: Mapping[str, Any]) -> str:
-    outcomes = [each["outcome"] for each in value["entrants"]]
-    least, most = scale((each["mean"] for each in outcomes), (each["interval"] for each in outcomes))
+def _outcomes(result: ExamResult) -> str:
+    title = f"<h2>Outcomes</h2><p>In units of the volatility of {result.horizon}, net of costs and drift.</p>"
+    return title + _figures({each.entrant: each.outcome for each in result.entrants}, 3)
+
+
+def _figures(figures: Mapping[str, Figure | None], digits: int) -> str:
+    """Return the table of a figure of each entrant that has it."""
+    known = {name: figure for name, figure in figures.items() if figure is not None}
+    least, most = scale((each.mean for each in known.values()), (each.interval for each in known.values()))
     rows = [
-        (escape(entrant["entrant"]), minus(f"{own['mean']:+.3f}"), interval(own["interval"], own["mean"], least, most))
-        for entrant, own in zip(value["entrants"], outcomes, strict=True)
+        (escape(name), minus(f"{each.mean:+.{digits}f}"), interval(each.interval, each.mean, least, most))
+        for name, each in known.items()
     ]
-    title = f"<h2>Outcomes</h2><p>In units of the volatility of {value['horizon']}, net of costs and drift.</p>"
-    return title + table(("entrant", "mean", f"{minus(f'{least:+.2f}')} to {minus(f'{most:+.2f}')}"), rows)
+    return table(("entrant", "mean", minus(f"{least:+.{digits}f} to {most:+.{digits}f}")), rows)
 
 
-def _pairs(value: Mapping[str, Any]) -> str:
+def _pairs(result: ExamResult) -> str:
     rows = [
         (
-            escape(pair["first"]),
-            escape(pair["second"]),
-            pair["verdict"],
-            f"{pair['states']}",
-            minus(f"{pair['mean']:+.2f}"),
-            f"{min(pair['better_level'], pair['worse_level']):.2g}",
+            escape(pair.first),
+            escape(pair.second),
+            pair.verdict,
+            f"{pair.states}",
+            minus(f"{pair.mean:+.2f}"),
+            f"{min(pair.better_level, pair.worse_level):.2g}",
         )
-        for pair in value["comparisons"]
+        for pair in result.comparisons
     ]
     head = ("entrant", "other", "verdict", "states", "mean difference", "level")
     return f"<h2>Pairs</h2>{table(head, rows, text_columns=3)}"

@@ -4,7 +4,7 @@ import argparse
 import asyncio
 import multiprocessing
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AsyncExitStack, aclosing, closing
 from decimal import Decimal
@@ -20,7 +20,7 @@ from trader.backtest.models import CASSETTE
 from trader.core.errors import SettingsError
 from trader.core.money import ZERO
 from trader.exam.folder import PLAN, ExamPlan, ExamState, Sheet, begin, judged, read_plan
-from trader.exam.opening import Examined, exam_environ, examining, new_plan, recording_of
+from trader.exam.opening import Examined, exam_environ, examining, new_plan
 from trader.exam.sitting import Sitting
 
 _CHUNK: Final = 25
@@ -101,15 +101,8 @@ def _options_of(options: argparse.Namespace, folder: Path, sample: int, spent: D
 async def _sample(options: argparse.Namespace, examined: Examined, listener: Listener) -> ExamEnd:
     """Let the entrants decide once in every state that has no decision of this sample yet."""
     plan, secret = read_plan(options.out)
-    if recording_of(examined.room) != plan.recording:
-        raise SettingsError([f"{options.out} is an exam on another recording, or with other funding rates"])
-    if [each.model for each in examined.entrants] != plan.models or exam_environ(options) != plan.settings:
-        raise SettingsError(
-            [
-                f"{options.out} is an exam of {', '.join(plan.entrants)} with {plan.settings}; to resume it, give the "
-                "same entrants and settings"
-            ]
-        )
+    if problems := list(_unlike(plan, examined, exam_environ(options))):
+        raise SettingsError([f"{options.out} is {problem}" for problem in problems])
     spending, sheet = examined.chosen.spending, Sheet(options.out, plan)
     async with AsyncExitStack() as stack:
         stack.enter_context(closing(sheet))
@@ -132,27 +125,37 @@ async def _sample(options: argparse.Namespace, examined: Examined, listener: Lis
     return ExamEnd(plan, sheet.sittings, spending.spent_usd)
 
 
+def _unlike(plan: ExamPlan, examined: Examined, environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield how entrants, settings and recording differ from those of the plan."""
+    if [each.model.id for each in examined.entrants] != plan.entrants:
+        yield f"an exam of {', '.join(plan.entrants)}"
+    elif [each.model for each in examined.entrants] != plan.models or examined.strategies != plan.strategies:
+        yield f"an exam of {', '.join(plan.entrants)} with another configuration or other code of theirs"
+    if environ != plan.settings:
+        yield "an exam with " + " ".join(f"{name}={text}" for name, text in sorted(plan.settings.items()))
+    if examined.recording != plan.recording:
+        yield "an exam on another recording, or with other funding rates"
+
+
 async def _in_this_process(
     options: argparse.Namespace, examined: Examined, secret: str, states: Sequence[ExamState]
 ) -> AsyncGenerator[list[Sitting]]:
     """Yield the decisions of each state, in order, made in `concurrency` states at a time.
 
-    :raises AskingEnded: after the decisions of the states that were begun before
+    :raises AskingEnded: the first state that cannot be decided; later ones that were begun keep their answers in the
+        cassette, and are decided when the exam is resumed
     """
     count = 1 if options.agent else options.concurrency  # an agent decides in one state at a time
-    left, begun, failure = deque(states), deque[asyncio.Task[list[Sitting]]](), None
+    left, begun = deque(states), deque[asyncio.Task[list[Sitting]]]()
     try:
-        while begun or (left and failure is None):
-            while left and failure is None and len(begun) < count:
+        while left or begun:
+            while left and len(begun) < count:
                 begun.append(asyncio.create_task(examined.sit(secret, left.popleft())))
-            (ended,) = await asyncio.gather(begun[0], return_exceptions=True)
-            begun.popleft()
-            if isinstance(ended, BaseException):
-                failure = failure or ended
-            else:
-                yield ended
-        if failure is not None:
-            raise failure
+            try:
+                yield await begun.popleft()
+            except AskingEnded:
+                await asyncio.gather(*begun, return_exceptions=True)
+                raise
     finally:
         for task in begun:
             task.cancel()

@@ -62,7 +62,14 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     sample: int = 0
 
 
-class Share(NamedTuple):
+class Figure(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    """A mean over states with its 95% interval; `interval` None: too few states."""
+
+    mean: float
+    interval: ConfidenceInterval | None
+
+
+class Share(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
     """The share of the oracle that an entrant earned in some states; `interval` None: too few states."""
 
     states: int
@@ -70,7 +77,7 @@ class Share(NamedTuple):
     interval: ConfidenceInterval | None
 
 
-class Sizes(NamedTuple):
+class Sizes(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
     """How large an entrant's positions were, relative to the oracle's; `median` None: it never held any.
 
     `under` and `over` are the shares of states with a position that was smaller or larger than the oracle's.
@@ -94,18 +101,21 @@ def share_of_oracle(scored: Sequence[Scored]) -> Share | None:
     return Share(count, share, _around(share, (scores - share * oracles) * count / total))
 
 
-def mean_score(scored: Iterable[Scored]) -> tuple[float, ConfidenceInterval | None]:
-    """Return the mean score of the states, with its interval."""
-    scores = _of_states(scored, "score")
-    mean = float(scores.mean())
-    return mean, _around(mean, scores)
+def mean_score(scored: Sequence[Scored]) -> Figure | None:
+    """Return the mean score of the states; None without any."""
+    return _figure(_of_states(scored, "score"))
 
 
-def burnt(scored: Sequence[Scored]) -> tuple[float, ConfidenceInterval | None]:
-    """Return the mean cost of a decision in null worlds in basis points of equity, with its interval."""
-    losses = -_of_states(scored, "value") * BASIS_POINTS
-    mean = float(losses.mean())
-    return mean, _around(mean, losses)
+def burnt(scored: Sequence[Scored]) -> Figure | None:
+    """Return the mean cost of a decision in null worlds in basis points of equity; None without any."""
+    return _figure(-_of_states(scored, "value") * BASIS_POINTS)
+
+
+def _figure(values: Returns) -> Figure | None:
+    if not len(values):
+        return None
+    mean = float(values.mean()) + 0.0  # no negative zero
+    return Figure(mean, _around(mean, values))
 
 
 def _of_states(scored: Iterable[Scored], name: Literal["score", "oracle", "value"]) -> Returns:
@@ -164,9 +174,11 @@ def differences(ours: Iterable[Scored], theirs: Iterable[Scored], scale: Scale =
 PairVerdict = Literal["better", "worse", "not distinguishable yet"]
 
 
-class PairComparison(NamedTuple):
-    """The verdict on two entrants after some states; the levels are one over the largest wealth of either bet so
-    far."""
+class PairComparison(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    """The verdict on two entrants after some states, and the mean of their differences in units of the scale.
+
+    The levels are one over the largest wealth of either bet so far.
+    """
 
     states: int
     mean: float
