@@ -268,6 +268,9 @@ def test_nothing_forged_in_card_plan_or_decisions_passes_the_check(
     assert main(["exam", "report", str(out)]) == 0
     assert main(["exam", "check", str(out), "--json"]) == 1
     assert "are not the first ones of the plan" in capsys.readouterr().out
+    (out / "sittings.jsonl").write_bytes(b"".join(written.splitlines(keepends=True)[1:]))
+    assert main(["exam", "check", str(out)]) == 1
+    assert "the 3 lines from 1 on are not those of one state" in capsys.readouterr().err
 
 
 @pytest.mark.processes

@@ -7,7 +7,7 @@ import pytest
 
 from trader.exam.domain.scores import (
     USUAL,
-    Figure,
+    MeanOfStates,
     Scored,
     Sizes,
     agreement,
@@ -95,7 +95,7 @@ def test_sizes_agreement_and_burnt_costs() -> None:
         )  # fmt: skip
 
     scored = [decided(1, -0.001, 0.02, 0), decided(2, 0, 0, 0), decided(3, -0.002, 0.005, 0)]
-    assert burnt(scored) == Figure(10.0, None)
+    assert burnt(scored) == MeanOfStates(10.0, None)
     assert sizes(scored) == Sizes(1.25, 0.5, 0.5)
     assert sizes(scored[1:2]) == Sizes(None, 0, 0)
     assert share_of_oracle(scored) is None

@@ -12,7 +12,7 @@ from trader.agents.domain.models import Model
 from trader.backtest.accounts import DecisionSource, Idle
 from trader.backtest.sources import RecordedInvocation, ReplayedDecisions
 from trader.core.errors import SettingsError
-from trader.exam.folder import ExamPlan, read_plan, read_sittings
+from trader.exam.folder import ExamPlan, read_plan, read_states
 from trader.exam.opening import ExamRoom, draw_states, recorded_room, sit, world_room
 from trader.exam.report import CARD_FILE, ExamCard, exam_card
 from trader.exam.sitting import Examinee, Sitting
@@ -40,25 +40,19 @@ async def check(folder: Path, data: Path | None = None, funding: str | None = No
         room = world_room(plan.settings, ())
     drawn = draw_states(room, secret, len(plan.states), plan.edges, plan.kind)
     wrong, models = [] if plan.states == drawn else [_OTHER_STATES], {model.id: model for model in plan.models}
-    sittings = read_sittings(folder, plan)
-    groups: dict[tuple[int, int], list[Sitting]] = {}
-    for sitting in sittings:
-        groups.setdefault((sitting.sample, sitting.state), []).append(sitting)
+    states = read_states(folder, plan)
     for sample in range(plan.samples):
-        decided = sorted(number for own, number in groups if own == sample)
+        decided = sorted(state[0].state for state in states if state[0].sample == sample)
         if decided != list(range(len(decided))):
             wrong.append(f"the decided states of sample {sample} are not the first ones of the plan")
-    for (sample, number), group in groups.items():
+    for state in states:
+        number, sample = state[0].state, state[0].sample
         if not (0 <= sample < plan.samples and 0 <= number < len(drawn)):
             wrong.append(f"state {number}, sample {sample}: it is not planned")
-        elif [each.entrant for each in group] != plan.entrants:
-            wrong.append(f"state {number}, sample {sample}: the entrants are not those of the plan")
-        else:
-            entrants = [
-                Examinee(models[each.entrant], partial(_replayed, decided=each.answer.decided)) for each in group
-            ]
-            wrong += filter(None, map(_difference, group, await sit(room, secret, drawn[number], entrants)))
-    return wrong + card_differences(folder, plan, sittings)
+            continue
+        again = [Examinee(models[each.entrant], partial(_replayed, decided=each.answer.decided)) for each in state]
+        wrong += filter(None, map(_difference, state, await sit(room, secret, drawn[number], again)))
+    return wrong + card_differences(folder, plan, [sitting for state in states for sitting in state])
 
 
 def card_differences(folder: Path, plan: ExamPlan, sittings: Sequence[Sitting]) -> list[str]:

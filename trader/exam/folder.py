@@ -1,7 +1,6 @@
 """The folder of an exam: its plan, the secret of its worlds, and the decisions with their scores."""
 
 import hashlib
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -106,12 +105,12 @@ def digest_of(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-def read_sittings(folder: Path, plan: ExamPlan) -> list[Sitting]:
-    """Return the decisions so far, of the states in which every entrant has decided.
+def read_states(folder: Path, plan: ExamPlan) -> list[list[Sitting]]:
+    """Return the decisions so far, state by state, in the order of the entrants.
 
-    The last line is left out if the exam was killed while it wrote it.
+    The last state is left out if the exam was killed while it wrote it.
 
-    :raises StartError: another line is not a decision
+    :raises StartError: the file holds anything else
     """
     file = folder / SITTINGS
     lines = file.read_bytes().split(b"\n") if file.exists() else []
@@ -120,10 +119,19 @@ def read_sittings(folder: Path, plan: ExamPlan) -> list[Sitting]:
         for step in (step for each in sittings if each.answer.decided for step in each.answer.decided.steps):
             for call in step.calls:
                 msgspec.convert(call.arguments, RECORDED_TOOLS[call.tool])
-    except (msgspec.MsgspecError, KeyError) as error:
+    except (OSError, msgspec.MsgspecError, KeyError) as error:
         raise StartError(f"{file} holds what is no decision: {error}") from error
-    counts = Counter((each.state, each.sample) for each in sittings)
-    return [each for each in sittings if counts[each.state, each.sample] == len(plan.entrants)]
+    width = len(plan.entrants)
+    states = [sittings[first : first + width] for first in range(0, len(sittings) - len(sittings) % width, width)]
+    for place, state in enumerate(states):
+        if [each.entrant for each in state] != plan.entrants or len({(each.state, each.sample) for each in state}) > 1:
+            raise StartError(f"{file}: the {width} lines from {place * width + 1} on are not those of one state")
+    return states
+
+
+def read_sittings(folder: Path, plan: ExamPlan) -> list[Sitting]:
+    """Return the decisions so far. Raise like `read_states`."""
+    return [sitting for state in read_states(folder, plan) for sitting in state]
 
 
 class Sheet:

@@ -9,7 +9,7 @@ import numpy as np
 from trader.agents.domain.tools import CreatePosition, Holding, PlaceOrder
 from trader.api.dashboard.document import document, interval, minus, scale, table
 from trader.core.clock import iso, moment_of
-from trader.exam.domain.scores import Figure, Share
+from trader.exam.domain.scores import MeanOfStates, Share
 from trader.exam.domain.worlds import RECENT, Edge, World, draw_world
 from trader.exam.folder import ExamPlan
 from trader.exam.opening import world_room
@@ -82,7 +82,7 @@ def _outcomes(result: ExamResult) -> str:
     return title + _figures({each.entrant: each.outcome for each in result.entrants}, 3)
 
 
-def _figures(figures: Mapping[str, Figure | None], digits: int) -> str:
+def _figures(figures: Mapping[str, MeanOfStates | None], digits: int) -> str:
     """Return the table of a figure of each entrant that has it."""
     known = {name: figure for name, figure in figures.items() if figure is not None}
     least, most = scale((each.mean for each in known.values()), (each.interval for each in known.values()))

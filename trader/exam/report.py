@@ -12,7 +12,7 @@ from trader.agents.variants import VARIANTS
 from trader.core.canonical_json import canonical_json
 from trader.core.errors import SettingsError
 from trader.exam.domain.scores import (
-    Figure,
+    MeanOfStates,
     PairComparison,
     Share,
     Sizes,
@@ -51,8 +51,8 @@ class EntrantResult(msgspec.Struct, frozen=True, kw_only=True, rename="camel", f
     share: Share | None
     shares: dict[Edge, Share]
     sizes: dict[Edge, Sizes]
-    burnt_bp: Figure | None
-    outcome: Figure | None
+    burnt_bp: MeanOfStates | None
+    outcome: MeanOfStates | None
     agreement: float | None
     refusals: dict[str, int]
     cost_usd_per_state: float | None

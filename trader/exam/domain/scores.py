@@ -62,7 +62,7 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     sample: int = 0
 
 
-class Figure(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+class MeanOfStates(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
     """A mean over states with its 95% interval; `interval` None: too few states."""
 
     mean: float
@@ -101,21 +101,21 @@ def share_of_oracle(scored: Sequence[Scored]) -> Share | None:
     return Share(count, share, _around(share, (scores - share * oracles) * count / total))
 
 
-def mean_score(scored: Sequence[Scored]) -> Figure | None:
+def mean_score(scored: Sequence[Scored]) -> MeanOfStates | None:
     """Return the mean score of the states; None without any."""
     return _figure(_of_states(scored, "score"))
 
 
-def burnt(scored: Sequence[Scored]) -> Figure | None:
+def burnt(scored: Sequence[Scored]) -> MeanOfStates | None:
     """Return the mean cost of a decision in null worlds in basis points of equity; None without any."""
     return _figure(-_of_states(scored, "value") * BASIS_POINTS)
 
 
-def _figure(values: Returns) -> Figure | None:
+def _figure(values: Returns) -> MeanOfStates | None:
     if not len(values):
         return None
     mean = float(values.mean()) + 0.0  # no negative zero
-    return Figure(mean, _around(mean, values))
+    return MeanOfStates(mean, _around(mean, values))
 
 
 def _of_states(scored: Iterable[Scored], name: Literal["score", "oracle", "value"]) -> Returns:
