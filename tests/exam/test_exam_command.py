@@ -183,6 +183,20 @@ def test_what_cannot_be_examined_is_refused(
     assert not (tmp_path / "exam").exists()
 
 
+def test_folder_without_an_exam_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "exam" / "notes"
+    file.parent.mkdir()
+    assert main(["exam", "report", str(file.parent)]) == 1
+    assert f"has no exam: {file.parent}/exam.json: No such file" in capsys.readouterr().err
+    file.write_text("mine")
+    assert exam(file.parent, "--variant", "Apex") == exam(file, "--variant", "Apex") == 2
+    assert capsys.readouterr().err.count("exists and has no exam; give a new folder") == 2
+    assert [each.name for each in file.parent.iterdir()] == ["notes"]
+    (file.parent / "exam.json").write_text('{"states": []}')
+    assert exam(file.parent, "--variant", "Apex") == main(["exam", "check", str(file.parent)]) == 1
+    assert capsys.readouterr().err.count("has a damaged exam: Object missing required field") == 2
+
+
 def test_cost_is_estimated_before_anybody_is_asked(
     models: Path, provider: TradingProvider, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

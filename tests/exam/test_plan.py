@@ -35,3 +35,23 @@ def test_promise_that_cannot_be_kept_is_refused(capsys: pytest.CaptureFixture[st
     assert orjson.loads(capsys.readouterr().out)["called"] >= 0.8
     assert main(["exam", "plan", "--shares", "0.5,0.45", "--states", "300"]) == 1
     assert "tell them apart" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--shares", "nan,0.3"),
+        ("--shares", "0.5"),
+        ("--shares", "0.5,inf"),
+        ("--noise", "-1"),
+        ("--noise", "nan"),
+        ("--sharpes", "2,nan"),
+        ("--correlation", "1.5"),
+        ("--usd", "-3"),
+        ("--seconds", "inf"),
+        ("--states", "0"),
+    ],
+)
+def test_what_is_no_figure_is_refused(options: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["exam", "plan", *options]) == 2
+    assert f"argument {options[0]}: expected" in capsys.readouterr().err

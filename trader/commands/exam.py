@@ -2,8 +2,9 @@
 
 import argparse
 import asyncio
+import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from itertools import chain
 from pathlib import Path
@@ -41,6 +42,9 @@ from trader.exam.sitting import EVERY
 from trader.settings.dotenv import add_env_file_option
 from trader.settings.presets import PRESETS
 
+STATES = 300
+"""The states of an exam by default: four of five of them tell shares of 0.5 and 0.3 apart."""
+
 STATES_MAX = 100_000
 """The most states of an exam."""
 
@@ -51,7 +55,7 @@ _LEFT_OUT = ("guard", "models_from")
 def _arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--out", type=Path, default=Path("exam"), metavar="FOLDER", help="default: exam; an exam there is resumed")
-    add("--states", type=_states_argument, default=230, metavar="N", help="default: 230")
+    add("--states", type=_states_argument, default=STATES, metavar="N", help=f"default: {STATES}")
     add("--edges", type=_edges_argument, default=tuple(Edge), metavar="NAMES", help=f"default: {','.join(Edge)}")
     add("--reversed", action="store_true", help="the opposite of every edge: a control, not an exam")
     add("--data", type=Path, metavar="FOLDER", help="moments of a recording instead of worlds")
@@ -77,7 +81,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add("--deadline", type=deadline_argument, metavar="SECONDS", help="time for a decision of --agent; default: 120")
     add("--listen", type=port_argument, metavar="PORT", help="where --agent finds agent.* and /mcp; default: 8081")
     add("--samples", type=count_argument, default=1, metavar="K", help="decisions of a model in a state; default: 1")
-    add("--secret", help="the secret of the worlds; default: a new one")
+    add("--secret", type=_secret_argument, metavar="TEXT", help="the secret of the worlds; default: a new one")
     add("--taker-fee", metavar="BPS", help="default: the preset's")
     add("--latency", metavar="MS", help="delay of an order in milliseconds; default: the preset's")
     add("--preset", choices=list(PRESETS), help="the venue whose rules and fees apply")
@@ -91,6 +95,12 @@ def _states_argument(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= STATES_MAX:
         raise argparse.ArgumentTypeError(f"expected a number from 1 to {STATES_MAX}, got {text!r}")
     return int(text)
+
+
+def _secret_argument(text: str) -> str:
+    if not (text.isascii() and text.isprintable() and 1 <= len(text) <= 200):
+        raise argparse.ArgumentTypeError("expected 1 to 200 printable ASCII characters")
+    return text
 
 
 def _edges_argument(text: str) -> tuple[Edge, ...]:
@@ -163,22 +173,51 @@ async def _run(options: argparse.Namespace) -> ExamEnd:
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--shares", type=_shares_argument, default=(0.5, 0.3), metavar="A,B", help="of the oracle; default: 0.5,0.3")
-    add("--noise", type=float, default=0.7, metavar="X", help="deviation of a share from state to state; default: 0.7")
+    add(
+        "--noise",
+        type=_number_argument(0, 10),
+        default=0.5,
+        metavar="X",
+        help="of a share from state to state; default: 0.5",
+    )
     add("--sharpes", type=_shares_argument, metavar="A,B", help="Sharpe ratios: moments of a recording, not worlds")
-    add("--correlation", type=float, default=0.67, metavar="X", help="of the two outcomes of a moment; default: 0.67")
+    add(
+        "--correlation",
+        type=_number_argument(-1, 1),
+        default=0.67,
+        metavar="X",
+        help="of two outcomes; default: 0.67",
+    )
     add("--horizon", choices=list(HORIZONS), default="1h", help="of a moment; default: 1h")
-    add("--states", type=_states_argument, default=230, metavar="N", help="the states to promise; default: 230")
-    add("--usd", type=float, default=0.01, metavar="USD", help="cost of a decision; default: 0.01")
-    add("--seconds", type=float, default=20, metavar="S", help="time of a decision; default: 20")
+    add("--states", type=_states_argument, default=STATES, metavar="N", help=f"to promise; default: {STATES}")
+    add("--usd", type=_number_argument(0, 1000), default=0.01, metavar="USD", help="cost of a decision; default: 0.01")
+    add("--seconds", type=_number_argument(0, 86_400), default=20, metavar="S", help="time of a decision; default: 20")
     add("--concurrency", type=count_argument, default=4, metavar="N", help="states at once; default: 4")
     add("--json", action="store_true", help="print one JSON object")
 
 
+def _number_argument(least: float, most: float) -> Callable[[str], float]:
+    """Return a parser of numbers in this range."""
+
+    def parse(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not least <= number <= most:
+            raise argparse.ArgumentTypeError(f"expected a number from {least:g} to {most:g}, got {text!r}")
+        return number
+
+    return parse
+
+
 def _shares_argument(text: str) -> tuple[float, float]:
     try:
-        first, second = map(float, text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected two numbers, such as 0.5,0.3, got {text!r}") from None
+        first, second = map(_number_argument(-100, 100), text.split(","))
+    except (ValueError, argparse.ArgumentTypeError):
+        raise argparse.ArgumentTypeError(
+            f"expected two numbers from -100 to 100, such as 0.5,0.3, got {text!r}"
+        ) from None
     return first, second
 
 

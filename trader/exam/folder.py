@@ -10,7 +10,7 @@ import msgspec
 
 from trader.agents.domain.models import Model
 from trader.agents.domain.tools import RECORDED_TOOLS
-from trader.core.errors import StartError
+from trader.core.errors import SettingsError, StartError
 from trader.exam.domain.plan import NULL_SHARE
 from trader.exam.domain.scores import MOMENTS, WORLDS, PairComparison, Scale, compare, differences
 from trader.exam.domain.worlds import Edge, Kind
@@ -22,6 +22,10 @@ PLAN: Final = "exam.json"
 SECRET: Final = "secret"  # noqa: S105  # the name of a file
 SITTINGS: Final = "sittings.jsonl"
 """The files of an exam, in its folder: what it asks, the secret of its worlds, and the decisions with their scores."""
+
+
+_NEW: Final = "exam.new"
+"""The plan while it is written."""
 
 
 class ExamState(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -77,12 +81,22 @@ def _drawn(rng: Random, edges: Sequence[Edge], kind: Kind) -> tuple[Edge | None,
     return (edge if rng.random() < 0.5 else None, "null") if is_null else (edge, kind)
 
 
+def is_begun(folder: Path) -> bool:
+    """Return whether a folder has an exam. Raise `SettingsError` for a folder that has anything else."""
+    if (folder / PLAN).exists():
+        return True
+    if folder.exists() and (not folder.is_dir() or any(each.name not in (SECRET, _NEW) for each in folder.iterdir())):
+        raise SettingsError([f"--out: {folder} exists and has no exam; give a new folder, or one to resume"])
+    return False
+
+
 def begin(folder: Path, plan: ExamPlan, secret: str) -> None:
-    """Write the plan and the secret of a new exam. Raises `OSError`."""
-    folder.mkdir(parents=True)
+    """Write the secret of a new exam, and then its plan at once. Raises `OSError`."""
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / SECRET).touch(mode=0o600)
     (folder / SECRET).write_text(secret, encoding="ascii")
-    (folder / PLAN).write_bytes(msgspec.json.format(msgspec.json.encode(plan)) + b"\n")
+    (folder / _NEW).write_bytes(msgspec.json.format(msgspec.json.encode(plan)) + b"\n")
+    (folder / _NEW).replace(folder / PLAN)
 
 
 def read_plan(folder: Path) -> tuple[ExamPlan, str]:
@@ -93,8 +107,10 @@ def read_plan(folder: Path) -> tuple[ExamPlan, str]:
     try:
         plan = msgspec.json.decode((folder / PLAN).read_bytes(), type=ExamPlan)
         secret = (folder / SECRET).read_text(encoding="ascii")
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise StartError(f"{folder} has no exam: {error}") from error
+    except OSError as error:
+        raise StartError(f"{folder} has no exam: {error.filename}: {error.strerror}") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise StartError(f"{folder} has a damaged exam: {error}") from error
     if digest_of(secret) != plan.secret_digest:
         raise StartError(f"{folder / SECRET} is not the secret of this exam, whose SHA-256 is {plan.secret_digest}")
     return plan, secret

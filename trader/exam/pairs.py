@@ -115,8 +115,8 @@ class RecordedRoom:
         if moments < count:
             raise SettingsError(
                 [
-                    f"--states is {count}, and the recording has {moments} moments with a day before them and "
-                    f"{self._minutes} minutes after them; give a longer recording, or fewer states"
+                    f"--states is {count}, and the recording has {moments} moments with a moving price for a day "
+                    f"before them and {self._minutes} minutes after them; give a longer recording, or fewer states"
                 ]
             )
         for stratum in strata:
@@ -134,6 +134,7 @@ class RecordedRoom:
         first, last = (self._source.span[place] // _MINUTE_S for place in (0, -1))
         grid = range(-(-(first + _DAY) // HORIZON) * HORIZON, last - self._minutes, HORIZON)
         whole = [minute for minute in grid if all(self._is_whole(each, minute) for each in self._recordings.values())]
+        whole = [minute for minute in whole if self.volatility(minute * _MINUTE_S) > 0]
         volatilities = [self.volatility(minute * _MINUTE_S) for minute in whole]
         bounds = np.quantile(volatilities, (1 / 3, 2 / 3)) if whole else ()
         strata: dict[tuple[int, int, bool], list[int]] = {}

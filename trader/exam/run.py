@@ -19,7 +19,7 @@ from trader.backtest.cluster import client_of
 from trader.backtest.models import CASSETTE
 from trader.core.errors import SettingsError
 from trader.core.money import ZERO
-from trader.exam.folder import PLAN, ExamPlan, ExamState, Sheet, begin, judged, read_plan
+from trader.exam.folder import ExamPlan, ExamState, Sheet, begin, is_begun, judged, read_plan
 from trader.exam.opening import Examined, exam_environ, examining, new_plan
 from trader.exam.sitting import Sitting
 
@@ -55,17 +55,17 @@ async def run(options: argparse.Namespace, folder: Path, listener: Listener) -> 
     Without a plan in the folder, one is made.
 
     :raises StrategyError: a strategy failed
-    :raises SettingsError: other entrants or settings than those of the plan
+    :raises SettingsError: other entrants or settings than those of the plan, or the folder has anything else
     """
     spent, sample, ended = ZERO, 0, None
-    if (folder / PLAN).exists():
+    if is_begun(folder):
         options = _as_planned(options, *read_plan(folder))
     while ended is None or (ended.cause is None and sample < ended.plan.samples):
         own = _options_of(options, folder, sample, spent)
         async with examining(own) as examined:
             for line in examined.chosen.agent_lines:
                 listener.say(line)
-            if not (folder / PLAN).exists():
+            if not is_begun(folder):
                 begin(folder, *new_plan(own, examined))
             ended = await _sample(own, examined, listener)
         spent += ended.spent_usd

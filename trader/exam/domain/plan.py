@@ -37,12 +37,12 @@ def in_worlds(first: float, second: float, noise: float) -> Design:
 
     `noise` is the standard deviation of an entrant's share from state to state.
     """
-    return Design(first - second, noise * math.sqrt(2), NULL_SHARE, WORLDS, 3_000)
+    return Design(abs(first - second), noise * math.sqrt(2), NULL_SHARE, WORLDS, 3_000)
 
 
 def in_moments(first: float, second: float, correlation: float, minutes: int) -> Design:
     """Return the design of two entrants with these annual Sharpe ratios, whose outcomes of a moment are correlated."""
-    mean = (first - second) * math.sqrt(minutes / _MINUTES_PER_YEAR)
+    mean = abs(first - second) * math.sqrt(minutes / _MINUTES_PER_YEAR)
     return Design(mean, math.sqrt(2 * (1 - correlation)), 0.0, MOMENTS, 40_000)
 
 
