@@ -60,7 +60,7 @@ def test_moments_are_drawn_from_every_stratum_before_anybody_is_asked(data: Path
 
 def test_outcome_is_what_became_of_the_decision_in_units_of_volatility(data: Path) -> None:
     async def decided() -> None:
-        room = await room_of(data)
+        room, seen = await room_of(data), list[str]()
         for number, moment in enumerate(room.draw("s", 6)):
             idle, up, down = await room.sit(
                 number, moment, [entrant(each) for each in (Nothing(), TrendTrader(1), TrendTrader(-1))]
@@ -69,6 +69,14 @@ def test_outcome_is_what_became_of_the_decision_in_units_of_volatility(data: Pat
                 assert idle.score == idle.value == 0
                 assert -0.004 < up.value + down.value < -0.0016  # opposite trades lose the costs of both
             assert abs(up.score - up.value / room.volatility(moment.at)) < 1
+            assert room.beta("BTC", moment.at) == pytest.approx(1)
+            if up.answer.decided and moment.standing is None:
+                (symbol,) = {call.arguments["symbol"] for call in up.answer.decided.steps[0].calls}
+                if symbol == "BTC":  # the market's own move is nobody's selection: what is left are the costs
+                    assert -0.5 < up.selection < 0
+                    seen.append(symbol)
+
+        assert seen
 
     asyncio.run(decided())
 

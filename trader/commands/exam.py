@@ -316,7 +316,7 @@ def exam_check(options: argparse.Namespace) -> int:
 def _lines(result: ExamResult) -> Iterator[str]:
     is_recorded = result.recording_sha256 is not None
     if is_recorded:
-        yield from table(("entrant", "states", "outcome", "95 %"), outcome_rows(result))
+        yield from table(("entrant", "states", "outcome", "beyond the market"), outcome_rows(result))
     else:
         yield from table(("entrant", *Edge, "share", "burnt"), share_rows(result))
     yield from comparison_lines(result.comparisons, is_recorded=is_recorded)

@@ -84,7 +84,7 @@ def _difference(given: Sitting, again: Sitting) -> str | None:
             return f"{place}: {name} is {getattr(given, name)}, not {getattr(again, name)}"
     if given.answer.refused != again.answer.refused:
         return f"{place}: refused are {list(given.answer.refused)}, not {list(again.answer.refused)}"
-    for name in ("value", "risk", "score", "oracle"):
+    for name in ("value", "risk", "score", "oracle", "selection"):
         if abs(getattr(given, name) - getattr(again, name)) > _EQUAL:
             figures = f"{getattr(given, name):.9f}, and its decisions are worth {getattr(again, name):.9f}"
             return f"{place}: {name} is {figures}"

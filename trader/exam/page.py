@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from trader.agents.domain.tools import CreatePosition, Holding, PlaceOrder
+from trader.agents.domain.tools import ClosePosition, CreatePosition, Holding, PlaceOrder
 from trader.api.dashboard.document import document, interval, minus, scale, table
 from trader.core.clock import iso, moment_of
 from trader.exam.domain.scores import MeanOfStates, Share
@@ -38,8 +38,13 @@ def page(result: ExamResult, plan: ExamPlan, secret: str, sittings: Sequence[Sit
         body += "".join(_profile(entrant, *bounds) for entrant in result.entrants) + _burnt(result)
     body += _pairs(result)
     if plan.recording is None:
-        body += "<h2>Examples</h2>" + "".join(_examples(plan, secret, sittings))
+        cards = "".join(_examples(plan, secret, sittings))
+        body += _section("Examples", "Each entrant's best and worst decision.", f'<div class="cards">{cards}</div>')
     return document("Exam", body)
+
+
+def _section(title: str, words: str, content: str) -> str:
+    return f"<section><h2>{escape(title)}</h2><p>{words}</p>{content}</section>"
 
 
 def _shares(entrant: EntrantResult) -> dict[str, Share]:
@@ -68,18 +73,21 @@ def _profile(entrant: EntrantResult, least: float, most: float) -> str:
     if entrant.agreement is not None:
         notes.append(f"passed all of {entrant.samples} samples in {100 * entrant.agreement:.0f} % of states")
     head = ("edge", "share", f"{minus(f'{least:+.1f}')} to {minus(f'{most:+.1f}')}", "states", "size", "oversized")
-    said = f"<p>{'; '.join(notes)}</p>" if notes else ""
-    return f"<h2>{escape(entrant.entrant)}</h2>{table(head, rows)}{said}"
+    return _section(entrant.entrant, "; ".join(notes), table(head, rows))
 
 
 def _burnt(result: ExamResult) -> str:
-    title = "<h2>Burnt where nothing pays</h2><p>Basis points of equity per state.</p>"
-    return title + _figures({each.entrant: each.burnt_bp for each in result.entrants}, 1)
+    figures = _figures({each.entrant: each.burnt_bp for each in result.entrants}, 1)
+    return _section("Burnt where nothing pays", "Basis points of equity per state.", figures)
 
 
 def _outcomes(result: ExamResult) -> str:
-    title = f"<h2>Outcomes</h2><p>In units of the volatility of {result.horizon}, net of costs and drift.</p>"
-    return title + _figures({each.entrant: each.outcome for each in result.entrants}, 3)
+    unit = f"In units of the volatility of {result.horizon}, net of costs"
+    outcomes = _figures({each.entrant: each.outcome for each in result.entrants}, 3)
+    selections = _figures({each.entrant: each.selection for each in result.entrants}, 3)
+    return _section("Outcomes", f"{unit} and drift.", outcomes) + _section(
+        "Beyond the market", f"{unit} and of beta times the move of BTC: what choosing markets earned.", selections
+    )
 
 
 def _figures(figures: Mapping[str, MeanOfStates | None], digits: int) -> str:
@@ -106,7 +114,8 @@ def _pairs(result: ExamResult) -> str:
         for pair in result.comparisons
     ]
     head = ("entrant", "other", "verdict", "states", "mean difference", "level")
-    return f"<h2>Pairs</h2>{table(head, rows, text_columns=3)}"
+    words = "The verdicts hold at every look. The level is one over the largest wealth of a bet on the difference."
+    return _section("Pairs", words, table(head, rows, text_columns=3))
 
 
 def _examples(plan: ExamPlan, secret: str, sittings: Sequence[Sitting]) -> Iterator[str]:
@@ -126,12 +135,13 @@ def _example(sitting: Sitting, world: World) -> str:
     side = {1: "long", -1: "short", 0: "nothing"}[world.side]
     best = f"{side} in {symbol}" if world.side else side
     best = "close the position" if world.edge is Edge.DRAIN and world.kind == "planted" else best
-    figures = f"worth {1e4 * sitting.value:+.1f} bp of equity; the oracle's {1e4 * sitting.oracle:+.1f} bp"
+    figures = f"scores {1e4 * sitting.score:+.1f} bp of equity; the oracle {1e4 * sitting.oracle:+.1f} bp"
     said = f"<blockquote>{escape(sitting.answer.said[:_SAID_MAX])}</blockquote>" if sitting.answer.said else ""
     return (
-        f"<h3>{escape(sitting.entrant)}, state {sitting.state}: {escape(edge)}</h3>"
+        f'<div class="card panel"><h3>{escape(sitting.entrant)}, state {sitting.state}: {escape(edge)}</h3>'
         f"<p>{symbol}, the twelve hours until {iso(moment_of(world.state))}</p>{_chart(world)}"
-        f"<p>Decided: {escape(_decision_words(sitting)) or 'nothing'}; {minus(figures)}. Oracle: {best}.</p>{said}"
+        f"<p>Decided: {escape(_decision_words(sitting)) or 'nothing'}; {minus(figures)}. Oracle: {best}.</p>"
+        f"{said}</div>"
     )
 
 
@@ -144,6 +154,8 @@ def _decision_words(sitting: Sitting) -> str:
                 words.append(f"{decision.side.lower()} {decision.quantity:g} {decision.symbol}, stop {decision.stop:g}")
             case PlaceOrder():
                 words.append(f"{decision.side} {decision.quantity:g} {decision.symbol}")
+            case ClosePosition():
+                words.append(f"close {decision.symbol}")
             case Holding():
                 pass
             case _:

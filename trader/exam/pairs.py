@@ -15,7 +15,7 @@ import numpy as np
 from trader.backtest.market import BacktestMarket
 from trader.core.clock import moment_of
 from trader.core.errors import SettingsError
-from trader.exam.domain.law import HORIZON
+from trader.exam.domain.law import HORIZON, Floats
 from trader.exam.minutes import PlainMinutes
 from trader.exam.sitting import DecidedAccount, Examinee, Sitting, Standing, decide_once
 from trader.exchange.domain.account import equity
@@ -32,10 +32,11 @@ HELD_FOR: Final = 120
 """The minutes for which an account has held its standing position."""
 
 _MEASURE: Final = "BTC"
-"""The market in whose volatility outcomes are measured, where it is recorded."""
+"""The market in whose volatility outcomes are measured, and whose move is the market's, where it is recorded."""
 
 _DAY: Final = 1440
 _HOUR: Final = 60
+_QUARTER: Final = 15
 _MINUTE_S: Final = 60
 _STANDING_WEIGHT: Final = 0.5
 _STANDING_STOP: Final = 0.1
@@ -151,11 +152,23 @@ class RecordedRoom:
 
     def volatility(self, at: int) -> float:
         """Return the deviation over the horizon of the market that measures, from the minutes of the day before."""
-        minutes = self._recordings.get(_MEASURE) or next(iter(self._recordings.values()))
-        place = minutes.place(at // _MINUTE_S)
+        return float(np.diff(np.log(self._day_before(self._measure, at))).std() * math.sqrt(self._minutes))
+
+    def beta(self, symbol: str, at: int) -> float:
+        """Return the beta of a market to the one that measures, from the quarters of an hour of the day before."""
+        own, other = (np.diff(np.log(self._day_before(name, at)[::_QUARTER])) for name in (symbol, self._measure))
+        return float(np.mean((own - own.mean()) * (other - other.mean())) / other.var()) if other.any() else 0.0
+
+    @property
+    def _measure(self) -> str:
+        return _MEASURE if _MEASURE in self._recordings else next(iter(self._recordings))
+
+    def _day_before(self, symbol: str, at: int) -> Floats:
+        """Return the closes of the day before a moment."""
+        recording = self._recordings[symbol]
+        place = recording.place(at // _MINUTE_S)
         assert place is not None, "a moment is recorded"
-        moves = np.diff(np.log(np.array(minutes.minutes.close[place - _DAY : place])))
-        return float(moves.std() * math.sqrt(self._minutes))
+        return np.array(recording.minutes.close[place - _DAY : place])
 
     async def sit(self, number: int, moment: RecordedMoment, entrants: Sequence[Examinee]) -> list[Sitting]:
         """Let every entrant decide in a moment, and score what became of it. Raise like `decide_once`."""
@@ -166,7 +179,8 @@ class RecordedRoom:
         return [self._scored(number, moment, market, each) for each in decided]
 
     def _scored(self, number: int, moment: RecordedMoment, market: BacktestMarket, decided: DecidedAccount) -> Sitting:
-        """Return the outcome of a decision in units of the volatility: net of costs and of what the markets drift."""
+        """Return the outcome of a decision in units of the volatility: net of costs and of what the markets drift, and
+        net of costs and of the market's own move."""
         last, account = market.span.stop - 1, decided.followed.account
         began = float(equity(decided.before, market.marks(moment.at)))
         closing = sum(
@@ -176,7 +190,9 @@ class RecordedRoom:
         gained = (float(equity(account, market.marks(last))) - closing) / began - 1
         carried = _exposures(decided, market, moment.at, began)
         drifted = sum(weight * self._drifts[symbol] for symbol, weight in carried.items())
-        volatility = self.volatility(moment.at)
+        volatility, followed = self.volatility(moment.at), self._measure
+        moved = float(market.mark(followed, last) / market.mark(followed, moment.at)) - 1
+        with_market = sum(weight * self.beta(symbol, moment.at) * moved for symbol, weight in carried.items())
         return Sitting(
             state=number,
             entrant=decided.before.id,
@@ -185,6 +201,7 @@ class RecordedRoom:
             value=gained,
             risk=volatility * math.sqrt(sum(weight**2 for weight in carried.values())),
             score=(gained - drifted) / volatility,
+            selection=(gained - with_market) / volatility,
             oracle=0.0,
             answer=decided.answer,
         )

@@ -20,7 +20,7 @@ from trader.exam.domain.scores import (
     burnt,
     compare,
     differences,
-    mean_score,
+    mean_of,
     share_of_oracle,
     sizes,
 )
@@ -42,7 +42,7 @@ class EntrantResult(msgspec.Struct, frozen=True, kw_only=True, rename="camel", f
     """What an entrant did in the states in which it has decided.
 
     `share` and `shares` (by edge) are None where no oracle earned anything, `burnt_bp` without null worlds, `outcome`
-    in worlds, `agreement` with a single sample, and costs and tokens for code.
+    and `selection` in worlds, `agreement` with a single sample, and costs and tokens for code.
     """
 
     entrant: str
@@ -53,6 +53,7 @@ class EntrantResult(msgspec.Struct, frozen=True, kw_only=True, rename="camel", f
     sizes: dict[Edge, Sizes]
     burnt_bp: MeanOfStates | None
     outcome: MeanOfStates | None
+    selection: MeanOfStates | None
     agreement: float | None
     refusals: dict[str, int]
     cost_usd_per_state: float | None
@@ -166,6 +167,7 @@ def _pair_result(
 
 def _entrant_result(name: str, sittings: Sequence[Sitting]) -> EntrantResult:
     planted = [each for each in sittings if each.kind in ("planted", "reversed")]
+    recorded = [each for each in sittings if each.kind == "recorded"]
     by_edge = {edge: [each for each in planted if each.edge is edge] for edge in Edge}
     shares = {edge: share_of_oracle(own) for edge, own in by_edge.items()}
     states = len({each.state for each in sittings})
@@ -182,7 +184,8 @@ def _entrant_result(name: str, sittings: Sequence[Sitting]) -> EntrantResult:
             edge: sizes(each for each in own if each.answer.decided is not None) for edge, own in by_edge.items() if own
         },
         burnt_bp=burnt([each for each in sittings if each.kind == "null"]),
-        outcome=mean_score([each for each in sittings if each.kind == "recorded"]),
+        outcome=mean_of(recorded, "score"),
+        selection=mean_of(recorded, "selection"),
         agreement=agreement(sittings, samples) if samples > 1 else None,
         refusals=dict(Counter(rule for each in sittings for rule in each.answer.refused)),
         cost_usd_per_state=float(sum(costs)) / states if costs else None,
@@ -209,10 +212,14 @@ def pair_report(plan: ExamPlan, sittings: Sequence[Sitting], first: str, second:
 def outcome_rows(result: ExamResult) -> Iterator[tuple[str, ...]]:
     """Yield a row of the table of outcomes for each entrant, in units of the horizon's volatility."""
     for entrant in result.entrants:
-        if entrant.outcome is not None:
-            bounds = entrant.outcome.interval
-            said = "–" if bounds is None else f"{bounds.low:+.3f} to {bounds.high:+.3f}"
-            yield entrant.entrant, f"{entrant.states}", f"{entrant.outcome.mean:+.3f}", said
+        yield entrant.entrant, f"{entrant.states}", *map(_mean_cell, (entrant.outcome, entrant.selection))
+
+
+def _mean_cell(figure: MeanOfStates | None) -> str:
+    if figure is None:
+        return "–"
+    text, bounds = f"{figure.mean:+.3f}", figure.interval
+    return text if bounds is None else f"{text} ±{(bounds.high - bounds.low) / 2:.3f}"
 
 
 def share_rows(result: ExamResult) -> Iterator[tuple[str, ...]]:

@@ -48,7 +48,8 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     `value` is the expected value of the decision beyond doing nothing, `risk` the deviation over the horizon of what is
     held after it, `score` the value credited within the risk budget, and `oracle` what the oracle's decision is worth.
-    `sample` counts the decisions of one entrant in one state from 0.
+    `sample` counts the decisions of one entrant in one state from 0. In moments of a recording, `value` is the gain,
+    and `score` and `selection` are in units of the volatility: net of drift, and net of beta times the market.
     """
 
     state: int
@@ -59,6 +60,7 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     risk: float
     score: float
     oracle: float
+    selection: float = 0.0
     sample: int = 0
 
 
@@ -101,9 +103,9 @@ def share_of_oracle(scored: Sequence[Scored]) -> Share | None:
     return Share(count, share, _around(share, (scores - share * oracles) * count / total))
 
 
-def mean_score(scored: Sequence[Scored]) -> MeanOfStates | None:
-    """Return the mean score of the states; None without any."""
-    return _figure(_of_states(scored, "score"))
+def mean_of(scored: Sequence[Scored], name: Literal["score", "selection"]) -> MeanOfStates | None:
+    """Return the mean of a figure over the states; None without any."""
+    return _figure(_of_states(scored, name))
 
 
 def burnt(scored: Sequence[Scored]) -> MeanOfStates | None:
@@ -118,7 +120,7 @@ def _figure(values: Returns) -> MeanOfStates | None:
     return MeanOfStates(mean, _around(mean, values))
 
 
-def _of_states(scored: Iterable[Scored], name: Literal["score", "oracle", "value"]) -> Returns:
+def _of_states(scored: Iterable[Scored], name: Literal["score", "oracle", "value", "selection"]) -> Returns:
     """Return a figure of each state; several samples count with their mean."""
     states: dict[int, list[float]] = {}
     for each in scored:
