@@ -8,10 +8,11 @@ from pathlib import Path
 import orjson
 import pytest
 from support.candles import write_walk
-from support.exam_entrants import Nothing, TrendTrader, entrant
+from support.exam_entrants import Cheat, Nothing, TrendTrader, entrant
 from support.trading_provider import call, opening, trading_provider
 
 from trader.__main__ import main
+from trader.agents.domain.mask import Mask
 from trader.backtest.options import settings_of
 from trader.core.errors import SettingsError
 from trader.exam.pairs import RecordedRoom
@@ -79,6 +80,27 @@ def test_outcome_is_what_became_of_the_decision_in_units_of_volatility(data: Pat
         assert seen
 
     asyncio.run(decided())
+
+
+def test_mask_blinds_a_memory_of_the_recording_and_not_code_that_has_it(data: Path) -> None:
+    async def outcomes() -> dict[str, float]:
+        room = await room_of(data)
+        source = ReplaySource(data, ["BTC", "ETH"], plain_rate=Decimal(0))
+        await source.open()
+        minutes = {symbol: recording.minutes for symbol, recording in source.recordings.items()}
+        closes = {symbol: dict(zip(own.minute, own.close, strict=True)) for symbol, own in minutes.items()}
+        first = {symbol: own.close[0] for symbol, own in minutes.items()}
+        mask = Mask.hiding(frozenset({"symbols", "dates", "scale"}), first, START)
+        cheats = [Cheat(clue, closes, 240) for clue in ("memory", "shape")]
+        entrants = [entrant(each, shown) for each in cheats for shown in (None, mask)]
+        flat = [each for each in room.draw("s", 12) if each.standing is None]
+        sittings = [sitting for at, each in enumerate(flat) for sitting in await room.sit(at, each, entrants)]
+        names = {sitting.entrant for sitting in sittings}
+        return {name: sum(each.score for each in sittings if each.entrant == name) / len(flat) for name in names}
+
+    known = asyncio.run(outcomes())
+    assert known["cheat-memory"] == known["cheat-shape"] == known["cheat-shape:masked"] > 0.5
+    assert known["cheat-memory:masked"] == 0
 
 
 def test_pairs_of_a_recording_are_compared_by_state(

@@ -1,12 +1,14 @@
 """Entrants of known skill: the oracle and parts of it, noise, nothing, and traders who follow every trend."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from itertools import pairwise
 from random import Random
 
 import numpy as np
 
+from trader.agents.domain.mask import Mask
 from trader.agents.domain.models import Model, ModelConfiguration
 from trader.agents.domain.strategy import Strategy
 from trader.agents.domain.tools import ClosePosition, CreatePosition, Decision
@@ -100,10 +102,47 @@ class Nothing(Strategy):
         return []
 
 
-def entrant(strategy: Strategy) -> Examinee:
-    """Return a strategy as an entrant."""
+class Cheat(Strategy):
+    """Knows what becomes of every market of a recording, whose closes it has by minute, and takes the largest move.
+
+    It finds its place by `clue`: "memory" knows names, dates and prices; "shape" knows the last returns.
+    """
+
+    intervals = ("15m",)
+
+    def __init__(self, clue: str, closes: Mapping[str, Mapping[int, float]], minutes: int) -> None:
+        self.name = f"cheat-{clue}"
+        self._clue, self._closes, self._minutes = clue, closes, minutes
+        self._places = {
+            self._key(symbol, minute, [own[minute - 1 - 15 * back] for back in (4, 3, 2, 1, 0)]): (symbol, minute)
+            for symbol, own in closes.items()
+            for minute in own
+            if minute % 60 == 0 and minute - 61 in own
+        }
+
+    def _key(self, symbol: str, minute: int, closes: Sequence[float]) -> object:
+        if self._clue == "memory":
+            return symbol, minute, round(closes[-1], 1)
+        return tuple(round(math.log(later / earlier), 9) for earlier, later in pairwise(closes))
+
+    def decide(self, view: View) -> list[Decision]:
+        minute, moves = int(view.at.timestamp()) // 60, {}
+        for shown, market in view.markets.items():
+            closes = [candle.close for candle in market.candles["15m"][-5:]]
+            symbol, found = self._places.get(self._key(shown, minute, closes), (shown, 0))
+            own = self._closes.get(symbol, {})
+            if found + self._minutes in own:
+                moves[shown] = math.log(own[found + self._minutes] / own[found - 1])
+        if not moves:
+            return []
+        best = max(moves, key=lambda name: abs(moves[name]))
+        return [opening(view, best, PlannedPosition(0, 1 if moves[best] > 0 else -1, 1.0))]
+
+
+def entrant(strategy: Strategy, mask: Mask | None = None) -> Examinee:
+    """Return a strategy as an entrant, behind a mask if there is one."""
     model = Model(
-        id=strategy.name,
+        id=strategy.name if mask is None else f"{strategy.name}:masked",
         name=strategy.name,
         variant=VariantId.APEX,
         provider="strategy",
@@ -111,4 +150,4 @@ def entrant(strategy: Strategy) -> Examinee:
         created_at=moment_of(0),
         configuration=ModelConfiguration(every=EVERY),
     )
-    return Examinee(model, lambda model, ends_at: RecordingStrategySource(model, strategy))
+    return Examinee(model, lambda model, ends_at: RecordingStrategySource(model, strategy, mask))
