@@ -15,7 +15,7 @@ from trader.__main__ import main
 from trader.agents.domain.mask import Mask
 from trader.backtest.options import settings_of
 from trader.core.errors import SettingsError
-from trader.exam.pairs import RecordedRoom
+from trader.exam.pairs import Horizon, RecordedRoom
 from trader.market.sources.replay import ReplaySource
 
 START = datetime(2025, 3, 3, tzinfo=UTC)
@@ -38,11 +38,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-async def room_of(data: Path) -> RecordedRoom:
+async def room_of(data: Path, horizon: Horizon = "4h") -> RecordedRoom:
     settings = settings_of({"SIM_SEED": "0", "MARKETS": "BTC,ETH", "REPLAY_THINKING": "off"})
     source = ReplaySource(data, settings.markets, plain_rate=Decimal(0))
     await source.open()
-    return RecordedRoom(settings, source, ["15m", "1h"], "4h")
+    return RecordedRoom(settings, source, ["15m", "1h"], horizon)
 
 
 def test_moments_are_drawn_from_every_stratum_before_anybody_is_asked(data: Path) -> None:
@@ -57,6 +57,8 @@ def test_moments_are_drawn_from_every_stratum_before_anybody_is_asked(data: Path
     assert last + 4 * 3600 <= START.timestamp() + 5 * 86_400
     with pytest.raises(SettingsError, match="the recording has"):
         room.draw("s", 100)
+    days = sorted(each.at for each in asyncio.run(room_of(data, "24h")).draw("s", 2))
+    assert days[1] - days[0] >= 86_400, "an outcome does not tell the next one"
 
 
 def test_outcome_is_what_became_of_the_decision_in_units_of_volatility(data: Path) -> None:

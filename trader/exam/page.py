@@ -26,11 +26,16 @@ _WORDS: Final = (
     "state, costs included: 1 is all of it, 0 is what holding nothing earns. The exam measures whether a model finds "
     "structure that is there and pays nothing where there is none. It does not promise profit."
 )
+_RECORDED_WORDS: Final = (
+    "Every entrant decided in the same moments of a recording, with the same account, which every second time held a "
+    "position. The noise of the market is in these outcomes. They do not promise profit."
+)
 
 
 def page(result: ExamResult, plan: ExamPlan, secret: str, sittings: Sequence[Sitting]) -> str:
     """Return the report on a result."""
-    body = f"<h1>Exam</h1><p>{result.states} of {result.planned} states. {_WORDS}</p>"
+    body = f"<h1>Exam</h1><p>{result.states} of {result.planned} states. "
+    body += f"{_WORDS if plan.recording is None else _RECORDED_WORDS}</p>"
     if plan.recording is not None:
         body += _outcomes(result)
     else:

@@ -107,33 +107,37 @@ class RecordedRoom:
 
     def draw(self, secret: str, count: int) -> list[RecordedMoment]:
         """Draw moments in equal parts from each stratum of volatility, hour and kind of day; every second one has a
-        standing position.
+        standing position. Horizons do not overlap: else one outcome would tell the next, and the test would not be
+        exact.
 
         :raises SettingsError: the recording has too few moments whose horizon it covers
         """
         rng, strata = Random(f"{secret}:moments"), self._strata()
-        moments = sum(map(len, strata))
-        if moments < count:
-            raise SettingsError(
-                [
-                    f"--states is {count}, and the recording has {moments} moments with a moving price for a day "
-                    f"before them and {self._minutes} minutes after them; give a longer recording, or fewer states"
-                ]
-            )
         for stratum in strata:
             rng.shuffle(stratum)
-        drawn = [each for turn in range(max(map(len, strata))) for each in _turn(strata, turn, rng)][:count]
+        grid_s, reach = HORIZON * _MINUTE_S, max(1, self._minutes // HORIZON)
+        drawn: dict[int, None] = {}
+        for turn in range(max(map(len, strata), default=0)):
+            for at in _turn(strata, turn, rng):
+                if not any(at + step * grid_s in drawn for step in range(1 - reach, reach)):
+                    drawn[at] = None
+        if len(drawn) < count:
+            raise SettingsError(
+                [
+                    f"--states is {count}, and the recording has {len(drawn)} moments with a moving price for a day "
+                    f"before them and {self._minutes} minutes of their own after them; give a longer recording, or "
+                    "fewer states"
+                ]
+            )
         symbols = sorted(self._recordings)
         standing = [Standing(rng.choice(symbols), rng.choice((-1, 1)), _STANDING_WEIGHT, _STANDING_STOP) for _ in drawn]
-        return [
-            RecordedMoment(at, held if place % 2 else None)
-            for place, (at, held) in enumerate(zip(drawn, standing, strict=True))
-        ]
+        moments = zip(drawn, standing, strict=True)
+        return [RecordedMoment(at, held if place % 2 else None) for place, (at, held) in enumerate(moments)][:count]
 
     def _strata(self) -> list[list[int]]:
         """Return the moments, every four hours, by terciles of volatility, hour, and workday or weekend."""
         first, last = (self._source.span[place] // _MINUTE_S for place in (0, -1))
-        grid = range(-(-(first + _DAY) // HORIZON) * HORIZON, last - self._minutes, HORIZON)
+        grid = range(-(-first // HORIZON) * HORIZON, last - self._minutes, HORIZON)
         whole = [minute for minute in grid if all(self._is_whole(each, minute) for each in self._recordings.values())]
         whole = [minute for minute in whole if self.volatility(minute * _MINUTE_S) > 0]
         volatilities = [self.volatility(minute * _MINUTE_S) for minute in whole]
