@@ -44,6 +44,7 @@ READ_CALLS: Sequence[tuple[str, dict[str, Any]]] = (
     ("analytics.getSeason", {}),
     ("analytics.getTradeTotals", {"by": "market", "variant": "Apex", "modelId": "apex-rules"}),
     ("analytics.getBehaviour", {"modelId": "apex-rules"}),
+    ("analytics.getComparison", {"modelId": "apex-rules", "against": "contrarian-rules"}),
     ("analytics.getLeaderboard", {}),
     ("analytics.getEvidence", {}),
     ("analytics.getEvidence", {"window": "7d", "variant": "Apex", "modelId": "apex-rules"}),

@@ -70,6 +70,7 @@ FIELDS: Mapping[str, Sequence[str]] = {
     "analytics.getLeaderboard": ("window", "sortBy", "variant", "details"),
     "analytics.getEvidence": ("window", "variant", "modelId"),
     "analytics.getBehaviour": ("modelId",),
+    "analytics.getComparison": ("modelId", "against", "window"),
     "analytics.getFailures": ("limit", "variant", "before", "skip"),
     "variants.getVariantHistory": ("window",),
 }  # fmt: skip

@@ -242,6 +242,22 @@ ACCOUNT = {
         }
     ],
 }
+_DIFFERENCE = {
+    "reference": ("ruleAgent", "holdNothing", "buyAndHold", "bestOther"),
+    "referenceId": (text, None),
+    "hours": count,
+    "differencePercent": (number, None),
+    "interval": ({"low": number, "high": number}, None),
+    "verdict": VERDICT,
+    "pValue": (number, None),
+    "eValue": (number, None),
+    "smallestDifference": (number, None),
+    "daysNeeded": (count, None),
+    "reason": (text, None),
+    "verdictBefore?": VERDICT,
+    "pValueBefore?": (number, None),
+}
+
 _PLAN_OUTCOME = {"planned": count, "byStop": count, "byTarget": count, "byDecision": count, "otherwise": count}
 FAILURE_COUNTS = {
     "modelId": text,
@@ -513,23 +529,7 @@ OUTPUTS: Mapping[str, Shape] = {
                 "interval": ({"low": number, "high": number}, None),
                 "reason": (text, None),
                 "amongBest": boolean,
-                "differences": [
-                    {
-                        "reference": ("ruleAgent", "holdNothing", "buyAndHold", "bestOther"),
-                        "referenceId": (text, None),
-                        "hours": count,
-                        "differencePercent": (number, None),
-                        "interval": ({"low": number, "high": number}, None),
-                        "verdict": VERDICT,
-                        "pValue": (number, None),
-                        "eValue": (number, None),
-                        "smallestDifference": (number, None),
-                        "daysNeeded": (count, None),
-                        "reason": (text, None),
-                        "verdictBefore?": VERDICT,
-                        "pValueBefore?": (number, None),
-                    }
-                ],
+                "differences": [_DIFFERENCE],
                 "luck": (
                     {
                         **dict.fromkeys(("hours", "traders", "tradesCount"), count),
@@ -605,6 +605,29 @@ OUTPUTS: Mapping[str, Shape] = {
             }
         ],
         "modelStats": [FAILURE_COUNTS],
+    },
+    "analytics.getComparison": {
+        "window": ("24h", "7d", "30d", "run"),
+        "until": iso,
+        "difference": _DIFFERENCE,
+        "curve": [
+            {
+                "at": iso,
+                "differencePercent": (number, None),
+                "interval": ({"low": number, "high": number}, None),
+            }
+        ],
+        "agreedHours": number,
+        "disagreedHours": number,
+        "disagreements": [
+            {
+                "symbol": text,
+                "since": iso,
+                "until": iso,
+                "side": ("LONG", "SHORT", None),
+                "againstSide": ("LONG", "SHORT", None),
+            }
+        ],
     },
     "analytics.getBehaviour": {
         "behaviour": (

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from statistics import median
 from typing import Final, NamedTuple, Protocol
+from uuid import UUID
 
 import numpy as np
 
@@ -12,20 +13,25 @@ from trader.agents.domain.entrants import COVERAGE_MIN_PERCENT, EntrantRecord
 from trader.agents.domain.models import Model
 from trader.agents.sql.models import select_models
 from trader.core.clock import Clock, ceil_time, floor_time, iso
+from trader.core.errors import NotFound
 from trader.core.variant_id import VariantId
 from trader.database.pool import Database
 from trader.portfolio.behaviour import EntrantBehaviour, describe_entrant, present_period
 from trader.portfolio.domain.baselines import BUY_AND_HOLD
+from trader.portfolio.domain.behaviour import Conduct, PositionPart, Stance, stances
 from trader.portfolio.domain.bets import HOURLY_MOVE_MAX, separable_sharpe
 from trader.portfolio.domain.board import (
     NO_SEASON,
     Board,
     BoardRules,
     Comparison,
+    DifferencePoint,
     JudgedEntrant,
     PrimaryComparison,
     RankInterval,
     Reference,
+    compare_entrants,
+    difference_curve,
     judge_board,
     judge_primary,
 )
@@ -38,6 +44,7 @@ from trader.portfolio.luck import COMPUTING, LuckRequest
 from trader.portfolio.run_statistics import CurrentRuns, EntrantPeriod, RunStatistics, count_contenders
 from trader.portfolio.seasons import AccountPast, read_accounts, read_standing
 from trader.portfolio.sql.analytics import PastEntrant
+from trader.portfolio.sql.behaviour import select_position_parts
 
 _MISSED: Final = f"it decided less than {COVERAGE_MIN_PERCENT:g} % of its due cycles"
 _HOUR: Final = RESOLUTIONS["1h"]
@@ -113,6 +120,34 @@ class EvidenceReport(NamedTuple):
         return "running" if self.season is None else self.season.state(self.until)
 
 
+class PairEvidence(NamedTuple):
+    """Two entrants compared up to the end of the last full hour: the first one against the other.
+
+    `curve` is their difference within the window, and `stances` are their sides in the markets that either held.
+    """
+
+    until: datetime
+    comparison: Comparison
+    curve: Sequence[DifferencePoint]
+    stances: Sequence[Stance]
+
+
+class _Field(NamedTuple):
+    """All entrants that are judged together at a moment: the current runs with their models, or those of a season."""
+
+    until: datetime
+    models: Mapping[str, Model]
+    runs: Mapping[str, RunStatistics]
+    baselines: Mapping[str, RunStatistics]
+    contenders: int
+    season: Season | None
+    accounts: Mapping[str, AccountPast]
+
+    def since(self, window: RunWindow) -> datetime | None:
+        """Return the start of a window; None for the whole run."""
+        return None if window == "run" else self.until - WINDOWS[window]
+
+
 class _Judged(NamedTuple):
     """An entrant's part of a run with its whole hours.
 
@@ -140,6 +175,17 @@ class _Judged(NamedTuple):
     def count_trades(self, since: datetime | None = None) -> tuple[int, int]:
         """Return how many trades it completed since a moment (None: all), and how many of them had no profit."""
         return self.period.count_after(since or self.period.started_at)
+
+    @property
+    def run_id(self) -> UUID:
+        return self.period.run.run.run_id
+
+    def conduct(self, parts: Sequence[PositionPart], until: datetime) -> Conduct:
+        """Return its positions up to a moment."""
+        period = self.period
+        return Conduct(
+            period.started_at, min(until, period.ended_at or until), float(period.start_value), parts, (), ()
+        )
 
     def luck_until(self, until: datetime) -> LuckRequest:
         """Return the period to compare with luck, up to a whole hour."""
@@ -188,6 +234,58 @@ class Evidence:
 
         All boards are corrected together as one family of all entrants, even if only some are shown.
         """
+        field = await self._field()
+        family = {key: run for key, run in field.runs.items() if variant in {None, field.models[key].variant}}
+        report = await make_report(
+            field.models,
+            family,
+            field.baselines,
+            self._luck,
+            field.until,
+            field.since(window),
+            model_id,
+            field.contenders,
+            field.season,
+            field.accounts,
+        )
+        return report if variant is None else report._replace(primary=None)
+
+    async def compare(self, window: RunWindow, model_id: str, against: str) -> PairEvidence:
+        """Compare the current entrants of two models, corrected with the board on which they are.
+
+        :raises NotFound: there is no such model
+        """
+        field = await self._field()
+        for name in (model_id, against):
+            if name not in field.models:
+                raise NotFound(f"There is no model {name!r}.")
+        rules = None if field.season is None else field.season.rules
+        returns = {key: run.returns(field.until) for key, run in field.baselines.items()}
+        periods = await _judged_periods(field.models, field.runs, field.until, rules, field.accounts)
+        named = [
+            next((each for each in periods if each.model.id == name and each.period.ended_at is None), None)
+            for name in (model_id, against)
+        ]
+        first, other = named
+        if first is None or other is None:
+            return _not_compared(field.until, f"{model_id if first is None else against} is on no board")
+        if first.period.contender == other.period.contender:
+            return _not_compared(field.until, "the two are one entrant: replicates are compared by their mean")
+        async with self._database.reading() as conn:
+            parts = await select_position_parts(conn, [first.run_id, other.run_id])
+        own, others = (each.conduct(parts.get(each.run_id, ()), field.until) for each in (first, other))
+        board = NO_SEASON if rules is None else rules.board
+
+        def compare() -> PairEvidence:
+            units = {key: _entrant(group) for key, group in _groups(periods).items()}
+            pair, since = (units[first.period.contender], units[other.period.contender]), field.since(window)
+            comparison = compare_entrants(*pair, list(units.values()), returns, since, field.contenders, board)
+            return PairEvidence(field.until, comparison, difference_curve(*pair, since), stances(own, others, since))
+
+        return await asyncio.to_thread(compare)
+
+    async def _field(self) -> "_Field":
+        """Return all entrants that are judged together now."""
         until = last_whole_hour(self._clock.now())
         async with self._database.reading() as conn:
             standing = await read_standing(conn, until)
@@ -197,13 +295,8 @@ class Evidence:
         async with self._database.connection() as conn:  # after the runs, so that each has its model
             models = {model.id: model for model in await select_models(conn)}
         runs = {key: run for key, run in runs.items() if standing.has(models[key])}
-        family = {key: run for key, run in runs.items() if variant in {None, models[key].variant}}
-        since = None if window == "run" else until - WINDOWS[window]
-        baselines, contenders = current.baselines, count_contenders(runs.values())
-        report = await make_report(
-            models, family, baselines, self._luck, until, since, model_id, contenders, standing.season, accounts
-        )
-        return report if variant is None else report._replace(primary=None)
+        contenders = count_contenders(runs.values())
+        return _Field(until, models, runs, current.baselines, contenders, standing.season, accounts)
 
     async def behaviour(self, model_id: str) -> EntrantBehaviour | None:
         """Return how the current entrant of a model traded until now; None before it is known.
@@ -372,9 +465,7 @@ def _judge(
 
     Replicates share the row of the first one; for a single model among them, its own row has the figures of all.
     """
-    groups: dict[str, list[_Judged]] = {}
-    for entrant in periods:
-        groups.setdefault(entrant.period.contender, []).append(entrant)
+    groups = _groups(periods)
     units = {group[0].key: _entrant(group) for group in groups.values()}
     board = judge_board(list(units.values()), baselines, since, contenders, rules)
     shown = [
@@ -393,6 +484,19 @@ def _judge(
     rule = rules.primary
     primary = None if rule is None else _primary(rule, list(groups.values()), baselines, rules.hours)
     return _Found(board.best, found, primary)
+
+
+def _groups(periods: Sequence[_Judged]) -> dict[str, list[_Judged]]:
+    """Return the entrants by contender: replicates together."""
+    groups: dict[str, list[_Judged]] = {}
+    for entrant in periods:
+        groups.setdefault(entrant.period.contender, []).append(entrant)
+    return groups
+
+
+def _not_compared(until: datetime, reason: str) -> PairEvidence:
+    nothing = Statement(0, None, reason)
+    return PairEvidence(until, Comparison("bestOther", None, nothing, Verdict(nothing, 1.0)), [], [])
 
 
 def _primary(

@@ -300,6 +300,7 @@ async def test_axe_finds_nothing_serious_in_light_and_dark(tmp_path: Path, dsn: 
                     "/#/models",
                     "/#/models/apex-rules",
                     "/#/variants/Apex",
+                    "/#/compare?one=apex-rules&other=contrarian-rules",
                     "/#/positions",
                     "/#/trades",
                     "/#/markets/BTC",

@@ -7,6 +7,7 @@ import math
 import re
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -14,8 +15,8 @@ import pytest
 from msgspec.structs import replace
 from support.chromium import Tab, chromium_program
 from support.dashboard import KEEP_FILES, on_page, shows, visit
-from support.process import serving
-from support.records import add_curve, add_model, add_run, make_model, make_run
+from support.process import ServiceProcess, serving
+from support.records import HOUR, add_curve, add_model, add_run, add_trade, make_model, make_run
 from support.waiting import until
 
 from trader.agents.domain.entrants import Entrant, fingerprint
@@ -102,7 +103,8 @@ async def test_every_figure_of_a_row_is_of_the_row_and_a_saved_table_has_them_ra
     async with database.connection() as conn:
         await add_replicates(conn)
         for name, percent in (("model-10", -1), ("model-2", 1)):
-            await add_model(conn, name)
+            model = await add_model(conn, name)
+            await upsert_model(conn, replace(model, active=False))  # or it would decide, too
             await add_curve(conn, name, datetime.now(UTC), percent)
     async with (
         serving(tmp_path, DATABASE_URL=dsn) as service,
@@ -156,6 +158,7 @@ async def test_every_figure_of_a_row_is_of_the_row_and_a_saved_table_has_them_ra
             size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
             await tab.command("Emulation.setDeviceMetricsOverride", **size)
             await until(lambda: tab.evaluate(f"({CUT}).length === 0"), "tables without a cut column")
+        await check_a_comparison(tab, service, database)
         await check_the_axes(tab, service.url)
         await check_a_lost_account_and_one_state(tab, service.url)
         await check_evidence(tab)
@@ -163,6 +166,49 @@ async def test_every_figure_of_a_row_is_of_the_row_and_a_saved_table_has_them_ra
 
 
 CUT = "[...document.querySelectorAll('.scroll')].filter(each => each.scrollWidth > each.clientWidth)"
+
+
+SECTION_ROWS = """(section => [...document.querySelectorAll(`section[aria-label="${section}"] tbody tr`)].map(row =>
+    [...row.cells].map(cell => cell.innerText.trim().replaceAll(/\\s+/g, ' '))))"""
+
+
+async def check_a_comparison(tab: Tab, service: ServiceProcess, database: Database) -> None:
+    """Two entrants side by side, as the procedures answer, on every width; the leaderboard leads to them."""
+    at = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) - 2 * HOUR
+    async with database.connection() as conn:
+        for name, side, gross in (("model-2", "LONG", "12.5"), ("model-10", "SHORT", "-4")):
+            await add_trade(conn, name, at + timedelta(minutes=30), side=side, gross=gross, funding="-0.5")
+    leads = "document.querySelector('section[aria-label=Leaderboard] .button')?.hash ?? ''"
+    await visit(tab, service.url, "/#/models?window=24h")
+    await until(lambda: tab.evaluate(f"{leads} !== ''"), "the way to the comparison")
+    assert re.fullmatch(r"#/compare\?one=[\w-]+&other=[\w-]+&window=24h", await tab.evaluate(leads))
+    await visit(tab, service.url, "/#/compare?one=model-2&other=model-10&window=run")
+    rows = {}
+    for section, count in (("Cost in the current run", 2), ("Disagreements", 1), ("Trades in the same hours", 1)):
+        found = f"{SECTION_ROWS}('{section}')"
+        await until(partial(tab.evaluate, f"{found}.length === {count}"), section)
+        rows[section] = await tab.evaluate(found)
+    answer = await service.call("analytics.getComparison", modelId="model-2", against="model-10")
+    percent = figure(answer["curve"][-1]["differencePercent"], unit="\u00a0%", sign=True)
+    hours, reason = answer["difference"]["hours"], answer["difference"]["reason"]
+    assert (hours, answer["disagreedHours"]) == (5, 1)
+    await shows(tab, f"{percent} over {hours} common hours, no interval yet. Not distinguishable yet: {reason}.")
+    (apart,) = answer["disagreements"]
+    assert (apart["side"], apart["againstSide"]) == ("LONG", "SHORT")
+    assert rows["Disagreements"][0][2:] == ["60 min", "LONG", "SHORT"]
+    assert rows["Trades in the same hours"][0][1:] == ["BTC LONG +11.00", "BTC SHORT −5.50"]
+    stats = {one["modelId"]: one for one in (await service.call("analytics.getModelStats"))["overall"]}
+    for cells, one in zip(rows["Cost in the current run"], (stats["model-2"], stats["model-10"]), strict=True):
+        money = [figure(one[name], sign=True) for name in ("totalPnl", "netAfterCost")]
+        assert cells[1:] == ["1", money[0], "1.00", "−0.50", figure(one["costUsd"]), money[1]]
+    drawn = "document.querySelector('section[aria-label=Difference] canvas')?.width > 0"
+    for width in (390, 1024, 1440):
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        await tab.command("Emulation.setDeviceMetricsOverride", **size)
+        await until(partial(tab.evaluate, drawn), "the curve")
+        await until(partial(tab.evaluate, "document.documentElement.scrollWidth <= innerWidth"), f"{width} px")
+    await tab.evaluate("location.hash = '#/compare?one=model-2&other=nobody'")
+    await shows(tab, "There is no model nobody.")
 
 
 async def check_evidence(tab: Tab) -> None:

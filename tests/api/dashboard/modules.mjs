@@ -12,6 +12,7 @@ Object.assign(globalThis, {
 const { listed, mergePatch, openStream } = await import(`${folder}/events.js`)
 const { number, signedPercent } = await import(`${folder}/format.js`)
 const { identityOf, neutral } = await import(`${folder}/colors.js`)
+const { sentenceOf } = await import(`${folder}/evidence.js`)
 const { leadsOf } = await import(`${folder}/feed.js`)
 const { compare } = await import(`${folder}/order.js`)
 const { csvOf } = await import(`${folder}/csv.js`)
@@ -56,6 +57,7 @@ const textOf = (connection, health, system = {}, warning = undefined) => {
 const healthy = { data: { status: 'healthy' } }
 const stale = { data: { market: { source: 'venue', stale: true, lastUpdateAt: null } } }
 console.log(JSON.stringify({
+  sentences: [true, false].map(isCorrected => sentenceOf({ verdict: 'better', reason: null, pValue: 0.012 }, isCorrected)),
   applied: patches.map(([state, patch]) => listed(mergePatch(state, patch))),
   states,
   connections,

@@ -117,6 +117,10 @@ def test_a_change_of_the_lead_is_one_that_lasts(seen: dict[str, Any]) -> None:
     assert seen["leads"] == [["4", "b", "takes the lead from A"]]
 
 
+def test_a_verdict_says_whether_its_p_value_is_corrected(seen: dict[str, Any]) -> None:
+    assert seen["sentences"] == ["Better, p 0.012 after correction.", "Better, p 0.012."], "the primary one is not"
+
+
 def test_a_figure_that_rounds_to_nothing_has_no_sign(seen: dict[str, Any]) -> None:
     nothing = ["0.00", "0.00\u00a0%"]
     assert seen["figures"] == ["−1.50", "−1.50\u00a0%", *nothing, *nothing, "2.00", "+2.00\u00a0%", "–", "–"]

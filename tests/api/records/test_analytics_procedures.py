@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from decimal import Decimal
 from operator import itemgetter
 from typing import Any
@@ -230,6 +231,29 @@ async def test_evidence(call: Call) -> None:
     assert [row["modelId"] for row in (await call("analytics.getEvidence", modelId="ax"))["entrants"]] == ["ax"]
     assert (await call("analytics.getEvidence", modelId="nobody"))["entrants"] == []
     assert await call("analytics.getEvidence", window="1y") == (400, [["window"]])
+
+
+@pytest.mark.usefixtures("season")
+async def test_comparison(call: Call) -> None:
+    answer = await call("analytics.getComparison", modelId="ax", against="so")
+    found = answer["difference"]
+    assert (answer["until"], found["referenceId"], found["verdict"]) == (
+        "2026-03-06T05:00:00.000Z",
+        "so",
+        "not distinguishable yet",
+    )
+    assert found["reason"] == "1 common hour; an interval needs 24"
+    assert [each["at"] for each in answer["curve"]] == ["2026-03-04T02:00:00.000Z"]
+    assert {each["interval"] for each in answer["curve"]} == {None}
+    held = sum(
+        (datetime.fromisoformat(each["until"]) - datetime.fromisoformat(each["since"])) / HOUR
+        for each in answer["disagreements"]
+    )
+    assert float(answer["disagreedHours"]) == pytest.approx(held)
+    same = await call("analytics.getComparison", modelId="ax", against="ax")
+    assert same["difference"]["reason"] == "the two are one entrant: replicates are compared by their mean"
+    assert (same["curve"], same["disagreements"]) == ([], [])
+    assert await call("analytics.getComparison", modelId="ax") == (400, [["against"]])
 
 
 @pytest.mark.usefixtures("season")

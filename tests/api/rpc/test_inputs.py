@@ -98,6 +98,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "trading.getTrade": {"id": "6f1b9e0a-5d0c-5c11-8e0e-3f6f0b1f7a52"},
     "trading.getCandles": {"symbol": "BTC", "interval": "1h"},
     "analytics.getBehaviour": {"modelId": "apex"},
+    "analytics.getComparison": {"modelId": "apex", "against": "other"},
     "analytics.getTradeTotals": {"by": "day"},
     "agent.declare": {"model": "lab/one"},
     "agent.note": {"viewId": "6f1b9e0a-5d0c-5c11-8e0e-3f6f0b1f7a52", "text": "flat", "parts": [{"text": "flat"}]},

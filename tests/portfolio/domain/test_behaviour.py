@@ -15,9 +15,11 @@ from trader.portfolio.domain.behaviour import (
     PlanOutcome,
     PositionPart,
     PriceExcursion,
+    Stance,
     alike_percent,
     covered,
     describe,
+    stances,
     volatilities,
 )
 
@@ -65,6 +67,47 @@ def test_an_agent_that_never_traded_has_counts_and_no_shares() -> None:
 def test_time_in_the_market_counts_each_moment_once() -> None:
     both = conduct(part(0, 20), part(10, 30, symbol="ETH"), part(90, None), part(-5, 50, symbol="SOL"))
     assert describe(both, {}).time_in_market_percent == 40, "30 hours, 10 of the open one, none of what it took over"
+
+
+def test_stances_are_the_times_in_which_the_sides_of_two_accounts_did_not_change() -> None:
+    """Parts of one position overlap; who flips changes sides at once; what was held before the time is not theirs."""
+    own = conduct(part(2, 6), part(2, 8), part(8, 9, is_long=False), part(-5, 90, symbol="SOL"))
+    other = conduct(part(4, 10), part(95, None, symbol="ETH", is_long=False))
+
+    def held(*spans: tuple[str, float, float, Any, Any]) -> list[Stance]:
+        return [
+            Stance(symbol, START + begun * HOUR, START + ended * HOUR, *sides) for symbol, begun, ended, *sides in spans
+        ]
+
+    assert stances(own, other) == held(
+        ("BTC", 2, 4, "LONG", None),
+        ("BTC", 4, 8, "LONG", "LONG"),
+        ("BTC", 8, 9, "SHORT", "LONG"),
+        ("BTC", 9, 10, None, "LONG"),
+        ("ETH", 95, 100, None, "SHORT"),
+    )
+    assert [each.is_disagreement for each in stances(own, other)] == [True, False, True, True, True]
+    late = stances(other, own, START + 5 * HOUR)
+    assert late[:2] == held(("BTC", 5, 8, "LONG", "LONG"), ("BTC", 8, 9, "LONG", "SHORT"))
+
+
+@given(st.lists(st.tuples(st.integers(0, 99), st.integers(1, 20), st.booleans(), st.booleans()), max_size=12))
+def test_stances_cover_the_time_that_either_held_and_name_each_side(opened: list[tuple[int, int, bool, bool]]) -> None:
+    mine, theirs = (
+        conduct(*(part(at, at + hours, is_long=is_long) for at, hours, is_long, is_own in opened if is_own is chosen))
+        for chosen in (True, False)
+    )
+    found = stances(mine, theirs)
+    assert sum((each.end - each.start for each in found), timedelta()) == covered(
+        (max(one.opened_at, START), min(one.closed_at or mine.end, mine.end))
+        for each in (mine, theirs)
+        for one in each.parts
+    )
+    for each in found:
+        middle = each.start + (each.end - each.start) / 2
+        for account, side in ((mine, each.first), (theirs, each.other)):
+            held = {one.is_long for one in account.parts if one.closed_at and one.opened_at <= middle < one.closed_at}
+            assert side == ("LONG" if True in held else "SHORT" if held else None)
 
 
 def test_a_position_closed_after_the_period_counts_as_open() -> None:

@@ -13,7 +13,15 @@ from trader.core.intervals import Returns, estimate, percent_interval
 from trader.core.statistics import EquityPoint
 from trader.core.variant_id import VariantId
 from trader.portfolio.domain.baselines import BUY_AND_HOLD, rule_agent
-from trader.portfolio.domain.board import Board, JudgedEntrant, RankInterval, judge_board
+from trader.portfolio.domain.board import (
+    NO_SEASON,
+    Board,
+    JudgedEntrant,
+    RankInterval,
+    compare_entrants,
+    difference_curve,
+    judge_board,
+)
 from trader.portfolio.domain.evidence import compare, comparisons_among, judge_family, state_return
 from trader.portfolio.domain.returns import EquitySeries, ReturnSeries, mean_series, split_variance
 
@@ -104,6 +112,58 @@ def test_clear_differences_are_detected_and_the_best_is_a_set() -> None:
     assert "% on can be seen; p " in why
     (why,) = (each.verdict.why for each in board.comparisons["young"] if each.reference == "holdNothing")
     assert why == "60 common hours; a verdict needs 72"
+
+
+def test_two_entrants_are_compared_as_the_board_compares_them() -> None:
+    """A pair that the board shows has its figures, from either side; another is one more of the board's family."""
+    entrants = [
+        entrant("good", noise(1, drift=0.008)),
+        entrant("fair", noise(2)),
+        entrant("poor", noise(3, drift=-0.008)),
+    ]
+    good, fair, poor = entrants
+    since = START + 300 * HOUR
+    board = judge_board(entrants, {}, since)
+    shown = {
+        key: next(each for each in board.comparisons[key] if each.reference_key == "good") for key in ("fair", "poor")
+    }
+    assert compare_entrants(fair, good, entrants, {}, since, 3) == shown["fair"]
+    turned = compare_entrants(good, poor, entrants, {}, since, 3)
+    assert (turned.reference_key, turned.verdict.word, shown["poor"].verdict.word) == ("poor", "better", "worse")
+    assert turned.window.percent == pytest.approx(
+        100 * math.expm1(float(np.sum(noise(1, drift=0.008)[300:] - noise(3, drift=-0.008)[300:])))
+    )
+    between = compare_entrants(fair, poor, entrants, {}, since, 3)
+    alone = compare(fair.series, poor.series)
+    assert between.verdict.family == comparisons_among(3)
+    assert between.verdict.p_value >= alone.p_value
+    few = poor._replace(trades=3)
+    reason = compare_entrants(fair, few, [good, fair, few], {}, None, 3).verdict.why
+    assert reason == "3 completed trades; a statement about a model needs 10"
+    rules = NO_SEASON._replace(compared=("holdNothing",))
+    nothing = compare_entrants(good, poor, entrants, {}, None, 3, rules)
+    assert (nothing.verdict.word, nothing.window.hours) == ("not distinguishable yet", 0), "the family has no pairs"
+
+
+def test_the_curve_of_a_difference_ends_at_the_difference_of_the_window() -> None:
+    first, other = entrant("first", noise(1)), entrant("other", noise(2, 400), start=START + 50 * HOUR)
+    for since in (None, START + 200 * HOUR):
+        curve = difference_curve(first, other, since)
+        window = compare_entrants(first, other, [first, other], {}, since, 2).window
+        assert (len(curve), curve[-1].at) == (120, START + 450 * HOUR)
+        assert curve[-1].percent == pytest.approx(window.percent)
+        assert curve[-1].interval == pytest.approx(window.interval_percent)
+        assert all(
+            each.interval is None or each.interval.low < each.percent < each.interval.high
+            for each in curve
+            if each.percent
+        )
+    assert curve[0].interval is None, "an interval needs a day"
+    assert difference_curve(first, other._replace(series=None), None) == []
+    assert difference_curve(first, other, START + 450 * HOUR) == []
+    lost = entrant("lost", np.array([*noise(3, 100), -np.inf, *np.full(99, np.nan)]))
+    fell = difference_curve(lost, first, None)
+    assert [each.percent is None for each in fell] == [each.at > START + 100 * HOUR for each in fell]
 
 
 def test_the_interval_covers_the_window_and_the_verdict_all_hours() -> None:

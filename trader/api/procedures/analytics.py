@@ -20,7 +20,12 @@ from trader.api.schemas.analytics import (
 )
 from trader.api.schemas.behaviour import BehaviourView, GetBehaviourInput, GetBehaviourOutput
 from trader.api.schemas.common import UNSET, Empty, chosen_variant, or_none
-from trader.api.schemas.evidence import GetEvidenceInput, GetEvidenceOutput
+from trader.api.schemas.evidence import (
+    GetComparisonInput,
+    GetComparisonOutput,
+    GetEvidenceInput,
+    GetEvidenceOutput,
+)
 from trader.api.schemas.model_stats import (
     AdvancedStats,
     GetModelStatsInput,
@@ -80,6 +85,17 @@ async def get_evidence(context: Context, request: GetEvidenceInput) -> GetEviden
     """
     report = await context.evidence.report(request.window, chosen_variant(request.variant), or_none(request.model_id))
     return await asyncio.to_thread(GetEvidenceOutput.of, request.window, report)  # a hundred models take 0.1 s
+
+
+@procedure("analytics.getComparison", token=evidence_token)
+async def get_comparison(context: Context, request: GetComparisonInput) -> GetComparisonOutput:
+    """Compare two entrants: their difference over time, the board's verdict, and where they disagreed: an addition to
+    the specification.
+
+    :raises NotFound: there is no such model
+    """
+    pair = await context.evidence.compare(request.window, request.model_id, request.against)
+    return GetComparisonOutput.of(request.window, pair)
 
 
 @procedure("analytics.getBehaviour", token=evidence_token)

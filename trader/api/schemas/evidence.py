@@ -1,16 +1,25 @@
 """Evidence on the wire: the result of each entrant compared with its references."""
 
+from datetime import timedelta
+from typing import Final
+
 from trader.agents.domain.models import Contamination, contamination
 from trader.api.schemas.analytics import IntervalPercent, Percent, Replicates, day
-from trader.api.schemas.common import UNSET, Input, Timestamp, UnsetType, VariantFilter, VariantId, Wire
+from trader.api.schemas.common import UNSET, Input, Timestamp, UnsetType, VariantFilter, VariantId, Wire, iso
 from trader.api.schemas.models import DeclaredView
 from trader.api.schemas.seasons import SeasonView
+from trader.portfolio.domain.behaviour import HeldSide
 from trader.portfolio.domain.board import Comparison, PrimaryComparison, Reference
 from trader.portfolio.domain.evidence import Verdict, Word
 from trader.portfolio.domain.histories import RunWindow
 from trader.portfolio.domain.luck import Luck
-from trader.portfolio.evidence import EntrantEvidence, EvidenceReport
+from trader.portfolio.evidence import EntrantEvidence, EvidenceReport, PairEvidence
 from trader.portfolio.seasons import AccountPast
+
+DISAGREEMENTS_MAX: Final = 200
+"""The latest disagreements of a comparison."""
+
+_HOUR: Final = timedelta(hours=1)
 
 
 class GetEvidenceInput(Input, kw_only=True):
@@ -66,6 +75,80 @@ class Difference(Wire, kw_only=True):
             reason=verdict.why or window.reason,
             verdict_before=UNSET if before is None else before.word,
             p_value_before=UNSET if before is None else None if before.statement.estimate is None else before.p_value,
+        )
+
+
+class GetComparisonInput(Input, kw_only=True):
+    """`modelId` is compared with `against`, another model. `run` covers all their common hours."""
+
+    model_id: str
+    against: str
+    window: RunWindow = "run"
+
+
+class CurvePoint(Wire, kw_only=True):
+    """How far the first entrant was ahead of the other since the start of the window, in percent, at an hour's end.
+
+    `interval` is its 95 % interval for one look at this hour; null while there are too few hours or trades.
+    """
+
+    at: Timestamp
+    difference_percent: Percent | None
+    interval: IntervalPercent | None
+
+
+class Disagreement(Wire, kw_only=True):
+    """A time in which one of them held a side of a market that the other did not; null is a flat one."""
+
+    symbol: str
+    since: Timestamp
+    until: Timestamp
+    side: HeldSide | None
+    against_side: HeldSide | None
+
+
+class GetComparisonOutput(Wire, kw_only=True):
+    """Two entrants, the first against the other, up to the end of the last full hour (`until`).
+
+    `difference` is as in `getEvidence`, with the other as the best one: its `interval` covers the window for one look,
+    and its verdict all common hours, corrected with all comparisons of the board. Its `referenceId` is the other model,
+    or the first of its replicates, which are compared by their mean; null if the two cannot be compared, for the given
+    `reason`. `curve` has at most 120 points. `agreedHours` and `disagreedHours` add up the hours of all markets that
+    one of them held within the window: both on the same side, or not. `disagreements` are the latest 200.
+    """
+
+    window: RunWindow
+    until: Timestamp
+    difference: Difference
+    curve: list[CurvePoint]
+    agreed_hours: float
+    disagreed_hours: float
+    disagreements: list[Disagreement]
+
+    @classmethod
+    def of(cls, window: RunWindow, pair: PairEvidence) -> "GetComparisonOutput":
+        apart = [each for each in pair.stances if each.is_disagreement]
+        held, disagreed = (sum((each.end - each.start) / _HOUR for each in some) for some in (pair.stances, apart))
+        return cls(
+            window=window,
+            until=iso(pair.until),
+            difference=Difference.of(pair.comparison),
+            curve=[
+                CurvePoint(at=iso(each.at), difference_percent=each.percent, interval=IntervalPercent.of(each.interval))
+                for each in pair.curve
+            ],
+            agreed_hours=round(held - disagreed, 6),
+            disagreed_hours=round(disagreed, 6),
+            disagreements=[
+                Disagreement(
+                    symbol=each.symbol,
+                    since=iso(each.start),
+                    until=iso(each.end),
+                    side=each.first,
+                    against_side=each.other,
+                )
+                for each in reversed(apart[-DISAGREEMENTS_MAX:])
+            ],
         )
 
 

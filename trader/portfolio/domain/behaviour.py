@@ -5,10 +5,12 @@ the period; positions opened before the period belong to an earlier entrant and 
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import combinations, groupby, pairwise
-from typing import Final, NamedTuple
+from operator import itemgetter
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -246,6 +248,54 @@ def alike_percent(accounts: Sequence[Conduct]) -> float | None:
                 span for each in sides for is_long in (True, False) for span in each.get((symbol, is_long), ())
             )
     return percent(both / _HOUR, either / _HOUR)
+
+
+HeldSide = Literal["LONG", "SHORT"]
+
+
+class Stance(NamedTuple):
+    """A time in which the sides of two accounts in a market did not change, and one of them at least held it."""
+
+    symbol: str
+    start: datetime
+    end: datetime
+    first: HeldSide | None
+    other: HeldSide | None
+
+    @property
+    def is_disagreement(self) -> bool:
+        """Whether one was on a side of the market on which the other was not."""
+        return self.first != self.other
+
+
+def stances(first: Conduct, other: Conduct, since: datetime | None = None) -> list[Stance]:
+    """Return the sides of two accounts in every market that they held, in their common time since a moment."""
+    start, end = max(first.start, other.start, since or first.start), min(first.end, other.end)
+    changes: dict[str, list[tuple[datetime, int, bool, int]]] = {}
+    for who, account in enumerate((first, other)):
+        for (symbol, is_long), spans in _sides(account, start, end).items():
+            for begun_at, ended_at in spans:
+                changes.setdefault(symbol, []).extend(
+                    [(begun_at, who, is_long, 1), (ended_at, who, is_long, -1)]
+                )  # parts of a position overlap
+    found: list[Stance] = []
+    for symbol, of_market in changes.items():
+        held = Counter[tuple[int, bool]]()
+        sides: tuple[HeldSide | None, HeldSide | None] = None, None
+        begun_at = start
+        for at, group in groupby(sorted(of_market), key=itemgetter(0)):
+            for _, who, is_long, step in group:
+                held[who, is_long] += step
+            now = _side_of(held, 0), _side_of(held, 1)
+            if now != sides:
+                if sides != (None, None):
+                    found.append(Stance(symbol, begun_at, at, *sides))
+                sides, begun_at = now, at
+    return sorted(found, key=lambda stance: (stance.start, stance.symbol))
+
+
+def _side_of(held: Mapping[tuple[int, bool], int], who: int) -> HeldSide | None:
+    return "LONG" if held[who, True] else "SHORT" if held[who, False] else None
 
 
 def _sides(account: Conduct, start: datetime, end: datetime) -> dict[tuple[str, bool], list[TimeSpan]]:

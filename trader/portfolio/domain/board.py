@@ -4,9 +4,10 @@ The references are its variant's rule agent on the same ticks, holding nothing, 
 entrant. All comparisons of all boards are one family: together they err in 5 % of cases, however often one looks.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import combinations
 from typing import Annotated, Final, Literal, NamedTuple, get_args
 
@@ -15,7 +16,7 @@ import numpy as np
 from msgspec import Meta
 
 from trader.agents.domain.models import ModelId
-from trader.core.intervals import LEVEL, TRADES_MIN
+from trader.core.intervals import LEVEL, TRADES_MIN, ConfidenceInterval, percent
 from trader.core.variant_id import VariantId
 from trader.portfolio.domain.baselines import BUY_AND_HOLD, rule_agent
 from trader.portfolio.domain.evidence import (
@@ -48,6 +49,12 @@ class PrimaryComparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     def __str__(self) -> str:
         return f"{self.entrant} against {self.against} at α {self.alpha:g}"
+
+
+CURVE_POINTS: Final = 120
+"""The most points of a curve of differences: as many as a picture shows apart."""
+
+_HOUR: Final = timedelta(hours=1)
 
 
 class BoardRules(NamedTuple):
@@ -86,6 +93,7 @@ NO_SEASON: Final = BoardRules()
 """The rules of boards outside a season."""
 
 _NOT_BEGUN: Final = "this baseline has no whole hours yet"
+_NO_PAIRS: Final = "this season compares no two entrants with each other"
 _NO_OTHER: Final = "there are no two entrants old enough for a rank, with enough trades"
 
 
@@ -153,6 +161,17 @@ class Board(NamedTuple):
     best: str | None
     among_best: frozenset[str]
     ranks: Mapping[str, RankInterval]
+
+
+class DifferencePoint(NamedTuple):
+    """The difference of two accounts since the start of a window at the end of an hour, and its 95 % interval.
+
+    Both in percent; the interval is for one look at this hour.
+    """
+
+    at: datetime
+    percent: float | None
+    interval: ConfidenceInterval | None
 
 
 class _Matched(NamedTuple):
@@ -275,6 +294,57 @@ def judge_primary(
     (statement,) = _state([pair], None)
     (verdict,) = judge_family([statement], 1, primary.alpha, hours_max)
     return verdict
+
+
+def compare_entrants(
+    first: JudgedEntrant,
+    other: JudgedEntrant,
+    entrants: Sequence[JudgedEntrant],
+    baselines: Mapping[str, ReturnSeries | None],
+    since: datetime | None,
+    contenders: int,
+    rules: BoardRules = NO_SEASON,
+) -> Comparison:
+    """Compare two of the entrants of a board: its own comparison, or one more that is corrected with all of it.
+
+    The pair belongs to the board's family, which counts every pair of entrants.
+    """
+    if "bestOther" not in rules.compared:
+        nothing = Statement(0, None, _NO_PAIRS)
+        return Comparison("bestOther", other.key, nothing, Verdict(nothing, 1.0))
+    board = judge_board(entrants, baselines, since, contenders, rules)
+    for own, key in ((first, other.key), (other, first.key)):
+        for each in board.comparisons[own.key]:
+            if each.reference == "bestOther" and each.reference_key == key:
+                if own is first:
+                    return each
+                return Comparison("bestOther", other.key, each.window.reversed(), each.verdict.reversed())
+    rated = _rated([each._replace(age_min=rules.age_min) for each in entrants], rules)
+    pair = _Matched("bestOther", first, other.key, other.series, missing_trades(other.trades), other.attempt)
+    pairs = [*_match(entrants, rated[0][1] if len(rated) > 1 else None, baselines, rules), pair]
+    (window,) = _state([pair], since)
+    return Comparison("bestOther", other.key, window, rules.judge(_state(pairs, None), contenders)[-1])
+
+
+def difference_curve(first: JudgedEntrant, other: JudgedEntrant, since: datetime | None) -> list[DifferencePoint]:
+    """Return the difference over the common hours of a window, at no more than `CURVE_POINTS` of them."""
+    if first.series is None or other.series is None:
+        return []
+    start = max(first.series.start, other.series.start, since or first.series.start)
+    end = min(first.series.end, other.series.end)
+    if start >= end:
+        return []
+    own, others = first.series.within(start, end), other.series.within(start, end)
+    with np.errstate(invalid="ignore"):  # accounts that lost everything
+        sums = np.cumsum(own.values - others.values)
+    hours = np.unique(np.linspace(1, len(sums), min(len(sums), CURVE_POINTS)).round().astype(int)).tolist()
+    ends = [start + hour * _HOUR for hour in hours]
+    reasons = missing_trades(first.trades), missing_trades(other.trades)
+    stated = compare_all((Pair(own.within(start, at), others.within(start, at), reasons) for at in ends), level=0.0)
+    return [
+        DifferencePoint(at, percent(total) if math.isfinite(total) else None, statement.interval_percent)
+        for at, total, statement in zip(ends, sums[np.array(hours) - 1].tolist(), stated, strict=True)
+    ]
 
 
 def _state(pairs: Sequence[_Matched], since: datetime | None) -> list[Statement]:

@@ -5,6 +5,7 @@ import { ModelsPage } from './all_models.js'
 import { readAnswerAhead, useAnswer } from './answers.js'
 import { ConversationPage, Conversations } from './conversations.js'
 import { isDark } from './colors.js'
+import { ComparePage } from './compare.js'
 import { readCurvesAhead } from './curves.js'
 import { clock, isLocalTime, price, signedPercent, switchTimes, tone } from './format.js'
 import { html, render, useEffect, useState } from './lib.js'
@@ -51,7 +52,7 @@ function App() {
   }, [])
   const title =
     PAGES.find(([page]) => page === route.page)?.[1] ??
-    { variants: 'Variant', markets: 'Market' }[route.page] ??
+    { variants: 'Variant', markets: 'Market', compare: 'Compare' }[route.page] ??
     'Not found'
   return html`
     <a class="visually-hidden" href="#content" onClick=${event => {
@@ -82,6 +83,7 @@ function Page({ route }) {
   if (route.page === 'positions') return html`<${PositionsPage} />`
   if (route.page === 'trades' && route.id) return html`<${TradePage} id=${route.id} />`
   if (route.page === 'markets' && route.id) return html`<${MarketPage} route=${route} id=${route.id} />`
+  if (route.page === 'compare') return html`<${ComparePage} route=${route} />`
   if (route.page === 'trades') return html`<${TradeTotals}><${Trades} hasFilter=${false} /></${TradeTotals}>`
   if (route.page === 'conversations')
     return route.id ? html`<${ConversationPage} id=${route.id} />` : html`<${Conversations} />`
@@ -99,7 +101,7 @@ function Top({ route }) {
       title=${mode === 'live' ? 'orders go to a real venue' : 'orders go to the paper exchange'}>${mode === 'live' ? 'live' : 'paper'}</span>
     <nav aria-label="Pages">${PAGES.map(
       ([page, name]) => html`<a key=${page} href=${`#/${page}`}
-      aria-current=${page === route.page || (page === 'models' && route.page === 'variants') ? 'page' : undefined}>${name}</a>`,
+      aria-current=${page === route.page || (page === 'models' && ['variants', 'compare'].includes(route.page)) ? 'page' : undefined}>${name}</a>`,
     )}</nav>
     <div class="right"><${Prices} /><${Status} />
       <button class="icon" type="button" aria-label="Light or dark" title="Light or dark (t)" onClick=${switchScheme}>

@@ -14,6 +14,7 @@ import {
   VariantName,
   scaleOf,
 } from './components.js'
+import { compareHref } from './compare.js'
 import { number, percent, signedPercent, tone, whole } from './format.js'
 import { html, useMemo } from './lib.js'
 import { WINDOWS, useModels } from './models.js'
@@ -132,7 +133,10 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
   ].filter(Boolean)
   const tools =
     onWindow &&
-    html`<${Choice} label="Window of the leaderboard" value=${window} onChange=${onWindow} options=${WINDOWS} />`
+    html`${
+      entries.length > 1 &&
+      html`<a class="button" href=${compareHref(entries[0].modelId, entries[1].modelId, window)}>Compare</a>`
+    }<${Choice} label="Window of the leaderboard" value=${window} onChange=${onWindow} options=${WINDOWS} />`
   return html`<${Panel} title="Leaderboard" tools=${tools}>
     <${Failed} entry=${board} what="The leaderboard" />
     <${SeasonLine} season=${board.data?.season} />

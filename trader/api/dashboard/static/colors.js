@@ -103,23 +103,21 @@ export function onScheme(change) {
   }
 }
 
-export const inks = () =>
-  isDark()
-    ? {
-        ground: '#111419',
-        text: '#98a1b0',
-        grid: '#1d222a',
-        gain: '#3dcb92',
-        loss: '#ff7387',
-        volume: '#2b323d',
-        accent: '#93a1ff',
-      }
-    : {
-        ground: '#ffffff',
-        text: '#596170',
-        grid: '#eceff3',
-        gain: '#07794f',
-        loss: '#c4243c',
-        volume: '#d5dae1',
-        accent: '#4355cf',
-      }
+/** The inks of charts, by the custom properties of base.css that have both schemes. */
+const INKS = {
+  ground: 'panel',
+  text: 'soft',
+  grid: 'line',
+  gain: 'gain',
+  loss: 'loss',
+  volume: 'line-strong',
+  accent: 'accent',
+}
+const read = {}
+
+export function inks() {
+  const dark = Number(isDark())
+  const style = getComputedStyle(document.documentElement)
+  const of = ([name, property]) => [name, style.getPropertyValue(`--${property}`).match(/#\w+/g)[dark]]
+  return (read[dark] ??= Object.fromEntries(Object.entries(INKS).map(of)))
+}

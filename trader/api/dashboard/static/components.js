@@ -17,6 +17,12 @@ export const Panel = ({ title, tools, children, className = '' }) => html`
 export const Tile = ({ label, value, note, kind = '' }) => html`
   <div class="tile"><span>${label}</span><b class=${kind}>${value}</b>${note && html`<small>${note}</small>`}</div>`
 
+/** Names with their values: rows of [name, value, title]. */
+export const Facts = ({ rows }) =>
+  html`<dl class="facts body">${rows.map(
+    ([name, value, title]) => html`<div key=${name}><dt title=${title}>${name}</dt><dd>${value}</dd></div>`,
+  )}</dl>`
+
 /** A dot in the color of a model or a variant. Scripts set colors, since the page's policy allows no inline styles. */
 export const Key = ({ color }) => html`<i class="key" aria-hidden="true" style=${{ '--key': onGround(color) }}></i>`
 

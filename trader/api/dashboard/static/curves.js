@@ -6,7 +6,7 @@ import { averageOf, drawdownsOf, quantileOf, returnsOf, timeChart } from './char
 import { neutral } from './colors.js'
 import { Choice, Failed, Key, Panel, useChart } from './components.js'
 import { ZONE, day, clock, minuteOf, number, signedPercent, percent, timeOf } from './format.js'
-import { html, useEffect, useMemo, useState } from './lib.js'
+import { html, useEffect, useMemo, useRef, useState } from './lib.js'
 import { WINDOWS, distinctName, startOf, useModels, windowOf } from './models.js'
 import { useLive } from './store.js'
 
@@ -53,15 +53,13 @@ export function Curves({ title = 'Equity', window, only, main, trades, onDrawn }
       ? number(value, places ?? (Math.abs(value) >= 1000 ? 0 : 2))
       : `${number(value, places ?? (Math.abs(value) < 10 ? 1 : 0))} %`
   const limits = drawn && isMany && range !== 'ends' ? robust(drawn.equity[2]) : null
-  useEffect(() => {
-    showNow = show
-    limitsNow = limits
-  })
+  const axis = useRef(null) // of the latest render, since the chart is made once
+  axis.current = { show, limits }
   const height = matchMedia('(max-width: 760px)').matches ? NARROW_EQUITY_PX : EQUITY_PX
   const [equity, equityChart] = useChart((host, ...inputs) => {
     const chart = timeChart(host, ...inputs, {
       height,
-      show: (value, places) => showNow(value, places),
+      show: (value, places) => axis.current.show(value, places),
       sync: 'equity',
       onCursor: setAt,
       onLift: setLifted,
@@ -69,7 +67,7 @@ export function Curves({ title = 'Equity', window, only, main, trades, onDrawn }
       onZoom: zoom,
       ends: true,
       span: LEAST_SPAN,
-      limits: (low, high) => limitsNow ?? [low, high],
+      limits: (low, high) => axis.current.limits ?? [low, high],
     })
     performance.mark('curves') // the benchmark waits for this
     onDrawn?.()
@@ -184,9 +182,6 @@ function robust(values) {
   const [low, high] = [quantileOf(last, 0.05), quantileOf(last, 0.95)]
   return low === null ? null : [low - (high - low) / 2, high + (high - low) / 2]
 }
-
-let limitsNow = null
-let showNow = number
 
 const keyOf = (...range) => `trading.getEquityCurves ${range}`
 

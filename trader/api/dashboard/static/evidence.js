@@ -1,7 +1,7 @@
 // @ts-check
 // Evidence: the result of a model against its references, with intervals and in words.
 import { useAnswer } from './answers.js'
-import { Declared, Failed, Interval, ModelName, Panel, SeasonLine, Table, scaleOf } from './components.js'
+import { Declared, Facts, Failed, Interval, ModelName, Panel, SeasonLine, Table, scaleOf } from './components.js'
 import { number, percent, signed, signedPercent, tone, whole } from './format.js'
 import { html } from './lib.js'
 import { useModels } from './models.js'
@@ -21,12 +21,18 @@ const CONTAMINATION = {
 
 const UNDECIDED = 'not distinguishable yet'
 const capital = text => text[0].toUpperCase() + text.slice(1)
-const kindOf = word => (word === 'better' ? 'gain' : word === 'worse' ? 'loss' : '')
+export const kindOf = word => (word === 'better' ? 'gain' : word === 'worse' ? 'loss' : '')
 const pOf = value => (value == null ? '' : value < 0.001 ? 'p under 0.001' : `p ${number(value, 3)}`)
 
-/** A verdict as a sentence: why the two are indistinguishable, or how certain their difference is. */
-export const sentenceOf = one =>
-  `${capital(one.verdict)}${one.reason ? `: ${one.reason}` : `, ${pOf(one.pValue)}`}.${
+export const commonHours = one => `${whole(one.hours)} common ${one.hours === 1 ? 'hour' : 'hours'}`
+export const boundsOf = ({ low, high }) => `${signed(low, 1)} to ${signed(high, 1)} %`
+
+/**
+ * A verdict as a sentence: why the two are indistinguishable, or how certain their difference is. Only the primary
+ * comparison of a season is not corrected for the others.
+ */
+export const sentenceOf = (one, isCorrected = true) =>
+  `${capital(one.verdict)}${one.reason ? `: ${one.reason}` : `, ${pOf(one.pValue)}${isCorrected ? ' after correction' : ''}`}.${
     one.verdictBefore ? ` By the rules before the amendment: ${one.verdictBefore}.` : ''
   }`
 
@@ -55,7 +61,7 @@ export function ModelEvidence({ id, window }) {
     ${entry.data && !one && html`<p class="empty">There is no entrant of this model in the current run yet.</p>`}
     ${
       one &&
-      html`<${Differences} one=${one} known=${known} market=${entry.data.marketReturn} /><${Facts} one=${one}
+      html`<${Differences} one=${one} known=${known} market=${entry.data.marketReturn} /><${Qualities} one=${one}
       entry=${entry} />`
     }
   </${Panel}>`
@@ -74,12 +80,12 @@ function Differences({ one, known, market }) {
     <span>against ${nameOf(each)}</span>
     <span class="figure"><b class=${tone(each.differencePercent)}
       title=${each.differencePercent}>${signedPercent(each.differencePercent)}</b>
-      <small class="sub">${each.hours ? `${whole(each.hours)} common ${each.hours === 1 ? 'hour' : 'hours'}` : ''}</small></span>
+      <small class="sub">${each.hours ? commonHours(each) : ''}</small></span>
     <span class="figure">${
       each.differencePercent != null &&
       html`<${Interval} low=${each.interval?.low} high=${each.interval?.high}
       value=${each.differencePercent} least=${least} most=${most} reason=${each.reason} color=${color} />
-      <small class="sub">${each.interval ? `95 %, one look: ${signed(each.interval.low, 1)} to ${signed(each.interval.high, 1)} %` : 'no interval yet'}</small>`
+      <small class="sub">${each.interval ? `95 %, one look: ${boundsOf(each.interval)}` : 'no interval yet'}</small>`
     }</span>
     <span class=${kindOf(each.verdict)}>${sentenceOf(each)}${
       pathOf(each, market) &&
@@ -89,14 +95,11 @@ function Differences({ one, known, market }) {
   )}</ul>`
 }
 
-function Facts({ one, entry }) {
+function Qualities({ one, entry }) {
   const [kind, label, title] = CONTAMINATION[one.contamination]
   const facts = [
     ['Return', signedPercent(one.returnPercent)],
-    [
-      '95 % interval, one look',
-      one.interval ? `${signed(one.interval.low, 1)} to ${signed(one.interval.high, 1)} %` : '–',
-    ],
+    ['95 % interval, one look', one.interval ? boundsOf(one.interval) : '–'],
     ['Trades, losing', `${whole(one.tradesCount)}, ${whole(one.losingTradesCount)}`],
     [
       'Coverage',
@@ -129,10 +132,7 @@ function Facts({ one, entry }) {
         ]
       : []),
   ]
-  return html`<dl class="facts body">${facts.map(
-    ([name, value]) => html`<div
-    key=${name}><dt>${name}</dt><dd>${value}</dd></div>`,
-  )}</dl>
+  return html`<${Facts} rows=${facts} />
     ${one.reason && html`<p class="soft small foot">No interval yet: ${one.reason}.</p>`}`
 }
 
@@ -147,13 +147,7 @@ export function ModelBehaviour({ id }) {
   return html`<${Panel} title="Behaviour">
     <${Failed} entry=${entry} what="The behaviour" />
     ${entry.data && !one && html`<p class="empty">There is no entrant of this model in the current run yet.</p>`}
-    ${
-      one &&
-      html`<dl class="facts body">${behaviourOf(one).map(
-        ([name, value, title]) => html`<div key=${name}><dt
-      title=${title}>${name}</dt><dd>${value}</dd></div>`,
-      )}</dl>`
-    }
+    ${one && html`<${Facts} rows=${behaviourOf(one)} />`}
   </${Panel}>`
 }
 
@@ -354,7 +348,7 @@ export function EvidenceBoard({ answer, known, isLinked = true }) {
           title=${CONTAMINATION[one.contamination][2]}>${CONTAMINATION[one.contamination][1]}</span>`,
     },
   ].filter(column => column && !(column.isOptional && entrants.every(one => column.by(one) == null)))
-  return html`<${SeasonLine} season=${answer.season} /><p class="body lede">${answer.primary && `Primary comparison: ${sentenceOf(answer.primary)} `}${summaryOf(answer, known)}</p>
+  return html`<${SeasonLine} season=${answer.season} /><p class="body lede">${answer.primary && `Primary comparison: ${sentenceOf(answer.primary, false)} `}${summaryOf(answer, known)}</p>
     <${Table} label="Evidence of all" columns=${columns} rows=${entrants} first=${20} empty="No entrant has traded yet." />`
 }
 

@@ -1,7 +1,8 @@
 // @ts-check
 // The page of one model: its figures, curve, positions, evidence, behavior, statistics, trades and conversations.
 import { useAnswer } from './answers.js'
-import { Declared, Failed, Key, Manual, Panel, Tile, VariantName } from './components.js'
+import { Declared, Facts, Failed, Key, Manual, Panel, Tile, VariantName } from './components.js'
+import { compareHref } from './compare.js'
 import { Conversations } from './conversations.js'
 import { Curves } from './curves.js'
 import { ModelBehaviour, ModelEvidence } from './evidence.js'
@@ -70,7 +71,7 @@ export function ModelPage({ route, id }) {
         figures.budget.state !== 'open' &&
         html`<span
         class="badge warn">${BUDGET_STATES[figures.budget.state]}</span>`
-      }</div>
+      }<a class="inline" href=${compareHref(id, '', window)}>Compare</a></div>
     ${model.warning && html`<p class="notice">${model.warning}</p>`}
     <${Failed} entry=${overall} what="The statistics" />
     <section class="panel" aria-label="Figures"><div class="body tiles">
@@ -97,10 +98,10 @@ export function ModelPage({ route, id }) {
       <${Positions} only=${one => one.modelId === id} hasNames=${false} />
       <${ModelEvidence} id=${id} window=${window} />
       <${ModelBehaviour} id=${id} />
-      <${Panel} title="Statistics"><dl class="facts body">${FIGURES.map(
-        ([key, label, write, bounds]) => html`<div
-        key=${key}><dt>${label}</dt><dd>${!bounds ? write(figureOf(more?.[key])) : sure(figureOf(more?.[key]), more?.[bounds], write)}</dd></div>`,
-      )}</dl></${Panel}>
+      <${Panel} title="Statistics"><${Facts} rows=${FIGURES.map(([key, label, write, bounds]) => [
+        label,
+        bounds ? sure(figureOf(more?.[key]), more?.[bounds], write) : write(figureOf(more?.[key])),
+      ])} /></${Panel}>
       <${TradeTotals} modelId=${id} />
       <${Trades} modelId=${id} hasFilter=${false} />
     </div><div class="side"><${Conversations} modelId=${id} groups=${20} isSide=${true} /></div></div>`

@@ -1,7 +1,7 @@
 // @ts-check
 // The state of the service: health, market, schedulers, streams and halts, and the banners about them.
 import { useReport } from './answers.js'
-import { Failed, Panel, Table } from './components.js'
+import { Facts, Failed, Panel, Table } from './components.js'
 import { ZONE, clock, moment, number, span, whole } from './format.js'
 import { html } from './lib.js'
 import { useModels } from './models.js'
@@ -172,19 +172,13 @@ export function SystemPage() {
   ]
   return html`
     <${Failed} entry=${system} what="The state of the service" />
-    ${
-      facts &&
-      html`<${Panel} title="Service"><dl class="facts body">${facts.map(
-        ([name, value]) => html`<div
-      key=${name}><dt>${name}</dt><dd>${value}</dd></div>`,
-      )}</dl></${Panel}>`
-    }
+    ${facts && html`<${Panel} title="Service"><${Facts} rows=${facts} /></${Panel}>`}
     ${
       alarms.length > 0 &&
-      html`<${Panel} title="Alarms"><dl class="facts body">${alarms.map(
-        one => html`<div key=${nameOf(one)}>
-          <dt>${nameOf(one)}, ${one.state} since ${moment(one.since)}</dt><dd>${one.message}</dd></div>`,
-      )}</dl></${Panel}>`
+      html`<${Panel} title="Alarms"><${Facts} rows=${alarms.map(one => [
+        `${nameOf(one)}, ${one.state} since ${moment(one.since)}`,
+        one.message,
+      ])} /></${Panel}>`
     }
     ${
       report &&
@@ -193,15 +187,16 @@ export function SystemPage() {
     }
     ${
       head &&
-      html`<${Panel} title="Record"><dl
-      class="facts body"><div><dt>Links</dt><dd>${whole(head.position)}</dd></div><div><dt>Head</dt><dd><code>${head.digest}</code></dd></div></dl></${Panel}>`
+      html`<${Panel} title="Record"><${Facts} rows=${[
+        ['Links', whole(head.position)],
+        ['Head', html`<code>${head.digest}</code>`],
+      ]} /></${Panel}>`
     }
     ${
       report?.modelsRunning.length > 0 &&
-      html`<${Panel} title="Deciding now"><dl
-      class="facts body">${report.modelsRunning.map(
-        one => html`<div
-        key=${one.modelId}><dt>${known.byId.get(one.modelId)?.name ?? one.modelId}</dt><dd>${span(one.runningForSeconds * 1000)}</dd></div>`,
-      )}</dl></${Panel}>`
+      html`<${Panel} title="Deciding now"><${Facts} rows=${report.modelsRunning.map(one => [
+        known.byId.get(one.modelId)?.name ?? one.modelId,
+        span(one.runningForSeconds * 1000),
+      ])} /></${Panel}>`
     }`
 }

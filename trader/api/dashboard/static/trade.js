@@ -2,7 +2,7 @@
 // The page of a trade: its candles with entry and exit, plan and outcome, fills, and what the model said.
 import { useAnswer } from './answers.js'
 import { CandleChart, SPANS_MS, levelsOf, marksOf, useRunning } from './candles.js'
-import { Failed, Key, Money, Panel, Side, Table, Tile, Time } from './components.js'
+import { Facts, Failed, Key, Money, Panel, Side, Table, Tile, Time } from './components.js'
 import { Turn } from './conversations.js'
 import { moment, number, percent, price, quantity, signed, signedPercent, span, times, tone } from './format.js'
 import { html, useMemo } from './lib.js'
@@ -121,10 +121,7 @@ function Plan({ trade }) {
     ['Outcome', trade.exitPrice == null ? 'still open' : `${away(trade.exitPrice)} by ${trade.closeReason}`],
     ['R', risk > 0 && trade.exitPrice != null ? number((sign * (trade.exitPrice - trade.entryPrice)) / risk) : '–'],
   ]
-  return html`<${Panel} title="Plan and outcome"><dl class="facts body">${rows.map(
-    ([name, value]) => html`<div
-    key=${name}><dt>${name}</dt><dd>${value}</dd></div>`,
-  )}</dl></${Panel}>`
+  return html`<${Panel} title="Plan and outcome"><${Facts} rows=${rows} /></${Panel}>`
 }
 
 function Fills({ trade }) {

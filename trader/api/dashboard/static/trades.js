@@ -38,29 +38,31 @@ export function stopDistance(position) {
 const numeric = value => (value == null ? null : Number(value))
 const share = one => (one.unrealizedPnl == null ? null : (100 * one.unrealizedPnl) / (one.quantity * one.entryPrice))
 
+const VARIANT_COLUMN = {
+  key: 'variant',
+  title: 'Variant',
+  isText: true,
+  className: 'narrow-hide wide',
+  by: one => one.modelVariant,
+  cell: one => html`<${VariantName} variant=${one.modelVariant} />`,
+}
+const MARKET_COLUMN = {
+  key: 'symbol',
+  title: 'Market',
+  isText: true,
+  by: one => one.symbol,
+  csv: one => ({ Market: one.symbol, Side: one.side, Leverage: one.leverage }),
+  cell: one => html`<${Market} trade=${one} />`,
+}
+
 export function Positions({ only, title = 'Positions', hasNames = true, isCompact = false }) {
   const state = useLive()
   const known = useModels()
   const rows = positionsOf(state, only)
   const columns = [
     hasNames && modelColumn(known),
-    hasNames &&
-      !isCompact && {
-        key: 'variant',
-        title: 'Variant',
-        isText: true,
-        className: 'narrow-hide wide',
-        by: one => one.modelVariant,
-        cell: one => html`<${VariantName} variant=${one.modelVariant} />`,
-      },
-    {
-      key: 'symbol',
-      title: 'Market',
-      isText: true,
-      by: one => one.symbol,
-      csv: one => ({ Market: one.symbol, Side: one.side, Leverage: one.leverage }),
-      cell: one => html`<${Market} trade=${one} />`,
-    },
+    hasNames && !isCompact && VARIANT_COLUMN,
+    MARKET_COLUMN,
     {
       key: 'pnl',
       title: 'Unrealized',
@@ -321,22 +323,8 @@ function tradeColumns(known, { hasModel = true, hasVariant = false, isShort = fa
       cell: one => html`<${TradeTime} at=${one.closedAt} id=${one.id} />`,
     },
     hasModel && modelColumn(known),
-    hasVariant && {
-      key: 'variant',
-      title: 'Variant',
-      isText: true,
-      className: 'narrow-hide wide',
-      by: one => one.modelVariant,
-      cell: one => html`<${VariantName} variant=${one.modelVariant} />`,
-    },
-    {
-      key: 'symbol',
-      title: 'Market',
-      isText: true,
-      by: one => one.symbol,
-      csv: one => ({ Market: one.symbol, Side: one.side, Leverage: one.leverage }),
-      cell: one => html`<${Market} trade=${one} />`,
-    },
+    hasVariant && VARIANT_COLUMN,
+    MARKET_COLUMN,
     { key: 'reason', title: 'Closed by', isText: true, by: one => one.closeReason, cell: one => one.closeReason },
     {
       key: 'net',
