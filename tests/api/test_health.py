@@ -13,8 +13,8 @@ from support.served import AppClient, make_health_app
 from support.service_parts import NAMES, START, ServiceParts
 from support.waiting import becomes, until
 
-from trader.agents.budgets import Budget
 from trader.agents.domain.invocations import Failing
+from trader.agents.domain.shares import Budget
 from trader.api import health
 from trader.api.schemas.common import ENCODER
 from trader.api.subscriber import Subscriber

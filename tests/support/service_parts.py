@@ -10,8 +10,8 @@ from typing import Any, Literal
 from aiohttp import web
 from support.manual_clock import ManualClock
 
-from trader.agents.budgets import Budget
 from trader.agents.domain.invocations import Failing
+from trader.agents.domain.shares import Budget
 from trader.api.broadcast import Broadcaster
 from trader.api.context import ACCOUNTS, ALARMS, CONTEXT, DATABASE, HALTS, RELAY, ROLE, SCHEDULERS, STARTED_AT
 from trader.api.streams import BROADCASTERS

@@ -18,11 +18,11 @@ a provider reports are higher than the model's price, reservations grow by that 
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from decimal import ROUND_UP, Context, Decimal
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 from trader.agents.domain.invocations import Invocation
 from trader.agents.domain.models import CYCLE, Model, TokenPrice
-from trader.agents.domain.shares import Sharer, Shares
+from trader.agents.domain.shares import Budget, Sharer, Shares, State
 from trader.agents.providers.providers import answer_tokens_max, highest_cost
 from trader.agents.sql.invocations import DayCost, select_costs_since
 from trader.core.clock import floor_time
@@ -50,23 +50,6 @@ PROMPT_TOKENS_MAX: Final = 8_000
 
 PROMPT_TOKENS_MIN: Final = 3_000
 """The shortest prompt of a step. The shorter the prompt, the more of the tokens can be output, which costs more."""
-
-State = Literal["open", "manage", "pause"]
-
-
-class Budget(NamedTuple):
-    """The budget of a model and its use. `usd` is the model's own budget, None when only shared ones limit it.
-
-    `reserved` is the maximum cost of its running invocation. `is_estimated`: part of `spent` was not reported.
-    `tokens` is the number that its next invocation may use.
-    """
-
-    usd: Decimal | None
-    spent: Decimal
-    is_estimated: bool
-    state: State
-    reserved: Decimal = ZERO
-    tokens: int = 0
 
 
 class _Cap(NamedTuple):

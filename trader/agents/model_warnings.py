@@ -3,9 +3,10 @@
 from collections.abc import Container, Iterable, Mapping
 from typing import Final, NamedTuple
 
-from trader.agents.budgets import ASSUMED_PRICE, Budget, Budgets
+from trader.agents.budgets import ASSUMED_PRICE, Budgets
 from trader.agents.domain.invocations import Failing, Invocation
 from trader.agents.domain.models import Model
+from trader.agents.domain.shares import Budget
 from trader.agents.providers.providers import Provider
 
 INTERRUPTED: Final = "interrupted"

@@ -18,7 +18,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from trader.agents.budgets import Budget
+from trader.agents.domain.shares import Budget
 from trader.agents.providers.client import ProviderClient
 from trader.agents.providers.providers import Provider, find_outages
 from trader.agents.schedule import InvocationScheduler

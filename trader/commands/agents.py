@@ -2,12 +2,12 @@
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 
-from trader.agents.domain.models import EXTERNAL, Declared, Every, ModelId, WebAddress
+from trader.agents.domain.models import EXTERNAL, Declared, Every, WebAddress
 from trader.agents.models_file import ModelEntry, variant_argument
 from trader.agents.providers.webhook import check_address, new_secret
 from trader.agents.sql.external import Webhook, delete_webhook, select_webhooks, upsert_webhook
@@ -15,6 +15,7 @@ from trader.agents.sql.models import select_models, update_model_active, update_
 from trader.agents.variants import limits_of
 from trader.backtest.options import deadline_argument
 from trader.commands.command import Result, allowed, moment, table
+from trader.commands.credentials import argument_of, id_argument, replace_secret, scopes_argument, shown_secret
 from trader.commands.database import TargetDatabase, database_command
 from trader.commands.models_seed import Opening, create_models
 from trader.core.clock import SystemClock
@@ -25,11 +26,9 @@ from trader.operations.domain.credentials import (
     AGENT_MARK,
     DECISIONS_PER_MINUTE,
     REQUESTS_PER_MINUTE,
-    SCOPES,
     Credential,
     Scope,
     issue,
-    reissue,
 )
 from trader.operations.sql.credentials import (
     insert_credential,
@@ -55,34 +54,8 @@ def _limit(text: str) -> int:
     return number
 
 
-def _value(kind: Any, expected: str) -> Callable[[str], str]:
-    """Return a parser for an argument that must match a type of the models file."""
-
-    def parse(text: str) -> str:
-        try:
-            return str(msgspec.convert(text, kind))
-        except msgspec.ValidationError:
-            raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}") from None
-
-    return parse
-
-
-id_argument: Final = _value(ModelId, "1 to 64 letters, digits or any of . _ : -")
-_address: Final = _value(WebAddress, "an address such as https://example.org/decide, without a query")
-_cadence: Final = _value(Every, 'minutes or hours, such as "5m" or "1h", at most "24h"')
-
-
-def scopes_argument(text: str) -> tuple[Scope, ...]:
-    """Return the scopes that an argument names, in canonical order.
-
-    :raises argparse.ArgumentTypeError: it names another, or none
-    """
-    names = {name.strip() for name in text.split(",")}
-    if unknown := names.difference(SCOPES):
-        raise argparse.ArgumentTypeError(
-            f"there is no scope {min(unknown)!r}; expected any of {', '.join(SCOPES)}, separated by commas"
-        )
-    return tuple(scope for scope in SCOPES if scope in names)
+_address: Final = argument_of(WebAddress, "an address such as https://example.org/decide, without a query")
+_cadence: Final = argument_of(Every, 'minutes or hours, such as "5m" or "1h", at most "24h"')
 
 
 def _name_argument(parser: argparse.ArgumentParser) -> None:
@@ -256,11 +229,6 @@ async def _present_keys(conn: Connection) -> dict[str, Credential]:
     return {key.account_id: key for key in await select_credentials(conn) if key.account_id is not None}
 
 
-def shown_secret(key: Credential) -> str:
-    """Return the displayed form of a key or token: its first characters, and whether it was revoked."""
-    return f"{key.prefix}…" if key.revoked_at is None else f"{key.prefix}… revoked"
-
-
 def _agent_json(account_id: str, owner: str | None, key: Credential) -> dict[str, Any]:
     return {
         "id": account_id,
@@ -347,14 +315,6 @@ async def webhook(options: argparse.Namespace, target: TargetDatabase) -> Result
     return Result(
         {"id": options.name, "webhook": new.url, "webhookSecret": new.secret}, _webhook_lines(options.name, new)
     )
-
-
-async def replace_secret(conn: Connection, before: Credential) -> str:
-    """Revoke a key or token and return its holder's new secret."""
-    await update_credentials_revoked(conn, before.name, before.account_id)
-    secret, credential = reissue(before, SystemClock().now())
-    await insert_credential(conn, credential)
-    return secret
 
 
 async def _key_of(conn: Connection, name: str) -> Credential:

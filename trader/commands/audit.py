@@ -11,9 +11,8 @@ import msgspec
 
 from trader.agents import verification as chain
 from trader.agents.reproduction import InvocationReproduction, reproduce_invocation
-from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result
+from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, operator
 from trader.commands.database import TargetDatabase, database_command, require_writable
-from trader.commands.operate import operator
 from trader.core.errors import StartError
 from trader.core.files import require_regular
 from trader.operations.sql.history import MaintenanceTask, upsert_maintenance

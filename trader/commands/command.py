@@ -7,9 +7,11 @@ arguments or settings; 130 interrupted.
 import argparse
 import asyncio
 import difflib
+import getpass
 import importlib
 import inspect
 import os
+import socket
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -182,6 +184,15 @@ def service_addresses(options: argparse.Namespace) -> list[str]:
     if not urls:
         raise SettingsError(["PORT=0 is any free port, and SERVER_URL is not set"])
     return urls
+
+
+def operator() -> str:
+    """Return the user and machine that issue the command, for the audit trail."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # a container's user has no name
+        name = f"user {os.getuid()}"
+    return f"{name}@{socket.gethostname()}"
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, text_columns: int = 1) -> Iterator[str]:

@@ -14,15 +14,14 @@ from typing import Any, NamedTuple
 import asyncpg
 
 from trader.commands.command import Result, command, no_arguments, print_result, run_to_end, show
-from trader.composition.external import make_source
 from trader.core.errors import StartError
-from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres, database_name
+from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.database.leadership import select_leader_schedulers
 from trader.database.pool import Connection, Database, place
 from trader.database.schema import apply_schema, open_database, select_schema_version
 from trader.exchange.sql.halts import select_has_leader
 from trader.settings.dotenv import add_env_file_option
-from trader.settings.settings import Settings, read_database_url, read_some
+from trader.settings.settings import read_database_url, read_some
 
 
 class TargetDatabase(NamedTuple):
@@ -66,6 +65,9 @@ class TargetDatabase(NamedTuple):
 
 DatabaseRun = Callable[[argparse.Namespace, TargetDatabase], Awaitable[Result]]
 
+CreateDatabase = Callable[[EmbeddedPostgres, argparse.Namespace, Sequence[str]], Awaitable[str]]
+"""Creates the database of the settings if it is not among the existing ones, and returns its name."""
+
 
 def database_command(
     name: str,
@@ -108,15 +110,15 @@ async def run_in_database(
     *,
     changes: bool = False,
     of_any_version: bool = False,
-    creates: bool = False,
+    create: CreateDatabase | None = None,
 ) -> Result:
     """Open the database that the options select, print which one it is, and run a command on it.
 
     A command that `changes` something is refused on a read-only database. Only `of_any_version` allows the schema of an
-    earlier or later version. `creates` creates a missing database (see `find_database`).
+    earlier or later version. `create` creates a missing database (see `find_database`).
     """
     try:
-        async with find_database(options, of_any_version=of_any_version, creates=creates) as target:
+        async with find_database(options, of_any_version=of_any_version, create=create) as target:
             show(str(target), on_stderr=True)
             if changes:
                 require_writable(options, target)
@@ -152,12 +154,12 @@ def add_database_options(parser: argparse.ArgumentParser) -> None:
 
 @asynccontextmanager
 async def find_database(
-    options: argparse.Namespace, *, of_any_version: bool = False, creates: bool = False
+    options: argparse.Namespace, *, of_any_version: bool = False, create: CreateDatabase | None = None
 ) -> AsyncIterator[TargetDatabase]:
     """Open the database of --database-url, of DATABASE_URL, or of the embedded PostgreSQL of this folder.
 
-    Of several embedded databases, the running service's is used. With `creates` and without a service, the database of
-    the settings (with `options.demo`, the demo's) is used, and it and its tables are created if missing.
+    Of several embedded databases, the running service's is used. With `create` and without a service, the database that
+    it names is used, and it and its tables are created if missing.
 
     :raises StartError: the database cannot be opened, or the choice is ambiguous
     :raises SettingsError: DATABASE_URL is not a database address
@@ -165,7 +167,7 @@ async def find_database(
     async with AsyncExitStack() as stack:
         url = options.database_url or read_database_url(os.environ, options.env_file)
         if url:
-            if creates:
+            if create is not None:
                 await _create_tables(url)
             database = await stack.enter_async_context(open_database(url, of_any_version=of_any_version))
             is_replica = await database.is_replica()
@@ -183,9 +185,9 @@ async def find_database(
                 is_read_only=is_read_only,
             )
             return
-        server = await stack.enter_async_context(EmbeddedPostgres(EMBEDDED_FOLDER).attach(creates=creates))
-        name = await _choose(server, options, creates=creates)
-        if creates:
+        server = await stack.enter_async_context(EmbeddedPostgres(EMBEDDED_FOLDER).attach(creates=create is not None))
+        name = await _choose(server, options, create)
+        if create is not None:
             await _create_tables(server.dsn(name))
         opening = open_database(server.dsn(name), of_any_version=of_any_version)
         database = await stack.enter_async_context(opening)
@@ -194,7 +196,7 @@ async def find_database(
         yield TargetDatabase(database, server.dsn(name), where, True, is_served, server.is_own)
 
 
-async def _choose(server: EmbeddedPostgres, options: argparse.Namespace, *, creates: bool) -> str:
+async def _choose(server: EmbeddedPostgres, options: argparse.Namespace, create: CreateDatabase | None) -> str:
     names, wanted = await server.databases(), options.database
     if wanted is not None and wanted not in names:
         raise StartError(f"There is no embedded database {wanted!r}. Existing databases: {', '.join(names) or 'none'}.")
@@ -203,10 +205,10 @@ async def _choose(server: EmbeddedPostgres, options: argparse.Namespace, *, crea
     served = [] if server.is_own else [name for name in names if await _is_served(server, name)]
     if len(served) == 1:
         return served[0]
-    if len(names) == 1 and not (creates and server.is_own):
+    if len(names) == 1 and not (create is not None and server.is_own):
         return names[0]
-    if creates and not served:
-        return await _create(server, options, names)
+    if create is not None and not served:
+        return await create(server, options, names)
     raise StartError(f"Choose one with --database: {', '.join(names) or 'there is none'}.")
 
 
@@ -215,23 +217,6 @@ async def _is_served(server: EmbeddedPostgres, name: str) -> bool:
         async with open_database(server.dsn(name)) as database:
             return await _has_leader(database)
     return False
-
-
-async def _create(server: EmbeddedPostgres, options: argparse.Namespace, names: Sequence[str]) -> str:
-    """Create the database of the settings if it is missing, and return its name."""
-    settings = Settings.load(os.environ, options.env_file, demo=options.demo)
-    source = make_source(settings)
-    await source.open()
-    try:
-        account = settings.venue_account_index if settings.trading_mode == "live" else None
-        name = database_name(source.identity, account)
-    finally:
-        await source.close()
-    await server.ensure_database(name)
-    if others := [other for other in names if other != name]:
-        why = f"MARKET_SOURCE is {settings.market_source}; --database selects another one: {', '.join(others)}"
-        show(f"no service is running in this folder, and {why}", on_stderr=True)
-    return name
 
 
 async def _create_tables(dsn: str) -> None:

@@ -7,8 +7,9 @@ from typing import Final
 
 import trader.commands.models_seed
 import trader.commands.models_try  # noqa: F401 - declares its command
-from trader.agents.budgets import Budget, Budgets
+from trader.agents.budgets import Budgets
 from trader.agents.domain.models import Model
+from trader.agents.domain.shares import Budget
 from trader.agents.sql.models import (
     ModelActivity,
     select_model_activity,

@@ -31,7 +31,16 @@ from trader.agents.sql.models import (
 )
 from trader.backtest.bulk import CYCLE_MINUTES, write_season
 from trader.backtest.history import history_database, past_of, write_history
-from trader.commands.command import EXIT_WRONG_SETTINGS, Result, allowed, command, print_error, print_result, run_to_end
+from trader.commands.command import (
+    EXIT_WRONG_SETTINGS,
+    Result,
+    allowed,
+    command,
+    print_error,
+    print_result,
+    run_to_end,
+    show,
+)
 from trader.commands.database import TargetDatabase, add_target_arguments, run_in_database
 from trader.commands.progress import Progress
 from trader.composition.external import make_source, settle_seed
@@ -39,6 +48,7 @@ from trader.core.clock import SystemClock, floor_time, iso
 from trader.core.errors import SettingsError, StartError
 from trader.core.money import format_decimal, from_number
 from trader.core.variant_id import VariantId
+from trader.database.embedded.server import EmbeddedPostgres, database_name
 from trader.database.leadership import LeaderLock
 from trader.database.pool import Connection
 from trader.exchange.domain.ledger import unopened_account
@@ -124,7 +134,7 @@ def seed(options: argparse.Namespace) -> int:
     try:
         work = partial(_seed, _entries(options), _history_settings(options))
         return print_result(
-            run_to_end(run_in_database(work, options, changes=True, creates=True)), as_json=options.json
+            run_to_end(run_in_database(work, options, changes=True, create=_create_database)), as_json=options.json
         )
     except SettingsError as error:
         print_error("Nothing was changed:", error.problems, as_json=options.json)
@@ -270,6 +280,23 @@ async def _seed(
     ]
     lines += filter(None, map(day_cost_of, entries))
     return Result({"models": len(entries), "added": added, "opened": opened, "notes": notes}, lines)
+
+
+async def _create_database(server: EmbeddedPostgres, options: argparse.Namespace, names: Sequence[str]) -> str:
+    """Create the database of the settings (with `options.demo`, the demo's) if it is missing, and return its name."""
+    settings = Settings.load(os.environ, options.env_file, demo=options.demo)
+    source = make_source(settings)
+    await source.open()
+    try:
+        account = settings.venue_account_index if settings.trading_mode == "live" else None
+        name = database_name(source.identity, account)
+    finally:
+        await source.close()
+    await server.ensure_database(name)
+    if others := [other for other in names if other != name]:
+        why = f"MARKET_SOURCE is {settings.market_source}; --database selects another one: {', '.join(others)}"
+        show(f"no service is running in this folder, and {why}", on_stderr=True)
+    return name
 
 
 async def _plan_history(

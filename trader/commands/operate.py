@@ -7,9 +7,7 @@ halt is first sent to the service, which enforces it even without the database.
 
 import argparse
 import asyncio
-import getpass
 import os
-import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,6 +30,7 @@ from trader.commands.command import (
     Result,
     command,
     moment,
+    operator,
     print_result,
     run_to_end,
     service_addresses,
@@ -220,15 +219,6 @@ def _describe_exposure(exposure: store.Exposure, marks: Mapping[str, Decimal]) -
         return f"  cancel {what}, resting at {format_decimal(exposure.limit_price)}"
     mark = marks.get(exposure.symbol)
     return f"  close {what} at " + ("an unknown price" if mark is None else format_decimal(mark))
-
-
-def operator() -> str:
-    """Return the user and machine that issue the command, for the audit trail."""
-    try:
-        name = getpass.getuser()
-    except (KeyError, OSError):  # a container's user has no name
-        name = f"user {os.getuid()}"
-    return f"{name}@{socket.gethostname()}"
 
 
 async def operate(verb: Verb, options: argparse.Namespace, target: TargetDatabase) -> Result:

@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import asyncpg
 
-from trader.commands.agents import id_argument, replace_secret, scopes_argument, shown_secret
 from trader.commands.command import Result, allowed, moment, table
+from trader.commands.credentials import id_argument, replace_secret, scopes_argument, shown_secret
 from trader.commands.database import TargetDatabase, database_command
 from trader.core.clock import SystemClock
 from trader.core.errors import StartError

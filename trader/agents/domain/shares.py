@@ -1,10 +1,27 @@
-"""Fair shares: how much of a shared budget each of its models may use."""
+"""The budget of a model and its use, and fair shares: how much of a shared budget each of its models may use."""
 
 from collections.abc import Mapping
 from decimal import Decimal
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from trader.core.money import ZERO
+
+State = Literal["open", "manage", "pause"]
+
+
+class Budget(NamedTuple):
+    """The budget of a model and its use. `usd` is the model's own budget, None when only shared ones limit it.
+
+    `reserved` is the maximum cost of its running invocation. `is_estimated`: part of `spent` was not reported.
+    `tokens` is the number that its next invocation may use.
+    """
+
+    usd: Decimal | None
+    spent: Decimal
+    is_estimated: bool
+    state: State
+    reserved: Decimal = ZERO
+    tokens: int = 0
 
 
 class Sharer(NamedTuple):

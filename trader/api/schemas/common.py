@@ -11,7 +11,7 @@ from uuid import UUID
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from trader.agents.budgets import Budget
+from trader.agents.domain.shares import Budget
 from trader.core.clock import iso
 from trader.core.money import format_decimal
 from trader.core.variant_id import VariantId

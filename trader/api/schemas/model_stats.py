@@ -7,8 +7,8 @@ import math
 from decimal import Decimal
 from typing import Any, Literal
 
-from trader.agents.budgets import Budget
 from trader.agents.domain.models import Model
+from trader.agents.domain.shares import Budget
 from trader.api.schemas.analytics import Bounds, IntervalPercent, Percent
 from trader.api.schemas.common import (
     UNSET,
