@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 COMMAND = (sys.executable, "-P", "-m", "trader")
 _LISTENING = re.compile(rb"listening on (http://127\.0\.0\.1:\d+)")
 _READY_TIMEOUT_S = 240
-_PASSED_ON = ("PATH", "LANG", "LC_ALL", "TMPDIR")
+_PASSED_ON = ("PATH", "LANG", "LC_ALL", "TMPDIR", "OPENBLAS_NUM_THREADS")
 
 
 class ServiceProcess:
