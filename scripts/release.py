@@ -121,7 +121,7 @@ def number_schema(schema: Path, released: Path, earlier: Path) -> None:
 def build(folder: Path) -> None:
     """Build the sdist, the wheel and the SBOM."""
     number_schema(SCHEMA, RELEASED_SCHEMAS, EARLIER_SCHEMAS)
-    _run(BIN / "python", "-m", "build", "--outdir", folder, ROOT)  # builds the wheel from the sdist
+    _run(BIN / "python", "-m", "build", "--installer", "uv", "--outdir", folder, ROOT)  # the wheel from the sdist
     bill = folder / "sbom.json"
     _run(
         BIN / "cyclonedx-py", "requirements", LOCK, "--pyproject", ROOT / "pyproject.toml", "--mc-type", "application",
