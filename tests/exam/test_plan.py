@@ -8,13 +8,11 @@ from trader.exam.domain.plan import in_moments, in_worlds, outlook
 
 
 def test_larger_differences_and_less_noise_need_fewer_states() -> None:
-    usual = outlook(in_worlds(0.5, 0.3, 0.5), 300).most
-    assert usual is not None
-    assert (
-        (outlook(in_worlds(0.6, 0.3, 0.5), 300).most or 0)
-        < usual
-        < (outlook(in_worlds(0.5, 0.3, 1.0), 300).most or 10**6)
+    fewer, usual, more = (
+        outlook(in_worlds(first, 0.3, noise), 300, exams=100).most or 10**6
+        for first, noise in ((0.6, 0.5), (0.5, 0.5), (0.5, 1.0))
     )
+    assert fewer < usual < more
 
 
 def test_equals_are_told_apart_in_at_most_half_of_the_level() -> None:

@@ -111,6 +111,10 @@ def read_plan(folder: Path) -> tuple[ExamPlan, str]:
         raise StartError(f"{folder} has no exam: {error.filename}: {error.strerror}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise StartError(f"{folder} has a damaged exam: {error}") from error
+    if [state.number for state in plan.states] != list(range(len(plan.states))):
+        raise StartError(f"{folder} has a damaged exam: its states are not numbered from 0 on")
+    if any(state.moment is None and state.edge is None and state.kind != "null" for state in plan.states):
+        raise StartError(f"{folder} has a damaged exam: only a null world is without an edge")
     if digest_of(secret) != plan.secret_digest:
         raise StartError(f"{folder / SECRET} is not the secret of this exam, whose SHA-256 is {plan.secret_digest}")
     return plan, secret
@@ -132,8 +136,11 @@ def read_states(folder: Path, plan: ExamPlan) -> list[list[Sitting]]:
     lines = file.read_bytes().split(b"\n") if file.exists() else []
     try:
         sittings = [msgspec.json.decode(line, type=Sitting) for line in lines[:-1]]
-        for step in (step for each in sittings if each.answer.decided for step in each.answer.decided.steps):
-            for call in step.calls:
+        for decided in (each.answer.decided for each in sittings if each.answer.decided is not None):
+            times = [decided.started_at, *(time for step in decided.steps for time in (step.at, step.viewed_at))]
+            if any(time.tzinfo is None for time in times):
+                raise StartError(f"{file} holds a decision at a time without its zone: {decided}")
+            for call in (call for step in decided.steps for call in step.calls):
                 msgspec.convert(call.arguments, RECORDED_TOOLS[call.tool])
     except (OSError, msgspec.MsgspecError, KeyError) as error:
         raise StartError(f"{file} holds what is no decision: {error}") from error
@@ -142,6 +149,9 @@ def read_states(folder: Path, plan: ExamPlan) -> list[list[Sitting]]:
     for place, state in enumerate(states):
         if [each.entrant for each in state] != plan.entrants or len({(each.state, each.sample) for each in state}) > 1:
             raise StartError(f"{file}: the {width} lines from {place * width + 1} on are not those of one state")
+        number, sample = state[0].state, state[0].sample
+        if not (0 <= number < len(plan.states) and 0 <= sample < plan.samples):
+            raise StartError(f"{file}: state {number} with sample {sample} is not planned")
     return states
 
 
