@@ -448,20 +448,21 @@ def test_an_agent_that_is_called_is_replayed_without_a_request(data: Path, tmp_p
         return [{"name": "placeOrder", "arguments": order_for(view)}, {"name": "hold", "arguments": {"reason": "in"}}]
 
     with webhook(decide) as (url, sent):
-        options = "--agent", f"scout:Contrarian={url}", "--cassette", str(tmp_path / "cassette")
+        options = "--agent", f"scout:Contrarian={url}", "--cassette", str(tmp_path / "cassette"), "--thinking", "off"
         assert backtest(data, tmp_path / "first", *options) == 0
         asked = len(sent)
         assert len(set(sent)) == asked >= 6
         assert backtest(data, tmp_path / "again", *options) == 0
         assert len(sent) == asked
         answers = tmp_path / "cassette" / "answers.jsonl"
-        kept = answers.read_bytes().splitlines(keepends=True)
-        answers.write_bytes(b"".join(kept[:3]) + kept[3][:40])  # as a kill within the second view leaves it
+        lines = answers.read_bytes().splitlines(keepends=True)
+        answers.write_bytes(b"".join(lines[:3]) + lines[3][:40])  # as a kill within the second view leaves it
         assert backtest(data, tmp_path / "resumed", *options) == 0
         assert len(sent) > asked
-        asked = len(sent)
     assert result(tmp_path / "first")["accounts"][0]["trades"] >= 2
-    assert (tmp_path / "first" / "ledger.jsonl").read_bytes() == (tmp_path / "again" / "ledger.jsonl").read_bytes()
+    for name in ("ledger.jsonl", "decisions.jsonl"):
+        kept = (tmp_path / "first" / name).read_bytes()
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "resumed" / name).read_bytes() == kept
 
 
 @pytest.mark.parametrize(

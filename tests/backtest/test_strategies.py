@@ -16,7 +16,9 @@ import pytest
 from support.candles import write_walk
 
 from trader.__main__ import main
+from trader.agents.domain.mask import Mask
 from trader.agents.strategy_files import LoadedStrategy, load_strategy
+from trader.backtest.masking import MaskedPeek
 from trader.core.errors import SettingsError, StrategyError
 from trader.core.variant_id import VariantId
 from trader.portfolio import tables as results
@@ -251,6 +253,16 @@ def test_a_failure_while_it_trades_ends_the_run_at_the_time_reached(
     assert result["complete"] is False
     assert words in result["ended"]
     assert {account["decisions"] for account in result["accounts"]} == {1}, "all accounts end at the same time"
+
+
+def test_a_masked_strategy_peeks_at_masked_marks() -> None:
+    class Marks:
+        def mark(self, symbol: str) -> Decimal:
+            return {"BTC": Decimal("90000.5")}[symbol]
+
+    mask = Mask.hiding(frozenset({"symbols", "scale"}), {"BTC": 90_000.5}, datetime(2025, 3, 1, tzinfo=UTC))
+    peek: Any = Marks()
+    assert MaskedPeek(peek, mask).mark("M01") == Decimal("90000.5") / 1024
 
 
 def test_rule_agents_decide_alike_behind_a_mask(data: Path, tmp_path: Path) -> None:

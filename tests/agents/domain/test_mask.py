@@ -48,6 +48,14 @@ def test_a_masked_market_has_another_name_scale_and_time_on_the_same_weekday(sym
     assert MASK.names[symbol] not in PRICES
 
 
+@pytest.mark.parametrize("symbol", PRICES)
+def test_a_price_is_masked_exactly(symbol: str) -> None:
+    price = Decimal(str(PRICES[symbol]))
+    masked = MASK.price(symbol, price)
+    assert 64 <= masked < 256
+    assert MASK.inverse().price(MASK.names[symbol], masked) == price
+
+
 def test_each_part_can_be_hidden_separately() -> None:
     order = Order(account_id="one", symbol="BTC", side=OrderSide.BUY, quantity=Decimal(3), exit_plan=ExitPlan(
         time_exit=START
