@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any, Final, Literal, NamedTuple, Protocol
-from uuid import UUID, uuid5
+from uuid import NAMESPACE_OID, UUID, uuid5
 
 import msgspec
 from aiohttp import web
@@ -349,7 +349,10 @@ class CallingAgent(_AgentProvider):
                 ended = self._ended.get(view_id or "")
                 if ended is not None:
                     raise ended(f"the decision of the view {view_id} has ended; get a new one")
-                raise ViewUnknown(f"{self.model.id} has no view {(view_id or '')[:40]!r}; get one with agent.getView")
+                known = (
+                    "open view, to which this belongs in a backtest" if view_id is None else f"view {view_id[:40]!r}"
+                )
+                raise ViewUnknown(f"{self.model.id} has no {known}; get one with agent.getView")
             result = self._kept_result(decision) or await self._executed_result(decision)
             if chosen is not None and result["result"] != "failed":
                 self._first_results[chosen] = decision_json(decision), result
@@ -371,9 +374,8 @@ class CallingAgent(_AgentProvider):
 
     async def operate(self, verb: Literal[Verb.HALT, Verb.FLATTEN], reason: str) -> OperatorCommand:
         """Halt the account for the rest of the run, as calls on the open view; `flatten` also closes everything."""
+        command_id = uuid5(NAMESPACE_OID, f"{self._view and self._view.id} {verb}")
         await self.decide(None, HaltTrading(reason=reason))
-        assert self._view is not None, "a call was executed on it"
-        command_id = uuid5(UUID(self._view.id), verb)
         account = self.opened.account()
         for order in account.resting if verb is Verb.FLATTEN else opening_orders(account):
             await self.decide(None, CancelOrder(symbol=order.symbol, order_id=str(order.id)))
