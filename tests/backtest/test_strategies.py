@@ -71,12 +71,18 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def model_url() -> Iterator[str]:
+def asked() -> list[bytes]:
+    """The requests to the server of `model_url`."""
+    return []
+
+
+@pytest.fixture
+def model_url(asked: list[bytes]) -> Iterator[str]:
     """The address of a chat-completions server that answers LONG."""
 
     class Server(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
+            asked.append(self.rfile.read(int(self.headers["Content-Length"])))
             body = json.dumps({"choices": [{"message": {"role": "assistant", "content": "long"}}]}).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
@@ -124,6 +130,32 @@ def test_the_examples_trade(data: Path, tmp_path: Path, model_url: str) -> None:
         assert code == 0
         assert result["accounts"][0]["trades"] > 0, reference
         assert result["strategy"]["params"] == dict(param.split("=", 1) for param in params)
+
+
+def test_the_decisions_of_a_strategy_are_kept_by_what_it_saw(
+    data: Path, tmp_path: Path, model_url: str, asked: list[bytes]
+) -> None:
+    def run(name: str, reference: str, cassette: str, *params: str) -> tuple[str, int]:
+        given = [text for param in params for text in ("--param", param)]
+        options = ["--strategy", str(EXAMPLES / reference), "--cassette", str(tmp_path / cassette), "--market", "BTC"]
+        period = ["--cadence", "5m", "--from", "2025-03-02T01:00:00Z", "--to", "2025-03-02T03:00:00Z"]
+        code, result = backtest(data, tmp_path / name, *options, *period, "--mask", "symbols,scale", *given)
+        assert (code, result["accounts"][0]["trades"] > 0) == (0, True)
+        return result["ledgerSha256"], result["answers"]["asked"]
+
+    model = "ask_model.py:AskModel", "models", "model=some", f"base_url={model_url}"
+    first = run("first", *model)
+    requests = len(asked)
+    assert requests > 0
+    assert run("again", *model) == (first[0], 0)
+    assert len(asked) == requests
+
+    grid = "grid.py:Grid"  # has a state, which a run from a cut cassette needs
+    whole, count = run("whole", grid, "grids", "step=0.002")
+    lines = (tmp_path / "grids" / "answers.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut" / "answers.jsonl").write_bytes(b"".join(lines[: count // 2]) + lines[-1][:50])
+    assert run("resumed", grid, "cut", "step=0.002") == (whole, count - count // 2)
 
 
 @pytest.mark.filterwarnings("default")  # of quantstats about pandas

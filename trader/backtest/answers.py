@@ -6,12 +6,15 @@ from collections.abc import Awaitable, Callable, Collection
 from decimal import Decimal
 from typing import Final, Literal
 
+import msgspec
 from msgspec.structs import replace
 
 from trader.agents.domain.conversation import ModelAnswer, Turn
 from trader.agents.domain.models import Model
-from trader.agents.domain.view import Shown
-from trader.agents.providers.cassette import Cassette, KeptAnswer, missing_text, request_digest
+from trader.agents.domain.strategy import Strategy
+from trader.agents.domain.tools import RECORDED_TOOLS, Decision, request_of
+from trader.agents.domain.view import Shown, View
+from trader.agents.providers.cassette import Cassette, KeptAnswer, missing_text, request_digest, view_digest
 from trader.agents.providers.providers import Provider
 from trader.agents.record import cost_of
 from trader.agents.variants import VARIANTS
@@ -145,3 +148,39 @@ class KeptAnswers:
     async def close(self) -> None:
         if self._inner is not None:
             await self._inner.close()
+
+
+class KeptDecisions:
+    """Keeps the decisions of one model's strategy in a cassette, by what it saw.
+
+    With each goes the strategy's state, as `save` returns it: it is restored when a run goes on beyond the cassette.
+    """
+
+    def __init__(self, cassette: Cassette, spending: Spending) -> None:
+        self._cassette = cassette
+        self._spending = spending
+        self._state: bytes | None = None
+        """The state after the last decision, if it came from the cassette."""
+
+    def decide(self, model: Model, answered_by: str, strategy: Strategy, view: View) -> list[Decision]:
+        """Return the recorded decisions, or let the strategy decide and record it.
+
+        :raises StrategyError: the strategy fails
+        """
+        digest = view_digest(model, answered_by, view)
+        answer = self._cassette.get(digest)
+        if answer is not None:
+            self._state = answer.raw.encode()
+            return [msgspec.json.decode(call.arguments, type=RECORDED_TOOLS[call.name]) for call in answer.calls]
+        if self._state is not None and (state := msgspec.json.decode(self._state)) is not None:
+            strategy.load(state)
+        self._state = None
+        made = list(strategy.decide(view) or ())
+        calls = tuple(request_of(number, decision) for number, decision in enumerate(made, 1))
+        state_now = msgspec.json.encode(strategy.save()).decode()
+        answer = ModelAnswer(text=None, calls=calls, message={}, model=answered_by, cost_usd=ZERO, raw=state_now)
+        self._cassette.add_now(
+            KeptAnswer(digest=digest, model=model.id, at=view.at, step=1, cost_usd=ZERO, answer=answer)
+        )
+        self._spending.add(model, ZERO)
+        return made

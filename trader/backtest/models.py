@@ -21,11 +21,11 @@ from trader.agents.providers.providers import make_providers
 from trader.agents.providers.webhook import check_address, new_secret
 from trader.agents.sql.invocations import select_invocations_within, select_steps, select_tool_calls
 from trader.agents.sql.models import select_models
-from trader.agents.strategy_files import load_strategy
+from trader.agents.strategy_files import LoadedStrategy, load_strategy
 from trader.agents.variants import VARIANTS
 from trader.backtest.accounts import DecisionSource
 from trader.backtest.agents import CalledAgent, CallingAgent, LeaderboardMaker, RunReader, serving_agents
-from trader.backtest.answers import KeptAnswers, Spending
+from trader.backtest.answers import KeptAnswers, KeptDecisions, Spending
 from trader.backtest.options import every_of, guard_of, params_of
 from trader.backtest.run import rule_models
 from trader.backtest.sources import (
@@ -78,6 +78,16 @@ class Chosen(NamedTuple):
         """Let agents with keys read the board of the run."""
         if self.reader is not None:
             self.reader.board = board
+
+    def keeping_decisions(self, folder: Path | None) -> "Chosen":
+        """Return the same models. With a folder, its cassette also keeps the decisions of strategies from files."""
+        if folder is None:
+            return self
+        cassette = Cassette.load(folder) if self.cassette is None else self.cassette
+        for _, source in self.models:
+            if isinstance(source, RecordingStrategySource) and isinstance(source.strategy, LoadedStrategy):
+                source.kept = KeptDecisions(cassette, self.spending)
+        return self._replace(cassette=cassette, is_asking=True)
 
     def open_cassette(self, stack: AsyncExitStack) -> None:
         """Open the cassette for writing. Raises `OSError`."""

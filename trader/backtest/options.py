@@ -81,7 +81,12 @@ def _add_models(add: Callable[..., argparse.Action]) -> None:
     """Add the options of AI models, and of decisions that are known."""
     add("--models", type=Path, metavar="FILE", help="a models file: asks AI models, within --budget-usd")
     add("--budget-usd", metavar="USD", help="maximum cost of asking; without it the command prints an estimate")
-    add("--cassette", type=Path, metavar="FOLDER", help="where answers are kept and looked up; default: in --out")
+    add(
+        "--cassette",
+        type=Path,
+        metavar="FOLDER",
+        help="where answers, and decisions of --strategy, are kept; default: in --out",
+    )
     add("--thinking", choices=["on", "off"], help="whether time passes while an AI model thinks; default: on")
     add(
         "--agent",

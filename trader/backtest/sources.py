@@ -30,7 +30,7 @@ from trader.agents.strategy_files import LoadedStrategy
 from trader.agents.workflow import Workflow
 from trader.backtest.accounts import BacktestAccount, DecisionSource, Invocation, ModelAccount
 from trader.backtest.agents import CalledAgent, CallingAgent
-from trader.backtest.answers import KeptAnswers
+from trader.backtest.answers import KeptAnswers, KeptDecisions
 from trader.backtest.engine import AccountSession
 from trader.backtest.ledger import Lines
 from trader.backtest.masking import MaskedPeek, MaskedSession
@@ -227,6 +227,9 @@ class RecordingStrategySource(DecisionSource):
         self.recorded: list[RecordedInvocation] = []
         self.failure: StrategyError | None = None
         self.answered_by = answered_by(model, strategy)
+        self.kept: KeptDecisions | None = None
+        """Where its decisions are kept; None: it decides again in each run."""
+
         self._cycles = _no_cycles()
 
     def next_after(self, second: int) -> int | None:
@@ -271,12 +274,17 @@ class RecordingStrategySource(DecisionSource):
 
     def _decided(self, peek: Peek, look: Callable[[], View]) -> Sequence[Decision]:
         """Return the decisions for the real market, with the mask of a masked strategy removed."""
-        strategy, mask = self.strategy, self.mask
-        if mask is None:
-            return list(strategy.decide(look()) or ()) if strategy.may_act(peek) else ()
-        if not strategy.may_act(MaskedPeek(peek, mask)):
+        mask = self.mask
+        if self.kept is None and not self.strategy.may_act(peek if mask is None else MaskedPeek(peek, mask)):
             return ()
-        return [mask.inverse().apply(decision) for decision in strategy.decide(mask.apply(look())) or ()]
+        if mask is None:
+            return self._asked(look())
+        return [mask.inverse().apply(decision) for decision in self._asked(mask.apply(look()))]
+
+    def _asked(self, view: View) -> list[Decision]:
+        if self.kept is None:
+            return list(self.strategy.decide(view) or ())
+        return self.kept.decide(self._model, self.answered_by, self.strategy, view)
 
 
 def _no_cycles() -> deque[PastCycle]:

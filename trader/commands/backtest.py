@@ -105,8 +105,9 @@ def backtest(options: argparse.Namespace) -> int:
     problems += ["--param: only with --strategy"] if options.param and not options.strategy else []
     if options.models is None and options.budget_usd is not None:
         problems.append("--budget-usd: only with --models")
-    if options.models is None and options.agent is None and options.cassette is not None:
-        problems.append("--cassette: only with --models or --agent")
+    is_asking = options.models or options.agent or (options.strategy and not options.models_from)
+    if options.cassette is not None and (not is_asking or is_sweep(options)):
+        problems.append("--cassette: only with --models, --agent or --strategy, in a single run that asks them")
     if options.agent is None:
         serving = {"--deadline": options.deadline, "--listen": options.listen}
         problems += [f"{name}: only with --agent" for name, given in serving.items() if given is not None]
@@ -144,7 +145,9 @@ async def _backtest(options: argparse.Namespace) -> int:
         async with AsyncExitStack() as files:
             async with AsyncExitStack() as stack:
                 prices = {symbol: recording.minutes.close[0] for symbol, recording in source.recordings.items()}
-                chosen = await choose_models(options, environ, settings, source.span, stack, prices)
+                chosen = (
+                    await choose_models(options, environ, settings, source.span, stack, prices)
+                ).keeping_decisions(options.cassette)
                 for line in chosen.agent_lines:
                     show(line, on_stderr=True)
                 market = await BacktestMarket.open(source, _intervals(chosen))

@@ -18,6 +18,7 @@ import msgspec
 from trader.agents.domain.conversation import ModelAnswer, Turn
 from trader.agents.domain.models import Model
 from trader.agents.domain.tools import tool_schemas
+from trader.agents.domain.view import View
 from trader.core.clock import iso
 from trader.core.errors import SettingsError
 
@@ -51,6 +52,12 @@ def request_digest(provider: str, turn: Turn) -> str:
         "answerTokensMax": turn.answer_tokens_max,
         "request": dict(turn.model.configuration.request),
     }
+    return hashlib.sha256(msgspec.json.encode(asked, order="deterministic")).hexdigest()
+
+
+def view_digest(model: Model, answered_by: str, view: View) -> str:
+    """Return the SHA-256 of what a strategy decides by: its file, its parameters, the model's id and the view."""
+    asked = {"id": model.id, "strategy": answered_by, "params": dict(model.configuration.params), "view": view}
     return hashlib.sha256(msgspec.json.encode(asked, order="deterministic")).hexdigest()
 
 
@@ -113,6 +120,11 @@ class Cassette:
         """Append an answer durably: it is on disk when this returns. Raise `OSError`."""
         async with self._turn:
             await asyncio.to_thread(self._write, msgspec.json.encode(kept) + b"\n")
+        self._answers[kept.digest] = kept
+
+    def add_now(self, kept: KeptAnswer) -> None:
+        """Append an answer like `add`, without an event loop. Raise `OSError`."""
+        self._write(msgspec.json.encode(kept) + b"\n")
         self._answers[kept.digest] = kept
 
     def _write(self, line: bytes) -> None:
