@@ -435,10 +435,12 @@ def webhook(decide: Callable[[dict[str, Any]], list[dict[str, Any]]]) -> Iterato
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/decide", sent
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/decide", sent
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 def test_an_agent_that_is_called_is_replayed_without_a_request(data: Path, tmp_path: Path) -> None:
