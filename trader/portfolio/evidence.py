@@ -13,7 +13,6 @@ from trader.agents.domain.entrants import COVERAGE_MIN_PERCENT, EntrantRecord
 from trader.agents.domain.models import Model
 from trader.agents.sql.models import select_models
 from trader.core.clock import Clock, ceil_time, floor_time, iso
-from trader.core.errors import NotFound
 from trader.core.variant_id import VariantId
 from trader.database.pool import Database
 from trader.portfolio.behaviour import EntrantBehaviour, describe_entrant, present_period
@@ -251,14 +250,10 @@ class Evidence:
         return report if variant is None else report._replace(primary=None)
 
     async def compare(self, window: RunWindow, model_id: str, against: str) -> PairEvidence:
-        """Compare the current entrants of two models, corrected with the board on which they are.
-
-        :raises NotFound: there is no such model
-        """
+        """Compare the current entrants of two models, corrected with the board on which they are."""
         field = await self._field()
-        for name in (model_id, against):
-            if name not in field.models:
-                raise NotFound(f"There is no model {name!r}.")
+        if not field.models.keys() >= {model_id, against}:
+            return _not_compared(field.until, "there is no such model")
         rules = None if field.season is None else field.season.rules
         returns = {key: run.returns(field.until) for key, run in field.baselines.items()}
         periods = await _judged_periods(field.models, field.runs, field.until, rules, field.accounts)

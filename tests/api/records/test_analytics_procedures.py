@@ -253,6 +253,8 @@ async def test_comparison(call: Call) -> None:
     same = await call("analytics.getComparison", modelId="ax", against="ax")
     assert same["difference"]["reason"] == "the two are one entrant: replicates are compared by their mean"
     assert (same["curve"], same["disagreements"]) == ([], [])
+    nobody = await call("analytics.getComparison", modelId="ax", against="nobody")
+    assert (nobody["difference"]["reason"], nobody["curve"]) == ("there is no such model", [])
     assert await call("analytics.getComparison", modelId="ax") == (400, [["against"]])
 
 

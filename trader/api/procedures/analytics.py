@@ -91,8 +91,6 @@ async def get_evidence(context: Context, request: GetEvidenceInput) -> GetEviden
 async def get_comparison(context: Context, request: GetComparisonInput) -> GetComparisonOutput:
     """Compare two entrants: their difference over time, the board's verdict, and where they disagreed: an addition to
     the specification.
-
-    :raises NotFound: there is no such model
     """
     pair = await context.evidence.compare(request.window, request.model_id, request.against)
     return GetComparisonOutput.of(request.window, pair)
