@@ -427,6 +427,37 @@ OUTPUTS: Mapping[str, Shape] = {
     "simulator.cancelOrder": {"order": ORDER},
     "simulator.getAccount": {"account": ACCOUNT},
     "simulator.resetAccount": {"account": ACCOUNT},
+    "operations.resume": {"accountId?": text, "lifted": [text], "message": text},
+    "operations.getActivity": {
+        "since": iso,
+        "costs": [{"day": text, "modelId": text, "usd": number, "isPartial": boolean}],
+        "models": [
+            {
+                **dict.fromkeys(("invocations", "failed"), count),
+                **dict.fromkeys(("medianSeconds", "slowSeconds"), number),
+                "modelId": text,
+                "lastFailure": (text, None),
+            }
+        ],
+        "refusals": [{"rule": text, "calls": count, "models": count}],
+        "halts": [
+            {
+                "accountId?": text,
+                **dict.fromkeys(("cause", "reason", "haltedBy"), text),
+                "haltedAt": iso,
+                "liftedBy": (text, None),
+                "liftedAt": (iso, None),
+            }
+        ],
+        "alarms": [
+            {
+                **dict.fromkeys(("state", "cause", "message"), text),
+                "subject": (text, ""),
+                "at": iso,
+                "since": iso,
+            }
+        ],
+    },
     "operations.halt": {"accountId?": text, "keptIn": text, "message": text, "commandId?": text},
     "simulator.getCompletedTradesFromDB": {
         "trades": [

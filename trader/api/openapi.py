@@ -63,7 +63,7 @@ _DOMAINS: Final = {
     "agent": "Views and decisions of external agents, each with its key.",
     "simulator": "Orders and accounts of the paper exchange.",
     "analytics": "Statistics, leaderboard and failures of the models.",
-    "operations": "The halt of an operator.",
+    "operations": "The halt of an operator, its end, and what operators look at.",
     "variants": "The strategy variants, and the performance of their models.",
     "streams": "Live state as Server-Sent Events.",
     "record": "The record, for verifiers.",

@@ -42,10 +42,10 @@ from trader.core.errors import DatabaseUnavailable, SettingsError, StartError, U
 from trader.core.money import format_decimal
 from trader.database.embedded.server import place_of_data
 from trader.database.pool import Database
-from trader.exchange.domain.halts import LIMITS, REASON_MAX, CommandOutcome, HaltCause, OperatorCommand, Verb, scope
+from trader.exchange.domain.halts import REASON_MAX, CommandOutcome, HaltCause, OperatorCommand, Verb, scope
 from trader.exchange.sql import halts as store
 from trader.exchange.sql.accounts import select_last_marks
-from trader.operations.sql.loss_baselines import update_baselines_reset
+from trader.operations.operator_commands import write_resume
 from trader.operations.sql.status import select_lock_holders
 from trader.settings.settings import read_database_url, read_some
 
@@ -276,19 +276,17 @@ async def _finish(written: Written, value: dict[str, Any], target: TargetDatabas
 async def _write(database: Database, verb: Verb, account_id: str | None, reason: str) -> Written:
     by = operator()
     command = OperatorCommand(id=uuid4(), verb=verb, account_id=account_id, reason=reason, asked_by=by)
-    lifted: list[HaltCause] = []
+    lifted: Sequence[HaltCause] = []
     is_new = True
     async with database.transaction() as conn:
         at = await store.select_now(conn)
         if account_id is not None and not await store.select_known_account(conn, account_id):
             raise StartError(f"There is no account {account_id!r}. Nothing was changed.")
         if verb is Verb.RESUME:
-            lifted = await store.update_halts_lifted(conn, account_id, by)
-            if LIMITS.intersection(lifted):
-                await update_baselines_reset(conn, account_id)
-        if verb in (Verb.HALT, Verb.FLATTEN):
+            lifted = await write_resume(conn, command)
+        elif verb in (Verb.HALT, Verb.FLATTEN):
             is_new = await store.insert_halting_command(conn, command)
-        elif verb in _BY_THE_SERVICE or lifted:
+        else:
             await store.insert_command(conn, command)
     return Written(command, at, lifted, not is_new)
 

@@ -5,21 +5,23 @@ Every process follows the halts; the leader carries out the commands, and contin
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from datetime import timedelta
-from typing import Final
-from uuid import UUID
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple
+from uuid import UUID, uuid4
 
 from trader.core.errors import TraderError, Unavailable
 from trader.core.money import format_decimal
 from trader.database.leadership import hold_term
-from trader.database.pool import Database
+from trader.database.pool import Connection, Database
 from trader.exchange.domain.account import Account, Position, RestingOrder
 from trader.exchange.domain.halts import (
+    LIMITS,
     Cancelled,
     Closed,
     CommandOutcome,
+    HaltCause,
     Left,
     OperatorCommand,
     Verb,
@@ -31,6 +33,18 @@ from trader.exchange.halts import Halts, HaltTaken
 from trader.exchange.protocol import Exchange
 from trader.exchange.sql import halts as store
 from trader.operations.loss_limits import LossLimits
+from trader.operations.sql.activity import (
+    DayOfModel,
+    ModelActivity,
+    PastHalt,
+    RuleRefusals,
+    select_costs_by_day,
+    select_model_activity,
+    select_past_halts,
+    select_refusals,
+)
+from trader.operations.sql.history import PastAlarm, select_alarms
+from trader.operations.sql.loss_baselines import update_baselines_reset
 
 log = logging.getLogger("trader.safety")
 
@@ -50,6 +64,34 @@ RETRY_S: Final = 1.0
 
 For a loss limit this never ends: after that time, it tries once in every such span.
 """
+
+
+HISTORY_MAX: Final = 200
+"""How many of the latest halts and alarms operators are shown."""
+
+
+class Activity(NamedTuple):
+    """What operators look at: costs, failures, refusals, halts and alarms since a time."""
+
+    since: datetime
+    costs: Sequence[DayOfModel]
+    models: Sequence[ModelActivity]
+    refusals: Sequence[RuleRefusals]
+    halts: Sequence[PastHalt]
+    alarms: Sequence[PastAlarm]
+
+
+async def write_resume(conn: Connection, command: OperatorCommand) -> Sequence[HaltCause]:
+    """Lift the halts of a command to resume, and return their causes; without any, the command is not written.
+
+    Losses are measured anew after the halt of a limit. The connection must be in a transaction.
+    """
+    lifted = await store.update_halts_lifted(conn, command.account_id, command.asked_by)
+    if LIMITS.intersection(lifted):
+        await update_baselines_reset(conn, command.account_id)
+    if lifted:
+        await store.insert_command(conn, command)
+    return lifted
 
 
 class OperatorCommands:
@@ -91,6 +133,30 @@ class OperatorCommands:
             except Unavailable as error:
                 log.warning("the resting orders of %s are not canceled yet: %s", scope(account_id), error)
         return taken
+
+    async def resume(self, account_id: str | None, reason: str, by: str) -> Sequence[HaltCause]:
+        """Lift the halts of one account or, if None, of all accounts together, and return their causes.
+
+        :raises Unavailable: the database cannot answer now; they stay in force
+        """
+        self._limits.reset(await self._halts.load())  # one that is not in the database yet is written first
+        command = OperatorCommand(id=uuid4(), verb=Verb.RESUME, account_id=account_id, reason=reason, asked_by=by)
+        async with self._database.transaction() as conn:
+            lifted = await write_resume(conn, command)
+        self._limits.reset(await self._halts.load())
+        return lifted
+
+    async def activity(self, since: datetime) -> Activity:
+        """Return what operators look at, since a time."""
+        async with self._database.reading() as conn:
+            return Activity(
+                since,
+                await select_costs_by_day(conn, since),
+                await select_model_activity(conn, since),
+                await select_refusals(conn, since),
+                await select_past_halts(conn, since, HISTORY_MAX),
+                (await select_alarms(conn, since))[-HISTORY_MAX:],
+            )
 
     async def close(self) -> None:
         """Stop carrying out commands; the next leader continues them."""

@@ -96,10 +96,55 @@ async def test_figures_equal_the_procedures_and_hostile_texts_do_nothing(tmp_pat
             await tab.evaluate(f"{leads}.click()")
             await shows_a_trade_and_its_market(tab, service)
             assert tab.problems == []
+            await check_the_operator(tab, service)
             for path, text in (("trades/x", "There is no such trade"), ("markets/NONE", "is not traded here")):
                 await tab.evaluate(f"location.hash = '#/{path}'")
                 await shows(tab, text)
         assert service.traceback() == ""
+
+
+async def check_the_operator(tab: Tab, service: ServiceProcess) -> None:
+    """Without a token nothing is shown or asked for; with one, halts are given and lifted, and figures are right."""
+    asks = "Object.keys(answers).filter(key => key.startsWith('operations.')).length"
+    panel = "section[aria-label='Halt and resume']"
+    press = f"[...document.querySelectorAll(\"{panel} button\")].find(one => one.innerText === '%s').click()"
+    await visit(tab, service.url, "/#/system")
+    await shows(tab, "Schedulers")
+    assert await tab.evaluate(f'[document.querySelectorAll("{panel}").length, {asks}]') == [0, 0]
+    await tab.evaluate("location.hash = '#/operator'")
+    field = "document.querySelector('input[type=password]')"
+    await until(lambda: tab.evaluate(f"{field} !== null"), "the field")
+    enter = """(field => {
+        field.value = 'secret'
+        field.dispatchEvent(new Event('input', { bubbles: true }))
+        setTimeout(() => field.form.requestSubmit(), 100)
+    })"""
+    await tab.evaluate(f"{enter}({field})")
+    await shows(tab, "Nothing is halted.")
+    for verb, said, count in (("Halt", "Halted all accounts:", 1), ("Resume", "Lifted the halt of all accounts", 0)):
+        await tab.evaluate(press % verb)
+        await shows(tab, f"{verb} all accounts?")
+        await tab.evaluate(press % f"Yes, {verb.lower()}")
+        await shows(tab, said)
+        assert len((await service.get("/health"))[1].get("halts", [])) == count
+        await shows(tab, "operator: requested by an operator")
+        await until(partial(tab.evaluate, f'document.querySelectorAll("{panel} .button").length === {2 + count}'))
+    activity = await service.call("operations.getActivity")
+    assert activity["halts"][0]["haltedBy"] == "an operator on the dashboard"
+    cells = """[...document.querySelectorAll('section[aria-label="Refusals by rule, seven days"] tbody tr')].map(row =>
+        [...row.cells].map(cell => cell.innerText))"""
+    assert await tab.evaluate(cells) == [
+        [one["rule"], str(one["calls"]), str(one["models"])] for one in activity["refusals"]
+    ]
+    assert activity["refusals"] == [{"rule": HOSTILE, "calls": 1, "models": 1}]
+    assert await tab.evaluate("typeof window.pwned") == "undefined"
+    latencies = await tab.evaluate(cells.replace("Refusals by rule, seven days", "Failures and latency, seven days"))
+    assert [row[1] for row in latencies] == [f"{one['invocations']:,}" for one in activity["models"]]
+    await tab.evaluate(press % "Forget the token")
+    await until(lambda: tab.evaluate("location.hash === '#/'"), "the way out")
+    await tab.evaluate("location.hash = '#/system'")
+    await shows(tab, "Schedulers")
+    assert await tab.evaluate(f'document.querySelectorAll("{panel}").length') == 0
 
 
 async def shows_a_trade_and_its_market(tab: Tab, service: ServiceProcess) -> None:
@@ -306,6 +351,7 @@ async def test_axe_finds_nothing_serious_in_light_and_dark(tmp_path: Path, dsn: 
                     "/#/markets/BTC",
                     f"/#/trades/{trade_id}",
                     "/#/conversations",
+                    "/#/operator",
                     "/#/system",
                 ):
                     await visit(tab, service.url, path)
@@ -315,6 +361,7 @@ async def test_axe_finds_nothing_serious_in_light_and_dark(tmp_path: Path, dsn: 
                     if width < 600:
                         assert await tab.evaluate(SMALL_TARGETS) == [], path
                     assert await tab.evaluate(CUT_OFF) == [], (path, scheme)
+                await tab.evaluate("sessionStorage.setItem('operator', 'any')")  # the panel is on System from now on
             await until(lambda: tab.evaluate("/[0-9a-f]{64}/.test(document.body.innerText)"), "the head of the record")
             assert tab.problems == []
 

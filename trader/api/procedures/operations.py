@@ -1,12 +1,15 @@
-"""Procedures of `operations`: the operator's halt, which works without the database."""
+"""Procedures of `operations`: the operator's halt, which works without the database, its end, and the activity."""
 
+from datetime import timedelta
 from typing import Final
 
 from msgspec import UNSET
 
 from trader.api.context import Context
 from trader.api.registry import procedure
-from trader.api.schemas.operations import HaltInput, HaltOutput
+from trader.api.schemas.common import Empty
+from trader.api.schemas.operations import GetActivityOutput, HaltInput, HaltOutput, ResumeInput, ResumeOutput
+from trader.core.clock import floor_time
 from trader.core.errors import NotFound, Precondition
 from trader.database.embedded.server import place_of_data
 from trader.exchange.domain.halts import scope
@@ -23,6 +26,12 @@ MESSAGES: Final[dict[Keeper, str]] = {
 }
 
 
+ACTIVITY_DAYS: Final = 7
+"""The days that the activity covers, with today (UTC)."""
+
+_DAY: Final = timedelta(days=1)
+
+
 @procedure("operations.halt", changes=True, operates=True)
 async def halt(context: Context, request: HaltInput) -> HaltOutput:
     """Halt an account or, without `accountId`, all: from now on, nothing may open or add; reducing stays allowed.
@@ -35,11 +44,7 @@ async def halt(context: Context, request: HaltInput) -> HaltOutput:
     url = context.settings.database_url
     if request.place is not None and request.place != place_of_data(None if url is None else url.reveal()):
         raise Precondition("This service trades on other data than the caller's. Nothing was halted.")
-    if context.exchange.term is None:
-        raise not_trading(context.settings, None)
-    account_id = request.account_id
-    if account_id is not None and account_id not in {*context.exchange.accounts, *context.models.by_id}:
-        raise NotFound(f"There is no account {account_id!r}. Nothing was halted.")
+    account_id = _known_account(context, request.account_id, "halted")
     taken = await context.operations.halt(account_id, request.reason, request.by)
     return HaltOutput(
         account_id=account_id or UNSET,
@@ -47,3 +52,37 @@ async def halt(context: Context, request: HaltInput) -> HaltOutput:
         message=f"Halted {scope(account_id)}: {MESSAGES[taken.kept_in]}.",
         command_id=UNSET if taken.command is None else str(taken.command.id),
     )
+
+
+@procedure("operations.resume", changes=True, operates=True)
+async def resume(context: Context, request: ResumeInput) -> ResumeOutput:
+    """Lift the halt of an account or, without `accountId`, the halt of all accounts: an addition to the specification.
+
+    :raises NotFound: there is no such account.
+    """
+    account_id = _known_account(context, request.account_id, "changed")
+    lifted = await context.operations.resume(account_id, request.reason, request.by)
+    whom = scope(account_id)
+    message = f"Lifted the halt of {whom} ({', '.join(lifted)})." if lifted else f"No halt of {whom}."
+    return ResumeOutput(account_id=account_id or UNSET, lifted=[*lifted], message=message)
+
+
+@procedure("operations.getActivity", private=True)
+async def get_activity(context: Context, _: Empty) -> GetActivityOutput:
+    """Return costs by day, failures and latencies by model, refusals by rule, halts and alarms of the last seven days
+    (UTC): an addition to the specification.
+    """
+    today = floor_time(context.clock.now(), _DAY)
+    return GetActivityOutput.of(await context.operations.activity(today - (ACTIVITY_DAYS - 1) * _DAY))
+
+
+def _known_account(context: Context, account_id: str | None, done: str) -> str | None:
+    """Return the account that a request names, None for all of them, if this process trades.
+
+    :raises NotFound: there is no such account.
+    """
+    if context.exchange.term is None:
+        raise not_trading(context.settings, None)
+    if account_id is not None and account_id not in {*context.exchange.accounts, *context.models.by_id}:
+        raise NotFound(f"There is no account {account_id!r}. Nothing was {done}.")
+    return account_id

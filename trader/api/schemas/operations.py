@@ -1,12 +1,13 @@
-"""The operator's halt on the wire."""
+"""The operator's halt, its end, and what operators look at, on the wire."""
 
 from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
-from trader.api.schemas.common import Input, Wire
+from trader.api.schemas.common import Input, Timestamp, Wire, iso
 from trader.api.schemas.simulator import AccountId
 from trader.exchange.domain.halts import REASON_MAX
+from trader.operations.operator_commands import Activity
 
 
 class HaltInput(Input, kw_only=True):
@@ -20,6 +21,101 @@ class HaltInput(Input, kw_only=True):
     reason: Annotated[str, Meta(min_length=1, max_length=REASON_MAX)]
     by: Annotated[str, Meta(min_length=1, max_length=200)] = "an operator"
     place: str | None = None
+
+
+class ResumeInput(Input, kw_only=True):
+    """`account_id` is one account; absent: the halt of all accounts together. `by` is who lifts it, for the record."""
+
+    account_id: AccountId | None = None
+    reason: Annotated[str, Meta(min_length=1, max_length=REASON_MAX)] = "requested by an operator"
+    by: Annotated[str, Meta(min_length=1, max_length=200)] = "an operator"
+
+
+class ResumeOutput(Wire, kw_only=True):
+    """`lifted` are the causes of the lifted halts, empty if there was none; `message` says so in plain text."""
+
+    account_id: str | UnsetType = UNSET
+    lifted: list[str]
+    message: str
+
+
+class CostOfDay(Wire, kw_only=True):
+    """The known cost of a model's invocations that began on a day (UTC). `isPartial`: part of it is unknown."""
+
+    day: str
+    model_id: str
+    usd: float
+    is_partial: bool
+
+
+class ModelActivityRow(Wire, kw_only=True):
+    """A model's finished invocations: how many failed, the median and 95 % quantile of their seconds, last failure."""
+
+    model_id: str
+    invocations: int
+    failed: int
+    median_seconds: float
+    slow_seconds: float
+    last_failure: str | None
+
+
+class RefusalsOfRule(Wire, kw_only=True):
+    """How many calls a rule refused, and of how many models."""
+
+    rule: str
+    calls: int
+    models: int
+
+
+class PastHaltRow(Wire, kw_only=True):
+    """A halt, in force while `liftedAt` is null; of all accounts without `accountId`."""
+
+    account_id: str | UnsetType = UNSET
+    cause: str
+    reason: str
+    halted_by: str
+    halted_at: Timestamp
+    lifted_by: str | None
+    lifted_at: Timestamp | None
+
+
+class PastAlarmRow(Wire, kw_only=True):
+    """A notice of an alarm: it fired, was resolved, or is a single event."""
+
+    at: Timestamp
+    since: Timestamp
+    state: str
+    cause: str
+    subject: str
+    message: str
+
+
+class GetActivityOutput(Wire, kw_only=True):
+    """What operators look at since `since`, the beginning of a day (UTC). The latest 200 halts and alarms come last."""
+
+    since: Timestamp
+    costs: list[CostOfDay]
+    models: list[ModelActivityRow]
+    refusals: list[RefusalsOfRule]
+    halts: list[PastHaltRow]
+    alarms: list[PastAlarmRow]
+
+    @classmethod
+    def of(cls, activity: Activity) -> "GetActivityOutput":
+        return cls(
+            since=iso(activity.since),
+            costs=[
+                CostOfDay.from_attributes(each, day=each.day.date().isoformat(), usd=float(each.usd))
+                for each in activity.costs
+            ],
+            models=[
+                ModelActivityRow.from_attributes(each, median_seconds=each.median_s, slow_seconds=each.slow_s)
+                for each in activity.models
+            ],
+            refusals=[RefusalsOfRule.from_attributes(each) for each in activity.refusals],
+            halts=[PastHaltRow.from_attributes(each, account_id=each.account_id) for each in activity.halts],
+            alarms=[PastAlarmRow.from_attributes(each) for each in activity.alarms],
+        )
 
 
 class HaltOutput(Wire, kw_only=True):

@@ -8,6 +8,16 @@ const MANY_SHOWN_MS = 300_000
 const MANY = 20
 const FRESH_MS = 2_000
 
+/** The token of the tab for the operator's procedures; a text sets it, and an empty one forgets it. */
+export function operatorToken(next = undefined) {
+  try {
+    if (next !== undefined) sessionStorage.setItem('operator', next)
+    return sessionStorage.getItem('operator') ?? ''
+  } catch {
+    return ''
+  }
+}
+
 /**
  * @template {import('./contract').ProcedureName} T
  * @param {T} procedure
@@ -15,9 +25,10 @@ const FRESH_MS = 2_000
  * @returns {Promise<import('./contract').OutputOf<T>>}
  */
 export async function call(procedure, input) {
+  const token = procedure.startsWith('operations.') && operatorToken()
   const response = await fetch(`/api/rpc/${procedure}`, {
     method: 'POST',
-    headers: { 'content-type': 'application/json' },
+    headers: { 'content-type': 'application/json', ...(token && { authorization: `Bearer ${token}` }) },
     body: JSON.stringify(input ?? {}),
   })
   return bodyOf(response)

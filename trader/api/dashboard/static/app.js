@@ -12,6 +12,7 @@ import { html, render, useEffect, useState } from './lib.js'
 import { MarketPage, PRICES_MS } from './market.js'
 import { ModelPage } from './model.js'
 import { useModels } from './models.js'
+import { OperatorPage } from './operator.js'
 import { Overview } from './overview.js'
 import { connect, useLive } from './store.js'
 import { SystemPage, useStatus } from './system.js'
@@ -52,7 +53,7 @@ function App() {
   }, [])
   const title =
     PAGES.find(([page]) => page === route.page)?.[1] ??
-    { variants: 'Variant', markets: 'Market', compare: 'Compare' }[route.page] ??
+    { variants: 'Variant', markets: 'Market', compare: 'Compare', operator: 'Operator' }[route.page] ??
     'Not found'
   return html`
     <a class="visually-hidden" href="#content" onClick=${event => {
@@ -83,11 +84,12 @@ function Page({ route }) {
   if (route.page === 'positions') return html`<${PositionsPage} />`
   if (route.page === 'trades' && route.id) return html`<${TradePage} id=${route.id} />`
   if (route.page === 'markets' && route.id) return html`<${MarketPage} route=${route} id=${route.id} />`
+  if (route.page === 'operator') return html`<${OperatorPage} />`
   if (route.page === 'compare') return html`<${ComparePage} route=${route} />`
   if (route.page === 'trades') return html`<${TradeTotals}><${Trades} hasFilter=${false} /></${TradeTotals}>`
   if (route.page === 'conversations')
     return route.id ? html`<${ConversationPage} id=${route.id} />` : html`<${Conversations} />`
-  if (route.page === 'system') return html`<${SystemPage} />`
+  if (route.page === 'system') return html`<${SystemPage} route=${route} />`
   if (route.page === '') return html`<${Overview} route=${route} />`
   return html`<p class="notice">There is no page with this name. <a href="#/">Overview</a></p>`
 }

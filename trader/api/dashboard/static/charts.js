@@ -48,7 +48,7 @@ function timeMarks(marks) {
  * `options`: `show(value, places)` writes a value, on the axis with the places that its marks need, `onCursor(index or null)` hears where the crosshair is, `sync` is the key that
  * charts with a common crosshair share, `height`, `fill` fills below the line. `lifts` dims the others while the pointer is
  * near a line, `onZoom(from, to, isLatest)` hears of a range that a drag chose, and without one of a double click, `ends` writes badge, name and value at the
- * end of each line (false leaves the room for them), and a series with `marks`, [{at, value, kind, href}], has them drawn as links. `limits(low, high)` are those of the
+ * end of each line (false leaves the room for them), and a series with `marks`, [{at, value, kind, href}], has them drawn as links. `notes()` are moments to mark for all. `limits(low, high)` are those of the
  * axis when it is not to follow outliers, `span` is the least that it covers. Returns {update, move, destroy}.
  */
 export function timeChart(host, times, series, values, options) {
@@ -89,6 +89,7 @@ export function timeChart(host, times, series, values, options) {
           setSeries: [(_, place) => options.onLift?.(place == null ? null : shown[place - 1])],
           draw: [
             self => drawMarks(self, shown),
+            self => options.notes && drawNotes(self, options.notes()),
             self => options.ends && width > ENDS_FROM_PX && drawEnds(self, shown, options),
           ],
         },
@@ -226,6 +227,25 @@ function drawMarks(chart, series) {
       ctx.fill()
     }
   }
+}
+
+/** Moments that concern all lines: a vertical line each, with its label where there is room. */
+function drawNotes(chart, notes) {
+  const { ctx } = chart
+  const { left, top, width, height } = chart.bbox
+  let free = left
+  ctx.save()
+  ctx.fillStyle = inks().warn
+  ctx.font = `${10 * dpr()}px "Inter Variable", system-ui, sans-serif`
+  for (const { at, label } of [...notes].sort((one, other) => one.at - other.at)) {
+    const x = chart.valToPos(at, 'x', true)
+    if (x < left || x > left + width) continue
+    ctx.fillRect(x, top, dpr(), height)
+    if (x < free) continue
+    ctx.fillText(label, x + 3 * dpr(), top + 8 * dpr())
+    free = x + ctx.measureText(label).width + 8 * dpr()
+  }
+  ctx.restore()
 }
 
 /** The mark nearest to the pointer, if any is near. */

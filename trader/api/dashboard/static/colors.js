@@ -112,6 +112,7 @@ const INKS = {
   loss: 'loss',
   volume: 'line-strong',
   accent: 'accent',
+  warn: 'warn',
 }
 const read = {}
 

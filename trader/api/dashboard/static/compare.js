@@ -19,7 +19,7 @@ import {
 import { boundsOf, commonHours, kindOf, sentenceOf } from './evidence.js'
 import { figureOf, number, percent, signed, signedPercent, span, tone, whole } from './format.js'
 import { html, useMemo } from './lib.js'
-import { WINDOWS, distinctName, startOf, useModels, useWindow } from './models.js'
+import { WINDOWS, startOf, useModels, useWindow } from './models.js'
 import { useTrades } from './trades.js'
 
 const CHART_PX = 240
@@ -40,13 +40,12 @@ export function ComparePage({ route }) {
   const ids = chosen.map(([id]) => id)
   const [one, other] = ids
   const models = ids.map(id => known.byId.get(id))
-  const nameOf = id => distinctName(id, known.byId.get(id)?.name ?? id)
   const tools = html`<div class="filters">${chosen.map(
     (
       [id, choose],
       place,
     ) => html`<${Select} key=${place} label=${place ? 'Against' : 'Model'} value=${id} onChange=${choose}
-      options=${[['', 'Choose a model'], ...known.models.map(each => [each.id, nameOf(each.id)])]} />`,
+      options=${[['', 'Choose a model'], ...known.models.map(each => [each.id, known.nameOf(each.id)])]} />`,
   )}</div><${Choice} label="Window" value=${window} onChange=${setWindow} options=${WINDOWS} />`
   const unknown = known.entry.data && ids.find(id => id && !known.byId.has(id))
   return html`<${Panel} title="Difference" tools=${tools}>
@@ -62,8 +61,8 @@ export function ComparePage({ route }) {
       models[0] &&
       models[1] &&
       html`<${Costs} ids=${ids} known=${known} />
-      <${Disagreements} ids=${ids} names=${ids.map(nameOf)} window=${window} />
-      <${SameHours} one=${one} other=${other} names=${ids.map(nameOf)} window=${window} key=${`trades ${ids}`} />`
+      <${Disagreements} ids=${ids} names=${ids.map(known.nameOf)} window=${window} />
+      <${SameHours} one=${one} other=${other} names=${ids.map(known.nameOf)} window=${window} key=${`trades ${ids}`} />`
     }`
 }
 

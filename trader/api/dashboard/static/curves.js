@@ -20,8 +20,8 @@ const LEAST_SPAN = 0.2
 const AFTER_EQUITY_MS = 30
 
 /** `only(model)` selects the models to show, and `variant` the models of the query; `main` is drawn thicker, with the
-ends of its `trades`. */
-export function Curves({ title = 'Equity', window, only, main, trades, onDrawn }) {
+ends of its `trades`. `notes` are moments to mark: [{at in seconds, label}]. */
+export function Curves({ title = 'Equity', window, only, main, trades, notes, onDrawn }) {
   const known = useModels()
   const [from, setFrom] = useChosen('from', '', true)
   const [to, setTo] = useChosen('to', '', true)
@@ -46,7 +46,7 @@ export function Curves({ title = 'Equity', window, only, main, trades, onDrawn }
   const isMany = (lines?.length ?? expected) > MANY && chosen.size === 0 && !main
   const drawn = useMemo(
     () => lines && drawingOf(lines, chosen, isMoney, main, isMany && range === 'ends', trades),
-    [lines, chosen, isMoney, main, isMany, range, trades],
+    [lines, chosen, isMoney, main, isMany, range, trades, notes],
   )
   const show = (value, places) =>
     isMoney
@@ -54,7 +54,7 @@ export function Curves({ title = 'Equity', window, only, main, trades, onDrawn }
       : `${number(value, places ?? (Math.abs(value) < 10 ? 1 : 0))} %`
   const limits = drawn && isMany && range !== 'ends' ? robust(drawn.equity[2]) : null
   const axis = useRef(null) // of the latest render, since the chart is made once
-  axis.current = { show, limits }
+  axis.current = { show, limits, notes }
   const height = matchMedia('(max-width: 760px)').matches ? NARROW_EQUITY_PX : EQUITY_PX
   const [equity, equityChart] = useChart((host, ...inputs) => {
     const chart = timeChart(host, ...inputs, {
@@ -67,6 +67,7 @@ export function Curves({ title = 'Equity', window, only, main, trades, onDrawn }
       onZoom: zoom,
       ends: true,
       span: LEAST_SPAN,
+      notes: () => axis.current.notes ?? [],
       limits: (low, high) => axis.current.limits ?? [low, high],
     })
     performance.mark('curves') // the benchmark waits for this

@@ -13,7 +13,7 @@ export const WINDOWS = [
   ['run', 'Run'],
 ]
 
-/** Every model and variant: {models, variants, colorOf(modelId, variant), isBaseline(modelId)}. */
+/** Every model and variant: {models, variants, nameOf(modelId), colorOf(modelId, variant), isBaseline(modelId)}. */
 export function useModels() {
   const models = useAnswer('models.getModels')
   const variants = useAnswer('variants.getVariants', {}, 0)
@@ -36,6 +36,7 @@ export function useModels() {
       variants: [...byVariant.values()],
       byId,
       byVariant,
+      nameOf: id => distinctName(id, byId.get(id)?.name ?? id),
       colorOf: (id, variant) => byId.get(id)?.color ?? byVariant.get(byId.get(id)?.variant ?? variant)?.color,
       isBaseline: id => hasOthers && byId.get(id)?.provider === 'rules',
     }

@@ -1,10 +1,11 @@
 // @ts-check
 // The state of the service: health, market, schedulers, streams and halts, and the banners about them.
-import { useReport } from './answers.js'
+import { operatorToken, useReport } from './answers.js'
 import { Facts, Failed, Panel, Table } from './components.js'
 import { ZONE, clock, moment, number, span, whole } from './format.js'
 import { html } from './lib.js'
 import { useModels } from './models.js'
+import { HALTS, OperatorPanel } from './operator.js'
 import { useLive } from './store.js'
 
 const HEALTH_MS = 15_000 // halts are read as soon as the stream reports one
@@ -108,11 +109,10 @@ function troublesOf(state, health, system, warning) {
   return found
 }
 
-const HALTS = ['halt', 'loss limit'] // which the report lists by themselves
 const WARNED = ['model', 'provider', 'price'] // which the warning about the models contains
 const nameOf = alarm => `Alarm ${alarm.cause} ${alarm.subject}`.trim()
 
-export function SystemPage() {
+export function SystemPage({ route }) {
   const health = useHealth()
   const system = useSystem(HEALTH_MS)
   const head = useRecord().data?.head
@@ -180,6 +180,7 @@ export function SystemPage() {
         one.message,
       ])} /></${Panel}>`
     }
+    ${operatorToken() && html`<${OperatorPanel} route=${route} report=${report} halts=${health.data?.halts ?? []} />`}
     ${
       report &&
       html`<${Panel} title="Schedulers"><${Table} label="Schedulers" columns=${columns} rows=${schedulers}

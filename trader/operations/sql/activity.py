@@ -1,0 +1,108 @@
+"""SQL of the operator's panel: costs by day, failures and latencies of models, refusals by rule, and past halts."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from decimal import Decimal
+from typing import NamedTuple
+
+from trader.database.pool import Connection, part_of_row
+
+
+class DayOfModel(NamedTuple):
+    """The known cost of a model's invocations that began on a day (UTC). `is_partial`: part of it is unknown."""
+
+    day: datetime
+    model_id: str
+    usd: Decimal
+    is_partial: bool
+
+
+SELECT_COSTS_BY_DAY = """
+SELECT date_trunc('day', started_at, 'UTC') AS day, model_id, coalesce(sum(cost_usd), 0) AS usd,
+       bool_or(unmetered_attempts > 0 OR unpriced_steps > 0) AS is_partial
+FROM invocations
+WHERE started_at >= $1
+GROUP BY day, model_id
+HAVING sum(cost_usd) > 0 OR bool_or(unmetered_attempts > 0 OR unpriced_steps > 0)
+ORDER BY day, model_id
+"""
+
+
+async def select_costs_by_day(conn: Connection, since: datetime) -> Sequence[DayOfModel]:
+    """Return what each model cost on each day since a time."""
+    return [part_of_row(row, DayOfModel) for row in await conn.fetch(SELECT_COSTS_BY_DAY, since)]
+
+
+class ModelActivity(NamedTuple):
+    """The finished invocations of a model: how many failed, their durations in seconds, and the last failure."""
+
+    model_id: str
+    invocations: int
+    failed: int
+    median_s: float
+    slow_s: float
+    last_failure: str | None
+
+
+SELECT_MODEL_ACTIVITY = """
+SELECT model_id, count(*) AS invocations, count(failure_reason) AS failed,
+       percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM finished_at - started_at)) AS median_s,
+       percentile_cont(0.95) WITHIN GROUP (ORDER BY extract(epoch FROM finished_at - started_at)) AS slow_s,
+       (array_agg(failure_reason ORDER BY started_at DESC) FILTER (WHERE failure_reason IS NOT NULL))[1] AS last_failure
+FROM invocations
+WHERE started_at >= $1 AND finished_at IS NOT NULL
+GROUP BY model_id
+ORDER BY failed DESC, model_id
+"""
+
+
+async def select_model_activity(conn: Connection, since: datetime) -> Sequence[ModelActivity]:
+    """Return the activity of each model since a time, those with the most failures first."""
+    return [part_of_row(row, ModelActivity) for row in await conn.fetch(SELECT_MODEL_ACTIVITY, since)]
+
+
+class RuleRefusals(NamedTuple):
+    """How many tool calls a rule refused, and of how many models."""
+
+    rule: str
+    calls: int
+    models: int
+
+
+SELECT_REFUSALS = """
+SELECT coalesce(r.result->>'rule', 'no rule') AS rule, count(*) AS calls, count(DISTINCT i.model_id) AS models
+FROM invocations i JOIN tool_calls t ON t.invocation_id = i.id,
+     LATERAL (SELECT t.metadata->'results'->0 AS result) r
+WHERE i.started_at >= $1 AND t.status = 'rejected'
+GROUP BY rule
+ORDER BY calls DESC, rule
+"""
+
+
+async def select_refusals(conn: Connection, since: datetime) -> Sequence[RuleRefusals]:
+    """Return how often each rule refused a call since a time, the most frequent first."""
+    return [part_of_row(row, RuleRefusals) for row in await conn.fetch(SELECT_REFUSALS, since)]
+
+
+class PastHalt(NamedTuple):
+    """A halt, lifted or in force; of all accounts without `account_id`."""
+
+    account_id: str | None
+    cause: str
+    reason: str
+    halted_by: str
+    halted_at: datetime
+    lifted_by: str | None
+    lifted_at: datetime | None
+
+
+SELECT_PAST_HALTS = """
+SELECT account_id, cause, reason, halted_by, halted_at, lifted_by, lifted_at
+FROM halts WHERE lifted_at IS NULL OR lifted_at >= $1
+ORDER BY id DESC LIMIT $2
+"""
+
+
+async def select_past_halts(conn: Connection, since: datetime, limit: int) -> Sequence[PastHalt]:
+    """Return the latest halts that were in force since a time, newest first."""
+    return [part_of_row(row, PastHalt) for row in await conn.fetch(SELECT_PAST_HALTS, since, limit)]
