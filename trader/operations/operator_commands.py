@@ -35,7 +35,7 @@ from trader.exchange.sql import halts as store
 from trader.operations.loss_limits import LossLimits
 from trader.operations.sql.activity import (
     DayOfModel,
-    ModelActivity,
+    InvocationActivity,
     PastHalt,
     RuleRefusals,
     select_costs_by_day,
@@ -75,7 +75,7 @@ class Activity(NamedTuple):
 
     since: datetime
     costs: Sequence[DayOfModel]
-    models: Sequence[ModelActivity]
+    models: Sequence[InvocationActivity]
     refusals: Sequence[RuleRefusals]
     halts: Sequence[PastHalt]
     alarms: Sequence[PastAlarm]

@@ -33,7 +33,7 @@ async def select_costs_by_day(conn: Connection, since: datetime) -> Sequence[Day
     return [part_of_row(row, DayOfModel) for row in await conn.fetch(SELECT_COSTS_BY_DAY, since)]
 
 
-class ModelActivity(NamedTuple):
+class InvocationActivity(NamedTuple):
     """The finished invocations of a model: how many failed, their durations in seconds, and the last failure."""
 
     model_id: str
@@ -56,9 +56,9 @@ ORDER BY failed DESC, model_id
 """
 
 
-async def select_model_activity(conn: Connection, since: datetime) -> Sequence[ModelActivity]:
+async def select_model_activity(conn: Connection, since: datetime) -> Sequence[InvocationActivity]:
     """Return the activity of each model since a time, those with the most failures first."""
-    return [part_of_row(row, ModelActivity) for row in await conn.fetch(SELECT_MODEL_ACTIVITY, since)]
+    return [part_of_row(row, InvocationActivity) for row in await conn.fetch(SELECT_MODEL_ACTIVITY, since)]
 
 
 class RuleRefusals(NamedTuple):
