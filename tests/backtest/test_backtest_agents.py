@@ -261,8 +261,7 @@ class Trader(Agent):
         else:
             placed = self.tool("placeOrder", viewId=view["viewId"], **order_for(view))["structuredContent"]
             if self.victim is not None and view["openedAt"][14:16] == "10":
-                self.victim.kill()
-                self.victim.join()
+                self.victim.kill()  # the test waits for its end: of two that wait, one learns no exit code
                 raise ConnectionAbortedError
             self.said[view["openedAt"]] = placed
             self.tool("getCandles", symbol="BTC", interval="15m")

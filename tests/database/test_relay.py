@@ -12,7 +12,7 @@ import pytest
 from support.manual_clock import ManualClock
 from support.records import HOUR, START, add_invocation, add_model, add_run, add_trade, make_run, make_snapshot
 from support.scripted import ScriptedSource
-from support.waiting import becomes
+from support.waiting import until
 
 from trader.agents.sql.linked_invocations import select_chain_models
 from trader.api.schemas.common import ENCODER
@@ -70,9 +70,17 @@ class Relayed:
         """Write one record, as the leader does."""
         before = await self.count()
         task = asyncio.create_task(self.writer.run(self.term))
-        await becomes(self.count, before + 1)
+        await self.written(before + 1)
         task.cancel()
         await asyncio.wait([task])
+
+    async def written(self, number: int) -> None:
+        """Wait for a record with this number or a later one."""
+
+        async def is_written() -> bool:
+            return await self.count() >= number
+
+        await until(is_written, f"record {number}")
 
     async def count(self) -> int:
         async with self.database.connection() as conn:
@@ -201,7 +209,7 @@ async def test_events_with_an_unacknowledged_record_are_published_once(
     relayed.writer.open()
     task = asyncio.create_task(relayed.writer.run(relayed.term))
     sent = [relayed.publish(1), relayed.publish(2)]
-    await becomes(relayed.count, 3)
+    await relayed.written(3)
     sent.append(relayed.publish(3))
     async with asyncio.timeout(30):
         while len(relayed.seen) < len(sent):
