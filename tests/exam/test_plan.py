@@ -32,7 +32,7 @@ def test_promise_that_cannot_be_kept_is_refused(capsys: pytest.CaptureFixture[st
     assert main(["exam", "plan", "--shares", "0.5,0.3", "--noise", "0.5", "--states", "300", "--json"]) == 0
     assert orjson.loads(capsys.readouterr().out)["called"] >= 0.8
     assert main(["exam", "plan", "--shares", "0.5,0.45", "--states", "300"]) == 1
-    assert "tell them apart" in capsys.readouterr().out
+    assert "separate them" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

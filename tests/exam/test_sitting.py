@@ -18,7 +18,7 @@ from trader.exam.sitting import Sitting, WorldRoom
 from trader.market.domain.markets import SIMULATED_MARKETS
 
 TRENDS = (Edge.BREAKOUT, Edge.OVERSHOOT, Edge.SQUEEZE, Edge.NEWS)
-"""The edges whose picture is a move of the market that has the edge."""
+"""The edges whose pattern is a move of the market that has the edge."""
 
 
 @cache
@@ -98,7 +98,7 @@ def test_trend_traders_get_nothing_where_nothing_is_and_where_trends_are_reverse
     assert all(sum(each.score for each in turned[name]) < 0 for name in ("trend+1-1.0", "trend+1-4.0"))
 
 
-def test_following_every_picture_pays_on_balance_nothing() -> None:
+def test_following_every_pattern_pays_on_balance_nothing() -> None:
     sittings = sat(lambda world: [TrendTrader(1), TrendTrader(-1)], TRENDS, "planted", 16)
     for decided in sittings.values():
         share = share_of_oracle(decided)

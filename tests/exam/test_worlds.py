@@ -13,7 +13,7 @@ from trader.exam.domain.law import HORIZON, PlannedPosition, credited
 from trader.exam.domain.worlds import (
     AFTER,
     OLD,
-    PICTURES,
+    PATTERNS,
     RECENT,
     STRENGTHS,
     UNTOLD,
@@ -44,7 +44,7 @@ def test_oracle_earns_the_stated_sharpe_ratio_after_costs(edge: Edge) -> None:
         held, law = standing(world), world.law
         choice = law.oracle(COSTS.of_fill, held)
         position = held[0] if held else choice.held[0]
-        spread = position.weight * float(law.deviation[world.market, 0]) * math.sqrt(PICTURES[edge].lasts)
+        spread = position.weight * float(law.deviation[world.market, 0]) * math.sqrt(PATTERNS[edge].lasts)
         assert choice.value / spread * math.sqrt(365) == pytest.approx(world.strength, rel=0.05)
         assert STRENGTHS[0] <= world.strength <= STRENGTHS[1]
         if held:
@@ -110,7 +110,7 @@ def test_candles_are_candles() -> None:
         assert (OLD * 15 + RECENT) % HORIZON == 0
 
 
-def test_past_without_a_picture_is_fair() -> None:
+def test_past_without_a_pattern_is_fair() -> None:
     """The last moves of ordinary hours do not tell the next ones, and have the market's usual volatility."""
     moves = np.concatenate([np.diff(np.log(world.recent[0].close)) for world in worlds(None, "null", 12)])
     assert abs(np.corrcoef(moves[1:], moves[:-1])[0, 1]) < 4 / math.sqrt(len(moves))

@@ -1,4 +1,4 @@
-"""The commands of exams: entrants decide in states whose law is known, and are scored by expected value."""
+"""Exam commands: entrants decide in states with a known law, and are scored by expected value."""
 
 import argparse
 import asyncio
@@ -43,10 +43,10 @@ from trader.settings.dotenv import add_env_file_option
 from trader.settings.presets import PRESETS
 
 STATES = 300
-"""The states of an exam by default: four of five of them tell shares of 0.5 and 0.3 apart."""
+"""Default number of states: enough to separate shares of 0.5 and 0.3 in four of five exams."""
 
 STATES_MAX = 100_000
-"""The most states of an exam."""
+"""Maximum number of states of an exam."""
 
 _LEFT_OUT = ("guard", "models_from")
 """Options of a backtest that an exam does not have."""
@@ -60,7 +60,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add("--reversed", action="store_true", help="the opposite of every edge: a control, not an exam")
     add("--data", type=Path, metavar="FOLDER", help="moments of a recording instead of worlds")
     add("--market", action="append", metavar="SYMBOL", help="a market of the recording; may be repeated; default: all")
-    add("--from", dest="start", metavar="TIME", help="begin of the moments; default: a day after the first candle")
+    add("--from", dest="start", metavar="TIME", help="start of the moments; default: a day after the first candle")
     add("--to", dest="end", metavar="TIME", help="end of the last horizon; default: the last candle")
     add("--funding", metavar="RATE|FOLDER", help="hourly rate, or a folder of funding files; default: files in --data")
     add("--horizon", choices=list(HORIZONS), default="4h", help="how long a decision is carried out; default: 4h")
@@ -70,15 +70,20 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add("--param", action="append", metavar="NAME=VALUE", help="a parameter of the strategy; may be repeated")
     add("--models", type=Path, metavar="FILE", help="a models file: asks AI models, within --budget-usd")
     add("--budget-usd", metavar="USD", help="maximum cost of asking; without it the command prints an estimate")
-    add("--cassette", type=Path, metavar="FOLDER", help="where answers are kept and looked up; default: in --out")
+    add("--cassette", type=Path, metavar="FOLDER", help="where answers are saved and looked up; default: in --out")
     add("--concurrency", type=count_argument, default=4, metavar="N", help="states at once, for AI models; default: 4")
     add("--workers", type=count_argument, default=os.cpu_count() or 1, metavar="N", help="processes, for code")
     add(
         "--cluster", metavar="ADDRESS", help="a Dask scheduler whose workers decide, for code; they read the same files"
     )
-    add("--compare", type=_pair_argument, metavar="A,B", help="ends the exam once this pair has a verdict")
+    add("--compare", type=_pair_argument, metavar="A,B", help="end the exam once this pair has a verdict")
     add("--agent", action="append", metavar="NAME:VARIANT[=URL]", help="an agent of your own; may be repeated")
-    add("--deadline", type=deadline_argument, metavar="SECONDS", help="time for a decision of --agent; default: 120")
+    add(
+        "--deadline",
+        type=deadline_argument,
+        metavar="SECONDS",
+        help="limit for a decision of --agent; default: 120",
+    )
     add("--listen", type=port_argument, metavar="PORT", help="where --agent finds agent.* and /mcp; default: 8081")
     add("--samples", type=count_argument, default=1, metavar="K", help="decisions of a model in a state; default: 1")
     add("--secret", type=_secret_argument, metavar="TEXT", help="the secret of the worlds; default: a new one")
@@ -119,7 +124,7 @@ def _pair_argument(text: str) -> tuple[str, str]:
 
 @command("exam run", example="trader exam run --variant Apex --states 100 --out exam", arguments=_arguments)
 def exam_run(options: argparse.Namespace) -> int:
-    """Let entrants decide in market states whose law is known, and score each decision by its expected value.
+    """Let entrants decide in market states with a known law, and score each decision by its expected value.
 
     Every entrant gets the same states and decides once in each. Without --models and --strategy the rule agents decide.
     A run that was interrupted resumes with the same options. --compare ends it once the pair has a verdict.
@@ -144,7 +149,7 @@ def exam_run(options: argparse.Namespace) -> int:
 
 
 class _Listener:
-    """Shows what people see of a run: lines, and the progress with its cost."""
+    """Shows the progress of a run, its cost, and its messages."""
 
     def __init__(self) -> None:
         self._progress: Progress | None = None
@@ -178,7 +183,7 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
         type=_number_argument(0, 10),
         default=0.5,
         metavar="X",
-        help="of a share from state to state; default: 0.5",
+        help="standard deviation of a share from state to state; default: 0.5",
     )
     add("--sharpes", type=_shares_argument, metavar="A,B", help="Sharpe ratios: moments of a recording, not worlds")
     add(
@@ -223,9 +228,9 @@ def _shares_argument(text: str) -> tuple[float, float]:
 
 @command("exam plan", example="trader exam plan --shares 0.5,0.3 --states 300", arguments=_plan_arguments)
 def exam_plan(options: argparse.Namespace) -> int:
-    """Simulate how many states an exam needs to tell two entrants apart, and what they cost.
+    """Simulate how many states an exam needs to separate two entrants, and what they cost.
 
-    Fails if four of five exams do not reach a verdict within --states.
+    Fails if fewer than four of five exams reach a verdict within --states.
     """
     first, second = options.sharpes or options.shares
     if options.sharpes is None:
@@ -252,7 +257,7 @@ def exam_plan(options: argparse.Namespace) -> int:
 def _plan_lines(value: Mapping[str, Any]) -> Iterator[str]:
     most, pair = value["most"], f"{value['pair']}, whose differences have a deviation of {value['deviation']:.2f}"
     if most is None:
-        yield f"{pair}: not even {value['statesTried']} states tell them apart in four of five exams"
+        yield f"{pair}: not even {value['statesTried']} states separate them in four of five exams"
     else:
         costs = f"{2 * most} decisions, {value['usd']:,.2f} USD, {value['hours']:.1f} hours"
         yield f"{pair}: {most} states in four of five exams ({value['median']} in half of them): {costs}"
@@ -268,7 +273,7 @@ def _report_arguments(parser: argparse.ArgumentParser) -> None:
 def exam_report(options: argparse.Namespace) -> int:
     """Print the scores of an exam, and write its card and its report.html, with examples of single states.
 
-    The report reveals its worlds: show it to nobody who still takes the exam.
+    The report reveals the worlds: keep it from anyone who has yet to take the exam.
     """
     plan, secret = read_plan(options.folder)
     sittings = read_sittings(options.folder, plan)
@@ -290,7 +295,7 @@ def _compare_arguments(parser: argparse.ArgumentParser) -> None:
 
 @command("exam compare", example="trader exam compare exam funding,sma-cross", arguments=_compare_arguments)
 def exam_compare(options: argparse.Namespace) -> int:
-    """Print which of two entrants is better: in all, by a verdict that holds at every look, and edge by edge."""
+    """Print which of two entrants is better: overall, by a verdict that is valid at every look, and for each edge."""
     plan, _ = read_plan(options.folder)
     report = pair_report(plan, read_sittings(options.folder, plan), *options.pair)
     lines = comparison_lines(report.comparisons, is_recorded=plan.recording is not None)
@@ -307,9 +312,9 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
 
 @command("exam check", example="trader exam check exam", arguments=_check_arguments)
 def exam_check(options: argparse.Namespace) -> int:
-    """Draw the states of an exam again, execute its decisions again, and compare every score."""
+    """Draw an exam's states again, execute its decisions again, and compare every score."""
     wrong = asyncio.run(check(options.folder, options.data, options.funding))
-    lines = wrong or ["Every score follows from the secret of the states and the decisions."]
+    lines = wrong or ["Every score follows from the secret and the decisions."]
     return print_result(Result({"wrong": wrong}, lines, EXIT_FAILED if wrong else EXIT_DONE), as_json=options.json)
 
 

@@ -69,7 +69,7 @@ class ExamPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 def schedule(secret: str, count: int, edges: Sequence[Edge], kind: Kind = "planted") -> list[ExamState]:
     """Return the states of an exam, each drawn independently, so that a sequential test is exact.
 
-    `NULL_SHARE` of them are null worlds, half of these with a picture. `kind` "reversed" plans the opposite of every
+    `NULL_SHARE` of them are null worlds, half of these with a pattern. `kind` "reversed" plans the opposite of every
     edge.
     """
     rng = Random(f"{secret}:order")

@@ -1,4 +1,4 @@
-"""The law of a market from one moment on, and the exact expected value of what an account holds under it.
+"""The law of a market from a moment on, and the exact expected value under it of an account's positions.
 
 Log prices follow dX = (m − σ²/2) dt + σ dB with drift m and deviation σ known per minute. The martingale part of a
 price has no expectation at a bounded stopping time, so the expected gain of a position is the expected integral of its
@@ -19,17 +19,17 @@ HORIZON: Final = 240
 """Minutes after which every position is closed."""
 
 RISK_BUDGET: Final = 0.01
-"""The standard deviation over the horizon that an entrant may hold, as a fraction of equity."""
+"""The largest standard deviation over the horizon that earns in full, as a fraction of equity."""
 
 PAIRS: Final = 256
-"""Antithetic pairs of paths on which a plan is valued."""
+"""Number of antithetic pairs of paths on which a plan is valued."""
 
 STEP: Final = 10
-"""Minutes of a step of these paths: a law changes only between two steps, and an hour is a whole number of them."""
+"""Minutes per step of these paths: laws change only between steps, and an hour is a whole number of steps."""
 
 _HOUR: Final = 60
 _MONITORED_SHIFT: Final = 0.5826
-"""Barriers that are looked at in steps act like continuous ones, moved outward by this many deviations of a step:
+"""Barriers monitored in steps act like continuous ones moved outward by this many standard deviations of a step:
 Broadie, Glasserman and Kou, "A continuity correction for discrete barrier options", Mathematical Finance 7:4 (1997)."""
 
 _LOOKS_PER_MINUTE: Final = 60
@@ -40,7 +40,7 @@ class PlannedPosition(NamedTuple):
     plan.
 
     `below` and `above` are the log distances of the prices that close it (minus and plus infinity: none), and `minutes`
-    is when time closes it.
+    is the time of its time exit.
     """
 
     market: int
@@ -142,8 +142,8 @@ class Law:
     def oracle(self, filling: Floats, held: Sequence[PlannedPosition] = ()) -> "Choice":
         """Return the best decision: to do nothing, to close what is held, or to open one position at the risk budget.
 
-        `filling` is what a fill costs now in each market. Whoever holds something opens nothing. The value is that
-        beyond what is held.
+        `filling` is the cost of a fill in each market now. An account with positions opens nothing. The value is the
+        gain over keeping those positions.
         """
         if held:
             kept = self.value(held)
@@ -169,5 +169,5 @@ class Choice(NamedTuple):
 
 
 def credited(value: float, risk: float) -> float:
-    """Return the score of a decision: value earned with more than the risk budget counts as if earned with it."""
+    """Return the score of a decision: a gain at more than the risk budget is scaled down to the budget."""
     return value * RISK_BUDGET / risk if value > 0 and risk > RISK_BUDGET else value

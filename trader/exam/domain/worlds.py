@@ -1,8 +1,8 @@
 """Worlds: minute markets that end in a state, with one planted edge or none, drawn from a secret.
 
-An edge is a picture in the past of a market and a law for its future; the table `PICTURES` has one row for each. A null
-world shows ordinary hours, or a picture without the trait that gives it away, and nothing follows. In a reversed world
-the opposite follows.
+An edge is a pattern in a market's past together with a law for its future; the table `PATTERNS` has one row for each. A
+null world shows ordinary hours, or a pattern without its telltale sign, and nothing follows. In a reversed world the
+opposite follows.
 """
 
 import hashlib
@@ -69,12 +69,13 @@ Kind = Literal["planted", "null", "reversed"]
 """What a world holds."""
 
 
-class Picture(NamedTuple):
+class Pattern(NamedTuple):
     """The past of an edge, and how long its law holds.
 
-    For `calm` minutes the volatility is `calm_factor` of the usual; then the price moves by `push` usual hours within
-    `push_minutes`, with `volume` times the usual volume; then `since` minutes pass. From the push on, volatility is
-    `unrest` times the usual. The drift lasts `lasts` minutes, along the push (1), against it (-1) or not at all (0).
+    For `calm` minutes, volatility is `calm_factor` times its usual level; then the price moves by `push` times the
+    usual hourly deviation within `push_minutes`, on `volume` times the usual volume; then `since` minutes pass. From
+    the push on, volatility is `unrest` times its usual level. The drift lasts `lasts` minutes, along the push (1),
+    against it (-1) or not at all (0).
     """
 
     push: float
@@ -88,20 +89,20 @@ class Picture(NamedTuple):
     unrest: float = 1.0
 
 
-PICTURES: Final[Mapping[Edge, Picture]] = {
-    Edge.BREAKOUT: Picture(1.5, 15, 3, 3.0, 180, 1, calm=360, calm_factor=0.7, unrest=1.2),
-    Edge.OVERSHOOT: Picture(3.0, 60, 2, 5.0, 120, -1),
-    Edge.SQUEEZE: Picture(0.7, 10, 2, 2.0, 180, 1, calm=720, calm_factor=0.35),
-    Edge.NEWS: Picture(2.5, 1, 15, 6.0, 120, 1, unrest=1.4),
-    Edge.LEAD_LAG: Picture(2.2, 20, 2, 2.0, 90, 1),
-    Edge.CARRY: Picture(0.0, 1, 0, 1.0, HORIZON, 0),
-    Edge.DRAIN: Picture(1.5, 60, 0, 2.0, HORIZON, 1, unrest=2.0),
+PATTERNS: Final[Mapping[Edge, Pattern]] = {
+    Edge.BREAKOUT: Pattern(1.5, 15, 3, 3.0, 180, 1, calm=360, calm_factor=0.7, unrest=1.2),
+    Edge.OVERSHOOT: Pattern(3.0, 60, 2, 5.0, 120, -1),
+    Edge.SQUEEZE: Pattern(0.7, 10, 2, 2.0, 180, 1, calm=720, calm_factor=0.35),
+    Edge.NEWS: Pattern(2.5, 1, 15, 6.0, 120, 1, unrest=1.4),
+    Edge.LEAD_LAG: Pattern(2.2, 20, 2, 2.0, 90, 1),
+    Edge.CARRY: Pattern(0.0, 1, 0, 1.0, HORIZON, 0),
+    Edge.DRAIN: Pattern(1.5, 60, 0, 2.0, HORIZON, 1, unrest=2.0),
 }
 
 _DRIED_UP: Final = 0.5
 """The volume of a move that nothing follows, relative to the usual."""
 _FADED_CARRY: Final = 0.08
-"""The funding rate of a null world with the picture of `carry`, relative to one that pays."""
+"""The funding rate of a null world with the pattern of `carry`, relative to one that pays."""
 
 
 class Bars(NamedTuple):
@@ -186,7 +187,7 @@ def draw_world(secret: str, number: int, edge: Edge | None, kind: Kind, costs: F
 
 
 class _Drawing:
-    """The drawing of one world: its past in usual deviations, shaped by the picture of its edge."""
+    """The drawing of one world: its past in usual deviations, shaped by the pattern of its edge."""
 
     def __init__(self, rng: np.random.Generator, edge: Edge | None, kind: Kind, costs: FillCosts) -> None:
         self._rng, self._edge, self._kind, self._costs = rng, edge, kind, costs
@@ -207,7 +208,7 @@ class _Drawing:
     def world(self, number: int, seed: int) -> World:
         edge, market = self._edge, self._market
         if edge is not None:
-            self._paint(edge, PICTURES[edge])
+            self._shape(edge, PATTERNS[edge])
         law, funding = self._law(seed)
         recent, old = self._bars()
         day, place = divmod(number, _STATES_PER_DAY)  # no two at the same time, since decisions are named by it
@@ -223,26 +224,26 @@ class _Drawing:
         """The sign of the drift, or the side that funding pays; 0 in a null world."""
         if self._edge is None or self._kind == "null":
             return 0
-        along = PICTURES[self._edge].along or 1
+        along = PATTERNS[self._edge].along or 1
         return self._direction * along * (-1 if self._fades else 1) * (-1 if self._kind == "reversed" else 1)
 
-    def _paint(self, edge: Edge, picture: Picture) -> None:
+    def _shape(self, edge: Edge, pattern: Pattern) -> None:
         """Shape the past of the market of the edge, or of the first one, which leads."""
         moved = 0 if edge is Edge.LEAD_LAG else self._market
-        last = RECENT - picture.since
-        first = last - picture.push_minutes
+        last = RECENT - pattern.since
+        first = last - pattern.push_minutes
         is_null = self._kind == "null"
-        self._scales[moved, first - picture.calm : first] = picture.calm_factor
+        self._scales[moved, first - pattern.calm : first] = pattern.calm_factor
         if not (edge is Edge.DRAIN and is_null):
-            self._scales[moved, first:] = picture.unrest
-        steps = np.arange(1.0, picture.push_minutes + 1) if edge is Edge.OVERSHOOT else np.ones(picture.push_minutes)
-        size = self._direction * picture.push * math.sqrt(_HOUR) * self._rng.uniform(0.85, 1.2)
+            self._scales[moved, first:] = pattern.unrest
+        steps = np.arange(1.0, pattern.push_minutes + 1) if edge is Edge.OVERSHOOT else np.ones(pattern.push_minutes)
+        size = self._direction * pattern.push * math.sqrt(_HOUR) * self._rng.uniform(0.85, 1.2)
         self._pushes[moved, first:last] = size * steps / steps.sum()
-        volume = _DRIED_UP if is_null and edge is not Edge.LEAD_LAG else picture.volume
-        self._volumes[moved, last - min(15, picture.push_minutes) :] = volume
+        volume = _DRIED_UP if is_null and edge is not Edge.LEAD_LAG else pattern.volume
+        self._volumes[moved, last - min(15, pattern.push_minutes) :] = volume
         if edge is Edge.NEWS:
-            self._volumes[moved, first:last] = picture.volume
-            self._volumes[moved, last:] = 1.0 if is_null else _DRIED_UP if self._fades else picture.volume / 2
+            self._volumes[moved, first:last] = pattern.volume
+            self._volumes[moved, last:] = 1.0 if is_null else _DRIED_UP if self._fades else pattern.volume / 2
         if edge is Edge.LEAD_LAG:
             self._loads[:] = _APART
             self._loads[[0, self._market]] = _CLOSE
@@ -258,8 +259,8 @@ class _Drawing:
         funding = np.array([float(row.rules.funding_rate) for row in self._costs.rows])
         deviation *= self._scales[:, -1:]
         if edge is not None:
-            picture, sign = PICTURES[edge], -1 if self._kind == "reversed" else 1
-            noise = float(deviation[market, 0]) * math.sqrt(picture.lasts)
+            pattern, sign = PATTERNS[edge], -1 if self._kind == "reversed" else 1
+            noise = float(deviation[market, 0]) * math.sqrt(pattern.lasts)
             net = self._strength * noise / math.sqrt(STATES_PER_YEAR)
             gross = net + 2 * float(fill[market])
             if edge is Edge.CARRY:
@@ -271,7 +272,7 @@ class _Drawing:
                 drift[market] = self._side * net / 2 / HORIZON
                 closing[market] += net / 2 * np.arange(1.0, HORIZON + 1) / HORIZON
             elif self._kind != "null":
-                drift[market, : picture.lasts] = self._side * gross / picture.lasts
+                drift[market, : pattern.lasts] = self._side * gross / pattern.lasts
         return Law(drift, deviation, funding, closing, seed), funding
 
     def _bars(self) -> tuple[tuple[Bars, ...], tuple[Bars, ...]]:
