@@ -14,10 +14,11 @@ account until the session ends; the next decision is due once the other accounts
 
 import asyncio
 import types
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from itertools import chain
 from typing import Final, Protocol
 from uuid import UUID
@@ -78,33 +79,36 @@ class Journal(Protocol):
 
 
 class OrderedJournal:
-    """Journal that buffers the postings of concurrent sessions and forwards them in a fixed order of accounts."""
+    """Journal that buffers what concurrent sessions write and forwards it in a fixed order of accounts."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._held: dict[str, list[Posting]] = {}
+        self._held: dict[str, list[Callable[[], None]]] = {}
 
     def hold(self, account_ids: Sequence[str]) -> None:
-        """Buffer the postings of these accounts from now on."""
+        """Buffer the postings and snapshots of these accounts from now on."""
         self._held = {account_id: [] for account_id in account_ids}
 
     def release(self) -> None:
-        """Forward the buffered postings, in the order of the held accounts."""
+        """Forward what is buffered, in the order of the held accounts."""
         held, self._held = self._held, {}
-        for postings in held.values():
-            for posting in postings:
-                self._journal.post(posting)
+        for write in chain.from_iterable(held.values()):
+            write()
 
     def post(self, posting: Posting) -> None:
         """Forward or buffer a posting."""
-        held = self._held.get(posting.account.id)
-        if held is None:
-            self._journal.post(posting)
-        else:
-            held.append(posting)
+        self._write(posting.account.id, partial(self._journal.post, posting))
 
     def snapshot(self, snapshot: Snapshot) -> None:
-        self._journal.snapshot(snapshot)
+        """Forward or buffer a snapshot."""
+        self._write(snapshot.account_id, partial(self._journal.snapshot, snapshot))
+
+    def _write(self, account_id: str, write: Callable[[], None]) -> None:
+        held = self._held.get(account_id)
+        if held is None:
+            write()
+        else:
+            held.append(write)
 
 
 class Engine:
