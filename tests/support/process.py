@@ -84,7 +84,7 @@ class ServiceProcess:
     async def call(self, procedure: str, **request: Any) -> Any:
         """Return the answer of a procedure in the plain style; any status other than 200 is an error."""
         status, body = await self.try_call(procedure, **request)
-        assert status == 200, (procedure, status, body)
+        assert status == 200, (procedure, status, body, b"".join(self.log[-20:]).decode())
         return body
 
     async def try_call(self, procedure: str, key: str | None = None, **request: Any) -> tuple[int, Any]:
