@@ -315,3 +315,13 @@ def test_processes_and_workers_of_a_cluster_decide_as_one_process_does(tmp_path:
         address = ("--cluster", cluster.scheduler_address)
         assert exam(tmp_path / "there", "--variant", "Sovereign", *address, states=5) == 0
     assert sittings(tmp_path / "here") == sittings(tmp_path / "there")
+
+
+def test_an_unreachable_cluster_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("distributed")
+    monkeypatch.setattr("trader.backtest.cluster.CONNECT_TIMEOUT_S", 0.1)
+    assert exam(tmp_path / "exam", "--variant", "Sovereign", "--cluster", "tcp://127.0.0.1:1") == 1
+    assert "127.0.0.1:1" in capsys.readouterr().err
+    assert not (tmp_path / "exam").exists()

@@ -154,11 +154,12 @@ def test_masked_model_sees_no_symbol_and_no_date_of_the_recording(
         monkeypatch.setenv("OPENAI_BASE_URL", provider.url)
         monkeypatch.setenv("OPENAI_API_KEY", "sk-test-000000000000000001")
         asked = ("--models", str(tmp_path / "models.toml"), "--budget-usd", "1", "--states", "3", "--json")
-        masked = ("--mask", "symbols,dates,scale")
+        masked = ("--mask", "symbols,dates,scale", "--horizon", "1h")
         assert main(["exam", "run", "--data", str(data), "--out", str(tmp_path / "exam"), *asked, *masked]) == 0
     entrants = orjson.loads(capsys.readouterr().out)["entrants"]
     assert [each["entrant"] for each in entrants] == ["one", "one:masked", "nothing"]
     views = [each["messages"][1]["content"] for each in provider.asked]
+    assert all("You are asked every 60 minutes" in each["messages"][0]["content"] for each in provider.asked)
     hidden = [view for view in views if "M01" in view]
     assert len(hidden) == len(views) / 2
     assert not any("BTC" in view or "2025-03" in view for view in hidden)

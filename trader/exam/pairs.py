@@ -179,7 +179,7 @@ class RecordedRoom:
         begin = moment.at - (HELD_FOR * _MINUTE_S if moment.standing is not None else 0)
         past = RecordedPast(self._source, self._recordings, range(begin, moment.at + self._minutes * _MINUTE_S + 1))
         market = await BacktestMarket.open(past, self._intervals)
-        decided = await decide_once(market, self._settings, entrants, moment.at, moment.standing)
+        decided = await decide_once(market, self._settings, entrants, moment.at, moment.standing, self._minutes)
         return [self._scored(number, moment, market, each) for each in decided]
 
     def _scored(self, number: int, moment: RecordedMoment, market: BacktestMarket, decided: DecidedAccount) -> Sitting:

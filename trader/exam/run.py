@@ -66,6 +66,9 @@ async def run(options: argparse.Namespace, folder: Path, listener: Listener) -> 
             for line in examined.chosen.agent_lines:
                 listener.say(line)
             if not is_begun(folder):
+                if own.cluster:  # an unreachable one is refused before anything is written
+                    async with client_of(own.cluster):
+                        pass
                 begin(folder, *new_plan(own, examined))
             ended = await _sample(own, examined, listener)
         spent += ended.spent_usd
@@ -107,6 +110,7 @@ async def _sample(options: argparse.Namespace, examined: Examined, listener: Lis
     async with AsyncExitStack() as stack:
         stack.enter_context(closing(sheet))
         examined.chosen.open_cassette(stack)
+        spent_before = sum((each.answer.cost_usd or ZERO for each in sheet.sittings), ZERO)
         sat = {sitting.state for sitting in sheet.sittings if sitting.sample == options.sample}
         left = [state for state in plan.states if state.number not in sat]
         decided = await stack.enter_async_context(aclosing(_way_of(options, examined)(options, examined, secret, left)))
@@ -114,7 +118,8 @@ async def _sample(options: argparse.Namespace, examined: Examined, listener: Lis
             async for sittings in decided:
                 sheet.add([replace(each, sample=options.sample) for each in sittings])
                 done = len({(each.state, each.sample) for each in sheet.sittings})
-                listener.show(done, len(plan.states) * plan.samples, spending.spent_usd)
+                spent_usd = spent_before + spending.spent_usd
+                listener.show(done, len(plan.states) * plan.samples, spent_usd)
                 verdict = judged(plan, sheet.sittings)
                 if verdict is not None and verdict.verdict != "not distinguishable yet":
                     first, second = plan.compared or ("", "")

@@ -41,7 +41,7 @@ from trader.portfolio.domain.histories import Snapshot
 from trader.settings.settings import Settings
 
 EVERY: Final = "4h"
-"""The cadence that views show: the horizon."""
+"""The cadence of entrants: states are at these hours, so that nobody decides while a standing position ages."""
 
 _REACH_S: Final = 2
 """Seconds after an order's latency in which its book comes."""
@@ -129,15 +129,24 @@ class DecidedAccount(NamedTuple):
 
 
 async def decide_once(
-    market: BacktestMarket, settings: Settings, entrants: Sequence[Examinee], state: int, standing: Standing | None
+    market: BacktestMarket,
+    settings: Settings,
+    entrants: Sequence[Examinee],
+    state: int,
+    standing: Standing | None,
+    horizon: int = HORIZON,
 ) -> list[DecidedAccount]:
     """Let every entrant decide at the second `state`, and not again, and advance the accounts to the end of the market.
+
+    Their views say that they are asked again after `horizon` minutes.
 
     :raises AskingEnded: no model can be asked any more
     :raises StrategyError: a strategy failed
     """
     rules, fills = rules_of(settings, market.markets), _Fills()
     accounts = [_account(market, rules, settings, entrant, standing) for entrant in entrants]
+    for followed in accounts:
+        followed.every_minutes = horizon
     before = [each.account for each in accounts]
     run = Backtest(market, rules, accounts, (), [fills])
     for reached in run.run():
