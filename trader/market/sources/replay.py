@@ -272,7 +272,7 @@ class Recording:
 
     @cached_property
     def paths(self) -> MinutePaths:
-        """The paths within the minutes. The first market to need them builds the pool of walks, which takes 1 s."""
+        """The paths within the minutes. The first market to need them builds the pool of walks: most of a second."""
         leaders = [leader.paths for leader in self._leaders]
         return MinutePaths(f"{self.seed}:{self.grid.market.symbol}", self.grid, self.minutes, leaders)
 

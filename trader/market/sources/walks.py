@@ -176,8 +176,6 @@ _NET_MIN: Final = 1e-3
 """A walk that ends nearer to its start than this fraction of its family's mean range cannot be stretched."""
 
 Floats = NDArray[np.float64]
-Second = tuple[float, float, float, int, int]
-"""Within one second: the net move, the rise and the (negative) fall, and whether each is reached at its end (1)."""
 
 
 class WalkPool:
@@ -253,34 +251,37 @@ def walk_pool() -> WalkPool:
 
 def _family(moves: Sequence[float], rng: Random) -> tuple[Floats, Floats]:
     """Return the heights of a family's walks, and their ranges."""
-    seconds = np.array(_seconds(moves))
+    seconds = _seconds(np.array(moves).reshape(MOVES, -1))
     columns = rng.sample(range(1, len(_SIGNS)), k=MOVES)
     return _heights(seconds[np.arange(MOVES), _SIGNS[:, columns]])
 
 
-def _seconds(moves: Sequence[float]) -> list[tuple[Second, Second]]:
-    """Sum up the moves of each second, both as drawn and mirrored."""
-    parts = len(moves) // MOVES
-    seconds = []
-    for number in range(MOVES):
-        levels = list(accumulate(moves[number * parts : (number + 1) * parts], initial=0.0))
-        net, rise, fall = levels[-1], max(levels), min(levels)
-        at_rise, at_fall = (_nearer_end(levels.index(extreme), parts, number) for extreme in (rise, fall))
-        seconds.append(((net, rise, fall, at_rise, at_fall), (-net, -fall, -rise, at_fall, at_rise)))
-    return seconds
+def _seconds(moves: Floats) -> Floats:
+    """Sum up each row of moves, as drawn and mirrored: the second axis.
+
+    The last axis is the net move, the rise and the (negative) fall, and whether each is reached at its end (1).
+    """
+    levels = np.cumsum(np.pad(moves, ((0, 0), (1, 0))), axis=1)
+    net, rise, fall = levels[:, -1], levels.max(axis=1), levels.min(axis=1)
+    at_rise, at_fall = _nearer_ends(levels.argmax(axis=1), moves), _nearer_ends(levels.argmin(axis=1), moves)
+    drawn, mirrored = (net, rise, fall, at_rise, at_fall), (-net, -fall, -rise, at_fall, at_rise)
+    return np.array([drawn, mirrored]).transpose(2, 0, 1)
 
 
-def _nearer_end(place: int, parts: int, second: int) -> int:
-    """Return 1 for the end of the second and 0 for its start. Open and close never stand in for a nearby extreme."""
-    if place in (0, parts) or 0 < second < MOVES - 1:
-        return int(2 * place >= parts)
-    return 1 if second == 0 else 0
+def _nearer_ends(places: NDArray[np.int64], moves: Floats) -> NDArray[np.bool_]:
+    """Return for each second whether its end is nearer. Open and close never stand in for a nearby extreme."""
+    parts = moves.shape[1]
+    is_within = (places > 0) & (places < parts)
+    is_end: NDArray[np.bool_] = 2 * places >= parts
+    is_end[0] |= is_within[0]
+    is_end[-1] &= ~is_within[-1]
+    return is_end
 
 
 def _heights(seconds: Floats) -> tuple[Floats, Floats]:
     """Return walks as heights, and their ranges. An extreme within a second is shown at the nearer end of the second.
 
-    `seconds` has a `Second` for each walk and second.
+    `seconds` has the sums of `_seconds` for each walk and second.
     """
     walks = np.arange(len(seconds))
     levels = np.zeros((len(seconds), SECONDS))
