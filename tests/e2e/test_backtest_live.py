@@ -1,7 +1,6 @@
 """A backtest against a replay of the same candles in lockstep: the same rows, digit for digit; and its database."""
 
 import asyncio
-import gzip
 import io
 import signal
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import asyncpg
 import msgspec
 import orjson
 import pytest
-from support.candles import write_walk
+from support.candles import write_part, write_walk
 from support.lockstep import replay
 from support.process import serving
 from support.run_profile import is_nightly
@@ -29,7 +28,6 @@ from trader.core.clock import epoch_second, iso, moment_of
 from trader.core.variant_id import VariantId
 from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.exchange.domain.ledger import Posting
-from trader.market.sources.files import find_files
 from trader.market.sources.replay import ReplaySource
 from trader.portfolio.domain.baselines import BaselineState
 from trader.portfolio.domain.histories import Snapshot
@@ -63,16 +61,9 @@ GAPS = {
 
 def part_of_recording(candles: Path, folder: Path, minutes: int) -> Path:
     """Write half a day before the beginning and `minutes` after it, with gaps, and a funding file of one market."""
-    folder.mkdir()
-    first, last, zero = (epoch_second(at) // 60 for at in (RECORDED, BEGIN + timedelta(minutes=minutes), BEGIN))
-    for symbol, (path,) in find_files(candles).items():
-        kept = ["open_time,open,high,low,close,volume"]
-        with gzip.open(path, "rt") as lines:
-            for line in list(lines)[1:]:
-                minute = int(line.partition(",")[0]) // 60_000
-                if first <= minute <= last and not any(a <= minute - zero < b for a, b in GAPS[symbol]):
-                    kept.append(line.strip())
-        (folder / f"{symbol}USDT-1m.csv").write_text("\n".join(kept))
+    first = epoch_second(BEGIN) // 60
+    gaps = {symbol: [range(first + a, first + b) for a, b in each] for symbol, each in GAPS.items()}
+    write_part(folder, candles, RECORDED, BEGIN + timedelta(minutes=minutes), gaps)
     midnight = epoch_second(BEGIN) * 1000
     (folder / "ETHUSDT-fundingRate-2025-01.csv").write_text(
         f"calc_time,funding_interval_hours,last_funding_rate\n{midnight},8,0.00123\n{midnight + 28_800_000},8,-0.0004\n"

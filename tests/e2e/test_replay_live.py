@@ -1,13 +1,14 @@
-"""Lockstep replay of hours of real candles, at night a day, by the rule agents: clean books, equal rows."""
+"""Lockstep replay of an hour of real candles, at night a day, by the rule agents: clean books, equal rows."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import asyncpg
 import pytest
+from support.candles import write_part
 from support.lockstep import replay
 from support.run_profile import is_nightly
 
@@ -17,11 +18,18 @@ from trader.portfolio.audit import audit
 
 pytestmark = pytest.mark.processes
 
-BEGIN, HOURS, LEAST = ("2025-01-15T00:00:00.000Z", 24, 20) if is_nightly() else ("2025-01-15T13:00:00.000Z", 3, 5)
-"""Where it begins, how long it is, and how many rows at least each table has afterward."""
+BEGIN, MINUTES, LEAST = (
+    (datetime(2025, 1, 15, tzinfo=UTC), 24 * 60, 20)
+    if is_nightly()
+    else (datetime(2025, 1, 15, 12, 30, tzinfo=UTC), 70, 1)
+)
+"""Where it begins, how long it is, and how many rows at least each table has afterward.
 
-END = iso(datetime.fromisoformat(BEGIN) + timedelta(hours=HOURS))
-CYCLES = HOURS * 60 + 1
+The hour ends with the news of 13:30 UTC, whose moves reach stops and targets.
+"""
+
+END = BEGIN + timedelta(minutes=MINUTES)
+CYCLES = MINUTES + 1
 """One a minute, the first and the last moment included."""
 
 TABLES = {
@@ -75,15 +83,19 @@ async def rows(dsn: str) -> dict[str, list[str]]:
         await conn.close()
 
 
+@pytest.fixture(scope="module")
+def some_days(tmp_path_factory: pytest.TempPathFactory, candles: Path) -> Path:
+    """The candles of the replays, and those of the day before, for the indicators."""
+    return write_part(tmp_path_factory.mktemp("some") / "days", candles, BEGIN - timedelta(days=1), END)
+
+
 async def test_a_recorded_period_of_rule_agents_replays_to_the_same_rows(
-    tmp_path: Path, dsn: str, candles: Path
+    tmp_path: Path, dsn: str, some_days: Path
 ) -> None:
     """They decide again, on the recorded books, candles and rates."""
-    begin, end = "2025-01-15T14:50:00.000Z", "2025-01-15T15:10:00.000Z"
-    if is_nightly():
-        begin = "2025-01-15T14:00:00.000Z"
+    begin, end = iso(datetime(2025, 1, 15, 13, 0 if is_nightly() else 25, tzinfo=UTC)), "2025-01-15T13:37:00.000Z"
     async with copied(dsn) as twin:
-        await replay(tmp_path / "live", dsn, candles, begin, end, RECORD=str(tmp_path / "recording"))
+        await replay(tmp_path / "live", dsn, some_days, begin, end, RECORD=str(tmp_path / "recording"))
         # It begins and ends where the recording does.
         await replay(tmp_path / "again", twin, tmp_path / "recording", begin, end, REPLAY_START="", REPLAY_END="")
         live, again = await rows(dsn), await rows(twin)
@@ -93,10 +105,13 @@ async def test_a_recorded_period_of_rule_agents_replays_to_the_same_rows(
         assert live[table], table
 
 
-async def test_two_replays_have_clean_books_and_the_same_rows(tmp_path: Path, dsn: str, candles: Path) -> None:
+async def test_two_replays_have_clean_books_and_the_same_rows(tmp_path: Path, dsn: str, some_days: Path) -> None:
     async with copied(dsn) as twin:
         await asyncio.gather(
-            replay(tmp_path / "first", dsn, candles, BEGIN, END), replay(tmp_path / "second", twin, candles, BEGIN, END)
+            *(
+                replay(tmp_path / name, each, some_days, iso(BEGIN), iso(END))
+                for name, each in (("first", dsn), ("second", twin))
+            )
         )
         first, second = await rows(dsn), await rows(twin)
         for table in TABLES:
