@@ -41,7 +41,8 @@ HOURS_PER_YEAR: Final = 365 * HOURS_PER_DAY
 
 _DAYS_SEARCHED: Final = np.unique(np.round(np.geomspace(3, 3650, 90)).astype(np.int64))
 _NEVER_RUINED: Final = 1e-300
-_SEARCH_STEPS: Final = 40
+_SEARCH_PARTS: Final = 64
+_SEARCH_ROUNDS: Final = 7
 _LARGEST_LOG: Final = 700.0
 
 
@@ -101,9 +102,10 @@ def smallest_visible(estimate: Estimate, bound: float, level: float) -> float | 
             return None  # not even the largest possible gain in every hour
     if not low:
         return high
-    for _ in range(_SEARCH_STEPS):
-        middle = (low + high) / 2
-        low, high = (low, middle) if _expected_wealth(middle, variance, bound, times)[0] >= needed else (middle, high)
+    for _ in range(_SEARCH_ROUNDS):
+        means = np.linspace(low, high, _SEARCH_PARTS + 1)
+        first = int(np.argmax(_expected_wealth(means[1:], variance, bound, times) >= needed))
+        low, high = means[first : first + 2].tolist()
     return high
 
 
@@ -130,8 +132,8 @@ def separable_sharpe(hours: int, volatility: float, bound: float, level: float) 
     return None if visible is None else visible / volatility * math.sqrt(HOURS_PER_YEAR)
 
 
-def _expected_wealth(mean: float, variance: float, bound: float, hours: Returns) -> Returns:
-    """Return the log wealth that four of five seasons with this mean exceed after the given hours."""
+def _expected_wealth(mean: float | Returns, variance: float, bound: float, hours: Returns) -> Returns:
+    """Return the log wealth that four of five seasons exceed, for one mean after each of these hours or vice versa."""
     stakes = STAKES[:, None] / bound
     growth = hours * (stakes * mean - stakes**2 * (variance + mean**2) / 2)
     return _log_mean(growth - POWER_DEVIATIONS * stakes * np.sqrt(hours * variance))
