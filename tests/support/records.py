@@ -86,7 +86,10 @@ def make_snapshot(account_id: str, at: datetime, net: Decimal | str, *, number: 
     )
 
 
-INSERT_ACCOUNT = "INSERT INTO accounts (id, created_at, changed_at) VALUES ($1, $2, $2) ON CONFLICT DO NOTHING"
+INSERT_ACCOUNT = """
+INSERT INTO accounts AS a (id, created_at, changed_at) VALUES ($1, $2, $2)
+ON CONFLICT (id) DO UPDATE SET sequence = a.sequence + 1
+"""
 END_RUN = "UPDATE runs SET ended_at = $2 WHERE account_id = $1 AND ended_at IS NULL"
 INSERT_RUN = """
 INSERT INTO runs (id, account_id, number, initial_capital, quote_currency, started_at) VALUES ($1, $2, $3, $4, $5, $6)
@@ -123,6 +126,7 @@ async def add_curve(conn: Connection, model_id: str, now: datetime, percent: flo
 
 
 INSERT_TRADE = """
+WITH posted AS (UPDATE accounts SET sequence = sequence + 1 WHERE id = $2)
 INSERT INTO orders (id, account_id, run_id, symbol, side, status, quantity, entry_notional, margin, leveraged,
                     exit_notional, gross_pnl, fees, funding, net_pnl, close_reason, confidence, opened_at, funded_until,
                     closed_at)

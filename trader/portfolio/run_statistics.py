@@ -22,6 +22,7 @@ import numpy as np
 from trader.agents.domain.entrants import EntrantRecord
 from trader.core import statistics
 from trader.core.statistics import EquityPoint
+from trader.database.leadership import Changes, select_changes
 from trader.database.pool import Connection, Database
 from trader.exchange.sql import trades as trades_store
 from trader.exchange.sql.trades import OpenPosition, RunTrade
@@ -340,6 +341,7 @@ class CurrentRuns:
         self.baselines: dict[str, RunStatistics] = {}
         """As of the last call of `refresh`."""
         self._worths: dict[UUID, Worth | None] = {}
+        self._changes: Changes | None = None
         self._lock = asyncio.Lock()
 
     def within(self, scope: RunScope) -> "CurrentRuns":
@@ -355,6 +357,9 @@ class CurrentRuns:
     async def refresh(self) -> dict[str, RunStatistics]:
         """Read the new rows of all current runs, and drop runs that have ended."""
         async with self._lock, self._database.reading() as conn:
+            changes = await select_changes(conn)
+            if changes == self._changes:
+                return self._runs
             scope, season = self.scope, self.scope.season or None
             current = await analytics_store.select_current_runs(conn, scope.at, season)
             baselines = [
@@ -378,6 +383,7 @@ class CurrentRuns:
                 run.open = positions.get(model_id, ())
             for batch in _batches([*runs.values(), *self.baselines.values()]):
                 await _read_new(conn, batch)
+            self._changes = changes  # only now, so that a failed read is repeated
             return runs
 
     def _known_or_new(self, run: CurrentRun) -> RunStatistics:
