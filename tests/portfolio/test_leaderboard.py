@@ -103,9 +103,14 @@ async def test_a_new_entrant_counts_from_its_start(database: Database) -> None:
         await _invoke(conn, "one", 1, 0, 0, 5)
         await insert_entrant(conn, _entrant("one", 2, 20, "b"))
         await _invoke(conn, "one", 2, 20, 5, 0)
-        await add_trade(conn, "one", START + 21 * HOUR)
+        await add_trade(conn, "one", START + 5 * HOUR, gross="90", label="of the earlier entrant")
+        best = await add_trade(conn, "one", START + 21 * HOUR, gross="30")
+        for gross in ("20", "-40"):
+            await add_trade(conn, "one", START + 22 * HOUR, gross=gross, label=gross)
     (entry,) = await _board(database, ("one", 13_000))
-    assert seen(entry.start_value, entry.pnl_absolute, entry.trades_count) == (11_900, 1_100, 1)
+    assert seen(entry.start_value, entry.pnl_absolute, entry.trades_count) == (11_900, 1_100, 3)
+    assert entry.best_trade is not None
+    assert entry.best_trade.id == best.int
     assert (entry.rank, entry.record.number, entry.record.coverage_percent) == (1, 2, 100)
     assert entry.evidence.hours == 10
 

@@ -14,6 +14,7 @@ from trader.agents.domain.models import Model
 from trader.core import statistics
 from trader.core.clock import ceil_time
 from trader.core.money import ZERO, divide
+from trader.exchange.sql.trades import RunTrade
 from trader.portfolio.domain.board import NO_SEASON, BoardRules
 from trader.portfolio.domain.evidence import (
     Pair,
@@ -69,8 +70,9 @@ class ReplicatesEntry(NamedTuple):
 class LeaderboardEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A model's current entrant within the window. Values are equity; the drawdown is in percent, and positive.
 
-    An entry of replicates has their means, the sum of their trades, and the first of their models. `rank` is None if
-    the entrant decided too few of its cycles or is excluded from the board of a season (`off_board` says why). `since`
+    An entry of replicates has their means, all of their trades, and the first of their models. `rank` is None if
+    the entrant decided too few of its cycles or is excluded from the board of a season (`off_board` says why). `closed`
+    are the trades completed within the window, and `since`
     is the start of the entry; `series` are all hours of the entrant, and `trades` all its trades, for replicates the
     mean. `attempt` is the number of its run, for replicates the highest. `evidence` covers the whole hours of the
     window, `trades_stated` their trades. `tie`: an adjacent entry has the same figure. `above` and `below` are the
@@ -86,7 +88,7 @@ class LeaderboardEntry(msgspec.Struct, frozen=True, kw_only=True):
     max_drawdown: float
     start_value: Decimal
     end_value: Decimal
-    trades_count: int
+    closed: Sequence[RunTrade]
     cost_usd: Decimal | None = None
     evidence: Statement = Statement(0, None)
     since: datetime
@@ -100,6 +102,16 @@ class LeaderboardEntry(msgspec.Struct, frozen=True, kw_only=True):
     above: NeighbourVerdict | None = None
     below: NeighbourVerdict | None = None
     off_board: str | None = None
+
+    @property
+    def trades_count(self) -> int:
+        return len(self.closed)
+
+    @property
+    def best_trade(self) -> RunTrade | None:
+        """Return the trade with the largest profit; None if none has a profit."""
+        won = (trade for trade in self.closed if trade.net_pnl > 0)
+        return max(won, key=lambda trade: trade.net_pnl, default=None)
 
     @property
     def net_after_cost(self) -> Decimal | None:
@@ -171,7 +183,7 @@ def _entry(
         max_drawdown=run.window_drawdown(since, start, equity),
         start_value=start,
         end_value=equity,
-        trades_count=run.trades_after(since),
+        closed=run.closed_after(since),
         cost_usd=cost_usd,
         trades_stated=run.trades_after(max(window_start(window, hour), since)),
         since=since,
@@ -207,7 +219,7 @@ def _merged(group: list[LeaderboardEntry]) -> LeaderboardEntry:
     series = {entry.model.id: entry.series for entry in group if entry.series is not None}
     noise = split_variance(series) if len(series) == len(group) else None
     joint = mean_series(list(series.values()))
-    trades_count = sum(entry.trades_count for entry in group)
+    closed = [trade for entry in group for trade in entry.closed]
     returns = [entry.pnl_percent for entry in group if entry.pnl_percent is not None]
     costs = [entry.cost_usd for entry in group if entry.cost_usd is not None]
     cost_usd = sum(costs, ZERO) if len(costs) == len(group) else None
@@ -227,9 +239,9 @@ def _merged(group: list[LeaderboardEntry]) -> LeaderboardEntry:
         max_drawdown=fmean(entry.max_drawdown for entry in group),
         start_value=_mean(group, lambda entry: entry.start_value),
         end_value=_mean(group, lambda entry: entry.end_value),
-        trades_count=trades_count,
+        closed=closed,
         cost_usd=None if cost_usd is None else divide(cost_usd, Decimal(len(group))),
-        trades_stated=trades_count // len(group),
+        trades_stated=len(closed) // len(group),
         since=min(entry.since for entry in group),
         series=joint,
         trades=sum(entry.trades for entry in group) // len(group),

@@ -205,6 +205,10 @@ class RunStatistics:
         """Return how many trades closed since a moment."""
         return len(self.trades) - bisect_left(self.trades, since, key=_CLOSED_AT)
 
+    def closed_after(self, since: datetime) -> Sequence[RunTrade]:
+        """Return the trades closed since a moment, in closing order."""
+        return self.trades[len(self.trades) - self.trades_after(since) :]
+
     def hours_before(self, since: datetime) -> int:
         """Return how many hours have their last value at or before a moment."""
         return bisect_right(self.hours, since, key=lambda value: value.last_at)

@@ -159,6 +159,7 @@ async def test_every_figure_of_a_row_is_of_the_row_and_a_saved_table_has_them_ra
             await tab.command("Emulation.setDeviceMetricsOverride", **size)
             await until(lambda: tab.evaluate(f"({CUT}).length === 0"), "tables without a cut column")
         await check_a_comparison(tab, service, database)
+        await check_the_leader(tab, service, database)
         await check_the_axes(tab, service.url)
         await check_a_lost_account_and_one_state(tab, service.url)
         await check_evidence(tab)
@@ -209,6 +210,26 @@ async def check_a_comparison(tab: Tab, service: ServiceProcess, database: Databa
         await until(partial(tab.evaluate, "document.documentElement.scrollWidth <= innerWidth"), f"{width} px")
     await tab.evaluate("location.hash = '#/compare?one=model-2&other=nobody'")
     await shows(tab, "There is no model nobody.")
+
+
+async def check_the_leader(tab: Tab, service: ServiceProcess, database: Database) -> None:
+    """The trade that made a leader is the best one of the window, of however many; titles have names."""
+    at = datetime.now(UTC) - 3 * HOUR
+    async with database.connection() as conn:
+        best = {
+            model_id: [await add_trade(conn, model_id, at, gross=gross, label=gross) for gross in ("-5", "30", "20")][1]
+            for model_id in ("ada-0", "model-2", "model-10")
+        }
+    (leader, *_) = (await service.call("analytics.getLeaderboard", window="30d", details=True))["entries"]
+    trade = (await service.call("trading.getTrade", id=str(best[leader["modelId"]])))["trade"]
+    await visit(tab, service.url, "/#/?window=30d")
+    await shows(tab, f"Its best trade: long BTC, {at:%-d %b}, {figure(trade['netPnl'], sign=True)}.")
+    await tab.evaluate("document.querySelector('.leader .stack a.inline').click()")
+    await shows(tab, f"fees {figure(-trade['fees'])}, funding {figure(trade['funding'])}")
+    assert await tab.evaluate("location.hash") == f"#/trades/{trade['id']}"
+    await until(lambda: tab.evaluate("document.title.endsWith('Trade · trader')"), "the title")
+    await tab.evaluate("location.hash = '#/models/model-2'")
+    await until(lambda: tab.evaluate("document.title.endsWith('model-2 · trader')"), "the title")
 
 
 async def check_evidence(tab: Tab) -> None:

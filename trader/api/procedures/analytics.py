@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from operator import attrgetter
+from uuid import UUID
 
 from trader.api.context import Context
 from trader.api.registry import procedure
@@ -67,7 +68,13 @@ def shown_board(
         LeaderboardRow.of(entry, LeaderboardDetails.of(entry, request.sort_by) if request.details else UNSET)
         for entry in entries
     ]
-    return GetLeaderboardOutput(entries=rows, window=request.window, season=shown_season(latest))
+    best = entries[0].best_trade if request.details and entries else None
+    return GetLeaderboardOutput(
+        entries=rows,
+        window=request.window,
+        best_trade_id=UNSET if best is None else str(UUID(int=best.id)),
+        season=shown_season(latest),
+    )
 
 
 @procedure("analytics.getSeason")

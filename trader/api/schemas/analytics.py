@@ -220,10 +220,15 @@ class LeaderboardRow(Wire, kw_only=True):
 
 
 class GetLeaderboardOutput(Wire, kw_only=True):
-    """While a season runs, and until it is closed, its entrants in its hours by its rules (`season`)."""
+    """While a season runs, and until it is closed, its entrants in its hours by its rules (`season`).
+
+    `bestTradeId`, with `details`, is the completed trade of the first entry with the largest profit in the window;
+    absent if none has a profit.
+    """
 
     entries: list[LeaderboardRow]
     window: RunWindow
+    best_trade_id: str | UnsetType = UNSET
     season: SeasonView | UnsetType = UNSET
 
 

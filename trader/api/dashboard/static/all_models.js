@@ -2,7 +2,7 @@
 // The page of all models: the leaderboard, the evidence, and the variants.
 import { useAnswer } from './answers.js'
 import { Board } from './board.js'
-import { Failed, Interval, Key, ModelName, Panel, Table, scaleOf } from './components.js'
+import { Pending, Interval, Key, ModelName, Panel, Table, scaleOf } from './components.js'
 import { EvidenceTable } from './evidence.js'
 import { signed, tone, whole, wonOf } from './format.js'
 import { html } from './lib.js'
@@ -57,7 +57,7 @@ export function ModelsPage({ route }) {
   const quiet = known.models.filter(one => !one.active)
   return html`
     <${Board} window=${window} onWindow=${setWindow}><${EvidenceTable} window=${window}><${Panel}
-      title="Variants"><${Failed} entry=${stats} what="The variants" />
+      title="Variants"><${Pending} entry=${stats} what="The variants" />
       ${stats.data && html`<${Table} label="Variants" columns=${columns} rows=${stats.data.stats} empty="" />`}</${Panel}>
       ${
         quiet.length > 0 &&

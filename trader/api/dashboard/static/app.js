@@ -60,7 +60,7 @@ function App() {
       event.preventDefault()
       document.querySelector('main').focus()
     }}>Skip to the content</a>
-    <${Title} text=${route.id ?? title} />
+    <${Title} route=${route} page=${title} />
     <${Top} route=${route} />
     <main id="content" tabindex="-1">
       ${!route.id && html`<h1 class="visually-hidden">${title}</h1>`}
@@ -74,7 +74,8 @@ function App() {
         navigator.clipboard?.writeText(location.href).then(() => {
           event.target.textContent = 'Link copied'
         })}>Copy link</button>
-      ${exams === 'on' && html`<a href="/exams">Exams</a>`}<a href="/api/docs">API reference</a><span>Keys: 1–6 pages, t light or dark, arrows in a chart</span></footer>`
+      ${exams === 'on' && html`<a href="/exams">Exams</a>`}<a href="/api/docs">API reference</a>
+      <span>Keys: 1–6 pages, t light or dark, arrows in a chart</span></footer>`
 }
 
 function Page({ route }) {
@@ -113,8 +114,11 @@ function Top({ route }) {
 }
 
 /** The title of the browser's tab, which begins with the state unless that is as it should be. */
-function Title({ text }) {
+function Title({ route, page }) {
   const { word } = useStatus()
+  const known = useModels()
+  const named = { models: known.nameOf, trades: () => 'Trade', conversations: () => 'Decision' }[route.page]
+  const text = route.id ? (named?.(route.id) ?? route.id) : page
   const title = `${word === 'live' ? '' : `${word} · `}${text} · trader`
   useEffect(() => {
     document.title = title
@@ -151,9 +155,10 @@ function Banners() {
   )}</div>
     ${
       demo !== 'off' &&
-      html`<p class="notice">Demo: ${known.models.every(model => model.provider === 'rules') ? 'rule agents' : 'models'} trade ${market === 'synthetic' ? 'a synthetic market; no price here is real, and no money' : market === 'replay' ? 'recorded prices, on paper' : 'on paper'}.${
+      html`<p class="notice">${demoOf(known)}${
         demo === 'history' &&
-        html`<span class="narrow-hide"> The first three days of a new folder were traded by the same agents at the start, in steps of half a minute.</span>`
+        html`<span class="narrow-hide"> The first three days of a new folder were traded by the same agents at the
+          start, which decided every half hour.</span>`
       }</p>`
     }
     ${
@@ -161,6 +166,16 @@ function Banners() {
       html`<p
       class="notice">Public view: nothing can be changed from here, and the prompts are not shown.</p>`
     }`
+}
+
+/** What is traded in a demo, in words. */
+function demoOf({ models }) {
+  const who = models.every(model => model.provider === 'rules') ? 'rule agents' : 'models'
+  const where = {
+    synthetic: 'a synthetic market; no price here is real, and no money',
+    replay: 'recorded prices, on paper',
+  }
+  return `Demo: ${who} trade ${where[market] ?? 'on paper'}.`
 }
 
 function switchScheme() {

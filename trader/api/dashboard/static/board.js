@@ -4,7 +4,7 @@ import { useAnswer } from './answers.js'
 import {
   Choice,
   Declared,
-  Failed,
+  Pending,
   Interval,
   ModelName,
   Money,
@@ -20,6 +20,9 @@ import { html, useMemo } from './lib.js'
 import { WINDOWS, useModels } from './models.js'
 
 const UNDECIDED = 'not distinguishable yet'
+
+/** Why an entry has no rank. */
+export const offBoardOf = one => one.details.offBoard ?? 'it decided under 95 % of its cycles'
 
 /**
  * The leaderboard. `children` follow once it is read, since it would push them down before.
@@ -39,10 +42,7 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
       key: 'rank',
       title: 'Board',
       by: one => one.rank,
-      cell: one =>
-        one.rank
-          ? ''
-          : html`<span title=${`not ranked: ${one.details.offBoard ?? 'it decided under 95 % of its cycles'}`}>off</span>`,
+      cell: one => (one.rank ? '' : html`<span title=${`not ranked: ${offBoardOf(one)}`}>off</span>`),
     },
     {
       key: 'model',
@@ -138,11 +138,12 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
       html`<a class="button" href=${compareHref(entries[0].modelId, entries[1].modelId, window)}>Compare</a>`
     }<${Choice} label="Window of the leaderboard" value=${window} onChange=${onWindow} options=${WINDOWS} />`
   return html`<${Panel} title="Leaderboard" tools=${tools}>
-    <${Failed} entry=${board} what="The leaderboard" />
+    <${Pending} entry=${board} what="The leaderboard" />
     <${SeasonLine} season=${board.data?.season} />
-    <p class="body lede">Ordered by the return of this window alone, which is no rank: Evidence has the possible places of each entrant, by what each pair has in common, so its order may differ.${
-      !isDecided && entries.length > 1 ? ' No row can be told from the next one yet.' : ''
-    }</p>
+    <p class="body lede">Ordered by the return of this window alone, which is no rank: Evidence has the possible places of
+      each entrant, by what each pair has in common, so its order may differ.${
+        entries.some(one => !one.rank) ? ' Rows without a rank come last.' : ''
+      }${!isDecided && entries.length > 1 ? ' No row can be told from the next one yet.' : ''}</p>
     ${
       board.data &&
       html`<${Table} label="Leaderboard" columns=${columns} rows=${entries} first=${isCompact ? 20 : 100}

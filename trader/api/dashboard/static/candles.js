@@ -3,7 +3,6 @@
 import { inks, onGround, onScheme } from './colors.js'
 import { clock, day, moment, number, price, tone } from './format.js'
 import { html, useEffect, useRef, useState } from './lib.js'
-import { openStream } from './events.js'
 
 export const SPANS_MS = {
   '1m': 60_000,
@@ -30,7 +29,7 @@ function draw(library, host, on) {
   const chart = library.createChart(host, {
     autoSize: true,
     layout: { attributionLogo: false, fontFamily: '"Inter Variable", system-ui, sans-serif', fontSize: 11 },
-    rightPriceScale: { borderVisible: false, scaleMargins: { top: 0.08, bottom: 0.22 } },
+    rightPriceScale: { borderVisible: false, entireTextOnly: true, scaleMargins: { top: 0.08, bottom: 0.22 } },
     timeScale: {
       borderVisible: false,
       timeVisible: true,
@@ -314,7 +313,9 @@ export function CandleChart({ label, candles, markers, levels, running, trade, o
       ${hovered?.marks.length > 0 && html`<${Hint} of=${hovered} width=${host.current.clientWidth} />`}
     </div>
     ${error && html`<p class="notice bad">The chart cannot be drawn: ${error}.</p>`}
-    <p class="soft small">Candles show the prices that models see; marks are at the prices of fills. Drag to move, Ctrl or ⌘ and the wheel to zoom. Chart: <a href="https://www.tradingview.com/" rel="noreferrer">TradingView Lightweight Charts™</a>, © 2026 TradingView, Inc.</p>`
+    <p class="soft small">Candles show the prices that models see; marks are at the prices of fills. Drag to move, Ctrl or
+      ⌘ and the wheel to zoom. Chart: <a href="https://www.tradingview.com/"
+        rel="noreferrer">TradingView Lightweight Charts™</a>, © 2026 TradingView, Inc.</p>`
 }
 
 /** Open, high, low and close of the bar under the pointer, else of the last one. */
@@ -351,7 +352,10 @@ function Hint({ of, width }) {
     }</ul>`
 }
 
-/** The marks of trades or positions: each entry and exit. On the page of one trade they need no name and no color of a model. */
+/**
+ * The marks of trades or positions: each entry and exit. On the page of one trade they need no name and no color of a
+ * model.
+ */
 export function marksOf(trades, known, isAlone = false) {
   return trades.flatMap(trade => {
     const name = isAlone ? '' : trade.modelName.slice(0, 16)
@@ -401,33 +405,3 @@ export const levelsOf = trade =>
     { price: trade.exitPlan?.target, title: 'target', kind: 'gain', isPlan: true },
     { price: trade.liquidationPrice, title: 'liquidation', kind: 'loss' },
   ].filter(level => level.price != null)
-
-const readers = new Set()
-let running = []
-let end = null
-
-/** The running candle of a market, from a stream that is open while a part of the page shows one. */
-export function useRunning(symbol) {
-  const [, render] = useState({})
-  useEffect(() => {
-    readers.add(render)
-    end ??= openStream(
-      ['candles'],
-      {
-        message(_, data) {
-          running = data.map(candle => ({ ...candle }))
-          for (const reader of readers) reader({})
-        },
-      },
-      { streams: ['candles'] },
-    )
-    return () => {
-      readers.delete(render)
-      if (!readers.size) {
-        end()
-        end = null
-      }
-    }
-  }, [])
-  return running.find(candle => candle.symbol === symbol)
-}

@@ -45,11 +45,16 @@ function timeMarks(marks) {
 /**
  * Draw lines over time in `host`. `series` are {name, color, isMain, isDimmed, isHidden}, `values` one list for each.
  *
- * `options`: `show(value, places)` writes a value, on the axis with the places that its marks need, `onCursor(index or null)` hears where the crosshair is, `sync` is the key that
- * charts with a common crosshair share, `height`, `fill` fills below the line. `lifts` dims the others while the pointer is
- * near a line, `onZoom(from, to, isLatest)` hears of a range that a drag chose, and without one of a double click, `ends` writes badge, name and value at the
- * end of each line (false leaves the room for them), and a series with `marks`, [{at, value, kind, href}], has them drawn as links. `notes()` are moments to mark for all. `limits(low, high)` are those of the
- * axis when it is not to follow outliers, `span` is the least that it covers. Returns {update, move, destroy}.
+ * `options`:
+ * - `show(value, places)` writes a value, on the axis with the places that its marks need
+ * - `height`; `fill` fills below the line; `span` is the least that the axis covers; `limits(low, high)` are those of the
+ *   axis when it is not to follow outliers; `sync` is the key that charts with a common crosshair share
+ * - `ends` writes badge, name and value at the end of each line (false leaves the room for them); a series with `marks`,
+ *   [{at, value, kind, href}], has them drawn as links; `notes()` are moments to mark for all
+ * - `onCursor(index or null)` hears where the crosshair is; `lifts` dims the others while the pointer is near a line;
+ *   `onZoom(from, to, isLatest)` hears of a range that a drag chose, and without one of a double click
+ *
+ * Returns {update, move, destroy}.
  */
 export function timeChart(host, times, series, values, options) {
   let data = [times, ...values]

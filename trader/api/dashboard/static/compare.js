@@ -5,7 +5,7 @@ import { useAnswer } from './answers.js'
 import { timeChart } from './charts.js'
 import {
   Choice,
-  Failed,
+  Pending,
   ModelName,
   Money,
   Panel,
@@ -49,7 +49,7 @@ export function ComparePage({ route }) {
   )}</div><${Choice} label="Window" value=${window} onChange=${setWindow} options=${WINDOWS} />`
   const unknown = known.entry.data && ids.find(id => id && !known.byId.has(id))
   return html`<${Panel} title="Difference" tools=${tools}>
-      <${Failed} entry=${known.entry} what="The models" />
+      <${Pending} entry=${known.entry} what="The models" />
       ${unknown && html`<p class="notice">There is no model ${unknown}.</p>`}
       ${
         models[0] && models[1]
@@ -84,16 +84,22 @@ function Difference({ ids, window, known }) {
   const found = entry.data?.difference
   const last = entry.data?.curve.at(-1)
   return html`<div class="body stack">
-    <${Failed} entry=${entry} what="The comparison" />
+    <${Pending} entry=${entry} what="The comparison" />
     ${
       found &&
       html`<p><${ModelName} id=${one.id} name=${one.name} color=${one.color} /> against <${ModelName} id=${other.id}
       name=${other.name} color=${other.color} />: <b class=${`figure ${tone(found.differencePercent)}`}
-        title=${found.differencePercent}>${signedPercent(found.differencePercent ?? last?.differencePercent)}</b> ${` over ${commonHours(found)}, ${found.interval ? `95 % interval, one look: ${boundsOf(found.interval)}` : 'no interval yet'}.`} <span class=${kindOf(found.verdict)}>${sentenceOf(found)}</span></p>`
+        title=${found.differencePercent}>${signedPercent(found.differencePercent ?? last?.differencePercent)}</b> ${` over ${commonHours(found)}, ${
+          found.interval ? `95 % interval, one look: ${boundsOf(found.interval)}` : 'no interval yet'
+        }.`} <span class=${kindOf(found.verdict)}>${sentenceOf(found)}</span></p>`
     }
     <div class="chart" ref=${host} style=${{ minHeight: `${CHART_PX}px` }} role="img"
-      aria-label=${`How far ${one.name} is ahead of ${other.name}, in percent over time, with the 95 % interval of one look at each hour`}></div>
-    <p class="soft small">The band is the 95 % interval of a single look at each hour; the verdict covers all common hours of the run and stays valid however often you look.</p>
+      aria-label=${
+        `How far ${one.name} is ahead of ${other.name}, in percent over time, ` +
+        'with the 95 % interval of one look at each hour'
+      }></div>
+    <p class="soft small">The band is the 95 % interval of a single look at each hour; the verdict covers all common hours
+      of the run and stays valid however often you look. Replicates of one configuration are compared by their mean.</p>
   </div>`
 }
 
@@ -135,8 +141,12 @@ function Costs({ ids, known }) {
     },
     money('net', 'Net after cost', one => figureOf(one.netAfterCost)),
   ]
-  return html`<${Panel} title="Cost in the current run"><${Failed} entry=${stats} what="The statistics" />
-    ${stats.data && html`<${Table} label="Cost" columns=${columns} rows=${rows} isEven=${true} empty="Neither has traded yet." />`}</${Panel}>`
+  return html`<${Panel} title="Cost in the current run"><${Pending} entry=${stats} what="The statistics" />
+    ${
+      stats.data &&
+      html`<${Table} label="Cost" columns=${columns} rows=${rows} isEven=${true}
+      empty="Neither has traded yet." />`
+    }</${Panel}>`
 }
 
 function Disagreements({ ids, names, window }) {
@@ -164,9 +174,14 @@ function Disagreements({ ids, names, window }) {
   return html`<${Panel} title="Disagreements">
     <p class="body lede">${
       entry.data &&
-      `Hours in which either held a market, all markets together: ${number(entry.data.agreedHours, 1)} with both on the same side, ${number(entry.data.disagreedHours, 1)} not. The latest come first.`
+      `Hours in which either held a market, all markets together: ${number(entry.data.agreedHours, 1)} with both on the ` +
+        `same side, ${number(entry.data.disagreedHours, 1)} not. The latest come first.`
     }</p>
-    ${entry.data && html`<${Table} label="Disagreements" columns=${columns} rows=${entry.data.disagreements} first=${10} empty="They never disagreed in this window." />`}
+    ${
+      entry.data &&
+      html`<${Table} label="Disagreements" columns=${columns} rows=${entry.data.disagreements} first=${10}
+      empty="They never disagreed in this window." />`
+    }
   </${Panel}>`
 }
 
@@ -189,7 +204,7 @@ function SameHours({ one, other, names, window }) {
     return [...byHour.values()].sort((row, next) => (row.hour < next.hour ? 1 : -1))
   }, [of[0].trades, of[1].trades, since])
   const both = rows.filter(row => row.trades.every(some => some.length)).length
-  const isCut = of.some(({ entry }) => entry.data?.nextBefore)
+  const isCut = of.some(({ entry, trades }) => entry.data?.nextBefore && trades.at(-1).closedAt >= since)
   const columnOf = place => ({
     key: `trades-${place}`,
     title: names[place],
@@ -217,8 +232,14 @@ function SameHours({ one, other, names, window }) {
     columnOf(1),
   ]
   return html`<${Panel} title="Trades in the same hours">
-    ${of.map(({ entry }, place) => html`<${Failed} key=${place} entry=${entry} what=${`The trades of ${names[place]}`} />`)}
-    <p class="body lede">${`Both opened trades in ${whole(both)} of ${whole(rows.length)} hours${isCut ? `, of their latest ${TRADES} trades each` : ''}.`}</p>
-    <${Table} label="Trades in the same hours" columns=${columns} rows=${rows} first=${20} isEven=${true} empty="Neither has completed a trade in this window." />
+    ${of.map(
+      ({ entry }, place) => html`<${Pending} key=${place} entry=${entry}
+      what=${`The trades of ${names[place]}`} />`,
+    )}
+    <p class="body lede">${`Both opened trades in ${whole(both)} of ${whole(rows.length)} hours${
+      isCut ? `, of their latest ${TRADES} trades each` : ''
+    }.`}</p>
+    <${Table} label="Trades in the same hours" columns=${columns} rows=${rows} first=${20} isEven=${true}
+      empty="Neither has completed a trade in this window." />
   </${Panel}>`
 }

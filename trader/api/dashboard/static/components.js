@@ -138,9 +138,10 @@ const STEP = 100
 const STAGE_MS = 400
 
 /**
- * A table that sorts by its heads. `columns` are {key, title, cell(row), by(row) to sort by, csv(row), isText, className};
- * `readAll` reads the rows that a saved file has beyond these, `isEven` gives all columns the same width, whatever stands in them. `rows` keep their order until a head is pressed, and the address keeps that. A row of the page shows whatever comes to its place: none is moved, so
- * that the page does not jump under a reader.
+ * A table that sorts by its heads. `columns` are {key, title, cell(row), by(row) to sort by, csv(row), isText,
+ * className}; `readAll` reads the rows that a saved file has beyond these, `isEven` gives all columns the same width,
+ * whatever stands in them. `rows` keep their order until a head is pressed, and the address keeps that. A row of the page
+ * shows whatever comes to its place: none is moved, so that the page does not jump under a reader.
  */
 export function Table({ label, columns, rows, empty, first = STEP, isEven = false, readAll }) {
   const [order, setOrder] = useChosen(`sort-${slugOf(label)}`, '') // the key of a column, after a minus when descending
@@ -220,12 +221,17 @@ export function useChart(make, inputs, delay = 0) {
 export const SeasonLine = ({ season: one }) =>
   one &&
   html`<p class="body lede"><b
-    title=${`SHA-256 ${one.digest}`}>${one.rules.name}</b>, ${one.digest.slice(0, 12)}: ${one.rules.start} to ${one.rules.end}. ${one.amendments.map(each => `Amended ${each.at}: ${each.reason}. `)}${
-      one.rules.primary &&
-      `Primary comparison: ${one.rules.primary.entrant} against ${one.rules.primary.against}, α ${one.rules.primary.alpha}; all else is exploratory.`
-    }</p>`
+    title=${`SHA-256 ${one.digest}`}>${one.rules.name}</b>, ${one.digest.slice(0, 12)}: ${one.rules.start} to ${one.rules.end}. ${one.amendments.map(
+      each => `Amended ${each.at}: ${each.reason}. `,
+    )}${one.rules.primary && primaryOf(one.rules.primary)}</p>`
 
-export const Failed = ({ entry, what }) =>
-  entry.error &&
-  html`
-  <p class="notice bad">${what} cannot be read: ${entry.error}.${entry.data ? ' What is shown is from before.' : ''}</p>`
+const primaryOf = ({ entrant, against, alpha }) =>
+  `Primary comparison: ${entrant} against ${against}, α ${alpha}; all else is exploratory.`
+
+/** What stands in place of an answer: that it is being read, unless `isQuiet`, or why it cannot be. */
+export const Pending = ({ entry, what, isQuiet = false }) =>
+  entry.error
+    ? html`<p class="notice bad">${what} cannot be read: ${entry.error}.${
+        entry.data ? ' What is shown is from before.' : ''
+      }</p>`
+    : !entry.data && !isQuiet && html`<p class="empty">Reading …</p>`

@@ -2,7 +2,7 @@
 // Conversations: everything a model saw, said and called, and every refusal with its reason, step by step and live.
 import { useChosen } from './address.js'
 import { call, useAnswer } from './answers.js'
-import { Choice, DeclaredBadge, Failed, ModelName, Panel, Select, Time } from './components.js'
+import { Choice, DeclaredBadge, Pending, ModelName, Panel, Select, Time } from './components.js'
 import { number, price, quantity, span, times, whole } from './format.js'
 import { html, useEffect, useState } from './lib.js'
 import { useModels } from './models.js'
@@ -85,7 +85,7 @@ export function Conversations({ modelId, variant, title = 'Conversations', group
     }
     <${Choice} label="Which" value=${show} onChange=${choose(setShow)} options=${SHOW} />`
   return html`<${Panel} title=${title} tools=${tools}>
-    <${Failed} entry=${earlier.entry} what="The conversations" />
+    <${Pending} entry=${earlier.entry} what="The conversations" />
     <details class="now" onToggle=${event => setLooking(event.target.open)}><summary>${
       running.length
         ? `Deciding: ${running.map(([, run]) => run.name).join(', ')}`
@@ -160,7 +160,7 @@ export function ConversationPage({ id }) {
   const entry = useAnswer('models.getInvocations', { invocationId: id }, 0)
   const [turn] = entry.data?.conversations ?? []
   return html`<div class="title"><h1>Decision</h1><a href="#/conversations">All conversations</a></div>
-    <${Failed} entry=${entry} what="The decision" />
+    <${Pending} entry=${entry} what="The decision" />
     ${entry.data && !turn && html`<p class="notice">There is no finished decision ${id}.</p>`}
     ${
       turn &&

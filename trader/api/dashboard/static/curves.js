@@ -4,7 +4,7 @@ import { setChoices, useChosen } from './address.js'
 import { call, hasMany, modelCount, readAhead, shownMs, useReport } from './answers.js'
 import { averageOf, drawdownsOf, quantileOf, returnsOf, timeChart } from './charts.js'
 import { neutral } from './colors.js'
-import { Choice, Failed, Key, Panel, useChart } from './components.js'
+import { Choice, Pending, Key, Panel, useChart } from './components.js'
 import { ZONE, day, clock, minuteOf, number, signedPercent, percent, timeOf } from './format.js'
 import { html, useEffect, useMemo, useRef, useState } from './lib.js'
 import { WINDOWS, distinctName, startOf, useModels, windowOf } from './models.js'
@@ -18,6 +18,9 @@ const MANY = 14
 const ENDS = 5
 const LEAST_SPAN = 0.2
 const AFTER_EQUITY_MS = 30
+const KEYS =
+  'The arrow keys move the crosshair, whose values are in the legend. ' +
+  'A drag zooms, a double click shows the whole window.'
 
 /** `only(model)` selects the models to show, and `variant` the models of the query; `main` is drawn thicker, with the
 ends of its `trades`. `notes` are moments to mark: [{at in seconds, label}]. */
@@ -146,10 +149,17 @@ export function Curves({ title = 'Equity', window, only, main, trades, notes, on
       })
     : []
   const isThin = lines?.every(line => line.values.filter(value => value != null).length < 2)
+  const thin = !isThin
+    ? ''
+    : from || to
+      ? 'This range has too few snapshots for a line. '
+      : 'A line needs two moments; the first snapshots are being taken. '
+  const meaning =
+    by === 'variants' ? 'Average return of the models' : isMoney ? 'Equity' : 'Return since the start of the window'
   const pair = lines?.filter(line => chosen.has(line.id)) ?? []
   return html`<${Panel} title=${title} tools=${tools} className="curves">${isOpen && choices}<div class="body">
-    <${Failed} entry=${entry} what="The curves" />
-    <div class="readout">${isThin ? (from || to ? 'This range has too few snapshots for a line. ' : 'A line needs two moments; the first snapshots are being taken. ') : ''}${by === 'variants' ? 'Average return of the models' : isMoney ? 'Equity' : 'Return since the start of the window'}${
+    <${Pending} entry=${entry} what="The curves" isQuiet=${true} />
+    <div class="readout">${thin}${meaning}${
       lines?.times.length
         ? ` · ${day(lines.times[place] * 1000)}, ${clock(lines.times[place] * 1000, false)} ${ZONE}`
         : ''
@@ -163,11 +173,13 @@ export function Curves({ title = 'Equity', window, only, main, trades, notes, on
         : ''
     }</div>
     <div class="chart" ref=${equity} style=${{ minHeight: `${height}px` }} tabindex="0" role="group" onKeyDown=${keys}
-      aria-label=${`${title} over time. The arrow keys move the crosshair, whose values are in the legend. A drag zooms, a double click shows the whole window.${trades ? ' The dots lead to trades, which are listed below.' : ''}`}></div>
+      aria-label=${`${title} over time. ${KEYS}${trades ? ' The dots lead to trades, which are listed below.' : ''}`}></div>
     ${
       outside.length > 0 &&
       html`<p
-      class="soft small">Beyond the axis: ${outside.map(line => `${line.name} ${signedPercent(line.returns.findLast(value => value != null))}`).join(', ')}.</p>`
+      class="soft small">Beyond the axis: ${outside
+        .map(line => `${line.name} ${signedPercent(line.returns.findLast(value => value != null))}`)
+        .join(', ')}.</p>`
     }
     <div class="axis-title">Drawdown</div>
     <div class="chart" ref=${drawdown} style=${{ minHeight: `${DRAWDOWN_PX}px` }} role="img"
@@ -335,7 +347,6 @@ function drawingOf(lines, chosen, isMoney, main, isEnds, trades) {
   const band = isEnds ? [0.75, 0.25].map(quantiles) : []
   const bandSeries = band.map((_, place) => ({
     name: place ? 'lower quarter' : 'upper quarter',
-    color: '#8a93a3',
     isUnnamed: true,
     isDimmed: true,
     isBandTop: place === 0,

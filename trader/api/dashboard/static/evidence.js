@@ -1,7 +1,7 @@
 // @ts-check
 // Evidence: the result of a model against its references, with intervals and in words.
 import { useAnswer } from './answers.js'
-import { Declared, Facts, Failed, Interval, ModelName, Panel, SeasonLine, Table, scaleOf } from './components.js'
+import { Declared, Facts, Pending, Interval, ModelName, Panel, SeasonLine, Table, scaleOf } from './components.js'
 import { number, percent, signed, signedPercent, tone, whole } from './format.js'
 import { html } from './lib.js'
 import { useModels } from './models.js'
@@ -57,7 +57,7 @@ export function ModelEvidence({ id, window }) {
       one.amongBest ? 'not distinguishable from the best' : 'behind the best'
     }</span>`
   }>
-    <${Failed} entry=${entry} what="The evidence" />
+    <${Pending} entry=${entry} what="The evidence" />
     ${entry.data && !one && html`<p class="empty">There is no entrant of this model in the current run yet.</p>`}
     ${
       one &&
@@ -98,7 +98,10 @@ function Differences({ one, known, market }) {
 function Qualities({ one, entry }) {
   const [kind, label, title] = CONTAMINATION[one.contamination]
   const facts = [
-    ['Return', signedPercent(one.returnPercent)],
+    [
+      one.replicates ? `Return, mean of ${one.replicates.modelIds.length} replicates` : 'Return',
+      signedPercent(one.returnPercent),
+    ],
     ['95 % interval, one look', one.interval ? boundsOf(one.interval) : '–'],
     ['Trades, losing', `${whole(one.tradesCount)}, ${whole(one.losingTradesCount)}`],
     [
@@ -138,14 +141,15 @@ function Qualities({ one, entry }) {
 
 const shareOf = (count, all) => (all ? `${whole(count)} (${percent((100 * count) / all, 0)})` : '–')
 const endsOf = plan =>
-  `planned ${whole(plan.planned)}; by stop ${shareOf(plan.byStop, plan.planned)}, by target ${shareOf(plan.byTarget, plan.planned)}, by decision ${shareOf(plan.byDecision, plan.planned)}`
+  `planned ${whole(plan.planned)}; by stop ${shareOf(plan.byStop, plan.planned)}, ` +
+  `by target ${shareOf(plan.byTarget, plan.planned)}, by decision ${shareOf(plan.byDecision, plan.planned)}`
 
 /** How a model's present entrant trades, regardless of its result. */
 export function ModelBehaviour({ id }) {
   const entry = useAnswer('analytics.getBehaviour', { modelId: id })
   const one = entry.data?.behaviour
-  return html`<${Panel} title="Behaviour">
-    <${Failed} entry=${entry} what="The behaviour" />
+  return html`<${Panel} title="Behavior">
+    <${Pending} entry=${entry} what="The behavior" />
     ${entry.data && !one && html`<p class="empty">There is no entrant of this model in the current run yet.</p>`}
     ${one && html`<${Facts} rows=${behaviourOf(one)} />`}
   </${Panel}>`
@@ -208,7 +212,7 @@ export function EvidenceTable({ window, variant = 'all', children }) {
   const known = useModels()
   const entry = useAnswer('analytics.getEvidence', { window, variant })
   return html`<${Panel} title="Evidence">
-    <${Failed} entry=${entry} what="The evidence" />
+    <${Pending} entry=${entry} what="The evidence" />
     ${entry.data && html`<${EvidenceBoard} answer=${entry.data} known=${known} />`}
   </${Panel}>${(entry.data || entry.error) && children}`
 }
@@ -348,7 +352,9 @@ export function EvidenceBoard({ answer, known, isLinked = true }) {
           title=${CONTAMINATION[one.contamination][2]}>${CONTAMINATION[one.contamination][1]}</span>`,
     },
   ].filter(column => column && !(column.isOptional && entrants.every(one => column.by(one) == null)))
-  return html`<${SeasonLine} season=${answer.season} /><p class="body lede">${answer.primary && `Primary comparison: ${sentenceOf(answer.primary, false)} `}${summaryOf(answer, known)}</p>
+  return html`<${SeasonLine} season=${answer.season} /><p class="body lede">${
+    answer.primary && `Primary comparison: ${sentenceOf(answer.primary, false)} `
+  }${summaryOf(answer, known)}</p>
     <${Table} label="Evidence of all" columns=${columns} rows=${entrants} first=${20} empty="No entrant has traded yet." />`
 }
 
@@ -361,22 +367,28 @@ const capped = value => (value > CAP_PERCENT ? `over ${CAP_PERCENT}\u00a0%` : pe
 /** The places that an entrant may have, in words. */
 const rankOf = ({ rank, offBoard }) =>
   rank
-    ? `of ${whole(rank.among)} ranked, ${whole(rank.first - 1)} are better and ${whole(rank.among - rank.last)} worse; the others are indistinguishable from it`
+    ? `of ${whole(rank.among)} ranked, ${whole(rank.first - 1)} are better and ${whole(rank.among - rank.last)} worse; ` +
+      'the others are indistinguishable from it'
     : `not ranked: ${offBoard}`
 
 /** The history of an account over all its runs, in words. */
 const accountOf = one =>
-  `the account since ${one.account.startedAt.slice(0, 10)}: ${whole(one.account.runs)} ${one.account.runs === 1 ? 'run' : 'runs'}, configuration ${whole(one.entrant)}, ${whole(one.ageHours)} hours old${one.owner ? `, owner ${one.owner}` : ''}`
+  `the account since ${one.account.startedAt.slice(0, 10)}: ` +
+  `${whole(one.account.runs)} ${one.account.runs === 1 ? 'run' : 'runs'}, configuration ${whole(one.entrant)}, ` +
+  `${whole(one.ageHours)} hours old${one.owner ? `, owner ${one.owner}` : ''}`
 
 /** How an entrant compares with random traders, in words. */
 const luckOf = luck =>
-  `its equity after ${whole(luck.hours)} hours against ${whole(luck.traders)} random traders with its ${whole(luck.tradesCount)} positions: ${pOf(luck.pValue)} for all looks and models`
+  `its equity after ${whole(luck.hours)} hours against ${whole(luck.traders)} random traders ` +
+  `with its ${whole(luck.tradesCount)} positions: ${pOf(luck.pValue)} for all looks and models`
 
 /** The smallest detectable difference from a reference, and when the observed one would be detectable, in words. */
 const visibleOf = found =>
   found?.smallestDifference == null
     ? 'no difference can be seen yet'
-    : `four of five seasons with a true difference of ${capped(found.smallestDifference)} over these ${whole(found.hours)} hours are detected; a difference as large as the observed one ${found.daysNeeded == null ? 'cannot be seen in time' : `needs about ${whole(found.daysNeeded)} days`}`
+    : `four of five seasons with a true difference of ${capped(found.smallestDifference)} over these ` +
+      `${whole(found.hours)} hours are detected; a difference as large as the observed one ` +
+      (found.daysNeeded == null ? 'cannot be seen in time' : `needs about ${whole(found.daysNeeded)} days`)
 
 function Against({ found, market }) {
   if (found?.differencePercent == null) return html`<span class="soft" title=${found?.reason ?? ''}>–</span>`
@@ -418,7 +430,9 @@ function summaryOf({ best, entrants, season, resolution }, known) {
   const bounds = season
     ? `Positions close before an hour loses ${season.rules.hourLossMaxPercent} % or gains ${season.rules.hourGainMaxPercent} %`
     : 'They hold up to a price move of 20 % in an hour'
-  const caution = `${errors}. ${bounds}; a larger move withdraws a verdict. They are of the past: a drift that turned every 30 days was called in 11 % of simulated years.`
+  const caution =
+    `${errors}. ${bounds}; a larger move withdraws a verdict. ` +
+    'They are of the past: a drift that turned every 30 days was called in 11 % of simulated years.'
   const separable = resolutionOf(resolution, season, entrants)
   if (!first) return `${separable} No entrant can be called the best. ${caution}`
   const others = entrants.filter(one => one.amongBest && one !== first).length
@@ -427,6 +441,7 @@ function summaryOf({ best, entrants, season, resolution }, known) {
   const told =
     others === 0
       ? 'It is distinguishable from every other.'
-      : `${others} of the other ${entrants.length - 1} ${others === 1 ? 'is' : 'are'} not distinguishable from it yet${seen == null ? '.' : `: four of five such seasons would show a difference of ${capped(seen)}.`}`
+      : `${others} of the other ${entrants.length - 1} ${others === 1 ? 'is' : 'are'} not distinguishable from it yet` +
+        (seen == null ? '.' : `: four of five such seasons would show a difference of ${capped(seen)}.`)
   return `${separable} ${name} is the best. ${told} ${caution}`
 }

@@ -1,7 +1,7 @@
 // @ts-check
 // What happened: positions opened and closed, refusals, changes of the lead and halts, the latest first.
 import { useAnswer } from './answers.js'
-import { Failed, ModelName, Panel, Side, Time } from './components.js'
+import { Pending, ModelName, Panel, Side, Time } from './components.js'
 import { useCurves } from './curves.js'
 import { number, price, quantity, signed, tone } from './format.js'
 import { html, useMemo } from './lib.js'
@@ -36,14 +36,14 @@ export function Feed({ window }) {
       at: halt.since,
       key: `halt ${halt.since}`,
       kind: 'halt',
-      text: `${halt.accountId ?? 'all trading'}: ${halt.reason}`,
+      text: `${halt.accountId ? known.nameOf(halt.accountId) : 'all trading'}: ${halt.reason}`,
     })),
   ]
     .sort((one, other) => (one.at < other.at ? 1 : -1))
     .slice(0, EVENTS)
   const isKnown = acted.data && closed.data
   return html`<${Panel} title="Events" tools=${html`<a class="small" href="#/conversations">Conversations</a>`}>
-    <${Failed} entry=${acted} what="The events" />
+    <${Pending} entry=${acted} what="The events" />
     <ol class="events feed">${events.map(
       event => html`<li key=${event.key}>
       <header><span class=${`badge ${KINDS[event.kind]}`}>${event.kind}</span>${

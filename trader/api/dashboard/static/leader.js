@@ -1,27 +1,27 @@
 // @ts-check
 // Who leads and why: the leader, its lead over buy and hold, the trade that made it, and how certain that is.
 import { useAnswer } from './answers.js'
-import { Failed, ModelName, Panel } from './components.js'
+import { offBoardOf } from './board.js'
+import { Pending, ModelName, Panel } from './components.js'
 import { useCurves } from './curves.js'
 import { day, number, signed, signedPercent, tone } from './format.js'
-import { html, useMemo } from './lib.js'
-import { startOf, useModels } from './models.js'
+import { html } from './lib.js'
+import { distinctName, useModels } from './models.js'
 
 const BUY_AND_HOLD = 'baseline/buy-and-hold'
 const ROWS = 5
-const TRADES = 500
 const SENTENCE_MAX = 160
 
 export function Leader({ window }) {
   const known = useModels()
   const board = useAnswer('analytics.getLeaderboard', { window, variant: 'all', details: true })
   const curves = useCurves(window)
-  const entries = board.data?.entries ?? []
+  const { entries = [], bestTradeId } = board.data ?? {}
   const rows = entries.filter(one => one.pnlPercent != null).slice(0, ROWS)
   const [first] = rows
   const held = curves.data?.models.find(one => one.id === BUY_AND_HOLD)
   return html`<${Panel} title="Who leads" className="leader">
-    <${Failed} entry=${board} what="The leaderboard" />
+    <${Pending} entry=${board} what="The leaderboard" />
     <div class="body">
       ${
         first
@@ -33,15 +33,19 @@ export function Leader({ window }) {
               title="replicates of one configuration: their mean">× ${first.details.replicates.modelIds.length}</span>`
             }
             <b class=${`figure ${tone(first.pnlPercent)}`}>${signedPercent(first.pnlPercent)}</b></p>
-          <p>${leadOf(first, held)} ${certaintyOf(first, known)}</p>
-          <${BestTrade} entry=${first} window=${window} key=${first.modelId} />
+          <p>${leadOf(first, held)} ${certaintyOf(first, known)} ${unrankedOf(entries, first)}</p>
+          ${
+            bestTradeId
+              ? html`<${BestTrade} id=${bestTradeId} key=${bestTradeId} />`
+              : html`<p class="soft">It has won no trade in this window.</p>`
+          }
         </div>
         <ol class="ranks">${rows.map(
           one => html`<li key=${one.modelId}>
           <${ModelName} id=${one.modelId} name=${one.modelName} color=${known.colorOf(one.modelId)} />
           <span class=${`figure ${tone(one.pnlPercent)}`}>${signedPercent(one.pnlPercent)}</span></li>`,
         )}</ol>`
-          : html`<p class="soft">${board.data ? (known.warning ?? 'No model has traded in this window yet.') : 'Reading …'}</p>`
+          : html`<p class="soft">${board.data && (known.warning ?? 'No model has traded in this window yet.')}</p>`
       }
     </div>
   </${Panel}>`
@@ -65,27 +69,26 @@ function certaintyOf(first, known) {
   return `Its lead over ${name} may be luck${verdict.reason ? `: ${verdict.reason}` : ''}.`
 }
 
-/** The trade that made the most of a model's result, with the sentence by which it was opened. */
-function BestTrade({ entry, window }) {
-  const answer = useAnswer('trading.getTrades', { limit: TRADES, modelId: entry.modelId, result: 'won' })
-  const since = startOf(window) ?? ''
-  const best = useMemo(
-    () =>
-      (answer.data?.trades ?? [])
-        .filter(trade => trade.closedAt >= since)
-        .reduce((one, other) => (one && one.netPnl >= other.netPnl ? one : other), null),
-    [answer.data, since],
-  )
-  if (!answer.data) return html`<p class="soft">Reading its trades …</p>`
-  if (!best) return html`<p class="soft">It has won no trade yet: its result is of open positions.</p>`
-  return html`<p>Its best trade: <a class="inline"
-    href=${`#/trades/${best.id}`}>${best.side.toLowerCase()} ${best.symbol}, ${day(best.closedAt)}</a>, <b
-      class=${`figure ${tone(best.netPnl)}`}>${signed(best.netPnl)}</b>. <${Sentence} id=${best.id} /></p>`
+/** Who returned more without a rank, in words, since the leader is the first of those with one. */
+function unrankedOf(entries, first) {
+  if (!first.rank) return `It has no rank: ${offBoardOf(first)}.`
+  const [more] = entries
+    .filter(one => !one.rank && one.pnlPercent > first.pnlPercent)
+    .sort((one, other) => other.pnlPercent - one.pnlPercent)
+  if (!more) return ''
+  const name = distinctName(more.modelId, more.modelName)
+  return `${name} returned more (${signedPercent(more.pnlPercent)}) but has no rank: ${offBoardOf(more)}.`
 }
 
-function Sentence({ id }) {
+/** The trade that made the most of a model's result, with the sentence by which it was opened. */
+function BestTrade({ id }) {
   const trade = useAnswer('trading.getTrade', { id }, 0).data?.trade
-  return trade?.invocationId ? html`<${Said} id=${trade.invocationId} />` : ''
+  if (!trade) return html`<p class="soft">Reading its best trade …</p>`
+  return html`<p>Its best trade: <a class="inline"
+    href=${`#/trades/${id}`}>${trade.side.toLowerCase()} ${trade.symbol}, ${day(trade.closedAt)}</a>, <b
+      class=${`figure ${tone(trade.netPnl)}`}>${signed(trade.netPnl)}</b>. ${
+        trade.invocationId && html`<${Said} id=${trade.invocationId} />`
+      }</p>`
 }
 
 function Said({ id }) {

@@ -1,12 +1,12 @@
 // @ts-check
 // The page of a market: its candles with every entry and exit, the positions and the trades in it.
 import { call, useAnswer } from './answers.js'
-import { CandleChart, SPANS_MS, levelsOf, marksOf, useRunning } from './candles.js'
-import { Choice, Failed, Panel, Select, useStages } from './components.js'
+import { CandleChart, SPANS_MS, levelsOf, marksOf } from './candles.js'
+import { Choice, Pending, Panel, Select, useStages } from './components.js'
 import { price, signedPercent, tone } from './format.js'
 import { html, useMemo, useState } from './lib.js'
 import { useModels } from './models.js'
-import { useLive } from './store.js'
+import { useLive, useRunning } from './store.js'
 import { Positions, Trades, positionsOf, useTrades } from './trades.js'
 
 const INTERVALS = Object.keys(SPANS_MS).map(interval => [interval, interval])
@@ -64,7 +64,7 @@ export function MarketPage({ route, id: symbol }) {
         href=${`#/markets/${row.symbol}`} aria-current=${row.symbol === symbol ? 'page' : undefined}>${row.symbol}</a>`,
       )}</nav></div>
     <${Panel} title=${`${symbol}, candles and trades`} tools=${tools}><div class="body">
-      <${Failed} entry=${entry} what="The candles" />
+      <${Pending} entry=${entry} what="The candles" isQuiet=${true} />
       ${candles?.times.length === 0 && html`<p class="empty">There are no candles of this length yet.</p>`}
       <${CandleChart}
         label=${`Candles of ${symbol}, ${interval}, with ${markers.length} entries and exits; they are listed below`} candles=${candles} markers=${markers}

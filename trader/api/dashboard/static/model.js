@@ -1,7 +1,7 @@
 // @ts-check
 // The page of one model: its figures, curve, positions, evidence, behavior, statistics, trades and conversations.
 import { useAnswer } from './answers.js'
-import { Declared, Facts, Failed, Key, Manual, Panel, Tile, VariantName } from './components.js'
+import { Declared, Facts, Pending, Key, Manual, Panel, Tile, VariantName } from './components.js'
 import { compareHref } from './compare.js'
 import { Conversations } from './conversations.js'
 import { Curves } from './curves.js'
@@ -59,7 +59,7 @@ export function ModelPage({ route, id }) {
   const more = advanced.data?.advanced?.find(one => one.modelId === id)
   if (known.entry.data && !model)
     return html`<p class="notice">There is no model ${id}. <a href="#/models">All models</a></p>`
-  if (!model) return html`<${Failed} entry=${known.entry} what="The models" />`
+  if (!model) return html`<${Pending} entry=${known.entry} what="The models" />`
   return html`
     <div class="title"><${Key} color=${known.colorOf(id)} /><h1>${model.name}</h1><${VariantName} variant=${model.variant} />
       <span class="badge">${model.provider}</span><span
@@ -73,7 +73,7 @@ export function ModelPage({ route, id }) {
         class="badge warn">${BUDGET_STATES[figures.budget.state]}</span>`
       }<a class="inline" href=${compareHref(id, '', window)}>Compare</a></div>
     ${model.warning && html`<p class="notice">${model.warning}</p>`}
-    <${Failed} entry=${overall} what="The statistics" />
+    <${Pending} entry=${overall} what="The statistics" isQuiet=${true} />
     <section class="panel" aria-label="Figures"><div class="body tiles">
       <${Tile} label="Equity" value=${number(figureOf(figures?.accountValue))} note=${
         figures &&
@@ -81,7 +81,9 @@ export function ModelPage({ route, id }) {
         class=${tone(figureOf(figures.returnPercent))}>${signedPercent(figureOf(figures.returnPercent))}</span> since the start`
       } />
       <${Tile} label="Net after model cost" value=${signed(figureOf(figures?.netAfterCost))}
-        kind=${tone(figureOf(figures?.netAfterCost))} note=${`cost ${number(figureOf(figures?.costUsd))} USD${figures?.costIsPartial ? ', not all of it known' : ''}${figures?.costIsDeclared ? ', declared by the agent' : ''}`} />
+        kind=${tone(figureOf(figures?.netAfterCost))} note=${`cost ${number(figureOf(figures?.costUsd))} USD${
+          figures?.costIsPartial ? ', not all of it known' : ''
+        }${figures?.costIsDeclared ? ', declared by the agent' : ''}`} />
       ${
         figures?.budget &&
         html`<${Tile} label="Model cost today, USD" value=${number(figures.budget.spentTodayUsd)}

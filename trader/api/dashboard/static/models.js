@@ -70,20 +70,19 @@ export function startOf(window) {
   return at ? new Date(Math.ceil(at / 60_000) * 60_000 + (window === 'run' ? 0 : 60_000)).toISOString() : undefined
 }
 
-let names = { models: null, repeated: new Set() }
+/** The variants of the models whose names are repeated, by their ids, for each list of models. */
+const repeated = new WeakMap()
 
 /** The name of a model, with its variant if another model has the same name. */
 export function distinctName(id, name) {
   const models = knownAnswer('models.getModels')?.models
   if (!models) return name
-  if (names.models !== models) {
+  if (!repeated.has(models)) {
     const counts = new Map()
     for (const model of models) counts.set(model.name, (counts.get(model.name) ?? 0) + 1)
-    names = {
-      models,
-      repeated: new Set(models.filter(model => counts.get(model.name) > 1).map(model => model.id)),
-      variants: new Map(models.map(model => [model.id, model.variant])),
-    }
+    const those = models.filter(model => counts.get(model.name) > 1)
+    repeated.set(models, new Map(those.map(model => [model.id, model.variant])))
   }
-  return names.repeated.has(id) ? `${name} · ${names.variants.get(id)}` : name
+  const variant = repeated.get(models).get(id)
+  return variant ? `${name} · ${variant}` : name
 }

@@ -1,7 +1,7 @@
 // @ts-check
 // The operator's panel: halts by button, costs against budgets, failures, refusals, and halts and alarms on the curves.
 import { call, invalidate, operatorToken, useAnswer } from './answers.js'
-import { Failed, Panel, Select, Table, Time, modelColumn } from './components.js'
+import { Pending, Panel, Select, Table, Time, modelColumn } from './components.js'
 import { Curves } from './curves.js'
 import { ZONE, day, moment, number, percent, whole } from './format.js'
 import { html, useMemo, useState } from './lib.js'
@@ -32,7 +32,7 @@ export function OperatorPanel({ route, report, halts }) {
   const found = entry.data
   const notes = useMemo(() => found && notesOf(found), [found])
   return html`<${Commands} halts=${halts} known=${known} />
-    <${Failed} entry=${entry} what="The activity" />
+    <${Pending} entry=${entry} what="The activity" />
     ${
       found &&
       html`<${Curves} window=${window} title="Equity, with halts and alarms" notes=${notes} />
@@ -83,7 +83,7 @@ function Commands({ halts, known }) {
       }
     </div>
     ${halts.map(
-      one => html`<div class="body filters" key=${`${one.accountId} ${one.cause}`}><span>${whom(one.accountId)} since ${moment(one.since)} ${ZONE}, ${one.cause}: ${one.reason}</span>
+      one => html`<div class="body filters" key=${`${one.accountId} ${one.cause}`}><span>${`${whom(one.accountId)} since ${moment(one.since)} ${ZONE}, ${one.cause}: ${one.reason}`}</span>
       <button class="button" type="button" onClick=${() => ask('operations.resume', 'Resume', one.accountId)}>Resume</button></div>`,
     )}
     <p class="body" role="status">${said || (halts.length ? '' : 'Nothing is halted.')}</p></${Panel}>`
@@ -157,8 +157,11 @@ function Costs({ costs, since, budgets, known }) {
   ]
   const total = sumOf(costs.filter(one => one.day === days[0]))
   return html`<${Panel} title="Cost by day (UTC), USD">
-    <p class="body lede">${`${number(total)} today, ${number(sumOf(costs))} in seven days${costs.some(one => one.isPartial) ? '; part of it is unknown' : ''}.`}</p>
-    <${Table} label="Cost by day" columns=${columns} rows=${named(rows, known)} first=${20} empty="No model has cost anything." /></${Panel}>`
+    <p class="body lede">${`${number(total)} today, ${number(sumOf(costs))} in seven days${
+      costs.some(one => one.isPartial) ? '; part of it is unknown' : ''
+    }.`}</p>
+    <${Table} label="Cost by day" columns=${columns} rows=${named(rows, known)} first=${20}
+      empty="No model has cost anything." /></${Panel}>`
 }
 
 const sumOf = costs => costs.reduce((sum, one) => sum + one.usd, 0)

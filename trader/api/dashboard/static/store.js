@@ -14,6 +14,7 @@ export const live = {
   trades: null,
   conversations: null,
   portfolio: null,
+  candles: [],
   running: new Map(),
   connection: 'connecting',
   heardAt: null,
@@ -139,6 +140,33 @@ export function useRuns(isLooking) {
     }
   }, [isLooking])
   return isLooking || hearsRuns
+}
+
+const candles = { readers: 0, end: null }
+
+/** The running candle of a market, from a stream that is open while a part of the page shows one. */
+export function useRunning(symbol) {
+  const state = useLive()
+  useEffect(() => {
+    candles.readers += 1
+    candles.end ??= openStream(
+      ['candles'],
+      {
+        message(_, data) {
+          live.candles = data
+          changed()
+        },
+      },
+      { streams: ['candles'] },
+    )
+    return () => {
+      candles.readers -= 1
+      if (candles.readers) return
+      candles.end()
+      candles.end = null
+    }
+  }, [])
+  return state.candles.find(one => one.symbol === symbol)
 }
 
 const STREAMS = ['positions', 'trades', 'conversations', 'portfolio']

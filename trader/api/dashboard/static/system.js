@@ -1,7 +1,7 @@
 // @ts-check
 // The state of the service: health, market, schedulers, streams and halts, and the banners about them.
 import { operatorToken, useReport } from './answers.js'
-import { Facts, Failed, Panel, Table } from './components.js'
+import { Facts, Pending, Panel, Table } from './components.js'
 import { ZONE, clock, moment, number, span, whole } from './format.js'
 import { html } from './lib.js'
 import { useModels } from './models.js'
@@ -84,7 +84,9 @@ function troublesOf(state, health, system, warning) {
     found.push({
       kind: 'warn',
       word: 'halted',
-      text: `${halt.accountId ? `${halt.accountId} is` : 'All trading is'} halted since ${moment(halt.since)} ${ZONE} (${halt.cause}): ${halt.reason}. Positions are only reduced.`,
+      text:
+        `${halt.accountId ?? 'All trading'} is halted since ${moment(halt.since)} ${ZONE} ` +
+        `(${halt.cause}): ${halt.reason}. Positions are only reduced.`,
     })
   }
   const market = system.data?.market
@@ -128,7 +130,11 @@ export function SystemPage({ route }) {
       isText: true,
       by: ([, one]) => String(one.running),
       cell: ([, one]) =>
-        html`<span class=${`badge ${one.running ? 'gain' : report.role === 'standby' ? '' : 'loss'}`}>${one.running ? 'running' : report.role === 'standby' ? 'on the leader' : 'not running'}</span>`,
+        one.running
+          ? html`<span class="badge gain">running</span>`
+          : report.role === 'standby'
+            ? html`<span class="badge">on the leader</span>`
+            : html`<span class="badge loss">not running</span>`,
     },
     {
       key: 'interval',
@@ -171,7 +177,7 @@ export function SystemPage({ route }) {
     ...Object.entries(report.streams).map(([name, one]) => [`Stream ${name}`, `${one.subscribers} of ${one.capacity}`]),
   ]
   return html`
-    <${Failed} entry=${system} what="The state of the service" />
+    <${Pending} entry=${system} what="The state of the service" />
     ${facts && html`<${Panel} title="Service"><${Facts} rows=${facts} /></${Panel}>`}
     ${
       alarms.length > 0 &&

@@ -1,12 +1,13 @@
 // @ts-check
 // The page of a trade: its candles with entry and exit, plan and outcome, fills, and what the model said.
 import { useAnswer } from './answers.js'
-import { CandleChart, SPANS_MS, levelsOf, marksOf, useRunning } from './candles.js'
-import { Facts, Failed, Key, Money, Panel, Side, Table, Tile, Time } from './components.js'
+import { CandleChart, SPANS_MS, levelsOf, marksOf } from './candles.js'
+import { Facts, Pending, Key, Money, Panel, Side, Table, Tile, Time } from './components.js'
 import { Turn } from './conversations.js'
 import { moment, number, percent, price, quantity, signed, signedPercent, span, times, tone } from './format.js'
 import { html, useMemo } from './lib.js'
 import { serviceNow, useModels } from './models.js'
+import { useRunning } from './store.js'
 
 const AROUND = 0.4
 const AROUND_BARS = 20
@@ -65,14 +66,14 @@ function Details({ entry, trade }) {
       <span class="badge">${isOpen ? 'open' : `closed by ${trade.closeReason}`}</span>
       <nav class="steps"
         aria-label="Trades of this model">${step(trade.previousId, '← Previous trade')}${step(trade.nextId, 'Next trade →')}</nav></div>
-    <${Failed} entry=${entry} what="The trade" />
+    <${Pending} entry=${entry} what="The trade" />
     <section class="panel" aria-label="Figures"><div class="body tiles">
       ${
         !isOpen &&
         html`<${Tile} label="Net" value=${signed(trade.netPnl)} kind=${tone(trade.netPnl)}
           note=${`${signedPercent(gain)} of the notional`} />
         <${Tile} label="Price profit" value=${signed(trade.grossPnl)}
-          note=${`− fees ${number(trade.fees)} ${signed(trade.funding)} funding`} />`
+          note=${`fees ${signed(-trade.fees)}, funding ${signed(trade.funding)}`} />`
       }
       ${
         isOpen &&
@@ -88,11 +89,15 @@ function Details({ entry, trade }) {
       <${Tile} label="Held" value=${span(held)} note=${`since ${moment(trade.openedAt)}`} />
     </div></section>
     <${Panel} title="Price while it was open"><div class="body">
-      <${Failed} entry=${candles} what="The candles" />
+      <${Pending} entry=${candles} what="The candles" isQuiet=${true} />
       ${candles.data?.times.length === 0 && html`<p class="empty">The candles of this time are no longer kept.</p>`}
       <${CandleChart} label=${`Candles of ${trade.symbol} around this trade, with its entry, exit, stop and target`}
         candles=${candles.data} markers=${markers} levels=${levels} running=${isOpen ? latest : undefined} trade=${time} />
-      <p class="soft small">${trade.excursion.interval ? `Gain and loss are from the ${trade.excursion.interval} candles entirely within the trade, and from its own fills.` : 'It was shorter than a candle, so gain and loss are from its own fills.'}</p>
+      <p class="soft small">${
+        trade.excursion.interval
+          ? `Gain and loss are from the ${trade.excursion.interval} candles entirely within the trade, and from its own fills.`
+          : 'It was shorter than a candle, so gain and loss are from its own fills.'
+      }</p>
     </div></${Panel}>
     <div class="pair"><${Plan} trade=${trade} /><${Fills} trade=${trade} /></div>
     <${Said} trade=${trade} at=${trade.openedAt} isOpening=${true} title="Why it was opened" />
@@ -171,7 +176,7 @@ function Said({ trade, at, title, isOpening = false }) {
     (isOpening ? turn.id === trade.invocationId : trade.closeReason === 'order' && turn.id !== trade.invocationId)
   if (!isOpening && !isOfIt) return null
   return html`<${Panel} title=${title}>
-    <${Failed} entry=${entry} what="The conversation" />
+    <${Pending} entry=${entry} what="The conversation" />
     ${
       entry.data &&
       !isOfIt &&

@@ -4,7 +4,7 @@ import { useChosen } from './address.js'
 import { call, useAnswer } from './answers.js'
 import {
   Choice,
-  Failed,
+  Pending,
   Market,
   Money,
   Panel,
@@ -284,7 +284,7 @@ export function Trades({ modelId, variant, symbol, title = 'Trades', limit = PAG
     return all
   }
   return html`<${Panel} title=${title} tools=${hasFilter && tools}>
-    <${Failed} entry=${entry} what="The trades" />
+    <${Pending} entry=${entry} what="The trades" />
     ${
       entry.data &&
       html`<${Table} label=${title}
@@ -304,7 +304,7 @@ export function LatestTrades({ limit }) {
   const known = useModels()
   const { entry, trades } = useTrades({ limit, variant: 'all' })
   return html`<${Panel} title="Latest trades">
-    <${Failed} entry=${entry} what="The trades" />
+    <${Pending} entry=${entry} what="The trades" />
     ${
       entry.data &&
       html`<${Table} label="Latest trades" columns=${tradeColumns(known, { isShort: true })}
@@ -393,7 +393,10 @@ const PARTS = [
   ['reason', 'Closed by'],
 ]
 
-/** The filter of this page, and the completed trades of the current runs that fit it, totaled by a common property; `children` follow once they are read. */
+/**
+ * The filter of this page, and the completed trades of the current runs that fit it, totaled by a common property;
+ * `children` follow once they are read.
+ */
 export function TradeTotals({ modelId, variant, children }) {
   const [by, setBy] = useChosen('by', 'day')
   const { input, tools, isFiltered } = useTradeFilter({ modelId, variant })
@@ -423,7 +426,7 @@ export function TradeTotals({ modelId, variant, children }) {
   const days = by === 'day' || by === 'week'
   return html`<${Panel} title="Trades summed up" tools=${html`${tools}<${Choice} label="By" value=${by} onChange=${setBy}
     options=${PARTS} />`}>
-    <${Failed} entry=${entry} what="The sums" />
+    <${Pending} entry=${entry} what="The sums" />
     ${
       entry.data &&
       html`<${Table} label="Trades summed up" columns=${columns} rows=${days ? [...rows].reverse() : rows}
