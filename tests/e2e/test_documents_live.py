@@ -28,7 +28,12 @@ PODMAN = "tests/scripts/test_container.py builds the image and runs it"
 BACKTEST = "trader backtest --data candles"
 MODELS = f"{BACKTEST} --models models.toml --from 2025-01-08T00:00:00Z --to"
 DIP = f"{BACKTEST} --strategy dip.py:Dip --param"
-HALF_A_DAY = "--from 2025-01-14T12:00:00Z"
+MAKE = "trader candles make candles"
+THREE_DAYS = {MAKE: f"{MAKE} --days 3"}
+HALF_A_DAY = "--from 2025-01-02T12:00:00Z --to 2025-01-03T00:00:00Z"
+TWO_HOURS = f"{BACKTEST} --models models.toml --from 2025-01-02T12:00:00Z --to 2025-01-02T14:00:00Z"
+"""Soon after the beginning of a week of the market model, whose paths a replay draws up to where it starts."""
+
 EXCEPTIONS: dict[str, dict[str, str]] = {
     "README.md": {
         "scripts/test": "runs this test",
@@ -97,18 +102,21 @@ INSTEAD: dict[str, dict[str, str]] = {
     "README.md": {"scripts/run candles make": "scripts/run candles make candles --days 1"},
     "docs/agents.md": {"python3 -m venv agent": AGENT},
     "docs/backtest.md": {
+        **THREE_DAYS,
         f"{BACKTEST} --variant": f"{BACKTEST} --variant Apex --variant Contrarian {HALF_A_DAY} --out run",
-        f"{MODELS} 2025-01-10T00:00:00Z --out": f"{MODELS} 2025-01-08T02:00:00Z --out models",
+        f"{MODELS} 2025-01-10T00:00:00Z --out": f"{TWO_HOURS} --out models",
         f"{MODELS} 2025-01-10T00:00:00Z \\": (
-            f"{MODELS} 2025-01-08T02:00:00Z --budget-usd 5 --mask symbols,dates,scale --no-database --out masked"
+            f"{TWO_HOURS} --budget-usd 5 --mask symbols,dates,scale --no-database --out masked"
         ),
     },
     "docs/frontends.md": {"npm create": "mkdir -p arena/src"},
+    "docs/markets.md": THREE_DAYS,
     "docs/runbooks.md": {
         "createdb --owner trader rehearsal": "trader restore /backups/trader-$(date +%F).dump "
         "--database-url postgresql://trader@127.0.0.1/rehearsal",
     },
     "docs/strategies.md": {
+        **THREE_DAYS,
         f"{DIP} percent=1.5": f"{DIP} percent=1.5 {HALF_A_DAY} --out dip",
     },
 }
