@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.candles import write_part
 from support.process import ServiceProcess, serving
 from support.scripted import make_settings
 from support.venue import make_exchange
 from support.waiting import becomes, turns
 
-from trader.core.clock import LockstepClock
+from trader.core.clock import LockstepClock, iso
 from trader.database.pool import Database
 from trader.exchange.domain.account import equity, maintenance
 from trader.exchange.domain.orders import Order, OrderAnswer, OrderSide, OrderStatus
@@ -25,7 +26,7 @@ from trader.portfolio.audit import audit
 pytestmark = pytest.mark.processes
 
 BEGIN = datetime(2025, 2, 3, 1, 30, tzinfo=UTC)
-END = datetime(2025, 2, 3, 2, 12, tzinfo=UTC)
+END = datetime(2025, 2, 3, 2, 20, tzinfo=UTC)
 SMALL = Decimal(10_000)
 LARGE = Decimal(8_000_000)
 """Ten times this is more than the books of many seconds hold: it cannot be closed before its equity is gone."""
@@ -88,9 +89,15 @@ class Crash:
         return answers
 
 
+@pytest.fixture(scope="module")
+def half_a_day(tmp_path_factory: pytest.TempPathFactory, candles: Path) -> Path:
+    """The candles of the crash, and those of half a day before it, for the usual ranges and volumes."""
+    return write_part(tmp_path_factory.mktemp("half") / "day", candles, BEGIN - timedelta(hours=12), END)
+
+
 @pytest.fixture
-async def crash(database: Database, candles: Path) -> Crash:
-    source = ReplaySource(candles, ("BTC", "ETH", "SOL"), speed=0, start=BEGIN, end=END)
+async def crash(database: Database, half_a_day: Path) -> Crash:
+    source = ReplaySource(half_a_day, ("BTC", "ETH", "SOL"), speed=0, start=BEGIN, end=END)
     await source.open()
     return Crash(database, source)
 
@@ -135,13 +142,13 @@ async def test_longs_are_liquidated_at_book_prices_and_never_owe_money(crash: Cr
 
 
 async def test_a_position_opened_over_http_is_liquidated_in_the_running_service(
-    tmp_path: Path, dsn: str, candles: Path
+    tmp_path: Path, dsn: str, half_a_day: Path
 ) -> None:
     environ = {
         "DATABASE_URL": dsn,
-        "MARKET_SOURCE": f"replay:{candles}",
-        "REPLAY_START": "2025-02-03T01:30:00Z",
-        "REPLAY_END": "2025-02-03T02:20:00Z",
+        "MARKET_SOURCE": f"replay:{half_a_day}",
+        "REPLAY_START": iso(BEGIN),
+        "REPLAY_END": iso(END),
         "REPLAY_SPEED": "200",
     }
     async with serving(tmp_path, **environ) as service:
