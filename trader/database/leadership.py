@@ -74,16 +74,22 @@ class LeaderLock:
     async def lost(self) -> None:
         """Wait until the lock is lost: its connection broke, or the database stopped responding.
 
-        The server counts silence only from here on: until now, this process may have been busy catching up.
+        The server counts silence only from here on: until now, this process may have been busy catching up. A check
+        that times out is repeated once: a busy process may not have read the answer in time.
         """
         silence_ms: str | None = str(round(self._silence_s * 1000))
+        is_repeated = False
         while self._connection is not None:
             try:
                 if silence_ms is not None:
                     await self._connection.fetchval(SET_SILENCE, silence_ms)
                     silence_ms = None
                 await self._connection.fetchval(SELECT_ALIVE)
+                is_repeated = False
             except _LOST as error:
+                if isinstance(error, TimeoutError) and not is_repeated:
+                    is_repeated = True
+                    continue
                 log.warning("the leader lock is lost: %s", str(error) or type(error).__name__)
                 self.trouble = transient_cause(error, is_lost=True) or NOT_REACHABLE
                 await self.release()
