@@ -3,11 +3,12 @@
 from collections import Counter
 from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
-from support.candles import FOLDER
+from support.candles import FOLDER, write_part
 
 from trader.agents.domain.conversation import ModelAnswer, ToolRequest, Turn
 from trader.agents.domain.models import Model
@@ -77,9 +78,10 @@ class Entrant:
 
 
 @pytest.mark.skipif(not FOLDER.is_dir(), reason=f"there are no recorded candles in {FOLDER}")
-async def test_a_release_is_traded_once_by_an_entrant_that_counts_candles() -> None:
+async def test_a_release_is_traded_once_by_an_entrant_that_counts_candles(tmp_path: Path) -> None:
     settings = Settings.load({"REPLAY_THINKING": "off"}, None, demo=True)
-    source = ReplaySource(FOLDER, ("BTC", "ETH", "SOL"), speed=0, seed=0, start=START, end=START + SPAN)
+    candles = write_part(tmp_path / "candles", FOLDER, START - timedelta(days=2), START + SPAN)
+    source = ReplaySource(candles, ("BTC", "ETH", "SOL"), speed=0, seed=0, start=START, end=START + SPAN)
     await source.open()
     market = await BacktestMarket.open(source, set(INTERVALS))
     entrants = [Entrant("plain", counts_candles=False), Entrant("counting", counts_candles=True)]
