@@ -181,7 +181,7 @@ class Process:
         self.arena, self.name = arena, name
         self.events: list[Event] = []
         self.bus = bus = EventBus()
-        self.journal = Journal(arena.seen, arena.database)
+        self.journal = Journal(arena.seen, arena.database.keeper)
         bus.subscribe(self.events.append)
         bus.subscribe(self.journal.note)
         database, clock, settings = arena.database, arena.clock, arena.settings
@@ -336,7 +336,7 @@ class Arena:
         self.acts: list[int] = []
         """The numbers of the workflow events that processes have published."""
 
-        self.has_webhook = self.has_season = False
+        self.has_webhook = self.has_season = self.opens_season = False
         self.processes: dict[str, Process] = {}
         self.asked: dict[tuple[str, str], list[Order]] = {}
         self.acknowledged: dict[tuple[str, str], OrderAnswer] = {}

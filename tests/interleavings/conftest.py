@@ -13,8 +13,7 @@ from trader.operations import operator_commands
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def database(shared_dsn: str) -> AsyncIterator[GapDatabase]:
     """A pool with gaps; each schedule empties its database, and finds the statements planned by the earlier ones."""
-    database = await GapDatabase.connect(shared_dsn, size=12)
-    assert isinstance(database, GapDatabase)
+    database = await GapDatabase.open(shared_dsn)
     yield database
     await database.close()
 

@@ -3,8 +3,9 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
+from typing import Final
 
-from support.gaps import GapDatabase
+from support.gaps import Keeper
 
 from trader.core.events import ConversationsChanged, Event, EventBus, PositionsChanged
 from trader.database.pool import Database
@@ -13,6 +14,9 @@ from trader.exchange.domain.account import Account, AppliedTick
 from trader.exchange.domain.ledger import Posting
 from trader.exchange.ledger_writer import LedgerWriter
 
+COUNT_ENDED: Final = "SELECT count(*) FROM invocations WHERE model_id = $1 AND status <> 'running'"
+"""How many invocations of a model have ended, as every other connection sees it at this moment."""
+
 
 class Journal:
     """The commits and the announcements of one process, and the last tick before each decision of all processes.
@@ -20,10 +24,12 @@ class Journal:
     `seen` names a decision by its account and a client order ID, the ID of a canceled order, or the number of a run.
     """
 
-    def __init__(self, seen: dict[tuple[str, str], datetime], database: GapDatabase) -> None:
+    def __init__(self, seen: dict[tuple[str, str], datetime], keeper: Keeper) -> None:
         self.seen = seen
-        self._commits = database.commits
-        self._recorded = 0
+        self._keeper = keeper
+        self._recorded: set[tuple[str, datetime]] = set()
+        """The model and the end of each invocation that was announced; one is announced again after a cancellation."""
+
         self.is_following = False
         self.found: list[str] = []
         self._entries: list[tuple[str, str]] = []
@@ -50,9 +56,9 @@ class Journal:
         if isinstance(event, PositionsChanged):
             self._entries += [("announced", account_id) for account_id in event.account_ids]
         if isinstance(event, ConversationsChanged):
-            self._recorded += 1
-            ended = self._commits["update_invocation_closed"]
-            if self._recorded > ended and not self._commits["update_interrupted"]:
+            self._recorded.add((event.model_id, event.at))
+            announced = sum(model_id == event.model_id for model_id, _ in self._recorded)
+            if self._keeper.fetchval(COUNT_ENDED, event.model_id) < announced:
                 self.found.append(f"an invocation of {event.model_id} was announced before its commit")
 
     def problems(self) -> Iterator[str]:

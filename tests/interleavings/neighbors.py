@@ -3,7 +3,7 @@
 from datetime import datetime, timedelta
 
 from interleavings.arena import RECORDED_AFTER, Arena, Process
-from interleavings.outside import close_season
+from interleavings.outside import close_season, open_season, read_record
 from support.gaps import run_as
 
 from trader.agents.budgets import Budgets
@@ -29,6 +29,8 @@ async def problems_of_neighbors(arena: Arena, leader: Process) -> list[str]:
         is_complete = numbers == arena.acts if leader.name == "A" else set(numbers) <= {*arena.acts}
         if numbers != sorted(set(numbers)) or not is_complete:
             problems.append(f"a follower read the events {numbers} of {arena.acts}")
+    if arena.opens_season:
+        problems += await _problems_of_opening(arena)
     if arena.has_season:
         problems += await _problems_of_season(arena, leader)
     return problems
@@ -62,6 +64,20 @@ async def _repeated_requests(arena: Arena) -> list[str]:
         for number, view in executed
         if view in asked[number + 1 :]
     ]
+
+
+async def _problems_of_opening(arena: Arena) -> list[str]:
+    """Open the season that was not opened; there must be one, and the record must have it before its start."""
+    async with arena.database.reading() as conn:
+        season = await select_latest_season(conn)
+    if season is None:
+        await open_season(arena.database, arena.market_at.replace(minute=0, second=0) + timedelta(hours=1))
+    async with arena.database.reading() as conn:
+        record = await read_record(conn)
+    problems = [f"season {number} was opened after its start" for number, _ in record.late]
+    if (count := len(record.seasons)) != 1:
+        problems.append(f"{count} seasons are open")
+    return problems
 
 
 async def _problems_of_season(arena: Arena, leader: Process) -> list[str]:

@@ -1,15 +1,16 @@
 """What is outside of the processes: the agents' webhook, the sink of anchors, and the commands of seasons."""
 
 import asyncio
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import msgspec
+from support.seasons import RULES
 
 from trader.agents.verification import read_links
 from trader.api.schemas.common import ENCODER
 from trader.core.clock import iso
 from trader.core.errors import SinkUnavailable, StartError
-from trader.database.pool import Database
+from trader.database.pool import Connection, Database
 from trader.portfolio import seasons
 from trader.portfolio.domain.seasons import SeasonResult
 from trader.record.domain.chain import Anchor
@@ -51,18 +52,33 @@ class Sink:
         pass
 
 
+async def open_season(database: Database, start: datetime) -> None:
+    """Open a season of an hour, as the command does.
+
+    :raises StartError: a season is open
+    :raises InvalidInput: its start is over
+    """
+    async with database.transaction() as conn:
+        await seasons.open_season(conn, msgspec.structs.replace(RULES, start=start, end=start + timedelta(hours=1)))
+
+
+async def read_record(conn: Connection) -> RecordReader:
+    reader = RecordReader()
+    for _, text in await read_links(conn, 0, 1000):
+        assert text is not None
+        reader.read(text)
+    return reader
+
+
 async def close_season(database: Database) -> None:
     """Close the season on what the record has, as the command does.
 
     :raises StartError: it cannot be closed yet
     """
-    reader = RecordReader()
     async with database.reading() as conn:
         season = await seasons.require_open(conn)
     async with database.reading() as conn:
-        for _, text in await read_links(conn, 0, 1000):
-            assert text is not None
-            reader.read(text)
+        reader = await read_record(conn)
     complete = reader.complete_until(season.rules)
     if complete is None:
         raise StartError("the record has no hour of equity yet")

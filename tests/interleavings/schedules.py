@@ -19,6 +19,9 @@ from trader.exchange.sql.halts import insert_halt, update_halts_lifted
 
 HOUR: Final = timedelta(hours=1)
 SEASON_END: Final = START.replace(minute=0, second=0) + 2 * HOUR
+SEASON_START: Final = SEASON_END - HOUR
+"""The start of a season that is opened, ten seconds before it."""
+
 INVOCATION: Final = f"invocation of {MODEL}"
 DECISION: Final = opening(stop=90_000)
 FILLED: Final = {**QUIET, "ETH": "3100"}
@@ -227,6 +230,11 @@ async def relay(s: Schedule) -> None:
     await s.arena.process("A").relay_events()
 
 
+async def open_season(s: Schedule) -> None:
+    s.arena.has_season = s.arena.opens_season = True
+    await outside.open_season(s.arena.database, SEASON_START)
+
+
 async def have_season(s: Schedule) -> None:
     """Have a season of two hours, of which the first is over and recorded."""
     async with s.arena.database.transaction() as conn:
@@ -284,6 +292,7 @@ OPERATIONS: Final = {
     "webhook": Operation(call_webhook, have_webhook),
     "anchor": Operation(anchor, have_unsent_anchor),
     "relay": Operation(relay, have_follower),
+    "open season": Operation(open_season, have_unrecorded),
     "close season": Operation(close_season, have_season),
 }
 
@@ -440,6 +449,18 @@ async def webhook_elsewhere(s: Schedule) -> None:
     await run_as("B", s.arena.process("B").call_webhook())
 
 
+async def season_elsewhere(s: Schedule) -> None:
+    """Have another operator open a season."""
+    await run_as("actor", outside.open_season(s.arena.database, SEASON_START + HOUR))
+
+
+async def started_season(s: Schedule) -> None:
+    """Let the first hour of the season pass, and record what the accounts were worth in it."""
+    for moment in (SEASON_START + HOUR / 2, SEASON_START + HOUR + RECORDED_AFTER):
+        await s.arena.see_until(moment)
+        await run_as("A", snapshot(s))
+
+
 async def ended_season(s: Schedule) -> None:
     """Let the season end; its last hour is not recorded yet."""
     await s.arena.see_until(SEASON_END)
@@ -488,6 +509,8 @@ ACTORS: Final[dict[str, Step]] = {
     "anchor elsewhere": anchor_elsewhere,
     "sink down": sink_down,
     "activity": act,
+    "season elsewhere": season_elsewhere,
+    "started season": started_season,
     "ended season": ended_season,
     "recorded season": recorded_season,
     "amended season": amended_season,
@@ -501,7 +524,7 @@ ONLY_FOR: Final = {
     "lifted halt": {"first record"},
     "clock ahead": {"order", "reset", "tick with stop", "snapshot", "take over", "recover", "measure"},
     "clock back": {"order", "reset", "tick with stop", "snapshot", "take over", "recover", "measure"},
-    "snapshot": {"order", "tick with stop", "snapshot", "invocation", "anchor"},
+    "snapshot": {"order", "tick with stop", "snapshot", "invocation", "anchor", "open season"},
     "snapshot elsewhere": {"order", "tick with stop", "snapshot", "invocation"},
     "flatten": {"order", "limit order", "tick with stop", "halt", "flatten", "command flatten"},
     "flatten elsewhere": {"halt", "measure"},
@@ -511,6 +534,8 @@ ONLY_FOR: Final = {
     "anchor elsewhere": {"anchor"},
     "sink down": {"anchor"},
     "activity": {"relay"},
+    "season elsewhere": {"open season"},
+    "started season": {"open season"},
     "ended season": {"close season"},
     "recorded season": {"close season"},
     "amended season": {"close season"},
@@ -582,6 +607,14 @@ ONLY_BY: Final = {
         "sink down",
     },
     "relay": {"lost acknowledgement", "lost statement", "late statement", "lost lock", "second leader", "activity"},
+    "open season": {
+        "lost acknowledgement",
+        "lost statement",
+        "second leader",
+        "snapshot",
+        "season elsewhere",
+        "started season",
+    },
     "close season": {
         "lost acknowledgement",
         "lost statement",

@@ -16,7 +16,7 @@ from interleavings.arena import Arena
 from interleavings.checks import problems_before, problems_of, problems_of_leading, problems_of_memory
 from interleavings.neighbors import problems_of_neighbors
 from interleavings.schedules import ACTORS, OPERATIONS, PAIRS, Schedule
-from support.gaps import FAULTS, GapDatabase, Gaps, asked_for, gaps_for, run_as
+from support.gaps import FAULTS, GapDatabase, asked_for, gaps_for, run_as
 from support.run_profile import is_nightly
 
 from trader.core.errors import TraderError
@@ -63,8 +63,7 @@ async def run(database: GapDatabase, operation: str, actor: str, at: int) -> Out
     """Run one schedule from an empty database to its end, and check everything."""
     outcome, bugs = Outcome(f"{operation} / {actor} / {at}"), Bugs()
     logging.getLogger("trader").addHandler(bugs)
-    gaps = database.gaps = Gaps()
-    await database.empty()
+    gaps = database.begin()
     arena = Arena(database)
     schedule = Schedule(arena, gaps)
     chosen = OPERATIONS[operation]

@@ -164,8 +164,7 @@ PAIRS: Final = [
 
 async def run(database: GapDatabase, operation: str, actor: str, at: int) -> list[str]:
     """Run one schedule from an empty database and check its outcome. Return the gaps of the operation."""
-    gaps = database.gaps = Gaps()
-    await database.empty()
+    gaps = database.begin()
     async with prepared(database) as bench, asyncio.timeout(END_S):
         await add_model(database, "apex")
         await add_model(database, "zen", OTHER_ACCOUNT)

@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 import pytest
 import pytest_asyncio
 from interleavings.arena import MODEL, Arena, D, Process
-from support.gaps import GapDatabase, Gaps, run_as
+from support.gaps import GapDatabase, run_as
 from support.tasks import ended
 from support.trading_floor import hold
 from support.waiting import until
@@ -23,8 +23,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 @pytest_asyncio.fixture(loop_scope="session")
 async def arena(database: GapDatabase):  # type: ignore[no-untyped-def]
     """An arena in which A leads, whose settled rows the test may inspect."""
-    database.gaps = Gaps()
-    await database.empty()
+    database.begin()
     arena = Arena(database)
     await arena.open()
     yield arena

@@ -7,25 +7,30 @@ Between two gaps, a task of the watched process runs alone: nobody can observe i
 import asyncio
 import inspect
 import os
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import Context, ContextVar, copy_context
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from types import coroutine
 from typing import Any, Final, Literal, cast, get_args
 
 import asyncpg
-from asyncpg.transaction import Transaction
 
 from trader.database.pool import Connection, Database
 
 SERVICE: Final = f"{Path(inspect.getfile(Database)).parents[2]}/"
 
 IDLE_TURNS: Final = 12
-STUCK_S: Final = 0.25
-"""An actor without progress for this many loop turns or, in a statement, for this long, waits for the first process."""
+"""An actor without progress for this many loop turns, and with no statement but those that wait for locks, is stuck."""
+
+LOOK_S: Final = 0.02
+"""How long a statement runs before the server is asked whether it waits for a lock."""
+
+COUNT_WAITING: Final = """
+SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
+"""
 
 IN_TRANSACTION: Final = " in a transaction"
 """The end of the labels of statements that are lost with their transaction."""
@@ -71,7 +76,9 @@ DO $$ DECLARE name text; BEGIN
     END LOOP;
 END $$
 """
-"""Not TRUNCATE: every connection would plan every statement again."""
+"""Not TRUNCATE, after which every connection plans every statement again; the one that sets the role does so, too."""
+
+KEEPER_S: Final = 60.0
 
 _process: ContextVar[str | None] = ContextVar("process", default=None)
 _in_driver: ContextVar[bool] = ContextVar("in_driver", default=False)
@@ -97,7 +104,7 @@ async def run_as(process: str, work: Coroutine[Any, Any, Any]) -> Any:
 class Gaps:
     """Counts the gaps of one process while it is watched, and lets an actor act in one of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, keeper: "Keeper") -> None:
         self.passed: list[str] = []
         """What each gap was before or after."""
 
@@ -115,7 +122,9 @@ class Gaps:
         self._at = -1
         self._standing: asyncio.Task[Any] | None = None
         self._steps = 0
+        self._keeper = keeper
         self._in_flight = 0
+        self._statement_ended = asyncio.Event()
 
     @contextmanager
     def watching(self, process: str, at: int, act: Callable[[], Coroutine[Any, Any, Any]]) -> Iterator[None]:
@@ -172,21 +181,35 @@ class Gaps:
             return await execute()
         finally:
             self._in_flight -= 1
+            self._statement_ended.set()
             _in_driver.reset(token)
 
     def _is_watched(self) -> bool:
         return self._watched is not None and _process.get() == self._watched
 
     async def _done_or_stuck(self, task: asyncio.Task[Any]) -> None:
-        loop = asyncio.get_running_loop()
-        steps, turns, since_s = self._steps, 0, loop.time()
+        steps, turns = self._steps, 0
         while not task.done():
             await _turn()
-            if self._steps != steps:
-                steps, turns, since_s = self._steps, 0, loop.time()
             turns += 1
-            if (turns > IDLE_TURNS and not self._in_flight) or loop.time() - since_s > STUCK_S:
-                return
+            if self._steps != steps:
+                steps, turns = self._steps, 0
+            elif turns > IDLE_TURNS:
+                if not self._in_flight or (await self._is_slow() and self._waits_for_locks()):
+                    return
+                turns = 0
+
+    async def _is_slow(self) -> bool:
+        """Wait until a statement ends, for a short time; return whether none has."""
+        self._statement_ended.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_S):
+                await self._statement_ended.wait()
+        return not self._statement_ended.is_set()
+
+    def _waits_for_locks(self) -> bool:
+        """Whether every statement waits for a lock, and so for the process that stands in its gap."""
+        return bool(self._keeper.fetchval(COUNT_WAITING) >= self._in_flight)
 
     def _make_task(self, loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
         task = asyncio.Task(self._driven(work), loop=loop, **options)
@@ -237,18 +260,53 @@ def _place(work: Any) -> str | None:
     return place
 
 
+class Keeper:
+    """A connection of the harness's own, whose statements are over when its methods return: no task runs meanwhile."""
+
+    def __init__(self, dsn: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._conn = self._call(asyncpg.connect(dsn))
+
+    def fetchval(self, query: str, *args: object) -> Any:
+        return self._call(self._conn.fetchval(query, *args))
+
+    def execute(self, query: str) -> None:
+        self._call(self._conn.execute(query))
+
+    def close(self) -> None:
+        self._call(self._conn.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _call(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(KEEPER_S)
+
+
 class GapDatabase(Database):
     """A database whose connections stop before and after each statement."""
 
     gaps: Gaps
-    commits: Counter[str]
-    """How many statements of each function were committed since the database was emptied."""
+    keeper: Keeper
 
-    async def empty(self) -> None:
-        """Delete every row, for the next schedule."""
-        self.commits = Counter()
-        async with super().connection() as conn:
-            await conn.execute(EMPTY)
+    @classmethod
+    async def open(cls, dsn: str) -> "GapDatabase":
+        database = await cls.connect(dsn, size=12)
+        assert isinstance(database, GapDatabase)
+        database.keeper = Keeper(dsn)
+        return database
+
+    async def close(self) -> None:
+        self.keeper.close()
+        await super().close()
+
+    def begin(self) -> Gaps:
+        """Delete every row, for the next schedule, and return its gaps."""
+        self.gaps = Gaps(self.keeper)
+        self.keeper.execute(EMPTY)
+        return self.gaps
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
@@ -287,7 +345,6 @@ class GapConnection:
         self._database = database
         self._gaps = database.gaps
         self._is_in_transaction = False
-        self._uncommitted: list[str] = []
         self._has_snapshot: bool | None = None
         """Whether the snapshot of the present transaction is taken; None where each statement takes its own."""
 
@@ -314,7 +371,7 @@ class GapConnection:
         transaction = self._conn.transaction(**options)
         await self._gaps.reach("before BEGIN")
         await self._gaps.run(transaction.start)
-        self._is_in_transaction, self._uncommitted = True, []
+        self._is_in_transaction = True
         self._has_snapshot = False if options.get("readonly") else None
         try:
             yield
@@ -324,17 +381,13 @@ class GapConnection:
                 await self._gaps.run(transaction.rollback)
             raise
         else:
-            await self._gaps.run(partial(self._with_fault, "COMMIT", partial(self._commit, transaction)))
+            await self._gaps.run(partial(self._with_fault, "COMMIT", transaction.commit))
             if self._has_snapshot is None:
                 await self._gaps.reach("after COMMIT")
             self.has_just_ended = True
         finally:
             self._is_in_transaction = False
             self._has_snapshot = None
-
-    async def _commit(self, transaction: Transaction) -> None:
-        await transaction.commit()
-        self._database.commits.update(self._uncommitted)
 
     async def _statement(self, method: str, query: str, *args: object, **options: Any) -> Any:
         frame = inspect.currentframe()
@@ -347,14 +400,7 @@ class GapConnection:
 
         self.has_just_ended = False
 
-        async def execute() -> Any:
-            result = await getattr(self._conn, method)(query, *args, **options)
-            if self._is_in_transaction:
-                self._uncommitted.append(label)
-            else:
-                self._database.commits[label] += 1
-            return result
-
+        execute = partial(getattr(self._conn, method), query, *args, **options)
         place = f"{label}{IN_TRANSACTION}" if self._is_in_transaction else label
         await self._gaps.reach(f"before {place}")
         result = await self._gaps.run(partial(self._with_fault, label, execute, late))

@@ -456,6 +456,27 @@ MUTANTS: Final = (
         [pair("relay", "lost acknowledgement")],
     ),
     Mutant(
+        "a season is opened after its start",
+        "the operator knows when it begins",
+        "portfolio/seasons.py",
+        [("    if rules.start <= now:\n", "    if False:\n")],
+        [pair("open season", "started season")],
+    ),
+    Mutant(
+        "seasons are opened without a lock",
+        "operators do not open two at once",
+        "portfolio/sql/seasons.py",
+        [("    await conn.execute(LOCK_SEASONS)\n", "")],
+        [pair("open season", "season elsewhere")],
+    ),
+    Mutant(
+        "a season is opened while its first hour is recorded",
+        "the records of seasons are locked",
+        "portfolio/sql/seasons.py",
+        [("    await lock_chain(conn)\n", "")],
+        [pair("open season", "started season")],
+    ),
+    Mutant(
         "a season is closed before its end",
         "its rows are complete",
         "portfolio/seasons.py",

@@ -18,11 +18,18 @@ COPIED: Final = ("trader", "tests", "schema.sql", "pyproject.toml", "docs", "scr
 LIMIT_S: Final = 600.0
 
 
-class Found(NamedTuple):
-    """The first test that failed, or None if all passed, and the seconds until then."""
+class Outcome(NamedTuple):
+    """What became of the tests of a bug: the first that failed, none, or no end in time, which finds nothing.
+
+    A bug that stops everything looks like a slow machine, so its tests must fail by themselves, before that time.
+    """
 
     test: str | None
     seconds: float
+    has_ended: bool = True
+
+    def __str__(self) -> str:
+        return self.test or ("**nothing**" if self.has_ended else f"**no end within {LIMIT_S:g} s**")
 
 
 def planted(mutant: Mutant, source: str) -> str:
@@ -37,7 +44,7 @@ def planted(mutant: Mutant, source: str) -> str:
     return source
 
 
-def run(mutant: Mutant, folder: Path) -> Found:
+def run(mutant: Mutant, folder: Path) -> Outcome:
     """Run the tests of a bug in a copy of the program."""
     file = folder / "trader" / mutant.path
     source = file.read_text(encoding="utf-8")
@@ -50,17 +57,20 @@ def run(mutant: Mutant, folder: Path) -> Found:
         ended = subprocess.run(
             [*command, *tests], cwd=folder, env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False
         )
-        output, is_found = ended.stdout, ended.returncode == 1
         if ended.returncode not in (0, 1):
             raise RuntimeError(f"{mutant.name}: the tests could not run:\n{ended.stdout[-2000:]}{ended.stderr[-2000:]}")
     except subprocess.TimeoutExpired:
-        output, is_found = "FAILED a wait without an end - ", True
+        return Outcome(None, time.monotonic() - began_s, has_ended=False)
     finally:
         file.write_text(source, encoding="utf-8")
+    return Outcome(failed_test(ended.stdout) if ended.returncode == 1 else None, time.monotonic() - began_s)
+
+
+def failed_test(output: str) -> str:
+    """Return the name of the first failed test in pytest's output."""
     summary = output.rpartition("short test summary info")[2]
     failed = re.search(r"^(?:FAILED|ERROR) ([^\n]+?)(?: - |$)", summary, re.MULTILINE)
-    test = failed[1].rpartition("::")[2] if failed else "a test"
-    return Found(test if is_found else None, time.monotonic() - began_s)
+    return failed[1].rpartition("::")[2] if failed else "a test"
 
 
 def main() -> int:
@@ -68,7 +78,7 @@ def main() -> int:
     parser.add_argument("words", nargs="*", metavar="WORD", help="only bugs whose name contains one of these words")
     words = parser.parse_args().words
     chosen = [each for each in MUTANTS if not words or any(word in each.name for word in words)]
-    missed = 0
+    outcomes = []
     with tempfile.TemporaryDirectory(prefix="trader-mutants-") as name:
         folder = Path(name)
         for part in COPIED:
@@ -76,11 +86,11 @@ def main() -> int:
             copy(ROOT / part, folder / part)
         print("| planted | found by | seconds |\n|---|---|---|")
         for mutant in chosen:
-            found = run(mutant, folder)
-            missed += found.test is None
-            print(f"| {mutant.name} | {found.test or '**nothing**'} | {found.seconds:.0f} |", flush=True)
-    print(f"{len(chosen) - missed} of {len(chosen)} found.")
-    return 1 if missed else 0
+            outcomes.append(outcome := run(mutant, folder))
+            print(f"| {mutant.name} | {outcome} | {outcome.seconds:.0f} |", flush=True)
+    found, endless = sum(each.test is not None for each in outcomes), sum(not each.has_ended for each in outcomes)
+    print(f"{found} of {len(chosen)} found, {endless} without an end.")
+    return 0 if found == len(chosen) else 1
 
 
 if __name__ == "__main__":
