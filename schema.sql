@@ -276,6 +276,7 @@ CREATE TABLE IF NOT EXISTS tool_calls (
     created_at    timestamptz NOT NULL,
     PRIMARY KEY (invocation_id, number)
 );
+CREATE INDEX IF NOT EXISTS tool_calls_rejected ON tool_calls (created_at) WHERE status = 'rejected';
 
 -- The note that each model keeps for itself: the last one it wrote.
 CREATE TABLE IF NOT EXISTS notes (

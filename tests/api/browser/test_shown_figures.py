@@ -220,10 +220,11 @@ async def check_the_leader(tab: Tab, service: ServiceProcess, database: Database
             model_id: [await add_trade(conn, model_id, at, gross=gross, label=gross) for gross in ("-5", "30", "20")][1]
             for model_id in ("ada-0", "model-2", "model-10")
         }
-    (leader, *_) = (await service.call("analytics.getLeaderboard", window="30d", details=True))["entries"]
+    leader, second, *_ = (await service.call("analytics.getLeaderboard", window="30d", details=True))["entries"]
     trade = (await service.call("trading.getTrade", id=str(best[leader["modelId"]])))["trade"]
     await visit(tab, service.url, "/#/?window=30d")
     await shows(tab, f"Its best trade: long BTC, {at:%-d %b}, {figure(trade['netPnl'], sign=True)}.")
+    await shows(tab, f"Its lead over \u2068{second['modelName']}\u2069")  # a name cannot turn the words around it
     await tab.evaluate("document.querySelector('.leader .stack a.inline').click()")
     await shows(tab, f"fees {figure(-trade['fees'])}, funding {figure(trade['funding'])}")
     assert await tab.evaluate("location.hash") == f"#/trades/{trade['id']}"

@@ -114,7 +114,7 @@ def test_identities_are_apart_and_mean_neither_gain_nor_loss(seen: dict[str, Any
 
 
 def test_a_change_of_the_lead_is_one_that_lasts(seen: dict[str, Any]) -> None:
-    assert seen["leads"] == [["4", "b", "takes the lead from A"]]
+    assert seen["leads"] == [["4", "b", "takes the lead from \u2068A\u2069"]]
 
 
 def test_a_verdict_says_whether_its_p_value_is_corrected(seen: dict[str, Any]) -> None:

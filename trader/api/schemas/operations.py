@@ -49,7 +49,10 @@ class CostOfDay(Wire, kw_only=True):
 
 
 class ModelActivityRow(Wire, kw_only=True):
-    """A model's finished invocations: how many failed, the median and 95 % quantile of their seconds, last failure."""
+    """A model's finished invocations: how many failed, and the last failure.
+
+    `medianSeconds` and `slowSeconds` are the median and the 95 % quantile of the durations of the latest 1,000.
+    """
 
     model_id: str
     invocations: int

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime
 from decimal import Decimal
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from trader.database.pool import Connection, part_of_row
 
@@ -34,7 +34,7 @@ async def select_costs_by_day(conn: Connection, since: datetime) -> Sequence[Day
 
 
 class InvocationActivity(NamedTuple):
-    """The finished invocations of a model: how many failed, their durations in seconds, and the last failure."""
+    """The finished invocations of a model: how many failed, the durations of the latest in seconds, the last failure."""
 
     model_id: str
     invocations: int
@@ -44,21 +44,40 @@ class InvocationActivity(NamedTuple):
     last_failure: str | None
 
 
+LATEST: Final = 1000
+"""The invocations of a model whose durations are read: sorting a week of a hundred models would take seconds."""
+
 SELECT_MODEL_ACTIVITY = """
-SELECT model_id, count(*) AS invocations, count(failure_reason) AS failed,
-       percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM finished_at - started_at)) AS median_s,
-       percentile_cont(0.95) WITHIN GROUP (ORDER BY extract(epoch FROM finished_at - started_at)) AS slow_s,
-       (array_agg(failure_reason ORDER BY started_at DESC) FILTER (WHERE failure_reason IS NOT NULL))[1] AS last_failure
-FROM invocations
-WHERE started_at >= $1 AND finished_at IS NOT NULL
-GROUP BY model_id
-ORDER BY failed DESC, model_id
+SELECT c.*, d.median_s, d.slow_s, f.last_failure
+FROM (
+    SELECT model_id, count(*) AS invocations, count(failure_reason) AS failed
+    FROM invocations
+    WHERE started_at >= $1 AND finished_at IS NOT NULL
+    GROUP BY model_id
+) c
+CROSS JOIN LATERAL (
+    SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY seconds) AS median_s,
+           percentile_cont(0.95) WITHIN GROUP (ORDER BY seconds) AS slow_s
+    FROM (
+        SELECT extract(epoch FROM finished_at - started_at) AS seconds
+        FROM invocations
+        WHERE model_id = c.model_id AND started_at >= $1 AND finished_at IS NOT NULL
+        ORDER BY started_at DESC LIMIT $2
+    ) latest
+) d
+LEFT JOIN LATERAL (
+    SELECT failure_reason AS last_failure
+    FROM invocations
+    WHERE model_id = c.model_id AND started_at >= $1 AND status IN ('failed', 'timeout')
+    ORDER BY started_at DESC LIMIT 1
+) f ON true
+ORDER BY c.failed DESC, c.model_id
 """
 
 
 async def select_model_activity(conn: Connection, since: datetime) -> Sequence[InvocationActivity]:
     """Return the activity of each model since a time, those with the most failures first."""
-    return [part_of_row(row, InvocationActivity) for row in await conn.fetch(SELECT_MODEL_ACTIVITY, since)]
+    return [part_of_row(row, InvocationActivity) for row in await conn.fetch(SELECT_MODEL_ACTIVITY, since, LATEST)]
 
 
 class RuleRefusals(NamedTuple):
@@ -70,10 +89,10 @@ class RuleRefusals(NamedTuple):
 
 
 SELECT_REFUSALS = """
-SELECT coalesce(r.result->>'rule', 'no rule') AS rule, count(*) AS calls, count(DISTINCT i.model_id) AS models
-FROM invocations i JOIN tool_calls t ON t.invocation_id = i.id,
-     LATERAL (SELECT t.metadata->'results'->0 AS result) r
-WHERE i.started_at >= $1 AND t.status = 'rejected'
+SELECT coalesce(t.metadata->'results'->0->>'rule', 'no rule') AS rule, count(*) AS calls,
+       count(DISTINCT i.model_id) AS models
+FROM tool_calls t JOIN invocations i ON i.id = t.invocation_id
+WHERE t.status = 'rejected' AND t.created_at >= $1
 GROUP BY rule
 ORDER BY calls DESC, rule
 """

@@ -18,6 +18,7 @@ export function ModelsPage({ route }) {
       key: 'variant',
       title: 'Variant',
       isText: true,
+      isHead: true,
       by: one => one.label,
       cell: one =>
         html`<a class="name" href=${`#/variants/${one.variantId}`}><${Key}

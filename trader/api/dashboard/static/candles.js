@@ -14,6 +14,7 @@ export const SPANS_MS = {
 }
 const HEIGHT_PX = 380
 const WORDS_MAX = 16
+const WORDS_PX = 480 // below, words at an edge would be cut, and the levels say the same
 const BAR_PX = 8
 const MARGIN = 0.15
 const MARGIN_BARS = 3
@@ -72,7 +73,7 @@ function draw(library, host, on) {
       if (!byBar.has(time)) byBar.set(time, [])
       byBar.get(time).push(mark)
     }
-    const hasWords = byBar.size <= WORDS_MAX
+    const hasWords = byBar.size <= WORDS_MAX && host.clientWidth >= WORDS_PX
     marks.setMarkers(
       [...byBar]
         .sort(([one], [other]) => one - other)

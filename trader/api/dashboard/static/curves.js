@@ -5,7 +5,7 @@ import { call, hasMany, modelCount, readAhead, shownMs, useReport } from './answ
 import { averageOf, drawdownsOf, quantileOf, returnsOf, timeChart } from './charts.js'
 import { neutral } from './colors.js'
 import { Choice, Pending, Key, Panel, useChart } from './components.js'
-import { ZONE, day, clock, minuteOf, number, signedPercent, percent, timeOf } from './format.js'
+import { ZONE, day, clock, isolated, minuteOf, number, signedPercent, percent, timeOf } from './format.js'
 import { html, useEffect, useMemo, useRef, useState } from './lib.js'
 import { WINDOWS, distinctName, startOf, useModels, windowOf } from './models.js'
 import { useLive } from './store.js'
@@ -165,7 +165,7 @@ export function Curves({ title = 'Equity', window, only, main, trades, notes, on
         : ''
     }${lifted ? html` · <b><bdi>${lifted.name}</bdi></b>` : ''}${
       pair.length === 2
-        ? ` · ${pair[0].name} less ${pair[1].name}: ${signedPercent(pair[0].returns[place] - pair[1].returns[place])}`
+        ? ` · ${isolated(pair[0].name)} less ${isolated(pair[1].name)}: ${signedPercent(pair[0].returns[place] - pair[1].returns[place])}`
         : ''
     }${
       lines && isMany && range === 'ends'
@@ -178,7 +178,7 @@ export function Curves({ title = 'Equity', window, only, main, trades, notes, on
       outside.length > 0 &&
       html`<p
       class="soft small">Beyond the axis: ${outside
-        .map(line => `${line.name} ${signedPercent(line.returns.findLast(value => value != null))}`)
+        .map(line => `${isolated(line.name)} ${signedPercent(line.returns.findLast(value => value != null))}`)
         .join(', ')}.</p>`
     }
     <div class="axis-title">Drawdown</div>

@@ -2,7 +2,7 @@
 // Evidence: the result of a model against its references, with intervals and in words.
 import { useAnswer } from './answers.js'
 import { Declared, Facts, Pending, Interval, ModelName, Panel, SeasonLine, Table, scaleOf } from './components.js'
-import { number, percent, signed, signedPercent, tone, whole } from './format.js'
+import { isolated, number, percent, signed, signedPercent, tone, whole } from './format.js'
 import { html } from './lib.js'
 import { useModels } from './models.js'
 import { compare } from './order.js'
@@ -238,7 +238,7 @@ export function EvidenceBoard({ answer, known, isLinked = true }) {
     }),
     cell: one => html`<${Against} found=${of(one, reference)} market=${answer.marketReturn} />`,
   })
-  const hasBest = entrants.some(one => one.amongBest)
+  const isSplit = new Set(entrants.map(one => one.amongBest)).size > 1
   const columns = [
     {
       key: 'model',
@@ -282,7 +282,7 @@ export function EvidenceBoard({ answer, known, isLinked = true }) {
       title: 'Best?',
       isText: true,
       isOptional: true,
-      by: one => (hasBest ? Number(one.amongBest) : null),
+      by: one => (isSplit ? Number(one.amongBest) : null),
       cell: one => html`<span class=${one.amongBest ? '' : 'soft'}>${one.amongBest ? 'possible' : 'no'}</span>`,
     },
     {
@@ -437,7 +437,7 @@ function summaryOf({ best, entrants, season, resolution }, known) {
   if (!first) return `${separable} No entrant can be called the best. ${caution}`
   const others = entrants.filter(one => one.amongBest && one !== first).length
   const seen = first.differences.find(one => one.reference === 'bestOther')?.smallestDifference
-  const name = known.byId.get(best)?.name ?? first.modelName
+  const name = isolated(known.byId.get(best)?.name ?? first.modelName)
   const told =
     others === 0
       ? 'It is distinguishable from every other.'

@@ -3,7 +3,7 @@
 import { useAnswer } from './answers.js'
 import { Pending, ModelName, Panel, Side, Time } from './components.js'
 import { useCurves } from './curves.js'
-import { number, price, quantity, signed, tone } from './format.js'
+import { isolated, number, price, quantity, signed, tone } from './format.js'
 import { html, useMemo } from './lib.js'
 import { distinctName, useModels } from './models.js'
 import { merged, useLive } from './store.js'
@@ -36,7 +36,7 @@ export function Feed({ window }) {
       at: halt.since,
       key: `halt ${halt.since}`,
       kind: 'halt',
-      text: `${halt.accountId ? known.nameOf(halt.accountId) : 'all trading'}: ${halt.reason}`,
+      text: `${halt.accountId ? isolated(known.nameOf(halt.accountId)) : 'all trading'}: ${halt.reason}`,
     })),
   ]
     .sort((one, other) => (one.at < other.at ? 1 : -1))
@@ -111,7 +111,7 @@ export function leadsOf(answer) {
         key: `lead ${answer.times[place]}`,
         kind: 'lead',
         of: { modelId: first.id, modelName: first.name, modelVariant: first.variant },
-        text: `takes the lead from ${distinctName(leader.id, leader.name)}`,
+        text: `takes the lead from ${isolated(distinctName(leader.id, leader.name))}`,
       })
     }
     leader = first

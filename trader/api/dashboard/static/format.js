@@ -33,6 +33,9 @@ export const percent = (value, places = 2) => (isFigure(value) ? `${number(value
 export const signedPercent = (value, places = 2) => signed(value, places, '\u00a0%')
 export const whole = value => number(value, 0)
 
+/** A name within a sentence, isolated: its direction of writing does not turn the words around it. */
+export const isolated = name => `\u2068${name}\u2069`
+
 /** A price with as many digits as its size requires. */
 export function price(value) {
   const figure = Number(value)

@@ -4,7 +4,7 @@ import { useAnswer } from './answers.js'
 import { offBoardOf } from './board.js'
 import { Pending, ModelName, Panel } from './components.js'
 import { useCurves } from './curves.js'
-import { day, number, signed, signedPercent, tone } from './format.js'
+import { day, isolated, number, signed, signedPercent, tone } from './format.js'
 import { html } from './lib.js'
 import { distinctName, useModels } from './models.js'
 
@@ -64,7 +64,7 @@ function leadOf(first, held) {
 function certaintyOf(first, known) {
   const verdict = first.details.verdict?.below
   if (!verdict) return 'There is no other model to be compared with.'
-  const name = known.byId.get(verdict.modelId)?.name ?? verdict.modelId
+  const name = isolated(known.nameOf(verdict.modelId))
   if (verdict.verdict === 'better') return `Its lead over ${name} is more than luck.`
   return `Its lead over ${name} may be luck${verdict.reason ? `: ${verdict.reason}` : ''}.`
 }
@@ -76,7 +76,7 @@ function unrankedOf(entries, first) {
     .filter(one => !one.rank && one.pnlPercent > first.pnlPercent)
     .sort((one, other) => other.pnlPercent - one.pnlPercent)
   if (!more) return ''
-  const name = distinctName(more.modelId, more.modelName)
+  const name = isolated(distinctName(more.modelId, more.modelName))
   return `${name} returned more (${signedPercent(more.pnlPercent)}) but has no rank: ${offBoardOf(more)}.`
 }
 

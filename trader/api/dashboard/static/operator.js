@@ -3,7 +3,7 @@
 import { call, invalidate, operatorToken, useAnswer } from './answers.js'
 import { Pending, Panel, Select, Table, Time, modelColumn } from './components.js'
 import { Curves } from './curves.js'
-import { ZONE, day, moment, number, percent, whole } from './format.js'
+import { ZONE, day, isolated, moment, number, percent, whole } from './format.js'
 import { html, useMemo, useState } from './lib.js'
 import { useModels, useWindow } from './models.js'
 
@@ -54,7 +54,7 @@ function Commands({ halts, known }) {
   const [asked, setAsked] = useState(null)
   const [said, setSaid] = useState('')
   const ask = (procedure, verb, accountId) => setAsked({ procedure, verb, accountId })
-  const whom = id => (id ? known.nameOf(id) : 'all accounts')
+  const whom = id => (id ? isolated(known.nameOf(id)) : 'all accounts')
   const act = () => {
     setAsked(null)
     call(asked.procedure, {
@@ -140,7 +140,7 @@ function Costs({ costs, since, budgets, known }) {
   }))
   const columns = [
     modelColumn(known),
-    {
+    Object.keys(budgets).length > 0 && {
       key: 'budget',
       title: 'Budget a day',
       by: one => one.budget,
@@ -154,7 +154,7 @@ function Costs({ costs, since, budgets, known }) {
       by: one => one.usd[each],
       cell: one => html`<span class=${one.usd[each] > one.budget ? 'loss' : ''}>${number(one.usd[each])}</span>`,
     })),
-  ]
+  ].filter(Boolean)
   const total = sumOf(costs.filter(one => one.day === days[0]))
   return html`<${Panel} title="Cost by day (UTC), USD">
     <p class="body lede">${`${number(total)} today, ${number(sumOf(costs))} in seven days${
