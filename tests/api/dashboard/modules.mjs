@@ -66,7 +66,7 @@ console.log(JSON.stringify({
   lost: textOf('lost', {}),
   full: textOf('refused', healthy),
   stale: textOf('open', healthy, stale),
-  worst: textOf('open', { data: { status: 'unhealthy', schedulers: {}, reasons: ['no price'], halts: [] } }, stale),
+  worst: textOf('open', { data: { status: 'unhealthy', schedulers: {}, reasons: ['no price', 'It is locked.'], halts: [] } }, stale),
   warned: textOf('open', healthy, {}, 'No model is active'),
   fine: textOf('open', healthy),
   starting: textOf('connecting', {}),

@@ -83,7 +83,7 @@ def test_one_state_is_told_in_a_word_and_in_sentences(seen: dict[str, Any]) -> N
     assert seen["stale"][0] == "warn stale prices"
     assert seen["stale"][1].startswith("warn: Prices are stale")
     assert [text.partition(" ")[0] for text in seen["worst"][1:]] == ["bad:", "warn:"], "the worst first"
-    assert seen["worst"][0] == "bad unhealthy"
+    assert seen["worst"][:2] == ["bad unhealthy", "bad: The service is unhealthy: no price; It is locked."]
     assert seen["warned"] == ["warn live", "warn: No model is active"]
 
 

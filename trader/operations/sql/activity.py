@@ -34,7 +34,7 @@ async def select_costs_by_day(conn: Connection, since: datetime) -> Sequence[Day
 
 
 class InvocationActivity(NamedTuple):
-    """The finished invocations of a model: how many failed, the durations of the latest in seconds, the last failure."""
+    """Finished invocations of a model: how many failed, the last failure, and durations of the latest in seconds."""
 
     model_id: str
     invocations: int

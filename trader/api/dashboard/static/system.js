@@ -77,7 +77,7 @@ function troublesOf(state, health, system, warning) {
     found.push({
       kind: 'bad',
       word: 'unhealthy',
-      text: `The service is unhealthy${reasons.length ? `: ${reasons.join('; ')}` : ''}.`,
+      text: `The service is unhealthy${reasons.length ? `: ${reasons.map(withoutPeriod).join('; ')}` : ''}.`,
     })
   }
   for (const halt of report?.halts ?? []) {
@@ -86,7 +86,7 @@ function troublesOf(state, health, system, warning) {
       word: 'halted',
       text:
         `${halt.accountId ?? 'All trading'} is halted since ${moment(halt.since)} ${ZONE} ` +
-        `(${halt.cause}): ${halt.reason}. Positions are only reduced.`,
+        `(${halt.cause}): ${withoutPeriod(halt.reason)}. Positions are only reduced.`,
     })
   }
   const market = system.data?.market
@@ -111,6 +111,7 @@ function troublesOf(state, health, system, warning) {
   return found
 }
 
+const withoutPeriod = text => text.replace(/\.$/, '')
 const WARNED = ['model', 'provider', 'price'] // which the warning about the models contains
 const nameOf = alarm => `Alarm ${alarm.cause} ${alarm.subject}`.trim()
 
