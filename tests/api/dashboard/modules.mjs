@@ -18,6 +18,7 @@ const { compare } = await import(`${folder}/order.js`)
 const { csvOf } = await import(`${folder}/csv.js`)
 const { connect } = await import(`${folder}/store.js`)
 const { statusOf } = await import(`${folder}/system.js`)
+const { scaleOf } = await import(`${folder}/components.js`)
 
 const sources = []
 globalThis.EventSource = class {
@@ -70,6 +71,7 @@ console.log(JSON.stringify({
   warned: textOf('open', healthy, {}, 'No model is active'),
   fine: textOf('open', healthy),
   starting: textOf('connecting', {}),
+  scales: [scaleOf([2, -4], [-6, 5, -3, 900]), scaleOf([0.1], [-5, 6]), scaleOf([null])],
   names: ['Model 10', 'model 2', null, 'Ada'].sort(compare),
   identities: Array.from({ length: 36 }, (_, place) => identityOf(place)),
   neutral: ['#e11d48', '#06b6d4', '#eab308', '#a855f7', '#22c55e', '#8a93a3'].map(neutral),

@@ -87,6 +87,10 @@ def test_one_state_is_told_in_a_word_and_in_sentences(seen: dict[str, Any]) -> N
     assert seen["warned"] == ["warn live", "warn: No model is active"]
 
 
+def test_one_wide_interval_leaves_the_others_readable(seen: dict[str, Any]) -> None:
+    assert seen["scales"] == [[-6, 18], [-5, 6], [0, 0]]
+
+
 def test_tables_sort_names_as_people_do_and_are_saved_as_they_are(seen: dict[str, Any]) -> None:
     assert seen["names"] == [None, "Ada", "model 2", "Model 10"]
     rows = list(csv.reader(io.StringIO(seen["csv"])))

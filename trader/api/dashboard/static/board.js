@@ -33,12 +33,17 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
   const board = useAnswer('analytics.getLeaderboard', { window, variant, details: true })
   const entries = board.data?.entries ?? []
   const [least, most] = useMemo(
-    () => scaleOf(entries.flatMap(one => [one.pnlPercent, one.ci95?.low, one.ci95?.high])),
+    () =>
+      scaleOf(
+        entries.map(one => one.pnlPercent),
+        entries.flatMap(one => [one.ci95?.low, one.ci95?.high]),
+      ),
     [board.data],
   )
   const isDecided = entries.some(one => (one.details.verdict?.below?.verdict ?? UNDECIDED) !== UNDECIDED)
+  const hasUnranked = entries.some(one => !one.rank)
   const columns = [
-    entries.some(one => !one.rank) && {
+    hasUnranked && {
       key: 'rank',
       title: 'Board',
       by: one => one.rank,
@@ -129,7 +134,13 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
       by: one => one.details.netAfterCost,
       cell: one => html`<${Money} value=${one.details.netAfterCost} />`,
     },
-    !isCompact && { key: 'equity', title: 'Equity', by: one => one.endValue, cell: one => number(one.endValue) },
+    !isCompact && {
+      key: 'equity',
+      title: 'Equity',
+      className: hasUnranked ? 'wide' : '', // the first column takes its room
+      by: one => one.endValue,
+      cell: one => number(one.endValue),
+    },
   ].filter(Boolean)
   const tools =
     onWindow &&
@@ -142,7 +153,7 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
     <${SeasonLine} season=${board.data?.season} />
     <p class="body lede">Ordered by the return of this window alone, which is no rank: Evidence has the possible places of
       each entrant, by what each pair has in common, so its order may differ.${
-        entries.some(one => !one.rank) ? ' Rows without a rank come last.' : ''
+        hasUnranked ? ' Rows without a rank come last.' : ''
       }${!isDecided && entries.length > 1 ? ' No row can be told from the next one yet.' : ''}</p>
     ${
       board.data &&

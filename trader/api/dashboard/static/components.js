@@ -127,11 +127,17 @@ export function Interval({ low, high, value, least, most, color, reason }) {
     }`
 }
 
-/** The scale on which intervals of several rows can be compared; the widest 2 % are cut off. */
-export function scaleOf(figures) {
-  const sorted = figures.filter(figure => figure != null).sort((one, other) => one - other)
-  const cut = Math.floor(sorted.length / 50)
-  return [Math.min(0, sorted[cut] ?? 0), Math.max(0, sorted[sorted.length - 1 - cut] ?? 0)]
+const WIDE = 3
+
+/**
+ * The scale on which values and intervals of several rows can be compared, with 0. It holds all values, but no bound that
+ * is much wider than the usual one: such an interval would leave nothing of the others, and is cut.
+ */
+export function scaleOf(values, bounds = []) {
+  const [shown, ends] = [values, bounds].map(some => some.filter(figure => figure != null))
+  const sizes = ends.map(Math.abs).sort((one, other) => one - other)
+  const most = Math.max(WIDE * (sizes[Math.floor(sizes.length / 2)] ?? 0), ...shown.map(Math.abs))
+  return [Math.max(-most, Math.min(0, ...shown, ...ends)), Math.min(most, Math.max(0, ...shown, ...ends))]
 }
 
 const STEP = 100

@@ -42,8 +42,12 @@ const pathOf = (one, market) =>
     ? ` on one market path${market == null ? '' : market > 0 ? ', in a rising market' : ', in a falling market'}`
     : ''
 
+const boundsIn = rows => rows.flatMap(one => [one.interval?.low, one.interval?.high])
 const scaleOfDifferences = differences =>
-  scaleOf(differences.flatMap(one => [one.differencePercent, one.interval?.low, one.interval?.high]))
+  scaleOf(
+    differences.map(one => one.differencePercent),
+    boundsIn(differences),
+  )
 
 /** The evidence for one model: a row per reference, and the facts that qualify it. */
 export function ModelEvidence({ id, window }) {
@@ -224,7 +228,10 @@ export function EvidenceBoard({ answer, known, isLinked = true }) {
       Number(one.endedAt !== null) - Number(other.endedAt !== null) || compare(other.returnPercent, one.returnPercent),
   )
   const of = (one, reference) => one.differences.find(each => each.reference === reference)
-  const [least, most] = scaleOf(entrants.flatMap(one => [one.returnPercent, one.interval?.low, one.interval?.high]))
+  const [least, most] = scaleOf(
+    entrants.map(one => one.returnPercent),
+    boundsIn(entrants),
+  )
   const against = (reference, title) => ({
     key: reference,
     title,
