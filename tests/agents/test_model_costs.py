@@ -17,6 +17,7 @@ from trader.portfolio.analytics import Analytics, ModelStats
 from trader.portfolio.run_statistics import CurrentRuns
 
 D = Decimal
+INSERT_LINK = "INSERT INTO chain_links (invocation_id, record_digest) VALUES ($1, sha256('x'))"
 
 
 class Bench:
@@ -38,6 +39,7 @@ class Bench:
         async with self.database.connection() as conn:
             await store.insert_invocation(conn, invocation)
             await store.update_invocation(conn, invocation)
+            await conn.execute(INSERT_LINK, invocation.id)
 
     async def stats(self) -> ModelStats:
         (stats,) = await self.analytics.model_stats()
