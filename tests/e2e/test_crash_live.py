@@ -91,7 +91,7 @@ class Crash:
 
 @pytest.fixture(scope="module")
 def half_a_day(tmp_path_factory: pytest.TempPathFactory, candles: Path) -> Path:
-    """The candles of the crash, and those of half a day before it, for the usual ranges and volumes."""
+    """Candles of the crash, and of the twelve hours before it for typical ranges and volumes."""
     return write_part(tmp_path_factory.mktemp("half") / "day", candles, BEGIN - timedelta(hours=12), END)
 
 

@@ -85,7 +85,7 @@ async def rows(dsn: str) -> dict[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def some_days(tmp_path_factory: pytest.TempPathFactory, candles: Path) -> Path:
-    """The candles of the replays, and those of the day before, for the indicators."""
+    """Candles of the replayed period, and of the day before it for the indicators."""
     return write_part(tmp_path_factory.mktemp("some") / "days", candles, BEGIN - timedelta(days=1), END)
 
 

@@ -208,7 +208,7 @@ class Gaps:
         return not self._statement_ended.is_set()
 
     def _waits_for_locks(self) -> bool:
-        """Whether every statement waits for a lock, and so for the process that stands in its gap."""
+        """Return whether every statement in flight waits for a lock, and therefore for the paused process."""
         return bool(self._keeper.fetchval(COUNT_WAITING) >= self._in_flight)
 
     def _make_task(self, loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:

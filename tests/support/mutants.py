@@ -19,9 +19,9 @@ LIMIT_S: Final = 600.0
 
 
 class Outcome(NamedTuple):
-    """What became of the tests of a bug: the first that failed, none, or no end in time, which finds nothing.
+    """The result of running the tests on a planted bug: the first failure, no failure, or a timeout.
 
-    A bug that stops everything looks like a slow machine, so its tests must fail by themselves, before that time.
+    A timeout does not count as found: a hang is indistinguishable from a slow machine, so a test must fail on its own.
     """
 
     test: str | None

@@ -71,7 +71,7 @@ HISTORY_MAX: Final = 200
 
 
 class Activity(NamedTuple):
-    """What operators look at: costs, failures, refusals, halts and alarms since a time."""
+    """Activity for the operator's panel: costs, failures, refusals, halts and alarms since a time."""
 
     since: datetime
     costs: Sequence[DayOfModel]

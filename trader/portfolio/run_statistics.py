@@ -359,7 +359,10 @@ class CurrentRuns:
         return self._past
 
     async def refresh(self) -> dict[str, RunStatistics]:
-        """Read the new rows of all current runs, and drop runs that have ended."""
+        """Read the new rows of all current runs, and drop runs that have ended; do nothing if nothing has changed.
+
+        Missed cycles alone do not count as a change: they are read with the next snapshot, within a minute.
+        """
         async with self._lock, self._database.reading() as conn:
             changes = await select_changes(conn)
             if changes == self._changes:

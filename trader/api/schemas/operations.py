@@ -94,7 +94,7 @@ class PastAlarmRow(Wire, kw_only=True):
 
 
 class GetActivityOutput(Wire, kw_only=True):
-    """What operators look at since `since`, the beginning of a day (UTC). The latest 200 halts and alarms come last."""
+    """Activity since `since`, the start of a day (UTC). `halts` and `alarms` are limited to the latest 200 each."""
 
     since: Timestamp
     costs: list[CostOfDay]

@@ -47,8 +47,8 @@ function timeMarks(marks) {
  *
  * `options`:
  * - `show(value, places)` writes a value, on the axis with the places that its marks need
- * - `height`; `fill` fills below the line; `span` is the least that the axis covers; `limits(low, high)` are those of the
- *   axis when it is not to follow outliers; `sync` is the key that charts with a common crosshair share
+ * - `height`; `fill` fills below the line; `span` is the minimum extent of the axis; `limits(low, high)` bound the axis
+ *   so that it does not follow outliers; `sync` is the key that charts with a common crosshair share
  * - `ends` writes badge, name and value at the end of each line (false leaves the room for them); a series with `marks`,
  *   [{at, value, kind, href}], has them drawn as links; `notes()` are moments to mark for all
  * - `onCursor(index or null)` hears where the crosshair is; `lifts` dims the others while the pointer is near a line;
