@@ -10,6 +10,7 @@ from typing import Any, Final, cast
 from uuid import UUID, uuid4
 
 import msgspec
+from interleavings.callers import Callers
 from interleavings.journal import Journal, JournaledAccounts
 from interleavings.outside import AgentsWebhook, Sink
 from support.gaps import GapDatabase, run_as
@@ -207,7 +208,7 @@ class Process:
         self.relay, self.relayed = RelayWriter(database, bus, self._view, ENCODER.encode), RelayReader(database, bus)
         self._records_awaited, self._has_relayed = 0, asyncio.Event()
         luck = LuckTable(database, self.market, settings)
-        context = Context(
+        self.context = context = Context(
             settings=settings,
             clock=clock,
             market=self.market,
@@ -333,6 +334,7 @@ class Arena:
         self.settings = make_settings(MAX_DRAWDOWN_PERCENT="99")
         self.holder: SwitchLock | None = None
         self.webhook, self.sink = AgentsWebhook(), Sink()
+        self.callers = Callers(database)
         self.acts: list[int] = []
         """The numbers of the workflow events that processes have published."""
 
@@ -419,6 +421,14 @@ class Arena:
         view_id = (await external.view(model, None)).id
         await external.decide(model, view_id, msgspec.structs.replace(DECIDED, client_order_id="decided elsewhere"))
 
+    async def add_keys(self) -> None:
+        """Have two external agents with keys, and A serve them."""
+        a = self.process("A")
+        for agent in (AGENT, OTHER_AGENT):
+            await self.add_model(agent, EXTERNAL)
+            await self.callers.add(agent, a)
+        await run_as("A", self.callers.serve(a))
+
     async def open(self) -> None:
         """Bring the arena to the start of every schedule: A leads, "a" is long with a stop, and an order rests."""
         a = self.process("A")
@@ -450,6 +460,7 @@ class Arena:
         await a.snapshot()
 
     async def close(self) -> None:
+        await self.callers.close()
         for process in (*self.processes.values(), *self.killed):
             await run_as(process.name, process.leadership.resign())
 
@@ -489,6 +500,10 @@ class Arena:
             await run_as(leader.name, self._persist(leader.decide))
         if self.has_webhook:
             await run_as(leader.name, leader.call_webhook())
+        if self.callers.views:
+            await run_as(leader.name, self.callers.serve(leader))
+        for agent in self.callers.views:
+            await self._persist(partial(self.callers.decide, agent, leader))
         return leader
 
     async def let_old_leaders_go_on(self, leader: Process) -> None:

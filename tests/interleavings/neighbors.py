@@ -15,6 +15,7 @@ from trader.record.sql.chain import select_anchors
 async def problems_of_neighbors(arena: Arena, leader: Process) -> list[str]:
     """The problems of what the leader keeps besides the books: budgets, webhooks, anchors, followers and the season."""
     problems = [*await _uncounted_costs(arena, leader), *await _repeated_requests(arena)]
+    problems += await arena.callers.problems()
     arena.sink.is_down = False
     await run_as(leader.name, leader.anchors.update())
     async with arena.database.reading() as conn:

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Final, NamedTuple
 
 from interleavings import outside
-from interleavings.arena import MODEL, QUIET, RECORDED_AFTER, START, STOPPED, Arena, D
+from interleavings.arena import AGENT, MODEL, OTHER_AGENT, QUIET, RECORDED_AFTER, START, STOPPED, Arena, D
 from support.gaps import Gaps, run_as
 from support.seasons import add_season
 from support.tasks import ended
@@ -198,6 +198,19 @@ async def decide(s: Schedule) -> None:
     await s.arena.process("A").decide()
 
 
+async def have_keys(s: Schedule) -> None:
+    await s.arena.add_keys()
+
+
+async def decide_by_key(s: Schedule) -> None:
+    """Have an agent decide over HTTP; a caller that leaves does not end its request."""
+    callers, a = s.arena.callers, s.arena.process("A")
+    try:
+        await callers.decide(AGENT, a)
+    finally:
+        await callers.idle(a)
+
+
 async def have_webhook(s: Schedule) -> None:
     await run_as("A", s.arena.add_webhook())
 
@@ -289,6 +302,7 @@ OPERATIONS: Final = {
     "invocation at a tick": Operation(invoke_at_tick, have_tick_at_order),
     "missed cycle": Operation(count_missed, have_slow_model),
     "external decision": Operation(decide, have_view),
+    "decision by key": Operation(decide_by_key, have_keys),
     "webhook": Operation(call_webhook, have_webhook),
     "anchor": Operation(anchor, have_unsent_anchor),
     "relay": Operation(relay, have_follower),
@@ -431,6 +445,14 @@ async def other_agent(s: Schedule) -> None:
     await run_as("A", s.arena.decide_elsewhere())
 
 
+async def other_key(s: Schedule) -> None:
+    """Have another agent decide with its own key, and with the view of the first one, which it does not have."""
+    callers, a = s.arena.callers, s.arena.process("A")
+    await callers.decide(OTHER_AGENT, a)
+    if AGENT in callers.views:
+        assert await callers.decide_for(AGENT, OTHER_AGENT, a) == "VIEW_UNKNOWN"
+
+
 async def anchor_elsewhere(s: Schedule) -> None:
     await second_leader(s)
     await run_as("B", s.arena.process("B").anchors.update())
@@ -505,6 +527,7 @@ ACTORS: Final[dict[str, Step]] = {
     "resume": resumed,
     "stop": stop,
     "other agent": other_agent,
+    "other key": other_key,
     "webhook elsewhere": webhook_elsewhere,
     "anchor elsewhere": anchor_elsewhere,
     "sink down": sink_down,
@@ -530,6 +553,7 @@ ONLY_FOR: Final = {
     "flatten elsewhere": {"halt", "measure"},
     "resume": {"halt", "flatten", "command flatten"},
     "other agent": {"external decision", "webhook"},
+    "other key": {"decision by key"},
     "webhook elsewhere": {"webhook"},
     "anchor elsewhere": {"anchor"},
     "sink down": {"anchor"},
@@ -587,6 +611,16 @@ ONLY_BY: Final = {
         "second leader",
         "stop",
         "other agent",
+    },
+    "decision by key": {
+        "lost acknowledgement",
+        "lost statement",
+        "late statement",
+        "cancellation",
+        "lost lock",
+        "second leader",
+        "stop",
+        "other key",
     },
     "webhook": {
         "lost acknowledgement",
