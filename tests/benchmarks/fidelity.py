@@ -39,10 +39,11 @@ from support.market_fidelity import (
     sample,
     worst,
 )
+from support.searching_judge import DrawnMarket, measure_motion, search
 
 from trader.core.clock import epoch_second
 from trader.market.domain.markets import MARKETS
-from trader.market.sources.books import Grid, marks_of_candle
+from trader.market.sources.books import DAY_MINUTES, Grid, marks_of_candle
 from trader.market.sources.files import Minutes, find_files, read_market
 from trader.market.sources.synthetic import SyntheticSource
 from trader.market.sources.walks import walk_pool
@@ -56,6 +57,12 @@ T_MAX = 4.0
 CROSS_STEP_S = 10
 CROSS_T_MAX = 6.0
 CROSS_MEAN_BP_MAX = 0.3
+VARIANCE_RATIO = (0.9, 1.15)
+AUTOCORRELATION_MAX = 0.01
+SECOND_SHARE_MAX = 1.3
+LEARNED, TRIED = range(7 * DAY_MINUTES, 21 * DAY_MINUTES), range(21 * DAY_MINUTES, 34 * DAY_MINUTES)
+"""The minutes on which the boosted model learns and is tried, each with another seed."""
+SEARCHED_NET_BP_MAX = {"BTC": 0.3, "ETH": 0.0, "SOL": 0.0}
 POOL_S_MAX = 3.0
 DRAW_US_MAX = 500.0
 RATIO_MIN = 8.0
@@ -131,11 +138,35 @@ def judge_first_seconds(
         print(f"    its mean: {mean_bp:+.3f} bp")
 
 
+def judge_motion(figures: Figures, name: str, markets: Mapping[str, DrawnMarket]) -> None:
+    """Judge whether the variance of a minute is spread over its seconds as that of a martingale."""
+    for symbol, market in markets.items():
+        motion = measure_motion(market.paths[DAY_MINUTES:], market.usual_bp[DAY_MINUTES:])
+        low, high = VARIANCE_RATIO
+        where = f"{name}, {symbol}"
+        figures.show(f"{where}, variance ratio of 1 s", motion.variance_ratio, "", at_least=low, at_most=high)
+        size = abs(motion.autocorrelation)
+        figures.show(f"{where}, autocorrelation of seconds, size", size, "", at_most=AUTOCORRELATION_MAX)
+        share = motion.largest_share
+        figures.show(f"{where}, largest variance of a second / mean", share, "", at_most=SECOND_SHARE_MAX)
+        print(f"    autocorrelation {motion.autocorrelation:+.3f}, largest variance at second {motion.largest_at}")
+
+
+def judge_search(figures: Figures, learned: Mapping[str, DrawnMarket], tried: Mapping[str, DrawnMarket]) -> None:
+    """Judge what a boosted model earns in its best moments after the spread, in weeks and with a seed it never saw."""
+    for symbol, alone in product(tried, (True, False)):
+        searched = search(symbol, learned, tried, (LEARNED, TRIED), alone=alone)
+        where = f"boosted model, {symbol} by {'itself' if alone else 'all markets'}, best fifth"
+        figures.show(f"{where}, net", searched.net_bp, "bp", at_most=SEARCHED_NET_BP_MAX[symbol])
+        print(f"    gross {searched.gross_bp:+.2f} bp, t of the net {searched.t:+.1f}")
+
+
 def judge_paths(figures: Figures, recorded: Mapping[str, Minutes]) -> None:
     grids = {symbol: Grid(MARKETS[symbol]) for symbol in recorded}
     began_s = perf_counter()
     walk_pool()
     figures.show("pool of walks", perf_counter() - began_s, "s", at_most=POOL_S_MAX)
+    markets: list[dict[str, DrawnMarket]] = []
     for seed in SEEDS:
         began_s = perf_counter()
         marks = draw_together(recorded, seed)
@@ -152,6 +183,9 @@ def judge_paths(figures: Figures, recorded: Mapping[str, Minutes]) -> None:
         judge_within(figures, f"seed {seed}", drawn)
         judge_first_seconds(figures, f"seed {seed}", drawn, recorded)
         judge_across(figures, f"seed {seed}", drawn, at_extremes)
+        markets.append({symbol: DrawnMarket.of(symbol, recorded[symbol], rows) for symbol, rows in marks.items()})
+        judge_motion(figures, f"seed {seed}", markets[-1])
+    judge_search(figures, *markets[:2])
     for watched, traded in product(recorded, recorded):
         t, mean_bp = momentum_of_candles(recorded[watched], recorded[traded])
         name = f"candles alone: {traded} after a close of {watched} at an extreme"
