@@ -226,6 +226,7 @@ def normal_tail(value: float) -> float:
     return 0.5 * math.erfc(value / math.sqrt(2))
 
 
+@lru_cache(maxsize=4096)  # a statement needs its p value several times
 def student_tail(value: float, freedom: int) -> float:
     """Return the probability that Student's t exceeds `value`, which must not be negative."""
     return 0.5 * _incomplete_beta(freedom / 2, 0.5, freedom / (freedom + value * value))

@@ -348,7 +348,8 @@ def difference_curve(first: JudgedEntrant, other: JudgedEntrant, since: datetime
 
 
 def _state(pairs: Sequence[_Matched], since: datetime | None) -> list[Statement]:
-    statements = compare_all([pair.within(since) for pair in pairs])
+    """Return the statement of each pair on all hours; those within a window are for one look and need no bet."""
+    statements = compare_all([pair.within(since) for pair in pairs], level=1.0 if since is None else 0.0)
     return [
         statement._replace(attempts=pair.entrant.attempt + pair.other_attempt - 1)
         for pair, statement in zip(pairs, statements, strict=True)

@@ -47,7 +47,7 @@ _RUINED: Final = "the equity reached zero, after which there is no return"
 
 def _observed(values: Returns, mask: Observed | None) -> Returns:
     """Return the returns from one observed hour to the next."""
-    if mask is None or mask.all():
+    if mask is None:
         return values
     with np.errstate(invalid="ignore"):  # an account that lost everything
         returns: Returns = np.diff(np.cumsum(values)[mask], prepend=0.0)
@@ -198,7 +198,7 @@ class _Sample(NamedTuple):
 def _own_returns(series: ReturnSeries | None, trades: int | None) -> _Sample | Statement:
     if series is None:
         return Statement(0, None, "there are no whole hours yet")
-    mask = series.observed
+    mask = _incomplete(series.observed)
     losses, gains = _bounds(series.loss_bounds, mask, 1.0), _bounds(series.gain_bounds, mask)
     sample = _Sample(_observed(series.values, mask), None, losses, gains)
     return _checked(sample, "whole hour", missing_trades(trades))
@@ -217,7 +217,7 @@ def _differences(
     is_ruined, is_other_ruined = (bool(np.isneginf(series.values).any()) for series in (first, other))
     if is_ruined != is_other_ruined:
         return Statement(len(first.values), None, _RUINED, certain="worse" if is_ruined else "better")
-    mask = None if first.observed is None and other.observed is None else first.mask & other.mask
+    mask = None if first.observed is None and other.observed is None else _incomplete(first.mask & other.mask)
     sample = _Sample(
         _observed(first.values, mask),
         _observed(other.values, mask),
@@ -225,6 +225,11 @@ def _differences(
         _bounds(first.gain_bounds, mask) + _bounds(other.loss_bounds, mask, 1.0),
     )
     return _checked(sample, "common hour", *reasons)
+
+
+def _incomplete(mask: Observed | None) -> Observed | None:
+    """Return the mask unless it is of all hours."""
+    return None if mask is None or mask.all() else mask
 
 
 def _bounds(bounds: Returns, mask: Observed | None, most: float = math.inf) -> Returns:

@@ -144,13 +144,13 @@ class EquitySeries:
             return None
         hours = (until - self._start) // _HOUR
         logs, observed = np.array(self._logs)[:hours], np.array(self._observed, dtype=np.bool_)[:hours]
+        before = np.concatenate([[logs[0] if self._capital is None else self._capital], logs[:-1]])
         with np.errstate(invalid="ignore"):  # equity that stays at zero
-            values = np.diff(logs, prepend=logs[0] if self._capital is None else self._capital)
+            values = logs - before
         leverages = np.array(self._leverages)[:hours]
         if exposures is not None:
-            before = np.exp(np.concatenate([[logs[0] if self._capital is None else self._capital], logs[:-1]]))
-            held = exposures.largest(self._start, len(logs))
-            proved = np.divide(held, before, out=np.full(len(logs), UNKNOWN_LEVERAGE), where=before > 0)
+            equity, held = np.exp(before), exposures.largest(self._start, len(logs))
+            proved = np.divide(held, equity, out=np.full(len(logs), UNKNOWN_LEVERAGE), where=equity > 0)
             leverages = np.where(held > 0, np.maximum(leverages, proved), leverages)
         bounds = move_bounds(leverages, self._leverage)
         return ReturnSeries(self._start, values, None if observed.all() else observed, bounds)
