@@ -10,9 +10,15 @@ from support.chromium import Tab, open_tab
 from support.waiting import until
 
 RECORD_ANSWERS = """
-window.shift = 0
+window.jumps = []
 new PerformanceObserver(list => {
-  for (const entry of list.getEntries()) if (!entry.hadRecentInput) window.shift += entry.value
+  for (const { hadRecentInput, sources, startTime, value } of list.getEntries()) {
+    if (hadRecentInput) continue
+    const moved = sources.map(({ node, previousRect: from, currentRect: to }) => [
+      node?.outerHTML?.slice(0, 80) ?? node?.textContent?.slice(0, 80),
+      ...[from, to].map(({ x, y, width, height }) => [x, y, width, height].map(Math.round).join(' '))].join(' | '))
+    window.jumps.push({ at: Math.round(startTime), value, moved })
+  }
 }).observe({ type: 'layout-shift', buffered: true })
 window.answers = {}
 const fetched = window.fetch

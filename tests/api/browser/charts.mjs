@@ -105,10 +105,28 @@
   document.documentElement.dataset.theme = 'light'
   await drawn()
 
-  // Five hundred marks on one candle are one mark with their number.
   const texts = []
+  const labels = []
   const fillText = CanvasRenderingContext2D.prototype.fillText
-  CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) { texts.push(text); return fillText.call(this, text, ...rest) }
+  CanvasRenderingContext2D.prototype.fillText = function (text, x, ...rest) {
+    texts.push(text)
+    const half = this.measureText(text).width / 2
+    if (/^\d\d:00$|^\d+ Mar$/.test(text)) labels.push([x - half, this.canvas.clientWidth - x - half])
+    return fillText.call(this, text, x, ...rest)
+  }
+
+  // Wherever the chart begins, no time is cut at its edges.
+  for (let hours = 1; hours < 12; hours += 1) {
+    const time = { ...trade.time, from: trade.time.from + hours * 3_600_000 }
+    performance.clearMarks('candles')
+    render(html`<${CandleChart} label="trade" candles=${trade.candles} markers=${trade.markers} levels=${trade.levels} trade=${time} />`, phone)
+    while (!performance.getEntriesByName('candles').length) await drawn()
+    await drawn()
+  }
+  alone.labels = labels.length
+  alone.cut = Math.min(...labels.flat())
+
+  // Five hundred marks on one candle are one mark with their number.
   const crowd = newHost()
   performance.clearMarks('candles')
   render(html`<${CandleChart} label="crowd" candles=${candles} markers=${Array.from({ length: 500 }, () => markers[0])} levels=${[]} />`, crowd)

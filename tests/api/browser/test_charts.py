@@ -88,6 +88,8 @@ def check_trade(alone: dict[str, Any]) -> None:
     assert alone["hint"] == "Ada long closed at 104 by stop −12.50"
     assert alone["ohlc"].startswith("O ")
     assert alone["dark"] >= 1
+    assert alone["labels"] > 10
+    assert alone["cut"] >= 0, "no time is cut"
     assert alone["crowd"], "marks of one candle are counted"
 
 

@@ -8,7 +8,7 @@ import { isDark } from './colors.js'
 import { ComparePage } from './compare.js'
 import { readCurvesAhead } from './curves.js'
 import { clock, isLocalTime, price, signedPercent, switchTimes, tone } from './format.js'
-import { html, render, useEffect, useState } from './lib.js'
+import { html, render, useEffect, useRef, useState } from './lib.js'
 import { MarketPage, PRICES_MS } from './market.js'
 import { ModelPage } from './model.js'
 import { useModels } from './models.js'
@@ -96,13 +96,19 @@ function Page({ route }) {
 }
 
 function Top({ route }) {
+  const nav = useRef(null)
+  useEffect(() => {
+    // on a phone the pages are wider than the screen
+    const link = nav.current.querySelector('[aria-current]')
+    if (link) nav.current.scrollLeft = link.offsetLeft + link.offsetWidth / 2 - nav.current.clientWidth / 2
+  }, [route.page])
   return html`<header class="top"><div>
     <a class="brand" href="#/" aria-label="trader, overview" tabindex="-1"><svg viewBox="0 0 32 32"
       aria-hidden="true"><rect width="32" height="32" rx="8" fill="#4759d6"></rect><path d="M6 21l6-7 5 4 9-10"
         fill="none" stroke="#fff" stroke-width="3" stroke-linecap="round" stroke-linejoin="round"></path></svg>trader</a>
     <span class=${`badge ${mode === 'live' ? 'loss' : ''}`}
       title=${mode === 'live' ? 'orders go to a real venue' : 'orders go to the paper exchange'}>${mode === 'live' ? 'live' : 'paper'}</span>
-    <nav aria-label="Pages">${PAGES.map(
+    <nav aria-label="Pages" ref=${nav}>${PAGES.map(
       ([page, name]) => html`<a key=${page} href=${`#/${page}`}
       aria-current=${page === route.page || (page === 'models' && ['variants', 'compare'].includes(route.page)) ? 'page' : undefined}>${name}</a>`,
     )}</nav>

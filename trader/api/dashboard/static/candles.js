@@ -20,6 +20,7 @@ const MARGIN = 0.15
 const MARGIN_BARS = 3
 const HINTS_MAX = 6
 const COUNT_PX = 16
+const LABEL_PX = 40 // of a time
 const ZOOM = 0.002
 
 const colorOf = name => inks()[name] ?? onGround(name)
@@ -35,7 +36,6 @@ function draw(library, host, on) {
       borderVisible: false,
       timeVisible: true,
       rightOffset: 4,
-      tickMarkFormatter: (seconds, kind) => (kind < 3 ? day(seconds * 1000) : clock(seconds * 1000, false)),
     },
     handleScale: { mouseWheel: false }, // a page that scrolls is not to stop here
     handleScroll: { mouseWheel: false, vertTouchDrag: false },
@@ -135,7 +135,14 @@ function draw(library, host, on) {
           },
     ),
   )
+  /** The label of a time, unless it would be cut at an edge. */
+  const label = (seconds, kind) => {
+    const x = times.timeToCoordinate(seconds) ?? 0
+    if (x < LABEL_PX / 2 || x > times.width() - LABEL_PX / 2) return ''
+    return kind < 3 ? day(seconds * 1000) : clock(seconds * 1000, false)
+  }
   times.subscribeVisibleLogicalRangeChange(range => {
+    times.applyOptions({ tickMarkFormatter: label }) // which forgets the labels of other ranges
     const isNowRoomy = range !== null && host.clientWidth / (range.to - range.from) >= COUNT_PX
     if (isNowRoomy === isRoomy) return
     isRoomy = isNowRoomy

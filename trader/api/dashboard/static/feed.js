@@ -41,10 +41,13 @@ export function Feed({ window }) {
   ]
     .sort((one, other) => (one.at < other.at ? 1 : -1))
     .slice(0, EVENTS)
-  const isKnown = acted.data && closed.data
+  // All kinds of events at once, since a late one would move those that are shown.
+  const sources = [acted, closed, curves]
+  const isKnown = sources.every(entry => entry.data || entry.error)
+  const entry = sources.find(one => one.error || !one.data) ?? acted
   return html`<${Panel} title="Events" tools=${html`<a class="small" href="#/conversations">Conversations</a>`}>
-    <${Pending} entry=${acted} what="The events" />
-    <ol class="events feed">${events.map(
+    <${Pending} entry=${entry} what="The events" />
+    <ol class="events feed">${(isKnown ? events : []).map(
       event => html`<li key=${event.key}>
       <header><span class=${`badge ${KINDS[event.kind]}`}>${event.kind}</span>${
         event.of &&
@@ -53,7 +56,7 @@ export function Feed({ window }) {
       }<${Time} at=${event.at} /></header>
       <p>${event.text}</p></li>`,
     )}</ol>
-    ${isKnown && !events.length && html`<p class="empty">Nothing has happened yet: no model has traded.</p>`}
+    ${isKnown && !entry.error && !events.length && html`<p class="empty">Nothing has happened yet: no model has traded.</p>`}
   </${Panel}>`
 }
 

@@ -21,7 +21,7 @@ export function Leader({ window }) {
   const [first] = rows
   const held = curves.data?.models.find(one => one.id === BUY_AND_HOLD)
   return html`<${Panel} title="Who leads" className="leader">
-    <${Pending} entry=${board} what="The leaderboard" />
+    <${Pending} entry=${board} what="The leaderboard" isQuiet=${true} />
     <div class="body">
       ${
         first
@@ -45,7 +45,9 @@ export function Leader({ window }) {
           <${ModelName} id=${one.modelId} name=${one.modelName} color=${known.colorOf(one.modelId)} />
           <span class=${`figure ${tone(one.pnlPercent)}`}>${signedPercent(one.pnlPercent)}</span></li>`,
         )}</ol>`
-          : html`<p class="soft">${board.data && (known.warning ?? 'No model has traded in this window yet.')}</p>`
+          : html`<p class="soft">${
+              board.data ? (known.warning ?? 'No model has traded in this window yet.') : !board.error && 'Reading …'
+            }</p>`
       }
     </div>
   </${Panel}>`
