@@ -153,7 +153,7 @@ def test_a_full_disk_ends_the_run_names_the_line_and_leaves_complete_files(
     monkeypatch.setattr(SmallDisk, "room", SmallDisk.room)
     monkeypatch.setattr(Reserve, "free", give_back)
     monkeypatch.setattr("trader.backtest.ledger.BUFFER_MAX", 4_000)
-    monkeypatch.setattr("trader.commands.backtest.LedgerLines", full_soon)
+    monkeypatch.setattr("trader.backtest.execution.LedgerLines", full_soon)
     run = tmp_path / "run"
     assert backtest(data, run) == 1
     result, ledger = orjson.loads((run / "result.json").read_bytes()), (run / "ledger.jsonl").read_bytes()

@@ -30,7 +30,7 @@ from support.exam_entrants import Cheat, NoiseTrader, Nothing, Oracle, TrendTrad
 
 from trader.agents.domain.mask import Mask
 from trader.agents.domain.strategy import Strategy
-from trader.backtest.options import settings_of
+from trader.backtest.spec import settings_of
 from trader.exam.domain.law import HORIZON
 from trader.exam.domain.scores import MOMENTS, Scored, burnt, compare, differences, mean_of, share_of_oracle
 from trader.exam.domain.worlds import Edge, World, draw_world

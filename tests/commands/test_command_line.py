@@ -12,8 +12,9 @@ import pytest
 
 from trader.__main__ import main
 from trader.agents.models_file import variant_argument
-from trader.commands.command import MODULES, REGISTRY, load, make_parser, table, to_wire
+from trader.commands.command import MODULES, REGISTRY, load, make_parser, table
 from trader.core.variant_id import VariantId
+from trader.core.wire import to_wire
 from trader.exchange.domain.halts import CommandOutcome
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from support.trading_provider import call, opening, trading_provider
 
 from trader.__main__ import main
 from trader.agents.domain.mask import Mask
-from trader.backtest.options import settings_of
+from trader.backtest.spec import settings_of
 from trader.core.errors import SettingsError
 from trader.exam.pairs import Horizon, RecordedRoom
 from trader.market.sources.replay import ReplaySource

@@ -10,7 +10,7 @@ from support.exam_entrants import NoiseTrader, Nothing, Oracle, TrendTrader, ent
 from support.run_profile import is_nightly
 
 from trader.agents.domain.strategy import Strategy
-from trader.backtest.options import settings_of
+from trader.backtest.spec import settings_of
 from trader.exam.domain.law import RISK_BUDGET
 from trader.exam.domain.scores import burnt, share_of_oracle
 from trader.exam.domain.worlds import Edge, Kind, World, draw_world

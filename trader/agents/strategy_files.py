@@ -1,8 +1,9 @@
-"""Loads a strategy: a class in a Python file, validated before its first decision and bounded by a deadline."""
+"""Loads a strategy: a class, mostly of a Python file, validated before its first decision and bounded by a deadline."""
 
 import hashlib
 import importlib.util
 import inspect
+import linecache
 import signal
 import sys
 import threading
@@ -48,17 +49,18 @@ class _DeadlinePassed(BaseException):
 
 
 class LoadedStrategy(Strategy):
-    """A strategy from a file. Any fault in it raises a `StrategyError` that names file and line.
+    """A strategy of a user. Any fault in it raises a `StrategyError` that names file and line.
 
     The deadline interrupts Python code in the main thread, where backtests and workers make their decisions.
     """
 
     def __init__(self, file: Path, inner: Strategy, digest: str) -> None:
-        self._file = file
+        self.file = file
         self._inner = inner
         self.digest = digest
         """The SHA-256 of the file, in hexadecimal."""
 
+        self.class_name = type(inner).__name__
         self.name = inner.name or type(inner).__name__.lower()
         self.variant, self.intervals, self.deadline_s = inner.variant, inner.intervals, inner.deadline_s
         self.history, self.warm_up = inner.history, inner.warm_up
@@ -112,25 +114,57 @@ class LoadedStrategy(Strategy):
             raise StrategyError(f"{place}: decide returned a {type(decision).__name__} with {error}") from None
 
     def _last_line(self, error: BaseException) -> str | None:
-        return _line_in(self._file, error)
+        return _line_in(self.file, error)
 
     def _place(self, method: str) -> str:
         """Return the file and line that define a method."""
         function = getattr(type(self._inner), method)
         code = getattr(function, "__code__", None)
-        if code is None or Path(code.co_filename) != self._file:
-            return str(self._file)
-        return f"{self._file}:{code.co_firstlineno}"
+        if code is None or Path(code.co_filename) != self.file:
+            return str(self.file)
+        return f"{self.file}:{code.co_firstlineno}"
 
 
-def load_strategy(reference: str, params: Mapping[str, Any], folder: Path | None = None) -> LoadedStrategy:
-    """Return a new instance of the strategy class `file.py:Class`; parameters may be text.
+def load_strategy(reference: str | type[Any], params: Mapping[str, Any], folder: Path | None = None) -> LoadedStrategy:
+    """Return a new instance of a strategy class, or of the class `file.py:Class`; parameters may be text.
 
     A relative file is resolved in `folder` (None: the working directory). A class not derived from `Strategy` needs
     `decide`, and gets the defaults of `Strategy`.
 
     :raises SettingsError: the file, the class, a parameter or an attribute is invalid; names file and line
     """
+    if isinstance(reference, type):
+        file, content, chosen = *_source_of(reference), reference
+    else:
+        file, content, chosen = _class_in(reference, folder)
+    if not issubclass(chosen, Strategy):
+        chosen = type(chosen.__name__, (chosen, Strategy), {"__module__": chosen.__module__})
+    inner = _made(file, cast("type[Strategy]", chosen), params)
+    _check_attributes(file, inner)
+    return LoadedStrategy(file, inner, hashlib.sha256(content).hexdigest())
+
+
+def _source_of(chosen: type[Any]) -> tuple[Path, bytes]:
+    """Return the file, or the cell of a notebook, that defines the methods of a class, and its content.
+
+    :raises SettingsError: it has no `decide`, or there is no source that can be read
+    """
+    if not _decides(chosen):
+        raise SettingsError([f"{chosen.__module__}: {chosen.__name__} has no method decide(self, view)"])
+    name = inspect.unwrap(chosen.decide).__code__.co_filename
+    if not (lines := linecache.getlines(name)):
+        raise SettingsError(
+            [f"the source of {chosen.__name__} cannot be read, which identifies a trial; define it in a file or a cell"]
+        )
+    return Path(name), "".join(lines).encode()
+
+
+def _decides(chosen: type[Any]) -> bool:
+    return callable(getattr(chosen, "decide", None)) and chosen.decide is not Strategy.decide
+
+
+def _class_in(reference: str, folder: Path | None) -> tuple[Path, bytes, type[Any]]:
+    """Return the file, its content, and the class of `file.py:Class`. Raise `SettingsError`."""
     name, _, class_name = reference.rpartition(":")
     if not name or not class_name.isidentifier():
         raise SettingsError([f"the strategy is {reference!r}; it must be FILE:CLASS, such as sma.py:SmaCross"])
@@ -145,14 +179,10 @@ def load_strategy(reference: str, params: Mapping[str, Any], folder: Path | None
     if chosen is None:
         named = ", ".join(classes) or "none"
         raise SettingsError([f"{file} has no class {class_name!r}; its classes are {named}"])
-    if not callable(getattr(chosen, "decide", None)) or chosen.decide is Strategy.decide:
+    if not _decides(chosen):
         line = inspect.getsourcelines(chosen)[1]
         raise SettingsError([f"{file}:{line}: {class_name} has no method decide(self, view)"])
-    if not issubclass(chosen, Strategy):
-        chosen = type(class_name, (chosen, Strategy), {"__module__": module.__name__})
-    inner = _made(file, cast("type[Strategy]", chosen), params)
-    _check_attributes(file, inner)
-    return LoadedStrategy(file, inner, hashlib.sha256(content).hexdigest())
+    return file, content, chosen
 
 
 def _plain(value: Any) -> Any:
@@ -281,15 +311,27 @@ def _line_in(file: Path, error: BaseException) -> str | None:
     return f"{file}:{lines[-1]}" if lines else None
 
 
+def _is_debugged() -> bool:
+    """Return whether a debugger follows this thread, by `sys.settrace` or, from Python 3.12 on, `sys.monitoring`."""
+    monitoring = getattr(sys, "monitoring", None)
+    return sys.gettrace() is not None or (
+        monitoring is not None and monitoring.get_tool(monitoring.DEBUGGER_ID) is not None
+    )
+
+
 @contextmanager
 def _deadline(seconds: float) -> Iterator[None]:
-    """Interrupt the main thread after this many seconds of real time; other threads have no deadline."""
+    """Interrupt the main thread after this many seconds of real time, unless a debugger has stopped it by then.
+
+    Other threads have no deadline.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise _DeadlinePassed
+        if not _is_debugged():
+            raise _DeadlinePassed
 
     before = signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, seconds)

@@ -6,6 +6,7 @@ pass on to each other. When a worker dies, Dask reassigns its unfinished runs.
 
 import asyncio
 import hashlib
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -14,7 +15,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from msgspec.structs import replace
+
 from trader import __version__
+from trader.backtest.spec import BacktestSpec
 from trader.core.errors import StartError
 from trader.portfolio.tables import extra
 
@@ -22,6 +26,9 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
 CONNECT_TIMEOUT_S: Final = 15
+WORKER: Final = (sys.executable, "-m", "trader.backtest.worker")
+"""The program that executes the spec on its standard input."""
+
 RESULT: Final = "result.json"
 
 Files = Mapping[str, bytes]
@@ -71,20 +78,18 @@ class Cluster:
         # A task instead of scattered data, which is lost with its worker: a lost task runs again.
         return self._client.submit(dict, inputs.files, key=f"trader-files-{inputs.digest}")
 
-    async def run(self, arguments: Sequence[str], folder: Path) -> tuple[bytes, int]:
-        """Run `trader` with these arguments, whose absolute paths are paths of this machine.
+    async def run(self, spec: BacktestSpec) -> tuple[bytes, int]:
+        """Execute a backtest, whose absolute paths are paths of this machine, and write its files here.
 
-        Its files are written to `folder`. Return its output on standard error and its exit code; a run that could not
-        be executed is reported the same way.
+        Return its output on standard error and its exit code; a run that could not be executed is reported the same
+        way.
         """
-        future = self._client.submit(
-            carry_out, __version__, list(arguments), self._shared, str(folder), str(self._trials), pure=False
-        )
+        future = self._client.submit(carry_out, __version__, spec, self._shared, pure=False)
         try:
             finished: Finished = await future
         except (OSError, RuntimeError, extra("distributed", "cluster").KilledWorker) as error:
             return str(error).encode(), 1
-        await asyncio.to_thread(self._write, finished, folder)
+        await asyncio.to_thread(self._write, finished, spec.out)
         return finished.said, finished.code
 
     def _write(self, finished: Finished, folder: Path) -> None:
@@ -121,12 +126,10 @@ async def client_of(address: str) -> "AsyncIterator[Client]":
         await client.close()
 
 
-def carry_out(
-    version: str, arguments: Sequence[str], shared: Sequence[tuple[str, Files]], folder: str, trials: str
-) -> Finished:
+def carry_out(version: str, spec: BacktestSpec, shared: Sequence[tuple[str, Files]]) -> Finished:
     """Execute a run on a worker, in a temporary folder.
 
-    Paths of the caller's machine in the arguments are replaced by paths of the worker, and in the result the reverse.
+    Paths of the caller's machine in the spec are replaced by paths of the worker, and in the result the reverse.
 
     :raises RuntimeError: the worker has another version of the program
     """
@@ -136,29 +139,43 @@ def carry_out(
         prefix="trader-run-", dir=extra("distributed", "cluster").get_worker().local_directory
     ) as name:
         root = Path(name)
-        here = {folder: str(root / "run"), trials: str(root / "trials" / Path(trials).name)}
+        here = {str(spec.out): str(root / "run"), str(spec.trials): str(root / "trials" / spec.trials.name)}
         for number, (path, files) in enumerate(shared):
             place = here.setdefault(path, str(root / str(number) / Path(path).name))
             for file, content in files.items():
                 target = Path(place).parent / file
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(content)
-        ledger, run = Path(here[trials]), Path(here[folder])
-        ledger.parent.mkdir(exist_ok=True)
-        ledger.touch()
-        known = ledger.stat().st_size
-        process = subprocess.run(  # noqa: S603  # the arguments of a sweep, without a shell
-            [sys.executable, "-m", "trader", *(_replaced(each, here) for each in arguments)],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=root, check=False,
+        run = _relocated(spec, here)
+        run.trials.parent.mkdir(exist_ok=True)
+        run.trials.touch()
+        known = run.trials.stat().st_size
+        process = subprocess.run(  # noqa: S603  # a constant, without a shell
+            WORKER, input=pickle.dumps(run),
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=root, check=False,
         )  # fmt: skip
-        written = {file.name: file.read_bytes() for file in run.iterdir()} if run.exists() else {}
+        written = {file.name: file.read_bytes() for file in run.out.iterdir()} if run.out.exists() else {}
         if RESULT in written:
             for path, place in here.items():
                 written[RESULT] = written[RESULT].replace(place.encode(), path.encode())
-        return Finished(written, process.stderr, process.returncode, ledger.read_bytes()[known:])
+        return Finished(written, process.stderr, process.returncode, run.trials.read_bytes()[known:])
 
 
-def _replaced(argument: str, paths: Mapping[str, str]) -> str:
-    """Return an argument with its path replaced: the whole argument, or the part before a colon."""
-    path, colon, rest = argument.partition(":")
-    return f"{paths.get(path, path)}{colon}{rest}"
+def _relocated(spec: BacktestSpec, paths: Mapping[str, str]) -> BacktestSpec:
+    """Return a spec with its paths replaced."""
+
+    def place(path: Path | None) -> Path | None:
+        return None if path is None else Path(paths.get(str(path), path))
+
+    conditions, strategy = spec.conditions, spec.entrants.strategy
+    names = ("data", "funding_folder", "markets_file")
+    if isinstance(strategy, str):
+        file, colon, class_name = strategy.rpartition(":")
+        strategy = f"{paths.get(file, file)}{colon}{class_name}"
+    return replace(
+        spec,
+        conditions=replace(conditions, **{name: place(getattr(conditions, name)) for name in names}),
+        entrants=replace(spec.entrants, strategy=strategy),
+        out=place(spec.out),
+        trials=place(spec.trials),
+    )

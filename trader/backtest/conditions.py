@@ -1,6 +1,5 @@
 """Counterfactual backtests: execute recorded decisions with other fees, another latency or other guard limits."""
 
-import argparse
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
@@ -8,12 +7,13 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from trader.agents.domain.models import Model
 from trader.backtest.market import BacktestMarket
-from trader.backtest.options import environ_of, guard_of, open_source, settings_of
 from trader.backtest.run import Backtest
 from trader.backtest.sources import RecordedInvocation, ReplayedDecisions, read_decisions
+from trader.backtest.spec import Conditions, environ_of, open_source, settings_of
 from trader.core.errors import SettingsError, StartError
 from trader.seasons.sql.report import AccountReport
 from trader.settings.settings import Settings
@@ -23,18 +23,7 @@ CAUSES: Final[Mapping[str, tuple[str, ...]]] = {
     "latency": ("latency",),
     "guard": ("guard",),
 }
-"""The options of each cause, in order of application."""
-
-KEPT: Final = (
-    "data", "market", "start", "end", "capital", "taker_fee", "maker_fee", "latency", "funding", "preset", "seed",
-    "thinking", "guard", "markets_file",
-)  # fmt: skip
-"""The options that a result stores, since they determine its conditions."""
-
-_OTHERS: Final = (
-    "json", "run", "folder", "env_file", "out", "no_database", "tables", "trials", "workers", "cluster", "send_keys_to",
-)  # fmt: skip
-"""Options that may accompany the conditions, or have a default."""
+"""The conditions of each cause, in order of application."""
 
 
 class RecordedAccount(msgspec.Struct):
@@ -49,7 +38,7 @@ class RecordedRun(msgspec.Struct, rename="camel"):
     from_: str = msgspec.field(name="from")
     to: str
     complete: bool
-    options: dict[str, Any]
+    options: Conditions
     models: list[Model]
     accounts: list[RecordedAccount]
 
@@ -65,61 +54,40 @@ class Stage(NamedTuple):
     refused: Mapping[str, Mapping[str, int]]
 
 
-def kept_options(options: argparse.Namespace, markets: Sequence[str]) -> dict[str, Any]:
-    """Return the options as the result stores them: with market names and absolute paths."""
-    kept = {name: getattr(options, name) for name in KEPT}
-    funding = options.funding
-    if funding is not None and Path(funding).is_dir():
-        funding = str(Path(funding).absolute())
-    rows = options.markets_file
-    return kept | {
-        "data": str(options.data.absolute()),
-        "market": list(markets),
-        "funding": funding,
-        "markets_file": None if rows is None else str(rows.absolute()),
-    }
+def kept_options(conditions: Conditions, markets: Sequence[str]) -> dict[str, Any]:
+    """Return the conditions as the result stores them: with market names and absolute paths."""
+    kept: dict[str, Any] = msgspec.to_builtins(replace(conditions.placed(), market=tuple(markets)), enc_hook=str)
+    return kept
 
 
-async def compare_conditions(options: argparse.Namespace) -> dict[str, Any]:
+async def compare_conditions(folder: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Execute the decisions of a backtest as recorded, then again with each changed condition added in turn.
 
-    :raises SettingsError: there is no such backtest, or an option is wrong
+    `changes` has the new conditions, by their names in `CAUSES`; the guard's limits are added to the recorded ones.
+
+    :raises SettingsError: there is no such backtest, or a condition is wrong
     :raises StartError: executing the recorded decisions does not reproduce the recorded ledger
     """
-    recorded, decisions = _read(options.folder)
-    recorded_guard = guard_of(recorded.options.get("guard"))
-    guard = recorded_guard | guard_of(options.guard)
-    causes = [cause for cause, names in CAUSES.items() if any(getattr(options, name) is not None for name in names)]
-    if unwanted := sorted(_given(options) - {name for names in CAUSES.values() for name in names}):
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in unwanted)
-        raise SettingsError([f"{names}: not allowed with --run, which only accepts other fees, latency and guard"])
+    recorded, decisions = _read(folder)
+    causes = [cause for cause, names in CAUSES.items() if any(name in changes for name in names)]
     if not causes:
         raise SettingsError(["--run needs another condition: --taker-fee, --maker-fee, --latency or --guard"])
-    rows = recorded.options["markets_file"]
-    paths = {"data": Path(recorded.options["data"]), "markets_file": None if rows is None else Path(rows)}
-    conditions = argparse.Namespace(**{**recorded.options, **paths})
+    conditions = recorded.options
     settings, source = await open_source(conditions, environ_of(conditions))
     market = await BacktestMarket.open(source, ())
-    stages = [Stage("recorded", *await _execute(market, settings, recorded.models, decisions, recorded_guard))]
+    stages = [Stage("recorded", *await _execute(market, settings, recorded.models, decisions, conditions.guard))]
     _require_same(recorded, stages[0])
-    for number in range(len(causes)):
-        applied = causes[: number + 1]
-        for name in (name for cause in applied for name in CAUSES[cause] if name != "guard"):
-            if getattr(options, name) is not None:
-                setattr(conditions, name, getattr(options, name))
+    for cause in causes:
+        conditions = replace(conditions, **{name: changes[name] for name in CAUSES[cause] if name in changes})
         changed = settings_of(environ_of(conditions))
-        limits = guard if "guard" in applied else recorded_guard
-        stages.append(Stage(causes[number], *await _execute(market, changed, recorded.models, decisions, limits)))
-    return _value(options, recorded, stages)
-
-
-def _given(options: argparse.Namespace) -> set[str]:
-    return {name for name, value in vars(options).items() if value is not None and name not in _OTHERS}
+        guard = {**recorded.options.guard, **conditions.guard}
+        stages.append(Stage(cause, *await _execute(market, changed, recorded.models, decisions, guard)))
+    return _value(folder, changes, recorded, stages)
 
 
 def _read(folder: Path) -> tuple[RecordedRun, dict[str, list[RecordedInvocation]]]:
     try:
-        recorded = msgspec.json.decode((folder / "result.json").read_bytes(), type=RecordedRun)
+        recorded = msgspec.json.decode((folder / "result.json").read_bytes(), type=RecordedRun, dec_hook=_of_text)
         decisions = read_decisions(folder / "decisions.jsonl")
     except (OSError, msgspec.MsgspecError) as error:
         raise SettingsError(
@@ -128,6 +96,10 @@ def _read(folder: Path) -> tuple[RecordedRun, dict[str, list[RecordedInvocation]
     if not recorded.complete:
         raise SettingsError([f"--run: the backtest in {folder} ended early, at {recorded.to}; run it to its end first"])
     return recorded, decisions
+
+
+def _of_text(kind: type[Path], text: str) -> Path:
+    return kind(text)
 
 
 async def _execute(
@@ -162,7 +134,7 @@ def _require_same(recorded: RecordedRun, stage: Stage) -> None:
             )
 
 
-def _value(options: argparse.Namespace, recorded: RecordedRun, stages: Sequence[Stage]) -> dict[str, Any]:
+def _value(folder: Path, changes: Mapping[str, Any], recorded: RecordedRun, stages: Sequence[Stage]) -> dict[str, Any]:
     accounts = []
     for account in recorded.accounts:
         equities = [stage.accounts[account.id].equity for stage in stages]
@@ -180,9 +152,9 @@ def _value(options: argparse.Namespace, recorded: RecordedRun, stages: Sequence[
                 "refused": {stage.cause: stage.refused[account.id] for stage in stages},
             }
         )
-    changed = {cause: {name: getattr(options, name) for name in names} for cause, names in CAUSES.items()}
+    changed = {cause: {name: changes.get(name) for name in names} for cause, names in CAUSES.items()}
     return {
-        "run": str(options.folder),
+        "run": str(folder),
         "from": recorded.from_,
         "to": recorded.to,
         "conditions": [{"cause": stage.cause, **changed[stage.cause]} for stage in stages[1:]],

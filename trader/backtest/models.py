@@ -1,14 +1,12 @@
 """Models of a backtest: rule agents, AI models of a models file, and recorded ones from a cassette or a database."""
 
-import argparse
 import os
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from copy import deepcopy
 from datetime import datetime
-from decimal import Decimal
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -26,7 +24,6 @@ from trader.agents.variants import VARIANTS
 from trader.backtest.accounts import DecisionSource
 from trader.backtest.agents import CalledAgent, CallingAgent, LeaderboardMaker, RunReader, serving_agents
 from trader.backtest.answers import KeptAnswers, KeptDecisions, Spending
-from trader.backtest.options import every_of, guard_of, params_of
 from trader.backtest.run import rule_models
 from trader.backtest.sources import (
     AgentSource,
@@ -36,6 +33,7 @@ from trader.backtest.sources import (
     ReplayedDecisions,
     recorded_invocation,
 )
+from trader.backtest.spec import Participants
 from trader.core.clock import iso, moment_of
 from trader.core.errors import SettingsError, WebhookError
 from trader.core.variant_id import VariantId
@@ -97,49 +95,50 @@ class Chosen(NamedTuple):
 
 
 async def choose_models(
-    options: argparse.Namespace,
+    entrants: Participants,
     environ: Mapping[str, str],
     settings: Settings,
     span: range,
     stack: AsyncExitStack,
     first_prices: Mapping[str, float] | None = None,
     decisions: int | None = None,
+    guard: Mapping[str, int] | None = None,
 ) -> Chosen:
-    """Return the models that the options select. Their resources are closed with the stack.
+    """Return the models of the entrants. Their resources are closed with the stack.
 
-    `environ` has the settings of the options, `span` the seconds in which they decide, and `first_prices` the prices
-    from which a mask is made.
+    `environ` has the settings of the conditions, `span` the seconds in which they decide, `first_prices` the prices
+    from which a mask is made, and `guard` the limits that differ from the variants' own.
 
     :raises SettingsError: with every mistake; without a budget, with an estimate of the cost
     """
     starts_at, ends_at = moment_of(span.start), moment_of(span.stop - 1)
-    every, guard = every_of(options.cadence), guard_of(options.guard)
+    every, guard = entrants.every, guard or {}
     own: list[tuple[Model, DecisionSource]] = []
-    if options.variant or not (options.models or options.models_from or options.strategy or options.agent):
-        own = rule_models([VariantId(name) for name in options.variant or VariantId], every, starts_at, guard)
-    if options.strategy:
-        own.append(_of_strategy(options, every, starts_at, guard))
-    if options.models and options.models_from:
+    if entrants.variants or not (entrants.models or entrants.models_from or entrants.strategy or entrants.agents):
+        own = rule_models(entrants.variants or tuple(VariantId), every, starts_at, guard)
+    if entrants.strategy:
+        own.append(_of_strategy(entrants.strategy, entrants.params, every, starts_at, guard))
+    if entrants.models and entrants.models_from:
         raise SettingsError(["--models asks models and --models-from never does; give one of them"])
-    if options.agent and (options.models or options.models_from):
+    if entrants.agents and (entrants.models or entrants.models_from):
         raise SettingsError(["--agent: not with --models or --models-from"])
-    mask = Mask.hiding(options.mask, first_prices or {}, starts_at) if options.mask else None
-    if options.agent:
-        chosen = await _of_agents(options, settings, (starts_at, ends_at), every, mask, stack)
-    elif options.models:
-        chosen = _of_file(options, environ, settings, (starts_at, ends_at), every, stack, decisions)
-    elif options.models_from and (Path(options.models_from) / ANSWERS).exists():
-        cassette = Cassette.load(Path(options.models_from))
+    mask = Mask.hiding(entrants.mask, first_prices or {}, starts_at) if entrants.mask else None
+    if entrants.agents:
+        chosen = await _of_agents(entrants, settings, (starts_at, ends_at), mask, stack)
+    elif entrants.models:
+        chosen = _of_file(entrants, entrants.models, environ, settings, (starts_at, ends_at), stack, decisions)
+    elif entrants.models_from and (Path(entrants.models_from) / ANSWERS).exists():
+        cassette = Cassette.load(Path(entrants.models_from))
         if not cassette.models:
-            raise SettingsError([f"--models-from: the cassette {options.models_from} names no model in {MODELS}"])
+            raise SettingsError([f"--models-from: the cassette {entrants.models_from} names no model in {MODELS}"])
         chosen = Chosen(_from_cassette(cassette, settings, ends_at), cassette, Spending(None), is_asking=False)
-    elif options.models_from:
-        chosen = Chosen(await _from_database(options.models_from, starts_at, ends_at), None, Spending(None), False)
+    elif entrants.models_from:
+        chosen = Chosen(await _from_database(entrants.models_from, starts_at, ends_at), None, Spending(None), False)
     else:
         chosen = Chosen([], None, Spending(None), is_asking=False)
     models = own + chosen.models
     if mask is not None:  # agents have their masked copies already
-        plain = own if options.agent else models
+        plain = own if entrants.agents else models
         models += [_masked(model, each, mask, settings, ends_at) for model, each in plain]
     ids = [model.id for model, _ in models]
     if repeated := sorted({model_id for model_id in ids if ids.count(model_id) > 1}):
@@ -193,46 +192,48 @@ def renewed(model: Model, source: DecisionSource, settings: Settings, ends_at: d
 
 
 def _of_strategy(
-    options: argparse.Namespace, every: str | None, at: datetime, guard: Mapping[str, int]
+    reference: str | type[Any], params: Mapping[str, Any], every: str | None, at: datetime, guard: Mapping[str, int]
 ) -> tuple[Model, DecisionSource]:
-    """Return the model of `--strategy` with its decision source."""
-    params = params_of(options.param)
-    strategy = load_strategy(options.strategy, params)
+    """Return the model of a strategy with its decision source."""
+    strategy = load_strategy(reference, params)
     strategy.limits = replace(VARIANTS[strategy.variant].limits, **guard)
-    file, _, class_name = options.strategy.rpartition(":")
     try:
         model_id = msgspec.convert(strategy.name, ModelId)
     except msgspec.ValidationError:
-        raise SettingsError([f"{file}: {class_name}.name is {strategy.name!r}; {ID_FORM}"]) from None
+        raise SettingsError([f"{strategy.file}: {strategy.class_name}.name is {strategy.name!r}; {ID_FORM}"]) from None
     model = Model(
         id=model_id,
-        name=class_name,
+        name=strategy.class_name,
         variant=strategy.variant,
         provider="strategy",
-        router_model_name=f"{Path(file).name}:{class_name}",
+        router_model_name=f"{strategy.file.name}:{strategy.class_name}",
         created_at=at,
         configuration=ModelConfiguration(every=every, params=params),
     )
     return model, RecordingStrategySource(model, strategy)
 
 
+def _cassette_of(entrants: Participants) -> Cassette:
+    assert entrants.cassette is not None, "a backtest that asks has a cassette"
+    return Cassette.load(entrants.cassette)
+
+
 # --- external agents --------------------------------------------------------------------------------------------------
 
 
 async def _of_agents(
-    options: argparse.Namespace,
+    entrants: Participants,
     settings: Settings,
     period: tuple[datetime, datetime],
-    every: str | None,
     mask: Mask | None,
     stack: AsyncExitStack,
 ) -> Chosen:
-    """Return the models of `--agent` and their masked copies, and serve those that call by themselves.
+    """Return the models of external agents and their masked copies, and serve those that call by themselves.
 
     The variables TRADER_KEY and TRADER_SECRET, which the examples read too, set the keys, separated by commas, and the
     secret.
     """
-    cassette, spending = Cassette.load(options.cassette or options.out / CASSETTE), Spending(None)
+    cassette, spending = _cassette_of(entrants), Spending(None)
     models: list[tuple[Model, DecisionSource]] = []
     calling: list[CallingAgent] = []
     keys: list[Credential] = []
@@ -241,7 +242,7 @@ async def _of_agents(
     known = [] if given is None else given.split(",")
     if len(set(known)) < len(known):
         raise SettingsError(["TRADER_KEY has a key twice; each agent needs its own"])
-    called = [_agent_model(text, every, options.deadline, period[0]) for text in options.agent]
+    called = [_agent_model(text, entrants.every, entrants.deadline_s, period[0]) for text in entrants.agents]
     twins = [] if mask is None else [(_twin_of(model), url, mask) for model, url in called]
     for model, url, hidden in [*((model, url, None) for model, url in called), *twins]:
         agent: CalledAgent | CallingAgent
@@ -260,7 +261,7 @@ async def _of_agents(
         models.append((model, AgentSource(model, answers, agent, settings, period[1], hidden)))
     reader = RunReader(calling)
     if calling:
-        port = settings.port if options.listen is None else options.listen
+        port = settings.port if entrants.port is None else entrants.port
         address = await stack.enter_async_context(serving_agents(reader, keys, settings, port))
         lines.insert(0, f"agent.* and /mcp at {address}")
     return Chosen(models, cassette, spending, is_asking=True, agent_lines=tuple(lines), reader=reader)
@@ -307,30 +308,30 @@ def _key_of(agent_id: str, at: datetime, given: str | None = None) -> tuple[str,
 
 
 def _of_file(
-    options: argparse.Namespace,
+    entrants: Participants,
+    file: Path,
     environ: Mapping[str, str],
     settings: Settings,
     period: tuple[datetime, datetime],
-    every: str | None,
     stack: AsyncExitStack,
     decisions: int | None,
 ) -> Chosen:
-    entries = read_models(options.models, options.env_file, options.send_keys_to)
-    models = [_model(entry, every, period[0]) for entry in entries if entry.active]
+    entries = read_models(file, entrants.env_file, entrants.send_keys_to)
+    models = [_model(entry, entrants.every, period[0]) for entry in entries if entry.active]
     asked = [model for model in models if model.is_ai]
     if not models:
-        raise SettingsError([f"--models: {options.models} has no active model"])
-    texts = {**read_dotenv(options.env_file).values, **os.environ}
+        raise SettingsError([f"--models: {file} has no active model"])
+    texts = {**read_dotenv(entrants.env_file).values, **os.environ}
     keys = {name: text for name, text in texts.items() if _is_of_providers(name)}
     asking = Settings.load({**environ, **keys}, None, demo=True)
     problems = list(_without_key(asked, asking))
-    budget = _budget(options.budget_usd, problems)
+    budget = entrants.budget_usd
     if budget is None and asked:
         problems += _estimate(asked, *period, decisions)
-        problems += ["--mask: each model is asked as often again, in the masked market"] if options.mask else []
+        problems += ["--mask: each model is asked as often again, in the masked market"] if entrants.mask else []
     if problems:
         raise SettingsError(problems)
-    cassette, spending = Cassette.load(options.cassette or options.out / CASSETTE), Spending(budget)
+    cassette, spending = _cassette_of(entrants), Spending(budget)
     clients = make_providers(asking)
     clients.learn(asked)
     stack.push_async_callback(clients.close)
@@ -383,20 +384,6 @@ def _without_key(models: Sequence[Model], settings: Settings) -> Iterator[str]:
                 f"--models: {names}: {provider} has no key. Set {key}_API_KEY, or {key}_BASE_URL for a server of your "
                 "own; --models-from executes recorded decisions without a key"
             )
-
-
-def _budget(text: str | None, problems: list[str]) -> Decimal | None:
-    """Return the budget in USD. Append a problem unless it is an amount above 0."""
-    if text is None:
-        return None
-    try:
-        budget = Decimal(text)
-        is_amount = 0 < budget <= 1_000_000
-    except ArithmeticError:  # not a number at all, or NaN
-        budget, is_amount = Decimal(0), False
-    if not is_amount:
-        problems.append(f"--budget-usd is {text!r}; it must be an amount above 0 and at most 1000000")
-    return budget
 
 
 def _estimate(models: Sequence[Model], starts_at: datetime, ends_at: datetime, decisions: int | None) -> Iterator[str]:

@@ -1,9 +1,7 @@
 """Models in the result of a backtest: training cut-off, contamination, and the cost of their answers."""
 
-import argparse
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from trader.agents.domain.models import Model, contamination
@@ -55,13 +53,17 @@ def account_value(standing: RankedModel, model: Model, starts_at: datetime) -> d
     }
 
 
-def strategy_value(options: argparse.Namespace, chosen: Chosen) -> dict[str, Any] | None:
+def strategy_value(chosen: Chosen) -> dict[str, Any] | None:
     """Return the file, class, parameters and digest of the strategy; None without one."""
     for model, source in chosen.models:
         if isinstance(source, RecordingStrategySource) and isinstance(source.strategy, LoadedStrategy):
-            file, _, class_name = options.strategy.rpartition(":")
-            digest, params = source.strategy.digest, dict(model.configuration.params)
-            return {"file": str(Path(file).absolute()), "class": class_name, "params": params, "sha256": digest}
+            strategy, params = source.strategy, dict(model.configuration.params)
+            return {
+                "file": str(strategy.file),
+                "class": strategy.class_name,
+                "params": params,
+                "sha256": strategy.digest,
+            }
     return None
 
 

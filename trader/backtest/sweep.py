@@ -4,15 +4,14 @@ Every run is a complete backtest in a separate folder, so an interrupted sweep r
 that fails or whose process dies does not affect the others.
 """
 
-import argparse
 import asyncio
 import hashlib
 import itertools
 import os
+import pickle
 import re
 import shutil
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -21,15 +20,17 @@ from statistics import mean, stdev
 from typing import Any, Final, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from trader.agents.strategy_files import load_strategy
-from trader.backtest.cluster import Cluster, Inputs, connected
+from trader.backtest.cluster import WORKER, Cluster, Inputs, connected
 from trader.backtest.domain.deflation import expected_best
-from trader.backtest.options import environ_of, open_source, params_of
-from trader.backtest.trials import data_digest, read_trials, trials_file
+from trader.backtest.spec import BacktestSpec, environ_of, open_source, params_of
+from trader.backtest.trials import data_digest, read_trials
 from trader.core.clock import iso, moment_of
 from trader.core.errors import SettingsError, StartError
 from trader.market.sources.files import find_files, find_funding_files
+from trader.portfolio.tables import check_format
 
 PLAN, SWEEP, RUNS = "plan.json", "sweep.json", "runs"
 RUNS_MAX: Final = 10_000
@@ -40,22 +41,15 @@ HOUR: Final = timedelta(hours=1)
 PURGED: Final = HOUR
 """The gap between the period on which parameters are chosen and the period on which they are tried."""
 
-_PASSED_ON: Final = (
-    "data", "strategy", "variant", "market", "capital", "taker_fee", "maker_fee", "latency", "funding", "preset",
-    "cadence", "guard", "tables", "markets_file",
-)  # fmt: skip
-"""The options of a sweep that are passed to every run."""
-
-
 ShowRuns = Callable[[int, int], None]
 """Shows the number of finished runs and the total."""
 
 
 class SweepPeriod(NamedTuple):
-    """A part of the recording, from its first to its last second; None: the defaults of `--from` and `--to`."""
+    """A part of the recording, from its first to its last second; None: the defaults of the conditions."""
 
-    start: str | None
-    end: str | None
+    start: datetime | None
+    end: datetime | None
 
 
 class SweepRun(NamedTuple):
@@ -83,11 +77,32 @@ class Done(NamedTuple):
     failure: str | None = None
 
 
-def is_sweep(options: argparse.Namespace) -> bool:
-    """Return whether the options describe more than one run."""
-    names = [text.partition("=")[0] for text in options.param or ()]
-    has_range = any(_RANGE.fullmatch(text.partition("=")[2]) for text in options.param or ())
-    return has_range or len(set(names)) < len(names) or options.seeds is not None or options.walk_forward is not None
+class SweepSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A sweep: one backtest of `base` for each parameters in `grid` and each of so many seeds, from the base's on.
+
+    `walk_forward` is CHOOSE/TRY, such as 7d/1d. Its runs execute in `workers` processes (None: one per core), or on the
+    workers of the Dask scheduler at `cluster`.
+    """
+
+    base: BacktestSpec
+    grid: tuple[Mapping[str, str], ...]
+    seeds: int = 1
+    walk_forward: str | None = None
+    workers: int | None = None
+    cluster: str | None = None
+
+    def run(self, run: SweepRun) -> BacktestSpec:
+        """Return the spec of a run, with absolute paths."""
+        conditions = replace(self.base.conditions.placed(), seed=run.seed, start=run.period.start, end=run.period.end)
+        entrants = replace(self.base.entrants.placed(), params=run.params)
+        folder = (self.base.out / RUNS / run.name).absolute()
+        return replace(self.base, conditions=conditions, entrants=entrants, out=folder, has_database=False)
+
+
+def is_grid(texts: Sequence[str] | None) -> bool:
+    """Return whether texts of parameters describe more than one combination."""
+    names = [text.partition("=")[0] for text in texts or ()]
+    return len(set(names)) < len(names) or any(_RANGE.fullmatch(text.partition("=")[2]) for text in texts or ())
 
 
 def grid_of(texts: Sequence[str] | None) -> list[dict[str, str]]:
@@ -129,7 +144,7 @@ def folds_of(text: str, start: datetime, end: datetime) -> list[tuple[SweepPerio
     folds = []
     while start + choose + attempt <= end:
         tried = start + choose
-        folds.append((SweepPeriod(iso(start), iso(tried - PURGED)), SweepPeriod(iso(tried), iso(tried + attempt))))
+        folds.append((SweepPeriod(start, tried - PURGED), SweepPeriod(tried, tried + attempt)))
         start += attempt
     if not folds or choose <= PURGED:
         raise SettingsError(
@@ -139,33 +154,35 @@ def folds_of(text: str, start: datetime, end: datetime) -> list[tuple[SweepPerio
     return folds
 
 
-async def sweep(options: argparse.Namespace, show: ShowRuns) -> dict[str, Any]:
+async def sweep(spec: SweepSpec, show: ShowRuns) -> dict[str, Any]:
     """Run a sweep, or the rest of it, and return its result. Raises `SettingsError` and `StartError`."""
-    grid, seeds = grid_of(options.param), _seeds(options)
-    _check_params(options.strategy, grid)
-    _, source = await open_source(options, environ_of(options))
+    base, conditions = spec.base, spec.base.conditions
+    base.check()
+    check_format(base.tables)
+    _check_params(base.entrants.strategy, spec.grid)
+    _, source = await open_source(conditions, environ_of(conditions))
     span = moment_of(source.span.start), moment_of(source.span.stop - 1)
-    folds = folds_of(options.walk_forward, *span) if options.walk_forward else []
-    count = len(grid) * len(seeds) * max(1, len(folds)) + len(folds) * len(seeds)
+    folds = folds_of(spec.walk_forward, *span) if spec.walk_forward else []
+    count = len(spec.grid) * spec.seeds * max(1, len(folds)) + len(folds) * spec.seeds
     if count > RUNS_MAX:
         raise SettingsError([f"these are {count} runs; a sweep has at most {RUNS_MAX}"])
     async with AsyncExitStack() as stack:
         cluster = None
-        if options.cluster is not None:
-            inputs = _inputs(options, list(source.markets))
-            cluster = await stack.enter_async_context(connected(options.cluster, inputs, trials_file(options)))
-        _begin(options)
-        board = _Board(options, count if folds else len(grid) * len(seeds), cluster, show)
-        done = await _carry_out(board, options, grid, seeds, folds)
-    digest = data_digest(options.data, list(source.markets))
-    known = read_trials(trials_file(options), digest) if trials_file(options).exists() else []
+        if spec.cluster is not None:
+            inputs = _inputs(base, list(source.markets))
+            cluster = await stack.enter_async_context(connected(spec.cluster, inputs, base.trials))
+        _begin(spec)
+        board = _Board(spec, count if folds else len(spec.grid) * spec.seeds, cluster, show)
+        done = await _carry_out(board, spec, folds)
+    digest = data_digest(conditions.recording, list(source.markets))
+    known = read_trials(base.trials, digest) if base.trials.exists() else []
     ratios = [trial.sharpe_per_hour for trial in known if trial.sharpe_per_hour is not None]
     value = _value(done, len(known), expected_best(ratios, len(known)), max(ratios, default=None))
-    (options.out / SWEEP).write_bytes(msgspec.json.format(msgspec.json.encode(value)) + b"\n")
+    (base.out / SWEEP).write_bytes(msgspec.json.format(msgspec.json.encode(value)) + b"\n")
     return value
 
 
-def _check_params(reference: str | None, grid: Sequence[Mapping[str, str]]) -> None:
+def _check_params(reference: str | type[Any] | None, grid: Sequence[Mapping[str, str]]) -> None:
     """Make the strategy with every combination of parameters, so that none fails only when its runs begin.
 
     :raises SettingsError: a strategy cannot be made
@@ -181,21 +198,18 @@ def _check_params(reference: str | None, grid: Sequence[Mapping[str, str]]) -> N
             raise SettingsError([*error.problems, *hints]) from None
 
 
-async def _carry_out(
-    board: "_Board",
-    options: argparse.Namespace,
-    grid: Sequence[Mapping[str, str]],
-    seeds: Sequence[int],
-    folds: Sequence[tuple[SweepPeriod, SweepPeriod]],
-) -> list[Done]:
+async def _carry_out(board: "_Board", spec: SweepSpec, folds: Sequence[tuple[SweepPeriod, SweepPeriod]]) -> list[Done]:
     """Execute the runs of a grid or, for each fold, its grid and then the best parameters on the following period."""
+    conditions = spec.base.conditions
+    first = conditions.seed or 0
+    seeds = range(first, first + spec.seeds)
     if not folds:
-        period = SweepPeriod(options.start, options.end)
-        return await board.carry_out([SweepRun(params, seed, period, "run") for params in grid for seed in seeds])
+        period = SweepPeriod(conditions.start, conditions.end)
+        return await board.carry_out([SweepRun(params, seed, period, "run") for params in spec.grid for seed in seeds])
     done: list[Done] = []
     for number, (choose, attempt) in enumerate(folds, 1):
         chosen_on = await board.carry_out(
-            [SweepRun(params, seed, choose, f"fold{number}-choose") for params in grid for seed in seeds]
+            [SweepRun(params, seed, choose, f"fold{number}-choose") for params in spec.grid for seed in seeds]
         )
         done += chosen_on
         for params, _ in _ranked(chosen_on)[:1]:
@@ -203,47 +217,44 @@ async def _carry_out(
     return done
 
 
-def _inputs(options: argparse.Namespace, markets: Sequence[str]) -> list[Inputs]:
+def _inputs(spec: BacktestSpec, markets: Sequence[str]) -> list[Inputs]:
     """Return the inputs of a sweep's runs: candles, funding rates, figures of markets, and the strategy."""
-    candles, data = find_files(options.data), options.data
+    conditions, strategy = spec.conditions, spec.entrants.strategy
+    data = conditions.recording
+    candles = find_files(data)
     inputs = [Inputs.of(data, [file for symbol in markets for file in candles[symbol]])]
-    funding = data if options.funding is None else Path(options.funding)
+    funding = conditions.funding_folder or data
     rates = [file for symbol, files in find_funding_files(funding).items() if symbol in markets for file in files]
     if rates:
         inputs.append(Inputs.of(funding, rates))
-    files = [options.markets_file] if options.markets_file is not None else []
-    files += [Path(options.strategy.rpartition(":")[0])] if options.strategy is not None else []
+    files = [conditions.markets_file] if conditions.markets_file is not None else []
+    files += [Path(strategy.rpartition(":")[0])] if isinstance(strategy, str) else []
     return inputs + [Inputs.of(file, [file]) for file in files]
 
 
-def _seeds(options: argparse.Namespace) -> list[int]:
-    first = int(options.seed or 0)
-    return list(range(first, first + (options.seeds or 1)))
-
-
-def _begin(options: argparse.Namespace) -> None:
+def _begin(spec: SweepSpec) -> None:
     """Write the plan of a new sweep, or check that the folder has the same plan.
 
     :raises StartError: the folder exists and does not hold this sweep
     """
-    names = (*_PASSED_ON, "param", "seed", "seeds", "start", "end", "walk_forward")
-    plan = {name: value for name in names if (value := getattr(options, name)) is not None}
-    content = msgspec.json.format(msgspec.json.encode(plan, enc_hook=str, order="sorted"))
-    file = options.out / PLAN
-    if not options.out.exists():
-        options.out.mkdir(parents=True)
+    out = spec.base.out
+    planned = replace(spec, workers=None, cluster=None, base=replace(spec.base, out=Path(), trials=Path()))
+    content = msgspec.json.format(msgspec.json.encode(planned, enc_hook=str, order="sorted"))
+    file = out / PLAN
+    if not out.exists():
+        out.mkdir(parents=True)
         file.write_bytes(content)
     elif not file.exists() or file.read_bytes() != content:
-        raise StartError(f"{options.out} exists and holds no sweep with these options; give --out a new folder.")
+        raise StartError(f"{out} exists and holds no sweep with these options; give --out a new folder.")
 
 
 class _Board:
     """Executes the runs of a sweep: as many at once as there are cores, or all of them on a cluster."""
 
-    def __init__(self, options: argparse.Namespace, count: int, cluster: Cluster | None, show: ShowRuns) -> None:
-        self._options = options
+    def __init__(self, spec: SweepSpec, count: int, cluster: Cluster | None, show: ShowRuns) -> None:
+        self._spec = spec
         self._cluster = cluster
-        self._slots = asyncio.Semaphore(options.workers or os.cpu_count() or 1)
+        self._slots = asyncio.Semaphore(spec.workers or os.cpu_count() or 1)
         self._count = count
         self._show = show
         self._done = 0
@@ -254,53 +265,34 @@ class _Board:
         return await asyncio.gather(*(self._carry_out(run) for run in runs))
 
     async def _carry_out(self, run: SweepRun) -> Done:
-        folder = (self._options.out / RUNS / run.name).absolute()
-        done = _read(run, folder)
+        spec = self._spec.run(run)
+        done = _read(run, spec.out)
         if done is None:
-            shutil.rmtree(folder, ignore_errors=True)
-            arguments = list(_arguments(self._options, run, folder))
+            shutil.rmtree(spec.out, ignore_errors=True)
             ended: tuple[bytes, int | None]
             if self._cluster is not None:
-                ended = await self._cluster.run(arguments, folder)
+                ended = await self._cluster.run(spec)
             else:
-                ended = await self._start(arguments)
-            done = _read(run, folder) or Done(run, None, _reason(folder, *ended))
+                ended = await self._start(spec)
+            done = _read(run, spec.out) or Done(run, None, _reason(spec.out, *ended))
         self._done += 1
         self._show(self._done, self._count)
         return done
 
-    async def _start(self, arguments: Sequence[str]) -> tuple[bytes, int | None]:
-        """Run `trader` with these arguments once a core is free.
-
-        Return its output on standard error, and its exit code.
-        """
+    async def _start(self, spec: BacktestSpec) -> tuple[bytes, int | None]:
+        """Execute a run in a process once a core is free. Return its output on standard error, and its exit code."""
         async with self._slots:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "trader", *arguments,
+                *WORKER, stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
             )  # fmt: skip
             try:
-                _, said = await process.communicate()
+                _, said = await process.communicate(pickle.dumps(spec))
             except asyncio.CancelledError:
                 process.terminate()
                 await process.wait()
                 raise
         return said, process.returncode
-
-
-def _arguments(options: argparse.Namespace, run: SweepRun, folder: Path) -> Iterator[str]:
-    """Yield the arguments of a run, with absolute paths."""
-    yield "backtest"
-    for name in _PASSED_ON:
-        value = getattr(options, name)
-        for each in value if isinstance(value, list) else [] if value is None else [value]:
-            is_path = name in {"data", "strategy"} or (name == "funding" and Path(each).is_dir())
-            yield from (f"--{name.replace('_', '-')}", str(Path(each).absolute()) if is_path else str(each))
-    for name, value in run.params.items():
-        yield from ("--param", f"{name}={value}")
-    for flag, text in (("--from", run.period.start), ("--to", run.period.end)):
-        yield from () if text is None else (flag, text)
-    yield from ("--seed", str(run.seed), "--out", str(folder), "--trials", str(trials_file(options)), "--no-database")
 
 
 def _read(run: SweepRun, folder: Path) -> Done | None:
@@ -340,8 +332,8 @@ def _value(done: Sequence[Done], trials: int, best_by_luck: float, best: float |
     return {
         "runs": [
             {"name": each.run.name, "params": each.run.params, "seed": each.run.seed, "role": each.run.role,
-             "from": each.run.period.start, "to": each.run.period.end, "returnPercent": each.return_percent,
-             "failure": each.failure}
+             "from": _text_of(each.run.period.start), "to": _text_of(each.run.period.end),
+             "returnPercent": each.return_percent, "failure": each.failure}
             for each in done
         ],
         "parameters": [
@@ -354,3 +346,7 @@ def _value(done: Sequence[Done], trials: int, best_by_luck: float, best: float |
         "bestSharpePerHour": best,
         "expectedBestSharpePerHour": best_by_luck,
     }  # fmt: skip
+
+
+def _text_of(moment: datetime | None) -> str | None:
+    return None if moment is None else iso(moment)

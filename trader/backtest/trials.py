@@ -1,6 +1,5 @@
 """The trial ledger of backtests: one line per account and run, and deflated figures that count them."""
 
-import argparse
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
@@ -37,11 +36,6 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     sharpe_per_hour: float | None
 
 
-def trials_file(options: argparse.Namespace) -> Path:
-    """Return the ledger named by the options, else the one next to the folder of the run."""
-    return Path(options.trials).absolute() if options.trials is not None else options.out.absolute().parent / TRIALS
-
-
 def data_digest(place: Path, markets: Sequence[str]) -> str:
     """Return the SHA-256 over the candle files of these markets, in hexadecimal."""
     digest = hashlib.sha256()
@@ -61,8 +55,8 @@ def hourly_returns(run: Backtest) -> dict[str, npt.NDArray[np.float64]]:
     return returns
 
 
-def add_trials(options: argparse.Namespace, run: Backtest, value: Mapping[str, Any], *, counts: bool) -> None:
-    """Add a run to the ledger, and the deflated figures to each account of its result.
+def add_trials(file: Path, data: Path, run: Backtest, value: Mapping[str, Any], *, counts: bool) -> None:
+    """Add a run on these candles to the ledger, and the deflated figures to each account of its result.
 
     A run that crashed does not count: it is no try of a strategy, and its accounts have no deflated figures.
 
@@ -72,7 +66,7 @@ def add_trials(options: argparse.Namespace, run: Backtest, value: Mapping[str, A
         for account in value["accounts"]:
             account["deflated"] = None
         return
-    digest, returns = data_digest(options.data, value["markets"]), hourly_returns(run)
+    digest, returns = data_digest(data, value["markets"]), hourly_returns(run)
     strategy = value["strategy"]
     models = {followed.model.id: followed.model for followed in run.accounts}
     trials = [
@@ -91,7 +85,6 @@ def add_trials(options: argparse.Namespace, run: Backtest, value: Mapping[str, A
         )
         for account in value["accounts"]
     ]
-    file = trials_file(options)
     lines = b"".join(msgspec.json.encode(trial) + b"\n" for trial in trials)
     try:
         place = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)

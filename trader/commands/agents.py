@@ -13,7 +13,7 @@ from trader.agents.providers.webhook import check_address, new_secret
 from trader.agents.sql.external import Webhook, delete_webhook, select_webhooks, upsert_webhook
 from trader.agents.sql.models import select_models, update_model_active, update_model_deadline
 from trader.agents.variants import limits_of
-from trader.backtest.options import deadline_argument
+from trader.commands.arguments import deadline_argument
 from trader.commands.command import Result, allowed, moment, table
 from trader.commands.credentials import argument_of, id_argument, replace_secret, scopes_argument, shown_secret
 from trader.commands.database import TargetDatabase, database_command

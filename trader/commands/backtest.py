@@ -2,46 +2,28 @@
 
 import argparse
 import asyncio
-import gc
 import shlex
-import shutil
-import signal
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
-from functools import partial
 from pathlib import Path
-from types import FrameType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final
 
-import msgspec
-
-from trader.agents.variants import VARIANTS
-from trader.backtest.answers import AskingEnded
-from trader.backtest.conditions import compare_conditions, kept_options
-from trader.backtest.database import DatabaseJournal
-from trader.backtest.ledger import LedgerLines
-from trader.backtest.market import BacktestMarket
-from trader.backtest.models import Chosen, choose_models
-from trader.backtest.options import add_arguments, environ_of, open_source
-from trader.backtest.output import Output, Reserve
-from trader.backtest.result import (
-    account_value,
-    answers_value,
-    baselines_value,
-    capacity_line,
-    capacity_value,
-    evidence_value,
-    labelled,
-    masked_value,
-    model_lines,
-    strategy_value,
+from trader.agents.models_file import add_keys_argument, variant_argument
+from trader.backtest.conditions import CAUSES, compare_conditions
+from trader.backtest.execution import DECISIONS, LEDGER, REPORT, RESULT, BacktestListener, Interrupts, execute
+from trader.backtest.models import CASSETTE
+from trader.backtest.result import capacity_line, model_lines
+from trader.backtest.spec import (
+    BacktestSpec,
+    Participants,
+    budget_of,
+    conditions_of,
+    every_of,
+    params_of,
 )
-from trader.backtest.run import Backtest, RunJournal, TableJournal
-from trader.backtest.sources import AiSource, DecisionLines, RecordingStrategySource
-from trader.backtest.statistics import board, judge
-from trader.backtest.sweep import is_sweep, sweep
-from trader.backtest.trials import add_trials, deflated_line
+from trader.backtest.sweep import SweepSpec, grid_of, is_grid, sweep
+from trader.backtest.trials import TRIALS, deflated_line
+from trader.commands.arguments import count_argument, deadline_argument, mask_argument, port_argument
 from trader.commands.backtest_lines import conditions_lines, sweep_lines
 from trader.commands.command import (
     EXIT_DONE,
@@ -53,32 +35,107 @@ from trader.commands.command import (
     run_to_end,
     show,
     table,
-    to_wire,
 )
 from trader.commands.progress import Progress
-from trader.commands.serve import program_version
-from trader.core.clock import iso
-from trader.core.errors import SettingsError, StartError
-from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres, database_name
-from trader.database.pool import Database
-from trader.database.schema import apply_schema
-from trader.market.domain.markets import INTERVALS, Interval
-from trader.market.sources.replay import ReplaySource
-from trader.portfolio.evidence import EvidenceReport
-from trader.portfolio.tables import Results, check_format
-from trader.seasons.page import RankedModel, SeasonReport, page
-from trader.seasons.standings import make_standings
-from trader.settings.dotenv import DEFAULT_FILE, quoted
-from trader.settings.settings import Settings
+from trader.core.errors import SettingsError
+from trader.seasons.page import RankedModel
+from trader.settings.dotenv import DEFAULT_FILE, add_env_file_option
+from trader.settings.presets import PRESETS
 
-LEDGER, DECISIONS, RESULT, REPORT = "ledger.jsonl", "decisions.jsonl", "result.json", "report.html"
-"""The files of a backtest, in its folder."""
-
-_ENCODER = msgspec.json.Encoder(decimal_format="number")
-_STATEMENT_TIMEOUT_S = 120.0
+_OTHERS: Final = (
+    "json", "run", "folder", "env_file", "out", "no_database", "tables", "trials", "workers", "cluster", "send_keys_to",
+)  # fmt: skip
+"""Options that may accompany the conditions of --run, or have a default."""
 
 
-@command("backtest", example="trader backtest --data candles --variant Apex --out run", arguments=add_arguments)
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--data", type=Path, metavar="FOLDER", help="1-minute candles as Binance publishes them")
+    add("--variant", action="append", type=variant_argument, help="a rule agent; may be repeated; default: all")
+    add("--strategy", metavar="FILE:CLASS", help="a strategy of a Python file, such as sma.py:SmaCross")
+    add(
+        "--param",
+        action="append",
+        metavar="NAME=VALUE",
+        help="a parameter of the strategy, or a range such as window=10..50:10; may be repeated",
+    )
+    add("--market", action="append", metavar="SYMBOL", help="may be repeated; default: every market in the folder")
+    add("--from", dest="start", metavar="TIME", help="ISO 8601 in UTC; default: a day after the first candle")
+    add("--to", dest="end", metavar="TIME", help="default: the last candle")
+    add("--markets-file", type=lambda text: Path(text).absolute(), metavar="FILE", help="figures of more markets")
+    add("--capital", help="capital of each account; default: 10000")
+    add("--taker-fee", metavar="BPS", help="default: the preset's")
+    add("--maker-fee", metavar="BPS", help="default: the preset's")
+    add("--latency", metavar="MS", help="delay of an order in milliseconds; default: the preset's")
+    add("--funding", metavar="RATE|FOLDER", help="hourly rate, or a folder of funding files; default: files in --data")
+    add("--preset", choices=list(PRESETS), help="the venue whose rules and fees apply")
+    add("--cadence", metavar="EVERY", help="how often agents decide, such as 5m or 1h; default: every minute")
+    _add_models(add)
+    add_keys_argument(parser)
+    add("--guard", action="append", metavar="NAME=NUMBER|none", help="another limit of the guard; none: no guard")
+    add("--seed", help="seed of the price paths within minutes; default: 0")
+    _add_sweep(add)
+    add("--trials", metavar="FILE", help="the trial ledger; default: trials.jsonl next to --out")
+    add("--out", type=Path, default=Path("backtest"), metavar="FOLDER", help="default: backtest")
+    add(
+        "--tables",
+        choices=["csv", "parquet"],
+        default="csv",
+        help="file format of trades, fills, equity and decisions",
+    )
+    add("--no-database", action="store_true", help="write only the ledger as JSON lines, the result and the report")
+    add_env_file_option(parser)
+    add("--json", action="store_true", help="print one JSON object")
+
+
+def _add_models(add: Callable[..., argparse.Action]) -> None:
+    """Add the options of AI models, and of decisions that are known."""
+    add("--models", type=Path, metavar="FILE", help="a models file: asks AI models, within --budget-usd")
+    add("--budget-usd", metavar="USD", help="maximum cost of asking; without it the command prints an estimate")
+    add(
+        "--cassette",
+        type=Path,
+        metavar="FOLDER",
+        help="where answers, and decisions of --strategy, are kept; default: in --out",
+    )
+    add("--thinking", choices=["on", "off"], help="whether time passes while an AI model thinks; default: on")
+    add(
+        "--agent",
+        action="append",
+        metavar="NAME:VARIANT[=URL]",
+        help="an agent of your own, which calls agent.* or is called at URL; may be repeated",
+    )
+    add("--deadline", type=deadline_argument, metavar="SECONDS", help="time for a decision of --agent; default: 120")
+    add("--listen", type=port_argument, metavar="PORT", help="where --agent finds agent.* and /mcp; default: 8081")
+    add("--models-from", metavar="PLACE", help="a cassette or database with models and decisions; no model is asked")
+    add(
+        "--run",
+        dest="folder",
+        type=Path,
+        metavar="RUN",
+        help="folder of a backtest whose decisions are executed again",
+    )
+    add(
+        "--mask",
+        type=mask_argument,
+        metavar="PARTS",
+        help="symbols,dates,scale: adds a copy of each model from which these are hidden",
+    )
+
+
+def _add_sweep(add: Callable[..., argparse.Action]) -> None:
+    """Add the options of many runs at once."""
+    add("--seeds", type=count_argument, metavar="N", help="a sweep: repeats each run with N seeds, from --seed on")
+    add(
+        "--walk-forward",
+        metavar="CHOOSE/TRY",
+        help="a sweep: 7d/1d chooses parameters on 7 days and tries them on the next day",
+    )
+    add("--workers", type=count_argument, metavar="N", help="concurrent runs of a sweep; default: the number of cores")
+    add("--cluster", metavar="ADDRESS", help="address of a Dask scheduler whose workers execute the runs of a sweep")
+
+
+@command("backtest", example="trader backtest --data candles --variant Apex --out run", arguments=_arguments)
 def backtest(options: argparse.Namespace) -> int:
     """Backtest agents on recorded candles, with the rules of the service and the ledger of a lockstep replay.
 
@@ -94,33 +151,62 @@ def backtest(options: argparse.Namespace) -> int:
     shows them. Ctrl+C ends the run early; the results so far are written and marked as incomplete.
     """
     if options.folder is not None:
-        compared = asyncio.run(compare_conditions(options))
-        return print_result(Result(compared, conditions_lines(compared)), as_json=options.json)
+        return _compare(options)
+    is_sweep = is_grid(options.param) or options.seeds is not None or options.walk_forward is not None
     problems = ["--data is missing: the folder of the candles"] if options.data is None else []
-    if options.guard and (options.models or options.models_from or options.agent):
-        problems.append("--guard: not with AI models, whose prompts state the limits of their variant")
-    if options.mask and not options.no_database:
-        problems.append("--mask: only with --no-database, as a service would show prompts that contradict its books")
-    problems += ["--cluster: only for a sweep"] if options.cluster and not is_sweep(options) else []
+    problems += ["--cluster: only for a sweep"] if options.cluster and not is_sweep else []
     problems += ["--param: only with --strategy"] if options.param and not options.strategy else []
-    if options.models is None and options.budget_usd is not None:
-        problems.append("--budget-usd: only with --models")
     is_asking = options.models or options.agent or (options.strategy and not options.models_from)
-    if options.cassette is not None and (not is_asking or is_sweep(options)):
+    if options.cassette is not None and (not is_asking or is_sweep):
         problems.append("--cassette: only with --models, --agent or --strategy, in a single run that asks them")
-    if options.agent is None:
-        serving = {"--deadline": options.deadline, "--listen": options.listen}
-        problems += [f"{name}: only with --agent" for name, given in serving.items() if given is not None]
+    if is_sweep and (options.models or options.models_from or options.agent or options.mask):
+        problems.append("--seeds, --walk-forward and ranges of --param: not with AI models, agents or --mask")
     if problems:
         raise SettingsError(problems)
-    check_format(options.tables)
-    if is_sweep(options):
-        if options.models or options.models_from or options.agent or options.mask:
-            raise SettingsError(["--seeds, --walk-forward and ranges of --param: not with AI models, agents or --mask"])
-        return _sweep(options)
-    if options.out.exists():
-        raise StartError(f"{options.out} exists already; --out names a new folder.")
-    return asyncio.run(_backtest(options))
+    return _sweep(options) if is_sweep else _run(options, _spec_of(options, params_of(options.param)))
+
+
+def _spec_of(options: argparse.Namespace, params: Mapping[str, str]) -> BacktestSpec:
+    """Return the spec that the options describe. Raises `SettingsError`."""
+    is_asking = options.models is not None or options.agent is not None
+    entrants = Participants(
+        variants=tuple(options.variant or ()),
+        strategy=options.strategy,
+        params=params,
+        every=every_of(options.cadence),
+        models=options.models,
+        models_from=options.models_from,
+        budget_usd=budget_of(options.budget_usd),
+        cassette=options.cassette or (options.out / CASSETTE if is_asking else None),
+        keeps_decisions=options.cassette is not None,
+        agents=tuple(options.agent or ()),
+        deadline_s=options.deadline,
+        port=options.listen,
+        mask=options.mask or frozenset(),
+        env_file=options.env_file,
+        send_keys_to=tuple(options.send_keys_to),
+    )
+    return BacktestSpec(
+        conditions=conditions_of(options.data, vars(options), options.guard or ()),
+        entrants=entrants,
+        out=options.out,
+        trials=Path(options.trials or options.out.absolute().parent / TRIALS).absolute(),
+        tables=options.tables,
+        has_database=not options.no_database,
+    )
+
+
+def _compare(options: argparse.Namespace) -> int:
+    """Execute the decisions of an earlier backtest under other conditions."""
+    allowed = [name for names in CAUSES.values() for name in names]
+    given = {name for name, value in vars(options).items() if value is not None and name not in _OTHERS}
+    if unwanted := sorted(given - set(allowed)):
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in unwanted)
+        raise SettingsError([f"{names}: not allowed with --run, which only accepts other fees, latency and guard"])
+    changed = conditions_of(None, vars(options), options.guard or ())
+    changes = {name: getattr(changed, name) for name in allowed if name in given}
+    compared = asyncio.run(compare_conditions(options.folder, changes))
+    return print_result(Result(compared, conditions_lines(compared)), as_json=options.json)
 
 
 def _sweep(options: argparse.Namespace) -> int:
@@ -131,261 +217,51 @@ def _sweep(options: argparse.Namespace) -> int:
         progress = progress or Progress(0, count, "runs")
         progress.show(done)
 
-    value = run_to_end(sweep(options, show_runs))
+    spec = SweepSpec(
+        base=_spec_of(options, {}),
+        grid=tuple(grid_of(options.param)),
+        seeds=options.seeds or 1,
+        walk_forward=options.walk_forward,
+        workers=options.workers,
+        cluster=options.cluster,
+    )
+    value = run_to_end(sweep(spec, show_runs))
     if progress is not None:
         progress.end()
     code = EXIT_FAILED if value["failed"] else EXIT_DONE
-    return print_result(Result(value, sweep_lines(value, options), code), as_json=options.json)
+    return print_result(Result(value, sweep_lines(value, spec), code), as_json=options.json)
 
 
-async def _backtest(options: argparse.Namespace) -> int:
-    environ = environ_of(options)
-    settings, source = await open_source(options, environ)
+class _ProgressListener(BacktestListener):
+    """Shows lines on standard error, and the progress."""
+
+    def __init__(self) -> None:
+        self._progress: Progress | None = None
+
+    def say(self, line: str) -> None:
+        show(line, on_stderr=True)
+
+    def show(self, reached: datetime, starts_at: datetime, ends_at: datetime) -> None:
+        self._progress = self._progress or Progress(starts_at, ends_at)
+        self._progress.show(reached)
+
+    def end(self) -> None:
+        if self._progress is not None:
+            self._progress.end()
+
+
+def _run(options: argparse.Namespace, spec: BacktestSpec) -> int:
+    listener = _ProgressListener()
     try:
-        async with AsyncExitStack() as files:
-            async with AsyncExitStack() as stack:
-                prices = {symbol: recording.minutes.close[0] for symbol, recording in source.recordings.items()}
-                chosen = (
-                    await choose_models(options, environ, settings, source.span, stack, prices)
-                ).keeping_decisions(options.cassette)
-                for line in chosen.agent_lines:
-                    show(line, on_stderr=True)
-                market = await BacktestMarket.open(source, _intervals(chosen))
-                options.out.mkdir(parents=True, exist_ok=False)
-                unbegun = files.enter_context(ExitStack())
-                unbegun.callback(shutil.rmtree, options.out)
-                chosen.open_cassette(stack)
-                reserve = Reserve(options.out)
-                files.callback(reserve.free)
-                ledger = LedgerLines(files.enter_context((options.out / LEDGER).open("xb", buffering=0)))
-                decisions = DecisionLines(files.enter_context((options.out / DECISIONS).open("xb", buffering=0)))
-                books = None
-                if not options.no_database:
-                    books = DatabaseJournal(await _open_database(options.out, source, stack), settings)
-                tables = TableJournal()
-                journals: list[RunJournal] = [ledger, tables] if books is None else [ledger, tables, books]
-                run = Backtest.fresh(market, settings, chosen.models, journals)
-                chosen.show_board(partial(board, run, settings))
-                if books is not None:
-                    await books.begin(source.identity, run.starts_at, run.ends_at, run.baselines)
-                output = Output({options.out / LEDGER: ledger, options.out / DECISIONS: decisions}, books)
-                interrupted = files.enter_context(_noticing_interrupts())
-                unbegun.pop_all()  # from here on, keep the files
-                end = await _go(run, output, decisions, interrupted)
-            reserve.free()  # a running database would take the space
-            digest = ledger.digest()
-            decisions.flush()
-            if end.cause == "missing":
-                shutil.rmtree(options.out)
-                raise SettingsError([end.reason])
-            if output.database_until is not None:
-                _write_settings(options, environ, run.starts_at, output.database_until)
-            standings = make_standings(run.reports(), run.equity_hours())
-            evidence = await judge(run, source, settings, end.reached)
-            value = _value(options, settings, source, run, chosen, end, digest, standings)
-            value |= {"baselines": baselines_value(run), "evidence": evidence_value(evidence)}
-            value["capacity"] = capacity_value(source.rows, run)
-            value["masked"] = masked_value(options.mask, value["accounts"])
-            add_trials(options, run, value, counts=end.cause not in ("strategy", "storage"))
-            _write_result(options, run, value, labelled(standings, run), evidence)
-            _write_tables(options, tables.finish(run.accounts))
-    except OSError as error:
-        raise StartError(f"{error.filename or options.out} cannot be written: {error.strerror}.") from error
-    code = EXIT_FAILED if end.cause else EXIT_DONE if value["complete"] else EXIT_INTERRUPTED
-    return print_result(Result(value, _lines(value, standings, options), code), as_json=options.json)
-
-
-async def _open_database(out: Path, source: ReplaySource, stack: AsyncExitStack) -> Database:
-    """Create the database, with tables, that a service in the folder would use for this market."""
-    server = await stack.enter_async_context(EmbeddedPostgres(out / EMBEDDED_FOLDER))
-    dsn = await server.ensure_database(database_name(source.identity))
-    database = await Database.connect(dsn, size=2, command_timeout_s=_STATEMENT_TIMEOUT_S)
-    stack.push_async_callback(database.close)
-    await apply_schema(database)
-    return database
-
-
-def _intervals(chosen: Chosen) -> set[Interval]:
-    """Return the candle intervals that the models may read: all of them if there are AI models."""
-    if any(isinstance(source, AiSource) for _, source in chosen.models):
-        return set(INTERVALS)
-    own = {
-        each
-        for _, source in chosen.models
-        if isinstance(source, RecordingStrategySource)
-        for each in source.strategy.intervals
-    }
-    return own | {each for model, _ in chosen.models for each in VARIANTS[model.variant].agent.intervals}
-
-
-def _write_settings(
-    options: argparse.Namespace, environ: Mapping[str, str], starts_at: datetime, reached: datetime
-) -> None:
-    """Write the .env file that makes a service in the folder show the result as of the time reached."""
-    data = options.data.absolute()
-    shown = {
-        **environ,
-        "MARKET_SOURCE": f"replay:{data}",
-        "REPLAY_START": iso(starts_at),
-        "REPLAY_END": iso(reached),
-        "REPLAY_SPEED": "0",
-    }
-    lines = ["# The settings of this backtest; `trader serve --demo` in this folder shows its result."]
-    lines += [f"{name}={quoted(value)}" for name, value in shown.items()]
-    (options.out / DEFAULT_FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-class End(NamedTuple):
-    """The end of a backtest: the time reached, and the cause of an early end (None: it reached its end).
-
-    It ends early if no model can be called anymore, a strategy fails, or the disk or the database refuses writes.
-    """
-
-    reached: datetime
-    cause: Literal["budget", "provider", "missing", "storage", "strategy"] | None = None
-    reason: str = ""
-
-
-async def _go(run: Backtest, output: Output, decisions: DecisionLines, interrupted: "Interrupts") -> End:
-    """Run to the end, or until no model can be called, a strategy or a write fails, or Ctrl+C arrives.
-
-    It always stops at a time that all accounts have reached.
-    """
-    gc.collect()
-    gc.freeze()  # otherwise every full collection would traverse the candles and indicators
-    reached, progress = run.starts_at, Progress(run.starts_at, run.ends_at)
-    ended: AskingEnded | None = None
-    unwritten: str | None = None
-    for reached in run.run():
-        if unwritten is None and not run.is_ahead:
-            decisions.take(run.accounts)
-            unwritten = await output.keep(reached, run.marks())
-        if interrupted or ended is not None or unwritten is not None or run.failure is not None:
-            run.skip()
-            if not run.is_ahead:
-                break
-        elif run.is_due:
-            ended = await _invoke(run, interrupted)
-        progress.show(reached)
-    decisions.take(run.accounts)
-    if unwritten is None:
-        unwritten = await output.keep(reached, run.marks(), is_end=True)
-    progress.end()
-    if unwritten is not None:
-        return End(reached, "storage", unwritten)
-    if run.failure is not None:
-        return End(reached, "strategy", str(run.failure))
-    return End(reached) if ended is None else End(reached, ended.cause, str(ended))
-
-
-def _write_result(
-    options: argparse.Namespace,
-    run: Backtest,
-    value: Mapping[str, Any],
-    standings: Sequence[RankedModel],
-    evidence: EvidenceReport,
-) -> None:
-    """Write the result and the report. Raises `OSError`."""
-    (options.out / RESULT).write_bytes(msgspec.json.format(_ENCODER.encode(to_wire(value))) + b"\n")
-    season = SeasonReport(options.data.name, standings, [], run.outcomes(), evidence, "Backtest")
-    (options.out / REPORT).write_text(page(season), encoding="utf-8")
-
-
-def _write_tables(options: argparse.Namespace, tables: Results) -> None:
-    """Write the tables; a partly written one is removed. Raises `StartError`."""
-    for each in tables:
-        try:
-            each.write(options.out, options.tables)
-        except OSError as error:
-            file = options.out / f"{each.name}.{options.tables}"
-            file.unlink(missing_ok=True)
-            raise StartError(
-                f"{file} cannot be written: {error.strerror}. It is left out; "
-                f"{LEDGER}, {DECISIONS}, {RESULT} and {REPORT} are complete."
-            ) from error
-
-
-async def _invoke(run: Backtest, interrupted: "Interrupts") -> AskingEnded | None:
-    """Execute the invocations that are due; Ctrl+C cancels them. Return why no model can be called, or None."""
-    interrupted.task = asyncio.ensure_future(run.invoke())
-    try:
-        await interrupted.task
-    except AskingEnded as ended:
-        return ended
-    except asyncio.CancelledError:
-        if not interrupted:
-            raise
+        finished = asyncio.run(execute(spec, listener, Interrupts()))
     finally:
-        interrupted.task = None
-    return None
+        listener.end()
+    value = finished.value
+    code = EXIT_FAILED if finished.end.cause else EXIT_DONE if value["complete"] else EXIT_INTERRUPTED
+    return print_result(Result(value, _lines(value, finished.standings, spec), code), as_json=options.json)
 
 
-class Interrupts(list[int]):
-    """The signals received so far; each one cancels `task`."""
-
-    task: asyncio.Task[None] | None = None
-
-
-@contextmanager
-def _noticing_interrupts() -> Iterator[Interrupts]:
-    """Record Ctrl+C and SIGTERM instead of raising KeyboardInterrupt, which could cut the ledger within a change."""
-    noticed, loop = Interrupts(), asyncio.get_running_loop()
-
-    def note(number: int, _: FrameType | None) -> None:
-        noticed.append(number)
-        if noticed.task is not None:
-            loop.call_soon_threadsafe(noticed.task.cancel)
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield noticed
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _value(
-    options: argparse.Namespace,
-    settings: Settings,
-    source: ReplaySource,
-    run: Backtest,
-    chosen: Chosen,
-    end: End,
-    digest: str,
-    standings: Sequence[RankedModel],
-) -> dict[str, Any]:
-    """Return the JSON object of the result."""
-    by_files = sorted(source.funded_by_files)
-    plain = {symbol: source.plain_rate(symbol) for symbol in sorted(set(source.markets) - set(by_files))}
-    models = {model.id: model for model, _ in chosen.models}
-    return {
-        "program": program_version(),
-        "data": str(options.data),
-        "markets": list(source.markets),
-        "from": iso(run.starts_at),
-        "to": iso(end.reached),
-        "complete": end.reached == run.ends_at and end.cause is None,
-        "ended": end.reason or None,
-        "seed": settings.seed,
-        "preset": settings.venue_preset,
-        "capital": settings.initial_capital,
-        "takerFeeBps": settings.taker_fee_bps,
-        "makerFeeBps": settings.maker_fee_bps,
-        "latencyMs": settings.latency_ms,
-        "cadence": options.cadence or "1m",
-        "funding": {"fromFiles": by_files, "hourlyRates": plain},
-        "answers": None if chosen.cassette is None else answers_value(chosen, chosen.cassette),
-        "ledgerSha256": digest,
-        "strategy": strategy_value(options, chosen),
-        "options": kept_options(options, list(source.markets)),
-        "models": [msgspec.to_builtins(model) for model, _ in chosen.models],
-        "accounts": [
-            account_value(standing, models[standing.account.model_id], run.starts_at) for standing in standings
-        ],
-    }
-
-
-def _lines(value: Mapping[str, Any], standings: Sequence[RankedModel], options: argparse.Namespace) -> Iterator[str]:
+def _lines(value: Mapping[str, Any], standings: Sequence[RankedModel], spec: BacktestSpec) -> Iterator[str]:
     heads = ("account", "equity", "return", "drawdown", "trades", "fees", "funding")
     yield from table(
         heads,
@@ -415,6 +291,6 @@ def _lines(value: Mapping[str, Any], standings: Sequence[RankedModel], options: 
     if not value["complete"] and value["ended"] is None:
         yield "Interrupted: this is only part of the requested period."
     yield f"ledger SHA-256 {value['ledgerSha256']}"
-    yield f"{options.out}: {LEDGER}, {DECISIONS}, {RESULT}, {REPORT}"
-    if not options.no_database and (options.out / DEFAULT_FILE).exists():
-        yield f"Dashboard: cd {shlex.quote(str(options.out))} && trader serve --demo"
+    yield f"{spec.out}: {LEDGER}, {DECISIONS}, {RESULT}, {REPORT}"
+    if spec.has_database and (spec.out / DEFAULT_FILE).exists():
+        yield f"Dashboard: cd {shlex.quote(str(spec.out))} && trader serve --demo"

@@ -1,11 +1,10 @@
 """Lines that the command backtest prints about counterfactual backtests and sweeps."""
 
-import argparse
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from trader.backtest.sweep import PLAN, RUNS, SWEEP
+from trader.backtest.sweep import PLAN, RUNS, SWEEP, SweepSpec
 from trader.commands.command import table
 
 
@@ -46,7 +45,7 @@ def _first_to_last(counts: Sequence[int]) -> str:
     return f"{counts[0]:,} → {counts[-1]:,}"
 
 
-def sweep_lines(value: Mapping[str, Any], options: argparse.Namespace) -> Iterator[str]:
+def sweep_lines(value: Mapping[str, Any], spec: SweepSpec) -> Iterator[str]:
     heads = ("parameters", "runs", "mean return", "deviation", "worst", "best")
     rows = [
         (
@@ -62,7 +61,7 @@ def sweep_lines(value: Mapping[str, Any], options: argparse.Namespace) -> Iterat
     yield from table(heads, rows[:20])
     if len(rows) > 20:
         yield f"and {len(rows) - 20} more in {SWEEP}"
-    if options.walk_forward:
+    if spec.walk_forward:
         yield "These are the test periods; the parameters were chosen on the periods before them."
     for run in value["runs"]:
         if run["failure"] is not None:
@@ -73,4 +72,4 @@ def sweep_lines(value: Mapping[str, Any], options: argparse.Namespace) -> Iterat
             f"an hour; the best of {value['trials']} without skill would have "
             f"{value['expectedBestSharpePerHour']:+.3f}."
         )
-    yield f"{options.out}: {PLAN}, {SWEEP}, {RUNS}/"
+    yield f"{spec.base.out}: {PLAN}, {SWEEP}, {RUNS}/"

@@ -10,7 +10,7 @@ from typing import Final, get_args
 
 import aiohttp
 
-from trader.backtest.options import count_argument
+from trader.commands.arguments import count_argument
 from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, allowed, command, print_result, run_to_end, show
 from trader.commands.progress import Progress
 from trader.core.errors import SettingsError, StartError

@@ -19,11 +19,9 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
-import msgspec
-
 from trader.core.errors import ArgumentsError, SettingsError
 from trader.core.logs import printable
-from trader.core.money import format_decimal
+from trader.core.wire import encode
 from trader.operations.supervisor import end_signals
 from trader.settings.checks import local_address
 from trader.settings.settings import read_some
@@ -70,9 +68,6 @@ EXIT_DONE: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_WRONG_SETTINGS: Final = 2
 EXIT_INTERRUPTED: Final = 130
-
-
-_ENCODER: Final = msgspec.json.Encoder(decimal_format="number")
 
 
 class Result(NamedTuple):
@@ -230,25 +225,6 @@ def allowed(names: Iterable[str]) -> str:
     return f"{', '.join(listed[:20])}{more}" if listed else "none"
 
 
-def to_wire(value: Any) -> Any:
-    """Return a value with its structs and named tuples as objects with camelCase names, as in the API."""
-    if isinstance(value, msgspec.Struct):
-        fields = msgspec.structs.fields(value)
-        value = {_camel(field.encode_name): getattr(value, field.name) for field in fields}
-    elif isinstance(value, tuple) and hasattr(value, "_asdict"):
-        value = {_camel(name): item for name, item in value._asdict().items()}
-    if isinstance(value, Mapping):
-        return {name: to_wire(item) for name, item in value.items() if item is not msgspec.UNSET}
-    if isinstance(value, Decimal):
-        return Decimal(format_decimal(value))  # without an exponent and trailing zeros
-    return [to_wire(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _camel(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(map(str.capitalize, rest))
-
-
 def run_to_end(work: Coroutine[Any, Any, T]) -> T:
     """Run a command; SIGTERM and SIGHUP interrupt it like Ctrl+C: it ends its processes and removes its files.
 
@@ -289,14 +265,14 @@ def print_error(text: str, problems: Sequence[str] = (), *, as_json: bool) -> No
     show("\n".join([text, *(f"  {problem}" for problem in problems)]), on_stderr=True)
     if as_json:
         error = {"error": {"message": text.removeprefix("trader: "), "problems": list(problems)}}
-        show(_ENCODER.encode(error).decode())
+        show(encode(error).decode())
 
 
 def print_result(result: Result, *, as_json: bool) -> int:
     """Print a result, as one JSON object in one line or as text, and return its exit code."""
     try:
         if as_json:
-            show(_ENCODER.encode(to_wire(result.value)).decode())
+            show(encode(result.value).decode())
         else:
             for line in result.lines:
                 show(line)

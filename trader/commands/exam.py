@@ -13,7 +13,9 @@ from typing import Any
 import msgspec
 
 from trader.agents.models_file import add_keys_argument, variant_argument
-from trader.backtest.options import count_argument, deadline_argument, mask_argument, port_argument
+from trader.backtest.models import CASSETTE
+from trader.backtest.spec import Participants, budget_of, conditions_of, params_of
+from trader.commands.arguments import count_argument, deadline_argument, mask_argument, port_argument
 from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, command, print_result, show, table
 from trader.commands.progress import Progress
 from trader.core.errors import SettingsError, StartError
@@ -21,6 +23,7 @@ from trader.exam.check import check
 from trader.exam.domain.plan import EXAMS, POWER, in_moments, in_worlds, outlook
 from trader.exam.domain.worlds import Edge
 from trader.exam.folder import read_plan, read_sittings
+from trader.exam.opening import ExamSpec
 from trader.exam.page import page
 from trader.exam.pairs import HORIZONS
 from trader.exam.report import (
@@ -47,9 +50,6 @@ STATES = 300
 
 STATES_MAX = 100_000
 """Maximum number of states of an exam."""
-
-_LEFT_OUT = ("guard", "models_from")
-"""Options of a backtest that an exam does not have."""
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,7 +93,6 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add_keys_argument(parser)
     add_env_file_option(parser)
     add("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(markets_file=None, cadence=EVERY, **dict.fromkeys(_LEFT_OUT))
 
 
 def _states_argument(text: str) -> int:
@@ -138,7 +137,7 @@ def exam_run(options: argparse.Namespace) -> int:
     if problems:
         raise SettingsError(problems)
     try:
-        ended = asyncio.run(_run(options))
+        ended = asyncio.run(_run(_spec_of(options)))
     except OSError as error:
         raise StartError(f"{error.filename or options.out} cannot be written: {error.strerror}.") from error
     result = exam_result(ended.plan, ended.sittings)
@@ -146,6 +145,41 @@ def exam_run(options: argparse.Namespace) -> int:
     lines = chain(_lines(result), [ended.reason] if ended.reason else [])
     code = EXIT_FAILED if ended.cause not in (None, "verdict") else EXIT_DONE
     return print_result(Result(value, lines, code), as_json=options.json)
+
+
+def _spec_of(options: argparse.Namespace) -> ExamSpec:
+    """Return the exam that the options describe. Raises `SettingsError`."""
+    is_asking = options.models is not None or options.agent is not None
+    entrants = Participants(
+        variants=tuple(options.variant or ()),
+        strategy=options.strategy,
+        params=params_of(options.param),
+        every=EVERY,
+        models=options.models,
+        budget_usd=budget_of(options.budget_usd),
+        cassette=options.cassette or (options.out / CASSETTE if is_asking else None),
+        agents=tuple(options.agent or ()),
+        deadline_s=options.deadline,
+        port=options.listen,
+        mask=options.mask or frozenset(),
+        env_file=options.env_file,
+        send_keys_to=tuple(options.send_keys_to),
+    )
+    return ExamSpec(
+        conditions=conditions_of(options.data, vars(options)),
+        entrants=entrants,
+        out=options.out,
+        states=options.states,
+        horizon=options.horizon,
+        edges=options.edges,
+        kind="reversed" if options.reversed else "planted",
+        samples=options.samples,
+        secret=options.secret,
+        compare=options.compare,
+        workers=options.workers,
+        concurrency=options.concurrency,
+        cluster=options.cluster,
+    )
 
 
 class _Listener:
@@ -167,10 +201,10 @@ class _Listener:
             self._progress.end()
 
 
-async def _run(options: argparse.Namespace) -> ExamEnd:
+async def _run(spec: ExamSpec) -> ExamEnd:
     listener = _Listener()
     try:
-        return await run(options, options.out, listener)
+        return await run(spec, listener)
     finally:
         listener.end()
 

@@ -1,6 +1,5 @@
 """What an exam opens: the room of its states, the entrants with what decides for them, and a new plan."""
 
-import argparse
 import secrets
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -9,21 +8,30 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from trader.agents.domain.models import Model, contamination
 from trader.agents.models_file import ANSWER_TOKENS, PROMPT_TOKENS
 from trader.backtest.accounts import DecisionSource, Idle
 from trader.backtest.models import Chosen, choose_models, renewed
-from trader.backtest.options import environ_of, open_source, settings_given, settings_of
 from trader.backtest.sources import AiSource, RecordingStrategySource
+from trader.backtest.spec import (
+    Conditions,
+    Participants,
+    conditions_of,
+    environ_of,
+    open_source,
+    settings_given,
+    settings_of,
+)
 from trader.core.clock import iso, moment_of
 from trader.core.errors import SettingsError
 from trader.core.variant_id import VariantId
 from trader.exam.domain.law import HORIZON
 from trader.exam.domain.worlds import Edge, Kind, draw_world
 from trader.exam.folder import ExamPlan, ExamState, digest_of, schedule
-from trader.exam.pairs import RecordedRoom
+from trader.exam.pairs import Horizon, RecordedRoom
 from trader.exam.sitting import EVERY, Examinee, Sitting, WorldRoom
 from trader.market.domain.markets import INTERVALS, Interval
 from trader.market.sources.rows import chosen_rows, preset_rows
@@ -47,6 +55,29 @@ _SPAN_FROM: Final = 1_767_225_600
 
 ExamRoom = WorldRoom | RecordedRoom
 """Where entrants sit."""
+
+
+class ExamSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """An exam in the folder `out`: its conditions, who takes it, and its states.
+
+    `compare` is the pair whose verdict ends it. Code decides in `workers` processes or on the workers of the Dask
+    scheduler at `cluster`, AI models in `concurrency` states at once. `sample` counts the passes through the states.
+    """
+
+    conditions: Conditions
+    entrants: Participants
+    out: Path
+    states: int
+    horizon: Horizon
+    edges: tuple[Edge, ...] = tuple(Edge)
+    kind: Kind = "planted"
+    samples: int = 1
+    sample: int = 0
+    secret: str | None = None
+    compare: tuple[str, str] | None = None
+    workers: int = 1
+    concurrency: int = 1
+    cluster: str | None = None
 
 
 class Examined(NamedTuple):
@@ -96,11 +127,11 @@ def world_room(environ: Mapping[str, str], intervals: Sequence[Interval]) -> Wor
     return WorldRoom(settings, chosen_rows(SYMBOLS, rows), intervals)
 
 
-def exam_environ(options: argparse.Namespace) -> dict[str, str]:
+def exam_environ(conditions: Conditions) -> dict[str, str]:
     """Return the settings of an exam as environment variables. Market time stands still while an entrant decides."""
-    if options.data is not None:
-        return {name: text for name, text in environ_of(options).items() if name != _PLACE} | _STILL
-    return {"SIM_SEED": "0", "MARKETS": ",".join(SYMBOLS)} | settings_given(options) | _STILL
+    if conditions.data is not None:
+        return {name: text for name, text in environ_of(conditions).items() if name != _PLACE} | _STILL
+    return {"SIM_SEED": "0", "MARKETS": ",".join(SYMBOLS)} | settings_given(conditions) | _STILL
 
 
 async def recorded_room(plan: ExamPlan, data: Path | None, funding: str | None) -> RecordedRoom:
@@ -112,7 +143,7 @@ async def recorded_room(plan: ExamPlan, data: Path | None, funding: str | None) 
     symbols = plan.settings["MARKETS"]
     if data is None:
         raise SettingsError([f"--data is missing: the candles of {symbols} from which the moments were drawn"])
-    _, source = await open_source(argparse.Namespace(data=data, funding=funding), plan.settings)
+    _, source = await open_source(conditions_of(data, {"funding": funding}), plan.settings)
     room = RecordedRoom(settings_of(plan.settings), source, (), plan.horizon)
     if room.digest != plan.recording:
         raise SettingsError(
@@ -125,21 +156,21 @@ async def recorded_room(plan: ExamPlan, data: Path | None, funding: str | None) 
 
 
 @asynccontextmanager
-async def examining(options: argparse.Namespace) -> AsyncIterator[Examined]:
+async def examining(spec: ExamSpec) -> AsyncIterator[Examined]:
     """Open what an exam needs.
 
     :raises SettingsError: with every mistake; without a budget, with an estimate of the cost
     """
-    environ = exam_environ(options)
+    environ = exam_environ(spec.conditions)
     async with AsyncExitStack() as stack:
         source, prices, begin = None, {}, _SPAN_FROM
         settings = settings_of(environ)
-        if options.data is not None:
-            _, source = await open_source(options, environ)
+        if spec.conditions.data is not None:
+            _, source = await open_source(spec.conditions, environ)
             prices = {symbol: recording.minutes.close[0] for symbol, recording in source.recordings.items()}
             begin = source.span.start
-        span, count = range(begin, begin + options.states * HORIZON * 60), options.states * options.samples
-        chosen = await choose_models(options, environ, settings, span, stack, prices, count)
+        span, count = range(begin, begin + spec.states * HORIZON * 60), spec.states * spec.samples
+        chosen = await choose_models(spec.entrants, environ, settings, span, stack, prices, count)
         entrants = [
             Examinee(_once(model), partial(_renewed, source=each, settings=settings)) for model, each in chosen.models
         ]
@@ -148,7 +179,7 @@ async def examining(options: argparse.Namespace) -> AsyncIterator[Examined]:
         if source is None:
             room = world_room(environ, _intervals(chosen))
         else:
-            room = RecordedRoom(settings, source, _intervals(chosen), options.horizon)
+            room = RecordedRoom(settings, source, _intervals(chosen), spec.horizon)
         yield Examined(room, entrants, chosen)
 
 
@@ -173,7 +204,7 @@ def _intervals(chosen: Chosen) -> list[Interval]:
     return sorted({interval for strategy in strategies for interval in strategy.intervals})
 
 
-def new_plan(options: argparse.Namespace, examined: Examined) -> tuple[ExamPlan, str]:
+def new_plan(spec: ExamSpec, examined: Examined) -> tuple[ExamPlan, str]:
     """Return the plan of a new exam, and its secret.
 
     :raises SettingsError: an entrant to compare does not take part, the budget does not pay one state, or a model may
@@ -183,29 +214,28 @@ def new_plan(options: argparse.Namespace, examined: Examined) -> tuple[ExamPlan,
         raise SettingsError(problems)
     if any(model.id == _NOTHING.id for model, _ in examined.chosen.models):
         raise SettingsError([f"{_NOTHING.id} is the entrant that leaves its account alone; give yours another id"])
-    secret = options.secret or secrets.token_hex(16)
+    secret = spec.secret or secrets.token_hex(16)
     entrants = [each.model.id for each in examined.entrants]
-    compared = options.compare or None
+    compared = spec.compare
     if unknown := [name for name in compared or () if name not in entrants]:
         raise SettingsError(
             [f"--compare: {', '.join(unknown)} does not take part; those who do are {', '.join(entrants)}"]
         )
-    kind: Kind = "reversed" if options.reversed else "planted"
-    states = draw_states(examined.room, secret, options.states, options.edges, kind)
+    states = draw_states(examined.room, secret, spec.states, spec.edges, spec.kind)
     moments = [state.moment.at for state in states if state.moment is not None]
     if moments and (problems := list(_contaminated(examined.chosen, min(moments)))):
         raise SettingsError(problems)
     plan = ExamPlan(
         secret_digest=digest_of(secret),
         states=states,
-        edges=list(options.edges),
-        kind=kind,
-        horizon=options.horizon,
+        edges=list(spec.edges),
+        kind=spec.kind,
+        horizon=spec.horizon,
         models=[each.model for each in examined.entrants],
         strategies=examined.strategies,
-        settings=exam_environ(options),
+        settings=exam_environ(spec.conditions),
         compared=compared,
-        samples=options.samples,
+        samples=spec.samples,
         recording=examined.recording,
         code=digest_code(),
     )

@@ -1,6 +1,5 @@
 """Run of an exam: the entrants decide in every state that has no decision yet, here, in processes, or on a cluster."""
 
-import argparse
 import asyncio
 import multiprocessing
 from collections import deque
@@ -8,7 +7,6 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequenc
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AsyncExitStack, aclosing, closing
 from decimal import Decimal
-from pathlib import Path
 from typing import Final, Literal, NamedTuple, Protocol
 
 import msgspec
@@ -16,11 +14,10 @@ from msgspec.structs import replace
 
 from trader.backtest.answers import AskingEnded
 from trader.backtest.cluster import client_of
-from trader.backtest.models import CASSETTE
 from trader.core.errors import SettingsError
 from trader.core.money import ZERO
 from trader.exam.folder import ExamPlan, ExamState, Sheet, begin, is_begun, judged, read_plan
-from trader.exam.opening import Examined, exam_environ, examining, new_plan
+from trader.exam.opening import Examined, ExamSpec, exam_environ, examining, new_plan
 from trader.exam.sitting import Sitting
 
 _CHUNK: Final = 25
@@ -49,7 +46,7 @@ class ExamEnd(NamedTuple):
     reason: str = ""
 
 
-async def run(options: argparse.Namespace, folder: Path, listener: Listener) -> ExamEnd:
+async def run(spec: ExamSpec, listener: Listener) -> ExamEnd:
     """Let the entrants decide in the states that have no decision yet, until the plan ends or has its verdict.
 
     Without a plan in the folder, one is made.
@@ -58,65 +55,63 @@ async def run(options: argparse.Namespace, folder: Path, listener: Listener) -> 
     :raises SettingsError: other entrants or settings than those of the plan, or the folder has anything else
     """
     spent, sample, ended = ZERO, 0, None
-    if is_begun(folder):
-        options = _as_planned(options, *read_plan(folder))
+    if is_begun(spec.out):
+        spec = _as_planned(spec, *read_plan(spec.out))
     while ended is None or (ended.cause is None and sample < ended.plan.samples):
-        own = _options_of(options, folder, sample, spent)
+        own = _of_sample(spec, sample, spent)
         async with examining(own) as examined:
             for line in examined.chosen.agent_lines:
                 listener.say(line)
-            if not is_begun(folder):
+            if not is_begun(spec.out):
                 if own.cluster:  # an unreachable one is refused before anything is written
                     async with client_of(own.cluster):
                         pass
-                begin(folder, *new_plan(own, examined))
+                begin(spec.out, *new_plan(own, examined))
             ended = await _sample(own, examined, listener)
         spent += ended.spent_usd
         sample += 1
     return ended
 
 
-def _as_planned(options: argparse.Namespace, plan: ExamPlan, secret: str) -> argparse.Namespace:
-    """Return the options with what the plan of a resumed exam says.
+def _as_planned(spec: ExamSpec, plan: ExamPlan, secret: str) -> ExamSpec:
+    """Return the spec with what the plan of a resumed exam says.
 
-    :raises SettingsError: the options ask for another comparison, or give another secret
+    :raises SettingsError: the spec asks for another comparison, or gives another secret
     """
-    if options.secret not in (None, secret):
-        raise SettingsError([f"--secret: {options.out} has another one"])
-    if options.compare not in (None, plan.compared):
+    if spec.secret not in (None, secret):
+        raise SettingsError([f"--secret: {spec.out} has another one"])
+    if spec.compare not in (None, plan.compared):
         pair = ",".join(plan.compared) if plan.compared else "no pair"
-        raise SettingsError([f"--compare: {options.out} compares {pair}, which was fixed before it began"])
-    planned = {"states": len(plan.states), "horizon": plan.horizon, "samples": plan.samples}
-    return argparse.Namespace(**vars(options) | planned)
+        raise SettingsError([f"--compare: {spec.out} compares {pair}, which was fixed before it began"])
+    return replace(spec, states=len(plan.states), horizon=plan.horizon, samples=plan.samples)
 
 
-def _options_of(options: argparse.Namespace, folder: Path, sample: int, spent: Decimal) -> argparse.Namespace:
-    """Return the options of one sample: its answers are kept apart, and it may spend what the ones before have left."""
-    own = argparse.Namespace(**vars(options))
-    own.out, own.sample = folder, sample
-    if sample:
-        place = options.cassette or folder / CASSETTE
-        own.cassette = place.with_name(f"{place.name}-{sample}")
-        own.budget_usd = options.budget_usd and str(Decimal(options.budget_usd) - spent)
-    return own
+def _of_sample(spec: ExamSpec, sample: int, spent: Decimal) -> ExamSpec:
+    """Return the spec of one sample: its answers are kept apart, and it may spend what the ones before have left."""
+    entrants = spec.entrants
+    if sample and entrants.cassette is not None:
+        budget = entrants.budget_usd and entrants.budget_usd - spent
+        place = entrants.cassette.with_name(f"{entrants.cassette.name}-{sample}")
+        entrants = replace(entrants, cassette=place, budget_usd=budget)
+    return replace(spec, entrants=entrants, sample=sample)
 
 
-async def _sample(options: argparse.Namespace, examined: Examined, listener: Listener) -> ExamEnd:
+async def _sample(spec: ExamSpec, examined: Examined, listener: Listener) -> ExamEnd:
     """Let the entrants decide once in every state that has no decision of this sample yet."""
-    plan, secret = read_plan(options.out)
-    if problems := list(_unlike(plan, examined, exam_environ(options))):
-        raise SettingsError([f"{options.out} is {problem}" for problem in problems])
-    spending, sheet = examined.chosen.spending, Sheet(options.out, plan)
+    plan, secret = read_plan(spec.out)
+    if problems := list(_unlike(plan, examined, exam_environ(spec.conditions))):
+        raise SettingsError([f"{spec.out} is {problem}" for problem in problems])
+    spending, sheet = examined.chosen.spending, Sheet(spec.out, plan)
     async with AsyncExitStack() as stack:
         stack.enter_context(closing(sheet))
         examined.chosen.open_cassette(stack)
         spent_before = sum((each.answer.cost_usd or ZERO for each in sheet.sittings), ZERO)
-        sat = {sitting.state for sitting in sheet.sittings if sitting.sample == options.sample}
+        sat = {sitting.state for sitting in sheet.sittings if sitting.sample == spec.sample}
         left = [state for state in plan.states if state.number not in sat]
-        decided = await stack.enter_async_context(aclosing(_way_of(options, examined)(options, examined, secret, left)))
+        decided = await stack.enter_async_context(aclosing(_way_of(spec, examined)(spec, examined, secret, left)))
         try:
             async for sittings in decided:
-                sheet.add([replace(each, sample=options.sample) for each in sittings])
+                sheet.add([replace(each, sample=spec.sample) for each in sittings])
                 done = len({(each.state, each.sample) for each in sheet.sittings})
                 spent_usd = spent_before + spending.spent_usd
                 listener.show(done, len(plan.states) * plan.samples, spent_usd)
@@ -143,14 +138,14 @@ def _unlike(plan: ExamPlan, examined: Examined, environ: Mapping[str, str]) -> I
 
 
 async def _in_this_process(
-    options: argparse.Namespace, examined: Examined, secret: str, states: Sequence[ExamState]
+    spec: ExamSpec, examined: Examined, secret: str, states: Sequence[ExamState]
 ) -> AsyncGenerator[list[Sitting]]:
     """Yield the decisions of each state, in order, made in `concurrency` states at a time.
 
     :raises AskingEnded: the first state that cannot be decided; later ones that were begun keep their answers in the
         cassette, and are decided when the exam is resumed
     """
-    count = 1 if options.agent else options.concurrency  # an agent decides in one state at a time
+    count = 1 if spec.entrants.agents else spec.concurrency  # an agent decides in one state at a time
     left, begun = deque(states), deque[asyncio.Task[list[Sitting]]]()
     try:
         while left or begun:
@@ -174,14 +169,12 @@ def _chunks(states: Sequence[ExamState], workers: int) -> list[Sequence[ExamStat
 
 
 async def _by_processes(
-    options: argparse.Namespace, examined: Examined, secret: str, states: Sequence[ExamState]
+    spec: ExamSpec, examined: Examined, secret: str, states: Sequence[ExamState]
 ) -> AsyncGenerator[list[Sitting]]:
     """Yield the decisions of chunks of states, in order, made in `workers` processes."""
     loop = asyncio.get_running_loop()
-    with ProcessPoolExecutor(options.workers, multiprocessing.get_context("spawn")) as pool:
-        futures = [
-            loop.run_in_executor(pool, sit_alone, options, secret, part) for part in _chunks(states, options.workers)
-        ]
+    with ProcessPoolExecutor(spec.workers, multiprocessing.get_context("spawn")) as pool:
+        futures = [loop.run_in_executor(pool, sit_alone, spec, secret, part) for part in _chunks(states, spec.workers)]
         try:
             for future in futures:
                 yield msgspec.json.decode(await future, type=list[Sitting])
@@ -191,37 +184,38 @@ async def _by_processes(
 
 
 async def _by_cluster(
-    options: argparse.Namespace, examined: Examined, secret: str, states: Sequence[ExamState]
+    spec: ExamSpec, examined: Examined, secret: str, states: Sequence[ExamState]
 ) -> AsyncGenerator[list[Sitting]]:
     """Yield the decisions of chunks of states, in order, made by the workers of a Dask cluster."""
-    async with client_of(options.cluster) as client:
-        futures = [client.submit(sit_alone, options, secret, part, pure=False) for part in _chunks(states, _CHUNK)]
+    assert spec.cluster is not None, "states are decided on a cluster"
+    async with client_of(spec.cluster) as client:
+        futures = [client.submit(sit_alone, spec, secret, part, pure=False) for part in _chunks(states, _CHUNK)]
         for future in futures:
             yield msgspec.json.decode(await future, type=list[Sitting])
 
 
-def _way_of(options: argparse.Namespace, examined: Examined) -> "SitThrough":
+def _way_of(spec: ExamSpec, examined: Examined) -> "SitThrough":
     """Return where states are decided: on a cluster, in processes, or here.
 
     :raises SettingsError: a cluster cannot decide for others than code
     """
-    if options.cluster and not examined.is_code:
+    if spec.cluster and not examined.is_code:
         raise SettingsError(["--cluster: only for rule agents and strategies; models are asked from here"])
-    if options.cluster:
+    if spec.cluster:
         return _by_cluster
-    return _by_processes if examined.is_code and options.workers > 1 else _in_this_process
+    return _by_processes if examined.is_code and spec.workers > 1 else _in_this_process
 
 
-SitThrough = Callable[[argparse.Namespace, Examined, str, Sequence[ExamState]], AsyncGenerator[list[Sitting]]]
+SitThrough = Callable[[ExamSpec, Examined, str, Sequence[ExamState]], AsyncGenerator[list[Sitting]]]
 """Yields the decisions of states, in order."""
 
 
-def sit_alone(options: argparse.Namespace, secret: str, states: Sequence[ExamState]) -> bytes:
+def sit_alone(spec: ExamSpec, secret: str, states: Sequence[ExamState]) -> bytes:
     """Decide in states in a process of its own, and return the decisions as JSON."""
-    return asyncio.run(_sit_alone(options, secret, states))
+    return asyncio.run(_sit_alone(spec, secret, states))
 
 
-async def _sit_alone(options: argparse.Namespace, secret: str, states: Sequence[ExamState]) -> bytes:
-    async with examining(options) as examined:
-        decided = [each async for each in _in_this_process(options, examined, secret, states)]
+async def _sit_alone(spec: ExamSpec, secret: str, states: Sequence[ExamState]) -> bytes:
+    async with examining(spec) as examined:
+        decided = [each async for each in _in_this_process(spec, examined, secret, states)]
     return msgspec.json.encode([sitting for each in decided for sitting in each])

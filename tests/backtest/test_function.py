@@ -1,0 +1,163 @@
+"""The function `trader.backtest`: the command's figures as DataFrames, in scripts, notebooks and debuggers."""
+
+import asyncio
+import re
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from operator import methodcaller
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pandas as pd
+import pytest
+from support.candles import write_walk
+
+import trader
+from trader.__main__ import main
+from trader.agents.strategy_files import load_strategy
+from trader.core.errors import SettingsError, StartError, StrategyError
+from trader.strategies import ClosePosition, CreatePosition, Decision, Side, Strategy, View
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "backtest.md"
+START = "2025-03-02T02:00:00Z"
+
+
+class Buyer(Strategy):
+    def __init__(self, share: float = 1.0) -> None:
+        self.share = share
+
+    def decide(self, view: View) -> list[Decision]:
+        price = float(view.markets["BTC"].price)
+        if view.position("BTC") is not None:
+            return [ClosePosition(symbol="BTC")] if view.at.minute == 30 else []
+        quantity = self.share * float(view.account.equity) / price
+        return [
+            CreatePosition(
+                symbol="BTC", side=Side.LONG, quantity=quantity, leverage=2, stop=price * 0.8, invalidation="none",
+                confidence=50,
+            )
+        ]  # fmt: skip
+
+
+class Failing(Strategy):
+    def decide(self, view: View) -> list[Decision]:
+        raise KeyError("5m")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One market of thirty hours."""
+    folder = tmp_path_factory.mktemp("data")
+    write_walk(folder / "BTCUSDT-1m-2025-03.csv", datetime(2025, 3, 1, tzinfo=UTC), 1_800, price=90_000, seed=1)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _in_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_class_gets_the_figures_of_the_command_as_typed_frames(data: Path, tmp_path: Path) -> None:
+    result = trader.backtest(Buyer, data, params={"share": 0.5}, start=START, taker_fee=4, out="called")
+    options = ("--strategy", f"{__file__}:Buyer", "--param", "share=0.5", "--from", START, "--taker-fee", "4")
+    assert main(["backtest", "--data", str(data), "--out", "run", "--no-database", *options]) == 0
+    commanded = orjson.loads(Path("run/result.json").read_bytes())
+    assert result.value["ledgerSha256"] == commanded["ledgerSha256"]
+    assert result.value == orjson.loads(Path("called/result.json").read_bytes())
+    assert result.value["accounts"] == commanded["accounts"]
+    assert result.value["strategy"]["sha256"] == commanded["strategy"]["sha256"]
+    assert result.accounts.loc["buyer", "equity"] == pytest.approx(commanded["accounts"][0]["equity"])
+    assert len(result.trades) == commanded["accounts"][0]["trades"] > 0
+    for frame, times in (
+        (result.equity, ["at"]), (result.trades, ["opened_at", "closed_at"]), (result.fills, ["at"]),
+        (result.decisions, ["at"]),
+    ):  # fmt: skip
+        assert len(frame) > 0
+        assert {str(frame[column].dt.tz) for column in times} == {"UTC"}
+    assert result.trades["net_pnl"].dtype == "float64"
+    assert result.fills["maker"].dtype == "bool"
+    assert result.equity["at"].min() >= pd.Timestamp(START)
+    html = methodcaller("_repr_html_")(result)  # as a notebook calls it
+    assert html.count("<polyline") == 2
+    assert "baseline/buy-and-hold" in html
+    assert f"{result.accounts.loc['buyer', 'equity']:,.2f}" in html
+
+
+async def test_it_runs_beside_the_event_loop_of_a_notebook(data: Path) -> None:
+    asyncio.get_running_loop()
+    result = trader.backtest("Apex", data, start="2025-03-02T05:30:00", cadence="15m")
+    assert [each["id"] for each in result.value["accounts"]] == ["apex-rules"]
+    assert result.folder is None
+    assert list(Path().iterdir()) == [Path("trials.jsonl")], "it leaves nothing but its trial"
+
+
+def test_errors_are_exceptions_with_the_words_of_the_command(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for kind, options, arguments in (
+        (SettingsError, {"latency": -1}, ("--latency", "-1")),
+        (SettingsError, {"start": "soon", "capital": 0}, ("--from", "soon", "--capital", "0")),
+        (SettingsError, {"funding": 3}, ("--funding", "3")),
+        (SettingsError, {"guard": {"courage": 1}}, ("--guard", "courage=1")),
+        (SettingsError, {"cadence": "soon"}, ("--cadence", "soon")),
+        (StartError, {"end": "2031-01-01"}, ("--to", "2031-01-01")),
+        (StartError, {"markets": ["ETH"]}, ("--market", "ETH")),
+    ):
+        with pytest.raises(kind) as caught:
+            trader.backtest(Buyer, data, **options)
+        assert main(["backtest", "--data", str(data), "--strategy", f"{__file__}:Buyer", *arguments]) != 0
+        said = capsys.readouterr().err
+        assert all(line.strip() in said for line in str(caught.value).splitlines()), said
+    with pytest.raises(SettingsError, match="has no parameter 'size'; it has share"):
+        trader.backtest(Buyer, data, params={"size": 1})
+    with pytest.raises(SettingsError, match="has no method decide"):
+        trader.backtest(int, data)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failure_keeps_the_exception_of_the_strategy(data: Path) -> None:
+    with pytest.raises(StrategyError, match=r"test_function.py:\d+: decide raised KeyError: '5m'") as caught:
+        trader.backtest(Failing, data, start=START)
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert not Path("trials.jsonl").exists(), "a run that crashed is no trial"
+
+
+def test_a_debugger_stops_the_clock_of_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(Strategy):
+        deadline_s = 0.02
+
+        def decide(self, view: View) -> list[Decision]:
+            before = sys.gettrace()
+            sys.settrace(lambda *_: None)
+            end = time.monotonic() + 0.06
+            while time.monotonic() < end:
+                pass
+            sys.settrace(before)
+            return []
+
+    strategy = load_strategy(Slow, {})
+    assert strategy.decide(None) == []  # type: ignore[arg-type]  # this one does not look
+
+
+def test_the_example_of_the_document_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    section = DOCUMENT.read_text(encoding="utf-8").partition("## From Python")[2]
+    (code,) = re.findall(r"```python\n(.*?)```", section.partition("\n## ")[0], re.DOTALL)
+    Path("candles").mkdir()
+    write_walk(Path("candles/BTCUSDT-1m.csv"), datetime(2025, 1, 11, tzinfo=UTC), 2_900, price=90_000, seed=1)
+    Path("example.py").write_text(code, encoding="utf-8")
+    names: dict[str, Any] = {"__name__": "example"}
+    exec(compile(code, str(Path("example.py").absolute()), "exec"), names)
+    result = names["result"]
+    assert names["by_market"].sum() == pytest.approx(result.trades["net_pnl"].sum())
+    assert names["curve"].iloc[-1] == pytest.approx(result.accounts.loc["dip", "equity"])
+    assert len(result.trades) > 0
+
+
+@pytest.mark.processes
+def test_importing_the_package_imports_nothing_else() -> None:
+    code = "import sys, trader; print([name for name in sys.modules if name.startswith('trader.') or name == 'numpy'])"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said.strip() == "[]"

@@ -1,0 +1,364 @@
+"""Execution of a spec: from its inputs to the files of its result, in a new folder."""
+
+import asyncio
+import gc
+import shutil
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+
+from trader import __version__
+from trader.agents.variants import VARIANTS
+from trader.backtest.answers import AskingEnded
+from trader.backtest.conditions import kept_options
+from trader.backtest.database import DatabaseJournal
+from trader.backtest.ledger import LedgerLines
+from trader.backtest.market import BacktestMarket
+from trader.backtest.models import Chosen, choose_models
+from trader.backtest.output import Output, Reserve
+from trader.backtest.result import (
+    account_value,
+    answers_value,
+    baselines_value,
+    capacity_value,
+    evidence_value,
+    labelled,
+    masked_value,
+    strategy_value,
+)
+from trader.backtest.run import Backtest, RunJournal, TableJournal
+from trader.backtest.sources import AiSource, DecisionLines, RecordingStrategySource
+from trader.backtest.spec import BacktestSpec, environ_of, open_source
+from trader.backtest.statistics import board, judge
+from trader.backtest.trials import add_trials
+from trader.core.clock import iso
+from trader.core.errors import SettingsError, StartError, StrategyError
+from trader.core.wire import encode
+from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres, database_name
+from trader.database.pool import Database
+from trader.database.schema import apply_schema
+from trader.market.domain.markets import INTERVALS, Interval
+from trader.market.sources.replay import ReplaySource
+from trader.portfolio.evidence import EvidenceReport
+from trader.portfolio.tables import Results, check_format
+from trader.seasons.page import RankedModel, SeasonReport, page
+from trader.seasons.standings import make_standings
+from trader.settings.dotenv import DEFAULT_FILE, quoted
+from trader.settings.settings import Settings
+
+LEDGER, DECISIONS, RESULT, REPORT = "ledger.jsonl", "decisions.jsonl", "result.json", "report.html"
+"""The files of a backtest, in its folder."""
+
+_STATEMENT_TIMEOUT_S: Final = 120.0
+
+
+class BacktestListener:
+    """Receives what people see of a running backtest, and ignores it."""
+
+    def say(self, line: str) -> None:
+        """Receive a line, such as where external agents call."""
+
+    def show(self, reached: datetime, starts_at: datetime, ends_at: datetime) -> None:
+        """Receive the time reached, about once per hour of market time."""
+
+
+class Interrupts(list[int]):
+    """The signals received so far; each one cancels `task`, and any of them ends a backtest early."""
+
+    task: asyncio.Task[None] | None = None
+
+    def interrupt(self, number: int, _: FrameType | None = None) -> None:
+        """End the backtest soon. May be called in another thread, and as the handler of a signal."""
+        self.append(number)
+        task = self.task
+        if task is not None:
+            task.get_loop().call_soon_threadsafe(task.cancel)
+
+    @contextmanager
+    def noticing(self) -> Iterator[None]:
+        """Record Ctrl+C and SIGTERM instead of raising KeyboardInterrupt, which could cut the ledger within a change.
+
+        Only the main thread receives signals.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class End(NamedTuple):
+    """The end of a backtest: the time reached, and the cause of an early end (None: it reached its end).
+
+    It ends early if no model can be called anymore, a strategy fails, or the disk or the database refuses writes.
+    """
+
+    reached: datetime
+    cause: Literal["budget", "provider", "missing", "storage", "strategy"] | None = None
+    reason: str = ""
+
+
+class FinishedBacktest(NamedTuple):
+    """A finished backtest: its result as in `result.json`, the accounts by rank, its tables, and how it ended.
+
+    `failure` is the error of the strategy that ended it.
+    """
+
+    value: dict[str, Any]
+    standings: list[RankedModel]
+    tables: Results
+    end: End
+    failure: StrategyError | None
+
+
+async def execute(spec: BacktestSpec, listener: BacktestListener, interrupts: Interrupts) -> FinishedBacktest:
+    """Execute a backtest, and write its files. An interrupt ends it early, with the results so far.
+
+    :raises SettingsError: the spec is wrong; without a budget for AI models, with an estimate of the cost
+    :raises StartError: the folder exists, or something cannot be read or written
+    """
+    spec.check()
+    check_format(spec.tables)
+    if spec.out.exists():
+        raise StartError(f"{spec.out} exists already; --out names a new folder.")
+    try:
+        return await _execute(spec, listener, interrupts)
+    except OSError as error:
+        raise StartError(f"{error.filename or spec.out} cannot be written: {error.strerror}.") from error
+
+
+async def _execute(spec: BacktestSpec, listener: BacktestListener, interrupts: Interrupts) -> FinishedBacktest:
+    environ, out = environ_of(spec.conditions), spec.out
+    settings, source = await open_source(spec.conditions, environ)
+    async with AsyncExitStack() as files:
+        async with AsyncExitStack() as stack:
+            chosen = await _choose(spec, environ, settings, source, stack)
+            for line in chosen.agent_lines:
+                listener.say(line)
+            market = await BacktestMarket.open(source, _intervals(chosen))
+            out.mkdir(parents=True, exist_ok=False)
+            unbegun = files.enter_context(ExitStack())
+            unbegun.callback(shutil.rmtree, out)
+            chosen.open_cassette(stack)
+            reserve = Reserve(out)
+            files.callback(reserve.free)
+            ledger = LedgerLines(files.enter_context((out / LEDGER).open("xb", buffering=0)))
+            decisions = DecisionLines(files.enter_context((out / DECISIONS).open("xb", buffering=0)))
+            books = None
+            if spec.has_database:
+                books = DatabaseJournal(await _open_database(out, source, stack), settings)
+            tables = TableJournal()
+            journals: list[RunJournal] = [ledger, tables] if books is None else [ledger, tables, books]
+            run = Backtest.fresh(market, settings, chosen.models, journals)
+            chosen.show_board(partial(board, run, settings))
+            if books is not None:
+                await books.begin(source.identity, run.starts_at, run.ends_at, run.baselines)
+            output = Output({out / LEDGER: ledger, out / DECISIONS: decisions}, books)
+            files.enter_context(interrupts.noticing())
+            unbegun.pop_all()  # from here on, keep the files
+            end = await _go(run, output, decisions, listener, interrupts)
+        reserve.free()  # a running database would take the space
+        digest = ledger.digest()
+        decisions.flush()
+        if end.cause == "missing":
+            shutil.rmtree(out)
+            raise SettingsError([end.reason])
+        if output.database_until is not None:
+            _write_settings(spec, environ, run.starts_at, output.database_until)
+        standings = make_standings(run.reports(), run.equity_hours())
+        evidence = await judge(run, source, settings, end.reached)
+        value = _value(spec, settings, source, run, chosen, end, digest, standings)
+        value |= {"baselines": baselines_value(run), "evidence": evidence_value(evidence)}
+        value["capacity"] = capacity_value(source.rows, run)
+        value["masked"] = masked_value(spec.entrants.mask, value["accounts"])
+        counts = end.cause not in ("strategy", "storage")
+        add_trials(spec.trials, spec.conditions.recording, run, value, counts=counts)
+        _write_result(spec, run, value, labelled(standings, run), evidence)
+        results = tables.finish(run.accounts)
+        _write_tables(spec, results)
+    return FinishedBacktest(value, standings, results, end, run.failure)
+
+
+async def _choose(
+    spec: BacktestSpec, environ: Mapping[str, str], settings: Settings, source: ReplaySource, stack: AsyncExitStack
+) -> Chosen:
+    """Return the models with their decision sources. Raises `SettingsError`."""
+    entrants, guard = spec.entrants, spec.conditions.guard
+    prices = {symbol: recording.minutes.close[0] for symbol, recording in source.recordings.items()}
+    chosen = await choose_models(entrants, environ, settings, source.span, stack, prices, guard=guard)
+    return chosen.keeping_decisions(entrants.cassette if entrants.keeps_decisions else None)
+
+
+async def _open_database(out: Path, source: ReplaySource, stack: AsyncExitStack) -> Database:
+    """Create the database, with tables, that a service in the folder would use for this market."""
+    server = await stack.enter_async_context(EmbeddedPostgres(out / EMBEDDED_FOLDER))
+    dsn = await server.ensure_database(database_name(source.identity))
+    database = await Database.connect(dsn, size=2, command_timeout_s=_STATEMENT_TIMEOUT_S)
+    stack.push_async_callback(database.close)
+    await apply_schema(database)
+    return database
+
+
+def _intervals(chosen: Chosen) -> set[Interval]:
+    """Return the candle intervals that the models may read: all of them if there are AI models."""
+    if any(isinstance(source, AiSource) for _, source in chosen.models):
+        return set(INTERVALS)
+    own = {
+        each
+        for _, source in chosen.models
+        if isinstance(source, RecordingStrategySource)
+        for each in source.strategy.intervals
+    }
+    return own | {each for model, _ in chosen.models for each in VARIANTS[model.variant].agent.intervals}
+
+
+def _write_settings(spec: BacktestSpec, environ: Mapping[str, str], starts_at: datetime, reached: datetime) -> None:
+    """Write the .env file that makes a service in the folder show the result as of the time reached."""
+    data = spec.conditions.recording.absolute()
+    shown = {
+        **environ,
+        "MARKET_SOURCE": f"replay:{data}",
+        "REPLAY_START": iso(starts_at),
+        "REPLAY_END": iso(reached),
+        "REPLAY_SPEED": "0",
+    }
+    lines = ["# The settings of this backtest; `trader serve --demo` in this folder shows its result."]
+    lines += [f"{name}={quoted(value)}" for name, value in shown.items()]
+    (spec.out / DEFAULT_FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+async def _go(
+    run: Backtest, output: Output, decisions: DecisionLines, listener: BacktestListener, interrupts: Interrupts
+) -> End:
+    """Run to the end, or until no model can be called, a strategy or a write fails, or an interrupt arrives.
+
+    It always stops at a time that all accounts have reached.
+    """
+    gc.collect()
+    gc.freeze()  # otherwise every full collection would traverse the candles and indicators
+    try:
+        return await _go_on(run, output, decisions, listener, interrupts)
+    finally:
+        gc.unfreeze()
+
+
+async def _go_on(
+    run: Backtest, output: Output, decisions: DecisionLines, listener: BacktestListener, interrupts: Interrupts
+) -> End:
+    reached = run.starts_at
+    ended: AskingEnded | None = None
+    unwritten: str | None = None
+    for reached in run.run():
+        if unwritten is None and not run.is_ahead:
+            decisions.take(run.accounts)
+            unwritten = await output.keep(reached, run.marks())
+        if interrupts or ended is not None or unwritten is not None or run.failure is not None:
+            run.skip()
+            if not run.is_ahead:
+                break
+        elif run.is_due:
+            ended = await _invoke(run, interrupts)
+        listener.show(reached, run.starts_at, run.ends_at)
+    decisions.take(run.accounts)
+    if unwritten is None:
+        unwritten = await output.keep(reached, run.marks(), is_end=True)
+    if unwritten is not None:
+        return End(reached, "storage", unwritten)
+    if run.failure is not None:
+        return End(reached, "strategy", str(run.failure))
+    return End(reached) if ended is None else End(reached, ended.cause, str(ended))
+
+
+def _write_result(
+    spec: BacktestSpec,
+    run: Backtest,
+    value: Mapping[str, Any],
+    standings: Sequence[RankedModel],
+    evidence: EvidenceReport,
+) -> None:
+    """Write the result and the report. Raises `OSError`."""
+    (spec.out / RESULT).write_bytes(msgspec.json.format(encode(value)) + b"\n")
+    season = SeasonReport(spec.conditions.recording.name, standings, [], run.outcomes(), evidence, "Backtest")
+    (spec.out / REPORT).write_text(page(season), encoding="utf-8")
+
+
+def _write_tables(spec: BacktestSpec, tables: Results) -> None:
+    """Write the tables; a partly written one is removed. Raises `StartError`."""
+    for each in tables:
+        try:
+            each.write(spec.out, spec.tables)
+        except OSError as error:
+            file = spec.out / f"{each.name}.{spec.tables}"
+            file.unlink(missing_ok=True)
+            raise StartError(
+                f"{file} cannot be written: {error.strerror}. It is left out; "
+                f"{LEDGER}, {DECISIONS}, {RESULT} and {REPORT} are complete."
+            ) from error
+
+
+async def _invoke(run: Backtest, interrupts: Interrupts) -> AskingEnded | None:
+    """Execute the invocations that are due; an interrupt cancels them. Return why no model can be called, or None."""
+    interrupts.task = asyncio.ensure_future(run.invoke())
+    try:
+        await interrupts.task
+    except AskingEnded as ended:
+        return ended
+    except asyncio.CancelledError:
+        if not interrupts:
+            raise
+    finally:
+        interrupts.task = None
+    return None
+
+
+def _value(
+    spec: BacktestSpec,
+    settings: Settings,
+    source: ReplaySource,
+    run: Backtest,
+    chosen: Chosen,
+    end: End,
+    digest: str,
+    standings: Sequence[RankedModel],
+) -> dict[str, Any]:
+    """Return the JSON object of the result."""
+    by_files = sorted(source.funded_by_files)
+    plain = {symbol: source.plain_rate(symbol) for symbol in sorted(set(source.markets) - set(by_files))}
+    models = {model.id: model for model, _ in chosen.models}
+    return {
+        "program": f"trader {__version__}",
+        "data": str(spec.conditions.recording),
+        "markets": list(source.markets),
+        "from": iso(run.starts_at),
+        "to": iso(end.reached),
+        "complete": end.reached == run.ends_at and end.cause is None,
+        "ended": end.reason or None,
+        "seed": settings.seed,
+        "preset": settings.venue_preset,
+        "capital": settings.initial_capital,
+        "takerFeeBps": settings.taker_fee_bps,
+        "makerFeeBps": settings.maker_fee_bps,
+        "latencyMs": settings.latency_ms,
+        "cadence": spec.entrants.every or "1m",
+        "funding": {"fromFiles": by_files, "hourlyRates": plain},
+        "answers": None if chosen.cassette is None else answers_value(chosen, chosen.cassette),
+        "ledgerSha256": digest,
+        "strategy": strategy_value(chosen),
+        "options": kept_options(spec.conditions, list(source.markets)),
+        "models": [msgspec.to_builtins(model) for model, _ in chosen.models],
+        "accounts": [
+            account_value(standing, models[standing.account.model_id], run.starts_at) for standing in standings
+        ],
+    }

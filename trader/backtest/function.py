@@ -1,0 +1,217 @@
+"""The function `trader.backtest`: a backtest from Python, in a script, a notebook or a debugger."""
+
+import asyncio
+import signal
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from datetime import datetime
+from decimal import Decimal
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
+import numpy as np
+
+from trader.backtest.execution import BacktestListener, FinishedBacktest, Interrupts, execute
+from trader.backtest.spec import BacktestSpec, Participants, conditions_of, every_of
+from trader.backtest.trials import TRIALS
+from trader.core.errors import SettingsError, StartError
+from trader.core.variant_id import VariantId
+from trader.core.wire import encode
+from trader.portfolio.tables import Format, Results, extra
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_FIGURES: Final = {
+    "equity": "equity",
+    "return_percent": "returnPercent",
+    "max_drawdown_percent": "maxDrawdownPercent",
+    "trades": "trades",
+    "decisions": "decisions",
+    "fees": "fees",
+    "funding": "funding",
+}
+"""The columns of `BacktestResult.accounts`, and the figures of `result.json` in them."""
+
+_WIDTH, _HEIGHT = 640, 160
+_INKS: Final = ("#2563eb", "#9ca3af")
+"""The colors of the account, and of buy and hold."""
+
+
+class BacktestResult:
+    """The result of a backtest. Tables are DataFrames with times in UTC; `value` is the content of `result.json`."""
+
+    def __init__(self, value: Mapping[str, Any], tables: Results, folder: Path | None) -> None:
+        self.value = value
+        self.tables = tables
+        """The same tables as arrays of numpy, without pandas."""
+
+        self.folder = folder
+        """The folder of the files; None if none was asked for."""
+
+    @property
+    def equity(self) -> "pd.DataFrame":
+        """The equity of each account and baseline, by minute while a position is open, else by hour."""
+        return self.tables.equity.frame()
+
+    @property
+    def trades(self) -> "pd.DataFrame":
+        """The completed trades."""
+        return self.tables.trades.frame()
+
+    @property
+    def fills(self) -> "pd.DataFrame":
+        """The fills."""
+        return self.tables.fills.frame()
+
+    @property
+    def decisions(self) -> "pd.DataFrame":
+        """What became of each decision: `ok`, `rejected` with the rule and the reason, or `failed`."""
+        return self.tables.decisions.frame()
+
+    @property
+    def accounts(self) -> "pd.DataFrame":
+        """The figures of each account and baseline; baselines have no trades of their own."""
+        rows = [*self.value["accounts"], *self.value["baselines"]]
+        columns = {name: np.array([float(row.get(figure, "nan")) for row in rows]) for name, figure in _FIGURES.items()}
+        frame: pd.DataFrame = extra("pandas").DataFrame(columns, index=[row["id"] for row in rows])
+        return frame
+
+    def __repr__(self) -> str:
+        shown = (f"{each['id']} {each['returnPercent']:+.2f} %" for each in self.value["accounts"])
+        return f"<BacktestResult {self.value['from']} to {self.value['to']}: {', '.join(shown)}>"
+
+    def _repr_html_(self) -> str:
+        """Return the curve of the first account beside buy and hold, and the figures, for notebooks."""
+        title = f"{', '.join(self.value['markets'])}, {self.value['from']} to {self.value['to']}"
+        account = self.value["accounts"][0]["id"]
+        figures = self.accounts.drop(columns="decisions").to_html(float_format=lambda number: f"{number:,.2f}")
+        return f"<p>{escape(title)}</p>{self._curves(account, 'baseline/buy-and-hold')}{figures}"
+
+    def _curves(self, *accounts: str) -> str:
+        """Return the equity of accounts as lines of an SVG picture with one scale."""
+        table = self.tables.equity
+        at, equity = table["at"].astype(np.int64), table["equity"]
+        own = [(ink, table["account"] == account) for ink, account in zip(_INKS, accounts, strict=True)]
+        shown = np.logical_or.reduce([chosen for _, chosen in own])
+        if not shown.any():
+            return ""
+        x = _WIDTH * (at - at[shown].min()) / max(1, np.ptp(at[shown]))
+        y = _HEIGHT * (1 - (equity - equity[shown].min()) / (np.ptp(equity[shown]) or 1))
+        lines = "".join(
+            f'<polyline fill="none" stroke="{ink}" points="{_points(x[chosen], y[chosen])}"/>' for ink, chosen in own
+        )
+        names = ", ".join(escape(account) for account in accounts)
+        return f'<svg viewBox="0 -4 {_WIDTH} {_HEIGHT + 8}" width="{_WIDTH}"><title>{names}</title>{lines}</svg>'
+
+
+def _points(x: Any, y: Any) -> str:
+    step = max(1, len(x) // _WIDTH)
+    return " ".join(f"{across:.1f},{down:.1f}" for across, down in zip(x[::step], y[::step], strict=True))
+
+
+def backtest(
+    strategy: type[Any] | str,
+    data: str | Path,
+    *,
+    params: Mapping[str, Any] | None = None,
+    markets: Sequence[str] = (),
+    start: datetime | str | None = None,
+    end: datetime | str | None = None,
+    cadence: str | None = None,
+    capital: Decimal | float | None = None,
+    taker_fee: Decimal | float | None = None,
+    maker_fee: Decimal | float | None = None,
+    latency: int | None = None,
+    funding: Decimal | float | str | Path | None = None,
+    preset: str | None = None,
+    seed: int | None = None,
+    guard: Mapping[str, int] | Literal["none"] | None = None,
+    markets_file: str | Path | None = None,
+    out: str | Path | None = None,
+    trials: str | Path | None = None,
+    tables: Format = "csv",
+) -> BacktestResult:
+    """Backtest a strategy on a folder of 1-minute candles, by the rules of the command `trader backtest`.
+
+    `strategy` is a class with `decide(view)`, FILE:CLASS, or the name of a variant, whose rule agent trades. The other
+    arguments are the command's options: fees are in basis points, `latency` in milliseconds, `funding` is an hourly
+    rate or a folder, times without a zone are UTC. `guard` maps names of limits to numbers, or is "none". With `out`,
+    the files of the command are written into that new folder, without a database. The run counts in the ledger
+    `trials`, by default trials.jsonl next to `out` or in the working folder.
+
+    It also works where an event loop is running, as in a notebook; there the strategy runs in another thread, without
+    its deadline.
+
+    :raises SettingsError: an argument, the strategy's class or a parameter is wrong
+    :raises StartError: the candles cannot be read, or the files cannot be written
+    :raises StrategyError: the strategy failed; the cause is its own exception
+    """
+    limits = [guard] if isinstance(guard, str) else [f"{name}={int(limit)}" for name, limit in (guard or {}).items()]
+    given = {
+        "market": markets, "start": start, "end": end, "capital": capital, "taker_fee": taker_fee,
+        "maker_fee": maker_fee, "latency": latency, "funding": funding, "preset": preset, "seed": seed,
+        "markets_file": None if markets_file is None else Path(markets_file).absolute(),
+    }  # fmt: skip
+    variants = [variant for variant in VariantId if variant == strategy]
+    entrants = Participants(
+        variants=tuple(variants),
+        strategy=None if variants else strategy,
+        params=_plain(params or {}),
+        every=every_of(cadence),
+    )
+    with ExitStack() as stack:
+        if out is None:
+            place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="trader-backtest-"))) / "run"
+        else:
+            place = Path(out)
+        spec = BacktestSpec(
+            conditions=conditions_of(Path(data), given, limits),
+            entrants=entrants,
+            out=place,
+            trials=Path(trials or (TRIALS if out is None else place.absolute().parent / TRIALS)).absolute(),
+            tables=tables,
+            has_database=False,
+        )
+        finished = _complete(spec)
+    if finished.failure is not None:
+        raise finished.failure
+    if finished.end.cause is not None:
+        raise StartError(finished.end.reason)
+    return BacktestResult(msgspec.json.decode(encode(finished.value)), finished.tables, None if out is None else place)
+
+
+def _plain(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameters as the ledger of trials keeps them. Raises `SettingsError`."""
+    try:
+        plain: dict[str, Any] = msgspec.to_builtins(
+            {name: value.item() if isinstance(value, np.generic) else value for name, value in params.items()}
+        )
+    except TypeError as error:
+        raise SettingsError([f"params must be numbers, texts, flags, or lists of them: {error}"]) from None
+    return plain
+
+
+def _complete(spec: BacktestSpec) -> FinishedBacktest:
+    """Execute a backtest to its end; Ctrl+C ends it. Raise like `execute`, and KeyboardInterrupt."""
+    interrupts = Interrupts()
+    work = execute(spec, BacktestListener(), interrupts)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:  # the usual case: a script, or a debugger
+        finished = asyncio.run(work)
+    else:
+        with ThreadPoolExecutor(1) as pool:
+            future = pool.submit(asyncio.run, work)
+            try:
+                finished = future.result()
+            except KeyboardInterrupt:
+                interrupts.interrupt(signal.SIGINT)
+                raise
+    if interrupts:
+        raise KeyboardInterrupt
+    return finished

@@ -1,0 +1,299 @@
+"""Specs: what a backtest runs on. The command, the function `trader.backtest`, sweeps and exams make them."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
+
+from trader.agents.domain.guard import UNLIMITED
+from trader.agents.domain.mask import MaskPart
+from trader.agents.domain.models import ModelConfiguration
+from trader.agents.domain.view import VariantLimits
+from trader.core.clock import iso
+from trader.core.errors import SettingsError, StartError
+from trader.core.variant_id import VariantId
+from trader.market.sources.files import find_files
+from trader.market.sources.recorder import find_recording
+from trader.market.sources.replay import ReplaySource
+from trader.market.sources.rows import preset_rows
+from trader.portfolio.tables import Format
+from trader.settings.forms import parse_setting
+from trader.settings.settings import VARIABLES, Settings
+
+_SETTINGS: Final[Mapping[str, str]] = {
+    "capital": "initial_capital",
+    "taker_fee": "taker_fee_bps",
+    "maker_fee": "maker_fee_bps",
+    "latency": "latency_ms",
+    "preset": "venue_preset",
+    "markets_file": "markets_file",
+    "seed": "seed",
+    "start": "replay_start",
+    "end": "replay_end",
+    "thinking": "replay_thinking",
+}
+"""The field of `Settings` behind a condition. The environment is ignored, so that the same spec has one result."""
+
+
+class Conditions(msgspec.Struct, frozen=True, kw_only=True):
+    """The market of a backtest and its rules, by the names of the command's options. None: the default.
+
+    Fees are in basis points, the latency in milliseconds, and `funding_rate` is the rate of an hour. `guard` has the
+    limits that differ from the variants' own. Without `data` there is no recording: the worlds of an exam.
+    """
+
+    data: Path | None
+    market: tuple[str, ...] = ()
+    start: datetime | None = None
+    end: datetime | None = None
+    capital: Decimal | None = None
+    taker_fee: Decimal | None = None
+    maker_fee: Decimal | None = None
+    latency: int | None = None
+    funding_rate: Decimal | None = None
+    funding_folder: Path | None = None
+    preset: str | None = None
+    seed: int | None = None
+    thinking: str | None = None
+    guard: Mapping[str, int | bool] = {}
+    markets_file: Path | None = None
+
+    @property
+    def recording(self) -> Path:
+        """The folder of the candles, which every backtest has."""
+        assert self.data is not None, "a backtest has a recording"
+        return self.data
+
+    def placed(self) -> "Conditions":
+        """Return the same conditions with absolute paths."""
+        names = ("data", "funding_folder", "markets_file")
+        return replace(self, **{name: path.absolute() for name in names if (path := getattr(self, name)) is not None})
+
+
+class Participants(msgspec.Struct, frozen=True, kw_only=True):
+    """Who decides: rule agents, a strategy, AI models, or external agents; without any, all rule agents.
+
+    `strategy` is FILE:CLASS or a class, `every` the interval between decisions (None: a minute), `models` a models
+    file whose AI models may cost up to `budget_usd`, and `models_from` a cassette or database with recorded decisions.
+    `agents` are texts NAME:VARIANT[=URL] with `deadline_s` for a decision, served on `port`. `cassette` is where
+    answers are kept, and with `keeps_decisions` those of strategies as well. `mask` adds a copy of each model from
+    which these parts are hidden. Keys of AI models come from the environment and `env_file`.
+    """
+
+    variants: tuple[VariantId, ...] = ()
+    strategy: str | type[Any] | None = None
+    params: Mapping[str, Any] = {}
+    every: str | None = None
+    models: Path | None = None
+    models_from: str | None = None
+    budget_usd: Decimal | None = None
+    cassette: Path | None = None
+    keeps_decisions: bool = False
+    agents: tuple[str, ...] = ()
+    deadline_s: int | None = None
+    port: int | None = None
+    mask: frozenset[MaskPart] = frozenset()
+    env_file: Path | None = None
+    send_keys_to: tuple[str, ...] = ()
+
+    def placed(self) -> "Participants":
+        """Return the same entrants with the absolute path of the strategy's file."""
+        if not isinstance(self.strategy, str):
+            return self
+        file, colon, class_name = self.strategy.rpartition(":")
+        return replace(self, strategy=f"{Path(file).absolute()}{colon}{class_name}") if file else self
+
+
+class BacktestSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole backtest: its conditions, who decides, and where its files go. `out` must not exist.
+
+    `trials` is the ledger of trials that it is added to.
+    """
+
+    conditions: Conditions
+    entrants: Participants
+    out: Path
+    trials: Path
+    tables: Format = "csv"
+    has_database: bool = True
+
+    def check(self) -> None:
+        """Check what excludes each other. Raises `SettingsError` with every mistake."""
+        entrants, problems = self.entrants, []
+        if self.conditions.guard and (entrants.models or entrants.models_from or entrants.agents):
+            problems.append("--guard: not with AI models, whose prompts state the limits of their variant")
+        if entrants.mask and self.has_database:
+            problems.append(
+                "--mask: only with --no-database, as a service would show prompts that contradict its books"
+            )
+        problems += ["--param: only with --strategy"] if entrants.params and entrants.strategy is None else []
+        if entrants.models is None and entrants.budget_usd is not None:
+            problems.append("--budget-usd: only with --models")
+        if not entrants.agents:
+            serving = {"--deadline": entrants.deadline_s, "--listen": entrants.port}
+            problems += [f"{name}: only with --agent" for name, given in serving.items() if given is not None]
+        if problems:
+            raise SettingsError(problems)
+
+
+def conditions_of(data: Path | None, given: Mapping[str, Any], guard: Sequence[str] = ()) -> Conditions:
+    """Return the conditions from values or their texts, by the names of the fields; None counts as not given.
+
+    `funding` is the hourly rate, or a folder of funding files. `guard` has texts NAME=NUMBER, or none.
+
+    :raises SettingsError: with every mistake
+    """
+    problems: list[str] = []
+    values = {
+        name: parse_setting(f"--{_flag(name)}", VARIABLES[field].form, _text_of(value), problems)
+        for name, field in _SETTINGS.items()
+        if (value := given.get(name)) is not None
+    }
+    if problems:
+        raise SettingsError(problems)
+    rate, folder = _funding(given.get("funding"))
+    return Conditions(
+        data=data,
+        market=tuple(given.get("market") or ()),
+        funding_rate=rate,
+        funding_folder=folder,
+        guard=guard_of(guard),
+        **values,
+    )
+
+
+def _text_of(value: Any) -> str:
+    return iso(value) if isinstance(value, datetime) else str(value)
+
+
+def environ_of(conditions: Conditions) -> dict[str, str]:
+    """Return the conditions as environment variables of the settings. Raise `SettingsError` and `StartError`."""
+    data = conditions.recording
+    if find_recording(data):
+        raise SettingsError(
+            [
+                f"--data: {data} is a recording of a market, with its books at each update; a backtest draws "
+                f"books within 1-minute candles. A service replays it, as fast as it goes: MARKET_SOURCE=replay:"
+                f"{data} REPLAY_SPEED=0 trader serve --demo"
+            ]
+        )
+    markets = preset_rows(conditions.preset or "default", conditions.markets_file)
+    symbols = conditions.market or [symbol for symbol in find_files(data) if symbol in markets]
+    fixed = {"SIM_SEED": "0", "MARKET_SOURCE": f"replay:{data}", "MARKETS": ",".join(sorted(symbols))}
+    return fixed | settings_given(conditions)
+
+
+def settings_given(conditions: Conditions) -> dict[str, str]:
+    """Return the settings that conditions give, as environment variables."""
+    given = {field: getattr(conditions, name) for name, field in _SETTINGS.items()}
+    return {VARIABLES[field].name: _text_of(value) for field, value in given.items() if value is not None}
+
+
+def settings_of(environ: Mapping[str, str]) -> Settings:
+    """Return the settings of a backtest. Raise `SettingsError`, with the names of the command's options."""
+    try:
+        return Settings.load(environ, None, demo=True)
+    except SettingsError as error:
+        raise SettingsError([_in_options(problem) for problem in error.problems]) from None
+
+
+async def open_source(conditions: Conditions, environ: Mapping[str, str]) -> tuple[Settings, ReplaySource]:
+    """Return the settings and the open market source of a backtest. Raise `SettingsError` or `StartError`."""
+    settings = settings_of(environ)
+    source = ReplaySource(
+        conditions.recording,
+        settings.markets,
+        rows=preset_rows(settings.venue_preset, settings.markets_file),
+        seed=settings.seed,
+        start=settings.replay_start,
+        end=settings.replay_end,
+        funding_place=conditions.funding_folder,
+        plain_rate=conditions.funding_rate,
+    )
+    try:
+        await source.open()
+    except StartError as error:
+        raise StartError(_in_options(str(error))) from error
+    return settings, source
+
+
+def _flag(name: str) -> str:
+    return {"start": "from", "end": "to"}.get(name, name.replace("_", "-"))
+
+
+def _in_options(problem: str) -> str:
+    """Return an error with the names of options instead of settings."""
+    for name, field in _SETTINGS.items():
+        problem = problem.replace(VARIABLES[field].name, f"--{_flag(name)}")
+    return problem
+
+
+def _funding(value: Any) -> tuple[Decimal | None, Path | None]:
+    """Return the hourly funding rate, or the folder of funding files. Raise `SettingsError` for anything else."""
+    if value is None:
+        return None, None
+    if Path(text := str(value)).is_dir():
+        return None, Path(text)
+    try:
+        rate = Decimal(text)
+        is_rate = abs(rate) <= Decimal("0.1")
+    except ArithmeticError:  # not a number, or NaN
+        rate, is_rate = Decimal(0), False
+    if not is_rate:
+        raise SettingsError([f"--funding is {text!r}; it must be an hourly rate within ±0.1, or a folder that exists"])
+    return rate, None
+
+
+def guard_of(texts: Sequence[str] | None) -> dict[str, int]:
+    """Return the limits of the guard that texts replace, by field. Raise `SettingsError` for anything else."""
+    kinds = {field.name: field.type for field in msgspec.structs.fields(VariantLimits)}
+    limits: dict[str, int] = {}
+    for text in texts or ():
+        name, _, value = text.partition("=")
+        if text == "none":
+            limits |= msgspec.structs.asdict(UNLIMITED)
+        elif value.isdecimal() and kinds.get(field := name.replace("-", "_")) is int:
+            limits[field] = int(value)
+        elif value in ("0", "1") and kinds.get(field) is bool:
+            limits[field] = value == "1"
+        else:
+            known = ", ".join(name.replace("_", "-") for name in kinds)
+            raise SettingsError([f"--guard is {text!r}; it must be none, or NAME=NUMBER with one of the names {known}"])
+    return limits
+
+
+def params_of(texts: Sequence[str] | None) -> dict[str, str]:
+    """Return the parameters of a strategy by name. Raise `SettingsError` for a text without a name."""
+    params = {}
+    for text in texts or ():
+        name, separator, value = text.partition("=")
+        if not separator or not name.isidentifier():
+            raise SettingsError([f"--param is {text!r}; it must be NAME=VALUE, such as window=20"])
+        params[name] = value
+    return params
+
+
+def every_of(cadence: str | None) -> str | None:
+    """Return the decision interval. Raise `SettingsError` for one that the configuration does not allow."""
+    try:
+        return msgspec.convert({"every": cadence}, ModelConfiguration).every
+    except msgspec.ValidationError:
+        raise SettingsError([f"--cadence is {cadence!r}; it must be like 5m or 1h, at most 24h"]) from None
+
+
+def budget_of(text: str | None) -> Decimal | None:
+    """Return a budget in USD. Raise `SettingsError` unless it is an amount above 0."""
+    if text is None:
+        return None
+    try:
+        budget = Decimal(text)
+        is_amount = 0 < budget <= 1_000_000
+    except ArithmeticError:  # not a number at all, or NaN
+        budget, is_amount = Decimal(0), False
+    if not is_amount:
+        raise SettingsError([f"--budget-usd is {text!r}; it must be an amount above 0 and at most 1000000"])
+    return budget
