@@ -19,6 +19,7 @@ from trader.__main__ import main
 from trader.backtest.ledger import LedgerLines
 from trader.backtest.output import Reserve
 from trader.backtest.run import Backtest
+from trader.backtest.trials import candle_digests, read_trials
 
 START = datetime(2025, 3, 1, tzinfo=UTC)
 
@@ -107,6 +108,10 @@ def test_variants_markets_funding_and_cadence_can_be_chosen(data: Path, tmp_path
     assert len((tmp_path / "trials.jsonl").read_bytes().splitlines()) == 1
     assert result["funding"] == {"fromFiles": [], "hourlyRates": {"BTC": 0.0001}}
     assert [(account["id"], account["decisions"]) for account in result["accounts"]] == [("apex-rules", 18 * 4 + 1)]
+    # A second market makes another trial on the candles of the first, and a masked copy makes none.
+    assert backtest(data, tmp_path / "more", "--variant", "Apex", "--mask", "dates", "--cadence", "15m") == 0
+    counts = [read_trials(tmp_path / "trials.jsonl", candle_digests(data, [symbol])).count for symbol in ("BTC", "ETH")]
+    assert counts == [2, 1]
 
 
 def test_ctrl_c_leaves_a_result_marked_as_interrupted(

@@ -1,7 +1,7 @@
 """Models of a backtest: rule agents, AI models of a models file, and recorded ones from a cassette or a database."""
 
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Container, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from copy import deepcopy
 from datetime import datetime
@@ -409,13 +409,14 @@ def _estimate(models: Sequence[Model], starts_at: datetime, ends_at: datetime, d
 
 def _from_cassette(cassette: Cassette, settings: Settings, ends_at: datetime) -> list[tuple[Model, DecisionSource]]:
     names = {model.provider for model in cassette.models.values()}
-    models = [model for model in cassette.models.values() if not _is_masked(model, cassette)]
+    models = [model for model in cassette.models.values() if not is_masked(model.id, cassette.models)]
     providers = {name: KeptAnswers(name, cassette, Spending(None), None, 1) for name in names}
     return [_with_source(model, providers, settings, ends_at) for model in models]
 
 
-def _is_masked(model: Model, cassette: Cassette) -> bool:
-    return model.id.endswith(MASKED) and model.id.removesuffix(MASKED) in cassette.models
+def is_masked(model_id: str, models: Container[str]) -> bool:
+    """Return whether this is the masked copy of one of these models."""
+    return model_id.endswith(MASKED) and model_id.removesuffix(MASKED) in models
 
 
 async def _from_database(text: str, starts_at: datetime, ends_at: datetime) -> list[tuple[Model, DecisionSource]]:

@@ -26,7 +26,7 @@ from trader.agents.strategy_files import load_strategy
 from trader.backtest.cluster import WORKER, Cluster, Inputs, connected
 from trader.backtest.domain.deflation import expected_best
 from trader.backtest.spec import BacktestSpec, environ_of, open_source, params_of
-from trader.backtest.trials import data_digest, read_trials
+from trader.backtest.trials import KnownTrials, candle_digests, read_trials
 from trader.core.clock import iso, moment_of
 from trader.core.errors import SettingsError, StartError
 from trader.market.sources.files import find_files, find_funding_files
@@ -174,10 +174,9 @@ async def sweep(spec: SweepSpec, show: ShowRuns) -> dict[str, Any]:
         _begin(spec)
         board = _Board(spec, count if folds else len(spec.grid) * spec.seeds, cluster, show)
         done = await _carry_out(board, spec, folds)
-    digest = data_digest(conditions.recording, list(source.markets))
-    known = read_trials(base.trials, digest) if base.trials.exists() else []
-    ratios = [trial.sharpe_per_hour for trial in known if trial.sharpe_per_hour is not None]
-    value = _value(done, len(known), expected_best(ratios, len(known)), max(ratios, default=None))
+    digests = candle_digests(conditions.recording, source.markets)
+    known = read_trials(base.trials, digests) if base.trials.exists() else KnownTrials.of([])
+    value = _value(done, known)
     (base.out / SWEEP).write_bytes(msgspec.json.format(msgspec.json.encode(value)) + b"\n")
     return value
 
@@ -326,7 +325,7 @@ def _ranked(done: Sequence[Done]) -> list[tuple[Mapping[str, str], list[float]]]
     return sorted(((dict(params), values) for params, values in returns.items()), key=lambda pair: -mean(pair[1]))
 
 
-def _value(done: Sequence[Done], trials: int, best_by_luck: float, best: float | None) -> dict[str, Any]:
+def _value(done: Sequence[Done], known: KnownTrials) -> dict[str, Any]:
     tried = [each for each in done if each.run.role.endswith("-try")]
     ranked = _ranked(tried or done)
     return {
@@ -342,9 +341,9 @@ def _value(done: Sequence[Done], trials: int, best_by_luck: float, best: float |
             for params, values in ranked
         ],
         "failed": [each.run.name for each in done if each.failure is not None],
-        "trials": trials,
-        "bestSharpePerHour": best,
-        "expectedBestSharpePerHour": best_by_luck,
+        "trials": known.trials,
+        "bestSharpePerHour": known.best,
+        "expectedBestSharpePerHour": None if known.spread is None else expected_best(known.spread, known.trials),
     }  # fmt: skip
 
 

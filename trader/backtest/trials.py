@@ -1,17 +1,21 @@
 """The trial ledger of backtests: one line per account and run, and deflated figures that count them."""
 
 import hashlib
+import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from statistics import mean
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from trader.backtest.domain.deflation import Deflated, deflate, hourly_sharpe
+from trader.backtest.domain.deflation import Deflated, deflate, hourly_sharpe, spread_within
+from trader.backtest.models import is_masked
 from trader.backtest.run import Backtest
 from trader.core.clock import SystemClock
 from trader.core.errors import SettingsError, StartError
@@ -21,10 +25,10 @@ TRIALS: Final = "trials.jsonl"
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """An account of a run. `data` is the digest of the candles, and `ledger` the digest of the run's ledger."""
+    """An account of a run. `data` has the digest of each candle file, and `ledger` is the digest of its ledger."""
 
     at: datetime
-    data: str
+    data: tuple[str, ...]
     model: str
     ledger: str
     strategy: str | None
@@ -36,13 +40,39 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     sharpe_per_hour: float | None
 
 
-def data_digest(place: Path, markets: Sequence[str]) -> str:
-    """Return the SHA-256 over the candle files of these markets, in hexadecimal."""
-    digest = hashlib.sha256()
-    for symbol, files in sorted(find_files(place).items()):
-        for file in files if symbol in markets else ():
-            digest.update(hashlib.sha256(file.read_bytes()).digest())
-    return digest.hexdigest()
+class KnownTrials(NamedTuple):
+    """The trials on some candles: their number, their best Sharpe ratio per hour, and its spread within families.
+
+    A family is the trials of one model, whatever its code and its parameters were.
+    """
+
+    trials: int
+    best: float | None
+    spread: float | None
+
+    @classmethod
+    def of(cls, trials: Sequence[Trial]) -> "KnownTrials":
+        """Summarize trials. Other seeds and fees do not make another configuration, and do not add to the spread."""
+        configurations: defaultdict[tuple[str, bytes], list[float]] = defaultdict(list)
+        for trial in trials:
+            if trial.sharpe_per_hour is not None:
+                own = msgspec.json.encode([trial.strategy, trial.params, trial.from_, trial.to], order="sorted")
+                configurations[trial.model, own].append(trial.sharpe_per_hour)
+        families: defaultdict[str, list[float]] = defaultdict(list)
+        for (model, _), ratios in configurations.items():
+            families[model].append(mean(ratios))
+        best = max(itertools.chain(*configurations.values()), default=None)
+        return cls(len(trials), best, spread_within(families.values()))
+
+
+def candle_digests(place: Path, markets: Collection[str]) -> tuple[str, ...]:
+    """Return the SHA-256 of each candle file of these markets, in hexadecimal."""
+    return tuple(
+        hashlib.sha256(file.read_bytes()).hexdigest()
+        for symbol, files in sorted(find_files(place).items())
+        if symbol in markets
+        for file in files
+    )
 
 
 def hourly_returns(run: Backtest) -> dict[str, npt.NDArray[np.float64]]:
@@ -58,7 +88,8 @@ def hourly_returns(run: Backtest) -> dict[str, npt.NDArray[np.float64]]:
 def add_trials(file: Path, data: Path, run: Backtest, value: Mapping[str, Any], *, counts: bool) -> None:
     """Add a run on these candles to the ledger, and the deflated figures to each account of its result.
 
-    A run that crashed does not count: it is no try of a strategy, and its accounts have no deflated figures.
+    A run that crashed does not count: it is no try of a strategy, and its accounts have no deflated figures. A model
+    and its masked copy are one trial, with the figures of the model.
 
     :raises StartError: the ledger cannot be read or written
     """
@@ -66,13 +97,13 @@ def add_trials(file: Path, data: Path, run: Backtest, value: Mapping[str, Any], 
         for account in value["accounts"]:
             account["deflated"] = None
         return
-    digest, returns = data_digest(data, value["markets"]), hourly_returns(run)
+    digests, returns = candle_digests(data, value["markets"]), hourly_returns(run)
     strategy = value["strategy"]
     models = {followed.model.id: followed.model for followed in run.accounts}
     trials = [
         Trial(
             at=SystemClock().now(),
-            data=digest,
+            data=digests,
             model=account["id"],
             ledger=value["ledgerSha256"],
             strategy=strategy["sha256"] if strategy and models[account["id"]].provider == "strategy" else None,
@@ -84,6 +115,7 @@ def add_trials(file: Path, data: Path, run: Backtest, value: Mapping[str, Any], 
             sharpe_per_hour=hourly_sharpe(returns[account["id"]]),
         )
         for account in value["accounts"]
+        if not is_masked(account["id"], models)
     ]
     lines = b"".join(msgspec.json.encode(trial) + b"\n" for trial in trials)
     try:
@@ -94,14 +126,13 @@ def add_trials(file: Path, data: Path, run: Backtest, value: Mapping[str, Any], 
             os.close(place)
     except OSError as error:
         raise StartError(f"{file} cannot be written: {error.strerror}; --trials names another file.") from error
-    known = read_trials(file, digest)
-    ratios = [trial.sharpe_per_hour for trial in known if trial.sharpe_per_hour is not None]
+    known = read_trials(file, digests)
     for account in value["accounts"]:
-        account["deflated"] = deflate(returns[account["id"]], ratios, len(known))
+        account["deflated"] = deflate(returns[account["id"]], known.spread, known.trials)
 
 
-def read_trials(file: Path, data: str) -> list[Trial]:
-    """Return the trials on these candles, where repetitions of a run count once.
+def read_trials(file: Path, data: Collection[str]) -> KnownTrials:
+    """Return the trials on any of these files of candles, where repetitions of a run count once.
 
     Raises `SettingsError` for a broken line.
     """
@@ -111,9 +142,9 @@ def read_trials(file: Path, data: str) -> list[Trial]:
             trial = msgspec.json.decode(line, type=Trial)
         except msgspec.MsgspecError as error:
             raise SettingsError([f"{file}, line {number} is not a trial of a backtest: {error}"]) from None
-        if trial.data == data:
+        if not set(data).isdisjoint(trial.data):
             known[trial.ledger, trial.model] = trial
-    return list(known.values())
+    return KnownTrials.of(list(known.values()))
 
 
 def deflated_line(account_id: str, deflated: Deflated | None) -> str:

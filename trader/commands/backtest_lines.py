@@ -67,9 +67,7 @@ def sweep_lines(value: Mapping[str, Any], spec: SweepSpec) -> Iterator[str]:
         if run["failure"] is not None:
             yield f"failed: {run['name']}: {run['failure']}"
     if value["bestSharpePerHour"] is not None:
-        yield (
-            f"{value['trials']} trials on these candles. Their best Sharpe ratio is {value['bestSharpePerHour']:+.3f} "
-            f"an hour; the best of {value['trials']} without skill would have "
-            f"{value['expectedBestSharpePerHour']:+.3f}."
-        )
+        count, by_luck = value["trials"], value["expectedBestSharpePerHour"]
+        line = f"{count} trials on these candles. Their best Sharpe ratio is {value['bestSharpePerHour']:+.3f} an hour"
+        yield f"{line}." if by_luck is None else f"{line}; the best of {count} without skill would have {by_luck:+.3f}."
     yield f"{spec.base.out}: {PLAN}, {SWEEP}, {RUNS}/"

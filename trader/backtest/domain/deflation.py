@@ -1,14 +1,18 @@
 """Deflation: the significance of a Sharpe ratio after many trials on the same data.
 
 Among many rules tried on the same past, some look good by luck. The best of N trials without any skill has an expected
-Sharpe ratio of σ · ((1 − γ) Φ⁻¹(1 − 1/N) + γ Φ⁻¹(1 − 1/(N e))), with σ the standard deviation of the ratios of the
-trials and γ the Euler-Mascheroni constant. Bailey and López de Prado, "The Deflated Sharpe Ratio: Correcting for
+Sharpe ratio of σ · ((1 − γ) Φ⁻¹(1 − 1/N) + γ Φ⁻¹(1 − 1/(N e))), with σ the standard deviation of the ratios of trials
+of one family and γ the Euler-Mascheroni constant. Bailey and López de Prado, "The Deflated Sharpe Ratio: Correcting for
 Selection Bias, Backtest Overfitting and Non-Normality", Journal of Portfolio Management 40:5 (2014).
+
+Families differ in their mean, for example by the fees that they pay, and that is not luck. So σ is pooled within the
+families. Where none has two trials, it is 1/√(T − 1), the standard error of the ratio of T returns without skill: Lo,
+"The Statistics of Sharpe Ratios", Financial Analysts Journal 58:4 (2002).
 """
 
 import math
-from collections.abc import Sequence
-from statistics import NormalDist, stdev
+from collections.abc import Iterable, Sequence
+from statistics import NormalDist, variance
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -40,24 +44,30 @@ def hourly_sharpe(returns: npt.NDArray[np.float64]) -> float | None:
     return float(np.mean(returns)) / spread if spread > 0 else None
 
 
-def expected_best(ratios: Sequence[float], trials: int) -> float:
-    """Return the expected highest Sharpe ratio of this many trials without skill, given the spread of `ratios`."""
-    if trials < 2 or len(ratios) < 2:
+def spread_within(families: Iterable[Sequence[float]]) -> float | None:
+    """Return the standard deviation of Sharpe ratios within families; None unless one has two."""
+    several = [ratios for ratios in families if len(ratios) > 1]
+    if not several:
+        return None
+    squares = sum((len(ratios) - 1) * variance(ratios) for ratios in several)
+    return math.sqrt(squares / sum(len(ratios) - 1 for ratios in several))
+
+
+def expected_best(spread: float, trials: int) -> float:
+    """Return the expected highest of this many Sharpe ratios without skill, whose standard deviation is `spread`."""
+    if trials < 2:
         return 0.0
     quantiles = _NORMAL.inv_cdf(1 - 1 / trials), _NORMAL.inv_cdf(1 - 1 / (trials * math.e))
-    return stdev(ratios) * ((1 - _EULER) * quantiles[0] + _EULER * quantiles[1])
+    return spread * ((1 - _EULER) * quantiles[0] + _EULER * quantiles[1])
 
 
-def deflate(returns: npt.NDArray[np.float64], ratios: Sequence[float], trials: int) -> Deflated | None:
-    """Return the deflated Sharpe ratio of hourly returns.
-
-    `ratios` are the Sharpe ratios of all trials that have one.
-    """
+def deflate(returns: npt.NDArray[np.float64], spread: float | None, trials: int) -> Deflated | None:
+    """Return the deflated Sharpe ratio of hourly returns. `spread` is that of the ratios within families."""
     ratio = hourly_sharpe(returns)
     if ratio is None:
         return None
     scaled = (returns - np.mean(returns)) / np.std(returns)
     skewness, kurtosis = float(np.mean(scaled**3)), float(np.mean(scaled**4))
-    best = expected_best(ratios, trials)
+    best = expected_best(1 / math.sqrt(len(returns) - 1) if spread is None else spread, trials)
     deviation = math.sqrt(max(1e-12, 1 - skewness * ratio + (kurtosis - 1) / 4 * ratio**2))
     return Deflated(trials, ratio, best, _NORMAL.cdf((ratio - best) * math.sqrt(len(returns) - 1) / deviation))
