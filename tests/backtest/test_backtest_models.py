@@ -241,6 +241,12 @@ def test_decisions_repeated_under_other_conditions_split_the_difference_by_cause
     before, after = (sum(account["refused"][cause].values()) for cause in ("recorded", "guard"))
     assert re.search(rf"{account['trades']['recorded']} → 0 +{before} → {after}\n", printed)
     assert "one: refused only under these conditions:" in printed
+    free = ("--taker-fee", "0")
+    assert backtest(data, tmp_path / "free", "--models", str(models), "--budget-usd", "1", *free) == 0
+    capsys.readouterr()
+    assert main(["backtest", "--run", str(run), *free, "--json"]) == 0
+    ended = {each["id"]: each["equity"] for each in json.loads(capsys.readouterr().out)["accounts"]}
+    assert {each["id"]: each["equity"] for each in result(tmp_path / "free")["accounts"]} == ended, "spreads are wider"
 
 
 def test_wrong_conditions_are_named(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ import asyncio
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from itertools import combinations, product
 from pathlib import Path
 from random import Random
@@ -42,9 +43,10 @@ from support.market_fidelity import (
 from support.searching_judge import DrawnMarket, measure_motion, search
 
 from trader.core.clock import epoch_second
-from trader.market.domain.markets import MARKETS
+from trader.market.domain.markets import MARKETS, SIMULATED_MARKETS
 from trader.market.sources.books import DAY_MINUTES, Grid, marks_of_candle
 from trader.market.sources.files import Minutes, find_files, read_market
+from trader.market.sources.rows import replayed_rows
 from trader.market.sources.synthetic import SyntheticSource
 from trader.market.sources.walks import walk_pool
 
@@ -152,13 +154,21 @@ def judge_motion(figures: Figures, name: str, markets: Mapping[str, DrawnMarket]
         print(f"    autocorrelation {motion.autocorrelation:+.3f}, largest variance at second {motion.largest_at}")
 
 
-def judge_search(figures: Figures, learned: Mapping[str, DrawnMarket], tried: Mapping[str, DrawnMarket]) -> None:
-    """Judge what a boosted model earns in its best moments after the spread, in weeks and with a seed it never saw."""
+def judge_search(
+    figures: Figures, name: str, learned: Mapping[str, DrawnMarket], tried: Mapping[str, DrawnMarket]
+) -> None:
+    """Judge what a boosted model earns in its best moments after the spread, in weeks and with a seed it never saw.
+
+    At zero fees, spreads are wider, and then it must earn nothing.
+    """
+    free = replayed_rows("default", None, Decimal(0))
     for symbol, alone in product(tried, (True, False)):
-        searched = search(symbol, learned, tried, (LEARNED, TRIED), alone=alone)
-        where = f"boosted model, {symbol} by {'itself' if alone else 'all markets'}, best fifth"
-        figures.show(f"{where}, net", searched.net_bp, "bp", at_most=SEARCHED_NET_BP_MAX[symbol])
-        print(f"    gross {searched.gross_bp:+.2f} bp, t of the net {searched.t:+.1f}")
+        calms = SIMULATED_MARKETS[symbol].calm, free[symbol].calm
+        usual, wide = search(symbol, learned, tried, (LEARNED, TRIED), calms, alone=alone)
+        where = f"{name}, boosted model, {symbol} by {'itself' if alone else 'all markets'}, best fifth"
+        figures.show(f"{where}, net", usual.net_bp, "bp", at_most=SEARCHED_NET_BP_MAX[symbol])
+        print(f"    gross {usual.gross_bp:+.2f} bp, t of the net {usual.t:+.1f}")
+        figures.show(f"{where}, net of the spread at zero fees", wide.net_bp, "bp", at_most=0.0)
 
 
 def judge_paths(figures: Figures, recorded: Mapping[str, Minutes]) -> None:
@@ -185,7 +195,8 @@ def judge_paths(figures: Figures, recorded: Mapping[str, Minutes]) -> None:
         judge_across(figures, f"seed {seed}", drawn, at_extremes)
         markets.append({symbol: DrawnMarket.of(symbol, recorded[symbol], rows) for symbol, rows in marks.items()})
         judge_motion(figures, f"seed {seed}", markets[-1])
-    judge_search(figures, *markets[:2])
+    for seed, tried in zip(SEEDS[1:], markets[1:], strict=True):
+        judge_search(figures, f"seed {seed} after {SEEDS[0]}", markets[0], tried)
     for watched, traded in product(recorded, recorded):
         t, mean_bp = momentum_of_candles(recorded[watched], recorded[traded])
         name = f"candles alone: {traded} after a close of {watched} at an extreme"

@@ -6,13 +6,14 @@ the last second, and is tried on later weeks whose paths were drawn with another
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 import lightgbm
 import numpy
 from support.market_fidelity import AT, OfMinutes, Paths, log_paths
 
-from trader.market.domain.markets import MARKETS, SIMULATED_MARKETS
+from trader.market.domain.markets import MARKETS, Calm
 from trader.market.sources.books import BookModel, CandlePath, Grid, TrailingDay
 from trader.market.sources.files import Minutes
 
@@ -86,10 +87,9 @@ class DrawnMarket(NamedTuple):
         usual_bp = numpy.array([day.usual_range(place) * 1e4 for place in range(len(minutes))])
         return cls(symbol, minutes, marks, log_paths(Grid(MARKETS[symbol]), marks), usual_bp)
 
-    def spreads_bp(self, places: Places, seconds: Places) -> OfMinutes:
+    def spreads_bp(self, places: Places, seconds: Places, calm: Calm) -> OfMinutes:
         """Return the spread that is shown at each moment, in basis points of the mark."""
-        grid = Grid(MARKETS[self.symbol])
-        model, spreads = BookModel(grid, SIMULATED_MARKETS[self.symbol].calm), []
+        model, spreads = BookModel(Grid(MARKETS[self.symbol]), calm), []
         for place, second in zip(places.tolist(), seconds.tolist(), strict=True):
             path = CandlePath(
                 model,
@@ -139,13 +139,14 @@ def search(
     learned: Mapping[str, DrawnMarket],
     tried: Mapping[str, DrawnMarket],
     weeks: tuple[range, range],
+    calms: Sequence[Calm],
     *,
     alone: bool = False,
-) -> Searched:
+) -> list[Searched]:
     """Learn one market's moves on the first range of minutes and trade on the second, drawn with another seed.
 
     The model sees all markets, or with `alone` only the traded one, and trades the moments in which it expects most
-    beyond the spread that it sees.
+    beyond the spread that it sees: in the books of each of `calms`.
     """
     random = numpy.random.default_rng(1)
     data, moves, usual, _, _ = _moments(traded, learned, weeks[0], random, alone=alone)
@@ -153,17 +154,18 @@ def search(
     model = lightgbm.train(_PARAMETERS, lightgbm.Dataset(data, wanted), _ROUNDS)
     data, moves, usual, places, seconds = _moments(traded, tried, weeks[1], random, alone=alone)
     expected = numpy.asarray(model.predict(data)) * usual
-    market = tried[traded]
-    shown = market.spreads_bp(places, seconds)
-    score = numpy.abs(expected) - shown
-    best = score >= numpy.quantile(score, 1 - BEST)
-    entries = market.spreads_bp(places[best], seconds[best] + LATENCY_S)
-    exits = market.spreads_bp(places[best], numpy.full(best.sum(), 59))
-    gross = numpy.sign(expected[best]) * moves[best]
-    net = gross - (entries + exits) / 2
-    of_minutes = numpy.bincount(places[best], net)
-    t = of_minutes.sum() / numpy.sqrt((of_minutes**2).sum())
-    return Searched(float(gross.mean()), float(net.mean()), float(t))
+    gains, found = numpy.sign(expected) * moves, []
+    for calm in calms:
+        spreads_bp = partial(tried[traded].spreads_bp, calm=calm)
+        score = numpy.abs(expected) - spreads_bp(places, seconds)
+        best = score >= numpy.quantile(score, 1 - BEST)
+        entries = spreads_bp(places[best], seconds[best] + LATENCY_S)
+        exits = spreads_bp(places[best], numpy.full(best.sum(), 59))
+        net = gains[best] - (entries + exits) / 2
+        of_minutes = numpy.bincount(places[best], net)
+        t = of_minutes.sum() / numpy.sqrt((of_minutes**2).sum())
+        found.append(Searched(float(gains[best].mean()), float(net.mean()), float(t)))
+    return found
 
 
 def _moments(

@@ -19,7 +19,7 @@ from trader.core.variant_id import VariantId
 from trader.market.sources.files import find_files
 from trader.market.sources.recorder import find_recording
 from trader.market.sources.replay import ReplaySource
-from trader.market.sources.rows import preset_rows
+from trader.market.sources.rows import preset_rows, replayed_rows
 from trader.portfolio.tables import Format
 from trader.settings.forms import parse_setting
 from trader.settings.settings import VARIABLES, Settings
@@ -207,7 +207,7 @@ async def open_source(conditions: Conditions, environ: Mapping[str, str]) -> tup
     source = ReplaySource(
         conditions.recording,
         settings.markets,
-        rows=preset_rows(settings.venue_preset, settings.markets_file),
+        rows=replayed_rows(settings.venue_preset, settings.markets_file, settings.taker_fee_bps),
         seed=settings.seed,
         start=settings.replay_start,
         end=settings.replay_end,

@@ -3,7 +3,7 @@
 import asyncio
 import gzip
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from itertools import pairwise
@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from support.candles import FOLDER
 from support.waiting import until
 
+from trader.backtest.spec import conditions_of, open_source
 from trader.composition.external import make_source
 from trader.core.clock import Clock, LockstepClock, ScaledClock, SystemClock
 from trader.core.errors import MarketDataError, MarketUnavailable, StartError
@@ -24,6 +25,7 @@ from trader.market.domain.markets import MARKETS, PLAIN_FUNDING_RATE, Candle, In
 from trader.market.sources.books import Grid
 from trader.market.sources.files import FileRow
 from trader.market.sources.replay import ReplaySource
+from trader.market.sources.rows import PATH_EDGE_BP, preset_rows
 from trader.market.sources.source import MarketSource
 from trader.market.sources.synthetic import SyntheticSource
 from trader.settings.settings import Settings
@@ -353,3 +355,32 @@ def test_the_settings_choose_the_source(tmp_path: Path) -> None:
     assert isinstance(made("venue"), VenueSource)
     with pytest.raises(StartError, match="rumour"):
         made("rumour")
+
+
+@pytest.mark.parametrize(
+    ("given", "surcharge_bp"),
+    [
+        ({"VENUE_PRESET": "lighter-standard"}, PATH_EDGE_BP["BTC"] / 2),
+        ({"SIM_TAKER_FEE_BPS": "0.1"}, PATH_EDGE_BP["BTC"] / 2 - 0.1),
+        ({"VENUE_PRESET": "lighter-standard", "SIM_TAKER_FEE_BPS": "1"}, 0),
+        ({"VENUE_PRESET": "lighter-premium"}, 0),
+        ({}, 0),
+    ],
+)
+def test_spreads_of_a_replay_without_fees_cover_what_drawn_paths_give_away(
+    tmp_path: Path, given: Mapping[str, str], surcharge_bp: float
+) -> None:
+    place = write(tmp_path, rows_of(5))
+    replayed = {"MARKETS": "BTC", "MARKET_SOURCE": f"replay:{place}", **given}
+    service = make_source(Settings.load(replayed, None, demo=True))
+    _, backtest = asyncio.run(open_source(conditions_of(place, {}), {**replayed, "SIM_SEED": "0"}))
+    for source in (service, backtest):
+        assert isinstance(source, ReplaySource)
+        assert source.rows["BTC"].calm.surcharge_bp == pytest.approx(surcharge_bp)
+    quote, usual = (
+        each.recordings["BTC"].quote(int(START.timestamp()) + 90, 0)
+        for each in (backtest, asyncio.run(opened(place, rows=preset_rows("default", None))))
+    )
+    assert (quote.mark, quote.book.bids[0].quantity) == (usual.mark, usual.book.bids[0].quantity)
+    wider_bp = float((usual.bid - quote.bid) / usual.mark) * 1e4
+    assert wider_bp == pytest.approx(surcharge_bp, abs=0.01)

@@ -4,7 +4,7 @@ import numpy
 import pytest
 from support.searching_judge import DrawnMarket, measure_motion, search
 
-from trader.market.domain.markets import MARKETS
+from trader.market.domain.markets import MARKETS, SIMULATED_MARKETS
 from trader.market.sources.books import Grid
 from trader.market.sources.files import FileRow, Minutes
 
@@ -27,9 +27,11 @@ def walks(seed: int, continues: float) -> dict[str, DrawnMarket]:
 @pytest.mark.parametrize(("continues", "finds"), [(0.5, False), (0.9, True)])
 def test_a_boosted_model_finds_a_tell_and_nothing_in_fair_walks(continues: float, *, finds: bool) -> None:
     learned, tried = walks(1, continues), walks(2, continues)
-    searched = search("BTC", learned, tried, (range(100, COUNT), range(100, COUNT)))
-    assert (searched.gross_bp > 0.2) == finds
-    assert searched.net_bp < searched.gross_bp
+    weeks, calm = (range(100, COUNT), range(100, COUNT)), SIMULATED_MARKETS["BTC"].calm
+    usual, wide = search("BTC", learned, tried, weeks, (calm, calm._replace(surcharge_bp=2.0)))
+    assert (usual.gross_bp > 0.2) == finds
+    assert usual.net_bp < usual.gross_bp
+    assert wide.net_bp < usual.net_bp - 2.0, "the surcharge is paid at the entry and at the exit"
 
 
 def test_motion_of_a_fair_walk_is_that_of_a_martingale_and_a_trend_shows() -> None:

@@ -89,10 +89,14 @@ class Character(NamedTuple):
 
 class Calm(NamedTuple):
     """A market's book in a usual minute: half its spread in basis points, and the depth of one side within 2 basis
-    points of the mid, in quote currency."""
+    points of the mid, in quote currency.
+
+    In every minute, each side of the book is further from the mid by `surcharge_bp`, in basis points.
+    """
 
     half_spread_bp: float
     depth: float
+    surcharge_bp: float = 0.0
 
 
 class SimulatedMarket(NamedTuple):

@@ -151,7 +151,8 @@ class BookModel:
 
     def quote(self, at: datetime, mark: int, stress: float, busyness: float, empty: EmptySide | None = None) -> Quote:
         """Return the quote around `mark` half ticks. `busyness`: root of the last minute's volume over the usual."""
-        spread_ticks = max(1, round(self._calm.half_spread_bp * stress * mark / 10_000))
+        half_spread_bp = self._calm.half_spread_bp * stress + self._calm.surcharge_bp
+        spread_ticks = max(1, round(half_spread_bp * mark / 10_000))
         make_book = partial(self._book, stress, min(max(busyness, 0.5), 1.5), empty)
         return self._grid.quote(at, mark, spread_ticks, make_book)
 

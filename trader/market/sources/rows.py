@@ -142,6 +142,26 @@ def preset_rows(preset: str, path: Path | None) -> Mapping[str, SimulatedMarket]
     return {**PRESET_MARKETS[preset], **read_rows(path)}
 
 
+PATH_EDGE_BP: Final[Mapping[str, float]] = {"BTC": 0.75, "ETH": 0.95, "SOL": 1.1}
+"""What drawn paths give away: the gain of a trade within a minute beyond the spread, in basis points. Measured with
+`scripts/benchmark fidelity`, as the largest mean of a boosted model in its best fifth of moments, January 2025."""
+
+
+def replayed_rows(preset: str, path: Path | None, taker_fee_bps: Decimal) -> Mapping[str, SimulatedMarket]:
+    """Return `preset_rows` for a replay of candles, whose paths are drawn. Raise `StartError` like `read_rows`.
+
+    Where taker fees are lower than what paths give away, wider spreads make up for it. A market that was not measured
+    counts like the one that gives away most.
+    """
+    rows = {}
+    for symbol, row in preset_rows(preset, path).items():
+        own = row.rules.taker_rate
+        fee_bp = float(taker_fee_bps if own is None else own * 10_000)
+        edge_bp = PATH_EDGE_BP.get(symbol, max(PATH_EDGE_BP.values()))
+        rows[symbol] = row._replace(calm=row.calm._replace(surcharge_bp=max(0.0, edge_bp / 2 - fee_bp)))
+    return rows
+
+
 def chosen_rows(symbols: Sequence[str], rows: Mapping[str, SimulatedMarket]) -> Mapping[str, SimulatedMarket]:
     """Return the rows of the chosen markets.
 
