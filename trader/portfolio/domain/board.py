@@ -312,18 +312,21 @@ def compare_entrants(
     if "bestOther" not in rules.compared:
         nothing = Statement(0, None, _NO_PAIRS)
         return Comparison("bestOther", other.key, nothing, Verdict(nothing, 1.0))
-    board = judge_board(entrants, baselines, since, contenders, rules)
-    for own, key in ((first, other.key), (other, first.key)):
-        for each in board.comparisons[own.key]:
-            if each.reference == "bestOther" and each.reference_key == key:
-                if own is first:
-                    return each
-                return Comparison("bestOther", other.key, each.window.reversed(), each.verdict.reversed())
-    rated = _rated([each._replace(age_min=rules.age_min) for each in entrants], rules)
-    pair = _Matched("bestOther", first, other.key, other.series, missing_trades(other.trades), other.attempt)
-    pairs = [*_match(entrants, rated[0][1] if len(rated) > 1 else None, baselines, rules), pair]
+    entrants = [each._replace(age_min=rules.age_min) for each in entrants]
+    rated = _rated(entrants, rules)
+    pairs = _match(entrants, rated[0][1] if len(rated) > 1 else None, baselines, rules)
+    sides = {first.key, other.key}
+    shown = [place for place, pair in enumerate(pairs) if {pair.entrant.key, pair.reference_key} == sides]
+    (place,) = shown or [len(pairs)]
+    if not shown:
+        reason = missing_trades(other.trades)
+        pairs.append(_Matched("bestOther", first, other.key, other.series, reason, other.attempt))
+    pair = pairs[place]
     (window,) = _state([pair], since)
-    return Comparison("bestOther", other.key, window, rules.judge(_state(pairs, None), contenders)[-1])
+    verdict = rules.judge(_state(pairs, None), contenders)[place]
+    if pair.entrant.key == other.key:
+        window, verdict = window.reversed(), verdict.reversed()
+    return Comparison("bestOther", other.key, window, verdict)
 
 
 def difference_curve(first: JudgedEntrant, other: JudgedEntrant, since: datetime | None) -> list[DifferencePoint]:
