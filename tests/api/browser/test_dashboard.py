@@ -92,7 +92,8 @@ async def test_figures_equal_the_procedures_and_hostile_texts_do_nothing(tmp_pat
                     await shows(tab, '<img src=x onerror="window.pwned=1">')
                 await tab.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true })")
                 assert await tab.evaluate("typeof window.pwned") == "undefined"
-                assert await tab.evaluate("document.querySelectorAll('#app img, #app script').length") == 0
+                others = "document.querySelectorAll('#app img:not(.brand > img), #app script').length"
+                assert await tab.evaluate(others) == 0
             leads = "document.querySelector('section[aria-label=Trades] tbody a')"
             await until(lambda: tab.evaluate(f"{leads} !== null"), "the trades")
             await tab.evaluate(f"{leads}.click()")

@@ -224,7 +224,10 @@ async def check_the_leader(tab: Tab, service: ServiceProcess, database: Database
     trade = (await service.call("trading.getTrade", id=str(best[leader["modelId"]])))["trade"]
     await visit(tab, service.url, "/#/?window=30d")
     await shows(tab, f"Its best trade: long BTC, {at:%-d %b}, {figure(trade['netPnl'], sign=True)}.")
-    await shows(tab, f"Its lead over \u2068{second['modelName']}\u2069")  # a name cannot turn the words around it
+    assert second["pnlPercent"] == leader["pnlPercent"]
+    await shows(
+        tab, f"\u2068{second['modelName']}\u2069 has returned the same."
+    )  # a name cannot turn the words around it
     await tab.evaluate("document.querySelector('.leader .stack a.inline').click()")
     await shows(tab, f"fees {figure(-trade['fees'])}, funding {figure(trade['funding'])}")
     assert await tab.evaluate("location.hash") == f"#/trades/{trade['id']}"

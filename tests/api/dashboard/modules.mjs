@@ -12,7 +12,7 @@ Object.assign(globalThis, {
 const { listed, mergePatch, openStream } = await import(`${folder}/events.js`)
 const { number, signedPercent } = await import(`${folder}/format.js`)
 const { identityOf, neutral } = await import(`${folder}/colors.js`)
-const { sentenceOf } = await import(`${folder}/evidence.js`)
+const { sentenceOf, summaryOf } = await import(`${folder}/evidence.js`)
 const { leadsOf } = await import(`${folder}/feed.js`)
 const { compare } = await import(`${folder}/order.js`)
 const { csvOf } = await import(`${folder}/csv.js`)
@@ -59,6 +59,9 @@ const healthy = { data: { status: 'healthy' } }
 const stale = { data: { market: { source: 'venue', stale: true, lastUpdateAt: null } } }
 console.log(JSON.stringify({
   sentences: [true, false].map(isCorrected => sentenceOf({ verdict: 'better', reason: null, pValue: 0.012 }, isCorrected)),
+  summaries: [1, 2].map(among => summaryOf({ best: 'a', season: null, resolution: { now: null, atEnd: null }, entrants: [
+    { modelId: 'a', modelName: 'A', endedAt: null, rank: { first: 1, last: 1, among }, amongBest: false, differences: [] },
+  ] }, { byId: new Map() })),
   applied: patches.map(([state, patch]) => listed(mergePatch(state, patch))),
   states,
   connections,

@@ -123,6 +123,10 @@ def test_a_change_of_the_lead_is_one_that_lasts(seen: dict[str, Any]) -> None:
 
 def test_a_verdict_says_whether_its_p_value_is_corrected(seen: dict[str, Any]) -> None:
     assert seen["sentences"] == ["Better, p 0.012 after correction.", "Better, p 0.012."], "the primary one is not"
+    alone, first = seen["summaries"]
+    assert "Only \u2068A\u2069 has a rank" in alone
+    assert "distinguishable" not in alone, "there is none to distinguish it from"
+    assert "It is distinguishable from every other." in first
 
 
 def test_a_figure_that_rounds_to_nothing_has_no_sign(seen: dict[str, Any]) -> None:

@@ -30,6 +30,7 @@ const PAGES = [
 ]
 const { demo, exams, mode, market, public: isPublic, version } = document.body.dataset
 
+const ICON = new URL('icon.svg', import.meta.url).href
 const restoreScroll = keepScroll()
 
 function App() {
@@ -103,9 +104,7 @@ function Top({ route }) {
     if (link) nav.current.scrollLeft = link.offsetLeft + link.offsetWidth / 2 - nav.current.clientWidth / 2
   }, [route.page])
   return html`<header class="top"><div>
-    <a class="brand" href="#/" aria-label="trader, overview" tabindex="-1"><svg viewBox="0 0 32 32"
-      aria-hidden="true"><rect width="32" height="32" rx="8" fill="#4759d6"></rect><path d="M6 21l6-7 5 4 9-10"
-        fill="none" stroke="#fff" stroke-width="3" stroke-linecap="round" stroke-linejoin="round"></path></svg>trader</a>
+    <a class="brand" href="#/" aria-label="trader, overview" tabindex="-1"><img src=${ICON} alt="" width="20" height="20" />trader</a>
     <span class=${`badge ${mode === 'live' ? 'loss' : ''}`}
       title=${mode === 'live' ? 'orders go to a real venue' : 'orders go to the paper exchange'}>${mode === 'live' ? 'live' : 'paper'}</span>
     <nav aria-label="Pages" ref=${nav}>${PAGES.map(

@@ -428,7 +428,7 @@ function decidedOf(entrants) {
     : 'None of the differences below can be told from noise yet.'
 }
 
-function summaryOf({ best, entrants, season, resolution }, known) {
+export function summaryOf({ best, entrants, season, resolution }, known) {
   const first = entrants.find(one => one.modelId === best && one.endedAt === null)
   const share = `${number(100 * (season?.rules.alpha ?? 0.05), 0)} %`
   const errors = season?.rules.primary
@@ -442,9 +442,11 @@ function summaryOf({ best, entrants, season, resolution }, known) {
     'They are of the past: a drift that turned every 30 days was called in 11 % of simulated years.'
   const separable = resolutionOf(resolution, season, entrants)
   if (!first) return `${separable} No entrant can be called the best. ${caution}`
+  const name = isolated(known.byId.get(best)?.name ?? first.modelName)
+  if (first.rank?.among === 1)
+    return `${separable} Only ${name} has a rank, so it has no other to be compared with. ${caution}`
   const others = entrants.filter(one => one.amongBest && one !== first).length
   const seen = first.differences.find(one => one.reference === 'bestOther')?.smallestDifference
-  const name = isolated(known.byId.get(best)?.name ?? first.modelName)
   const told =
     others === 0
       ? 'It is distinguishable from every other.'

@@ -33,7 +33,7 @@ export function Leader({ window }) {
               title="replicates of one configuration: their mean">× ${first.details.replicates.modelIds.length}</span>`
             }
             <b class=${`figure ${tone(first.pnlPercent)}`}>${signedPercent(first.pnlPercent)}</b></p>
-          <p>${leadOf(first, held)} ${certaintyOf(first, known)} ${unrankedOf(entries, first)}</p>
+          <p>${leadOf(first, held)} ${certaintyOf(first, entries, known)} ${unrankedOf(entries, first)}</p>
           ${
             bestTradeId
               ? html`<${BestTrade} id=${bestTradeId} key=${bestTradeId} />`
@@ -63,12 +63,15 @@ function leadOf(first, held) {
 }
 
 /** How sure its place is, in words. */
-function certaintyOf(first, known) {
+function certaintyOf(first, entries, known) {
   const verdict = first.details.verdict?.below
   if (!verdict) return 'There is no other model to be compared with.'
   const name = isolated(known.nameOf(verdict.modelId))
+  if (entries.some(one => one.modelId === verdict.modelId && one.pnlPercent === first.pnlPercent))
+    return `${name} has returned the same.`
   if (verdict.verdict === 'better') return `Its lead over ${name} is more than luck.`
-  return `Its lead over ${name} may be luck${verdict.reason ? `: ${verdict.reason}` : ''}.`
+  const reason = verdict.reason?.split('; ').slice(0, 2).join('; ') // the rest is for the evidence
+  return html`<span title=${verdict.reason}>Its lead over ${name} may be luck${reason ? `: ${reason}` : ''}.</span>`
 }
 
 /** Who returned more without a rank, in words, since the leader is the first of those with one. */
