@@ -24,6 +24,7 @@ from trader.backtest.ledger import LedgerLines
 from trader.backtest.market import BacktestMarket
 from trader.backtest.models import Chosen, choose_models
 from trader.backtest.output import Output, Reserve
+from trader.backtest.report import make_report
 from trader.backtest.result import (
     account_value,
     answers_value,
@@ -47,7 +48,6 @@ from trader.database.pool import Database
 from trader.database.schema import apply_schema
 from trader.market.domain.markets import INTERVALS, Interval
 from trader.market.sources.replay import ReplaySource
-from trader.portfolio.evidence import EvidenceReport
 from trader.portfolio.tables import Results, check_format
 from trader.seasons.page import RankedModel, SeasonReport, page
 from trader.seasons.standings import make_standings
@@ -185,7 +185,8 @@ async def _execute(spec: BacktestSpec, listener: BacktestListener, interrupts: I
         value["masked"] = masked_value(spec.entrants.mask, value["accounts"])
         counts = end.cause not in ("strategy", "storage")
         add_trials(spec.trials, spec.conditions.recording, run, value, counts=counts)
-        _write_result(spec, run, value, labelled(standings, run), evidence)
+        name = spec.conditions.recording.name
+        _write_result(spec, value, await make_report(run, source, settings, name, labelled(standings, run), evidence))
         results = tables.finish(run.accounts)
         _write_tables(spec, results)
     return FinishedBacktest(value, standings, results, end, run.failure)
@@ -281,17 +282,10 @@ async def _go_on(
     return End(reached) if ended is None else End(reached, ended.cause, str(ended))
 
 
-def _write_result(
-    spec: BacktestSpec,
-    run: Backtest,
-    value: Mapping[str, Any],
-    standings: Sequence[RankedModel],
-    evidence: EvidenceReport,
-) -> None:
+def _write_result(spec: BacktestSpec, value: Mapping[str, Any], report: SeasonReport) -> None:
     """Write the result and the report. Raises `OSError`."""
     (spec.out / RESULT).write_bytes(msgspec.json.format(encode(value)) + b"\n")
-    season = SeasonReport(spec.conditions.recording.name, standings, [], run.outcomes(), evidence, "Backtest")
-    (spec.out / REPORT).write_text(page(season), encoding="utf-8")
+    (spec.out / REPORT).write_text(page(report), encoding="utf-8")
 
 
 def _write_tables(spec: BacktestSpec, tables: Results) -> None:

@@ -26,8 +26,8 @@ from trader.settings.settings import Settings
 async def judge(run: Backtest, source: ReplaySource, settings: Settings, reached: datetime) -> EvidenceReport:
     """Return the evidence for all entrants up to the time reached, including luck, as a service would show it."""
     models = {followed.model.id: followed.model for followed in run.accounts}
-    runs = {followed.model.id: _statistics(run, followed, settings) for followed in run.accounts}
-    baselines = {followed.baseline.id: _statistics_of_baseline(followed) for followed in run.baselines}
+    runs = {followed.model.id: statistics_of(run, followed, settings) for followed in run.accounts}
+    baselines = {followed.baseline.id: statistics_of_baseline(followed) for followed in run.baselines}
     luck = _Luck(RandomTraders(MarketFeed(source, LockstepClock(reached)), settings))
     return await make_report(models, runs, baselines, luck, last_whole_hour(reached))
 
@@ -49,12 +49,12 @@ def board(run: Backtest, settings: Settings, window: RunWindow, sort_by: SortKey
     The costs of the models are absent.
     """
     now = floor_time(run.reached, timedelta(hours=1))
-    runs = [(followed.model, _statistics(run, followed, settings, now)) for followed in run.accounts]
+    runs = [(followed.model, statistics_of(run, followed, settings, now)) for followed in run.accounts]
     entrants = [RankedEntrant(model, statistics, statistics.worth_at(now)) for model, statistics in runs]
     return make_board(make_entries(entrants, window, now), window, sort_by, now, len(entrants))
 
 
-def _statistics(
+def statistics_of(
     run: Backtest, followed: ModelAccount, settings: Settings, until: datetime | None = None
 ) -> RunStatistics:
     """Return the run statistics of a model's account, without what was `until` a time or later."""
@@ -79,7 +79,7 @@ def _statistics(
     return statistics
 
 
-def _statistics_of_baseline(followed: BaselineAccount) -> RunStatistics:
+def statistics_of_baseline(followed: BaselineAccount) -> RunStatistics:
     account, run = followed.account, followed.account.run
     statistics = RunStatistics(CurrentRun(account.id, run.id, run.initial_capital, run.started_at))
     statistics.set_hours(followed.hours)

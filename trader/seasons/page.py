@@ -1,7 +1,7 @@
 """Page of a season report: one self-contained HTML file."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from html import escape
@@ -12,6 +12,7 @@ from trader.agents.variants import VARIANTS, color_of
 from trader.api.dashboard.document import bar, document, interval, key, minus, scale, table
 from trader.api.schemas.evidence import GetEvidenceOutput
 from trader.core.money import ZERO
+from trader.core.statistics import EquityPoint
 from trader.core.variant_id import VariantId
 from trader.portfolio.domain.evidence import Statement, Verdict
 from trader.portfolio.domain.seasons import Season
@@ -19,6 +20,11 @@ from trader.portfolio.evidence import EvidenceReport
 from trader.seasons.sql.report import AccountReport, TradeOutcome, UnvaluedModel
 
 PercentCurve = Sequence[tuple[datetime, float]]
+
+
+def percent_curve(points: Sequence[EquityPoint], capital: float) -> PercentCurve:
+    """Return hourly equity in percent above the capital."""
+    return [(point.hour, 100 * point.value / capital - 100) for point in points]
 
 
 class RankedModel(NamedTuple):
@@ -35,11 +41,26 @@ class RankedModel(NamedTuple):
         return float(100 * self.account.change / self.account.initial_capital)
 
 
+class ReferenceCurve(NamedTuple):
+    """An account that the models are compared with, as a dashed line beside their equity."""
+
+    name: str
+    curve: PercentCurve
+
+
+class PageSection(NamedTuple):
+    """A section of the page, with its content as HTML."""
+
+    title: str
+    words: str
+    content: str
+
+
 class SeasonReport(NamedTuple):
     """Content of the page. `standings` are ordered best first; `unvalued` models count only with their trades.
 
     A report without a database has no `evidence`. `kind` is the kind of report, for its title. With a `season`,
-    everything is of the season.
+    everything is of the season. `sections` follow the equity; `script` draws what they need from `data`.
     """
 
     name: str
@@ -49,6 +70,10 @@ class SeasonReport(NamedTuple):
     evidence: EvidenceReport | None = None
     kind: str = "Season report"
     season: Season | None = None
+    references: Sequence[ReferenceCurve] = ()
+    sections: Sequence[PageSection] = ()
+    data: Mapping[str, Any] = {}
+    script: str = "report.js"
 
     @property
     def accounts(self) -> list[AccountReport]:
@@ -63,8 +88,8 @@ class SeasonReport(NamedTuple):
         return [standing for standing in self.standings if standing.account.variant == variant]
 
 
-EQUITY = "The average equity of each variant's models, in percent of their starting capital; dashed lines are models."
-DRAWDOWNS = "How far each variant's average, and each model, is below its peak so far."
+EQUITY = "The equity of each variant in percent of the starting capital; of several models, their average."
+DRAWDOWNS = "How far each equity above is below its peak so far."
 TRADES = "Net profit of completed trades in percent of their entry notional."
 COSTS = (
     "From the capital at the start to the equity at the end, each part summed from the books. The cost of the language "
@@ -105,7 +130,8 @@ def page(season: SeasonReport) -> str:
     body = _head(season) + "".join(
         f"<section><h2>{title}</h2><p>{words}</p>{content}</section>"
         for title, words, content in [
-            ("Equity", EQUITY, _curves(season, "equity")),
+            ("Equity", _equity_words(season), _curves(season, "equity")),
+            *season.sections,
             ("Drawdowns", DRAWDOWNS, _curves(season, "drawdown")),
             ("Trades", TRADES, _trades(season)),
             ("Where the money went", COSTS, _costs(season)),
@@ -113,7 +139,14 @@ def page(season: SeasonReport) -> str:
             *([] if season.evidence is None else [("Evidence", EVIDENCE, '<div class="panel" id="evidence"></div>')]),
         ]
     )
-    return document(f"{season.kind}: {season.name}", body, _data(season))
+    return document(f"{season.kind}: {season.name}", body, _data(season), season.script)
+
+
+def _equity_words(season: SeasonReport) -> str:
+    own = EQUITY if len(season.standings) > 1 else "The equity in percent of the starting capital."
+    return own + (
+        f" Dashed: {escape(', '.join(each.name for each in season.references))}." if season.references else ""
+    )
 
 
 def _head(season: SeasonReport) -> str:
@@ -122,12 +155,13 @@ def _head(season: SeasonReport) -> str:
     if season.season is not None:
         start = season.season.rules.start
     capital = sum((account.initial_capital for account in accounts), ZERO)
+    decisions = sum(account.invocations for account in accounts)
     tiles = (
         ("models", f"{len(accounts):,}"),
         ("days", f"{(end - start) / timedelta(days=1):.1f}"),
         ("completed trades", f"{len(season.trades):,}"),
-        ("invocations", f"{sum(account.invocations for account in accounts):,}"),
-        ("return of all accounts", _signed(100 * _sum(accounts, lambda account: account.change) / capital, " %")),
+        ("decisions" if season.kind == "Backtest" else "invocations", f"{decisions:,}"),
+        ("return of all accounts", signed(100 * _sum(accounts, lambda account: account.change) / capital, " %")),
     )
     shown = "".join(f'<div class="tile"><span>{name}</span><b>{value}</b></div>' for name, value in tiles)
     return (
@@ -139,16 +173,15 @@ def _head(season: SeasonReport) -> str:
 def _data(season: SeasonReport) -> dict[str, Any]:
     """Return the data of the charts: the hours, and each model's return at each of them."""
     hours = sorted({hour for standing in season.standings for hour, _ in standing.curve})
-    models = []
-    for standing in season.standings:
-        values = dict(standing.curve)
-        models.append(
-            {
-                "name": standing.account.name,
-                "variant": standing.account.variant,
-                "values": [None if (value := values.get(hour)) is None else round(value, 3) for hour in hours],
-            }
-        )
+
+    def shown(curve: PercentCurve) -> list[float | None]:
+        values = dict(curve)
+        return [None if (value := values.get(hour)) is None else round(value, 3) for hour in hours]
+
+    models = [
+        {"name": each.account.name, "variant": each.account.variant, "values": shown(each.curve)}
+        for each in season.standings
+    ]
     trades = [
         {
             "name": variant.label,
@@ -163,7 +196,9 @@ def _data(season: SeasonReport) -> dict[str, Any]:
             {"id": variant.id, "label": variant.label, "color": variant.color} for variant in VARIANTS.values()
         ],
         "models": models,
+        "references": [{"name": each.name, "values": shown(each.curve)} for each in season.references],
         "trades": trades,
+        **season.data,
         **({} if season.evidence is None else _evidence(season, season.evidence)),
     }
 
@@ -189,17 +224,16 @@ def _evidence(season: SeasonReport, report: EvidenceReport) -> dict[str, Any]:
 
 
 def _curves(season: SeasonReport, chart: str) -> str:
-    """Return the placeholders of one chart for all variants, then of one per variant with its models."""
+    """Return the placeholders of one chart for all variants, then of one per variant with several models."""
     cards = []
     for variant in VARIANTS.values():
         standings = season.of_variant(variant.id)
-        if standings:
-            count = "1 model" if len(standings) == 1 else f"{len(standings)} models"
+        if len(standings) > 1:
             cards.append(
-                f'<div class="panel card"><h3>{escape(variant.label)}, {count}</h3>'
+                f'<div class="panel card"><h3>{escape(variant.label)}, {len(standings)} models</h3>'
                 f'<div class="chart" data-chart="{chart}" data-variant="{variant.id}"></div></div>'
             )
-    whole = f'<div class="panel card">{_legend()}<div class="chart" data-chart="{chart}"></div></div>'
+    whole = f'<div class="panel card">{_legend(season)}<div class="chart" data-chart="{chart}"></div></div>'
     return f'{whole}<div class="cards">{"".join(cards)}</div>'
 
 
@@ -214,11 +248,11 @@ def _trades(season: SeasonReport) -> str:
             held = median(trade.held / timedelta(minutes=1) for trade in trades)
             shares = [f"{100 * count / len(trades):.1f} %" for count in (won, *closed)]
             rows.append(
-                (escape(variant.label), f"{len(trades):,}", shares[0], _signed(median(nets), " %", 3),
+                (escape(variant.label), f"{len(trades):,}", shares[0], signed(median(nets), " %", 3),
                  f"{held:.0f} min", *shares[1:])
             )  # fmt: skip
     details = table(("variant", "trades", "won", "median net", "median held", *CLOSE_REASONS), rows)
-    return f'<div class="panel card">{_legend()}<div class="chart" data-chart="trades"></div></div><br>{details}'
+    return f'<div class="panel card">{_legend(season)}<div class="chart" data-chart="trades"></div></div><br>{details}'
 
 
 def _costs(season: SeasonReport) -> str:
@@ -226,7 +260,7 @@ def _costs(season: SeasonReport) -> str:
         (variant.label, [each.account for each in season.of_variant(variant.id)]) for variant in VARIANTS.values()
     ]
     rows = [
-        (escape(name), *(_signed(_sum(accounts, part)) for _, part in PARTS), _model_cost(accounts))
+        (escape(name), *(signed(_sum(accounts, part)) for _, part in PARTS), _model_cost(accounts))
         for name, accounts in (*groups, ("all", season.accounts))
         if accounts
     ]
@@ -263,9 +297,9 @@ def _leaderboard(season: SeasonReport) -> str:
         why = standing.evidence.reason if bounds is None else minus(f"{bounds.low:+.1f} to {bounds.high:+.1f} %")
         rows.append(
             (
-                escape(account.name), _variant(account.variant), _signed(value, " %"),
+                escape(account.name), _variant(account.variant), signed(value, " %"),
                 f'{bar}<br><span class="words unsure">{escape(why or "")}</span>', _against_next(standing.verdict),
-                f"{standing.drawdown:.1f} %", _signed(account.change), f"{account.equity:,.2f}", _model_cost([account]),
+                f"{standing.drawdown:.1f} %", signed(account.change), f"{account.equity:,.2f}", _model_cost([account]),
             )
         )  # fmt: skip
     for model in season.unvalued:
@@ -288,8 +322,9 @@ def _against_next(verdict: Verdict | None) -> str:
     return f'<span{kind} title="{escape(verdict.why or "")}">{verdict.word}</span>'
 
 
-def _legend() -> str:
-    names = (f"<span>{key(variant.color)}{escape(variant.label)}</span>" for variant in VARIANTS.values())
+def _legend(season: SeasonReport) -> str:
+    shown = [variant for variant in VARIANTS.values() if season.of_variant(variant.id)]
+    names = (f"<span>{key(variant.color)}{escape(variant.label)}</span>" for variant in shown)
     return f'<div class="keys">{"".join(names)}</div>'
 
 
@@ -306,7 +341,7 @@ def _model_cost(accounts: Sequence[AccountReport]) -> str:
     return f"{sum(known, ZERO):,.2f}" if known else "–"
 
 
-def _signed(value: float | Decimal, unit: str = "", digits: int = 2) -> str:
+def signed(value: float | Decimal, unit: str = "", digits: int = 2) -> str:
     """Return a figure as HTML with sign and color; its title attribute has all digits."""
     kind = "gain" if value > 0 else "loss" if value < 0 else ""
     return f'<span class="{kind}" title="{value}">{minus(f"{value:+,.{digits}f}")}{unit}</span>'

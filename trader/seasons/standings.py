@@ -13,7 +13,7 @@ from trader.portfolio.evidence import EvidenceReport
 from trader.portfolio.run_statistics import RunStatistics
 from trader.portfolio.tables import Table
 from trader.seasons.bundle import Basis, SeasonRows
-from trader.seasons.page import RankedModel, SeasonReport
+from trader.seasons.page import RankedModel, SeasonReport, percent_curve
 from trader.seasons.sql.report import AccountReport, TradeOutcome
 
 
@@ -25,9 +25,8 @@ def make_standings(accounts: Sequence[AccountReport], hours: Mapping[str, Sequen
         points, capital = hours.get(account.model_id, ()), float(account.initial_capital)
         fall = max_drawdown([capital, *(point.value for point in points)])
         returns = series[account.model_id] = _returns(points, capital)
-        curve = [(point.hour, 100 * point.value / capital - 100) for point in points]
         evidence = state_return(returns, account.trades)
-        standings.append(RankedModel(account, curve, evidence, fall.percent if fall else 0.0))
+        standings.append(RankedModel(account, percent_curve(points, capital), evidence, fall.percent if fall else 0.0))
     standings.sort(
         key=lambda standing: (-standing.account.change / standing.account.initial_capital, standing.account.model_id)
     )

@@ -1,6 +1,6 @@
 """Self-contained HTML files of the reports, with the style sheet and the chart code of the dashboard inside.
 
-The body has an element with `data-chart` in place of each chart; `report.js` draws it from the data of the page.
+The body has an element with `data-chart` in place of each chart; the script draws it from the data of the page.
 """
 
 import re
@@ -14,18 +14,18 @@ import msgspec
 
 from trader.api.dashboard.assets import text_of
 
-_IMPORT: Final = re.compile(r"from '\./([^']+)'")
+_IMPORT: Final = re.compile(r"(\bfrom |\bimport |\bimport\()'\./([^']+\.js)'")
 _NO_FORMS: Final = "base-uri 'none'; form-action 'none'"
 _FONT_FACE: Final = re.compile(r"@font-face \{[^}]*\}")
 
 
-def document(title: str, body: str, data: Mapping[str, Any] | None = None) -> str:
-    """Return an HTML document in the style of the dashboard, with the charts of `data`, if any."""
+def document(title: str, body: str, data: Mapping[str, Any] | None = None, script: str = "report.js") -> str:
+    """Return an HTML document in the style of the dashboard, with the charts that `script` draws of `data`, if any."""
     styles = ("base.css", "parts.css", "report.css") if data else ("base.css", "report.css")
     style = _FONT_FACE.sub("", "".join(text_of(name) for name in styles))  # the font is not worth 64 kB here
     # Authors of text in the body cannot know its digest in advance, so a script in their text never has the nonce.
     nonce = sha256(body.encode()).hexdigest()
-    charts = "" if data is None else _charts(data, nonce)
+    charts = "" if data is None else _charts(data, nonce, script)
     policy = f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'unsafe-inline'; {_NO_FORMS}"
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -35,10 +35,10 @@ def document(title: str, body: str, data: Mapping[str, Any] | None = None) -> st
     )
 
 
-def _charts(data: Mapping[str, Any], nonce: str) -> str:
+def _charts(data: Mapping[str, Any], nonce: str, script: str) -> str:
     text = msgspec.json.encode(data).decode().replace("<", "\\u003c")
-    modules = _modules("report.js")
-    entry = modules.pop("report.js")
+    modules = _modules(script)
+    entry = modules.pop(script)
     imports = {
         name: f"data:text/javascript;base64,{b64encode(source.encode()).decode()}" for name, source in modules.items()
     }
@@ -57,8 +57,8 @@ def _modules(name: str) -> dict[str, str]:
     for each in names:
         if each not in modules:
             source = text_of(each)
-            names += _IMPORT.findall(source)
-            modules[each] = _IMPORT.sub(r"from '\1'", source)
+            names += [name for _, name in _IMPORT.findall(source)]
+            modules[each] = _IMPORT.sub(r"\1'\2'", source)
     return modules
 
 

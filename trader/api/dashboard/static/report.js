@@ -1,6 +1,7 @@
 // @ts-check
 // Charts and evidence of a report, drawn from the data in its file.
 import { averageOf, drawdownsOf, histogram, timeChart } from './charts.js'
+import { inks } from './colors.js'
 import { EvidenceBoard } from './evidence.js'
 import { clock, day, number, signedPercent } from './format.js'
 import { html, render } from './lib.js'
@@ -12,13 +13,13 @@ const TRADE_PERCENT = 2
 const data = JSON.parse(document.getElementById('data').textContent)
 const show = (value, places) => `${number(value, places)} %`
 
-/** The lines of a chart: the averages of the variants or, for one variant, also its models as thin lines. */
+/** The lines of a chart: the variants and the references or, for one variant, its average and its models as thin lines. */
 function linesOf(variantId) {
-  return data.variants
+  const lines = data.variants
     .filter(one => !variantId || one.id === variantId)
     .flatMap(variant => {
       const models = data.models.filter(one => one.variant === variant.id)
-      if (!models.length) return []
+      if (models.length < 2) return models.map(one => ({ ...one, color: variant.color, isMain: true }))
       const average = {
         name: `${variant.label}, average`,
         color: variant.color,
@@ -27,6 +28,8 @@ function linesOf(variantId) {
       }
       return variantId ? [...models.map(one => ({ ...one, color: variant.color, isDimmed: true })), average] : [average]
     })
+  const references = data.references.map(one => ({ ...one, color: inks().text, isMain: true, isDimmed: true }))
+  return variantId ? lines : [...lines, ...references]
 }
 
 const fallen = values => drawdownsOf(values.map(value => (value == null ? null : 100 + value)))

@@ -1,0 +1,194 @@
+"""Report of a backtest: the season report with the figures and months of each account, and its trades on candles."""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from html import escape
+from typing import Any, Final
+
+from trader.api.dashboard.document import table
+from trader.backtest.accounts import ModelAccount
+from trader.backtest.baselines import BaselineAccount
+from trader.backtest.run import Backtest
+from trader.backtest.statistics import statistics_of, statistics_of_baseline
+from trader.core.statistics import EquityPoint
+from trader.exchange.domain.account import Trade
+from trader.market.domain.markets import INTERVALS, Interval
+from trader.market.sources.replay import ReplaySource
+from trader.portfolio.domain.baselines import BUY_AND_HOLD, HOLD_NOTHING
+from trader.portfolio.evidence import EvidenceReport
+from trader.portfolio.run_statistics import RunStatistics
+from trader.portfolio.sql.snapshots import hourly_points
+from trader.seasons.page import PageSection, RankedModel, ReferenceCurve, SeasonReport, percent_curve, signed
+from trader.settings.settings import Settings
+
+CANDLES_MAX: Final = 4000
+"""The most candles of a market in a report: 15 minutes for a month, an hour for half a year."""
+
+TRADES_MAX: Final = 2000
+"""The most trades of a market in a report; earlier ones are only in the tables."""
+
+SCRIPT: Final = "backtest_report.js"
+
+FIGURES = (
+    "Sharpe, Sortino and Calmar ratios are annual, from daily closes, and need ten days. In the market: the share of "
+    "the time with a position."
+)
+MONTHS = "The return of each calendar month in UTC, from the equity at its end; the first and the last may be partial."
+CANDLES = "Entries and exits at the prices of their fills. Select a mark, or step through the trades, to see one."
+
+
+async def make_report(
+    run: Backtest,
+    source: ReplaySource,
+    settings: Settings,
+    name: str,
+    standings: Sequence[RankedModel],
+    evidence: EvidenceReport,
+) -> SeasonReport:
+    """Return the report of a backtest up to the time reached."""
+    by_id = {each.account.id: each for each in run.accounts}
+    ranked = [(standing, by_id[standing.account.model_id]) for standing in standings]
+    baselines = [each for each in run.baselines if each.hours and each.baseline != HOLD_NOTHING]
+    held = [each for each in baselines if each.baseline == BUY_AND_HOLD]
+    return SeasonReport(
+        name,
+        standings,
+        [],
+        run.outcomes(),
+        evidence,
+        "Backtest",
+        references=[ReferenceCurve(each.baseline.name, percent_curve(_points(each), _capital(each))) for each in held],
+        sections=[
+            PageSection("Figures", FIGURES, _figures(run, settings, ranked, baselines)),
+            PageSection("Months", MONTHS, _months(ranked, held)),
+            PageSection("Trades on the market", CANDLES, '<div id="markets"></div>'),
+        ],
+        data={"markets": [await _market(run, source, symbol, ranked) for symbol in run.market.markets]},
+        script=SCRIPT,
+    )
+
+
+_Ranked = Sequence[tuple[RankedModel, ModelAccount]]
+
+
+def _figures(run: Backtest, settings: Settings, ranked: _Ranked, baselines: Sequence[BaselineAccount]) -> str:
+    rows = []
+    for standing, followed in ranked:
+        statistics = statistics_of(run, followed, settings)
+        fees = signed(-(standing.account.fees + standing.account.liquidation_fees))
+        rows.append((escape(standing.account.name), *_of_equity(statistics), *_of_trades(statistics, run), fees))
+    rows += [(escape(each.baseline.name), *_of_equity(statistics_of_baseline(each)), *["–"] * 6) for each in baselines]
+    heads = (
+        "account", "return", "max drawdown", "Sharpe", "Sortino", "Calmar", "in the market", "trades", "won",
+        "profit factor", "mean trade", "fees",
+    )  # fmt: skip
+    return table(heads, rows)
+
+
+def _of_equity(statistics: RunStatistics) -> list[str]:
+    figures, capital = statistics.equity_figures, float(statistics.run.initial_capital)
+    end = statistics.values[-1] if statistics.values else capital
+    fall = 0.0 if figures.drawdown is None else figures.drawdown.percent
+    return [
+        signed(100 * (end / capital - 1), " %"),
+        f"{fall:.2f} %",
+        *(_plain(ratio) for ratio in (figures.sharpe, figures.sortino, figures.calmar)),
+    ]
+
+
+def _of_trades(statistics: RunStatistics, run: Backtest) -> list[str]:
+    figures = statistics.trade_figures
+    spans = [(trade.opened_at, trade.closed_at) for trade in statistics.trades]
+    spans += [(held.opened_at, run.reached) for held in statistics.open]
+    won = "–" if figures.win_rate is None else f"{figures.win_rate:.1f} %"
+    mean = "–" if figures.expectancy is None else signed(figures.expectancy)
+    exposed = 100 * (time_held(spans) / (run.reached - statistics.run.started_at))
+    return [f"{exposed:.1f} %", f"{figures.trades:,}", won, _plain(figures.profit_factor), mean]
+
+
+def time_held(spans: Iterable[tuple[datetime, datetime]]) -> timedelta:
+    """Return the time within at least one of these spans."""
+    held, until = timedelta(0), None
+    for start, end in sorted(spans):
+        begin = start if until is None else max(start, until)
+        if end > begin:
+            held, until = held + (end - begin), end
+    return held
+
+
+def _plain(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.2f}"
+
+
+def _months(ranked: _Ranked, held: Sequence[BaselineAccount]) -> str:
+    named: list[tuple[str, ModelAccount | BaselineAccount]]
+    named = [
+        *((standing.account.name, each) for standing, each in ranked),
+        *((each.baseline.name, each) for each in held),
+    ]
+    found = [(name, monthly_returns(_points(each), _capital(each))) for name, each in named]
+    months = sorted({month for _, returns in found for month in returns})
+    rows = [
+        (escape(name), *(signed(returns[month], " %") if month in returns else "–" for month in months))
+        for name, returns in found
+    ]
+    return table(("account", *(f"{month:%b %Y}" for month in months)), rows)
+
+
+def monthly_returns(points: Sequence[EquityPoint], capital: float) -> dict[datetime, float]:
+    """Return the gain of each calendar month with a value, in percent, keyed by its start; none after ruin."""
+    ends: dict[datetime, float] = {}
+    for point in points:
+        ends[point.hour.replace(day=1, hour=0)] = point.value
+    returns: dict[datetime, float] = {}
+    for month, end in ends.items():
+        if capital > 0:
+            returns[month] = 100 * (end / capital - 1)
+        capital = end
+    return returns
+
+
+def _returns_of(followed: ModelAccount | BaselineAccount) -> dict[datetime, float]:
+    return monthly_returns(_points(followed), _capital(followed))
+
+
+def _points(followed: ModelAccount | BaselineAccount) -> list[EquityPoint]:
+    return hourly_points(followed.hours)
+
+
+def _capital(followed: ModelAccount | BaselineAccount) -> float:
+    return float(followed.account.run.initial_capital)
+
+
+async def _market(run: Backtest, source: ReplaySource, symbol: str, ranked: _Ranked) -> dict[str, Any]:
+    """Return the candles of a market, of the finest interval that fits, and the trades in it, in order of opening."""
+    start, end = run.starts_at, run.reached
+    interval: Interval = next((each for each, step in INTERVALS.items() if (end - start) / step <= CANDLES_MAX), "4h")
+    candles = await source.candles(symbol, interval, start, end)
+    trades = [(standing, trade) for standing, each in ranked for trade in run.trades(each) if trade.symbol == symbol]
+    trades.sort(key=lambda item: item[1].opened_at)
+    return {
+        "symbol": symbol,
+        "interval": interval,
+        "times": [int(candle.open_time.timestamp()) for candle in candles],
+        **{name: [getattr(candle, name) for candle in candles] for name in ("open", "high", "low", "close", "volume")},
+        "trades": [_trade(standing, trade) for standing, trade in trades[-TRADES_MAX:]],
+        "omitted": max(0, len(trades) - TRADES_MAX),
+    }
+
+
+def _trade(standing: RankedModel, trade: Trade) -> dict[str, Any]:
+    """Return a trade with the fields of one in `trading.getTrades` that a chart reads."""
+    return {
+        "id": trade.id,
+        "modelId": standing.account.model_id,
+        "modelName": standing.account.name,
+        "modelVariant": standing.account.variant,
+        "side": "LONG" if trade.is_long else "SHORT",
+        "openedAt": trade.opened_at,
+        "closedAt": trade.closed_at,
+        "entryPrice": trade.entry_price,
+        "exitPrice": trade.exit_price,
+        "closeReason": trade.close_reason,
+        "netPnl": float(trade.net_pnl),
+    }
