@@ -17,6 +17,7 @@ from typing import Any, Final
 from benchmarks.figures import Figures
 from benchmarks.stream_bytes import POSITIONS_MAX_KB, read
 from support.chromium import Tab, open_tab
+from support.dashboard import RECORD_JUMPS
 from support.process import ServiceProcess, serving
 from support.tcp_forwarder import forwarding
 
@@ -32,13 +33,6 @@ READ_S: Final = 120.0
 
 SIZE: Final[dict[str, Any]] = {"width": 1440, "height": 900, "deviceScaleFactor": 1, "mobile": False}
 
-OBSERVE: Final = """
-window.jumps = []
-new PerformanceObserver(list => jumps.push(...list.getEntries().filter(entry => !entry.hadRecentInput).map(entry => [
-    entry.value, Math.round(entry.startTime), entry.sources.map(({ node, previousRect: from, currentRect: to }) => [
-        node?.outerHTML?.slice(0, 80) ?? node?.textContent?.slice(0, 80), from.x, from.y, to.x, to.y].join(' '))])))
-    .observe({ type: 'layout-shift', buffered: true })
-"""
 TRACED: Final = {"includedCategories": ["toplevel"]}
 
 
@@ -62,7 +56,7 @@ async def measure_views(figures: Figures, folder: Path, minutes: float, *, shows
         figures.show(f"{path}: first hour", hour, "MB", at_most=HOUR_MAX_MB)
         figures.show(f"    of it until {SETTLED_S:.0f} s after the address", first / 1e6, "MB")
         figures.show(
-            "    layout shift", sum(value for value, *_ in jumps), "", at_most=SHIFT_MAX, is_judged=minutes <= 10
+            "    layout shift", sum(jump["value"] for jump in jumps), "", at_most=SHIFT_MAX, is_judged=minutes <= 10
         )
         figures.show("    longest task of its own", own_ms, "ms", at_most=OWN_TASK_MAX_MS)
         if shows_jumps:
@@ -90,7 +84,7 @@ async def watch(
         async with places:
             tab = await stack.enter_async_context(open_tab(profile, "about:blank#start", rule))
             await tab.command("Emulation.setDeviceMetricsOverride", **SIZE)
-            await tab.command("Page.addScriptToEvaluateOnNewDocument", source=OBSERVE)
+            await tab.command("Page.addScriptToEvaluateOnNewDocument", source=RECORD_JUMPS)
             await tab.command("Tracing.start", transferMode="ReturnAsStream", traceConfig=TRACED)
             await tab.command("Page.navigate", url=f"{url}/#/{path}")
             await asyncio.sleep(SETTLED_S)

@@ -9,7 +9,7 @@ from typing import Any
 from support.chromium import Tab, open_tab
 from support.waiting import until
 
-RECORD_ANSWERS = """
+RECORD_JUMPS = """
 window.jumps = []
 new PerformanceObserver(list => {
   for (const { hadRecentInput, sources, startTime, value } of list.getEntries()) {
@@ -20,6 +20,10 @@ new PerformanceObserver(list => {
     window.jumps.push({ at: Math.round(startTime), value, moved })
   }
 }).observe({ type: 'layout-shift', buffered: true })
+"""
+"""Keeps each layout shift without a reader's input as one of `jumps`, with what moved, from where and to where."""
+
+RECORD_ANSWERS = """
 window.answers = {}
 const fetched = window.fetch
 window.fetch = async (path, init) => {
@@ -70,7 +74,7 @@ async def gone(tab: Tab, text: str) -> None:
 async def on_page(folder: Path, url: str, path: str = "/") -> AsyncIterator[Tab]:
     """Open a connected page of the dashboard."""
     async with open_tab(folder, "about:blank#start") as tab:
-        await tab.command("Page.addScriptToEvaluateOnNewDocument", source=RECORD_ANSWERS)
+        await tab.command("Page.addScriptToEvaluateOnNewDocument", source=RECORD_JUMPS + RECORD_ANSWERS)
         await visit(tab, url, path)
         yield tab
 

@@ -85,7 +85,6 @@ export function Conversations({ modelId, variant, title = 'Conversations', group
     }
     <${Choice} label="Which" value=${show} onChange=${choose(setShow)} options=${SHOW} />`
   return html`<${Panel} title=${title} tools=${tools}>
-    <${Pending} entry=${earlier.entry} what="The conversations" />
     <details class="now" onToggle=${event => setLooking(event.target.open)}><summary>${
       running.length
         ? `Deciding: ${running.map(([, run]) => run.name).join(', ')}`
@@ -99,6 +98,7 @@ export function Conversations({ modelId, variant, title = 'Conversations', group
       )}</ol></details>
     <p class="newer"><button class="button" type="button" disabled=${!newer.length}
       onClick=${see}>${newer.length ? `Show ${newer.length} newer` : 'Nothing newer'}</button></p>
+    <${Pending} entry=${earlier.entry} what="The conversations" isQuiet=${turns.length > 0} />
     <div class=${isSide ? 'feed' : ''}>
       <ol class="turns">${shown
         .slice(0, limit)
