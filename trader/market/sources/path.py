@@ -12,7 +12,6 @@ A crash is added to the factor: a fall within 20 minutes, a recovery of almost h
 the rest over ten days.
 """
 
-from array import array
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
@@ -20,6 +19,9 @@ from itertools import accumulate
 from math import log, pi, sin, sqrt
 from random import Random
 from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from trader.market.domain.markets import SIMULATED_MARKETS, SimulatedMarket
 
@@ -164,7 +166,7 @@ class Walk:
                 joints[hour] += height * sin(2 * pi * turns * hour / BLOCK_H)
         return joints
 
-    def hour(self, hour: int) -> list[float]:
+    def hour(self, hour: int) -> NDArray[np.float64]:
         """Return the log price at an hour's knots, including both ends, without crashes."""
         block, place = divmod(hour, BLOCK_H)
         start, end = self._block(block)[place : place + 2]
@@ -172,9 +174,9 @@ class Walk:
         # A uniform step has the deviation 1/√12; sums of many are nearly normal and five times cheaper.
         scale = noise * self._deviation(1 / KNOTS) * sqrt(12)
         random = Random(f"{self._name}:{hour}").random
-        steps = [random() for _ in range(KNOTS)]
-        drift = (end - start - scale * sum(steps)) / KNOTS
-        path = list(accumulate([scale * step + drift for step in steps], initial=start))
+        steps = np.array([random() for _ in range(KNOTS)])
+        drift = (end - start - scale * steps.cumsum()[-1]) / KNOTS  # added in order, unlike by `sum`
+        path = np.concatenate(([start], scale * steps + drift)).cumsum()
         path[-1] = end
         return path
 
@@ -198,24 +200,26 @@ class Paths:
             symbol: Walk(seed, symbol, row.character.own_volatility, self.regimes, trends=False)
             for symbol, row in rows.items()
         }
-        self._factor_hour: Callable[[int], array[float]] = lru_cache(maxsize=_FACTOR_HOURS_KEPT)(self._draw_factor)
+        self._factor_hour: Callable[[int], NDArray[np.float64]] = lru_cache(maxsize=_FACTOR_HOURS_KEPT)(
+            self._draw_factor
+        )
         self.hour: Callable[[str, int], Sequence[float]] = lru_cache(maxsize=_HOURS_KEPT)(self._draw_hour)
         """Returns the log price of a market at the knots of an hour since 1970, including both ends."""
 
-    def _draw_factor(self, hour: int) -> "array[float]":
+    def _draw_factor(self, hour: int) -> NDArray[np.float64]:
         path = self._factor.hour(hour)
         seconds = range(hour * HOUR_S, (hour + 1) * HOUR_S + 1, KNOT_S)
         for crash in self.regimes.crashes(hour):
             if crash.is_sharp_in(hour):
-                path = [value + crash.at(second) for value, second in zip(path, seconds, strict=True)]
+                path = path + [crash.at(second) for second in seconds]
             else:
                 start, end = crash.at(seconds[0]), crash.at(seconds[-1])
                 slope = (end - start) / KNOTS
-                path = [value + start + slope * knot for knot, value in enumerate(path)]
-        return array("d", path)
+                path = path + start + slope * np.arange(KNOTS + 1)
+        return path
 
     def _draw_hour(self, symbol: str, hour: int) -> Sequence[float]:
         character = self._rows[symbol].character
         level, beta = log(character.level), character.beta
-        own_path = self._own[symbol].hour(hour)
-        return [level + beta * common + own for common, own in zip(self._factor_hour(hour), own_path, strict=True)]
+        prices: list[float] = (level + beta * self._factor_hour(hour) + self._own[symbol].hour(hour)).tolist()
+        return prices

@@ -11,6 +11,8 @@ from math import exp, log, sqrt
 from random import Random
 from typing import NamedTuple
 
+import numpy as np
+
 from trader.core.clock import EPOCH, Clock, SystemClock, ceil_time, epoch_second, floor_time, moment_of
 from trader.core.errors import MarketUnavailable
 from trader.market.domain.markets import (
@@ -263,12 +265,9 @@ class MarketMaker:
         """Return the volume of each minute of an hour in base units; larger price moves bring more volume."""
         random = Random(f"{self._name}:volume:{hour}").random
         usual = self._character.minute_volume / exp(path[0])
-        volumes = []
-        for begin in range(0, KNOTS, _MINUTE_KNOTS):
-            knots = path[begin : begin + _MINUTE_KNOTS]
-            busy = 0.4 + (max(knots) - min(knots)) / 0.0008  # a quiet minute of these markets moves by 0.08%
-            volumes.append(round(usual * busy * (0.3 + 2 * random() ** 2), 3))
-        return volumes
+        knots = np.reshape(path[:KNOTS], (-1, _MINUTE_KNOTS))
+        busy = 0.4 + np.ptp(knots, axis=1) / 0.0008  # a quiet minute of these markets moves by 0.08%
+        return [round(usual * each * (0.3 + 2 * random() ** 2), 3) for each in busy.tolist()]
 
 
 def _between(start: float, end: float, second: int) -> float:
