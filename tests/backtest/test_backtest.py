@@ -114,6 +114,15 @@ def test_variants_markets_funding_and_cadence_can_be_chosen(data: Path, tmp_path
     assert [read_trials(tmp_path / "trials.jsonl", each).trials for each in digests] == [2, 1]
 
 
+def test_a_broken_ledger_of_trials_is_refused_before_the_run(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "trials.jsonl").write_text("{}\n")
+    assert backtest(data, tmp_path / "run") == 2
+    assert "trials.jsonl, line 1 is not a trial of a backtest" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 def test_ctrl_c_leaves_a_result_marked_as_interrupted(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

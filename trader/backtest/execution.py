@@ -39,7 +39,7 @@ from trader.backtest.run import Backtest, RunJournal, TableJournal
 from trader.backtest.sources import AiSource, DecisionLines, RecordingStrategySource
 from trader.backtest.spec import BacktestSpec, environ_of, open_source
 from trader.backtest.statistics import board, judge
-from trader.backtest.trials import add_trials
+from trader.backtest.trials import add_trials, check_trials
 from trader.core.clock import iso
 from trader.core.errors import SettingsError, StartError, StrategyError
 from trader.core.wire import encode
@@ -141,6 +141,7 @@ async def execute(spec: BacktestSpec, listener: BacktestListener, interrupts: In
 
 async def _execute(spec: BacktestSpec, listener: BacktestListener, interrupts: Interrupts) -> FinishedBacktest:
     environ, out = environ_of(spec.conditions), spec.out
+    check_trials(spec.trials)
     settings, source = await open_source(spec.conditions, environ)
     async with AsyncExitStack() as files:
         async with AsyncExitStack() as stack:

@@ -102,8 +102,9 @@ def _of_trades(statistics: RunStatistics, run: Backtest) -> list[str]:
     spans += [(held.opened_at, run.reached) for held in statistics.open]
     won = "–" if figures.win_rate is None else f"{figures.win_rate:.1f} %"
     mean = "–" if figures.expectancy is None else signed(figures.expectancy)
-    exposed = 100 * (time_held(spans) / (run.reached - statistics.run.started_at))
-    return [f"{exposed:.1f} %", f"{figures.trades:,}", won, _plain(figures.profit_factor), mean]
+    whole = run.reached - statistics.run.started_at
+    exposed = f"{100 * (time_held(spans) / whole):.1f} %" if whole else "–"
+    return [exposed, f"{figures.trades:,}", won, _plain(figures.profit_factor), mean]
 
 
 def time_held(spans: Iterable[tuple[datetime, datetime]]) -> timedelta:

@@ -141,10 +141,26 @@ def read_trials(file: Path, data: Collection[str]) -> KnownTrials:
         try:
             trial = msgspec.json.decode(line, type=Trial)
         except msgspec.MsgspecError as error:
-            raise SettingsError([f"{file}, line {number} is not a trial of a backtest: {error}"]) from None
+            raise SettingsError(
+                [f"{file}, line {number} is not a trial of a backtest: {error}; --trials names another file"]
+            ) from None
         if not set(data).isdisjoint(trial.data):
             known[trial.ledger, trial.model] = trial
     return KnownTrials.of(list(known.values()))
+
+
+def check_trials(file: Path) -> None:
+    """Check the ledger, if there is one, before a run that will be added to it.
+
+    :raises SettingsError: a line is broken
+    :raises StartError: the ledger cannot be read
+    """
+    try:
+        read_trials(file, ())
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StartError(f"{file} cannot be read: {error.strerror}; --trials names another file.") from error
 
 
 def deflated_line(account_id: str, deflated: Deflated | None) -> str:
