@@ -23,6 +23,8 @@ UPDATE fills SET fee = fee + 1e-16
 WHERE account_id = $1 AND sequence = (SELECT min(sequence) FROM fills WHERE account_id = $1)
 """
 
+CLOSE_SOONER = "UPDATE orders SET closed_at = opened_at + interval '59 seconds' WHERE status = 'CLOSED'"
+
 
 def _run(folder: Path, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     program = [str(SCRIPTS / name)] if name.endswith(".py") else ["-P", "-m", "trader", name]
@@ -55,10 +57,14 @@ async def test_a_season_is_rendered_and_unexplained_equity_named(database: Datab
             assert f"{account.equity:,.2f}" in html
             assert account.name in evidence
         assert await conn.execute(CHARGE_MORE, "qwen-apex") == "UPDATE 1"
+        await conn.execute(CLOSE_SOONER)
+    assert "<td>1 min</td><td>100.0 %</td>" not in html
     broken = _run(tmp_path, "report", "--database-url", dsn)
     assert broken.returncode == 1
     assert "NOT explained by the books: the equity of 1 accounts" in broken.stdout
-    assert "qwen-apex" in (tmp_path / "season.html").read_text(encoding="utf-8").partition("seal bad")[2][:200]
+    html = (tmp_path / "season.html").read_text(encoding="utf-8")
+    assert "qwen-apex" in html.partition("seal bad")[2][:200]
+    assert "<td>1 min</td><td>100.0 %</td>" in html, "the trades that were held for less than a minute"
 
 
 async def _is_drawn(folder: Path) -> None:

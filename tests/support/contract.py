@@ -668,6 +668,7 @@ OUTPUTS: Mapping[str, Shape] = {
                 "positions": count,
                 "timeInMarket": (number, None),
                 "holdingTimes": ({"low": number, "median": number, "high": number}, None),
+                "withinMinute": count,
                 "leverageByVolatility": ([number], None),
                 "turnover": (number, None),
                 "fees": (number, None),

@@ -246,12 +246,13 @@ def _trades(season: SeasonReport) -> str:
             won = sum(net > 0 for net in nets)
             closed = [sum(map(reasons.count, group)) for group in CLOSE_REASONS.values()]
             held = median(trade.held / timedelta(minutes=1) for trade in trades)
-            shares = [f"{100 * count / len(trades):.1f} %" for count in (won, *closed)]
+            brief = sum(trade.held < timedelta(minutes=1) for trade in trades)
+            shares = [f"{100 * count / len(trades):.1f} %" for count in (won, brief, *closed)]
             rows.append(
                 (escape(variant.label), f"{len(trades):,}", shares[0], signed(median(nets), " %", 3),
                  f"{held:.0f} min", *shares[1:])
             )  # fmt: skip
-    details = table(("variant", "trades", "won", "median net", "median held", *CLOSE_REASONS), rows)
+    details = table(("variant", "trades", "won", "median net", "median held", "under 1 min", *CLOSE_REASONS), rows)
     return f'<div class="panel card">{_legend(season)}<div class="chart" data-chart="trades"></div></div><br>{details}'
 
 

@@ -266,7 +266,7 @@ async def test_behaviour(call: Call) -> None:
         "without the one that was opened before the run"
     )
     assert behaviour["stops"] == {"planned": 0, "byStop": 0, "byTarget": 0, "byDecision": 0, "otherwise": 0}
-    assert behaviour["holdingTimes"] == {"low": 60, "median": 60, "high": 60}
+    assert (behaviour["holdingTimes"], behaviour["withinMinute"]) == ({"low": 60, "median": 60, "high": 60}, 0)
     assert (behaviour["fees"], behaviour["captured"]) == (None, None), "it gained nothing and was never ahead"
     assert (behaviour["replicates"], behaviour["alike"]) == ([], None)
     assert await call("analytics.getBehaviour", modelId="nobody") == {"behaviour": None}

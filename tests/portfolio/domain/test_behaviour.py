@@ -116,6 +116,13 @@ def test_a_position_closed_after_the_period_counts_as_open() -> None:
     assert (behaviour.holding_times, behaviour.turnover, behaviour.captured_percent) == (None, 0.1, None)
 
 
+def test_positions_held_for_less_than_a_minute_are_counted_until_their_last_part_was_closed() -> None:
+    second = 1 / 3600
+    short, parted = part(0, 59 * second), [part(1, 1 + 10 * second), part(1, 1 + 60 * second)]
+    assert describe(conduct(short, *parted, part(2, 3), part(4, None)), {}).within_minute == 1
+    assert describe(conduct(), {}).within_minute == 0
+
+
 def test_holding_times_cover_whole_positions() -> None:
     assert describe(conduct(part(0, 1), part(0, 3)), {}).holding_times == HoldingTimes(180, 180, 180)
     assert describe(conduct(part(0, 1), part(5, 7), part(8, 11)), {}).holding_times == HoldingTimes(72, 120, 168)

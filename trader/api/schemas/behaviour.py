@@ -30,13 +30,14 @@ class PlanOutcomeView(Wire, kw_only=True):
 class BehaviourView(Wire, kw_only=True):
     """How an entrant trades, from `since` until `until`: positions that it opened itself.
 
-    `timeInMarket` is the share of time with a position, in percent. `leverageByVolatility` is its mean leverage in six
-    equal groups of hours by the volatility of the preceding 24 hours, calmest first; null for under 60 hours.
-    `turnover` is the traded notional divided by the equity at the start, `fees` are in percent of the gross gains,
-    `flips` counts entries on the opposite side within an hour of a close, and `plansChanged` positions with a changed
-    exit plan. `captured` is the gross profit in percent of the completed positions' largest unrealized gains. `alike`
-    is the share of the time in which either of two of its `replicates` held a market that both held the same side, in
-    percent.
+    `timeInMarket` is the share of time with a position, in percent. `withinMinute` counts the completed positions held
+    for less than a minute: in a replay of candles their results depend on drawn prices. `leverageByVolatility` is its
+    mean leverage in six equal groups of hours by the volatility of the preceding 24 hours, calmest first; null for
+    under 60 hours. `turnover` is the traded notional divided by the equity at the start, `fees` are in percent of the
+    gross gains, `flips` counts entries on the opposite side within an hour of a close, and `plansChanged` positions
+    with a changed exit plan. `captured` is the gross profit in percent of the completed positions' largest unrealized
+    gains. `alike` is the share of the time in which either of two of its `replicates` held a market that both held the
+    same side, in percent.
     """
 
     since: Timestamp
@@ -44,6 +45,7 @@ class BehaviourView(Wire, kw_only=True):
     positions: int
     time_in_market: Percent | None
     holding_times: HoldingTimesView | None
+    within_minute: int
     leverage_by_volatility: list[float] | None
     turnover: float | None
     fees: Percent | None

@@ -127,15 +127,17 @@ class PlanOutcome(NamedTuple):
 class Behaviour(NamedTuple):
     """How an account traded.
 
-    `leverage_by_volatility` is its mean leverage in six equal groups of hours, the calmest first. `turnover` is the
-    traded notional divided by the equity at the start. `fees_percent` is the fees in percent of the gross gains,
-    `captured_percent` the gross profit in percent of the positions' largest unrealized gains, and `alike_percent` the
-    share of the time in which either of two replicates held a market that both held the same side of it.
+    `within_minute` counts the completed positions that were held for less than a minute. `leverage_by_volatility` is
+    its mean leverage in six equal groups of hours, the calmest first. `turnover` is the traded notional divided by the
+    equity at the start. `fees_percent` is the fees in percent of the gross gains, `captured_percent` the gross profit
+    in percent of the positions' largest unrealized gains, and `alike_percent` the share of the time in which either of
+    two replicates held a market that both held the same side of it.
     """
 
     positions: int
     time_in_market_percent: float | None
     holding_times: HoldingTimes | None
+    within_minute: int
     leverage_by_volatility: Sequence[float] | None
     turnover: float | None
     fees_percent: float | None
@@ -163,6 +165,7 @@ def describe(
         positions=len(positions),
         time_in_market_percent=percent(time_held / _HOUR, (conduct.end - conduct.start) / _HOUR),
         holding_times=HoldingTimes(*(float(each) for each in np.quantile(held, [0.1, 0.5, 0.9]))) if held else None,
+        within_minute=sum(time < 1 for time in held),
         leverage_by_volatility=leverage_by_volatility(
             conduct.hours, volatilities(closes, [p.hour for p in conduct.hours])
         ),

@@ -174,6 +174,11 @@ function behaviourOf(one) {
       'median, and the 10 and 90 % quantiles',
     ],
     [
+      'Held under a minute',
+      whole(one.withinMinute),
+      'completed positions; in a replay of candles their results depend on drawn prices',
+    ],
+    [
       'Leverage by volatility',
       one.leverageByVolatility ? one.leverageByVolatility.map(each => number(each, 2)).join(' · ') : '–',
       'mean leverage in six equal groups of hours by the volatility of the day before, the calmest first; from 60 hours on',
