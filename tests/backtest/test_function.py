@@ -8,7 +8,7 @@ import time
 from datetime import UTC, datetime
 from operator import methodcaller
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import orjson
 import pandas as pd
@@ -45,6 +45,16 @@ class Buyer(Strategy):
 class Failing(Strategy):
     def decide(self, view: View) -> list[Decision]:
         raise KeyError("5m")
+
+
+class Looking(Strategy):
+    intervals = ("1m",)
+    history = 1_000
+    seen: ClassVar[list[int]] = []
+
+    def decide(self, view: View) -> list[Decision]:
+        self.seen.append(len(view.markets["BTC"].candles["1m"]))
+        return []
 
 
 @pytest.fixture(scope="module")
@@ -161,3 +171,8 @@ def test_importing_the_package_imports_nothing_else() -> None:
     code = "import sys, trader; print([name for name in sys.modules if name.startswith('trader.') or name == 'numpy'])"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said.strip() == "[]"
+
+
+def test_a_strategy_sees_its_whole_history_from_its_first_decision(data: Path) -> None:
+    trader.backtest(Looking, data, start=START, end="2025-03-02T02:05:00Z")
+    assert Looking.seen == [1_000] * len(Looking.seen) != []

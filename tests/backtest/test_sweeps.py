@@ -1,5 +1,7 @@
 """Sweeps: grids, seeds and walk-forwards; complete runs are not repeated, and failed runs are named."""
 
+import csv
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,17 @@ from support.candles import write_walk
 from trader.__main__ import main
 from trader.backtest import cluster as backtest_cluster
 from trader.backtest.sweep import folds_of, grid_of
+from trader.backtest.sweep_page import sweep_page
+from trader.backtest.sweep_result import METRICS, Done, SweepPeriod, SweepRun, ranked
 from trader.core.errors import SettingsError
 
 START, END = datetime(2025, 3, 1, tzinfo=UTC), datetime(2025, 3, 11, tzinfo=UTC)
 
 FLIPPER = """
+import os, signal
 from trader.strategies import ClosePosition, CreatePosition, Side
+
+SEEN = set()
 
 class Flipper:
     def __init__(self, hours: int):
@@ -25,6 +32,10 @@ class Flipper:
 
     def decide(self, view):
         1 / (self.hours - 3)
+        if self.hours == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        SEEN.add(self.hours)
+        assert SEEN == {self.hours}, "another run has changed this module"
         if view.at.minute:
             return
         if view.position("BTC") is not None:
@@ -61,6 +72,37 @@ def test_walk_forward_periods_never_overlap_their_selection_periods() -> None:
         folds_of("a week", START, END)
 
 
+def test_parameters_rank_by_the_mean_of_a_metric_over_their_seeds_and_those_without_it_come_last() -> None:
+    def done(window: str, seed: int, sharpe: float | None, fall: float, failure: str | None = None) -> Done:
+        figures = {"sharpePerHour": sharpe, "maxDrawdownPercent": fall}
+        return Done(SweepRun({"window": window}, seed, SweepPeriod(START, END), "run"), figures, None, failure)
+
+    runs = [
+        done("10", 0, None, 1.0), done("20", 0, 0.1, 9.0), done("20", 1, 0.3, 5.0), done("30", 0, 0.25, 8.0),
+        done("30", 1, None, 4.0), done("40", 0, None, 0.0, "it crashed"),
+    ]  # fmt: skip
+    orders = {name: [params["window"] for params, _ in ranked(runs, METRICS[name])] for name in ("sharpe", "drawdown")}
+    assert orders == {"sharpe": ["30", "20", "10"], "drawdown": ["10", "30", "20"]}
+
+
+def test_the_page_of_a_sweep_has_a_heat_map_of_each_two_parameters_that_vary() -> None:
+    rows = [
+        {"params": {"window": window, "risk": risk, "side": "<b>"}, "runs": 1, "metric": value,
+         "meanReturnPercent": value, "deviation": None, "worst": value, "best": value}
+        for window, risk, value in (("20", "0.1", 1.5), ("9", "0.1", -0.5), ("20", "0.2", 0.5))
+    ]  # fmt: skip
+    found = {"probability": 0.375, "configurations": 3, "blocks": 4, "choices": 6}
+    value = {"by": "return", "runs": rows, "parameters": rows, "overfitting": found, "bestSharpePerHour": None}
+    page = sweep_page("swept", value)
+    assert "Probability of backtest overfitting: 38 %." in page
+    assert "<b>" not in page.replace("<b></b>", "")
+    [heat] = re.findall(r"<h2>window and risk</h2>.*?</section>", page)
+    cells = re.findall(r"<t[hd][^>]*>([^<]*)</t[hd]>", heat)
+    assert cells == ["window ↓ risk →", "0.1", "0.2", "9", "−0.5", "", "20", "+1.5", "+0.5"]
+    shades = re.findall(r"var\(--accent\) (\d+)%", heat)
+    assert [int(shade) for shade in shades] == [0, 45, 22]
+
+
 @pytest.mark.parametrize("more", [("--walk-forward", "3h/2h"), ("--seeds", "2")])
 def test_a_list_of_values_in_one_parameter_is_refused_before_anything_is_made(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...]
@@ -82,6 +124,18 @@ def test_a_list_of_values_in_one_parameter_is_refused_before_anything_is_made(
     assert not (tmp_path / "sweep").exists()
 
 
+def test_a_ratio_is_refused_for_runs_of_less_than_a_day_before_anything_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_walk(tmp_path / "BTCUSDT-1m-2025-03.csv", START, 600, price=90_000, seed=1)
+    options = ("--data", str(tmp_path), "--out", str(tmp_path / "sweep"), "--by", "sharpe")
+    assert main(["backtest", *options, "--seeds", "2"]) == 2
+    assert "--by sharpe needs runs of at least 24 hours; these have 10.0" in capsys.readouterr().err
+    assert main(["backtest", *options]) == 2
+    assert "--by: only for a sweep" in capsys.readouterr().err
+    assert not (tmp_path / "sweep").exists()
+
+
 @pytest.mark.processes
 def test_a_sweep_resumes_where_it_stopped_and_names_failed_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -97,21 +151,33 @@ def test_a_sweep_resumes_where_it_stopped_and_names_failed_runs(
         captured = capsys.readouterr()
         return code, orjson.loads(captured.out)
 
-    code, value = sweep("--param", "hours=2..4:1", "--seeds", "2")
+    code, value = sweep("--param", "hours=2..5:1", "--seeds", "2")
     assert code == 1
     assert {row["params"]["hours"]: row["runs"] for row in value["parameters"]} == {"2": 2, "4": 2}
-    assert value["failed"] == ["run,hours=3,seed=0", "run,hours=3,seed=1"]
-    failures = {run["failure"] for run in value["runs"] if run["params"]["hours"] == "3"}
-    assert all("flip.py:9: decide raised ZeroDivisionError" in failure for failure in failures)
+    assert value["failed"] == [f"run,hours={hours},seed={seed}" for seed in (0, 1) for hours in (3, 5)]
+    failures = {(run["params"]["hours"], run["failure"]) for run in value["runs"]} - {("2", None), ("4", None)}
+    assert ("5", "its process ended with -9") in failures
+    assert all("flip.py:12: decide raised ZeroDivisionError" in failure for hours, failure in failures if hours == "3")
+    with (tmp_path / "sweep" / "sweep.csv").open(encoding="utf-8", newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert [(row["hours"], row["seed"], row["failure"]) for row in rows] == [
+        (run["params"]["hours"], str(run["seed"]), run["failure"] or "") for run in value["runs"]
+    ]
+    assert [row["return_percent"] for row in rows] == [str(run["returnPercent"] or "") for run in value["runs"]]
+    # Only the best run has evidence and a report.
+    runs_of = {report.parent.name for report in (tmp_path / "sweep" / "runs").glob("*/report.html")}
+    assert runs_of == {value["best"]} == {f"best,hours={value['parameters'][0]['params']['hours']},seed=0"}
     trials = [orjson.loads(line) for line in (tmp_path / "trials.jsonl").read_bytes().splitlines()]
     assert {each["params"]["hours"] for each in trials} == {"2", "4"}, "a run that crashed is no trial"
     assert value["trials"] == len({each["ledger"] for each in trials})
     # Complete runs are not repeated.
     kept = tmp_path / "sweep" / "runs" / "run,hours=4,seed=1" / "result.json"
     written = kept.stat().st_mtime_ns
-    _, again = sweep("--param", "hours=2..4:1", "--seeds", "2")
+    _, again = sweep("--param", "hours=2..5:1", "--seeds", "2", "--by", "trades")
     assert kept.stat().st_mtime_ns == written
-    assert again["parameters"] == value["parameters"]
+    figures = {row["params"]["hours"]: row["meanReturnPercent"] for row in again["parameters"]}
+    assert figures == {row["params"]["hours"]: row["meanReturnPercent"] for row in value["parameters"]}
+    assert again["parameters"][0]["metric"] >= again["parameters"][1]["metric"] > 0
     code, other = sweep("--param", "hours=2..6:2")
     assert code == 1
     assert "holds no sweep with these options" in str(other)

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from trader import __version__
+from trader.agents.domain.view import HISTORY_CANDLES
 from trader.agents.variants import VARIANTS
 from trader.backtest.answers import AskingEnded
 from trader.backtest.conditions import kept_options
@@ -37,7 +38,7 @@ from trader.backtest.result import (
 )
 from trader.backtest.run import Backtest, RunJournal, TableJournal
 from trader.backtest.sources import AiSource, DecisionLines, RecordingStrategySource
-from trader.backtest.spec import BacktestSpec, environ_of, open_source
+from trader.backtest.spec import BacktestSpec, Conditions, environ_of, open_source
 from trader.backtest.statistics import board, judge
 from trader.backtest.trials import add_trials, check_trials
 from trader.core.clock import iso
@@ -49,7 +50,7 @@ from trader.database.schema import apply_schema
 from trader.market.domain.markets import INTERVALS, Interval
 from trader.market.sources.replay import ReplaySource
 from trader.portfolio.tables import Results, check_format
-from trader.seasons.page import RankedModel, SeasonReport, page
+from trader.seasons.page import RankedModel, page
 from trader.seasons.standings import make_standings
 from trader.settings.dotenv import DEFAULT_FILE, quoted
 from trader.settings.settings import Settings
@@ -58,6 +59,8 @@ LEDGER, DECISIONS, RESULT, REPORT = "ledger.jsonl", "decisions.jsonl", "result.j
 """The files of a backtest, in its folder."""
 
 _STATEMENT_TIMEOUT_S: Final = 120.0
+_CRASHED: Final = ("strategy", "storage")
+"""The causes of an end after which a run is no trial."""
 
 
 class BacktestListener:
@@ -123,7 +126,38 @@ class FinishedBacktest(NamedTuple):
     failure: StrategyError | None
 
 
-async def execute(spec: BacktestSpec, listener: BacktestListener, interrupts: Interrupts) -> FinishedBacktest:
+class MarketOpener:
+    """Opens the markets of backtests, and keeps the last one for the next backtest on the same conditions."""
+
+    def __init__(self) -> None:
+        self._opened: tuple[Conditions, Settings, ReplaySource] | None = None
+        self._market: tuple[ReplaySource, set[Interval], int, BacktestMarket] | None = None
+
+    async def source(self, conditions: Conditions, environ: Mapping[str, str]) -> tuple[Settings, ReplaySource]:
+        """Return what `open_source` returns."""
+        if self._opened is None or self._opened[0] != conditions:
+            self._opened = conditions, *await open_source(conditions, environ)
+        return self._opened[1:]
+
+    async def market(self, source: ReplaySource, chosen: Chosen) -> BacktestMarket:
+        """Return the market with the candles that models may read."""
+        needs = source, _intervals(chosen), _history(chosen)
+        if self._market is None or self._market[:3] != needs:
+            self._market = *needs, await BacktestMarket.open(*needs)
+        return self._market[3]
+
+    async def prepare(self, spec: BacktestSpec) -> None:
+        """Open the market of a backtest, and compute its indicators. Raises like `execute`."""
+        environ = environ_of(spec.conditions)
+        settings, source = await self.source(spec.conditions, environ)
+        async with AsyncExitStack() as stack:
+            market = await self.market(source, await _choose(spec, environ, settings, source, stack))
+        market.prepare_indicators()
+
+
+async def execute(
+    spec: BacktestSpec, listener: BacktestListener, interrupts: Interrupts, opener: MarketOpener | None = None
+) -> FinishedBacktest:
     """Execute a backtest, and write its files. An interrupt ends it early, with the results so far.
 
     :raises SettingsError: the spec is wrong; without a budget for AI models, with an estimate of the cost
@@ -134,21 +168,23 @@ async def execute(spec: BacktestSpec, listener: BacktestListener, interrupts: In
     if spec.out.exists():
         raise StartError(f"{spec.out} exists already; --out names a new folder.")
     try:
-        return await _execute(spec, listener, interrupts)
+        return await _execute(spec, listener, interrupts, opener or MarketOpener())
     except OSError as error:
         raise StartError(f"{error.filename or spec.out} cannot be written: {error.strerror}.") from error
 
 
-async def _execute(spec: BacktestSpec, listener: BacktestListener, interrupts: Interrupts) -> FinishedBacktest:
+async def _execute(
+    spec: BacktestSpec, listener: BacktestListener, interrupts: Interrupts, opener: MarketOpener
+) -> FinishedBacktest:
     environ, out = environ_of(spec.conditions), spec.out
     check_trials(spec.trials)
-    settings, source = await open_source(spec.conditions, environ)
+    settings, source = await opener.source(spec.conditions, environ)
     async with AsyncExitStack() as files:
         async with AsyncExitStack() as stack:
             chosen = await _choose(spec, environ, settings, source, stack)
             for line in chosen.agent_lines:
                 listener.say(line)
-            market = await BacktestMarket.open(source, _intervals(chosen))
+            market = await opener.market(source, chosen)
             out.mkdir(parents=True, exist_ok=False)
             unbegun = files.enter_context(ExitStack())
             unbegun.callback(shutil.rmtree, out)
@@ -162,7 +198,7 @@ async def _execute(spec: BacktestSpec, listener: BacktestListener, interrupts: I
                 books = DatabaseJournal(await _open_database(out, source, stack), settings)
             tables = TableJournal()
             journals: list[RunJournal] = [ledger, tables] if books is None else [ledger, tables, books]
-            run = Backtest.fresh(market, settings, chosen.models, journals)
+            run = Backtest.fresh(market, settings, chosen.models, journals, has_baselines=spec.has_evidence)
             chosen.show_board(partial(board, run, settings))
             if books is not None:
                 await books.begin(source.identity, run.starts_at, run.ends_at, run.baselines)
@@ -179,15 +215,18 @@ async def _execute(spec: BacktestSpec, listener: BacktestListener, interrupts: I
         if output.database_until is not None:
             _write_settings(spec, environ, run.starts_at, output.database_until)
         standings = make_standings(run.reports(), run.equity_hours())
-        evidence = await judge(run, source, settings, end.reached)
+        evidence = await judge(run, source, settings, end.reached) if spec.has_evidence else None
         value = _value(spec, settings, source, run, chosen, end, digest, standings)
-        value |= {"baselines": baselines_value(run), "evidence": evidence_value(evidence)}
-        value["capacity"] = capacity_value(source.rows, run)
-        value["masked"] = masked_value(spec.entrants.mask, value["accounts"])
-        counts = end.cause not in ("strategy", "storage")
-        add_trials(spec.trials, spec.conditions.recording, run, value, counts=counts)
-        name = spec.conditions.recording.name
-        _write_result(spec, value, await make_report(run, source, settings, name, labelled(standings, run), evidence))
+        value |= {"baselines": baselines_value(run), "evidence": None if evidence is None else evidence_value(evidence)}
+        masked = masked_value(spec.entrants.mask, value["accounts"])
+        value |= {"capacity": capacity_value(source.rows, run), "masked": masked}
+        add_trials(spec.trials, spec.conditions.recording, run, value, counts=end.cause not in _CRASHED)
+        (out / RESULT).write_bytes(msgspec.json.format(encode(value)) + b"\n")
+        if evidence is not None:
+            report = await make_report(
+                run, source, settings, spec.conditions.recording.name, labelled(standings, run), evidence
+            )
+            (out / REPORT).write_text(page(report), encoding="utf-8")
         results = tables.finish(run.accounts)
         _write_tables(spec, results)
     return FinishedBacktest(value, standings, results, end, run.failure)
@@ -224,6 +263,12 @@ def _intervals(chosen: Chosen) -> set[Interval]:
         for each in source.strategy.intervals
     }
     return own | {each for model, _ in chosen.models for each in VARIANTS[model.variant].agent.intervals}
+
+
+def _history(chosen: Chosen) -> int:
+    """Return the most candles that a strategy reads at once."""
+    sources = [source for _, source in chosen.models if isinstance(source, RecordingStrategySource)]
+    return max((source.strategy.shown.candles for source in sources), default=HISTORY_CANDLES)
 
 
 def _write_settings(spec: BacktestSpec, environ: Mapping[str, str], starts_at: datetime, reached: datetime) -> None:
@@ -281,12 +326,6 @@ async def _go_on(
     if run.failure is not None:
         return End(reached, "strategy", str(run.failure))
     return End(reached) if ended is None else End(reached, ended.cause, str(ended))
-
-
-def _write_result(spec: BacktestSpec, value: Mapping[str, Any], report: SeasonReport) -> None:
-    """Write the result and the report. Raises `OSError`."""
-    (spec.out / RESULT).write_bytes(msgspec.json.format(encode(value)) + b"\n")
-    (spec.out / REPORT).write_text(page(report), encoding="utf-8")
 
 
 def _write_tables(spec: BacktestSpec, tables: Results) -> None:

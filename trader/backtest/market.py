@@ -161,6 +161,13 @@ class _Series:
         """The session VWAP at each candle."""
         return vwaps_of_windows(self._candles, self._first)
 
+    def prepare(self, *, has_vwaps: bool) -> None:
+        """Compute the indicators of whole windows and the session VWAPs, which are otherwise computed on first use."""
+        if len(self._candles) - HISTORY_CANDLES >= _WINDOWS_MIN:
+            _ = self._of_whole_windows
+        if has_vwaps:
+            _ = self.vwaps
+
     def last(self, now: datetime) -> int | None:
         """Return the index of the last closed candle; None if there is none."""
         end = floor_time(now, self._span)
@@ -233,6 +240,11 @@ class BacktestMarket:
                 return second
             second = (second // 60 + 1) * 60
         return self.span.stop
+
+    def prepare_indicators(self) -> None:
+        """Compute the indicators that are computed for all candles at once, instead of when they are first read."""
+        for (_, interval), series in self._series.items():
+            series.prepare(has_vwaps=interval == SESSION_INTERVAL)
 
     # --- ticks --------------------------------------------------------------------------------------------------------
 

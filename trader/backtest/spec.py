@@ -111,7 +111,7 @@ class Participants(msgspec.Struct, frozen=True, kw_only=True):
 class BacktestSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A whole backtest: its conditions, who decides, and where its files go. `out` must not exist.
 
-    `trials` is the ledger of trials that it is added to.
+    `trials` is the ledger of trials that it is added to. Without evidence there are no baselines and no report.
     """
 
     conditions: Conditions
@@ -120,6 +120,7 @@ class BacktestSpec(msgspec.Struct, frozen=True, kw_only=True):
     trials: Path
     tables: Format = "csv"
     has_database: bool = True
+    has_evidence: bool = True
 
     def check(self) -> None:
         """Check what excludes each other. Raises `SettingsError` with every mistake."""

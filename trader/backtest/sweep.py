@@ -1,14 +1,13 @@
 """Sweeps: backtests over parameters, seeds and periods, in parallel processes.
 
-Every run is a complete backtest in a separate folder, so an interrupted sweep resumes with the missing runs, and a run
-that fails or whose process dies does not affect the others.
+Every run is a backtest in a separate folder, so an interrupted sweep resumes with the missing runs, and a run that
+fails or whose process dies does not affect the others. Evidence and a report take longer than a run of a day, so only
+the best run has them, in a run of its own.
 """
 
 import asyncio
-import hashlib
 import itertools
 import os
-import pickle
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -16,24 +15,27 @@ from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
-from statistics import mean, stdev
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
 
 from trader.agents.strategy_files import load_strategy
-from trader.backtest.cluster import WORKER, Cluster, Inputs, connected
-from trader.backtest.domain.deflation import expected_best
+from trader.backtest.cluster import Cluster, Inputs, connected
 from trader.backtest.spec import BacktestSpec, environ_of, open_source, params_of
+from trader.backtest.sweep_page import sweep_page
+from trader.backtest.sweep_result import METRICS, Done, SweepPeriod, SweepRun, ranked, read_run, sweep_value, write_csv
 from trader.backtest.trials import KnownTrials, candle_digests, read_trials
+from trader.backtest.workers import Workers
 from trader.core.clock import iso, moment_of
 from trader.core.errors import SettingsError, StartError
 from trader.market.sources.files import find_files, find_funding_files
 from trader.portfolio.tables import check_format
 
-PLAN, SWEEP, RUNS = "plan.json", "sweep.json", "runs"
+PLAN, SWEEP, TABLE, PAGE, RUNS = "plan.json", "sweep.json", "sweep.csv", "sweep.html", "runs"
 RUNS_MAX: Final = 10_000
+BEST: Final = "best"
+"""The role of the run with evidence and a report."""
 
 _RANGE: Final = re.compile(r"(-?[0-9.]+?)\.\.(-?[0-9.]+)(?::([0-9.]+))?")
 _SPAN: Final = re.compile(r"([1-9][0-9]{0,3})([hd])/([1-9][0-9]{0,3})([hd])")
@@ -45,49 +47,20 @@ ShowRuns = Callable[[int, int], None]
 """Shows the number of finished runs and the total."""
 
 
-class SweepPeriod(NamedTuple):
-    """A part of the recording, from its first to its last second; None: the defaults of the conditions."""
-
-    start: datetime | None
-    end: datetime | None
-
-
-class SweepRun(NamedTuple):
-    """One backtest of a sweep."""
-
-    params: Mapping[str, str]
-    seed: int
-    period: SweepPeriod
-    role: str
-
-    @property
-    def name(self) -> str:
-        """The name of its folder."""
-        parts = [self.role, *(f"{name}={value}" for name, value in self.params.items()), f"seed={self.seed}"]
-        whole = ",".join(parts)
-        plain = re.sub(r"[^A-Za-z0-9=,._-]", "_", whole)[:150]
-        return plain if plain == whole else f"{plain}-{hashlib.sha256(whole.encode()).hexdigest()[:12]}"
-
-
-class Done(NamedTuple):
-    """A finished run: the return of its first account in percent, or why it failed."""
-
-    run: SweepRun
-    return_percent: float | None
-    failure: str | None = None
-
-
 class SweepSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A sweep: one backtest of `base` for each parameters in `grid` and each of so many seeds, from the base's on.
 
-    `walk_forward` is CHOOSE/TRY, such as 7d/1d. Its runs execute in `workers` processes (None: one per core), or on the
-    workers of the Dask scheduler at `cluster`.
+    `walk_forward` is CHOOSE/TRY, such as 7d/1d, and `by` the metric that chooses. With `reports` every run has evidence
+    and a report. Its runs execute in `workers` processes (None: one per core), or on the workers of the Dask scheduler
+    at `cluster`.
     """
 
     base: BacktestSpec
     grid: tuple[Mapping[str, str], ...]
     seeds: int = 1
     walk_forward: str | None = None
+    by: str = "return"
+    reports: bool = False
     workers: int | None = None
     cluster: str | None = None
 
@@ -96,7 +69,14 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True):
         conditions = replace(self.base.conditions.placed(), seed=run.seed, start=run.period.start, end=run.period.end)
         entrants = replace(self.base.entrants.placed(), params=run.params)
         folder = (self.base.out / RUNS / run.name).absolute()
-        return replace(self.base, conditions=conditions, entrants=entrants, out=folder, has_database=False)
+        return replace(
+            self.base,
+            conditions=conditions,
+            entrants=entrants,
+            out=folder,
+            has_database=False,
+            has_evidence=self.reports or run.role == BEST,
+        )
 
 
 def is_grid(texts: Sequence[str] | None) -> bool:
@@ -163,22 +143,38 @@ async def sweep(spec: SweepSpec, show: ShowRuns) -> dict[str, Any]:
     _, source = await open_source(conditions, environ_of(conditions))
     span = moment_of(source.span.start), moment_of(source.span.stop - 1)
     folds = folds_of(spec.walk_forward, *span) if spec.walk_forward else []
-    count = len(spec.grid) * spec.seeds * max(1, len(folds)) + len(folds) * spec.seeds
+    count = len(spec.grid) * spec.seeds * max(1, len(folds)) + (len(folds) * spec.seeds or 1)
     if count > RUNS_MAX:
         raise SettingsError([f"these are {count} runs; a sweep has at most {RUNS_MAX}"])
+    _check_metric(spec.by, folds[0][0] if folds else SweepPeriod(span[0], span[1]))
     async with AsyncExitStack() as stack:
         cluster = None
         if spec.cluster is not None:
             inputs = _inputs(base, list(source.markets))
             cluster = await stack.enter_async_context(connected(spec.cluster, inputs, base.trials))
         _begin(spec)
-        board = _Board(spec, count if folds else len(spec.grid) * spec.seeds, cluster, show)
+        workers = await stack.enter_async_context(Workers(spec.workers or os.cpu_count() or 1))
+        board = _Board(spec, count, workers, cluster, show)
         done = await _carry_out(board, spec, folds)
+        best = None
+        for _, runs in ranked(done, METRICS[spec.by])[: 0 if folds else 1]:
+            [best] = await board.carry_out([runs[0].run if spec.reports else runs[0].run._replace(role=BEST)])
     digests = candle_digests(conditions.recording, source.markets)
     known = read_trials(base.trials, digests) if base.trials.exists() else KnownTrials.of([])
-    value = _value(done, known)
+    value = sweep_value(done, spec.by, known) | {"best": best and best.run.name}
     (base.out / SWEEP).write_bytes(msgspec.json.format(msgspec.json.encode(value)) + b"\n")
+    write_csv(base.out / TABLE, done)
+    (base.out / PAGE).write_text(sweep_page(base.out.name, value), encoding="utf-8")
     return value
+
+
+def _check_metric(by: str, period: SweepPeriod) -> None:
+    """Check that runs have hours enough for the metric. Raises `SettingsError`."""
+    assert period.start is not None
+    assert period.end is not None
+    hours, needed = (period.end - period.start + timedelta(seconds=1)) / HOUR, METRICS[by].hours_min
+    if hours < needed:
+        raise SettingsError([f"--by {by} needs runs of at least {needed} hours; these have {hours:.1f}"])
 
 
 def _check_params(reference: str | type[Any] | None, grid: Sequence[Mapping[str, str]]) -> None:
@@ -204,14 +200,14 @@ async def _carry_out(board: "_Board", spec: SweepSpec, folds: Sequence[tuple[Swe
     seeds = range(first, first + spec.seeds)
     if not folds:
         period = SweepPeriod(conditions.start, conditions.end)
-        return await board.carry_out([SweepRun(params, seed, period, "run") for params in spec.grid for seed in seeds])
+        return await board.carry_out([SweepRun(params, seed, period, "run") for seed in seeds for params in spec.grid])
     done: list[Done] = []
     for number, (choose, attempt) in enumerate(folds, 1):
         chosen_on = await board.carry_out(
-            [SweepRun(params, seed, choose, f"fold{number}-choose") for params in spec.grid for seed in seeds]
+            [SweepRun(params, seed, choose, f"fold{number}-choose") for seed in seeds for params in spec.grid]
         )
         done += chosen_on
-        for params, _ in _ranked(chosen_on)[:1]:
+        for params, _ in ranked(chosen_on, METRICS[spec.by])[:1]:
             done += await board.carry_out([SweepRun(params, seed, attempt, f"fold{number}-try") for seed in seeds])
     return done
 
@@ -237,7 +233,7 @@ def _begin(spec: SweepSpec) -> None:
     :raises StartError: the folder exists and does not hold this sweep
     """
     out = spec.base.out
-    planned = replace(spec, workers=None, cluster=None, base=replace(spec.base, out=Path(), trials=Path()))
+    planned = replace(spec, by="", workers=None, cluster=None, base=replace(spec.base, out=Path(), trials=Path()))
     content = msgspec.json.format(msgspec.json.encode(planned, enc_hook=str, order="sorted"))
     file = out / PLAN
     if not out.exists():
@@ -250,10 +246,10 @@ def _begin(spec: SweepSpec) -> None:
 class _Board:
     """Executes the runs of a sweep: as many at once as there are cores, or all of them on a cluster."""
 
-    def __init__(self, spec: SweepSpec, count: int, cluster: Cluster | None, show: ShowRuns) -> None:
+    def __init__(self, spec: SweepSpec, count: int, workers: Workers, cluster: Cluster | None, show: ShowRuns) -> None:
         self._spec = spec
+        self._workers = workers
         self._cluster = cluster
-        self._slots = asyncio.Semaphore(spec.workers or os.cpu_count() or 1)
         self._count = count
         self._show = show
         self._done = 0
@@ -265,48 +261,17 @@ class _Board:
 
     async def _carry_out(self, run: SweepRun) -> Done:
         spec = self._spec.run(run)
-        done = _read(run, spec.out)
+        done = read_run(run, spec.out)
         if done is None:
             shutil.rmtree(spec.out, ignore_errors=True)
-            ended: tuple[bytes, int | None]
-            if self._cluster is not None:
-                ended = await self._cluster.run(spec)
-            else:
-                ended = await self._start(spec)
-            done = _read(run, spec.out) or Done(run, None, _reason(spec.out, *ended))
+            ended = await (self._workers if self._cluster is None else self._cluster).run(spec)
+            done = read_run(run, spec.out) or Done(run, failure=_reason(spec.out, *ended))
         self._done += 1
         self._show(self._done, self._count)
         return done
 
-    async def _start(self, spec: BacktestSpec) -> tuple[bytes, int | None]:
-        """Execute a run in a process once a core is free. Return its output on standard error, and its exit code."""
-        async with self._slots:
-            process = await asyncio.create_subprocess_exec(
-                *WORKER, stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
-            )  # fmt: skip
-            try:
-                _, said = await process.communicate(pickle.dumps(spec))
-            except asyncio.CancelledError:
-                process.terminate()
-                await process.wait()
-                raise
-        return said, process.returncode
 
-
-def _read(run: SweepRun, folder: Path) -> Done | None:
-    """Return a finished run; None: it has yet to be executed."""
-    try:
-        value = msgspec.json.decode((folder / "result.json").read_bytes())
-    except (OSError, msgspec.MsgspecError):
-        return None
-    if value["complete"] is not True:
-        return None
-    own = [account for account in value["accounts"] if account["provider"] == "strategy"] or value["accounts"]
-    return Done(run, mean(account["returnPercent"] for account in own))
-
-
-def _reason(folder: Path, said: bytes, code: int | None) -> str:
+def _reason(folder: Path, said: bytes, code: int) -> str:
     """Return why a run failed: from its result, else from the end of its output, else from its exit code."""
     try:
         ended = msgspec.json.decode((folder / "result.json").read_bytes())["ended"]
@@ -314,38 +279,3 @@ def _reason(folder: Path, said: bytes, code: int | None) -> str:
         ended = None
     lines = said.decode(errors="replace").strip().splitlines()
     return ended or (lines[-1].strip() if lines else f"its process ended with {code}")
-
-
-def _ranked(done: Sequence[Done]) -> list[tuple[Mapping[str, str], list[float]]]:
-    """Return the parameters with their returns over the seeds, the best mean first, without failed runs."""
-    returns: dict[tuple[tuple[str, str], ...], list[float]] = {}
-    for each in done:
-        if each.return_percent is not None:
-            returns.setdefault(tuple(each.run.params.items()), []).append(each.return_percent)
-    return sorted(((dict(params), values) for params, values in returns.items()), key=lambda pair: -mean(pair[1]))
-
-
-def _value(done: Sequence[Done], known: KnownTrials) -> dict[str, Any]:
-    tried = [each for each in done if each.run.role.endswith("-try")]
-    ranked = _ranked(tried or done)
-    return {
-        "runs": [
-            {"name": each.run.name, "params": each.run.params, "seed": each.run.seed, "role": each.run.role,
-             "from": _text_of(each.run.period.start), "to": _text_of(each.run.period.end),
-             "returnPercent": each.return_percent, "failure": each.failure}
-            for each in done
-        ],
-        "parameters": [
-            {"params": params, "runs": len(values), "meanReturnPercent": mean(values),
-             "deviation": stdev(values) if len(values) > 1 else None, "worst": min(values), "best": max(values)}
-            for params, values in ranked
-        ],
-        "failed": [each.run.name for each in done if each.failure is not None],
-        "trials": known.trials,
-        "bestSharpePerHour": known.best,
-        "expectedBestSharpePerHour": None if known.spread is None else expected_best(known.spread, known.trials),
-    }  # fmt: skip
-
-
-def _text_of(moment: datetime | None) -> str | None:
-    return None if moment is None else iso(moment)

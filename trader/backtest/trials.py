@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import math
 import os
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -19,6 +20,7 @@ from trader.backtest.models import is_masked
 from trader.backtest.run import Backtest
 from trader.core.clock import SystemClock
 from trader.core.errors import SettingsError, StartError
+from trader.core.statistics import max_drawdown
 from trader.market.sources.files import find_files
 
 TRIALS: Final = "trials.jsonl"
@@ -85,19 +87,41 @@ def hourly_returns(run: Backtest) -> dict[str, npt.NDArray[np.float64]]:
     return returns
 
 
+_HOURS_PER_YEAR: Final = 365 * 24
+
+
+def figures_of_hours(returns: npt.NDArray[np.float64]) -> dict[str, Any]:
+    """Return the Sharpe, Sortino and Calmar ratios of hourly simple returns, and the returns.
+
+    Ratios are None below 24 hours and where their divisor is 0. They are per hour; Calmar is the return of a year,
+    compounded from these hours, over the maximal drawdown.
+    """
+    sharpe, sortino, calmar = hourly_sharpe(returns), None, None
+    if sharpe is not None:
+        downside = math.sqrt(float(np.mean(np.minimum(returns, 0.0) ** 2)))
+        sortino = float(np.mean(returns)) / downside if downside > 0 else None
+        equity = np.cumprod(np.concatenate([[1.0], 1 + returns]))
+        fall = max_drawdown(equity)
+        if fall is not None and fall.percent > 0 and equity[-1] > 0:
+            year = math.expm1(min(700.0, math.log(equity[-1]) * _HOURS_PER_YEAR / len(returns)))
+            calmar = 100 * year / fall.percent
+    return {"sharpePerHour": sharpe, "sortinoPerHour": sortino, "calmar": calmar, "hourlyReturns": returns.tolist()}
+
+
 def add_trials(file: Path, data: Path, run: Backtest, value: Mapping[str, Any], *, counts: bool) -> None:
-    """Add a run on these candles to the ledger, and the deflated figures to each account of its result.
+    """Add a run on these candles to the ledger, and the figures of the hours to each account of its result.
 
     A run that crashed does not count: it is no try of a strategy, and its accounts have no deflated figures. A model
     and its masked copy are one trial, with the figures of the model.
 
     :raises StartError: the ledger cannot be read or written
     """
+    returns = hourly_returns(run)
+    for account in value["accounts"]:
+        account.update(figures_of_hours(returns[account["id"]]), deflated=None)
     if not counts:
-        for account in value["accounts"]:
-            account["deflated"] = None
         return
-    digests, returns = candle_digests(data, value["markets"]), hourly_returns(run)
+    digests = candle_digests(data, value["markets"])
     strategy = value["strategy"]
     models = {followed.model.id: followed.model for followed in run.accounts}
     trials = [
@@ -112,7 +136,7 @@ def add_trials(file: Path, data: Path, run: Backtest, value: Mapping[str, Any], 
             from_=value["from"],
             to=value["to"],
             return_percent=account["returnPercent"],
-            sharpe_per_hour=hourly_sharpe(returns[account["id"]]),
+            sharpe_per_hour=account["sharpePerHour"],
         )
         for account in value["accounts"]
         if not is_masked(account["id"], models)

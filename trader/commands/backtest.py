@@ -22,6 +22,7 @@ from trader.backtest.spec import (
     params_of,
 )
 from trader.backtest.sweep import SweepSpec, grid_of, is_grid, sweep
+from trader.backtest.sweep_result import METRICS
 from trader.backtest.trials import TRIALS, deflated_line
 from trader.commands.arguments import count_argument, deadline_argument, mask_argument, port_argument
 from trader.commands.backtest_lines import conditions_lines, sweep_lines
@@ -43,7 +44,8 @@ from trader.settings.dotenv import DEFAULT_FILE, add_env_file_option
 from trader.settings.presets import PRESETS
 
 _OTHERS: Final = (
-    "json", "run", "folder", "env_file", "out", "no_database", "tables", "trials", "workers", "cluster", "send_keys_to",
+    "json", "run", "folder", "env_file", "out", "no_database", "tables", "trials", "workers", "cluster", "reports",
+    "send_keys_to",
 )  # fmt: skip
 """Options that may accompany the conditions of --run, or have a default."""
 
@@ -131,6 +133,8 @@ def _add_sweep(add: Callable[..., argparse.Action]) -> None:
         metavar="CHOOSE/TRY",
         help="a sweep: 7d/1d chooses parameters on 7 days and tries them on the next day",
     )
+    add("--by", choices=list(METRICS), help="the metric by which a sweep chooses; default: return")
+    add("--reports", action="store_true", help="evidence and a report for every run of a sweep, not only the best")
     add("--workers", type=count_argument, metavar="N", help="concurrent runs of a sweep; default: the number of cores")
     add("--cluster", metavar="ADDRESS", help="address of a Dask scheduler whose workers execute the runs of a sweep")
 
@@ -154,7 +158,8 @@ def backtest(options: argparse.Namespace) -> int:
         return _compare(options)
     is_sweep = is_grid(options.param) or options.seeds is not None or options.walk_forward is not None
     problems = ["--data is missing: the folder of the candles"] if options.data is None else []
-    problems += ["--cluster: only for a sweep"] if options.cluster and not is_sweep else []
+    sweep_only = {"--cluster": options.cluster, "--by": options.by, "--reports": options.reports}
+    problems += [f"{name}: only for a sweep" for name, given in sweep_only.items() if given and not is_sweep]
     problems += ["--param: only with --strategy"] if options.param and not options.strategy else []
     is_asking = options.models or options.agent or (options.strategy and not options.models_from)
     if options.cassette is not None and (not is_asking or is_sweep):
@@ -222,6 +227,8 @@ def _sweep(options: argparse.Namespace) -> int:
         grid=tuple(grid_of(options.param)),
         seeds=options.seeds or 1,
         walk_forward=options.walk_forward,
+        by=options.by or "return",
+        reports=options.reports,
         workers=options.workers,
         cluster=options.cluster,
     )

@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from trader.backtest.sweep import PLAN, RUNS, SWEEP, SweepSpec
+from trader.backtest.sweep import PAGE, PLAN, RUNS, SWEEP, TABLE, SweepSpec
+from trader.backtest.sweep_page import trial_lines
 from trader.commands.command import table
 
 
@@ -46,11 +47,13 @@ def _first_to_last(counts: Sequence[int]) -> str:
 
 
 def sweep_lines(value: Mapping[str, Any], spec: SweepSpec) -> Iterator[str]:
-    heads = ("parameters", "runs", "mean return", "deviation", "worst", "best")
+    by = [] if spec.by == "return" else [spec.by]
+    heads = ("parameters", "runs", *by, "mean return", "deviation", "worst", "best")
     rows = [
         (
             " ".join(f"{name}={text}" for name, text in row["params"].items()) or "as they are",
             str(row["runs"]),
+            *("" if row["metric"] is None else f"{row['metric']:+.4g}" for _ in by),
             f"{row['meanReturnPercent']:+.2f} %",
             "" if row["deviation"] is None else f"{row['deviation']:.2f}",
             f"{row['worst']:+.2f} %",
@@ -66,8 +69,7 @@ def sweep_lines(value: Mapping[str, Any], spec: SweepSpec) -> Iterator[str]:
     for run in value["runs"]:
         if run["failure"] is not None:
             yield f"failed: {run['name']}: {run['failure']}"
-    if value["bestSharpePerHour"] is not None:
-        count, by_luck = value["trials"], value["expectedBestSharpePerHour"]
-        line = f"{count} trials on these candles. Their best Sharpe ratio is {value['bestSharpePerHour']:+.3f} an hour"
-        yield f"{line}." if by_luck is None else f"{line}; the best of {count} without skill would have {by_luck:+.3f}."
-    yield f"{spec.base.out}: {PLAN}, {SWEEP}, {RUNS}/"
+    yield from trial_lines(value)
+    if value["best"] is not None:
+        yield f"Evidence and report of the best: {spec.base.out / RUNS / value['best']}"
+    yield f"{spec.base.out}: {PLAN}, {SWEEP}, {TABLE}, {PAGE}, {RUNS}/"

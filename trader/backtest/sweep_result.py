@@ -1,0 +1,179 @@
+"""Result of a sweep: its runs, their parameters from the best to the worst by a metric, and their overfitting."""
+
+import csv
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from trader.backtest.domain.deflation import HOURS_MIN, expected_best
+from trader.backtest.domain.overfitting import overfitting
+from trader.backtest.trials import KnownTrials
+from trader.core.clock import iso
+
+
+class SweepPeriod(NamedTuple):
+    """A part of the recording, from its first to its last second; None: the defaults of the conditions."""
+
+    start: datetime | None
+    end: datetime | None
+
+
+class SweepRun(NamedTuple):
+    """One backtest of a sweep."""
+
+    params: Mapping[str, str]
+    seed: int
+    period: SweepPeriod
+    role: str
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        parts = [self.role, *(f"{name}={value}" for name, value in self.params.items()), f"seed={self.seed}"]
+        whole = ",".join(parts)
+        plain = re.sub(r"[^A-Za-z0-9=,._-]", "_", whole)[:150]
+        return plain if plain == whole else f"{plain}-{hashlib.sha256(whole.encode()).hexdigest()[:12]}"
+
+
+class Done(NamedTuple):
+    """A finished run: the figures of its account by their names in `result.json`, or why it failed.
+
+    `returns` are the hourly returns. With several accounts, both are means over them.
+    """
+
+    run: SweepRun
+    figures: Mapping[str, float | None] = {}
+    returns: npt.NDArray[np.float64] | None = None
+    failure: str | None = None
+
+
+class Metric(NamedTuple):
+    """A figure by which parameters are chosen; by default more is better."""
+
+    figure: str
+    is_less_better: bool = False
+    hours_min: int = 0
+
+    def of(self, done: Sequence[Done]) -> float | None:
+        """Return the mean over runs that have the figure."""
+        values = [value for each in done if (value := each.figures.get(self.figure)) is not None]
+        return mean(values) if values else None
+
+
+METRICS: Final[Mapping[str, Metric]] = {
+    "return": Metric("returnPercent"),
+    "sharpe": Metric("sharpePerHour", hours_min=HOURS_MIN),
+    "sortino": Metric("sortinoPerHour", hours_min=HOURS_MIN),
+    "calmar": Metric("calmar", hours_min=HOURS_MIN),
+    "drawdown": Metric("maxDrawdownPercent", is_less_better=True),
+    "gross": Metric("gross"),
+    "fees": Metric("fees", is_less_better=True),
+    "trades": Metric("trades"),
+}
+"""The metrics by which a sweep chooses, by the name of the option."""
+
+_FIGURES: Final = tuple(
+    dict.fromkeys([*(metric.figure for metric in METRICS.values()), "funding", "decisions", "equity"])
+)
+
+
+def read_run(run: SweepRun, folder: Path) -> Done | None:
+    """Return a finished run; None: it has yet to be executed."""
+    try:
+        value = msgspec.json.decode((folder / "result.json").read_bytes())
+    except (OSError, msgspec.MsgspecError):
+        return None
+    if value["complete"] is not True:
+        return None
+    own = [account for account in value["accounts"] if account["provider"] == "strategy"] or value["accounts"]
+    figures = {}
+    for name in _FIGURES:
+        values = [account[name] for account in own]
+        figures[name] = None if None in values else mean(values)
+    returns = np.mean([np.array(account["hourlyReturns"], dtype=np.float64) for account in own], axis=0)
+    return Done(run, figures, returns)
+
+
+def ranked(done: Sequence[Done], metric: Metric) -> list[tuple[Mapping[str, str], list[Done]]]:
+    """Return the parameters with their runs, the best mean of the metric first, without failed runs."""
+    runs: dict[tuple[tuple[str, str], ...], list[Done]] = {}
+    for each in done:
+        if each.failure is None:
+            runs.setdefault(tuple(each.run.params.items()), []).append(each)
+
+    def place(runs: Sequence[Done]) -> tuple[bool, float]:
+        value = metric.of(runs)
+        return value is None, 0.0 if value is None else value if metric.is_less_better else -value
+
+    return sorted(((dict(params), each) for params, each in runs.items()), key=lambda pair: place(pair[1]))
+
+
+def sweep_value(done: Sequence[Done], by: str, known: KnownTrials) -> dict[str, Any]:
+    """Return the content of `sweep.json`."""
+    tried = [each for each in done if each.run.role.endswith("-try")]
+    rows = ranked(tried or done, METRICS[by])
+    return {
+        "by": by,
+        "runs": [
+            {"name": each.run.name, "params": each.run.params, "seed": each.run.seed, "role": each.run.role,
+             "from": _text_of(each.run.period.start), "to": _text_of(each.run.period.end),
+             "returnPercent": each.figures.get("returnPercent"), "failure": each.failure}
+            for each in done
+        ],
+        "parameters": [
+            {"params": params, "runs": len(runs), "metric": METRICS[by].of(runs), **_returns(runs)}
+            for params, runs in rows
+        ],
+        "failed": [each.run.name for each in done if each.failure is not None],
+        "overfitting": None if tried else _overfitting(rows),
+        "trials": known.trials,
+        "bestSharpePerHour": known.best,
+        "expectedBestSharpePerHour": None if known.spread is None else expected_best(known.spread, known.trials),
+    }  # fmt: skip
+
+
+def _returns(runs: Sequence[Done]) -> dict[str, Any]:
+    values = [value for each in runs if (value := each.figures["returnPercent"]) is not None]
+    return {
+        "meanReturnPercent": mean(values),
+        "deviation": stdev(values) if len(values) > 1 else None,
+        "worst": min(values),
+        "best": max(values),
+    }
+
+
+def _overfitting(rows: Sequence[tuple[Mapping[str, str], Sequence[Done]]]) -> dict[str, Any] | None:
+    """Return the probability of overfitting of the parameters, whose returns are means over the seeds."""
+    returns = [[each.returns for each in runs if each.returns is not None] for _, runs in rows]
+    if len({len(each) for of_seeds in returns for each in of_seeds}) != 1:  # a run that failed, or none
+        return None
+    found = overfitting(np.array([np.mean(of_seeds, axis=0) for of_seeds in returns]).T)
+    return None if found is None else found._asdict()
+
+
+def write_csv(file: Path, done: Sequence[Done]) -> None:
+    """Write a row for each run with its parameters and figures. Raises `OSError`."""
+    names = list(dict.fromkeys(name for each in done for name in each.run.params))
+    with file.open("w", encoding="utf-8", newline="") as lines:
+        writer = csv.writer(lines)
+        writer.writerow(["run", "role", "seed", "from", "to", *names, *map(_snake, _FIGURES), "failure"])
+        for each in done:
+            period = (_text_of(each.run.period.start), _text_of(each.run.period.end))
+            values = (*(each.run.params.get(name) for name in names), *(each.figures.get(name) for name in _FIGURES))
+            writer.writerow([each.run.name, each.run.role, each.run.seed, *period, *values, each.failure])
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?=[A-Z])", "_", name).lower()
+
+
+def _text_of(moment: datetime | None) -> str | None:
+    return None if moment is None else iso(moment)
