@@ -141,7 +141,7 @@ def judge_first_seconds(
 
 
 def judge_motion(figures: Figures, name: str, markets: Mapping[str, DrawnMarket]) -> None:
-    """Judge whether the variance of a minute is spread over its seconds as that of a martingale."""
+    """Judge how evenly the variance of a minute is spread over its seconds: a martingale's is even."""
     for symbol, market in markets.items():
         motion = measure_motion(market.paths[DAY_MINUTES:], market.usual_bp[DAY_MINUTES:])
         low, high = VARIANCE_RATIO

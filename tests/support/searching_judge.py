@@ -50,7 +50,7 @@ class Motion(NamedTuple):
     variance_ratio: float
     """The variance of a second, times 59, over the variance of a minute."""
     autocorrelation: float
-    """Of the moves of neighboring seconds."""
+    """The correlation of the moves of neighboring seconds."""
     largest_share: float
     """The largest variance of the same second of all minutes over the mean; the boundary between minutes counts."""
     largest_at: int
@@ -125,13 +125,13 @@ class DrawnMarket(NamedTuple):
 
 
 class Searched(NamedTuple):
-    """What the boosted model earned in the best moments of the weeks on which it was tried, in basis points."""
+    """The mean gain of the boosted model in its best moments of the test weeks, in basis points."""
 
     gross_bp: float
     net_bp: float
     """After half the shown spread at the entry and half at the exit, and no fees."""
     t: float
-    """Of the sums of the minutes, after the spread."""
+    """The t statistic of the net gains, summed by minute."""
 
 
 def search(

@@ -214,22 +214,34 @@ async def _execute(
             raise SettingsError([end.reason])
         if output.database_until is not None:
             _write_settings(spec, environ, run.starts_at, output.database_until)
-        standings = make_standings(run.reports(), run.equity_hours())
-        evidence = await judge(run, source, settings, end.reached) if spec.has_evidence else None
-        value = _value(spec, settings, source, run, chosen, end, digest, standings)
-        value |= {"baselines": baselines_value(run), "evidence": None if evidence is None else evidence_value(evidence)}
-        masked = masked_value(spec.entrants.mask, value["accounts"])
-        value |= {"capacity": capacity_value(source.rows, run), "masked": masked}
-        add_trials(spec.trials, spec.conditions.recording, run, value, counts=end.cause not in _CRASHED)
-        (out / RESULT).write_bytes(msgspec.json.format(encode(value)) + b"\n")
-        if evidence is not None:
-            report = await make_report(
-                run, source, settings, spec.conditions.recording.name, labelled(standings, run), evidence
-            )
-            (out / REPORT).write_text(page(report), encoding="utf-8")
+        value, standings = await _conclude(spec, settings, source, run, chosen, end, digest)
         results = tables.finish(run.accounts)
         _write_tables(spec, results)
     return FinishedBacktest(value, standings, results, end, run.failure)
+
+
+async def _conclude(
+    spec: BacktestSpec, settings: Settings, source: ReplaySource, run: Backtest, chosen: Chosen, end: End, digest: str
+) -> tuple[dict[str, Any], list[RankedModel]]:
+    """Write the result and the report, and count the trial. Return the result and the accounts by rank.
+
+    :raises OSError: a file cannot be written
+    :raises StartError: the ledger of trials cannot be written
+    """
+    standings = make_standings(run.reports(), run.equity_hours())
+    evidence = await judge(run, source, settings, end.reached) if spec.has_evidence else None
+    value = _value(spec, settings, source, run, chosen, end, digest, standings)
+    value |= {"baselines": baselines_value(run), "evidence": None if evidence is None else evidence_value(evidence)}
+    masked = masked_value(spec.entrants.mask, value["accounts"])
+    value |= {"capacity": capacity_value(source.rows, run), "masked": masked}
+    add_trials(spec.trials, spec.conditions.recording, run, value, counts=end.cause not in _CRASHED)
+    (spec.out / RESULT).write_bytes(msgspec.json.format(encode(value)) + b"\n")
+    if evidence is not None:
+        report = await make_report(
+            run, source, settings, spec.conditions.recording.name, labelled(standings, run), evidence
+        )
+        (spec.out / REPORT).write_text(page(report), encoding="utf-8")
+    return value, standings
 
 
 async def _choose(

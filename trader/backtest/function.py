@@ -70,7 +70,7 @@ class BacktestResult:
 
     @property
     def decisions(self) -> "pd.DataFrame":
-        """What became of each decision: `ok`, `rejected` with the rule and the reason, or `failed`."""
+        """The outcome of each decision: `ok`, `rejected` with the rule and the reason, or `failed`."""
         return self.tables.decisions.frame()
 
     @property

@@ -118,10 +118,7 @@ async def choose_models(
         own = rule_models(entrants.variants or tuple(VariantId), every, starts_at, guard)
     if entrants.strategy:
         own.append(_of_strategy(entrants.strategy, entrants.params, every, starts_at, guard))
-    if entrants.models and entrants.models_from:
-        raise SettingsError(["--models asks models and --models-from never does; give one of them"])
-    if entrants.agents and (entrants.models or entrants.models_from):
-        raise SettingsError(["--agent: not with --models or --models-from"])
+    _check_exclusive(entrants)
     mask = Mask.hiding(entrants.mask, first_prices or {}, starts_at) if entrants.mask else None
     if entrants.agents:
         chosen = await _of_agents(entrants, settings, (starts_at, ends_at), mask, stack)
@@ -146,6 +143,13 @@ async def choose_models(
             [f"{', '.join(repeated)} is the id of two participants; give one of them another id or name"]
         )
     return chosen._replace(models=models)
+
+
+def _check_exclusive(entrants: Participants) -> None:
+    if entrants.models and entrants.models_from:
+        raise SettingsError(["--models asks models and --models-from never does; give one of them"])
+    if entrants.agents and (entrants.models or entrants.models_from):
+        raise SettingsError(["--agent: not with --models or --models-from"])
 
 
 def _masked(

@@ -48,7 +48,7 @@ ShowRuns = Callable[[int, int], None]
 
 
 class SweepSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A sweep: one backtest of `base` for each parameters in `grid` and each of so many seeds, from the base's on.
+    """A sweep: one backtest of `base` for each combination in `grid` and each of `seeds` consecutive seeds.
 
     `walk_forward` is CHOOSE/TRY, such as 7d/1d, and `by` the metric that chooses. With `reports` every run has evidence
     and a report. Its runs execute in `workers` processes (None: one per core), or on the workers of the Dask scheduler

@@ -266,7 +266,7 @@ window.fetch = async (path, init) => {
   return answer
 }
 """
-"""What stands at the top of the overview comes last."""
+"""Delays the answers that the top of the overview shows the most."""
 
 CURRENT_IS_SEEN = """(() => {
     const { left, right } = document.querySelector('nav [aria-current]').getBoundingClientRect()

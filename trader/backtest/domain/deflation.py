@@ -62,7 +62,10 @@ def expected_best(spread: float, trials: int) -> float:
 
 
 def deflate(returns: npt.NDArray[np.float64], spread: float | None, trials: int) -> Deflated | None:
-    """Return the deflated Sharpe ratio of hourly returns. `spread` is that of the ratios within families."""
+    """Return the deflated Sharpe ratio of hourly returns.
+
+    `spread` is the standard deviation of the Sharpe ratios of trials within one family of strategies.
+    """
     ratio = hourly_sharpe(returns)
     if ratio is None:
         return None

@@ -58,7 +58,7 @@ def overfitting(returns: Floats, blocks: int | None = None) -> Overfitting | Non
 
 
 def _ratios(sums: Floats, squares: Floats, hours: int) -> Floats:
-    """Return the Sharpe ratios per hour from the sums and the sums of squares of so many returns."""
+    """Return the hourly Sharpe ratios of series given by the sum and the sum of squares of their returns."""
     means = sums / hours
     variances = (squares - hours * means**2) / (hours - 1)
     varies = variances > 1e-12 * squares / hours
