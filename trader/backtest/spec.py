@@ -77,11 +77,12 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
 class Participants(msgspec.Struct, frozen=True, kw_only=True):
     """The participants that decide: rule agents, a strategy, AI models, or external agents.
 
-    Without any of them, every rule agent decides. `strategy` is FILE:CLASS or a class, `every` the interval between decisions (None: a minute), `models` a models
-    file whose AI models may cost up to `budget_usd`, and `models_from` a cassette or database with recorded decisions.
-    `agents` are texts NAME:VARIANT[=URL] with `deadline_s` for a decision, served on `port`. `cassette` is the
-    folder that keeps answers and, with `keeps_decisions`, the decisions of strategies. `mask` names what is hidden from
-    a copy of each model. Keys of AI models come from the environment and `env_file`.
+    Without any of them, every rule agent decides. `strategy` is FILE:CLASS or a class, `every` the interval between
+    decisions (None: a minute), `models` a models file whose AI models may cost up to `budget_usd`, and `models_from` a
+    cassette or database with recorded decisions. `agents` are texts NAME:VARIANT[=URL] with `deadline_s` for a
+    decision, served on `port`. `cassette` is the folder that keeps answers and, with `keeps_decisions`, the decisions
+    of strategies. `mask` names what is hidden from a copy of each model. Keys of AI models come from the environment
+    and `env_file`.
     """
 
     variants: tuple[VariantId, ...] = ()
