@@ -1,7 +1,7 @@
 """Published names for strategy files: `from trader.strategies import CreatePosition, Side`."""
 
 from trader.agents.built_view import GivenPosition, build_view
-from trader.agents.domain.strategy import Peek, Strategy
+from trader.agents.domain.strategy import Peek, SeriesValue, Strategy
 from trader.agents.domain.tools import (
     CancelOrder,
     ClosePosition,
@@ -28,6 +28,6 @@ from trader.market.domain.markets import Candle, Interval
 __all__ = [
     "CancelOrder", "Candle", "ClosePosition", "CreatePosition", "Decision", "ExitPlan", "GivenPosition", "Holding",
     "Indicators", "Interval", "ObservedAccount", "ObservedMarket", "ObservedOrder", "ObservedPosition", "OrderType",
-    "Peek", "PlaceOrder", "PlannedExit", "Side", "Strategy", "UpdateExitPlan", "VariantId", "VariantLimits", "View",
-    "build_view",
+    "Peek", "PlaceOrder", "PlannedExit", "SeriesValue", "Side", "Strategy", "UpdateExitPlan", "VariantId",
+    "VariantLimits", "View", "build_view",
 ]  # fmt: skip

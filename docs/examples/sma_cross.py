@@ -11,6 +11,7 @@ from trader.strategies import (
     CreatePosition,
     Decision,
     ObservedMarket,
+    SeriesValue,
     Side,
     Strategy,
     VariantId,
@@ -36,6 +37,13 @@ class SmaCross(Strategy):
                 yield ClosePosition(symbol=symbol)
             elif held is None:
                 yield from self._entry(view, market, wanted)
+
+    def series(self, view: View) -> Iterator[SeriesValue]:
+        for symbol, market in view.markets.items():
+            closes = market.closes("15m")
+            if len(closes) >= self.window:
+                yield SeriesValue(symbol, f"average of {self.fast}", closes[-self.fast :].mean())
+                yield SeriesValue(symbol, f"average of {self.window}", closes[-self.window :].mean())
 
     def _wanted(self, market: ObservedMarket) -> Side | None:
         """Return the side of the short average; None without enough candles."""

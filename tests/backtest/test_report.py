@@ -14,8 +14,9 @@ from support.candles import write_walk
 from support.chromium import chromium_program, open_tab
 
 from trader.__main__ import main
-from trader.backtest.report import monthly_returns, time_held
+from trader.backtest.report import lines_of, monthly_returns, time_held
 from trader.core.statistics import EquityPoint
+from trader.portfolio.tables import Table, load_table
 
 START = datetime(2025, 3, 1, tzinfo=UTC)
 CELLS = """[...document.querySelectorAll('section')].find(one => one.querySelector('h2')?.innerText === '{title}')
@@ -34,6 +35,82 @@ def test_months_compound_to_the_whole_return_and_end_with_ruin() -> None:
     values |= {datetime(2025, 4, 1, tzinfo=UTC): 50.0}
     months = monthly_returns([EquityPoint(hour, value, None) for hour, value in values.items()], 100.0)
     assert {month.month: gain for month, gain in months.items()} == pytest.approx({1: 20.0, 2: -25.0, 3: -100.0})
+
+
+def test_a_line_has_the_last_value_within_each_candle() -> None:
+    series = Table("series")
+    for minute, symbol, value in ((-1, "BTC", 5), (0, "BTC", 1), (14, "BTC", 2), (15, "ETH", 9), (45, "BTC", 4)):
+        series.add(START + timedelta(minutes=minute), symbol, "mean", value, False)
+    series.add(START + timedelta(minutes=16), "BTC", "z", 1 / 3, True)
+    times = [int(START.timestamp()) + 900 * quarter for quarter in range(4)]
+    assert lines_of(series, "BTC", times) == [
+        {"name": "mean", "panel": False, "values": [2.0, None, None, 4.0]},
+        {"name": "z", "panel": True, "values": [None, 0.33333333, None, None]},
+    ]
+    assert lines_of(series, "SOL", times) == []
+
+
+DRAWING = """
+import math
+from trader.strategies import ClosePosition, CreatePosition, SeriesValue, Side
+
+class Drawing:
+    intervals = ("1m",)
+
+    def decide(self, view):
+        price = float(view.markets["BTC"].price)
+        if view.position("BTC") is not None:
+            return [ClosePosition(symbol="BTC")] if view.at.minute == 30 else []
+        return [CreatePosition(symbol="BTC", side=Side.LONG, quantity=0.05, leverage=2, stop=price * 0.8,
+                               invalidation="none", confidence=50)]
+
+    def series(self, view):
+        yield SeriesValue("BTC", "mean <b>", view.markets["BTC"].closes("1m")[-60:].mean())
+        yield SeriesValue("BTC", "minute", view.at.minute if view.at.minute % 2 else math.nan, panel=True)
+"""
+
+
+@pytest.mark.processes
+async def test_a_browser_draws_the_series_of_a_strategy_over_the_candles_and_below_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chromium_program()
+    data, out = tmp_path / "data", tmp_path / "run"
+    data.mkdir()
+    write_walk(data / "BTCUSDT-1m-2025-03.csv", START, 900, price=90_000, seed=1)
+    (tmp_path / "own.py").write_text(DRAWING)
+    options = ("--data", str(data), "--out", str(out), "--no-database", "--strategy", f"{tmp_path / 'own.py'}:Drawing")
+    assert await asyncio.to_thread(main, ["backtest", *options, "--from", "2025-03-01T12:00:00Z"]) == 0
+    capsys.readouterr()
+    drawn = load_table(out, "series")
+    names, values = drawn["name"], drawn["value"]
+    assert set(values[names == "minute"]) == set(range(1, 60, 2))
+    last = values[names == "mean <b>"][-1]
+    async with open_tab(tmp_path / "profile", (out / "report.html").as_uri()) as tab:
+        await tab.until("document.querySelectorAll('#markets canvas').length > 1")
+        legend = "[...document.querySelectorAll('#markets .series span')].map(one => one.innerText.trim())"
+        await tab.until(f"{legend}.length === 2")
+        assert await tab.evaluate(legend) == [f"mean <b> {last:,.1f}", "minute 59.0000"]
+        keys = "[...document.querySelectorAll('#markets .series .key')]"
+        colors = await tab.evaluate(f"{keys}.map(one => one.style.getPropertyValue('--key'))")
+        assert tab.problems == []
+        assert [await tab.evaluate(INK.format(color=color)) for color in colors] == [[True, False], [False, True]]
+
+
+INK = """(() => {{
+    const wanted = [1, 3, 5].map(place => parseInt('{color}'.slice(place, place + 2), 16))
+    const isInked = canvas => {{
+        const {{ data }} = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height)
+        for (let at = 0; at < data.length; at += 4) {{
+            if (wanted.every((part, place) => data[at + place] === part)) return true
+        }}
+        return false
+    }}
+    return [...document.querySelectorAll('#markets .candles tr')]
+        .map(row => [...row.querySelectorAll('canvas')].some(isInked))
+        .filter((_, place) => place % 2 === 0)
+}})()"""
+"""Which panes of the chart have pixels of a color; between panes, a row separates them."""
 
 
 @pytest.mark.processes

@@ -1,6 +1,7 @@
 """Strategy files in backtests: the built-in rule agents, the examples of the documentation, and mistakes."""
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -29,6 +30,7 @@ from trader.strategies import (
     GivenPosition,
     PlaceOrder,
     PlannedExit,
+    SeriesValue,
     Side,
     View,
     build_view,
@@ -376,6 +378,34 @@ def test_it_decides_only_once_it_is_warm(tmp_path: Path) -> None:
     for wrong in ("history = 0", "history = 1001", "warm_up = -1", "warm_up = 301"):
         with pytest.raises(SettingsError, match="must be a whole number of candles"):
             decide(tmp_path, body, attributes=wrong)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("5", "own.py:7: series returned 5; allowed is SeriesValue"),
+        ("SeriesValue('XRP', 'mean', 1)", "series returned the market 'XRP'; allowed are BTC"),
+        ("SeriesValue('BTC', '', 1)", "series returned the name ''; allowed are 1 to 40 characters"),
+        ("SeriesValue('BTC', 'mean', 'high')", "series returned the value 'high' of 'mean'; allowed are numbers"),
+        ("view.markets['XRP']", "own.py:8: series raised KeyError: 'XRP'"),
+    ],
+)
+def test_wrong_values_of_a_series_are_named(tmp_path: Path, value: str, words: str) -> None:
+    text = "from trader.strategies import *\n\nclass Buyer(Strategy):\n    def decide(self, view):\n        pass\n\n"
+    strategy = load(tmp_path, f"{text}    def series(self, view):\n        yield {value}\n")
+    with pytest.raises(StrategyError, match=re.escape(words)):
+        strategy.series(RISING)
+
+
+def test_a_series_has_no_values_without_a_number_or_before_the_warm_up(tmp_path: Path) -> None:
+    text = (
+        "import numpy as np\nfrom trader.strategies import *\n\nclass Buyer:\n    warm_up = 60\n\n"
+        "    def decide(self, view):\n        pass\n\n    def series(self, view):\n"
+        "        return [SeriesValue('BTC', 'a', np.float64(2)), SeriesValue('BTC', 'b', np.nan, panel=True)]\n"
+    )
+    assert load(tmp_path, text).series(RISING) == [SeriesValue("BTC", "a", 2.0)]
+    assert load(tmp_path, text).series(build_view({"BTC": [90_000.0] * 59})) == []
+    assert load(tmp_path, BUYER, leverage=2).series(RISING) == []
 
 
 def test_a_view_for_a_unit_test_is_like_a_real_one() -> None:

@@ -4,6 +4,7 @@ import hashlib
 import importlib.util
 import inspect
 import linecache
+import math
 import signal
 import sys
 import threading
@@ -20,7 +21,7 @@ from typing import Any, Final, TypeVar, cast
 import msgspec
 import numpy as np
 
-from trader.agents.domain.strategy import HISTORY_MAX, Peek, Strategy
+from trader.agents.domain.strategy import HISTORY_MAX, Peek, SeriesValue, Strategy
 from trader.agents.domain.tools import (
     CancelOrder,
     ClosePosition,
@@ -36,7 +37,9 @@ from trader.core.variant_id import VariantId
 from trader.market.domain.markets import INTERVALS
 
 DECISIONS_MAX: Final = 100
-"""Maximum decisions of one cycle; more are an error."""
+"""Maximum decisions, or values of series, of one cycle; more are an error."""
+
+SERIES_NAME_MAX: Final = 40
 
 DECISION_TYPES: Final = (CreatePosition, ClosePosition, UpdateExitPlan, PlaceOrder, CancelOrder, Holding)
 _NAMES: Final = ", ".join(each.__name__ for each in DECISION_TYPES)
@@ -65,6 +68,7 @@ class LoadedStrategy(Strategy):
         self.variant, self.intervals, self.deadline_s = inner.variant, inner.intervals, inner.deadline_s
         self.history, self.warm_up = inner.history, inner.warm_up
         self._looks_first = type(inner).may_act is not Strategy.may_act
+        self._draws = type(inner).series is not Strategy.series
 
     @property
     def shown(self) -> Shown:
@@ -77,6 +81,16 @@ class LoadedStrategy(Strategy):
         self._inner.limits = self.limits
         made = self._call("decide", lambda: _taken(self._inner.decide(view)))
         return [self._checked(decision) for decision in made]
+
+    def series(self, view: View) -> list[SeriesValue]:
+        """Return the values that it draws, of existing markets and without NaN; none during the warm-up.
+
+        :raises StrategyError: it failed, or returned something else
+        """
+        if not self._draws or (self.warm_up and not _is_warm(view, self.warm_up)):
+            return []
+        drawn = [self._drawn(each, view) for each in self._call("series", lambda: _taken(self._inner.series(view)))]
+        return [each for each in drawn if math.isfinite(each.value)]
 
     def may_act(self, peek: Peek) -> bool:
         return not self._looks_first or bool(self._call("may_act", lambda: self._inner.may_act(peek)))
@@ -112,6 +126,22 @@ class LoadedStrategy(Strategy):
             return msgspec.convert(_plain_fields(decision), type(decision))
         except (msgspec.ValidationError, TypeError) as error:
             raise StrategyError(f"{place}: decide returned a {type(decision).__name__} with {error}") from None
+
+    def _drawn(self, made: Any, view: View) -> SeriesValue:
+        place = self._place("series")
+        if not isinstance(made, SeriesValue):
+            raise StrategyError(f"{place}: series returned {made!r:.200}; allowed is SeriesValue")
+        if made.symbol not in view.markets:
+            markets = ", ".join(view.markets)
+            raise StrategyError(f"{place}: series returned the market {made.symbol!r:.50}; allowed are {markets}")
+        if not isinstance(made.name, str) or not made.name.strip() or len(made.name) > SERIES_NAME_MAX:
+            allowed = f"allowed are 1 to {SERIES_NAME_MAX} characters"
+            raise StrategyError(f"{place}: series returned the name {made.name!r:.100}; {allowed}")
+        try:
+            return made._replace(value=float(made.value), panel=bool(made.panel))
+        except (TypeError, ValueError):
+            given = f"the value {made.value!r:.100} of {made.name!r}"
+            raise StrategyError(f"{place}: series returned {given}; allowed are numbers") from None
 
     def _last_line(self, error: BaseException) -> str | None:
         return _line_in(self.file, error)
@@ -213,13 +243,13 @@ def _is_warm(view: View, candles: int) -> bool:
     return bool(markets) and all(len(each) >= candles for market in markets for each in market.candles.values())
 
 
-def _taken(decisions: Any) -> list[Any]:
-    """Return the decisions as a list; a strategy may also return None, a tuple or a generator."""
+def _taken(made: Any) -> list[Any]:
+    """Return decisions or values as a list; a strategy may also return None, a tuple or a generator."""
     taken: list[Any] = []
-    for decision in () if decisions is None else decisions:
+    for each in () if made is None else made:
         if len(taken) == DECISIONS_MAX:
-            raise ValueError(f"more than {DECISIONS_MAX} decisions in one cycle")
-        taken.append(decision)
+            raise ValueError(f"more than {DECISIONS_MAX} of them in one cycle")
+        taken.append(each)
     return taken
 
 

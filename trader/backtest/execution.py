@@ -49,7 +49,7 @@ from trader.database.pool import Database
 from trader.database.schema import apply_schema
 from trader.market.domain.markets import INTERVALS, Interval
 from trader.market.sources.replay import ReplaySource
-from trader.portfolio.tables import Results, check_format
+from trader.portfolio.tables import Results, Table, check_format
 from trader.seasons.page import RankedModel, page
 from trader.seasons.standings import make_standings
 from trader.settings.dotenv import DEFAULT_FILE, quoted
@@ -116,12 +116,13 @@ class End(NamedTuple):
 class FinishedBacktest(NamedTuple):
     """A finished backtest: its result as in `result.json`, the accounts by rank, its tables, and how it ended.
 
-    `failure` is the error of the strategy that ended it.
+    `series` is what the strategy drew, and `failure` the error of the strategy that ended it.
     """
 
     value: dict[str, Any]
     standings: list[RankedModel]
     tables: Results
+    series: Table
     end: End
     failure: StrategyError | None
 
@@ -216,8 +217,8 @@ async def _execute(
             _write_settings(spec, environ, run.starts_at, output.database_until)
         value, standings = await _conclude(spec, settings, source, run, chosen, end, digest)
         results = tables.finish(run.accounts)
-        _write_tables(spec, results)
-    return FinishedBacktest(value, standings, results, end, run.failure)
+        _write_tables(spec, [*results, run.series] if len(run.series) else results)
+    return FinishedBacktest(value, standings, results, run.series, end, run.failure)
 
 
 async def _conclude(
@@ -340,7 +341,7 @@ async def _go_on(
     return End(reached) if ended is None else End(reached, ended.cause, str(ended))
 
 
-def _write_tables(spec: BacktestSpec, tables: Results) -> None:
+def _write_tables(spec: BacktestSpec, tables: Sequence[Table]) -> None:
     """Write the tables; a partly written one is removed. Raises `StartError`."""
     for each in tables:
         try:

@@ -21,7 +21,7 @@ from trader.backtest.trials import TRIALS
 from trader.core.errors import SettingsError, StartError
 from trader.core.variant_id import VariantId
 from trader.core.wire import encode
-from trader.portfolio.tables import Format, Results, extra
+from trader.portfolio.tables import Format, extra
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,11 +45,12 @@ _INKS: Final = ("#2563eb", "#9ca3af")
 class BacktestResult:
     """The result of a backtest. Tables are DataFrames with times in UTC; `value` is the content of `result.json`."""
 
-    def __init__(self, value: Mapping[str, Any], tables: Results, folder: Path | None) -> None:
+    def __init__(self, value: Mapping[str, Any], finished: FinishedBacktest, folder: Path | None) -> None:
         self.value = value
-        self.tables = tables
+        self.tables = finished.tables
         """The same tables as arrays of numpy, without pandas."""
 
+        self._series = finished.series
         self.folder = folder
         """The folder of the files; None if none was asked for."""
 
@@ -72,6 +73,11 @@ class BacktestResult:
     def decisions(self) -> "pd.DataFrame":
         """The outcome of each decision: `ok`, `rejected` with the rule and the reason, or `failed`."""
         return self.tables.decisions.frame()
+
+    @property
+    def series(self) -> "pd.DataFrame":
+        """What the strategy drew."""
+        return self._series.frame()
 
     @property
     def accounts(self) -> "pd.DataFrame":
@@ -182,7 +188,7 @@ def backtest(
         raise finished.failure
     if finished.end.cause is not None:
         raise StartError(finished.end.reason)
-    return BacktestResult(msgspec.json.decode(encode(finished.value)), finished.tables, None if out is None else place)
+    return BacktestResult(msgspec.json.decode(encode(finished.value)), finished, None if out is None else place)
 
 
 def _plain(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from datetime import datetime, timedelta
 from html import escape
 from typing import Any, Final
 
+import numpy as np
+
 from trader.api.dashboard.document import table
 from trader.backtest.accounts import ModelAccount
 from trader.backtest.baselines import BaselineAccount
@@ -18,6 +20,7 @@ from trader.portfolio.domain.baselines import BUY_AND_HOLD, HOLD_NOTHING
 from trader.portfolio.evidence import EvidenceReport
 from trader.portfolio.run_statistics import RunStatistics
 from trader.portfolio.sql.snapshots import hourly_points
+from trader.portfolio.tables import Table
 from trader.seasons.page import PageSection, RankedModel, ReferenceCurve, SeasonReport, percent_curve, signed
 from trader.settings.settings import Settings
 
@@ -35,6 +38,7 @@ FIGURES = (
 )
 MONTHS = "The return of each calendar month in UTC, from the equity at its end; the first and the last may be partial."
 CANDLES = "Entries and exits at the prices of their fills. Select a mark, or step through the trades, to see one."
+DRAWN = " Lines and panels are the strategy's own series, each with its last value within a candle."
 
 
 async def make_report(
@@ -61,7 +65,9 @@ async def make_report(
         sections=[
             PageSection("Figures", FIGURES, _figures(run, settings, ranked, baselines)),
             PageSection("Months", MONTHS, _months(ranked, held)),
-            PageSection("Trades on the market", CANDLES, '<div id="markets"></div>'),
+            PageSection(
+                "Trades on the market", CANDLES + (DRAWN if len(run.series) else ""), '<div id="markets"></div>'
+            ),
         ],
         data={"markets": [await _market(run, source, symbol, ranked) for symbol in run.market.markets]},
         script=SCRIPT,
@@ -168,14 +174,35 @@ async def _market(run: Backtest, source: ReplaySource, symbol: str, ranked: _Ran
     candles = await source.candles(symbol, interval, start, end)
     trades = [(standing, trade) for standing, each in ranked for trade in run.trades(each) if trade.symbol == symbol]
     trades.sort(key=lambda item: item[1].opened_at)
+    times = [int(candle.open_time.timestamp()) for candle in candles]
     return {
         "symbol": symbol,
         "interval": interval,
-        "times": [int(candle.open_time.timestamp()) for candle in candles],
+        "times": times,
         **{name: [getattr(candle, name) for candle in candles] for name in ("open", "high", "low", "close", "volume")},
         "trades": [_trade(standing, trade) for standing, trade in trades[-TRADES_MAX:]],
         "omitted": max(0, len(trades) - TRADES_MAX),
+        "series": lines_of(run.series, symbol, times),
     }
+
+
+def lines_of(series: Table, symbol: str, times: Sequence[int]) -> list[dict[str, Any]]:
+    """Return the series of a market with their last value in each candle that begins at one of these Unix times.
+
+    A candle without a value has None.
+    """
+    if not times:
+        return []
+    at = series["at"].astype("datetime64[s]").astype(np.int64)
+    places = np.searchsorted(times, at, side="right") - 1
+    lines: dict[tuple[str, bool], list[float | None]] = {}
+    rows = zip(
+        places.tolist(), *(series[column].tolist() for column in ("symbol", "name", "value", "panel")), strict=True
+    )
+    for place, market, name, value, panel in rows:
+        if market == symbol and place >= 0:
+            lines.setdefault((name, panel), [None] * len(times))[place] = float(f"{value:.8g}")
+    return [{"name": name, "panel": panel, "values": values} for (name, panel), values in lines.items()]
 
 
 def _trade(standing: RankedModel, trade: Trade) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from trader.exchange.domain.ledger import ExchangeRules, Posting
 from trader.exchange.protocol import rules_of
 from trader.portfolio.domain.histories import Snapshot
 from trader.portfolio.sql.snapshots import hourly_points
-from trader.portfolio.tables import Results, empty
+from trader.portfolio.tables import Results, Table, empty
 from trader.seasons.sql.report import AccountReport, TradeOutcome
 from trader.settings.settings import Settings
 
@@ -239,6 +239,12 @@ class Backtest:
     def trades(self, followed: ModelAccount) -> Sequence[Trade]:
         """Return the completed trades of an account, in order of closing."""
         return self._observed.sums[followed.account.id].trades
+
+    @property
+    def series(self) -> Table:
+        """What the strategy of a file draws, of which a backtest has at most one."""
+        sources = (each.source for each in self.accounts if isinstance(each.source, RecordingStrategySource))
+        return next((each.series for each in sources if len(each.series)), Table("series"))
 
     def largest_executions(self) -> Mapping[str, Decimal]:
         """Return the largest notional that one account executed at once in each market."""

@@ -39,6 +39,7 @@ from trader.core.errors import StrategyError
 from trader.core.events import EventBus
 from trader.core.money import ZERO
 from trader.market.domain.markets import STALE_AFTER
+from trader.portfolio.tables import Table
 from trader.settings.settings import Settings
 
 _AGENT_TOKENS: Final = 1_000_000_000
@@ -230,6 +231,9 @@ class RecordingStrategySource(DecisionSource):
         self.kept: KeptDecisions | None = None
         """Where its decisions are kept; None: it decides again in each run."""
 
+        self.series = Table("series")
+        """What the strategy draws. A masked copy draws nothing, nor does one whose decisions are kept."""
+
         self._cycles = _no_cycles()
 
     def next_after(self, second: int) -> int | None:
@@ -278,7 +282,12 @@ class RecordingStrategySource(DecisionSource):
         if self.kept is None and not self.strategy.may_act(peek if mask is None else MaskedPeek(peek, mask)):
             return ()
         if mask is None:
-            return self._asked(look())
+            view = look()
+            decisions = self._asked(view)
+            if self.kept is None:
+                for value in self.strategy.series(view) or ():
+                    self.series.add(view.at, *value)
+            return decisions
         return [mask.inverse().apply(decision) for decision in self._asked(mask.apply(look()))]
 
     def _asked(self, view: View) -> list[Decision]:

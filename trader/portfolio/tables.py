@@ -43,6 +43,7 @@ COLUMNS: Final[Mapping[str, Mapping[str, ColumnKind]]] = {
         "at": "time", "account": "text", "tool": "text", "symbol": "text", "status": "text", "rule": "text",
         "reason": "text",
     },
+    "series": {"at": "time", "symbol": "text", "name": "text", "value": "number", "panel": "flag"},
     "models": {
         "account": "text", "name": "text", "variant": "text", "provider": "text", "router_model": "text",
         "owner": "text", "replicate_of": "text", "training_cutoff": "text", "created_at": "time",
@@ -73,7 +74,7 @@ COLUMNS: Final[Mapping[str, Mapping[str, ColumnKind]]] = {
     "plan_changes": {"account": "text", "symbol": "text", "at": "time"},
     "closes": {"symbol": "text", "hour": "time", "close": "number"},
 }  # fmt: skip
-"""The columns of each table: the tables of a result, and the tables behind the card of a season.
+"""The columns of each table: the tables of a result, what its strategy draws, and the tables behind a season's card.
 
 `status` of a decision is ok, rejected (then with the rule and the reason) or failed.
 """

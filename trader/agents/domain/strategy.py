@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from trader.agents.domain.tools import Decision
 from trader.agents.domain.view import HISTORY_CANDLES, Shown, VariantLimits, View
@@ -36,6 +36,18 @@ class Peek(Protocol):
     def indicators(self, symbol: str, interval: Interval) -> Indicators: ...
 
     def mark(self, symbol: str) -> Decimal: ...
+
+
+class SeriesValue(NamedTuple):
+    """A value of a series that a strategy draws for a market at the time of its view; NaN draws nothing.
+
+    A series is a line over the candles, in the quote currency; with `panel`, in a panel of its own below them.
+    """
+
+    symbol: str
+    name: str
+    value: float
+    panel: bool = False
 
 
 class Strategy:
@@ -73,6 +85,10 @@ class Strategy:
     def decide(self, view: View) -> Iterable[Decision] | None:
         """Return the decisions of one cycle, to be executed in this order; None or an empty iterable: do nothing."""
         raise NotImplementedError
+
+    def series(self, view: View) -> Iterable[SeriesValue] | None:
+        """Return values to draw beside the trades in the report of a backtest, which asks after each decision."""
+        return None
 
     def may_act(self, peek: Peek) -> bool:
         """Return False if `decide` would return nothing now. A backtest then skips the view and the decision."""

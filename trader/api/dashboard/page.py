@@ -97,5 +97,5 @@ def render(
     )
 
 
-_NOT_OF_THE_PAGE: Final = ("theme.js", "reference.js", "report.js")
+_NOT_OF_THE_PAGE: Final = ("theme.js", "reference.js", "report.js", "backtest_report.js", "series.js")
 """Scripts that the dashboard does not import as modules."""

@@ -1,10 +1,11 @@
 // @ts-check
 // The report of a backtest: what every report draws, and the trades on the candles of each market.
-import { CandleChart, levelsOf, marksOf } from './candles.js'
+import { CandleChart, HEIGHT_PX, levelsOf, marksOf } from './candles.js'
 import { onGround } from './colors.js'
 import { number, signed } from './format.js'
 import { html, render, useMemo, useState } from './lib.js'
 import './report.js'
+import { PANEL_PX, SeriesValues, drawSeries } from './series.js'
 
 const data = JSON.parse(document.getElementById('data').textContent)
 const known = { byId: new Map(), colorOf: id => onGround(data.colors[id] ?? '#888888') }
@@ -13,6 +14,8 @@ const iso = seconds => new Date(seconds * 1000).toISOString()
 function Market({ market }) {
   const [model, setModel] = useState('')
   const [picked, setPicked] = useState('')
+  const [values, setValues] = useState(null)
+  const { series } = market
   const candles = useMemo(() => ({ ...market, times: market.times.map(iso) }), [])
   const models = useMemo(() => new Map(market.trades.map(one => [one.modelId, one.modelName])), [])
   const trades = useMemo(() => market.trades.filter(one => !model || one.modelId === model), [model])
@@ -36,8 +39,10 @@ function Market({ market }) {
       <button class="button" disabled=${!trade} onClick=${() => setPicked('')}>All trades</button>
       <span>${trade ? told(trade, place, trades.length) : count(trades.length, market.omitted)}</span>
     </div>
+    ${series.length > 0 && html`<${SeriesValues} series=${series} values=${values} />`}
     <${CandleChart} label=${`Candles of ${market.symbol} with trades`} candles=${candles} markers=${markers}
-      levels=${levels} trade=${time} onPick=${setPicked} />
+      levels=${levels} trade=${time} onPick=${setPicked} height=${HEIGHT_PX + PANEL_PX * series.filter(one => one.panel).length}
+      onChart=${chart => drawSeries(chart, market.times, series, setValues)} />
   </section>`
 }
 

@@ -12,7 +12,7 @@ export const SPANS_MS = {
   '4h': 14_400_000,
   '1d': 86_400_000,
 }
-const HEIGHT_PX = 380
+export const HEIGHT_PX = 380
 const WORDS_MAX = 16
 const WORDS_PX = 480 // below, words at an edge would be cut, and the levels say the same
 const BAR_PX = 8
@@ -229,6 +229,7 @@ function draw(library, host, on) {
       levels = next.filter(level => level.price != null)
       paintLevels()
     },
+    chart,
     lastBar: () => bars.at(-1),
     destroy() {
       stopScheme()
@@ -273,9 +274,10 @@ function shade(times, rangeOf) {
  * A chart of `candles`, an answer of getCandles. `markers` are {id, at, price, color, shape, position, text, hint}, with
  * `hint` {name, side, text, profit} for the pointer; selecting a single one calls `onPick(id)`, and `onHover(ids)` hears
  * whose marks are under the pointer. `levels` are {price, title, kind: 'gain' | 'loss', isPlan}; `running` is a candle of
- * the stream. `trade`, {from, to} in milliseconds, is shaded and fitted.
+ * the stream. `trade`, {from, to} in milliseconds, is shaded and fitted. `onChart` gets the library's chart, to add to it.
  */
-export function CandleChart({ label, candles, markers, levels, running, trade, onPick, onHover }) {
+export function CandleChart(props) {
+  const { label, candles, markers, levels, running, trade, onPick, onHover, onChart, height = HEIGHT_PX } = props
   const host = useRef(null)
   const [chart, setChart] = useState(null)
   const [error, setError] = useState(null)
@@ -295,6 +297,7 @@ export function CandleChart({ label, candles, markers, levels, running, trade, o
       .then(library => {
         if (isGone) return
         made = draw(library, host.current, { pick: id => on.current.pick(id), hover: next => on.current.hover(next) })
+        onChart?.(made.chart)
         setChart(made)
       })
       .catch(failure => setError(failure.message))
@@ -317,7 +320,7 @@ export function CandleChart({ label, candles, markers, levels, running, trade, o
   }, [chart, candles, running])
   return html`<${Ohlc} bar=${hovered?.bar ?? chart?.lastBar()} volume=${hovered?.volume} />
     <div class="pointed">
-      <div class="chart candles" role="img" aria-label=${label} ref=${host} style=${{ height: `${HEIGHT_PX}px` }}></div>
+      <div class="chart candles" role="img" aria-label=${label} ref=${host} style=${{ height: `${height}px` }}></div>
       ${hovered?.marks.length > 0 && html`<${Hint} of=${hovered} width=${host.current.clientWidth} />`}
     </div>
     ${error && html`<p class="notice bad">The chart cannot be drawn: ${error}.</p>`}
