@@ -205,7 +205,7 @@ async def test_the_leaderboard_measures_the_window(bench: Bench) -> None:
         for name, variant in (("up", VariantId.APEX), ("down", VariantId.SOVEREIGN), ("new", VariantId.APEX)):
             await add_model(conn, name, variant)
         await add_trade(conn, "up", START + HOUR)
-        await add_trade(conn, "up", START + 25 * HOUR + MINUTE)
+        await add_trade(conn, "up", START + 25 * HOUR + MINUTE, held=timedelta(seconds=59))
     # The window of 24 h begins at 02:00; its initial value is from 01:59.
     await bench.hours("up", "10000", "11000", "12000", "9000", "13000")
     await bench.hours("down", "10000", "8000", "8000", "6000")
@@ -216,6 +216,7 @@ async def test_the_leaderboard_measures_the_window(bench: Bench) -> None:
     up, new, down = await bench.board("24h")
     assert seen(up.model.id, up.start_value, up.end_value, up.pnl_absolute) == ("up", 11_000, 14_300, 3_300)
     assert seen(up.pnl_percent, up.max_drawdown, up.trades_count) == (pytest.approx(30), 25, 1)
+    assert (up.within_minute, new.within_minute) == (1, 0)
     assert up.evidence.reason == "3 whole hours; an interval needs 24"
     assert seen(new.model.id, new.start_value, new.end_value, new.pnl_percent) == ("new", 10_000, 10_000, 0)
     assert seen(down.start_value, down.end_value, down.pnl_percent) == (8_000, 7_000, -12.5)
@@ -224,6 +225,7 @@ async def test_the_leaderboard_measures_the_window(bench: Bench) -> None:
     assert [entry.model.id for entry in await bench.board("24h", "pnlAbsolute")] == ["up", "new", "down"]
     (week, *_) = await bench.board("7d")
     assert seen(week.start_value, week.pnl_absolute, week.trades_count) == (10_000, 4_300, 2)
+    assert week.within_minute == 1, "the other one was held for an hour"
     only = await bench.analytics.leaderboard("7d", "pnlPercent", VariantId.SOVEREIGN)
     assert [entry.model.id for entry in only] == ["down"]
     await bench.clock.advance(40 * DAY)

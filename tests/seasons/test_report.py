@@ -1,5 +1,6 @@
 """The season report: one self-contained file, which explains every change of equity by costs or names the rest."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -65,6 +66,8 @@ async def test_a_season_is_rendered_and_unexplained_equity_named(database: Datab
     html = (tmp_path / "season.html").read_text(encoding="utf-8")
     assert "qwen-apex" in html.partition("seal bad")[2][:200]
     assert "<td>1 min</td><td>100.0 %</td>" in html, "the trades that were held for less than a minute"
+    brief, all_trades = re.findall(r"<td>([\d,]+) of ([\d,]+)</td>", html.partition("<h2>Leaderboard</h2>")[2])[0]
+    assert brief == all_trades != "0"
 
 
 async def _is_drawn(folder: Path) -> None:

@@ -515,6 +515,7 @@ OUTPUTS: Mapping[str, Shape] = {
                     "runNumber": count,
                     "fingerprint": (text, None),
                     "coverage": (number, None),
+                    "withinMinute": count,
                     "trainingCutoff": (text, None),
                     "contamination": CONTAMINATION,
                     "owner": (text, None),

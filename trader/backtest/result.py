@@ -45,6 +45,7 @@ def account_value(standing: RankedModel, model: Model, starts_at: datetime) -> d
         "returnPercent": standing.return_percent,
         "maxDrawdownPercent": standing.drawdown,
         "trades": standing.account.trades,
+        "tradesWithinMinute": standing.account.within_minute,
         "decisions": standing.account.invocations,
         "gross": standing.account.gross,
         "fees": standing.account.fees + standing.account.liquidation_fees,

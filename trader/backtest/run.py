@@ -23,6 +23,7 @@ from trader.core.variant_id import VariantId
 from trader.exchange.domain.account import Marks, Trade, equity, unrealized
 from trader.exchange.domain.ledger import ExchangeRules, Posting
 from trader.exchange.protocol import rules_of
+from trader.portfolio.domain.behaviour import is_within_minute
 from trader.portfolio.domain.histories import Snapshot
 from trader.portfolio.sql.snapshots import hourly_points
 from trader.portfolio.tables import Results, Table, empty
@@ -230,6 +231,7 @@ class Backtest:
             model_cost=followed.source.cost_usd if isinstance(followed.source, AiSource) else None,
             invocations=followed.decisions,
             trades=len(sums.trades),
+            within_minute=sum(is_within_minute(each.opened_at, each.closed_at) for each in sums.trades),
         )
 
     def equity_hours(self) -> dict[str, list[EquityPoint]]:

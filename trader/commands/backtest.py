@@ -269,7 +269,7 @@ def _run(options: argparse.Namespace, spec: BacktestSpec) -> int:
 
 
 def _lines(value: Mapping[str, Any], standings: Sequence[RankedModel], spec: BacktestSpec) -> Iterator[str]:
-    heads = ("account", "equity", "return", "drawdown", "trades", "fees", "funding")
+    heads = ("account", "equity", "return", "drawdown", "trades", "under 1 min", "fees", "funding")
     yield from table(
         heads,
         (
@@ -279,6 +279,7 @@ def _lines(value: Mapping[str, Any], standings: Sequence[RankedModel], spec: Bac
                 f"{standing.return_percent:+.2f} %",
                 f"{standing.drawdown:.2f} %",
                 f"{standing.account.trades}",
+                f"{standing.account.within_minute}",
                 f"{standing.account.fees + standing.account.liquidation_fees:,.2f}",
                 f"{standing.account.funding:,.2f}",
             )

@@ -140,7 +140,9 @@ async def board(options: argparse.Namespace, target: TargetDatabase) -> Result:
             entrants = await with_costs(conn, entrants, window, at)
         single = make_entries(entrants, window, at, standing.rules)
         entries = make_board(single, window, options.sort_by, at, contenders, standing.board)
-    heads = ("rank", "model", "variant", "return %", "95 % interval", "pnl", "drawdown %", "value", "trades")
+    heads = (
+        "rank", "model", "variant", "return %", "95 % interval", "pnl", "drawdown %", "value", "trades", "under 1 min",
+    )  # fmt: skip
     listed = [LeaderboardRow.of(entry, LeaderboardDetails.of(entry, options.sort_by)) for entry in entries]
     rows = [
         (
@@ -153,8 +155,9 @@ async def board(options: argparse.Namespace, target: TargetDatabase) -> Result:
             f"{row.max_drawdown:.2f}",
             money(row.end_value),
             str(row.trades_count),
+            str(entry.within_minute),
         )
-        for row in listed
+        for row, entry in zip(listed, entries, strict=True)
     ]
     result = {"window": options.window, "asOf": now, "entries": listed}
     lines = [f"{options.window} up to {moment(now)}", *([] if standing.season is None else [standing.season.summary])]

@@ -70,15 +70,15 @@ class ReplicatesEntry(NamedTuple):
 class LeaderboardEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A model's current entrant within the window. Values are equity; the drawdown is in percent, and positive.
 
-    An entry of replicates has their means, all of their trades, and the first of their models. `rank` is None if
-    the entrant decided too few of its cycles or is excluded from the board of a season (`off_board` says why). `closed`
-    are the trades completed within the window, and `since`
-    is the start of the entry; `series` are all hours of the entrant, and `trades` all its trades, for replicates the
-    mean. `attempt` is the number of its run, for replicates the highest. `evidence` covers the whole hours of the
-    window, `trades_stated` their trades. `tie`: an adjacent entry has the same figure. `above` and `below` are the
-    verdicts on this model against the adjacent ones, over all hours of both; None without an adjacent entry, or if the
-    board is not sorted by return. `cost_usd` is the cost of the model's invocations within the window, for replicates
-    the mean; None if it is unknown.
+    An entry of replicates has their means, all of their trades, and the first of their models. `rank` is None if the
+    entrant decided too few of its cycles or is excluded from the board of a season (`off_board` says why). `closed` are
+    the trades completed within the window, `within_minute` counts those of them that were held for less than a minute,
+    and `since` is the start of the entry; `series` are all hours of the entrant, and `trades` all its trades, for
+    replicates the mean. `attempt` is the number of its run, for replicates the highest. `evidence` covers the whole
+    hours of the window, `trades_stated` their trades. `tie`: an adjacent entry has the same figure. `above` and `below`
+    are the verdicts on this model against the adjacent ones, over all hours of both; None without an adjacent entry, or
+    if the board is not sorted by return. `cost_usd` is the cost of the model's invocations within the window, for
+    replicates the mean; None if it is unknown.
     """
 
     model: Model
@@ -89,6 +89,7 @@ class LeaderboardEntry(msgspec.Struct, frozen=True, kw_only=True):
     start_value: Decimal
     end_value: Decimal
     closed: Sequence[RunTrade]
+    within_minute: int
     cost_usd: Decimal | None = None
     evidence: Statement = Statement(0, None)
     since: datetime
@@ -184,6 +185,7 @@ def _entry(
         start_value=start,
         end_value=equity,
         closed=run.closed_after(since),
+        within_minute=run.brief_after(since),
         cost_usd=cost_usd,
         trades_stated=run.trades_after(max(window_start(window, hour), since)),
         since=since,
@@ -240,6 +242,7 @@ def _merged(group: list[LeaderboardEntry]) -> LeaderboardEntry:
         start_value=_mean(group, lambda entry: entry.start_value),
         end_value=_mean(group, lambda entry: entry.end_value),
         closed=closed,
+        within_minute=sum(entry.within_minute for entry in group),
         cost_usd=None if cost_usd is None else divide(cost_usd, Decimal(len(group))),
         trades_stated=len(closed) // len(group),
         since=min(entry.since for entry in group),

@@ -26,6 +26,7 @@ from trader.database.leadership import Changes, select_changes
 from trader.database.pool import Connection, Database
 from trader.exchange.sql import trades as trades_store
 from trader.exchange.sql.trades import OpenPosition, RunTrade
+from trader.portfolio.domain.behaviour import is_within_minute
 from trader.portfolio.domain.bets import UNKNOWN_LEVERAGE
 from trader.portfolio.domain.returns import EquitySeries, Exposures, ReturnSeries
 from trader.portfolio.figures import (
@@ -60,6 +61,8 @@ class RunStatistics:
         """The values of the hours."""
         self.losing = array("L", [0])
         """How many of the first n trades had no profit."""
+        self.brief = array("L", [0])
+        """How many of the first n trades were held for less than a minute."""
         self.open: Sequence[OpenPosition] = ()
         """The open positions."""
         self.later: dict[int, RunTrade] = {}
@@ -106,7 +109,10 @@ class RunStatistics:
         new = [trade for trade in trades if trade.id not in known]
         if new:
             losing = accumulate((trade.net_pnl <= 0 for trade in new), initial=self.losing[-1])
+            within = (is_within_minute(each.opened_at, each.closed_at) for each in new)
+            brief = accumulate(within, initial=self.brief[-1])
             self.losing.extend(islice(losing, 1, None))  # first, because a thread may be counting the trades
+            self.brief.extend(islice(brief, 1, None))
             self.trades += new
             self._trade_figures = None
 
@@ -204,6 +210,10 @@ class RunStatistics:
     def trades_after(self, since: datetime) -> int:
         """Return how many trades closed since a moment."""
         return len(self.trades) - bisect_left(self.trades, since, key=_CLOSED_AT)
+
+    def brief_after(self, since: datetime) -> int:
+        """Return how many trades closed since a moment were held for less than a minute."""
+        return self.brief[-1] - self.brief[len(self.trades) - self.trades_after(since)]
 
     def closed_after(self, since: datetime) -> Sequence[RunTrade]:
         """Return the trades closed since a moment, in closing order."""

@@ -97,7 +97,8 @@ COSTS = (
 )
 BOARD = (
     "Best return first. The bar is the 95 % interval of the return. The verdict compares each model with the next one, "
-    "hour by hour; all verdicts together are wrong in at most 5 % of cases, however often one looks."
+    "hour by hour; all verdicts together are wrong in at most 5 % of cases, however often one looks. In a replay of "
+    "candles, trades held under a minute are on drawn prices."
 )
 
 EVIDENCE = (
@@ -300,17 +301,18 @@ def _leaderboard(season: SeasonReport) -> str:
             (
                 escape(account.name), _variant(account.variant), signed(value, " %"),
                 f'{bar}<br><span class="words unsure">{escape(why or "")}</span>', _against_next(standing.verdict),
-                f"{standing.drawdown:.1f} %", signed(account.change), f"{account.equity:,.2f}", _model_cost([account]),
+                f"{standing.drawdown:.1f} %", f"{account.within_minute:,} of {account.trades:,}",
+                signed(account.change), f"{account.equity:,.2f}", _model_cost([account]),
             )
         )  # fmt: skip
     for model in season.unvalued:
         began = f"{model.started_at:%d %B, %H:%M} UTC with {model.initial_capital:,.2f}"
         words = f"no snapshot yet since it began on {began}"
         name = f'{escape(model.name)}<br><span class="unsure">{words}</span>'
-        rows.append((name, _variant(model.variant), *[""] * 7))
+        rows.append((name, _variant(model.variant), *[""] * 8))
     heads = (
-        "model", "variant", "return", "95 % interval, for one look", "against the next", "drawdown", "change",
-        "equity", "model cost, USD",
+        "model", "variant", "return", "95 % interval, for one look", "against the next", "drawdown",
+        "trades under 1 min", "change", "equity", "model cost, USD",
     )  # fmt: skip
     return table(heads, rows, text_columns=2)
 

@@ -102,6 +102,7 @@ def _account(run: RunStatistics, rows: SeasonRows, tables: Mapping[str, Table]) 
         model_cost=run.run.totals.cost_usd,
         invocations=run.run.totals.finished,
         trades=len(run.trades),
+        within_minute=run.brief[-1],
     )
 
 

@@ -163,10 +163,28 @@ async def test_every_figure_of_a_row_is_of_the_row_and_a_saved_table_has_them_ra
         await check_the_axes(tab, service.url)
         await check_a_lost_account_and_one_state(tab, service.url)
         await check_evidence(tab)
+        await check_the_mark(tab, service.url, database)
         assert tab.problems == []
 
 
 CUT = "[...document.querySelectorAll('.scroll')].filter(each => each.scrollWidth > each.clientWidth)"
+
+
+async def check_the_mark(tab: Tab, url: str, database: Database) -> None:
+    """In a replay, rows with trades held for less than a minute are marked, and the panel says what that means."""
+    async with database.connection() as conn:
+        await add_trade(conn, "model-2", datetime.now(UTC), held=timedelta(seconds=59), label="brief")
+    await visit(tab, url, "/#/models?window=24h")
+    board = 'window.answers[\'analytics.getLeaderboard {"window":"24h","variant":"all","details":true}\']'
+    counts = f"{board}?.entries.map(one => one.modelId + ' ' + one.details.withinMinute).toSorted().join()"
+    await until(lambda: tab.evaluate(f"{counts} === 'ada-0 0,model-10 0,model-2 1'"), "the brief trade")
+    marked = f"{CELLS}.filter(cells => cells.Model.includes('under 1 min')).map(cells => cells.Model.split('\\n')[0])"
+    assert await tab.evaluate(marked) == [], "the prices of a synthetic market are all its own"
+    await tab.evaluate("document.body.dataset.market = 'replay'")
+    await tab.evaluate("location.hash = '#/models?window=7d'")
+    await until(lambda: tab.evaluate(f"{marked}.length === 1"), "the mark")
+    assert (await tab.evaluate(marked))[0].startswith("Model model-2")
+    await shows(tab, "“Under 1 min”: it held trades for less than a minute")
 
 
 SECTION_ROWS = """(section => [...document.querySelectorAll(`section[aria-label="${section}"] tbody tr`)].map(row =>

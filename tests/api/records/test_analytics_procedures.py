@@ -186,6 +186,7 @@ async def test_leaderboard(call: Call) -> None:
             "runNumber": 1,
             "fingerprint": None,
             "coverage": 50,
+            "withinMinute": 0,
             "trainingCutoff": None,
             "contamination": "unknown",
             "owner": None,

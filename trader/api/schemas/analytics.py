@@ -143,6 +143,9 @@ class LeaderboardDetails(Wire, kw_only=True):
     starts after the model's training cutoff (`trainingCutoff` of the models file). `declared` is an external agent's
     declaration. `offBoard` says why the season gives it no rank; absent without such a reason.
 
+    `withinMinute` counts the trades of `tradesCount` that were held for less than a minute: in a replay of candles
+    their results depend on drawn prices.
+
     `costUsd` is the cost of the model's invocations within the window (for replicates the mean), null if no provider
     reported a cost, and `netAfterCost` is `pnlAbsolute` minus that cost.
     """
@@ -154,6 +157,7 @@ class LeaderboardDetails(Wire, kw_only=True):
     run_number: int
     fingerprint: str | None
     coverage: Percent | None
+    within_minute: int
     training_cutoff: str | None
     contamination: Contamination
     owner: str | None

@@ -27,6 +27,7 @@ FLIP_WITHIN: Final = timedelta(hours=1)
 """An entry on the opposite side of the same market within this time after a close is a flip."""
 
 _HOUR: Final = timedelta(hours=1)
+_MINUTE: Final = timedelta(minutes=1)
 _NO_TIME: Final = timedelta(0)
 
 
@@ -106,6 +107,11 @@ class Conduct(NamedTuple):
         ]
 
 
+def is_within_minute(opened_at: datetime, closed_at: datetime) -> bool:
+    """Return whether a position was held for less than a minute: in a replay of candles, on drawn prices alone."""
+    return closed_at - opened_at < _MINUTE
+
+
 class HoldingTimes(NamedTuple):
     """Quantiles of the holding times of completed positions, in minutes: 10, 50 and 90 %."""
 
@@ -165,7 +171,7 @@ def describe(
         positions=len(positions),
         time_in_market_percent=percent(time_held / _HOUR, (conduct.end - conduct.start) / _HOUR),
         holding_times=HoldingTimes(*(float(each) for each in np.quantile(held, [0.1, 0.5, 0.9]))) if held else None,
-        within_minute=sum(time < 1 for time in held),
+        within_minute=sum(is_within_minute(each.opened_at, each.closed_at) for each in completed if each.closed_at),
         leverage_by_volatility=leverage_by_volatility(
             conduct.hours, volatilities(closes, [p.hour for p in conduct.hours])
         ),

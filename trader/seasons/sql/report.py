@@ -34,6 +34,8 @@ class AccountReport(NamedTuple):
     model_cost: Decimal | None
     invocations: int
     trades: int
+    within_minute: int
+    """How many of the trades were held for less than a minute."""
 
     @property
     def explained(self) -> Decimal:
@@ -58,7 +60,7 @@ SELECT m.id AS model_id, m.name, m.variant, r.initial_capital, r.started_at, h.l
        coalesce((SELECT sum(amount) FROM insurance_payments
                  WHERE run_id = r.id AND created_at <= h.last_at), 0) AS insurance,
        c.cost_usd AS model_cost, coalesce(c.finished, 0) AS invocations,
-       (SELECT count(*) FROM orders WHERE run_id = r.id AND status = 'CLOSED' AND closed_at <= h.last_at) AS trades
+       t.trades, t.within_minute
 FROM models m
 JOIN variants v ON v.id = m.variant
 JOIN runs r ON r.account_id = m.id AND r.ended_at IS NULL
@@ -66,6 +68,10 @@ CROSS JOIN LATERAL (
     SELECT last, last_at FROM portfolio_hourly WHERE account_id = m.id AND run_id = r.id ORDER BY hour DESC LIMIT 1
 ) h
 JOIN portfolio_snapshots s ON s.account_id = m.id AND s.created_at = h.last_at
+CROSS JOIN LATERAL (
+    SELECT count(*) AS trades, count(*) FILTER (WHERE closed_at < opened_at + interval '1 minute') AS within_minute
+    FROM orders WHERE run_id = r.id AND status = 'CLOSED' AND closed_at <= h.last_at
+) t
 LEFT JOIN LATERAL (
     SELECT sum(fee) AS fees, sum(liquidation_fee) AS liquidation_fees
     FROM fills WHERE run_id = r.id AND created_at <= h.last_at

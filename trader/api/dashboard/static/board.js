@@ -41,6 +41,7 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
     [board.data],
   )
   const isDecided = entries.some(one => (one.details.verdict?.below?.verdict ?? UNDECIDED) !== UNDECIDED)
+  const isMarked = one => document.body.dataset.market === 'replay' && one.details.withinMinute > 0
   const hasUnranked = entries.some(one => !one.rank)
   const columns = [
     hasUnranked && {
@@ -59,6 +60,7 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
         Model: one.modelName,
         'Model id': one.modelId,
         Replicates: one.details.replicates?.modelIds.length ?? 1,
+        'Trades under a minute': one.details.withinMinute,
       }),
       cell: one =>
         html`<${ModelName} id=${one.modelId} name=${one.modelName}
@@ -67,6 +69,9 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
               one.details.replicates &&
               html` <span
               title="replicates of one configuration: the row is their mean">× ${one.details.replicates.modelIds.length}</span>`
+            }${
+              isMarked(one) &&
+              html` <span class="badge warn" title=${`${one.details.withinMinute} of its ${one.tradesCount} trades were held for less than a minute`}>under 1 min</span>`
             }`,
     },
     !isCompact && {
@@ -154,7 +159,11 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
     <p class="body lede">Ordered by the return of this window alone, which is no rank: Evidence has the possible places of
       each entrant, by what each pair has in common, so its order may differ.${
         hasUnranked ? ' Rows without a rank come last.' : ''
-      }${!isDecided && entries.length > 1 ? ' No row can be told from the next one yet.' : ''}</p>
+      }${!isDecided && entries.length > 1 ? ' No row can be told from the next one yet.' : ''}${
+        entries.some(isMarked)
+          ? ' “Under 1 min”: it held trades for less than a minute, where this replay draws the prices between recorded ones.'
+          : ''
+      }</p>
     ${
       board.data &&
       html`<${Table} label="Leaderboard" columns=${columns} rows=${entries} first=${isCompact ? 20 : 100}
