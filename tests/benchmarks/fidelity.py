@@ -33,6 +33,7 @@ from support.market_fidelity import (
     is_inside,
     judge_cross_rules,
     judge_first_second,
+    judge_passed,
     judge_rules,
     log_paths,
     momentum_of_candles,
@@ -65,6 +66,8 @@ SECOND_SHARE_MAX = 1.3
 LEARNED, TRIED = range(7 * DAY_MINUTES, 21 * DAY_MINUTES), range(21 * DAY_MINUTES, 34 * DAY_MINUTES)
 """The minutes on which the boosted model learns and is tried, each with another seed."""
 SEARCHED_NET_BP_MAX = {"BTC": 0.3, "ETH": 0.0, "SOL": 0.0}
+PASSED = (0.02, 0.1, 0.35, 1.0, 2.0)
+"""In usual ranges from the open."""
 POOL_S_MAX = 3.0
 DRAW_US_MAX = 500.0
 RATIO_MIN = 8.0
@@ -140,6 +143,17 @@ def judge_first_seconds(
         print(f"    its mean: {mean_bp:+.3f} bp")
 
 
+def show_passed(
+    figures: Figures, name: str, markets: Mapping[str, DrawnMarket], recorded: Mapping[str, Minutes]
+) -> None:
+    """Show what following a price beyond a level earns on the drawn paths, beside what the candles themselves give."""
+    for (symbol, market), distance in product(markets.items(), PASSED):
+        found = judge_passed(market.paths, recorded[symbol], market.usual_bp, distance)
+        where = f"{name}, {symbol}, follow a price beyond {distance:g} usual ranges"
+        figures.show(where, found.drawn_bp, "bp")
+        print(f"    by the candles alone: {found.recorded_bp:+.2f} bp, {found.count:,} times")
+
+
 def judge_motion(figures: Figures, name: str, markets: Mapping[str, DrawnMarket]) -> None:
     """Judge how evenly the variance of a minute is spread over its seconds: a martingale's is even."""
     for symbol, market in markets.items():
@@ -195,6 +209,7 @@ def judge_paths(figures: Figures, recorded: Mapping[str, Minutes]) -> None:
         judge_across(figures, f"seed {seed}", drawn, at_extremes)
         markets.append({symbol: DrawnMarket.of(symbol, recorded[symbol], rows) for symbol, rows in marks.items()})
         judge_motion(figures, f"seed {seed}", markets[-1])
+        show_passed(figures, f"seed {seed}", markets[-1], recorded)
     for seed, tried in zip(SEEDS[1:], markets[1:], strict=True):
         judge_search(figures, f"seed {seed} after {SEEDS[0]}", markets[0], tried)
     for watched, traded in product(recorded, recorded):

@@ -111,6 +111,37 @@ def judge_first_second(path: Paths, minutes: Minutes) -> tuple[float, float]:
     return float(earned.mean() / earned.std() * len(earned) ** 0.5), float(earned.mean())
 
 
+class Passed(NamedTuple):
+    """The mean gain of following prices that pass a level to the close, in basis points before costs.
+
+    `recorded_bp` is by the candles alone, from the level itself, and 0 for any continuous martingale; no path within
+    them can remove it. `drawn_bp` is from the first price at or beyond the level that a drawn path shows.
+    """
+
+    recorded_bp: float
+    drawn_bp: float
+    count: int
+
+
+def judge_passed(paths: Paths, minutes: Minutes, usual_bp: OfMinutes, distance: float) -> Passed:
+    """Follow prices that pass `distance` usual ranges above or below the open, once per side and minute."""
+    opened, high, low, close = (
+        numpy.log(numpy.array(column)) * 1e4 for column in (minutes.open, minutes.high, minutes.low, minutes.close)
+    )
+    recorded, drawn = [], []
+    for side, extreme in ((1.0, high), (-1.0, low)):
+        reach = distance * usual_bp
+        passed = (usual_bp > 0) & (side * (extreme - opened) >= reach)
+        recorded.append((side * (close - opened) - reach)[passed])
+        moves = side * (paths - paths[:, :1])
+        has_passed = moves >= reach[:, None]
+        shown = (usual_bp > 0) & has_passed.any(axis=1)
+        entries = moves[numpy.arange(len(moves)), has_passed.argmax(axis=1)]
+        drawn.append((moves[:, -1] - entries)[shown])
+    gains, of_paths = numpy.concatenate(recorded), numpy.concatenate(drawn)
+    return Passed(float(gains.mean()), float(of_paths.mean()), len(gains))
+
+
 class CrossRule(NamedTuple):
     """A rule that trades one market, at `second`, on its move and another market's in the last `look_back` seconds.
 

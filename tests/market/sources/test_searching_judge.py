@@ -2,6 +2,7 @@
 
 import numpy
 import pytest
+from support.market_fidelity import judge_passed
 from support.searching_judge import DrawnMarket, measure_motion, search
 
 from trader.market.domain.markets import MARKETS, SIMULATED_MARKETS
@@ -32,6 +33,22 @@ def test_a_boosted_model_finds_a_tell_and_nothing_in_fair_walks(continues: float
     assert (usual.gross_bp > 0.2) == finds
     assert usual.net_bp < usual.gross_bp
     assert wide.net_bp < usual.net_bp - 2.0, "the surcharge is paid at the entry and at the exit"
+
+
+def test_a_price_beyond_a_level_is_followed_from_there_on_the_path_and_from_the_level_by_the_candles() -> None:
+    paths = numpy.array([[0.0, 3.0, 6.0, -1.0], [0.0, -1.0, -1.0, 1.0], [0.0, 0.0, 1.0, 1.0]])
+    minutes = Minutes()
+    for number, row in enumerate(paths):
+        opened, high, low, close = numpy.exp(numpy.array([row[0], row.max(), row.min(), row[-1]]) / 1e4).tolist()
+        minutes.append(FileRow(29_000_000 + number, opened, high, low, close, 1.0))
+    passed = judge_passed(paths, minutes, numpy.array([4.0, 4.0, 0.0]), 0.5)
+    assert passed == (pytest.approx(-1 - 2), pytest.approx(-1 - 3), 1), (
+        "no other minute passes, and the last has no range"
+    )
+    both = judge_passed(paths, minutes, numpy.array([4.0, 4.0, 0.0]), 0.25)
+    assert both.count == 4
+    assert both.recorded_bp == pytest.approx(((-1 - 1) + (1 - 1) + (1 - 1) + (-1 - 1)) / 4)
+    assert both.drawn_bp == pytest.approx(((-1 - 3) + (1 - 1) + (1 - 1) + (-1 - 1)) / 4)
 
 
 def test_motion_of_a_fair_walk_is_that_of_a_martingale_and_a_trend_shows() -> None:
