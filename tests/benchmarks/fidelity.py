@@ -151,7 +151,7 @@ def show_passed(
         found = judge_passed(market.paths, recorded[symbol], market.usual_bp, distance)
         where = f"{name}, {symbol}, follow a price beyond {distance:g} usual ranges"
         figures.show(where, found.drawn_bp, "bp")
-        print(f"    by the candles alone: {found.recorded_bp:+.2f} bp, {found.count:,} times")
+        print(f"    by the candles alone: {found.recorded_bp:+.2f} bp, {found.times:,} times")
 
 
 def judge_motion(figures: Figures, name: str, markets: Mapping[str, DrawnMarket]) -> None:

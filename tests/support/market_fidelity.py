@@ -120,7 +120,7 @@ class Passed(NamedTuple):
 
     recorded_bp: float
     drawn_bp: float
-    count: int
+    times: int
 
 
 def judge_passed(paths: Paths, minutes: Minutes, usual_bp: OfMinutes, distance: float) -> Passed:

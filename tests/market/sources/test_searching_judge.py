@@ -42,11 +42,11 @@ def test_a_price_beyond_a_level_is_followed_from_there_on_the_path_and_from_the_
         opened, high, low, close = numpy.exp(numpy.array([row[0], row.max(), row.min(), row[-1]]) / 1e4).tolist()
         minutes.append(FileRow(29_000_000 + number, opened, high, low, close, 1.0))
     passed = judge_passed(paths, minutes, numpy.array([4.0, 4.0, 0.0]), 0.5)
-    assert passed == (pytest.approx(-1 - 2), pytest.approx(-1 - 3), 1), (
-        "no other minute passes, and the last has no range"
-    )
+    assert passed.times == 1, "no other minute passes, and the last has no range"
+    assert passed.recorded_bp == pytest.approx(-1 - 2)
+    assert passed.drawn_bp == pytest.approx(-1 - 3)
     both = judge_passed(paths, minutes, numpy.array([4.0, 4.0, 0.0]), 0.25)
-    assert both.count == 4
+    assert both.times == 4
     assert both.recorded_bp == pytest.approx(((-1 - 1) + (1 - 1) + (1 - 1) + (-1 - 1)) / 4)
     assert both.drawn_bp == pytest.approx(((-1 - 3) + (1 - 1) + (1 - 1) + (-1 - 1)) / 4)
 
