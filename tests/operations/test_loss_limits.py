@@ -171,6 +171,25 @@ async def test_after_a_resume_losses_count_from_then_on(database: Database) -> N
         assert in_force(operated) == []
 
 
+async def test_resuming_after_a_persons_halt_forgives_no_loss(database: Database) -> None:
+    source, clock = ScriptedSource(), ManualClock(START)
+    limits = {"MAX_DAILY_LOSS_PERCENT": "5", "MAX_DRAWDOWN_PERCENT": "5"}
+    async with operating(database, source, clock, **limits) as operated:
+        await operated.see(QUIET)
+        await operated.venue.buy("0.1", leverage=D(10))
+        await operated.see({"BTC": "91000"}, after_s=20)  # 3% lost
+        await operated.do(Verb.HALT, "a")
+        await operated.do(Verb.RESUME, "a")
+    async with operating(database, source, clock, **limits) as operated:  # from the rows
+        await operated.see({"BTC": "90000"})
+        await operated.do(Verb.HALT, "a")
+        await operated.do(Verb.RESUME, "a")
+        await operated.see({"BTC": "90000"})
+        assert in_force(operated) == []
+        await operated.see({"BTC": "88900"})
+        assert in_force(operated) == [("a", HaltCause.DAILY_LOSS)]
+
+
 async def test_all_accounts_together_are_halted_and_new_capital_is_no_gain(database: Database) -> None:
     async with operating(database, ScriptedSource(), ManualClock(START), MAX_TOTAL_DAILY_LOSS_PERCENT="5") as operated:
         await operated.see(QUIET)

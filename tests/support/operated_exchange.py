@@ -16,8 +16,7 @@ from trader.exchange.protocol import Exchange
 from trader.exchange.sql import halts as store
 from trader.market.domain.markets import Tick
 from trader.operations.loss_limits import LossLimits
-from trader.operations.operator_commands import OperatorCommands
-from trader.operations.sql.loss_baselines import update_baselines_reset
+from trader.operations.operator_commands import OperatorCommands, write_resume
 from trader.portfolio.hour_bounds import HourBounds
 from trader.settings.settings import Settings
 
@@ -55,9 +54,7 @@ class OperatedExchange:
         command = OperatorCommand(id=uuid4(), verb=verb, account_id=account_id, reason=reason, asked_by="someone")
         async with self.venue.database.transaction() as conn:
             if verb is Verb.RESUME:
-                await store.update_halts_lifted(conn, account_id, "someone")
-                await update_baselines_reset(conn, account_id)
-                await store.insert_command(conn, command)
+                await write_resume(conn, command)
             elif verb is Verb.REMOVE:  # as `accounts remove`, without a halt
                 await store.insert_command(conn, command)
             else:

@@ -12,15 +12,12 @@ from trader.record.sql.chain import SEASON_COLUMNS, insert_rows_record, lock_cha
 
 _DECODER: Final = msgspec.json.Decoder(SeasonRecord)
 
-LOCK_SEASONS = "LOCK TABLE season_records IN SHARE ROW EXCLUSIVE MODE"
-
 
 async def lock_seasons(conn: Connection) -> datetime:
     """Prevent others from adding records until the transaction ends, and return the database's time.
 
-    The chain is locked as well, so that nothing of a season enters the record before its rules.
+    The lock is the chain's: nothing of a season enters the record before its rules.
     """
-    await conn.execute(LOCK_SEASONS)
     await lock_chain(conn)
     now: datetime = await conn.fetchval("SELECT clock_timestamp()")
     return now
