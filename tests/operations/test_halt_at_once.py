@@ -16,11 +16,13 @@ from support.waiting import until
 
 from trader.core.errors import StartError, Unavailable
 from trader.core.events import EventBus
-from trader.database.pool import Database
+from trader.database.pool import Connection, Database
+from trader.exchange.domain.halts import Halt
 from trader.exchange.domain.orders import OrderStatus, OrderType
 from trader.exchange.events import HaltsChanged
 from trader.exchange.halts import Halts, HaltTaken
 from trader.exchange.paper import PaperExchange
+from trader.exchange.sql import halts as store
 from trader.exchange.sql.halts import select_halts
 from trader.operations.loss_limits import LossLimits
 from trader.operations.operator_commands import OperatorCommands
@@ -100,6 +102,26 @@ async def test_a_halt_is_in_force_while_its_tables_are_locked_and_survives_a_kil
         await conn.execute("UPDATE halts SET lifted_at = now(), lifted_by = 'eve'")
     await venue.halts.load()
     assert venue.halts.in_force == (), "what was written before the kill is not written again"
+
+
+async def test_a_halt_that_arrives_while_the_rows_are_read_stays_in_force(
+    venue: Venue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    halting = []
+
+    async def select_and_halt(conn: Connection) -> list[Halt]:
+        rows = await select_halts(conn)
+        halting.append(asyncio.create_task(venue.halts.halt_at_once(None, "strange prices", "eve")))
+        await until(lambda: venue.halts.in_force)
+        return rows
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "select_halts", select_and_halt)
+        await venue.halts.load()
+    assert venue.halts.refusal_to_open("a") is not None
+    await venue.halts.load()
+    assert (await halting[0]).command is not None
+    assert [len(event.halts) for event in venue.events if isinstance(event, HaltsChanged)] == [1]
 
 
 async def test_a_halt_accepted_by_the_database_leaves_no_file(venue: Venue, tmp_path: Path) -> None:

@@ -79,6 +79,13 @@ MUTANTS: Final = (
         [TERMS],
     ),
     Mutant(
+        "a halt that is not written yet is lifted by reading the others",
+        "it is written before they are read",
+        "exchange/halts.py",
+        [("            halts += [unsaved.halt for unsaved in self._unsaved if _key(unsaved.halt) not in known]\n", "")],
+        ["operations/test_halt_at_once.py"],
+    ),
+    Mutant(
         "the outcome of a command is written in any term",
         "whoever carries it out knows what became of it",
         "exchange/sql/halts.py",
