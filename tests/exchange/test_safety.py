@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from decimal import Decimal
+from functools import partial
 
 import pytest
 from support.manual_clock import ManualClock
@@ -271,6 +272,23 @@ async def test_a_halt_holds_without_the_database_and_is_written_later(dsn: str) 
             assert [(halt.cause, halt.reason) for halt in await store.select_halts(conn)] == [
                 (HaltCause.DRAWDOWN, "it fell")
             ]
+    await database.close()
+    await proxy.close()
+
+
+async def test_a_rule_that_lifts_its_unwritten_halt_lifts_it_for_good(dsn: str) -> None:
+    proxy = FaultyProxy(dsn)
+    database = await Database.connect(await proxy.start(), size=4, command_timeout_s=0.5)
+    async with operating(database, ScriptedSource(), ManualClock(START)) as operated:
+        term = operated.venue.exchange.term
+        assert term is not None
+        proxy.stop()
+        await operated.halts.halt(None, HaltCause.HOURLY_BOUND, "it fell", "limit", term=term)
+        proxy.pass_on()
+        await retried(partial(operated.halts.lift, HaltCause.HOURLY_BOUND, "limit", term=term), Unavailable)
+        assert operated.halts.refusal_to_open("a") is None
+        await operated.halts.load()
+        assert operated.halts.refusal_to_open("a") is None
     await database.close()
     await proxy.close()
 

@@ -86,6 +86,18 @@ MUTANTS: Final = (
         ["operations/test_halt_at_once.py"],
     ),
     Mutant(
+        "a rule lifts its halt before that is written",
+        "it is lifted in memory, too",
+        "exchange/halts.py",
+        [
+            (
+                "        async with self._rows:\n            await self._save()\n            async with self._database.transaction()",
+                "        async with self._rows:\n            async with self._database.transaction()",
+            )
+        ],
+        [SAFETY],
+    ),
+    Mutant(
         "the outcome of a command is written in any term",
         "whoever carries it out knows what became of it",
         "exchange/sql/halts.py",
