@@ -39,11 +39,13 @@ from trader.agents.domain.models import Model, rule_model
 from trader.agents.domain.strategy import Peek, Strategy
 from trader.agents.domain.tools import CreatePosition, Decision
 from trader.agents.domain.view import View
+from trader.backtest.execution import BacktestListener, Interrupts, execute
 from trader.backtest.ledger import LedgerLines
 from trader.backtest.market import BacktestMarket
 from trader.backtest.run import Backtest, rule_models
 from trader.backtest.sources import RecordingStrategySource
-from trader.core.clock import moment_of
+from trader.backtest.spec import BacktestSpec, Participants, conditions_of
+from trader.core.clock import iso, moment_of
 from trader.core.variant_id import VariantId
 from trader.exchange.domain.orders import Side
 from trader.market.sources.files import Minutes, find_files, read_market
@@ -60,6 +62,8 @@ SEASON_S_MAX = 30.0
 DURABLE_S_MAX = 60.0
 GROWTH_MAX = 2.1
 SWEEP_RUNS, SWEEP_WORKERS, SWEEP_MAX = 20, 2, 11.0
+DAY_RUNS, DAY_RUNS_S_MAX = 200, 40.0
+MONTH_S_MAX = 3.0
 MEGABYTES_MAX = 500
 
 
@@ -206,10 +210,39 @@ def durable(folder: Path) -> float:
         return time.monotonic() - began_s
 
 
+STRATEGY = f"{Path(__file__).parents[2]}/docs/examples/sma_cross.py:SmaCross"
+
+
+def month(folder: Path) -> float:
+    """Return the processor time of a run of a sweep over all candles of BTC, which decides every 15 minutes."""
+    with tempfile.TemporaryDirectory() as place:
+        spec = BacktestSpec(
+            conditions=conditions_of(folder.resolve(), {"market": ["BTC"], "seed": 1}),
+            entrants=Participants(strategy=STRATEGY, every="15m"),
+            out=Path(place) / "run",
+            trials=Path(place) / "trials.jsonl",
+            has_database=False,
+            has_evidence=False,
+        )
+        return timed(lambda: asyncio.run(execute(spec, BacktestListener(), Interrupts())))
+
+
+def sweep_of_days(folder: Path) -> float:
+    """Return the elapsed time of a sweep of runs over the last day of BTC, which decide every 15 minutes."""
+    minutes = read_market(find_files(folder)["BTC"])
+    start = moment_of(minutes.minute[-1] * 60) - timedelta(days=1)
+    command = [*COMMAND, "backtest", "--data", str(folder.resolve()), "--strategy", STRATEGY, "--no-database"]
+    command += ["--market", "BTC", "--cadence", "15m", "--from", iso(start), "--param", "window=20..39:1"]
+    command += ["--seeds", str(DAY_RUNS // 20), "--workers", str(SWEEP_WORKERS), "--out", "sweep"]
+    with tempfile.TemporaryDirectory() as place:
+        began_s = time.monotonic()
+        subprocess.run(command, cwd=place, check=True, stdout=subprocess.DEVNULL)
+        return time.monotonic() - began_s
+
+
 def sweep_over_run(folder: Path) -> float:
     """Return the duration of a sweep relative to the mean of one run before and one after it."""
-    strategy = f"{Path(__file__).parents[2]}/docs/examples/sma_cross.py:SmaCross"
-    command = [*COMMAND, "backtest", "--data", str(folder.resolve()), "--strategy", strategy, "--no-database"]
+    command = [*COMMAND, "backtest", "--data", str(folder.resolve()), "--strategy", STRATEGY, "--no-database"]
     with tempfile.TemporaryDirectory() as place:
 
         def took_s(*more: str) -> float:
@@ -261,6 +294,8 @@ def main() -> int:
     figures.show("reading and preparing", prepared_s, "s")
     figures.show("four agents, without durable writes", whole_s, "s", at_most=SEASON_S_MAX)
     figures.show("the command, with durable writes and the report", durable(folder), "s", at_most=DURABLE_S_MAX)
+    figures.show("one market, every 15 minutes, without a report", month(folder), "s", at_most=MONTH_S_MAX)
+    figures.show(f"a sweep of {DAY_RUNS} runs of a day", sweep_of_days(folder), "s", at_most=DAY_RUNS_S_MAX)
     figures.show(f"a sweep of {SWEEP_RUNS} runs over one run", sweep_over_run(folder), "", at_most=SWEEP_MAX)
     middle = run.starts_at + span / 2
     halves_s = shortest_s(folder, end=middle) + shortest_s(folder, start=middle)  # they are not equally busy

@@ -252,6 +252,9 @@ async def _choose(
     entrants, guard = spec.entrants, spec.conditions.guard
     prices = {symbol: recording.minutes.close[0] for symbol, recording in source.recordings.items()}
     chosen = await choose_models(entrants, environ, settings, source.span, stack, prices, guard=guard)
+    for _, decides in chosen.models:
+        if isinstance(decides, RecordingStrategySource):
+            decides.draws = spec.has_evidence
     return chosen.keeping_decisions(entrants.cassette if entrants.keeps_decisions else None)
 
 

@@ -231,6 +231,9 @@ class RecordingStrategySource(DecisionSource):
         self.kept: KeptDecisions | None = None
         """Where its decisions are kept; None: it decides again in each run."""
 
+        self.draws = True
+        """Whether the strategy is asked what to draw; only a report shows it."""
+
         self.series = Table("series")
         """What the strategy draws. A masked copy draws nothing, nor does one whose decisions are kept."""
 
@@ -284,7 +287,7 @@ class RecordingStrategySource(DecisionSource):
         if mask is None:
             view = look()
             decisions = self._asked(view)
-            if self.kept is None:
+            if self.draws and self.kept is None:
                 for value in self.strategy.series(view) or ():
                     self.series.add(view.at, *value)
             return decisions
