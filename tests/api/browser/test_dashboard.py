@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 from support.chromium import Tab, chromium_program
-from support.dashboard import choose_moment, gone, on_page, shows, shows_figures, visit
+from support.dashboard import KEEP_FILES, choose_moment, gone, on_page, shows, shows_figures, visit
 from support.orpc import installed_packages
 from support.process import ServiceProcess, serving
 from support.run_profile import is_nightly
@@ -258,7 +258,8 @@ for (const region of document.querySelectorAll('[role=alert], [role=status], [ar
 
 
 ANSWER_LATE = """
-const late = { getModelStats: 100, getTrades: 200, getInvocations: 400, getEquityCurves: 600, getLeaderboard: 800 }
+const late = { getModelStats: 100, getTrades: 200, getInvocations: 400, getEquityCurves: 600, getLeaderboard: 800,
+  getModels: 500 }
 const answered = window.fetch
 window.fetch = async (path, init) => {
   const answer = await answered(path, init)
@@ -266,7 +267,7 @@ window.fetch = async (path, init) => {
   return answer
 }
 """
-"""Delays the answers that the top of the overview shows the most."""
+"""Delays the answers that the tops of pages show the most."""
 
 CURRENT_IS_SEEN = """(() => {
     const { left, right } = document.querySelector('nav [aria-current]').getBoundingClientRect()
@@ -300,9 +301,10 @@ async def test_an_order_is_on_the_page_within_a_second(tmp_path: Path, dsn: str)
             await tab.until("Boolean(document.querySelector('.lead') && document.querySelector('.feed'))")
             await gone(tab, "Reading …")
             await check_jumps(tab)
-        await visit(tab, service.url, "/#/conversations")
-        await gone(tab, "Reading …")
-        await check_jumps(tab)
+        for path in ("conversations", "models", "models/apex-rules"):
+            await visit(tab, service.url, f"/#/{path}")
+            await gone(tab, "Reading …")
+            await check_jumps(tab)
         await tab.evaluate("location.hash = '#/system'")
         await tab.until(CURRENT_IS_SEEN)
 
@@ -490,3 +492,40 @@ async def test_every_choice_is_in_the_address(service: ServiceProcess, tmp_path:
         await tab.evaluate("history.back()")
         await until(lambda: tab.evaluate("scrollY === 300 && location.hash.includes('lines=variants')"), "the way back")
         assert tab.problems == []
+
+
+LONG_TABLES = """(async () => {
+    const folder = document.querySelector('script[type=module]').src.replace('app.js', '')
+    const [{ html, render }, { Table }] = await Promise.all(
+        ['lib', 'components'].map(name => import(`${folder}${name}.js`)))
+    const host = document.body.appendChild(document.createElement('div'))
+    const columns = [{ key: 'a', title: 'A', by: row => row, cell: row => `row ${row}` }]
+    const rows = Array.from({ length: 35 }, (_, place) => place)
+    const table = label => html`<${Table} label=${label} columns=${columns} rows=${rows} empty="" />`
+    render(html`${table('One')}${table('Other')}<p>below</p>`, host)
+    host.querySelector('.quiet').click()
+    const seen = { added: [], shown: [], below: [] }
+    const rowsIn = changes => changes.flatMap(one => [...one.addedNodes]).filter(node => node.tagName === 'TR')
+    new MutationObserver(changes => seen.added.push(rowsIn(changes).length))
+        .observe(host, { childList: true, subtree: true })
+    const count = () => host.querySelectorAll('tbody tr').length
+    const look = () => {
+        seen.shown.push(count())
+        seen.below.push(host.querySelector('p:last-of-type').getBoundingClientRect().top + scrollY)
+    }
+    for (look(); count() < 70; look()) await new Promise(requestAnimationFrame)
+    const lines = (await saved.text()).trim().split('\\r\\n').length
+    return { ...seen, lines, last: host.querySelector('tbody tr:last-child').innerText }
+})()"""
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_long_tables_come_in_pieces_and_push_nothing_down(service: ServiceProcess, tmp_path: Path) -> None:
+    """No task of the page draws many rows, their place is reserved, and a file has them all from the start."""
+    chromium_program()
+    async with on_page(tmp_path / "profile", service.url, "/#/system") as tab:
+        await tab.evaluate(KEEP_FILES)
+        seen = await tab.evaluate(LONG_TABLES)
+        assert (seen["shown"][0], seen["lines"], seen["last"]) == (20, 36, "row 34")
+        assert max(seen["added"]) <= 10
+        assert max(seen["below"]) - min(seen["below"]) < 2, "pixels"

@@ -199,7 +199,7 @@ async def check_a_comparison(tab: Tab, service: ServiceProcess, database: Databa
             await add_trade(conn, name, at + timedelta(minutes=30), side=side, gross=gross, funding="-0.5")
     leads = "document.querySelector('section[aria-label=Leaderboard] .button')?.hash ?? ''"
     await visit(tab, service.url, "/#/models?window=24h")
-    await until(lambda: tab.evaluate(f"{leads} !== ''"), "the way to the comparison")
+    await until(lambda: tab.evaluate(f"{leads}.includes('one=model')"), "the way to the comparison")
     assert re.fullmatch(r"#/compare\?one=[\w-]+&other=[\w-]+&window=24h", await tab.evaluate(leads))
     await visit(tab, service.url, "/#/compare?one=model-2&other=model-10&window=run")
     rows = {}

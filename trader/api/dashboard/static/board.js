@@ -1,6 +1,6 @@
 // @ts-check
 // The leaderboard: every figure of a row is of the row, which is the mean of the replicates of one configuration.
-import { useAnswer } from './answers.js'
+import { modelCount, useAnswer } from './answers.js'
 import {
   Choice,
   Declared,
@@ -150,12 +150,10 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
   const tools =
     onWindow &&
     html`${
-      entries.length > 1 &&
-      html`<a class="button" href=${compareHref(entries[0].modelId, entries[1].modelId, window)}>Compare</a>`
+      (board.data ? entries.length : modelCount()) > 1 &&
+      html`<a class="button" href=${compareHref(entries[0]?.modelId ?? '', entries[1]?.modelId, window)}>Compare</a>`
     }<${Choice} label="Window of the leaderboard" value=${window} onChange=${onWindow} options=${WINDOWS} />`
   return html`<${Panel} title="Leaderboard" tools=${tools}>
-    <${Pending} entry=${board} what="The leaderboard" />
-    <${SeasonLine} season=${board.data?.season} />
     <p class="body lede">Ordered by the return of this window alone, which is no rank: Evidence has the possible places of
       each entrant, by what each pair has in common, so its order may differ.${
         hasUnranked ? ' Rows without a rank come last.' : ''
@@ -164,6 +162,8 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false, ch
           ? ' “Under 1 min”: it held trades for less than a minute, where this replay draws the prices between recorded ones.'
           : ''
       }</p>
+    <${SeasonLine} season=${board.data?.season} />
+    <${Pending} entry=${board} what="The leaderboard" />
     ${
       board.data &&
       html`<${Table} label="Leaderboard" columns=${columns} rows=${entries} first=${isCompact ? 20 : 100}

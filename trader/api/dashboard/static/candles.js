@@ -1,8 +1,10 @@
 // @ts-check
 // A chart of candles with trades: marks at the prices of fills, an OHLC legend, and what is under the pointer.
 import { inks, onGround, onScheme } from './colors.js'
+import { useChart } from './components.js'
 import { clock, day, moment, number, price, tone } from './format.js'
-import { html, useEffect, useRef, useState } from './lib.js'
+import { html, useEffect, useMemo, useRef, useState } from './lib.js'
+import { inTurn } from './turns.js'
 
 export const SPANS_MS = {
   '1m': 60_000,
@@ -21,6 +23,7 @@ const MARGIN_BARS = 3
 const HINTS_MAX = 6
 const COUNT_PX = 16
 const LABEL_PX = 40 // of a time
+const SCALE_PX = 80 // with most prices; a scale that grows draws the chart twice
 const ZOOM = 0.002
 
 const colorOf = name => inks()[name] ?? onGround(name)
@@ -31,7 +34,12 @@ function draw(library, host, on) {
   const chart = library.createChart(host, {
     autoSize: true,
     layout: { attributionLogo: false, fontFamily: '"Inter Variable", system-ui, sans-serif', fontSize: 11 },
-    rightPriceScale: { borderVisible: false, entireTextOnly: true, scaleMargins: { top: 0.08, bottom: 0.22 } },
+    rightPriceScale: {
+      borderVisible: false,
+      entireTextOnly: true,
+      scaleMargins: { top: 0.08, bottom: 0.22 },
+      minimumWidth: SCALE_PX,
+    },
     timeScale: {
       borderVisible: false,
       timeVisible: true,
@@ -44,15 +52,17 @@ function draw(library, host, on) {
   const times = chart.timeScale()
   let bars = []
   let span = 0
-  let levels = []
   let lines = []
-  let list = []
+  /** @type {any} */
+  let now = { markers: [], levels: [] }
+  let drawn = now // of these, what the chart has
+  let isGone = false
   let byBar = new Map()
   let shaded = null
   let isRoomy = true // for the numbers of marks
   const candles = chart.addSeries(library.CandlestickSeries, {
     borderVisible: false,
-    autoscaleInfoProvider: original => withPlan(original(), levels),
+    autoscaleInfoProvider: original => withPlan(original(), now.levels),
   })
   const volumes = chart.addSeries(library.HistogramSeries, {
     priceScaleId: '',
@@ -65,9 +75,10 @@ function draw(library, host, on) {
   candles.attachPrimitive(shade(times, () => shaded))
 
   const barOf = at => (Math.floor(at / span) * span) / 1000
-  function paintMarks() {
+  const paintMarks = () => {
+    if (isGone) return
     byBar = new Map()
-    for (const mark of list) {
+    for (const mark of now.markers) {
       const time = barOf(mark.at)
       if (time < (bars[0]?.time ?? Infinity)) continue
       if (!byBar.has(time)) byBar.set(time, [])
@@ -91,10 +102,11 @@ function draw(library, host, on) {
           return { ...mark, time, color: colorOf(mark.color), text: hasWords ? text : '' }
         }),
     )
+    performance.mark('candles') // what the tests wait for
   }
   function paintLevels() {
     lines.forEach(line => candles.removePriceLine(line))
-    lines = levels.map(level =>
+    lines = now.levels.map(level =>
       candles.createPriceLine({
         price: Number(level.price),
         title: level.title,
@@ -163,75 +175,85 @@ function draw(library, host, on) {
   host.addEventListener('wheel', zoom, { passive: false })
   host.querySelector('table')?.setAttribute('role', 'presentation')
   host.querySelectorAll('canvas').forEach(canvas => canvas.setAttribute('aria-hidden', 'true'))
-  return {
-    /** Show candles: those of a trade from its entry to its exit with a margin, else the latest. */
-    setCandles(answer, trade) {
-      const isOther = span !== SPANS_MS[answer.interval]
-      span = SPANS_MS[answer.interval]
-      bars = answer.times.map((time, place) => ({
-        time: Date.parse(time) / 1000,
-        open: answer.open[place],
-        high: answer.high[place],
-        low: answer.low[place],
-        close: answer.close[place],
-      }))
-      const precision = places(bars.at(-1)?.close ?? 0)
-      candles.applyOptions({ priceFormat: { type: 'price', precision, minMove: 10 ** -precision } })
-      candles.setData(bars)
-      volumes.setData(
-        answer.times.flatMap((time, place) =>
-          answer.volume[place] == null ? [] : [{ time: Date.parse(time) / 1000, value: answer.volume[place] }],
+
+  /** Show candles: those of a trade from its entry to its exit with a margin, else the latest. */
+  function setCandles({ candles: answer, trade }) {
+    const isOther = span !== SPANS_MS[answer.interval]
+    span = SPANS_MS[answer.interval]
+    bars = answer.times.map((time, place) => ({
+      time: Date.parse(time) / 1000,
+      open: answer.open[place],
+      high: answer.high[place],
+      low: answer.low[place],
+      close: answer.close[place],
+    }))
+    const precision = places(bars.at(-1)?.close ?? 0)
+    candles.applyOptions({ priceFormat: { type: 'price', precision, minMove: 10 ** -precision } })
+    candles.setData(bars)
+    volumes.setData(
+      answer.times.flatMap((time, place) =>
+        answer.volume[place] == null ? [] : [{ time: Date.parse(time) / 1000, value: answer.volume[place] }],
+      ),
+    )
+    shaded = trade && { from: barOf(trade.from), to: trade.to && barOf(trade.to) }
+    if (trade) {
+      const [first, last] = [barOf(trade.from), trade.to ? barOf(trade.to) : Infinity].map(at =>
+        Math.max(
+          0,
+          bars.findLastIndex(bar => bar.time <= at),
         ),
       )
-      shaded = trade && { from: barOf(trade.from), to: trade.to && barOf(trade.to) }
-      if (trade) {
-        const [first, last] = [barOf(trade.from), trade.to ? barOf(trade.to) : Infinity].map(at =>
-          Math.max(
-            0,
-            bars.findLastIndex(bar => bar.time <= at),
-          ),
-        )
-        const margin = Math.max(MARGIN_BARS, MARGIN * (last - first))
-        times.setVisibleLogicalRange({ from: first - margin, to: last + margin })
-      } else if (isOther) {
-        times.setVisibleLogicalRange({
-          from: Math.max(0, bars.length - host.clientWidth / BAR_PX),
-          to: bars.length + 4,
-        })
-      }
-      on.hover(null)
-      performance.mark('candles') // what the tests wait for
-    },
-    /** Add the running candle of a minute to the last bar, or begin the next one with it. */
-    extend(running) {
-      const time = barOf(Date.parse(running.time))
-      const last = bars.at(-1)
-      if (!last || time < last.time) return
-      const bar =
-        time > last.time
-          ? { ...running, time }
-          : {
-              time,
-              open: last.open,
-              high: Math.max(last.high, running.high),
-              low: Math.min(last.low, running.low),
-              close: running.close,
-            }
-      if (time > last.time) bars.push(bar)
-      else bars[bars.length - 1] = bar
-      candles.update(bar)
-    },
-    setMarkers(next) {
-      list = next
-      paintMarks()
-    },
-    setLevels(next) {
-      levels = next.filter(level => level.price != null)
-      paintLevels()
+      const margin = Math.max(MARGIN_BARS, MARGIN * (last - first))
+      times.setVisibleLogicalRange({ from: first - margin, to: last + margin })
+    } else if (isOther) {
+      times.setVisibleLogicalRange({
+        from: Math.max(0, bars.length - host.clientWidth / BAR_PX),
+        to: bars.length + 4,
+      })
+    }
+    on.hover(null)
+  }
+  /** Add the running candle of a minute to the last bar, or begin the next one with it. */
+  function extend(running) {
+    const time = barOf(Date.parse(running.time))
+    const last = bars.at(-1)
+    if (!last || time < last.time) return
+    const bar =
+      time > last.time
+        ? { ...running, time }
+        : {
+            time,
+            open: last.open,
+            high: Math.max(last.high, running.high),
+            low: Math.min(last.low, running.low),
+            close: running.close,
+          }
+    if (time > last.time) bars.push(bar)
+    else bars[bars.length - 1] = bar
+    candles.update(bar)
+  }
+
+  /** Draw what is new: candles and their levels in this turn, marks in the next. */
+  const paintNew = () => {
+    if (isGone) return
+    const before = drawn
+    drawn = now
+    if (now.levels !== before.levels) paintLevels()
+    const isOther = now.candles !== before.candles || now.trade !== before.trade
+    if (isOther) setCandles(now)
+    if (now.running && (isOther || now.running !== before.running)) extend(now.running)
+    if (isOther || now.markers !== before.markers) inTurn(paintMarks)
+  }
+
+  return {
+    update(next) {
+      now = next
+      inTurn(paintNew)
     },
     chart,
     lastBar: () => bars.at(-1),
     destroy() {
+      isGone = true
       stopScheme()
       host.removeEventListener('wheel', zoom)
       chart.remove()
@@ -278,10 +300,9 @@ function shade(times, rangeOf) {
  */
 export function CandleChart(props) {
   const { label, candles, markers, levels, running, trade, onPick, onHover, onChart, height = HEIGHT_PX } = props
-  const host = useRef(null)
-  const [chart, setChart] = useState(null)
+  const [library, setLibrary] = useState(null)
   const [error, setError] = useState(null)
-  const [hovered, setHovered] = useState(null)
+  const [hovered, setHovered] = useState(undefined) // null when the candles are drawn
   const on = useRef({})
   on.current = {
     pick: id => onPick?.(id),
@@ -291,34 +312,19 @@ export function CandleChart(props) {
     },
   }
   useEffect(() => {
-    let made = null
-    let isGone = false
-    import('./vendor/lightweight-charts.js')
-      .then(library => {
-        if (isGone) return
-        made = draw(library, host.current, { pick: id => on.current.pick(id), hover: next => on.current.hover(next) })
-        onChart?.(made.chart)
-        setChart(made)
-      })
-      .catch(failure => setError(failure.message))
-    return () => {
-      isGone = true
-      made?.destroy()
-    }
+    import('./vendor/lightweight-charts.js').then(setLibrary, failure => setError(failure.message))
   }, [])
-  useEffect(() => {
-    chart?.setLevels(levels)
-  }, [chart, levels])
-  useEffect(() => {
-    if (candles) chart?.setCandles(candles, trade)
-  }, [chart, candles, trade])
-  useEffect(() => {
-    if (candles) chart?.setMarkers(markers)
-  }, [chart, candles, markers])
-  useEffect(() => {
-    if (running && candles) chart?.extend(running)
-  }, [chart, candles, running])
-  return html`<${Ohlc} bar=${hovered?.bar ?? chart?.lastBar()} volume=${hovered?.volume} />
+  const inputs = useMemo(
+    () => library && candles && [{ candles, markers, levels, running, trade }],
+    [library, candles, markers, levels, running, trade],
+  )
+  const [host, chart] = useChart((element, drawn) => {
+    const made = draw(library, element, { pick: id => on.current.pick(id), hover: next => on.current.hover(next) })
+    onChart?.(made.chart)
+    made.update(drawn)
+    return made
+  }, inputs)
+  return html`<${Ohlc} bar=${hovered?.bar ?? chart.current?.lastBar()} volume=${hovered?.volume} />
     <div class="pointed">
       <div class="chart candles" role="img" aria-label=${label} ref=${host} style=${{ height: `${height}px` }}></div>
       ${hovered?.marks.length > 0 && html`<${Hint} of=${hovered} width=${host.current.clientWidth} />`}

@@ -7,6 +7,7 @@ import { onGround } from './colors.js'
 import { moment, number, signed, times, tone } from './format.js'
 import { distinctName } from './models.js'
 import { compare } from './order.js'
+import { inTurn } from './turns.js'
 
 export const Panel = ({ title, tools, children, className = '' }) => html`
   <section class="panel ${className}" aria-label=${title}>
@@ -142,6 +143,16 @@ export function scaleOf(values, bounds = []) {
 
 const STEP = 100
 const STAGE_MS = 400
+const ROWS = 10
+const ROW_PX = 34.5
+const CARD_PX = 160
+const isNarrow = matchMedia('(max-width: 760px)')
+
+/** Return how many of the rows of a table are there, more with each turn, and the height to reserve for the others. */
+function useRows(count) {
+  const shown = ROWS * (1 + useStages(true, Math.ceil(count / ROWS) - 1))
+  return [shown, Math.max(0, count - shown) * (isNarrow.matches ? CARD_PX : ROW_PX)]
+}
 
 /**
  * A table that sorts by its heads. `columns` are {key, title, cell(row), by(row) to sort by, csv(row), isText,
@@ -152,6 +163,7 @@ const STAGE_MS = 400
 export function Table({ label, columns, rows, empty, first = STEP, isEven = false, readAll }) {
   const [order, setOrder] = useChosen(`sort-${slugOf(label)}`, '') // the key of a column, after a minus when descending
   const [limit, setLimit] = useState(first)
+  const [shown, later] = useRows(Math.min(limit, rows.length))
   if (!rows.length) return html`<p class="empty">${empty}</p>`
   const column = columns.find(one => one.by && (order === one.key || order === `-${one.key}`))
   const sign = order.startsWith('-') ? -1 : 1
@@ -168,11 +180,11 @@ export function Table({ label, columns, rows, empty, first = STEP, isEven = fals
       one => html`<th key=${one.key} scope="col" class=${kind(one)} aria-sort=${sortOf(one.key)}>
       ${one.by ? html`<button type="button" onClick=${() => press(one.key)}>${one.title}</button>` : one.title}</th>`,
     )}</tr></thead>
-    <tbody>${sorted.slice(0, limit).map(
+    <tbody>${sorted.slice(0, Math.min(limit, shown)).map(
       (row, place) => html`<tr key=${place}>
       ${columns.map(one => html`<td key=${one.key} class=${kind(one)} data-label=${one.title}>${one.cell(row)}</td>`)}</tr>`,
     )}</tbody>
-  </table></div>
+  </table><div style=${{ height: `${later}px` }}></div></div>
   <p class="more">${
     rows.length > limit &&
     html`<button class="button" type="button" onClick=${() => setLimit(limit + STEP)}>
@@ -185,41 +197,40 @@ export function Table({ label, columns, rows, empty, first = STEP, isEven = fals
 const slugOf = label => label.toLowerCase().replaceAll(/[^a-z0-9]+/g, '-')
 
 /**
- * Return how many parts of a page may be there: the first, then one more in each task, once the page is ready, so that
+ * Return how many parts of a page may be there: the first, then one more in each turn, once the page is ready, so that
  * what is seen first is not held up by what is further down.
  */
 export function useStages(isReady, count) {
   const [stage, setStage] = useState(0)
   useEffect(() => {
     if (stage >= count) return undefined
-    const timer = setTimeout(() => setStage(stage + 1), isReady ? 0 : STAGE_MS)
+    const step = () => setStage(stage + 1)
+    if (isReady) return inTurn(step)
+    const timer = setTimeout(step, STAGE_MS)
     return () => clearTimeout(timer)
-  }, [isReady, stage])
+  }, [isReady, stage, count])
   return stage
 }
 
 /**
- * Make a chart in the element of the returned reference, and update it when `inputs` is another list; in a task of its
- * own, since drawing a hundred lines takes a while.
+ * Make a chart in the element of the returned reference, and update it when `inputs` is another list; in turn, since
+ * drawing a hundred lines takes a while.
  */
-export function useChart(make, inputs, delay = 0) {
+export function useChart(make, inputs) {
   const host = useRef(null)
   const chart = useRef(null)
-  useEffect(
-    () => () => {
-      chart.current?.destroy()
-      chart.current = null
-    },
-    [],
-  )
+  const latest = useRef(null)
+  latest.current = { make, inputs }
+  const [draw] = useState(() => () => {
+    const now = latest.current
+    if (!host.current) return // it is gone
+    if (chart.current) chart.current.update(...now.inputs)
+    else chart.current = now.make(host.current, ...now.inputs)
+  })
   useEffect(() => {
-    if (!inputs) return undefined
-    const timer = setTimeout(() => {
-      if (chart.current) chart.current.update(...inputs)
-      else chart.current = make(host.current, ...inputs)
-    }, delay)
-    return () => clearTimeout(timer)
+    if (inputs) inTurn(draw)
   }, [inputs])
+  useEffect(() => () => chart.current?.destroy(), [])
   return [host, chart]
 }
 

@@ -17,7 +17,6 @@ const FEW_LINES = 12
 const MANY = 14
 const ENDS = 5
 const LEAST_SPAN = 0.2
-const AFTER_EQUITY_MS = 30
 const KEYS =
   'The arrow keys move the crosshair, whose values are in the legend. ' +
   'A drag zooms, a double click shows the whole window.'
@@ -89,7 +88,6 @@ export function Curves({ title = 'Equity', window, only, main, trades, notes, on
         ends: false,
       }),
     drawn?.drawdown,
-    AFTER_EQUITY_MS,
   )
   useEffect(() => {
     const undo = event => {

@@ -41,27 +41,29 @@ const sure = (value, bounds, write) =>
   bounds ? `${write(value)} (${write(bounds.low)} to ${write(bounds.high)})` : '–'
 
 export function ModelPage({ route, id }) {
-  const [window, setWindow] = useWindow(route)
   const known = useModels()
   const model = known.byId.get(id)
-  const overall = useAnswer('analytics.getModelStats', { variant: model?.variant ?? 'all' })
-  const advanced = useAnswer('analytics.getModelStats', { mode: 'advanced', variant: model?.variant ?? 'all' })
+  if (model) return html`<${Details} route=${route} known=${known} model=${model} />`
+  if (known.entry.data) return html`<p class="notice">There is no model ${id}. <a href="#/models">All models</a></p>`
+  return html`<${Pending} entry=${known.entry} what="The models" />`
+}
+
+function Details({ route, known, model }) {
+  const { id, variant } = model
+  const [window] = useWindow(route)
+  const overall = useAnswer('analytics.getModelStats', { variant })
+  const advanced = useAnswer('analytics.getModelStats', { mode: 'advanced', variant })
   const only = useMemo(
     () => one =>
       one.id === id ||
-      (one.baseline
-        ? !one.variant || one.variant === model?.variant
-        : known.isBaseline(one.id) && one.variant === model?.variant),
+      (one.baseline ? !one.variant || one.variant === variant : known.isBaseline(one.id) && one.variant === variant),
     [id, known],
   )
   const { trades } = useTrades({ limit: 200, modelId: id }) // the same input as the table below
   const figures = overall.data?.overall?.find(one => one.modelId === id)
   const more = advanced.data?.advanced?.find(one => one.modelId === id)
-  if (known.entry.data && !model)
-    return html`<p class="notice">There is no model ${id}. <a href="#/models">All models</a></p>`
-  if (!model) return html`<${Pending} entry=${known.entry} what="The models" />`
   return html`
-    <div class="title"><${Key} color=${known.colorOf(id)} /><h1>${model.name}</h1><${VariantName} variant=${model.variant} />
+    <div class="title"><${Key} color=${known.colorOf(id)} /><h1>${model.name}</h1><${VariantName} variant=${variant} />
       <span class="badge">${model.provider}</span><span
         class="soft">${!model.declared && model.routerModelName}</span><${Declared} by=${model.declared} />
       ${model.manualSince && html`<${Manual} />`}

@@ -13,6 +13,7 @@ import {
   TradeTime,
   VariantName,
   modelColumn,
+  useStages,
 } from './components.js'
 import { number, percent, price, quantity, signedPercent, span, times, tone, whole } from './format.js'
 import { html, useEffect, useMemo, useState } from './lib.js'
@@ -122,8 +123,10 @@ export function Positions({ only, title = 'Positions', hasNames = true, isCompac
 /** The page of all positions; shown at once when they are known, since later content above would push them down. */
 export function PositionsPage() {
   const state = useLive()
-  if (!state.positions || !state.portfolio) return html`<p class="empty">Waiting for the positions stream.</p>`
-  return html`<${Exposure} state=${state} /><${Positions} />`
+  const isKnown = Boolean(state.positions && state.portfolio)
+  const stage = useStages(isKnown, 1)
+  if (!isKnown) return html`<p class="empty">Waiting for the positions stream.</p>`
+  return html`<${Exposure} state=${state} />${stage > 0 && html`<${Positions} />`}`
 }
 
 /** Each model's exposure: the notional of its positions, their margin, and both relative to its equity. */
