@@ -220,7 +220,7 @@ export function useChart(make, inputs) {
   const host = useRef(null)
   const chart = useRef(null)
   const latest = useRef(null)
-  latest.current = { make, inputs }
+  if (inputs) latest.current = { make, inputs }
   const [draw] = useState(() => () => {
     const now = latest.current
     if (!host.current) return // it is gone
