@@ -42,6 +42,12 @@ HTMLAnchorElement.prototype.click = new Proxy(HTMLAnchorElement.prototype.click,
 """Keeps the last file that the page saves as `saved`, instead of downloading it."""
 
 
+async def check_jumps(tab: Tab) -> None:
+    """Nothing jumps under the reader, whatever comes late."""
+    jumps = await tab.evaluate("jumps")
+    assert sum(jump["value"] for jump in jumps) < 0.03, jumps
+
+
 async def shows(tab: Tab, text: str) -> None:
     await until(lambda: tab.evaluate(f"document.body.innerText.includes({json.dumps(text)})"))
 

@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 import pytest
 from msgspec.structs import replace
 from support.chromium import Tab, chromium_program
-from support.dashboard import KEEP_FILES, on_page, shows, visit
+from support.dashboard import KEEP_FILES, check_jumps, on_page, shows, visit
 from support.process import ServiceProcess, serving
 from support.records import HOUR, add_curve, add_model, add_trade
 from support.waiting import until
@@ -137,6 +137,7 @@ async def check_conversations(tab: Tab, url: str, turn_id: UUID) -> None:
     await visit(tab, url, "/#/conversations")
     await shows(tab, ACTED)
     assert await tab.evaluate("document.querySelector('.held .badge').innerText") == f"hold × {HOLDS}"
+    await check_jumps(tab)
     choose = "document.querySelector('[aria-label=Which] button:nth-child({})').click()"
     texts = "[...document.querySelectorAll('.turn .said')].map(one => one.innerText)"
     for place, expected in ((2, [REFUSED, ACTED]), (3, [REFUSED])):

@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 from support.chromium import Tab, chromium_program
-from support.dashboard import KEEP_FILES, choose_moment, gone, on_page, shows, shows_figures, visit
+from support.dashboard import KEEP_FILES, check_jumps, choose_moment, gone, on_page, shows, shows_figures, visit
 from support.orpc import installed_packages
 from support.process import ServiceProcess, serving
 from support.run_profile import is_nightly
@@ -301,18 +301,12 @@ async def test_an_order_is_on_the_page_within_a_second(tmp_path: Path, dsn: str)
             await tab.until("Boolean(document.querySelector('.lead') && document.querySelector('.feed'))")
             await gone(tab, "Reading …")
             await check_jumps(tab)
-        for path in ("conversations", "models", "models/apex-rules"):
+        for path in ("conversations", "models", "models/apex-rules", "positions"):
             await visit(tab, service.url, f"/#/{path}")
             await gone(tab, "Reading …")
             await check_jumps(tab)
         await tab.evaluate("location.hash = '#/system'")
         await tab.until(CURRENT_IS_SEEN)
-
-
-async def check_jumps(tab: Tab) -> None:
-    """Nothing jumps under the reader, whatever comes late."""
-    jumps = await tab.evaluate("jumps")
-    assert sum(jump["value"] for jump in jumps) < 0.03, jumps
 
 
 async def test_the_page_survives_a_takeover_and_a_restart(tmp_path: Path, dsn: str) -> None:

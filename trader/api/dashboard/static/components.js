@@ -148,7 +148,10 @@ const ROW_PX = 34.5
 const CARD_PX = 160
 const isNarrow = matchMedia('(max-width: 760px)')
 
-/** Return how many of the rows of a table are there, more with each turn, and the height to reserve for the others. */
+/**
+ * Return how many of the rows of a table are there, more with each turn, and the height to reserve for the others. The
+ * box that has it stays when it is empty, since without it the browser would lay out the whole table again.
+ */
 function useRows(count) {
   const shown = ROWS * (1 + useStages(true, Math.ceil(count / ROWS) - 1))
   return [shown, Math.max(0, count - shown) * (isNarrow.matches ? CARD_PX : ROW_PX)]

@@ -62,8 +62,9 @@ export function Conversations({ modelId, variant, title = 'Conversations', group
   const newer = seen === null ? [] : turns.filter(turn => !seen.has(turn.id) && !read.has(turn.id))
   const shown = folded(turns.filter(turn => !newer.includes(turn)))
   const limit = most * (1 + earlier.presses)
+  const isFull = shown.length >= limit || earlier.pages >= PAGES_MAX * (1 + earlier.presses) || !earlier.hasMore
   useEffect(() => {
-    if (isKnown && shown.length < limit && earlier.pages < PAGES_MAX * (1 + earlier.presses)) earlier.readMore()
+    if (isKnown && !isFull) earlier.readMore()
   })
   const running = [...state.running].filter(([id]) => isOfThese(id, known.byId.get(id)?.variant))
   const choose = set => value => {
@@ -117,6 +118,7 @@ export function Conversations({ modelId, variant, title = 'Conversations', group
         }</p>`
       }
       ${
+        (isFull || earlier.presses > 0 || earlier.hasFailed) && // else it would move down while the list fills
         (shown.length > limit || earlier.hasMore) &&
         html`<p class="more"><button class="button" type="button"
         onClick=${earlier.press}>Older conversations</button></p>`
@@ -124,21 +126,24 @@ export function Conversations({ modelId, variant, title = 'Conversations', group
     </div></${Panel}>`
 }
 
-/** Everything older than the stream, page by page: {entry, turns, pages, presses, hasMore, readMore, press}. */
+/** Everything older than the stream, page by page: {entry, turns, pages, presses, hasMore, hasFailed, readMore, press}. */
 function useEarlier(input) {
   const entry = useAnswer('models.getInvocations', input, 0)
   const key = JSON.stringify(input)
-  const [older, setOlder] = useState({ key, pages: [], presses: 0, isReading: false })
-  const { pages, presses, isReading } = older.key === key ? older : { pages: [], presses: 0, isReading: false }
+  const none = { key, pages: [], presses: 0, isReading: false, hasFailed: false }
+  const [older, setOlder] = useState(none)
+  const { pages, presses, isReading, hasFailed } = older.key === key ? older : none
   const last = pages.at(-1) ?? entry.data
   async function readMore() {
     if (isReading || !last?.nextBefore) return
-    setOlder({ key, pages, presses, isReading: true })
+    setOlder({ ...none, pages, presses, isReading: true })
     const page = await call('models.getInvocations', { ...input, before: last.nextBefore, skip: last.nextSkip }).catch(
       () => null,
     )
     setOlder(now =>
-      now.key === key ? { ...now, pages: page ? [...pages, page] : pages, isReading: page === null } : now,
+      now.key === key
+        ? { ...now, pages: page ? [...pages, page] : pages, isReading: page === null, hasFailed: page === null }
+        : now,
     )
   }
   return {
@@ -147,9 +152,10 @@ function useEarlier(input) {
     presses,
     pages: pages.length,
     hasMore: Boolean(last?.nextBefore),
+    hasFailed,
     turns: [entry.data, ...pages].flatMap(page => page?.conversations ?? []),
     press: () => {
-      setOlder({ key, pages, presses: presses + 1, isReading: false })
+      setOlder({ ...none, pages, presses: presses + 1 })
     },
   }
 }
