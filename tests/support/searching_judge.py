@@ -21,8 +21,6 @@ Places = numpy.ndarray[tuple[int], numpy.dtype[numpy.int64]]
 
 LATENCY_S: Final = 1
 """A decision at a second is filled at the next one."""
-BEST: Final = 0.2
-"""The fraction of the moments in which the judge trades."""
 _LOOK_BACK_S: Final = (1, 2, 5, 10, 20, 40)
 _MOMENTS: Final = 3
 """How many random seconds of each minute are tried."""
@@ -102,6 +100,11 @@ class DrawnMarket(NamedTuple):
             spreads.append(float((quote.ask - quote.bid) / quote.mark) * 1e4)
         return numpy.array(spreads)
 
+    def moves_after(self, places: Places, seconds: Places) -> OfMinutes:
+        """Return the move from the entry after each moment to the last second, in basis points."""
+        moves: OfMinutes = self.paths[places, 59] - self.paths[places, seconds + LATENCY_S]
+        return moves
+
     def state(self, places: Places, seconds: Places) -> list[OfMinutes]:
         """Return what the market shows at each moment, in usual ranges."""
         usual, series = self.usual_bp[places], self.paths.reshape(-1)
@@ -139,26 +142,24 @@ def search(
     learned: Mapping[str, DrawnMarket],
     tried: Mapping[str, DrawnMarket],
     weeks: tuple[range, range],
-    calms: Sequence[Calm],
+    books: Sequence[tuple[Calm, float]],
     *,
     alone: bool = False,
 ) -> list[Searched]:
     """Learn one market's moves on the first range of minutes and trade on the second, drawn with another seed.
 
-    The model sees all markets, or with `alone` only the traded one, and trades the moments in which it expects most
-    beyond the spread that it sees: in the books of each of `calms`.
+    The model sees all markets, or with `alone` only the traded one. In each of `books` it trades the fraction of the
+    moments in which it expects most beyond the spread that it sees.
     """
     random = numpy.random.default_rng(1)
-    data, moves, usual, _, _ = _moments(traded, learned, weeks[0], random, alone=alone)
-    wanted = numpy.clip(moves / usual, -_CLIP, _CLIP)
-    model = lightgbm.train(_PARAMETERS, lightgbm.Dataset(data, wanted), _ROUNDS)
-    data, moves, usual, places, seconds = _moments(traded, tried, weeks[1], random, alone=alone)
-    expected = numpy.asarray(model.predict(data)) * usual
-    gains, found = numpy.sign(expected) * moves, []
-    for calm in calms:
+    model = learn(traded, learned, weeks[0], random, alone=alone)
+    places, seconds = _moments(weeks[1], random)
+    expected = expect(model, traded, tried, places, seconds, alone=alone)
+    gains, found = numpy.sign(expected) * tried[traded].moves_after(places, seconds), []
+    for calm, fraction in books:
         spreads_bp = partial(tried[traded].spreads_bp, calm=calm)
         score = numpy.abs(expected) - spreads_bp(places, seconds)
-        best = score >= numpy.quantile(score, 1 - BEST)
+        best = score >= numpy.quantile(score, 1 - fraction)
         entries = spreads_bp(places[best], seconds[best] + LATENCY_S)
         exits = spreads_bp(places[best], numpy.full(best.sum(), 59))
         net = gains[best] - (entries + exits) / 2
@@ -168,18 +169,49 @@ def search(
     return found
 
 
-def _moments(
-    traded: str, markets: Mapping[str, DrawnMarket], minutes: range, random: numpy.random.Generator, *, alone: bool
-) -> tuple[numpy.ndarray[tuple[int, int], numpy.dtype[numpy.float64]], OfMinutes, OfMinutes, Places, Places]:
-    """Return, for random moments, what is seen, the move that follows, the usual range, the minutes and the seconds."""
-    market = markets[traded]
+def learn(
+    traded: str,
+    markets: Mapping[str, DrawnMarket],
+    minutes: range,
+    random: numpy.random.Generator,
+    *,
+    alone: bool = False,
+) -> lightgbm.Booster:
+    """Learn one market's moves to the last second, in usual ranges, at random moments of these minutes."""
+    market, (places, seconds) = markets[traded], _moments(minutes, random)
+    wanted = numpy.clip(market.moves_after(places, seconds) / market.usual_bp[places], -_CLIP, _CLIP)
+    seen = _seen(traded, markets, places, seconds, alone=alone)
+    return lightgbm.train(_PARAMETERS, lightgbm.Dataset(seen, wanted), _ROUNDS)
+
+
+def expect(
+    model: lightgbm.Booster,
+    traded: str,
+    markets: Mapping[str, DrawnMarket],
+    places: Places,
+    seconds: Places,
+    *,
+    alone: bool = False,
+) -> OfMinutes:
+    """Return the move that the model expects after each moment, in basis points."""
+    seen = _seen(traded, markets, places, seconds, alone=alone)
+    return numpy.asarray(model.predict(seen)) * markets[traded].usual_bp[places]
+
+
+def _moments(minutes: range, random: numpy.random.Generator) -> tuple[Places, Places]:
+    """Return the minutes and the seconds of random moments."""
     places = numpy.repeat(numpy.arange(minutes.start, minutes.stop), _MOMENTS)
-    seconds = random.integers(*_SECONDS, len(places))
-    own = market.state(places, seconds)
+    return places, random.integers(*_SECONDS, len(places))
+
+
+def _seen(
+    traded: str, markets: Mapping[str, DrawnMarket], places: Places, seconds: Places, *, alone: bool
+) -> numpy.ndarray[tuple[int, int], numpy.dtype[numpy.float64]]:
+    """Return what the model sees at each moment: a row each."""
+    own = markets[traded].state(places, seconds)
     columns = [seconds.astype(float), *own]
     for symbol, other in markets.items():
         if symbol != traded and not alone:
             theirs = other.state(places, seconds)
             columns += [*theirs, *(mine - its for mine, its in zip(own, theirs, strict=True))]
-    moves = market.paths[places, 59] - market.paths[places, seconds + LATENCY_S]
-    return numpy.column_stack(columns), moves, market.usual_bp[places], places, seconds
+    return numpy.column_stack(columns)

@@ -29,7 +29,8 @@ def walks(seed: int, continues: float) -> dict[str, DrawnMarket]:
 def test_a_boosted_model_finds_a_tell_and_nothing_in_fair_walks(continues: float, *, finds: bool) -> None:
     learned, tried = walks(1, continues), walks(2, continues)
     weeks, calm = (range(100, COUNT), range(100, COUNT)), SIMULATED_MARKETS["BTC"].calm
-    usual, wide = search("BTC", learned, tried, weeks, (calm, calm._replace(surcharge_bp=2.0)))
+    books = (calm, 0.2), (calm._replace(surcharge_bp=2.0), 0.2)
+    usual, wide = search("BTC", learned, tried, weeks, books)
     assert (usual.gross_bp > 0.2) == finds
     assert usual.net_bp < usual.gross_bp
     assert wide.net_bp < usual.net_bp - 2.0, "the surcharge is paid at the entry and at the exit"

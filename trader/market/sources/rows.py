@@ -142,9 +142,9 @@ def preset_rows(preset: str, path: Path | None) -> Mapping[str, SimulatedMarket]
     return {**PRESET_MARKETS[preset], **read_rows(path)}
 
 
-PATH_EDGE_BP: Final[Mapping[str, float]] = {"BTC": 0.75, "ETH": 0.95, "SOL": 1.1}
+PATH_EDGE_BP: Final[Mapping[str, float]] = {"BTC": 1.6, "ETH": 3.0, "SOL": 3.2}
 """What drawn paths give away: the gain of a trade within a minute beyond the spread, in basis points. Measured with
-`scripts/benchmark fidelity`, as the largest mean of a boosted model in its best fifth of moments, January 2025."""
+`scripts/benchmark fidelity`, as the largest mean of a boosted model in its best twentieth of moments, January 2025."""
 
 
 def replayed_rows(preset: str, path: Path | None, taker_fee_bps: Decimal) -> Mapping[str, SimulatedMarket]:
