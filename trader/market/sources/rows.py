@@ -142,7 +142,7 @@ def preset_rows(preset: str, path: Path | None) -> Mapping[str, SimulatedMarket]
     return {**PRESET_MARKETS[preset], **read_rows(path)}
 
 
-PATH_EDGE_BP: Final[Mapping[str, float]] = {"BTC": 1.6, "ETH": 3.0, "SOL": 3.2}
+PATH_EDGE_BP: Final[Mapping[str, float]] = {"BTC": 1.6, "ETH": 3.0, "SOL": 3.4}
 """What drawn paths give away: the gain of a trade within a minute beyond the spread, in basis points. Measured with
 `scripts/benchmark fidelity`, as the largest mean of a boosted model in its best twentieth of moments, January 2025."""
 
