@@ -74,6 +74,17 @@ async def test_the_reservation_of_an_interrupted_invocation_counts_against_its_b
         await floor.agents.close()
 
 
+async def test_what_began_yesterday_costs_nothing_of_today(floor: Floor) -> None:
+    await floor.add("ada", configuration=ModelConfiguration(price=PRICE, budget_usd_per_day=1))
+    floor.provider.scripts["ada"] = [priced(hold(), input_tokens=5_000, output_tokens=7_500, cached_tokens=0)]
+    await run_minutes(floor, 1)
+    budgets = floor.agents.budgets
+    invocation = (await floor.invocations.finished(page=Page(1)))[0].invocation
+    for days, spent in ((1, "0.02"), (0, "0.04")):
+        budgets.settle(replace(invocation, started_at=invocation.started_at - timedelta(days=days)))
+        assert budgets.states(floor.models.by_id)["ada"].spent == Decimal(spent)
+
+
 async def test_a_model_whose_budget_is_spent_only_reduces_once_in_15_minutes(floor: Floor) -> None:
     configuration = ModelConfiguration(price=PRICE, budget_usd_per_day=0.1, manage_usd_per_day=0.05)
     await floor.add("ada", configuration=configuration)

@@ -13,7 +13,7 @@ from support.scripted import START, ScriptedSource
 from support.venue import Venue, agree_with_rows, break_ledger_writer, running
 from support.waiting import retried, until
 
-from trader.core.errors import InternalError, Unavailable
+from trader.core.errors import InternalError, LedgerViolated, Unavailable
 from trader.database import pool
 from trader.database.pool import Database
 from trader.exchange import accounts as books
@@ -90,23 +90,29 @@ async def test_a_hanging_server_stops_neither_the_ledger_writer_nor_the_checkpoi
     assert (await persist(venue, "buy", "0.02", client_order_id="stalled")).status is OrderStatus.FILLED
 
 
-async def test_a_bug_in_the_ledger_writer_is_an_internal_error_and_blocks_nobody(
-    venue: Venue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("error", [KeyError("no such thing"), LedgerViolated("cash is negative")])
+async def test_a_posting_that_cannot_be_written_fails_alone(
+    venue: Venue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
-    """Postings batched with the faulty one still commit, and so do later ones."""
-    await venue.exchange.open_account("b")
+    """Postings of the same statement still commit, and so do later ones."""
+    for account_id in ("a", "b"):
+        await venue.exchange.open_account(account_id)
 
     with monkeypatch.context() as patch:
-        break_ledger_writer(patch, "a")
+        statements = break_ledger_writer(patch, "a", error)
         async with asyncio.timeout(10):
             ours, theirs = await asyncio.gather(
-                venue.buy("0.01", client_order_id="first"), venue.buy("0.01", account_id="b"), return_exceptions=True
+                venue.buy("0.01"), venue.buy("0.01", account_id="b"), return_exceptions=True
             )
-    assert isinstance(ours, InternalError), "never an invitation to retry"
+    assert statements == [["a", "b"], ["a"], ["b"]]
     assert isinstance(theirs, OrderAnswer)
-    assert "internal error (KeyError)" in str(ours)
-    assert "in broken" in caplog.text, "with its trace"
-    assert (await persist(venue, "buy", "0.01", client_order_id="first")).status is OrderStatus.FILLED
+    if isinstance(error, LedgerViolated):
+        assert ours is error
+    else:
+        assert isinstance(ours, InternalError), "never an invitation to retry"
+        assert "internal error (KeyError)" in str(ours)
+        assert "in broken" in caplog.text, "with its trace"
+    assert (await persist(venue, "buy", "0.01")).status is OrderStatus.FILLED
 
 
 async def test_a_bug_in_writing_one_account_does_not_keep_others_from_following_the_market(

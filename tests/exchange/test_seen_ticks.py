@@ -202,6 +202,29 @@ async def test_an_account_in_doubt_does_not_stop_others(database: Database, monk
         await agree_with_rows(venue)
 
 
+async def test_an_account_in_doubt_catches_up_on_ticks_of_a_clock_that_was_set_back(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock(START)
+    async with running(database, ScriptedSource(), clock) as venue:
+        await venue.see(QUIET)
+        await venue.buy("0.1", leverage=D(5), exit_plan=PLAN)
+
+        async def fail(writer: LedgerWriter, posting: object) -> None:
+            raise Unavailable("the server is gone")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(LedgerWriter, "write", fail)
+            with pytest.raises(Unavailable):
+                await venue.buy("0.01", leverage=D(5))
+        clock.set_by(-HOUR)
+        await venue.see(STOPPED)
+        await venue.see(QUIET)
+        await venue.recovered()
+        assert not venue.exchange.accounts["a"].positions
+        await agree_with_rows(venue)
+
+
 async def test_a_recovery_that_begins_during_a_tick_includes_that_tick(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -263,6 +263,35 @@ MUTANTS: Final = (
         [SEEN],
     ),
     Mutant(
+        "an account in doubt does not notice that the clock was set back",
+        "its last tick is known",
+        "exchange/tick_processor.py",
+        [("            self._accounts.set_back(tick.at)\n", "            pass\n")],
+        [SEEN],
+    ),
+    Mutant(
+        "a violated constraint fails every posting of its statement",
+        "none of them was written",
+        "exchange/ledger_writer.py",
+        [
+            (
+                "        except LedgerViolated as error:\n"
+                "            await self._commit_apart(batch, error)\n"
+                "            return\n"
+                "        except Unavailable as error:",
+                "        except (LedgerViolated, Unavailable) as error:",
+            )
+        ],
+        ["exchange/test_exchange_faults.py"],
+    ),
+    Mutant(
+        "an invocation that began yesterday is charged to today",
+        "it ends today",
+        "agents/budgets.py",
+        [(" or floor_time(invocation.started_at, DAY) != self._day:", ":")],
+        ["agents/test_budgets.py"],
+    ),
+    Mutant(
         "the end of a gap is not recorded before the next tick",
         "the next checkpoint covers it",
         "exchange/tick_processor.py",

@@ -41,15 +41,23 @@ def make_exchange(
     return kind(database, market, clock, settings, accounts, halts)
 
 
-def break_ledger_writer(patch: pytest.MonkeyPatch, account_id: str | None = None) -> None:
-    """Make the writing of postings, of all accounts or one, fail with a bug."""
+def break_ledger_writer(
+    patch: pytest.MonkeyPatch, account_id: str | None = None, error: Exception | None = None
+) -> list[list[str]]:
+    """Make the writing of postings, of all accounts or one, fail with an error; by default, with a bug's.
+
+    Return the accounts of each statement to come.
+    """
+    statements: list[list[str]] = []
 
     async def broken(conn: Connection, postings: Sequence[Posting], term: int) -> set[str]:
-        if account_id is None or any(posting.account.id == account_id for posting in postings):
-            raise KeyError("no such thing")
+        statements.append([posting.account.id for posting in postings])
+        if account_id is None or account_id in statements[-1]:
+            raise error or KeyError("no such thing")
         return await write_postings(conn, postings, term)
 
     patch.setattr("trader.exchange.ledger_writer.write_postings", broken)
+    return statements
 
 
 class Venue:
