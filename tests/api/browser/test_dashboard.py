@@ -134,15 +134,22 @@ async def check_the_operator(tab: Tab, service: ServiceProcess) -> None:
         await until(partial(tab.evaluate, f'document.querySelectorAll("{panel} .button").length === {2 + count}'))
     activity = await service.call("operations.getActivity")
     assert activity["halts"][0]["haltedBy"] == "an operator on the dashboard"
-    cells = """[...document.querySelectorAll('section[aria-label="Refusals by rule, seven days"] tbody tr')].map(row =>
-        [...row.cells].map(cell => cell.innerText))"""
-    assert await tab.evaluate(cells) == [
-        [one["rule"], str(one["calls"]), str(one["models"])] for one in activity["refusals"]
-    ]
-    assert activity["refusals"] == [{"rule": HOSTILE, "calls": 1, "models": 1}]
+    shown = """[
+        answers[Object.keys(answers).find(key => key.startsWith('operations.getActivity'))],
+        ...['Refusals by rule', 'Failures and latency'].map(title =>
+            [...document.querySelectorAll(`section[aria-label="${title}, seven days"] tbody tr`)].map(row =>
+                [...row.cells].map(cell => cell.innerText)))]"""
+
+    async def agree() -> bool:
+        """Whether both tables have the figures of the page's last answer."""
+        answer, refusals, latencies = await tab.evaluate(shown)
+        return refusals == [[one["rule"], str(one["calls"]), str(one["models"])] for one in answer["refusals"]] and [
+            row[1] for row in latencies
+        ] == [f"{one['invocations']:,}" for one in answer["models"]]
+
+    await until(agree, "the figures")
+    assert {"rule": HOSTILE, "calls": 1, "models": 1} in activity["refusals"]
     assert await tab.evaluate("typeof window.pwned") == "undefined"
-    latencies = await tab.evaluate(cells.replace("Refusals by rule, seven days", "Failures and latency, seven days"))
-    assert [row[1] for row in latencies] == [f"{one['invocations']:,}" for one in activity["models"]]
     await tab.evaluate(press % "Forget the token")
     await until(lambda: tab.evaluate("location.hash === '#/'"), "the way out")
     await tab.evaluate("location.hash = '#/system'")
