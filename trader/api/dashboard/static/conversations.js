@@ -2,7 +2,7 @@
 // Conversations: everything a model saw, said and called, and every refusal with its reason, step by step and live.
 import { useChosen } from './address.js'
 import { call, useAnswer } from './answers.js'
-import { Choice, DeclaredBadge, Pending, ModelName, Panel, Select, Time } from './components.js'
+import { Choice, DeclaredBadge, Pending, ModelName, Panel, Select, Time, useStages } from './components.js'
 import { number, price, quantity, span, times, whole } from './format.js'
 import { html, useEffect, useState } from './lib.js'
 import { useModels } from './models.js'
@@ -21,6 +21,7 @@ const NAMES = {
 const ACTS = ['CREATE_POSITION', 'CLOSE_POSITION', 'UPDATE_EXIT_PLAN']
 const KINDS = { rejected: 'loss', failed: 'warn' }
 const PAGE = 100
+const GROUPS = 10 // that come in one turn
 const PAGES_MAX = 4 // that are read without being asked
 const SHOW = [
   ['all', 'All'],
@@ -66,6 +67,8 @@ export function Conversations({ modelId, variant, title = 'Conversations', group
   useEffect(() => {
     if (isKnown && !isFull) earlier.readMore()
   })
+  const count = Math.min(limit, shown.length)
+  const there = GROUPS * (1 + useStages(isKnown, Math.ceil(count / GROUPS) - 1))
   const running = [...state.running].filter(([id]) => isOfThese(id, known.byId.get(id)?.variant))
   const choose = set => value => {
     set(value)
@@ -102,7 +105,7 @@ export function Conversations({ modelId, variant, title = 'Conversations', group
     <${Pending} entry=${earlier.entry} what="The conversations" isQuiet=${turns.length > 0} />
     <div class=${isSide ? 'feed' : ''}>
       <ol class="turns">${shown
-        .slice(0, limit)
+        .slice(0, Math.min(count, there))
         .map(group =>
           group.length > 1
             ? html`<${Held} key=${group.at(-1).id} turns=${group} known=${known} />`
@@ -118,6 +121,7 @@ export function Conversations({ modelId, variant, title = 'Conversations', group
         }</p>`
       }
       ${
+        there >= count &&
         (isFull || earlier.presses > 0 || earlier.hasFailed) && // else it would move down while the list fills
         (shown.length > limit || earlier.hasMore) &&
         html`<p class="more"><button class="button" type="button"
