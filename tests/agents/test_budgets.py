@@ -74,6 +74,20 @@ async def test_the_reservation_of_an_interrupted_invocation_counts_against_its_b
         await floor.agents.close()
 
 
+async def test_a_reservation_ends_with_its_term(floor: Floor) -> None:
+    """Its invocation was interrupted; its record has what counts against the budget."""
+    await floor.add("ada", configuration=ModelConfiguration(price=PRICE, budget_usd_per_day=1))
+    floor.provider.scripts["ada"] = [hang]
+    await floor.see()
+    await floor.start_batch()
+    await until(lambda: floor.provider.turns)
+    budgets = floor.agents.budgets
+    assert budgets.states(floor.models.by_id)["ada"].reserved > 0
+    budgets.forget()
+    await budgets.begin_cycle(floor.clock.now(), floor.models.by_id)
+    assert budgets.states(floor.models.by_id)["ada"].reserved == 0
+
+
 async def test_what_began_yesterday_costs_nothing_of_today(floor: Floor) -> None:
     await floor.add("ada", configuration=ModelConfiguration(price=PRICE, budget_usd_per_day=1))
     floor.provider.scripts["ada"] = [priced(hold(), input_tokens=5_000, output_tokens=7_500, cached_tokens=0)]

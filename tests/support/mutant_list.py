@@ -285,6 +285,13 @@ MUTANTS: Final = (
         ["exchange/test_exchange_faults.py"],
     ),
     Mutant(
+        "reservations outlive their term",
+        "they are settled when the invocations end",
+        "agents/budgets.py",
+        [("        self._costs = {}\n        self._reserved = {}\n", "        self._costs = {}\n")],
+        ["agents/test_budgets.py"],
+    ),
+    Mutant(
         "an invocation that began yesterday is charged to today",
         "it ends today",
         "agents/budgets.py",
