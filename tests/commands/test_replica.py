@@ -10,6 +10,7 @@ from support.replication import replicated
 
 from trader.__main__ import main
 from trader.database.embedded import dumps
+from trader.database.leadership import LeaderLock
 from trader.database.pool import Database
 from trader.database.schema import apply_schema
 from trader.exchange.sql.halts import select_halts
@@ -51,6 +52,9 @@ async def test_a_replica_reports_the_service_on_its_primary_and_stays_unchanged(
         replica = await cluster.add_replica()
         assert await asyncio.to_thread(main, ["status", "--database-url", replica.dsn]) == 0
         assert "(a replica, read-only), the service is running" in capsys.readouterr().err
+        lock = LeaderLock(replica.dsn)
+        assert not await lock.try_acquire()
+        await lock.release()
         await dumps.dump(dumps.libpq_address(replica.dsn), 15, open_folder / "a.dump")
         rows = await dumps.read_rows(open_folder / "a.dump", "models")
         assert [model["id"] for model in rows["models"]] == ["ada"]

@@ -5,7 +5,8 @@ import time
 
 from support.waiting import until
 
-from trader.database.leadership import LeaderLock
+from trader.database.leadership import LeaderLock, hold_term, update_term
+from trader.database.pool import Database
 
 
 async def test_a_busy_process_keeps_its_lock(dsn: str) -> None:
@@ -21,3 +22,23 @@ async def test_a_busy_process_keeps_its_lock(dsn: str) -> None:
     assert not watch.done()
     await lock.release()
     await until(watch.done)
+
+
+async def test_a_term_that_is_held_ends_after_the_transaction_that_holds_it(database: Database) -> None:
+    async with database.connection() as conn:
+        await conn.execute(
+            "INSERT INTO service_state (market_identity, trading_mode) VALUES ('synthetic', 'simulated')"
+        )
+        term = await update_term(conn)
+
+    async def begin_next_term() -> int:
+        async with database.connection() as conn:
+            return await update_term(conn)
+
+    async with database.transaction() as conn:
+        assert not await hold_term(conn, term + 1)
+        assert await hold_term(conn, term)
+        beginning = asyncio.create_task(begin_next_term())
+        await until(lambda: conn.fetchval("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)"))
+        assert await hold_term(conn, term)
+    assert await beginning == term + 1

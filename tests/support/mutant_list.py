@@ -165,6 +165,20 @@ MUTANTS: Final = (
         [pair("recover at a tick", "late commit")],
     ),
     Mutant(
+        "a term is looked at and not held",
+        "it was right a moment ago",
+        "database/leadership.py",
+        [("WHERE term = $1 FOR SHARE", "WHERE term = $1")],
+        ["database/test_leader_lock.py"],
+    ),
+    Mutant(
+        "a process on a replica leads",
+        "whoever has the lock leads",
+        "database/leadership.py",
+        [("CASE WHEN pg_is_in_recovery() THEN false ELSE pg_try_advisory_lock($1) END", "pg_try_advisory_lock($1)")],
+        ["commands/test_replica.py"],
+    ),
+    Mutant(
         "a term begins without the lock of the accounts",
         "the term in each posting is enough",
         "exchange/accounts.py",
