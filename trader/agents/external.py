@@ -372,7 +372,8 @@ class ExternalAgents:
     async def _end(
         self, opened: ExternalDecision, ended_by: EndedBy | None, at: datetime | None = None, failure: str | None = None
     ) -> None:
-        del self._open[opened.record.model.id]
+        if self._open.get(opened.record.model.id) is opened:  # else this process has lost its lock in the meantime
+            del self._open[opened.record.model.id]
         if failure is not None:
             await opened.calls.finish("failed", failure)
         elif ended_by is None:
