@@ -45,7 +45,7 @@ RUNS: Final = 5
 BEST: Final = 0.05
 PATIENCE_S: Final = 5.0
 NOTIONAL: Final = Decimal(5_000)
-"""Of each trade, half the capital: it takes little of the depth."""
+"""USD per trade: half the capital, which takes little of the depth."""
 CAPITAL: Final = 10_000.0
 ACCOUNT: Final = "bot"
 MOMENTS: Final = 10_000
@@ -60,8 +60,8 @@ LOSING_MIN: Final = 4
 
 
 class Learned(NamedTuple):
-    """What the bot knows of a market: its model, the gain beyond the spread from which on it enters, in basis points,
-    the figures of its calm book, its lot, and the usual range of each recorded minute in basis points."""
+    """What the bot has learned about a market: its model, the expected gain beyond the spread that an entry needs
+    (basis points), the figures of its calm book, its lot, and each recorded minute's usual range (basis points)."""
 
     model: lightgbm.Booster
     least_bp: float

@@ -76,7 +76,7 @@ class BacktestResult:
 
     @property
     def series(self) -> "pd.DataFrame":
-        """What the strategy drew."""
+        """The values of the strategy's own series."""
         return self._series.frame()
 
     @property

@@ -244,7 +244,7 @@ class Backtest:
 
     @property
     def series(self) -> Table:
-        """What the strategy of a file draws, of which a backtest has at most one."""
+        """The own series of the strategy file, of which a backtest has at most one."""
         sources = (each.source for each in self.accounts if isinstance(each.source, RecordingStrategySource))
         return next((each.series for each in sources if len(each.series)), Table("series"))
 

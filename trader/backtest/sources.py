@@ -232,10 +232,10 @@ class RecordingStrategySource(DecisionSource):
         """Where its decisions are kept; None: it decides again in each run."""
 
         self.draws = True
-        """Whether the strategy is asked what to draw; only a report shows it."""
+        """Whether to ask the strategy for its own series, which only a report shows."""
 
         self.series = Table("series")
-        """What the strategy draws. A masked copy draws nothing, nor does one whose decisions are kept."""
+        """The values of its own series; empty for a masked copy and for a strategy whose decisions are kept."""
 
         self._cycles = _no_cycles()
 

@@ -72,7 +72,7 @@ class LeaderboardEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     An entry of replicates has their means, all of their trades, and the first of their models. `rank` is None if the
     entrant decided too few of its cycles or is excluded from the board of a season (`off_board` says why). `closed` are
-    the trades completed within the window, `within_minute` counts those of them that were held for less than a minute,
+    the trades completed within the window, `within_minute` counts those held for less than a minute,
     and `since` is the start of the entry; `series` are all hours of the entrant, and `trades` all its trades, for
     replicates the mean. `attempt` is the number of its run, for replicates the highest. `evidence` covers the whole
     hours of the window, `trades_stated` their trades. `tie`: an adjacent entry has the same figure. `above` and `below`

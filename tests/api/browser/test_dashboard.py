@@ -141,7 +141,7 @@ async def check_the_operator(tab: Tab, service: ServiceProcess) -> None:
                 [...row.cells].map(cell => cell.innerText)))]"""
 
     async def agree() -> bool:
-        """Whether both tables have the figures of the page's last answer."""
+        """Return whether both tables show the figures of the last answer that the page received."""
         answer, refusals, latencies = await tab.evaluate(shown)
         return refusals == [[one["rule"], str(one["calls"]), str(one["models"])] for one in answer["refusals"]] and [
             row[1] for row in latencies

@@ -176,7 +176,7 @@ function draw(library, host, on) {
   host.querySelector('table')?.setAttribute('role', 'presentation')
   host.querySelectorAll('canvas').forEach(canvas => canvas.setAttribute('aria-hidden', 'true'))
 
-  /** Show candles: those of a trade from its entry to its exit with a margin, else the latest. */
+  /** Show the candles of a trade, from its entry to its exit with a margin, or else the latest. */
   function setCandles({ candles: answer, trade }) {
     const isOther = span !== SPANS_MS[answer.interval]
     span = SPANS_MS[answer.interval]
