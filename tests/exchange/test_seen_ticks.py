@@ -10,7 +10,7 @@ import pytest
 from support.manual_clock import ManualClock
 from support.scripted import START, ScriptedSource, make_tick
 from support.venue import Venue, agree_with_rows, running
-from support.waiting import until
+from support.waiting import turns, until
 
 from trader.core.errors import Unavailable
 from trader.database.pool import Database
@@ -279,6 +279,85 @@ async def test_a_checkpoint_does_not_pass_a_tick_that_an_account_in_doubt_has_mi
         await agree_with_rows(venue)
 
 
+@pytest.mark.parametrize("how", ["recovery", "kill"])
+async def test_funding_that_an_account_in_doubt_has_missed_is_of_the_mark_before_the_boundary(
+    database: Database, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    source, clock = ScriptedSource(), ManualClock(START)
+    async with running(database, source, clock) as venue:
+        await venue.see(QUIET)
+        await venue.see(QUIET, after_s=(HOUR - timedelta(seconds=35)).total_seconds())
+        for account_id in ("a", "b"):
+            await venue.buy("0.1", leverage=D(5), account_id=account_id)
+        write = LedgerWriter.write
+
+        async def fail(writer: LedgerWriter, posting: Posting) -> None:
+            if posting.account.id == "a":
+                raise Unavailable("the server is gone")
+            await write(writer, posting)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(LedgerWriter, "write", fail)
+            await venue.see(STOPPED, after_s=5)  # its marks are those of the time after the boundary
+            if how == "kill":
+                for _ in range(3):
+                    await venue.see(STOPPED, after_s=29)  # a checkpoint is due
+                await die(venue)
+        if how == "recovery":
+            await venue.see(STOPPED)
+            await venue.recovered()
+    async with running(database, source, clock) as venue:
+        paid = {account_id: account.funding for account_id, account in venue.exchange.accounts.items()}
+        assert paid["a"] == paid["b"] != 0
+        await agree_with_rows(venue)
+
+
+async def test_a_decision_that_a_tick_waits_for_is_dated_before_that_tick(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, clock = ScriptedSource(), ManualClock(START)
+    async with running(database, source, clock) as venue:
+        await venue.see(QUIET)
+        write, writing, release = LedgerWriter.write, asyncio.Event(), asyncio.Event()
+
+        async def write_slowly(writer: LedgerWriter, posting: Posting) -> None:
+            writing.set()
+            await release.wait()
+            await write(writer, posting)
+
+        monkeypatch.setattr(LedgerWriter, "write", write_slowly)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(venue.buy("0.1", leverage=D(5)))
+            await writing.wait()
+            group.create_task(venue.buy("0.1", leverage=D(5), client_order_id="waits"))
+            await until(lambda: len(venue.accounts.under_way("a")) == 2)
+            await turns()
+            group.create_task(venue.see(QUIET))
+            await until(lambda: len(source.script) == 2)
+            await turns()
+            await clock.advance(SECOND)
+            release.set()
+        assert await _date_of(database, "waits") < source.script[-1].at
+        await agree_with_rows(venue)
+
+
+async def test_a_decision_while_a_gap_closes_is_dated_before_the_tick_that_ends_it(database: Database) -> None:
+    source, clock = SlowSource(), ManualClock(START)
+    async with running(database, source, clock) as venue:
+        await venue.see(QUIET)
+        await venue.buy("0.1", leverage=D(5), exit_plan=PLAN)
+        source.asked.clear()
+        source.answers.clear()
+        ticking = asyncio.create_task(venue.see(STOPPED, after_s=61))
+        await source.asked.wait()
+        await clock.advance(SECOND)
+        await venue.buy("0.1", leverage=D(5), client_order_id="meanwhile")
+        source.answers.set()
+        await ticking
+        assert await _date_of(database, "meanwhile") < source.script[-1].at
+        await agree_with_rows(venue)
+
+
 async def test_a_position_does_not_meet_a_tick_from_before_it_after_a_kill(database: Database) -> None:
     source, clock = ScriptedSource(), ManualClock(START)
     async with running(database, source, clock) as venue:
@@ -297,3 +376,10 @@ async def _trades(database: Database, account_id: str) -> list[tuple[object, ...
     query = "SELECT close_reason, exit_notional, closed_at FROM orders WHERE account_id = $1 AND status = 'CLOSED'"
     async with database.connection() as conn:
         return [tuple(row) for row in await conn.fetch(query, account_id)]
+
+
+async def _date_of(database: Database, client_order_id: str) -> datetime:
+    query = "SELECT created_at FROM order_requests WHERE client_order_id = $1"
+    async with database.connection() as conn:
+        moment: datetime = await conn.fetchval(query, client_order_id)
+    return moment

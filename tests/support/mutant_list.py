@@ -320,6 +320,34 @@ MUTANTS: Final = (
         [SEEN],
     ),
     Mutant(
+        "the end of a gap is the tick after it",
+        "that tick is applied next",
+        "exchange/tick_processor.py",
+        [("self._accounts.next_tick(tick.at - _INSTANT)\n", "self._accounts.next_tick(tick.at)\n")],
+        [pair("tick after a gap", "lost statement")],
+    ),
+    Mutant(
+        "a decision is dated after the tick that waits for it",
+        "it is made now",
+        "exchange/tick_processor.py",
+        [("            return min(now, self._arrived - _INSTANT)\n", "            return now\n")],
+        [SEEN],
+    ),
+    Mutant(
+        "a recovery begins at today's marks",
+        "they are the last known ones",
+        "exchange/tick_processor.py",
+        [("since.tick.at, until.at, since.marks)", "since.tick.at, until.at, self._accounts.marks)")],
+        [SEEN],
+    ),
+    Mutant(
+        "a checkpoint has the marks of the present tick",
+        "they are the last known ones",
+        "exchange/accounts.py",
+        [("first.tick, first.marks, gap=gap)", "first.tick, self.marks, gap=gap)")],
+        [SEEN],
+    ),
+    Mutant(
         "a recovery drops the ticks that the others saw meanwhile",
         "the source's history has them",
         "exchange/tick_processor.py",
@@ -345,7 +373,12 @@ MUTANTS: Final = (
         "a checkpoint ignores accounts in doubt",
         "they are reread at the next start anyway",
         "exchange/accounts.py",
-        [("            tick = min([self.processed, *doubts])\n", "            tick = self.processed\n")],
+        [
+            (
+                "            first = min([LastSeen(self.processed, self.marks), *doubts], key=lambda seen: seen.tick)\n",
+                "            first = LastSeen(self.processed, self.marks)\n",
+            )
+        ],
         [SEEN],
     ),
     Mutant(
@@ -354,7 +387,7 @@ MUTANTS: Final = (
         "exchange/tick_processor.py",
         [
             (
-                "        while self._applying is not None:\n            await self._turn.wait()\n        self._deciding += 1\n",
+                "        while self._is_applying:\n            await self._turn.wait()\n        self._deciding += 1\n",
                 "        self._deciding += 1\n",
             )
         ],

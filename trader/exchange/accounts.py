@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapp
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import aiojobs
 import msgspec
@@ -68,12 +68,20 @@ class Tally:
         self.trades += len(posting.trades)
 
 
+class LastSeen(NamedTuple):
+    """The last tick that an account has certainly been through, and the mark prices as of that tick."""
+
+    tick: AppliedTick
+    marks: Mapping[str, Decimal]
+
+
 class Accounts:
     """Every account as of its last commit, and the ways to change one.
 
     `version` grows with every change of an account, in memory or, if a commit is in doubt, perhaps only in its rows.
-    `processed` is the last tick that every account not in doubt has been through; None before the first. With
-    `shares_depth`, each account meets books that lack what the other accounts took.
+    `processed` is the last tick that every account not in doubt has been through, None before the first, and `marks`
+    are the mark prices as of that tick. With `shares_depth`, each account meets books that lack what the other accounts
+    took.
     """
 
     def __init__(self, database: Database, writer: LedgerWriter, events: EventBus) -> None:
@@ -87,10 +95,11 @@ class Accounts:
         self.service_level = writer.service_level
         self.version = 0
         self.processed: AppliedTick | None = None
+        self.marks: Mapping[str, Decimal] = {}
         self._last_number = 0
         self._catch_up: CatchUp | None = None
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._in_doubt: dict[str, AppliedTick | None] = {}
+        self._in_doubt: dict[str, LastSeen | None] = {}
         self._under_way: defaultdict[str, set[asyncio.Future[Posting | None]]] = defaultdict(set)
         self._decided: dict[str, Account] = {}
         """The accounts with all pending decisions applied."""
@@ -104,8 +113,8 @@ class Accounts:
         symbols: Collection[str],
         now: datetime,
         catch_up: CatchUp | None = None,
-    ) -> Mapping[str, Decimal]:
-        """Start a term: rebuild every account from its rows and check the ledger. Return the last recorded marks.
+    ) -> None:
+        """Start a term: rebuild every account and the marks from their rows, and check the ledger.
 
         Ticks of a time after `now` were dated by a clock that was ahead, and get the time that it should have shown.
         `catch_up` is called for an account that was in doubt, after it has been reread.
@@ -132,7 +141,7 @@ class Accounts:
             self._term = await leadership_store.update_term(conn)
         self._in_doubt.clear()
         self._catch_up = catch_up
-        self.processed = processed
+        self.processed, self.marks = processed, marks
         numbers = [account.seen_tick for account in accounts.values()]
         self._last_number = max(numbers, default=0) if processed is None else max(processed.number, *numbers, 0)
         self._writer.start(self._term)
@@ -140,7 +149,6 @@ class Accounts:
         positions = sum(len(account.positions) for account in accounts.values())
         resting = sum(len(account.resting) for account in accounts.values())
         log.info("restored %d accounts with %d positions and %d resting orders", len(accounts), positions, resting)
-        return marks
 
     async def follow(self, identity: store.DatabaseIdentity) -> Mapping[str, Decimal]:
         """Read what the leader has changed since the last call. Return the last recorded marks. Writes nothing.
@@ -210,8 +218,8 @@ class Accounts:
         return self._taken if self.shares_depth else {} if account is None else account.taken
 
     @property
-    def in_doubt(self) -> Mapping[str, AppliedTick | None]:
-        """The accounts whose state is unknown until they are reread, each with the last tick before those it misses."""
+    def in_doubt(self) -> Mapping[str, LastSeen | None]:
+        """The accounts whose state is unknown until they are reread, each with what it saw before what it misses."""
         return self._in_doubt
 
     def is_changing(self, account_id: str) -> bool:
@@ -362,16 +370,16 @@ class Accounts:
 
     def mark_missed(self, account_id: str) -> None:
         """Record that the account has missed every tick after the last processed one."""
-        self._in_doubt.setdefault(account_id, self.processed)
+        self._in_doubt.setdefault(account_id, None if self.processed is None else LastSeen(self.processed, self.marks))
 
     def set_back(self, at: datetime) -> None:
         """Note that the clock was set back: the accounts in doubt have missed every tick from `at` on."""
         for account_id, since in self._in_doubt.items():
-            if since is not None and since.at >= at:
-                self._in_doubt[account_id] = since._replace(at=at - _INSTANT)
+            if since is not None and since.tick.at >= at:
+                self._in_doubt[account_id] = since._replace(tick=since.tick._replace(at=at - _INSTANT))
 
-    async def checkpoint(self, marks: Mapping[str, Decimal], *, jumped_from: datetime | None = None) -> None:
-        """Record in the database up to which tick every account has been processed, and the marks of that time.
+    async def checkpoint(self, *, jumped_from: datetime | None = None) -> None:
+        """Record in the database up to which tick every account has been processed, and the marks as of that tick.
 
         `jumped_from`: the last processed tick ends a gap that began at this time.
 
@@ -382,9 +390,9 @@ class Accounts:
             return
         doubts = [since for since in self._in_doubt.values() if since is not None]
         async with self._database.writing() as conn:
-            tick = min([self.processed, *doubts])
+            first = min([LastSeen(self.processed, self.marks), *doubts], key=lambda seen: seen.tick)
             gap = None if jumped_from is None else (jumped_from, self.processed.at)
-            await store.update_processed_until(conn, term, tick, marks, gap=gap)
+            await store.update_processed_until(conn, term, first.tick, first.marks, gap=gap)
 
     async def _change(
         self, account_id: str, decide: Callable[[Account], Posting | None], within: Within

@@ -11,7 +11,7 @@ from typing import Final
 
 from trader.core.clock import Clock, ScaledClock, interval_elapsed, iso
 from trader.core.errors import InternalError, LedgerViolated, MarketUnavailable, Unavailable
-from trader.exchange.accounts import Accounts
+from trader.exchange.accounts import Accounts, LastSeen
 from trader.exchange.domain.account import Account, AppliedTick
 from trader.exchange.domain.ledger import ExchangeRules, Posting
 from trader.exchange.domain.tick_rules import Moment, apply_tick, is_affected, is_unaffected, price_ranges
@@ -50,8 +50,10 @@ class TickProcessor:
         self._rules = rules
         self._seen_until: datetime | None = None
         self._processed_quotes: Mapping[str, Quote] = {}
-        self._processed_marks: Mapping[str, Decimal] = {}
-        self._applying: datetime | None = None
+        self._arrived: datetime | None = None
+        """The time of the tick that is about to be applied, or is being applied."""
+
+        self._is_applying = False
         self._deciding = 0
         self._turn = asyncio.Event()
         self._checkpoint_due: datetime | None = None
@@ -72,9 +74,8 @@ class TickProcessor:
         :raises StartError: the database belongs to another market or trading mode, its books do not balance, or an
             account holds a market that is not among the followed `symbols`
         """
-        marks = await self._accounts.lead(identity, symbols, self._clock.now(), self._caught_up)
-        self._market.restore_marks(marks)
-        self._processed_marks = marks
+        await self._accounts.lead(identity, symbols, self._clock.now(), self._caught_up)
+        self._market.restore_marks(self._accounts.marks)
         self._ask_again_at = self._give_up_at = None
         since = self._accounts.processed_until
         await self._catch_up_until(self._clock.now())
@@ -132,21 +133,21 @@ class TickProcessor:
     def _now(self) -> datetime:
         """Return the date of a decision: before the next tick and, in a paced replay, after every tick before it."""
         now, processed = self._clock.now(), self._accounts.processed_until
-        if self._applying is not None:
-            return min(now, self._applying - _INSTANT)
+        if self._arrived is not None:
+            return min(now, self._arrived - _INSTANT)
         return max(now, processed) if self._is_paced and processed is not None else now
 
     def moment(self) -> Moment:
         """Return the markets as of the last applied tick, for a decision now."""
-        return Moment(self._now(), self._processed_quotes, self._processed_marks)
+        return Moment(self._now(), self._processed_quotes, self._accounts.marks)
 
     def _note_processed(self) -> None:
-        self._processed_quotes, self._processed_marks = dict(self._market.quotes()), dict(self._market.marks)
+        self._processed_quotes, self._accounts.marks = dict(self._market.quotes()), dict(self._market.marks)
 
     @asynccontextmanager
     async def between_ticks(self) -> AsyncIterator[None]:
         """Decide between two ticks: wait until the current one is applied to every account, and hold off the next."""
-        while self._applying is not None:
+        while self._is_applying:
             await self._turn.wait()
         self._deciding += 1
         try:
@@ -167,25 +168,32 @@ class TickProcessor:
         since = self._accounts.processed_until
         if since is not None and since > tick.at:
             self._accounts.set_back(tick.at)
-        if not await self._close_gap(tick):
-            return
-        self._applying, self._is_caught_up = tick.at, False
+        self._arrived = tick.at
+        try:
+            if not await self._close_gap(tick):
+                return
+            await self._apply(tick)
+        finally:
+            self._arrived = None
+        self._recover_all()
+        if self._checkpoint_due is None or interval_elapsed(self._checkpoint_due, CHECKPOINT_EVERY, tick.at):
+            self._checkpoint_due = tick.at.replace(second=0, microsecond=0) + CHECKPOINT_EVERY
+            await self.checkpoint()
+
+    async def _apply(self, tick: Tick) -> None:
+        self._is_applying, self._is_caught_up = True, False
         try:
             while self._deciding:
                 await self._turn.wait()
             applied = self._accounts.next_tick(tick.at)
             quotes, marks = dict(self._market.quotes()), dict(self._market.marks)
-            moment = Moment(tick.at, quotes, marks, frozenset(tick.quotes), self._processed_marks)
+            moment = Moment(tick.at, quotes, marks, frozenset(tick.quotes), self._accounts.marks)
             await self._apply_to_all(moment, applied, list(self._accounts.by_id))
             self._accounts.processed = applied
         finally:
-            self._applying = None
+            self._is_applying = False
             self._note_processed()
             self._next_turn()
-        self._recover_all()
-        if self._checkpoint_due is None or interval_elapsed(self._checkpoint_due, CHECKPOINT_EVERY, tick.at):
-            self._checkpoint_due = tick.at.replace(second=0, microsecond=0) + CHECKPOINT_EVERY
-            await self.checkpoint()
 
     def _was_processed(self, tick: Tick) -> bool:
         """Return whether the feed is behind the accounts, as in a replay after a failover: no second happens twice."""
@@ -233,7 +241,7 @@ class TickProcessor:
         `jumped_from`: the tick ends a gap that began at this time.
         """
         try:
-            await self._accounts.checkpoint(self._processed_marks, jumped_from=jumped_from)
+            await self._accounts.checkpoint(jumped_from=jumped_from)
         except Unavailable as error:
             log.warning("the last processed tick was not recorded: %s", error)
 
@@ -285,7 +293,7 @@ class TickProcessor:
         begin = self._accounts.processed
         assert begin is not None, "`since` is its time"
         before = sum(account.sequence for account in self._accounts.by_id.values())
-        async for moments in missed_moments(self._market, since, until, self._processed_marks, applied=True):
+        async for moments in missed_moments(self._market, since, until, self._accounts.marks, applied=True):
             if all(account.is_idle for account in self._accounts.by_id.values()):
                 break
             await self._catch_up_on(moments, begin)
@@ -306,7 +314,7 @@ class TickProcessor:
             self._market.restore_marks(moment.marks)
             applied = self._accounts.next_tick(moment.at)
             await self._apply_to_all(moment, applied, affected, since=since)
-            self._accounts.processed, self._processed_marks = applied, moment.marks
+            self._accounts.processed, self._accounts.marks = applied, moment.marks
 
     def _recover_all(self) -> None:
         """Let every account in doubt be reread and catch up on its own, while the market continues."""
@@ -344,10 +352,10 @@ class TickProcessor:
         finally:
             self._kept.pop(account_id, None)
 
-    async def _catch_up(self, account_id: str, since: AppliedTick, until: AppliedTick) -> None:
+    async def _catch_up(self, account_id: str, since: LastSeen, until: AppliedTick) -> None:
         try:
-            async for moments in missed_moments(self._market, since.at, until.at, self._processed_marks):
-                await self._apply_missed(account_id, moments, since)
+            async for moments in missed_moments(self._market, since.tick.at, until.at, since.marks):
+                await self._apply_missed(account_id, moments, since.tick)
         except MarketUnavailable as error:
             raise Unavailable(f"The account {account_id} cannot catch up on the market now: {error}") from error
 

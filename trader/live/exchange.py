@@ -89,7 +89,8 @@ class LiveExchange(ExchangeBase):
             two models would trade one account; an account that is new here already holds positions or orders
         """
         now = self._context.clock.now()
-        self._market.restore_marks(await self._accounts.lead(self._identity, self._settings.markets, now))
+        await self._accounts.lead(self._identity, self._settings.markets, now)
+        self._market.restore_marks(self._accounts.marks)
         await self._market.prime()
         self._jobs = aiojobs.Scheduler()
         active, known = await self._bindings.of_active_models(), await self._bindings.known()
@@ -148,7 +149,7 @@ class LiveExchange(ExchangeBase):
         self._rules.markets.update(self._market.markets)
         if not self._is_live:
             return
-        self._accounts.processed = self._accounts.next_tick(tick.at)
+        self._accounts.processed, self._accounts.marks = self._accounts.next_tick(tick.at), dict(self._market.marks)
         for account in self._live_accounts.values():
             account.on_marks()
         if self._checkpoint_due is None or interval_elapsed(self._checkpoint_due, _CHECKPOINT_EVERY, tick.at):
@@ -275,7 +276,7 @@ class LiveExchange(ExchangeBase):
 
     async def _checkpoint(self) -> None:
         try:
-            await self._accounts.checkpoint(self._market.marks)
+            await self._accounts.checkpoint()
         except Unavailable as error:
             log.warning("the time until which the market was followed is not recorded: %s", error)
 
