@@ -29,6 +29,7 @@ from trader.agents.domain.invocations import Invocation
 from trader.agents.providers.providers import RuleProvider
 from trader.agents.sql.linked_invocations import update_invocation_closed
 from trader.core.errors import OrderUndecided, ProviderError, Unavailable
+from trader.core.events import ConversationsChanged
 from trader.database.pool import Connection, Database, Page
 from trader.exchange.domain.orders import Order, OrderAnswer, OrderSide
 from trader.exchange.paper import PaperExchange
@@ -344,6 +345,18 @@ async def test_an_unwritten_record_is_written_later(dsn: str, database: Database
         assert (first.invocation.status, first.invocation.response) == ("completed", "unheard")
         assert len(first.tool_calls) == 1
     await away.close()
+
+
+async def test_an_invocation_that_another_leader_prevents_is_not_announced(floor: Floor) -> None:
+    await floor.add("ada")
+    async with floor.database.connection() as conn:
+        await conn.execute("UPDATE service_state SET term = term + 1")
+    for _ in range(2):  # the second batch writes what the first one could not
+        await floor.start_batch()
+        await floor.idle()
+    async with floor.database.connection() as conn:
+        assert await conn.fetchval("SELECT count(*) FROM invocations") == 0
+    assert not [event for event in floor.events if isinstance(event, ConversationsChanged)]
 
 
 class DoubtfulDatabase(Database):

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final
@@ -25,7 +24,7 @@ from trader.agents.entrants import Entrants
 from trader.agents.payloads import PayloadPacker
 from trader.agents.record import AlreadyClosed, InvocationRecord, StartedCall
 from trader.agents.sql.external import OpenView, insert_decision, update_pending_order, update_view_inputs
-from trader.agents.sql.invocations import UnrecordedOrder, insert_invocation, insert_payload
+from trader.agents.sql.invocations import UnrecordedOrder, insert_invocation, insert_payload, select_invocation
 from trader.agents.sql.models import select_strategy_state, upsert_strategy_state
 from trader.core.errors import Unavailable
 from trader.core.events import ConversationsChanged, EventBus
@@ -129,15 +128,19 @@ class InvocationRecorder(InvocationRecord):
             await self._settle(self.model.id)  # the order's outcome is read from the books
         is_only_end = self.is_closed and self._pending is None
         is_only_end = is_only_end and self._written == (len(self.steps), len(self.calls)) and not self._is_handed_on
-        with suppress(AlreadyClosed):  # the last write succeeded without confirmation, or another process wrote it
+        has_row = True
+        try:
             # A single statement is its own transaction: it holds the chain's lock for less than a round trip.
             async with self._database.writing() if is_only_end else self._database.transaction() as conn:
                 if self._pending is not None and self.is_closed:
                     await self._settle_pending(conn, self._pending)
                 await self.write(conn)
+        except AlreadyClosed:  # by a write without confirmation, or by another process; or it has never begun
+            async with self._database.reading() as conn:
+                has_row = await select_invocation(conn, self.id) is not None
         self._written = len(self.steps), len(self.calls)
-        if self.is_closed:
-            self._is_saved = True
+        self._is_saved = self.is_closed
+        if self._is_saved and has_row:
             self._events.publish(ConversationsChanged(at=self._ended_at(), model_id=self.model.id))
             await self._save_payload()
 
