@@ -39,6 +39,8 @@ class Callers:
         self._clients: dict[Process, Client] = {}
         self._stack = AsyncExitStack()
         self.views: dict[str, str] = {}
+        """The view of each agent that has called; empty until it is answered."""
+
         self.placed: dict[str, str] = {}
 
     async def add(self, agent: str, process: Process) -> None:
@@ -62,6 +64,7 @@ class Callers:
 
     async def decide(self, agent: str, process: Process) -> None:
         """Place the agent's order on its view, the same one each time, and hold."""
+        self.views.setdefault(agent, "")
         view = self.views[agent] = (await self._call(agent, process, "getView"))["viewId"]
         order = {"viewId": view, "clientOrderId": f"by {agent}", **ORDER}
         answer = await self._call(agent, process, "placeOrder", **order)

@@ -137,8 +137,13 @@ WHERE c.verb = 'flatten' AND c.outcome -> 'left' = '[]' AND c.outcome ->> 'note'
 
 
 async def _broken_promises(arena: Arena, conn: Connection):  # type: ignore[no-untyped-def]  # an async iterator
-    rows = await conn.fetch("SELECT account_id, client_order_id, id FROM order_requests")
+    rows = await conn.fetch("SELECT account_id, client_order_id, id, created_at FROM order_requests")
     booked = {(row["account_id"], row["client_order_id"]): row["id"] for row in rows}
+    for row in () if arena.is_clock_set else rows:
+        seen = arena.seen[row["account_id"], row["client_order_id"]]
+        following = next((tick.at for tick in arena.source.script if tick.at > seen), row["created_at"])
+        if row["created_at"] > following:
+            yield f"{row['client_order_id']} is dated after the tick of {following:%X}, which it had not seen"
     for key, answer in arena.acknowledged.items():
         if booked.get(key) != answer.id:
             yield f"{key} was acknowledged as {answer.id}, and is booked as {booked.get(key)}"

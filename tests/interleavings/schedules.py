@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from interleavings import outside
 from interleavings.arena import AGENT, MODEL, OTHER_AGENT, QUIET, RECORDED_AFTER, START, STOPPED, Arena, D
-from support.gaps import Gaps, run_as
+from support.gaps import FAULTS, Gaps, run_as
 from support.seasons import add_season
 from support.tasks import ended
 from support.trading_floor import calling, hold, opening
@@ -88,6 +88,11 @@ async def fill_tick(s: Schedule) -> None:
 
 async def funding_tick(s: Schedule) -> None:
     await s.arena.see(after_s=20)
+
+
+async def gap_tick(s: Schedule) -> None:
+    """Have a tick with a stop end a gap of the feed."""
+    await s.arena.see(STOPPED, after_s=61)
 
 
 async def open_large(s: Schedule) -> None:
@@ -287,6 +292,7 @@ OPERATIONS: Final = {
     "tick with stop": Operation(stop_tick),
     "tick with limit fill": Operation(fill_tick),
     "tick with funding": Operation(funding_tick),
+    "tick after a gap": Operation(gap_tick),
     "tick with liquidation": Operation(stop_tick, open_large),
     "snapshot": Operation(snapshot, have_unrecorded),
     "first record": Operation(snapshot, have_no_record),
@@ -449,7 +455,7 @@ async def other_key(s: Schedule) -> None:
     """Have another agent decide with its own key, and with the view of the first one, which it does not have."""
     callers, a = s.arena.callers, s.arena.process("A")
     await callers.decide(OTHER_AGENT, a)
-    if AGENT in callers.views:
+    if callers.views.get(AGENT):
         assert await callers.decide_for(AGENT, OTHER_AGENT, a) == "VIEW_UNKNOWN"
 
 
@@ -600,6 +606,7 @@ ONLY_BY: Final = {
         "clock back",
         "flatten elsewhere",
     },
+    "tick after a gap": {"order", *FAULTS, "lost lock", "second leader", "stop"},
     "first order": {"remove"},
     "first record": {"lifted halt", "lost statement", "lost acknowledgement", "second leader"},
     "invocation at a tick": {
