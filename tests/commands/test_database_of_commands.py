@@ -1,14 +1,12 @@
 """The commands use the same database as the service: a DATABASE_URL in .env names it."""
 
 import asyncio
-import os
 import re
-import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from support.calls import Call
 from support.waiting import until
 
 from trader.__main__ import main
@@ -20,15 +18,13 @@ from trader.exchange.domain.halts import CommandOutcome
 from trader.exchange.sql.accounts import DatabaseIdentity, upsert_service_state
 from trader.exchange.sql.halts import select_open_commands, update_command_finished, update_command_taken
 
-pytestmark = pytest.mark.processes
-
 NO_RUN = "0f4c1f2e-8d0e-5b2a-9c55-3f0f6a1f9f10"
 
 
-def _run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environ = {name: value for name, value in os.environ.items() if name != "DATABASE_URL"}
-    command = [sys.executable, "-P", "-m", "trader", *arguments]
-    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=60, check=False)
+@pytest.fixture(autouse=True)
+def _without_settings(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No DATABASE_URL in the environment of the commands."""
+    monkeypatch.delenv("DATABASE_URL")
 
 
 @pytest.mark.parametrize(
@@ -41,26 +37,25 @@ def _run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 async def test_the_database_of_the_env_file_is_read(
-    database: Database, dsn: str, tmp_path: Path, command: str, arguments: list[str], code: int, printed: str
+    call: Call, dsn: str, tmp_path: Path, command: str, arguments: list[str], code: int, printed: str
 ) -> None:
     (tmp_path / ".env").write_text(f"DATABASE_URL={dsn}\n", encoding="utf-8")
-    ended = _run(tmp_path, command, *arguments)
-    assert ended.returncode == code, ended.stderr
-    assert printed.format(place=place(dsn)) in ended.stderr + ended.stdout
+    ended = await call(command, *arguments)
+    assert ended.code == code, ended.err
+    assert printed.format(place=place(dsn)) in ended.err + ended.out
 
 
 @pytest.mark.parametrize(
     ("command", "arguments"), [("audit", []), ("report", []), ("drift", []), ("reproduce", [NO_RUN])]
 )
 async def test_a_database_of_another_schema_version_is_reported(
-    database: Database, dsn: str, tmp_path: Path, command: str, arguments: list[str]
+    call: Call, database: Database, dsn: str, command: str, arguments: list[str]
 ) -> None:
     async with database.connection() as conn:
         await conn.execute("UPDATE schema_version SET version = version + 1")
-    ended = _run(tmp_path, command, "--database-url", dsn, *arguments)
-    assert ended.returncode == 1
-    assert f"The database at {place(dsn)} has schema version 2, made by a newer version of trader" in ended.stderr
-    assert "Traceback" not in ended.stderr
+    ended = await call(command, "--database-url", dsn, *arguments)
+    assert ended.code == 1
+    assert f"The database at {place(dsn)} has schema version 2, made by a newer version of trader" in ended.err
 
 
 async def test_a_halt_with_an_unresponsive_service_is_recorded_but_not_yet_executed(
@@ -94,10 +89,9 @@ async def test_a_halt_with_an_unresponsive_service_is_recorded_but_not_yet_execu
 
 
 @pytest.mark.parametrize("command", ["audit", "report", "drift"])
-def test_a_wrong_address_is_reported_without_its_password(tmp_path: Path, command: str) -> None:
+async def test_a_wrong_address_is_reported_without_its_password(call: Call, tmp_path: Path, command: str) -> None:
     (tmp_path / ".env").write_text("DATABASE_URL=mysql://root:hunter2@localhost/x\n", encoding="utf-8")
-    ended = _run(tmp_path, command)
-    assert ended.returncode == 2
-    assert "DATABASE_URL: expected postgresql://" in ended.stderr
-    assert "hunter2" not in ended.stderr
-    assert "Traceback" not in ended.stderr
+    ended = await call(command)
+    assert ended.code == 2
+    assert "DATABASE_URL: expected postgresql://" in ended.err
+    assert "hunter2" not in ended.err

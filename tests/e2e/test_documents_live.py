@@ -109,6 +109,7 @@ INSTEAD: dict[str, dict[str, str]] = {
             f"{TWO_HOURS} --budget-usd 5 --mask symbols,dates,scale --no-database --out masked"
         ),
     },
+    "docs/exam.md": {"trader exam run": "trader exam run --models docs/examples/exam.toml --states 20 --out exam"},
     "docs/frontends.md": {"npm create": "mkdir -p arena/src"},
     "docs/markets.md": THREE_DAYS,
     "docs/runbooks.md": {

@@ -1,37 +1,18 @@
-"""Operator commands against the running process, and across a kill."""
+"""Operator commands, called in this process, against the running service, and across a kill."""
 
 import asyncio
-import os
-import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import asyncpg
 import pytest
-from support.process import ServiceProcess, serving
+from support.calls import Call
+from support.process import ServiceProcess, run_command, serving
 from support.waiting import becomes, until
 
 pytestmark = pytest.mark.processes
 
 QUICKLY = {"SIM_LATENCY_MS": "0"}
-
-
-class Said(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-async def operate(folder: Path, *arguments: str, **environ: str) -> Said:
-    """Run an operator's command in the folder of the service, with a minimal environment."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-m", "trader", *arguments,
-        cwd=folder, env={"PATH": os.environ["PATH"], "HOME": str(folder), **environ},
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    async with asyncio.timeout(60):
-        out, err = await process.communicate()
-    return Said(process.returncode or 0, out.decode(), err.decode())
 
 
 async def buy(service: ServiceProcess, account: str = "me", symbol: str = "BTC", **more: Any) -> dict[str, Any]:
@@ -55,7 +36,7 @@ async def halts(service: ServiceProcess) -> list[dict[str, Any]]:
     return shown
 
 
-async def test_halt_resume_and_flatten_a_running_service(tmp_path: Path, dsn: str) -> None:
+async def test_halt_resume_and_flatten_a_running_service(tmp_path: Path, dsn: str, call: Call) -> None:
     async with serving(tmp_path, DATABASE_URL=dsn, **QUICKLY) as service:
         for symbol in ("BTC", "ETH"):
             assert (await buy(service, symbol=symbol))["status"] == "filled"
@@ -63,7 +44,7 @@ async def test_halt_resume_and_flatten_a_running_service(tmp_path: Path, dsn: st
         assert (await buy(service, "other", "ETH", **resting))["status"] == "resting"
         assert await halts(service) == []
 
-        output = await operate(tmp_path, "halt", "--reason", "strange prices", DATABASE_URL=dsn)
+        output = await call("halt", "--reason", "strange prices")
         assert output.code == 0, output
         assert "cancelled: other: buy 0.02 ETH at 1000" in output.out
         assert "In force: all accounts: operator: strange prices" in output.out
@@ -75,11 +56,11 @@ async def test_halt_resume_and_flatten_a_running_service(tmp_path: Path, dsn: st
         sold = {"accountId": "me", "symbol": "BTC", "side": "sell", "quantity": 0.01, "reduceOnly": True}
         assert (await service.call("simulator.placeOrder", **sold))["order"]["status"] == "filled"
 
-        output = await operate(tmp_path, "flatten", "--account", "me", "--dry-run", DATABASE_URL=dsn)
+        output = await call("flatten", "--account", "me", "--dry-run")
         assert (output.code, "  close me: LONG 0.01 BTC at " in output.out) == (0, True)
-        output = await operate(tmp_path, "flatten", "--account", "me", DATABASE_URL=dsn)
+        output = await call("flatten", "--account", "me")
         assert (output.code, "add --yes. Nothing was changed" in output.err) == (1, True)
-        output = await operate(tmp_path, "flatten", "--yes", "--account", "me", DATABASE_URL=dsn)
+        output = await call("flatten", "--yes", "--account", "me")
         assert output.code == 0, output
         assert "closed: me: LONG 0.01 BTC" in output.out
         assert "closed: me: LONG 0.02 ETH" in output.out
@@ -88,21 +69,21 @@ async def test_halt_resume_and_flatten_a_running_service(tmp_path: Path, dsn: st
         trades = (await service.call("trading.getTrades", modelId="me"))["trades"]
         assert [trade["closeReason"] for trade in trades] == ["operator", "operator", "order"]
 
-        assert (await operate(tmp_path, "resume", DATABASE_URL=dsn)).code == 0
+        assert (await call("resume")).code == 0
         assert (await buy(service, "other"))["status"] == "filled"
         assert (await buy(service))["status"] == "rejected", "this account is halted by itself"
-        assert (await operate(tmp_path, "resume", "--account", "me", DATABASE_URL=dsn)).code == 0
+        assert (await call("resume", "--account", "me")).code == 0
         assert await halts(service) == []
         assert (await buy(service))["status"] == "filled"
         assert service.traceback() == ""
 
 
-async def test_a_halt_survives_a_kill_and_works_without_a_service(tmp_path: Path, dsn: str) -> None:
+async def test_a_halt_survives_a_kill_and_works_without_a_service(tmp_path: Path, dsn: str, call: Call) -> None:
     async with serving(tmp_path, DATABASE_URL=dsn, **QUICKLY) as service:
         assert (await buy(service))["status"] == "filled"
-        assert (await operate(tmp_path, "halt", "--account", "me", DATABASE_URL=dsn)).code == 0
+        assert (await call("halt", "--account", "me")).code == 0
         await service.kill()
-    output = await operate(tmp_path, "flatten", "--yes", DATABASE_URL=dsn)
+    output = await call("flatten", "--yes")
     assert output.code == 1
     assert "No service is running. At its next start the halt holds" in output.out
     assert "remains: me: LONG 0.02 BTC" in output.out
@@ -113,7 +94,7 @@ async def test_a_halt_survives_a_kill_and_works_without_a_service(tmp_path: Path
         assert (await buy(service, "new"))["status"] == "rejected"
         assert len(await service.call("trading.getPositions", modelId="me")) == 1, "nobody closes unasked"
         await service.kill()
-    output = await operate(tmp_path, "resume", DATABASE_URL=dsn)
+    output = await call("resume")
     assert (output.code, "No service is running; it trades again from its next start." in output.out) == (0, True)
     async with serving(tmp_path, DATABASE_URL=dsn, **QUICKLY) as service:
         assert [halt.get("accountId") for halt in await halts(service)] == ["me"]
@@ -121,14 +102,14 @@ async def test_a_halt_survives_a_kill_and_works_without_a_service(tmp_path: Path
 
 
 async def test_a_halt_while_its_tables_are_locked_is_in_force_at_once_and_survives_a_kill(
-    tmp_path: Path, dsn: str
+    tmp_path: Path, dsn: str, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = await asyncpg.connect(dsn)
     try:
         async with serving(tmp_path, DATABASE_URL=dsn, **QUICKLY) as service, other.transaction():
             await other.execute("LOCK TABLE halts, commands")
-            here = {"DATABASE_URL": dsn, "PORT": service.url.rpartition(":")[2]}
-            output = await operate(tmp_path, "halt", "--reason", "strange prices", **here)
+            monkeypatch.setenv("PORT", service.url.rpartition(":")[2])
+            output = await call("halt", "--reason", "strange prices")
             assert (output.code, output.err) == (0, "")
             assert output.out == (
                 "Halted all accounts: the database does not accept it yet; a file keeps it through a restart of this "
@@ -139,7 +120,7 @@ async def test_a_halt_while_its_tables_are_locked_is_in_force_at_once_and_surviv
             _, report = await service.get("/health")
             assert report["reasons"] == ["The database cannot be used now: locked."]
             assert [halt["reason"] for halt in report["halts"]] == ["strange prices"]
-            elsewhere = await operate(tmp_path, "flatten", "--yes", **here)
+            elsewhere = await call("flatten", "--yes")
             assert elsewhere.code == 1
             assert "NOT flattened, trading continues. The database cannot be used now: locked. Table" in elsewhere.err
             await service.kill()
@@ -154,14 +135,16 @@ async def test_a_halt_while_its_tables_are_locked_is_in_force_at_once_and_surviv
         await other.close()
 
 
-async def test_a_flatten_that_a_kill_interrupted_is_completed_by_the_next_start(tmp_path: Path, dsn: str) -> None:
+async def test_a_flatten_that_a_kill_interrupted_is_completed_by_the_next_start(
+    tmp_path: Path, dsn: str, call: Call
+) -> None:
     slow = {"DATABASE_URL": dsn, "SIM_LATENCY_MS": "3000"}
     async with serving(tmp_path, DATABASE_URL=dsn, **QUICKLY) as service:
         for account in ("one", "two", "three"):
             assert (await buy(service, account))["status"] == "filled"
         assert await service.stop() == 0
     async with serving(tmp_path, **slow) as service:
-        flatten = asyncio.create_task(operate(tmp_path, "flatten", "--yes", DATABASE_URL=dsn))
+        flatten = asyncio.ensure_future(call("flatten", "--yes"))
         await until(lambda: any(b"flatten of all accounts, requested by" in line for line in service.log))
         await service.kill()
     async with serving(tmp_path, DATABASE_URL=dsn, **QUICKLY) as service:
@@ -173,7 +156,7 @@ async def test_a_flatten_that_a_kill_interrupted_is_completed_by_the_next_start(
         assert (await buy(service, "one"))["status"] == "rejected"
 
 
-async def test_a_limit_halts_and_flattens_and_only_the_operator_resumes(tmp_path: Path, dsn: str) -> None:
+async def test_a_limit_halts_and_flattens_and_only_the_operator_resumes(tmp_path: Path, dsn: str, call: Call) -> None:
     """The fee of one order exceeds this account's loss limit."""
     limits = {"MAX_DRAWDOWN_PERCENT": "0.02", "FLATTEN_ON_LIMIT": "on", "DATABASE_URL": dsn, **QUICKLY}
     async with serving(tmp_path, **limits) as service:
@@ -187,7 +170,7 @@ async def test_a_limit_halts_and_flattens_and_only_the_operator_resumes(tmp_path
     async with serving(tmp_path, **limits) as service:
         assert "me" in [halt.get("accountId") for halt in await halts(service)]
         assert (await buy(service))["status"] == "rejected"
-        assert (await operate(tmp_path, "resume", "--account", "me", DATABASE_URL=dsn)).code == 0
+        assert (await call("resume", "--account", "me")).code == 0
         assert (await buy(service, quantity=0.001))["status"] == "filled", "losses count from now on"
         assert service.traceback().count("limit: equity") == len(service.traceback().splitlines())
 
@@ -195,24 +178,24 @@ async def test_a_limit_halts_and_flattens_and_only_the_operator_resumes(tmp_path
 async def test_commands_work_on_the_embedded_database(open_folder: Path) -> None:
     async with serving(open_folder, **QUICKLY) as service:
         assert (await buy(service))["status"] == "filled"
-        output = await operate(open_folder, "flatten", "--yes")
-        assert output.code == 0, output
-        assert "closed: me: LONG 0.02 BTC" in output.out
+        code, value = await run_command(open_folder, "flatten", "--yes")
+        closed = [(fill["accountId"], fill["quantity"]) for fill in value["outcome"]["closed"]]
+        assert (code, ("me", 0.02) in closed) == (0, True), value
         assert await service.stop() == 0
-    output = await operate(open_folder, "resume")
-    assert (output.code, "Nothing is halted." in output.out) == (0, True), output
+    code, value = await run_command(open_folder, "resume")
+    assert (code, value["halts"]) == (0, []), value
     async with serving(open_folder, **QUICKLY) as service:
         assert (await buy(service))["status"] == "filled"
 
 
-async def test_a_standby_shows_halts_and_takes_over_halted(tmp_path: Path, dsn: str) -> None:
+async def test_a_standby_shows_halts_and_takes_over_halted(tmp_path: Path, dsn: str, call: Call) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     async with (
         serving(tmp_path / "a", DATABASE_URL=dsn, **QUICKLY) as leader,
         serving(tmp_path / "b", DATABASE_URL=dsn, **QUICKLY) as standby,
     ):
-        assert (await operate(tmp_path, "halt", DATABASE_URL=dsn)).code == 0
+        assert (await call("halt")).code == 0
         await until(lambda: shown_halts(standby))
         await leader.kill()
         await becomes(standby.role, "leader")
@@ -226,24 +209,26 @@ async def test_a_standby_shows_halts_and_takes_over_halted(tmp_path: Path, dsn: 
         (("resume",), 1, "No halt of all accounts."),
         (("flatten", "me"), 2, "unrecognized arguments: me"),
         (("halt", "--reason", " "), 2, "argument --reason: expected 1 to 500 characters"),
-        (("halt", "--help"), 0, "no position is opened or increased"),
     ],
 )
-async def test_impossible_commands_are_reported(
-    tmp_path: Path, dsn: str, arguments: tuple[str, ...], code: int, output: str
-) -> None:
-    outcome = await operate(tmp_path, *arguments, DATABASE_URL=dsn)
+async def test_impossible_commands_are_reported(call: Call, arguments: tuple[str, ...], code: int, output: str) -> None:
+    outcome = await call(*arguments)
     assert (outcome.code, output in outcome.out + outcome.err) == (code, True), outcome
 
 
-async def test_an_unusable_database_is_reported_without_its_password(tmp_path: Path) -> None:
-    output = await operate(tmp_path, "halt", DATABASE_URL="postgresql://u:s3cr3t@127.0.0.1:1/trader")
+async def test_an_unusable_database_is_reported_without_its_password(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", "postgresql://u:s3cr3t@127.0.0.1:1/trader")
+    output = await call("halt")
     assert output.code == 1
     assert "127.0.0.1:1/trader cannot be used now: not reachable" in output.err
     assert "s3cr3t" not in output.out + output.err
-    output = await operate(tmp_path, "halt", DATABASE_URL="nonsense:s3cr3t")
+    monkeypatch.setenv("DATABASE_URL", "nonsense:s3cr3t")
+    output = await call("halt")
     assert output.code == 2
     assert "s3cr3t" not in output.out + output.err
-    output = await operate(tmp_path, "halt")
+    monkeypatch.delenv("DATABASE_URL")
+    output = await call("halt")
     assert output.code == 1
     assert "There is no embedded database" in output.err

@@ -1,12 +1,10 @@
 """Invocations of a running service, reproduced by the command: with a moving market and the latency of orders."""
 
-import asyncio
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.calls import Call
 from support.process import serving
 from support.slow_provider import slow_provider
 from support.waiting import until
@@ -22,18 +20,7 @@ pytestmark = pytest.mark.processes
 MODELS = 6
 
 
-async def replay(folder: Path, invocation: str, dsn: str) -> tuple[int, str]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-m", "trader", "reproduce", invocation,
-        cwd=folder, env={"PATH": os.environ["PATH"], "DATABASE_URL": dsn},
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-    )  # fmt: skip
-    output, _ = await asyncio.wait_for(process.communicate(), 60)
-    assert process.returncode is not None
-    return process.returncode, output.decode()
-
-
-async def test_invocations_reproduce_the_same_books(tmp_path: Path, database: Database, dsn: str) -> None:
+async def test_invocations_reproduce_the_same_books(tmp_path: Path, database: Database, dsn: str, call: Call) -> None:
     now = SystemClock().now()
     async with database.connection() as conn:
         for number in range(MODELS):
@@ -65,8 +52,8 @@ async def test_invocations_reproduce_the_same_books(tmp_path: Path, database: Da
             assert (each["inputTokens"], each["outputTokens"]) == (18_000 * rounds, 1_200 * rounds)
             assert rounds
             assert each["costUsd"] == pytest.approx(0.004 * rounds)
-        results = await asyncio.gather(*(replay(tmp_path, each["id"], dsn) for each in ended[:3]))
-    for code, output in results:
-        assert code == 0, output
-        assert "2. createPosition (ok): same: " in output
-        assert output.endswith("The books are identical.\n")
+        results = [await call("reproduce", each["id"]) for each in ended[:3]]
+    for said in results:
+        assert said.code == 0, said
+        assert "2. createPosition (ok): same: " in said.out
+        assert said.out.endswith("The books are identical.\n")

@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 from contextlib import closing, suppress
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import asyncpg
 import pytest
 from support.contract import OUTPUTS, VARIANT
 from support.process import ROOT, ServiceProcess, serving
+from support.run_profile import is_nightly
 from support.shapes import assert_shape
 from support.waiting import becomes, until
 
@@ -197,6 +199,13 @@ async def test_the_service_can_be_stopped_while_catching_up_on_a_long_downtime(t
     await conn.close()
 
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+INTERRUPTED = (
+    ["-P", "-m", "trader", "--demo"],
+    [str(ROOT / "scripts" / "seed_accounts.py"), "--models", "2", "--history", "1"],
+)
+
+
 def processes_in(folder: Path) -> list[str]:
     """The programs that run in a folder or name it: servers, their workers, and children of both."""
     seen = []
@@ -209,13 +218,9 @@ def processes_in(folder: Path) -> list[str]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 @pytest.mark.parametrize(
-    "command",
-    [
-        ["-P", "-m", "trader", "--demo"],
-        [str(ROOT / "scripts" / "seed_accounts.py"), "--models", "2", "--history", "1"],
-    ],
+    ("command", "number"),
+    list(product(INTERRUPTED, SIGNALS)) if is_nightly() else list(zip(cycle(INTERRUPTED), SIGNALS)),
 )
 async def test_an_interrupt_at_any_moment_leaves_no_process(
     open_folder: Path, command: list[str], number: signal.Signals

@@ -35,7 +35,7 @@ def _run(folder: Path, name: str, *arguments: str) -> subprocess.CompletedProces
 
 
 async def test_a_season_is_rendered_and_unexplained_equity_named(database: Database, dsn: str, tmp_path: Path) -> None:
-    season = ["--demo", "--models", str(MODELS), "--language-models", "--history", "3", "--how", "bulk", "--cycle", "7"]
+    season = ["--demo", "--models", str(MODELS), "--language-models", "--history", "1", "--how", "bulk", "--cycle", "7"]
     seeded = _run(tmp_path, "seed_accounts.py", *season, "--database-url", dsn)
     assert seeded.returncode == 0, seeded.stderr
     made = _run(tmp_path, "report", "--database-url", dsn, "--name", "<Season & one>")
@@ -86,7 +86,7 @@ async def _is_drawn(folder: Path) -> None:
 
 RESET = """
 WITH ended AS (
-    UPDATE runs SET ended_at = started_at + interval '2 days' WHERE account_id = $1 AND ended_at IS NULL
+    UPDATE runs SET ended_at = started_at + interval '12 hours' WHERE account_id = $1 AND ended_at IS NULL
     RETURNING *
 )
 INSERT INTO runs (id, account_id, number, initial_capital, quote_currency, started_at)
@@ -97,7 +97,7 @@ SELECT gen_random_uuid(), account_id, number + 1, 4321, quote_currency, ended_at
 async def test_a_model_without_a_snapshot_since_its_reset_is_shown(
     database: Database, dsn: str, tmp_path: Path
 ) -> None:
-    season = ["--demo", "--models", "2", "--history", "3", "--how", "bulk", "--cycle", "30"]
+    season = ["--demo", "--models", "2", "--history", "1", "--how", "bulk", "--cycle", "30"]
     seeded = _run(tmp_path, "seed_accounts.py", *season, "--database-url", dsn)
     assert seeded.returncode == 0, seeded.stderr
     async with database.connection() as conn:

@@ -188,37 +188,37 @@ async def shows_a_trade_and_its_market(tab: Tab, service: ServiceProcess) -> Non
     await until(lambda: tab.evaluate(f"{price} !== {json.dumps(first)}"), "the running candle")
 
 
-@pytest.mark.parametrize(
-    ("when_spent", "usd", "tile", "badge"),
-    [
-        ("pause", 0.5, "of 0.50 a day", "budget spent: paused"),
-        ("manage", 5, "of 5.00 a day", "budget spent: only reduces"),
-        ("pause", 500, "of 500.00 a day", None),
-    ],
-)
-async def test_the_budget_of_a_model_is_on_its_page(
-    tmp_path: Path, dsn: str, when_spent: str, usd: float, tile: str, badge: str | None
-) -> None:
+async def test_the_budget_of_a_model_is_on_its_page(tmp_path: Path, dsn: str) -> None:
     chromium_program()
     conn, now = await asyncpg.connect(dsn), datetime.now(UTC)
+    spenders: dict[str, tuple[dict[str, Any], str, list[str]]] = {
+        "paused": ({"budget_usd_per_day": 0.5}, "of 0.50 a day", ["budget spent: paused"]),
+        "managing": (
+            {"budget_usd_per_day": 5, "when_spent": "manage", "manage_usd_per_day": 4.5},
+            "of 5.00 a day",
+            ["budget spent: only reduces"],
+        ),
+        "trading": ({"budget_usd_per_day": 500}, "of 500.00 a day", []),
+    }
     try:
-        budget = {"budget_usd_per_day": usd, "when_spent": when_spent, "every": "24h"}
-        kept = {"manage_usd_per_day": 4.5} if when_spent == "manage" else {}
-        configuration = json.dumps(budget | kept)
-        await conn.execute(ADD_MODEL_WITH_BUDGET, "spender", now, configuration)
-        await conn.execute(ADD_COST, uuid4(), "spender", now, Decimal("0.75"))
+        for name, (budget, _, _) in spenders.items():
+            configuration = json.dumps({"when_spent": "pause", "every": "24h"} | budget)
+            await conn.execute(ADD_MODEL_WITH_BUDGET, name, now, configuration)
+            await conn.execute(ADD_COST, uuid4(), name, now, Decimal("0.75"))
     finally:
         await conn.close()
     async with (
         serving(tmp_path, DATABASE_URL=dsn) as service,
-        on_page(tmp_path / "profile", service.url, "/#/models/spender") as tab,
+        on_page(tmp_path / "profile", service.url) as tab,
     ):
-        await shows(tab, "Model cost today, USD")
-        await shows(tab, tile)
-        text = "[...document.querySelectorAll('.tile')].find(one => one.innerText.includes('today')).innerText"
-        assert (await tab.evaluate(text)).split("\n") == ["Model cost today, USD", "0.75", tile]
-        badges = await tab.evaluate("[...document.querySelectorAll('.title .badge.warn')].map(one => one.innerText)")
-        assert badges == ([] if badge is None else [badge])
+        for name, (_, tile, badges) in spenders.items():
+            await visit(tab, service.url, f"/#/models/{name}")
+            await shows(tab, "Model cost today, USD")
+            await shows(tab, tile)
+            text = "[...document.querySelectorAll('.tile')].find(one => one.innerText.includes('today')).innerText"
+            assert (await tab.evaluate(text)).split("\n") == ["Model cost today, USD", "0.75", tile]
+            shown = "[...document.querySelectorAll('.title .badge.warn')].map(one => one.innerText)"
+            assert await tab.evaluate(shown) == badges
         assert tab.problems == []
 
 

@@ -19,8 +19,11 @@ from trader.exchange.domain.tick_rules import Moment
 from trader.market.domain.markets import MARKETS, PLAIN_FUNDING_RATE, Quote, Tick
 from trader.market.sources.replay import ReplaySource
 
-CRASH = datetime(2025, 2, 3, 1, 30, tzinfo=UTC)
-"""Half an hour before ETH fell from 2,785 to 2,125 in 38 minutes."""
+CRASH = datetime(2025, 2, 3, 1, 50, tzinfo=UTC)
+"""Ten minutes before ETH fell from 2,785 to 2,125 in 38 minutes."""
+
+SPAN = timedelta(minutes=61)
+"""Covers the crash, and a change of the hour anywhere."""
 
 FLOWS = 40 if is_nightly() else 2
 
@@ -80,11 +83,11 @@ def random_order(random: Random, moment: Moment, capital: Decimal) -> Order:
 
 @pytest.mark.parametrize("flow", range(FLOWS))
 def test_random_orders_over_the_recorded_market(source: ReplaySource, flow: int) -> None:
-    """The first flow trades the crash; the others trade 75 minutes elsewhere in the recording."""
+    """The first flow trades the crash; the others trade an hour elsewhere in the recording."""
     random = Random(flow)
     start = CRASH if not flow else datetime(2025, 1, 2, tzinfo=UTC) + timedelta(seconds=random.randint(0, 31 * 86_400))
     both = SideBySide(Decimal(random.choice((500, 10_000, 400_000))), rate_of_hour, start)
-    for moment in moments(source, start, timedelta(minutes=75)):
+    for moment in moments(source, start, SPAN):
         both.update(moment)
         roll = random.random()
         if roll < 0.02:
@@ -102,7 +105,7 @@ def test_a_leveraged_long_is_liquidated_in_the_crash_at_the_books_prices(source:
     """ETH at 10×: equity ends at zero or above, and an insurance row, if any, closes the books."""
     both: SideBySide | None = None
     liquidated = expected = None
-    for moment in moments(source, CRASH, timedelta(minutes=75)):
+    for moment in moments(source, CRASH, SPAN):
         if both is None:
             both = SideBySide(Decimal(10_000), rate_of_hour, CRASH)
             quantity = round_to(Decimal(97_000) / moment.marks["ETH"], Decimal("0.001"))
