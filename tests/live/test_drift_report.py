@@ -1,8 +1,6 @@
 """The drift of known rows: the figures of the table, and the self-contained page."""
 
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -10,8 +8,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import msgspec
-import pytest
 from support.books import make_quote
+from support.calls import Call
 from support.outline import Outline
 from support.records import START, add_model, add_trade, id_of
 
@@ -24,8 +22,6 @@ from trader.market.domain.markets import MARKETS, SIMULATED_MARKETS, Tick
 from trader.market.sources.books import BookModel, Grid
 from trader.market.sources.recorder import Recorder
 from trader.market.sources.synthetic import SyntheticSource
-
-pytestmark = pytest.mark.processes
 
 INSERT_FILL = """
 INSERT INTO fills (account_id, sequence, run_id, order_id, symbol, side, quantity, price, fee, liquidation_fee, maker,
@@ -58,12 +54,7 @@ async def write(database: Database, rows: Sequence[Row], *, unsimulated: int = 0
         await insert_drift(conn, drifts[: len(rows)])
 
 
-def run(folder: Path, dsn: str, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-m", "trader", "drift", "--database-url", dsn, *options]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
-
-
-async def test_figures_per_market_side_and_size(database: Database, dsn: str, tmp_path: Path) -> None:
+async def test_figures_per_market_side_and_size(database: Database, call: Call, tmp_path: Path) -> None:
     rows: list[Row] = [("BTC", OrderSide.BUY, "0.5", bps) for bps in ("1", "2", "6", "-4")]
     rows += [
         ("BTC", OrderSide.BUY, "5", "10"),
@@ -71,9 +62,9 @@ async def test_figures_per_market_side_and_size(database: Database, dsn: str, tm
         ("ETH", OrderSide.BUY, "1", None),
     ]
     await write(database, rows, unsimulated=2)
-    made = run(tmp_path, dsn)
-    assert made.returncode == 0, made.stderr
-    lines = made.stdout.splitlines()
+    made = await call("drift")
+    assert made.code == 0, made.err
+    lines = made.out.splitlines()
     assert [line.split() for line in lines[1:5]] == [
         ["BTC", "buy", "<", "1k", "4", "+1.25", "+1.50", "6.00", "+6.00"],
         ["BTC", "buy", "1k", "to", "10k", "1", "+10.00", "+10.00", "10.00", "+10.00"],
@@ -109,11 +100,11 @@ async def test_sizes_begin_at_their_lower_bound_and_p95_is_by_nearest_rank(datab
     assert figures[0][4:] == (7.5, 9.5, 19.0, -40.0, -40.0, 18.0)
 
 
-async def test_a_report_without_simulated_fills_says_so(database: Database, dsn: str, tmp_path: Path) -> None:
+async def test_a_report_without_simulated_fills_says_so(database: Database, call: Call, tmp_path: Path) -> None:
     await write(database, [("BTC", OrderSide.BUY, "1", None)])
-    made = run(tmp_path, dsn)
-    assert made.returncode == 1
-    assert "no simulated venue fill" in made.stderr
+    made = await call("drift")
+    assert made.code == 1
+    assert "no simulated venue fill" in made.err
     assert not (tmp_path / "drift.html").exists()
 
 
@@ -130,12 +121,12 @@ def record_books(folder: Path, spread: str, count: int, symbol: str = "ETH") -> 
     recorder.close()
 
 
-async def test_recorded_books_are_compared_with_the_model(database: Database, dsn: str, tmp_path: Path) -> None:
+async def test_recorded_books_are_compared_with_the_model(database: Database, call: Call, tmp_path: Path) -> None:
     record_books(tmp_path / "recording", "4", count=60)
     await write(database, [("BTC", OrderSide.BUY, "1", "2")])
-    made = run(tmp_path, dsn, "--recording", "recording")
-    assert made.returncode == 0, made.stderr
-    lines = [line.split() for line in made.stdout.splitlines()]
+    made = await call("drift", "--recording", "recording")
+    assert made.code == 0, made.err
+    lines = [line.split() for line in made.out.splitlines()]
     at = lines.index(["market", "side", "size", "orders", "mean", "median", "p95", "worst"])
     row = SIMULATED_MARKETS["ETH"]
     model = (
@@ -149,27 +140,29 @@ async def test_recorded_books_are_compared_with_the_model(database: Database, ds
         assert line[-5:] == ["6", *[f"{dearer:+.2f}"] * 2, f"{dearer:.2f}", f"{dearer:+.2f}"]
         assert 5 < dearer < 10, "the model is within a basis point or two of the mid, the recording is 10 away"
     assert lines[at + 7][:2] == ["all", "36"]
-    assert made.stdout.splitlines()[at + 8] == "12 orders were larger than one of the books: no price to compare"
-    assert made.stdout.splitlines()[-1] == "drift.html: 1 fills and 36 orders"
+    assert made.out.splitlines()[at + 8] == "12 orders were larger than one of the books: no price to compare"
+    assert made.out.splitlines()[-1] == "drift.html: 1 fills and 36 orders"
     html = (tmp_path / "drift.html").read_text(encoding="utf-8")
     assert (html.count("<table"), html.count("<h2>")) == (2, 2)
 
 
-async def test_a_recording_is_compared_even_without_fills(database: Database, dsn: str, tmp_path: Path) -> None:
+async def test_a_recording_is_compared_even_without_fills(database: Database, call: Call, tmp_path: Path) -> None:
     record_books(tmp_path / "recording", "1", count=20)
     await write(database, [("BTC", OrderSide.BUY, "1", None)])
-    made = run(tmp_path, dsn, "--recording", "recording")
-    assert made.returncode == 0, made.stderr
-    assert made.stdout.splitlines()[-1] == "drift.html: 12 orders"
+    made = await call("drift", "--recording", "recording")
+    assert made.code == 0, made.err
+    assert made.out.splitlines()[-1] == "drift.html: 12 orders"
     (tmp_path / "empty").mkdir()
-    refused = run(tmp_path, dsn, "--recording", "empty")
-    assert refused.returncode == 1
-    assert "empty holds no recording" in refused.stderr
+    refused = await call("drift", "--recording", "empty")
+    assert refused.code == 1
+    assert "empty holds no recording" in refused.err
 
 
-async def test_a_recorded_market_without_a_model_is_not_compared(database: Database, dsn: str, tmp_path: Path) -> None:
+async def test_a_recorded_market_without_a_model_is_not_compared(
+    database: Database, call: Call, tmp_path: Path
+) -> None:
     record_books(tmp_path / "recording", "1", count=20, symbol="LTC")
     await write(database, [("BTC", OrderSide.BUY, "1", "2")])
-    made = run(tmp_path, dsn, "--recording", "recording")
-    assert made.returncode == 0, made.stderr
-    assert "this build has no market model of LTC: not compared" in made.stdout
+    made = await call("drift", "--recording", "recording")
+    assert made.code == 0, made.err
+    assert "this build has no market model of LTC: not compared" in made.out

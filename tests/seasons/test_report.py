@@ -1,11 +1,10 @@
 """The season report: one self-contained file, which explains every change of equity by costs or names the rest."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.calls import Call
 from support.chromium import is_installed, open_tab
 from support.outline import Outline
 
@@ -16,7 +15,6 @@ from trader.seasons.sql import report as store
 pytestmark = pytest.mark.processes
 
 MODELS = 8
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
 CHARGE_MORE = """
@@ -27,19 +25,14 @@ WHERE account_id = $1 AND sequence = (SELECT min(sequence) FROM fills WHERE acco
 CLOSE_SOONER = "UPDATE orders SET closed_at = opened_at + interval '59 seconds' WHERE status = 'CLOSED'"
 
 
-def _run(folder: Path, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    program = [str(SCRIPTS / name)] if name.endswith(".py") else ["-P", "-m", "trader", name]
-    return subprocess.run(
-        [sys.executable, *program, *arguments], cwd=folder, capture_output=True, text=True, timeout=120, check=False
-    )
-
-
-async def test_a_season_is_rendered_and_unexplained_equity_named(database: Database, dsn: str, tmp_path: Path) -> None:
+async def test_a_season_is_rendered_and_unexplained_equity_named(
+    database: Database, call: Call, tmp_path: Path
+) -> None:
     season = ["--demo", "--models", str(MODELS), "--language-models", "--history", "1", "--how", "bulk", "--cycle", "7"]
-    seeded = _run(tmp_path, "seed_accounts.py", *season, "--database-url", dsn)
-    assert seeded.returncode == 0, seeded.stderr
-    made = _run(tmp_path, "report", "--database-url", dsn, "--name", "<Season & one>")
-    assert made.returncode == 0, made.stderr
+    seeded = await call("models", "seed", *season)
+    assert seeded.code == 0, seeded.err
+    made = await call("report", "--name", "<Season & one>")
+    assert made.code == 0, made.err
     html = (tmp_path / "season.html").read_text(encoding="utf-8")
     assert "to the last digit" in html
     assert "&lt;Season &amp; one&gt;" in html
@@ -60,9 +53,9 @@ async def test_a_season_is_rendered_and_unexplained_equity_named(database: Datab
         assert await conn.execute(CHARGE_MORE, "qwen-apex") == "UPDATE 1"
         await conn.execute(CLOSE_SOONER)
     assert "<td>1 min</td><td>100.0 %</td>" not in html
-    broken = _run(tmp_path, "report", "--database-url", dsn)
-    assert broken.returncode == 1
-    assert "NOT explained by the books: the equity of 1 accounts" in broken.stdout
+    broken = await call("report")
+    assert broken.code == 1
+    assert "NOT explained by the books: the equity of 1 accounts" in broken.out
     html = (tmp_path / "season.html").read_text(encoding="utf-8")
     assert "qwen-apex" in html.partition("seal bad")[2][:200]
     assert "<td>1 min</td><td>100.0 %</td>" in html, "the trades that were held for less than a minute"
@@ -95,23 +88,23 @@ SELECT gen_random_uuid(), account_id, number + 1, 4321, quote_currency, ended_at
 
 
 async def test_a_model_without_a_snapshot_since_its_reset_is_shown(
-    database: Database, dsn: str, tmp_path: Path
+    database: Database, call: Call, tmp_path: Path
 ) -> None:
     season = ["--demo", "--models", "2", "--history", "1", "--how", "bulk", "--cycle", "30"]
-    seeded = _run(tmp_path, "seed_accounts.py", *season, "--database-url", dsn)
-    assert seeded.returncode == 0, seeded.stderr
+    seeded = await call("models", "seed", *season)
+    assert seeded.code == 0, seeded.err
     async with database.connection() as conn:
         assert await conn.execute(RESET, "apex-rules") == "INSERT 0 1"
-    made = _run(tmp_path, "report", "--database-url", dsn)
-    assert made.returncode == 0, made.stderr
-    assert "Excluded from all figures, as their run has no snapshot yet: 1 models: apex-rules" in made.stdout
+    made = await call("report")
+    assert made.code == 0, made.err
+    assert "Excluded from all figures, as their run has no snapshot yet: 1 models: apex-rules" in made.out
     board = (tmp_path / "season.html").read_text(encoding="utf-8").partition("<h2>Leaderboard</h2>")[2]
     assert "Trendsurfer Rules" in board
     assert "no snapshot yet since it began" in board.partition("Apex Rules")[2]
     assert "4,321.00" in board
 
 
-async def test_without_models_there_is_nothing_to_report(database: Database, dsn: str, tmp_path: Path) -> None:
-    made = _run(tmp_path, "report", "--database-url", dsn)
-    assert made.returncode == 1
-    assert "nothing to report" in made.stderr
+async def test_without_models_there_is_nothing_to_report(database: Database, call: Call, tmp_path: Path) -> None:
+    made = await call("report")
+    assert made.code == 1
+    assert "nothing to report" in made.err

@@ -429,7 +429,7 @@ async def test_the_documented_verifier_accepts_a_result_and_nothing_else(publish
             if not verify(folder, known):
                 accepted.append((name, vouched))
     rng = random.Random(6)
-    for _ in range(200 if is_nightly() else 50):
+    for _ in range(200 if is_nightly() else 20):
         folder = published.copy()
         what = fuzz(folder, published.folder, rng)
         if not _is_same(folder, published.folder) and not verify(folder, anchors):

@@ -1,13 +1,11 @@
 """Texts that models, agents and operators write: on every page of a real browser they are text, wherever they stand."""
 
-import asyncio
-import subprocess
-import sys
 from pathlib import Path
 from typing import Final
 
 import asyncpg
 import pytest
+from support.calls import Call
 from support.chromium import Tab, chromium_program, open_tab
 from support.process import serving
 from support.waiting import until
@@ -69,15 +67,11 @@ async def does_nothing(tab: Tab) -> None:
     assert not [problem for problem in tab.problems if "exceptionDetails" in problem], tab.problems
 
 
-async def command(folder: Path, dsn: str, *words: str) -> int:
-    """Run a command. Return its exit code."""
-    whole = [sys.executable, "-P", "-m", "trader", *words, "--database-url", dsn]
-    return (await asyncio.to_thread(subprocess.run, whole, check=False, capture_output=True, cwd=folder)).returncode
-
-
-async def test_no_text_that_anybody_writes_is_more_than_text(tmp_path: Path, dsn: str, database: Database) -> None:
+async def test_no_text_that_anybody_writes_is_more_than_text(
+    tmp_path: Path, dsn: str, database: Database, call: Call
+) -> None:
     chromium_program()
-    assert await command(tmp_path, dsn, "models", "seed", *SEED) == 0
+    assert (await call("models", "seed", *SEED)).code == 0
     async with database.connection() as conn:
         written = await make_hostile(conn)
         assert written >= {"models.name", "models.router_model_name", "invocations.response", "orders.invalidation"}, (
@@ -85,7 +79,7 @@ async def test_no_text_that_anybody_writes_is_more_than_text(tmp_path: Path, dsn
         )
         trade = await conn.fetchval("SELECT id::text FROM orders WHERE status = 'CLOSED' LIMIT 1")
         model = await conn.fetchval("SELECT min(id) FROM models")
-    assert await command(tmp_path, dsn, "report", "season.html", "--name", HOSTILE) == 0
+    assert (await call("report", "season.html", "--name", HOSTILE)).code == 0
     async with serving(tmp_path, DATABASE_URL=dsn) as service:
         async with open_tab(tmp_path / "profile", f"{service.url}/") as tab:
             for path in (*PAGES, f"models/{model}", f"trades/{trade}", f"trades/{HOSTILE}", f"models/{HOSTILE}"):
