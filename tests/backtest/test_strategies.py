@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import orjson
 import pytest
-from support.candles import write_walk
+from support.candles import FOLDER, write_part, write_walk
 
 from trader.__main__ import main
 from trader.agents.domain.mask import Mask
@@ -108,13 +108,34 @@ def backtest(data: Path, out: Path, *options: str) -> tuple[int, dict[str, Any]]
     return code, orjson.loads((out / "result.json").read_bytes())
 
 
+TRADES_WITHIN = {
+    VariantId.APEX: ("03T01:00", "03T03:00"),
+    VariantId.TRENDSURFER: ("03T01:00", "03T03:00"),
+    VariantId.CONTRARIAN: ("02T16:00", "02T18:00"),
+    VariantId.SOVEREIGN: ("03T03:00", "03T05:00"),
+}
+"""Hours of the recording in February 2025 in which each rule agent trades."""
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The hours of `TRADES_WITHIN`, and the candles before them that the indicators need."""
+    if not FOLDER.is_dir():
+        pytest.skip("the recorded candles are not on this machine")
+    begin, end = datetime(2025, 2, 2, tzinfo=UTC), datetime(2025, 2, 3, 5, tzinfo=UTC)
+    return write_part(tmp_path_factory.mktemp("recorded") / "candles", FOLDER, begin, end)
+
+
 @pytest.mark.parametrize("variant", VariantId)
 def test_the_file_of_a_rule_agent_gives_the_ledger_of_its_variant(
-    data: Path, tmp_path: Path, variant: VariantId
+    recorded: Path, tmp_path: Path, variant: VariantId
 ) -> None:
-    start = ("--from", "2025-03-01T20:00:00Z")
-    _, built_in = backtest(data, tmp_path / "variant", "--variant", variant, *start)
-    _, loaded = backtest(data, tmp_path / "file", "--strategy", f"{RULES / variant.lower()}.py:{variant}", *start)
+    begin, end = TRADES_WITHIN[variant]
+    period = ("--from", f"2025-02-{begin}:00Z", "--to", f"2025-02-{end}:00Z")
+    _, built_in = backtest(recorded, tmp_path / "variant", "--variant", variant, *period)
+    file = f"{RULES / variant.lower()}.py:{variant}"
+    _, loaded = backtest(recorded, tmp_path / "file", "--strategy", file, *period)
+    assert len(results.load(tmp_path / "variant").fills) > 0
     assert loaded["ledgerSha256"] == built_in["ledgerSha256"]
     assert loaded["strategy"]["class"] == variant
     assert built_in["strategy"] is None
