@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime, timedelta
 from decimal import Decimal
+from typing import Any
 
 import pytest
 from support.manual_clock import ManualClock
@@ -12,6 +13,7 @@ from support.scripted import START, ScriptedSource, make_tick
 from support.venue import Venue, agree_with_rows, running
 from support.waiting import turns, until
 
+from trader.core.clock import ScaledClock
 from trader.core.errors import Unavailable
 from trader.database.pool import Database
 from trader.exchange.domain.ledger import Posting
@@ -152,6 +154,21 @@ async def test_a_tick_applied_during_catching_up_is_not_applied_again(database: 
         once = venue.exchange.accounts["a"]
         assert once.positions["BTC"].quantity < D(4)
         await venue.market.take(tick, venue.exchange.on_tick)
+        assert venue.exchange.accounts["a"].positions == once.positions
+
+
+async def test_a_replay_applies_no_second_twice(database: Database) -> None:
+    """After a failover, the feed of a replay begins before the last tick that the accounts have been through."""
+    clock: Any = ScaledClock(START, 1)  # which nobody advances
+    async with running(database, ScriptedSource(), clock) as venue:
+        quiet, stopped = make_tick(START + SECOND, QUIET), make_tick(START + 2 * SECOND, STOPPED)
+        await venue.market.take(quiet, venue.exchange.on_tick)
+        await venue.buy("4", leverage=D(40))
+        await venue.market.take(stopped, venue.exchange.on_tick)
+        once = venue.exchange.accounts["a"]
+        assert once.positions["BTC"].quantity < D(4)
+        for tick in (quiet, stopped):
+            await venue.market.take(tick, venue.exchange.on_tick)
         assert venue.exchange.accounts["a"].positions == once.positions
 
 

@@ -334,6 +334,13 @@ MUTANTS: Final = (
         [SEEN],
     ),
     Mutant(
+        "a second happens twice in a replay",
+        "only earlier ones were applied",
+        "exchange/tick_processor.py",
+        [("until is not None and tick.at <= until\n", "until is not None and tick.at < until\n")],
+        [SEEN],
+    ),
+    Mutant(
         "a recovery begins at today's marks",
         "they are the last known ones",
         "exchange/tick_processor.py",
