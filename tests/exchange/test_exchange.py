@@ -16,10 +16,11 @@ from support.waiting import becomes
 from trader.core.errors import Conflict, InvalidInput, NotFound, StartError, Unavailable
 from trader.core.events import PositionsChanged
 from trader.core.money import format_decimal
-from trader.database.pool import Database
+from trader.database.pool import Connection, Database
 from trader.exchange.domain.account import equity
 from trader.exchange.domain.orders import ExitPlan, OrderStatus, OrderType
 from trader.exchange.events import TradesChanged, log_trades
+from trader.exchange.sql.accounts import Deletion, delete_account
 
 QUIET = {"BTC": "94000", "ETH": "3300", "SOL": "200"}
 
@@ -435,3 +436,22 @@ async def test_a_follower_shows_what_the_leader_does_and_changes_nothing(databas
         await leader.exchange.open_account("c")
         await follower.exchange.follow()
         assert set(follower.exchange.accounts) == {"a", "c"}
+
+
+async def test_an_account_whose_removal_was_not_confirmed_is_gone_once_its_rows_are_read(
+    venue: Venue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unconfirmed(_: Connection, account_id: str, term: int) -> Deletion:
+        async with venue.database.transaction() as conn:
+            await delete_account(conn, account_id, term)
+        raise Unavailable("the connection is gone")
+
+    await venue.exchange.open_account("d")
+    with monkeypatch.context() as patch:
+        patch.setattr("trader.exchange.sql.accounts.delete_account", unconfirmed)
+        with pytest.raises(Unavailable):
+            await venue.exchange.remove_account("d")
+    await venue.see(QUIET)
+    await venue.recovered()
+    assert "d" not in venue.exchange.accounts
+    assert (await venue.buy("0.1", account_id="d")).status is OrderStatus.FILLED

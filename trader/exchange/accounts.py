@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapp
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import aiojobs
 import msgspec
@@ -31,6 +31,8 @@ from trader.exchange.sql import accounts as store
 from trader.exchange.sql import audit as audit_store
 
 log = logging.getLogger("trader.exchange")
+
+T = TypeVar("T")
 
 _READ_APART_MAX: Final = 50
 """With more changed accounts than this, reading all at once is cheaper than reading each one."""
@@ -100,7 +102,7 @@ class Accounts:
         self._catch_up: CatchUp | None = None
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._in_doubt: dict[str, LastSeen | None] = {}
-        self._under_way: defaultdict[str, set[asyncio.Future[Posting | None]]] = defaultdict(set)
+        self._under_way: defaultdict[str, set[asyncio.Future[Any]]] = defaultdict(set)
         self._decided: dict[str, Account] = {}
         """The accounts with all pending decisions applied."""
 
@@ -226,7 +228,7 @@ class Accounts:
         """Return whether the account is changing now: its state is certain only under its lock."""
         return self._locks[account_id].locked()
 
-    def under_way(self, account_id: str) -> Collection[asyncio.Future[Posting | None]]:
+    def under_way(self, account_id: str) -> Collection[asyncio.Future[Any]]:
         """Return the account's changes in progress, including those whose callers no longer wait."""
         return tuple(self._under_way.get(account_id, ()))  # callers may name accounts that do not exist
 
@@ -254,15 +256,24 @@ class Accounts:
     async def remove(self, account_id: str, within: Within) -> bool:
         """Remove an account that has never traded, with its rows. Return False if it has traded or belongs to a model.
 
+        It runs to completion even if the caller is canceled.
+
         :raises Unavailable: the database did not confirm it, or this process has stopped trading
         """
+        return await self._to_its_end(account_id, self._remove(account_id, within))
+
+    async def _remove(self, account_id: str, within: Within) -> bool:
         async with self._certain(account_id, within):
             if account_id not in self._accounts:
                 return True
             if (term := self._term) is None:
                 raise self._ended()
-            async with self._database.transaction() as conn:
-                deletion = await store.delete_account(conn, account_id, term)
+            try:
+                async with self._database.transaction() as conn:
+                    deletion = await store.delete_account(conn, account_id, term)
+            except Unavailable:
+                self.mark_missed(account_id)
+                raise
             if not deletion.is_leading:
                 raise self._ended()
             if not deletion.is_kept:
@@ -302,7 +313,7 @@ class Accounts:
         """
         return await self._to_its_end(account_id, self._apply(account_id, decide, tick))
 
-    async def _to_its_end(self, account_id: str, work: Coroutine[Any, Any, Posting | None]) -> Posting | None:
+    async def _to_its_end(self, account_id: str, work: Coroutine[Any, Any, T]) -> T:
         assert self._changes is not None, "only a leader changes accounts"
         change = asyncio.ensure_future(work)
         under_way = self._under_way[account_id]
@@ -461,7 +472,11 @@ class Accounts:
             if not await store.update_account_fenced(conn, account_id, term):
                 raise self._ended()
         async with self._database.reading() as conn:
-            self._accounts.update(await store.select_accounts(conn, account_id))
+            rows = await store.select_accounts(conn, account_id)
+        if not rows:  # its removal was committed without confirmation
+            self._forget({account_id})
+            return
+        self._accounts.update(rows)
         self.version += 1
         self._return_depth(account_id)
         async with nullcontext() if self._catch_up is None else self._catch_up(account_id):

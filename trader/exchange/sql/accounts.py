@@ -110,17 +110,21 @@ async def select_fill_count(conn: Connection, account_id: str) -> int:
 
 
 UPDATE_ACCOUNT_FENCED = """
-UPDATE accounts SET sequence = sequence + 1 WHERE id = $1 AND (SELECT term FROM service_state) = $2 RETURNING sequence
+WITH fenced AS (
+    UPDATE accounts SET sequence = sequence + 1 WHERE id = $1 AND (SELECT term FROM service_state) = $2
+)
+SELECT term = $2 FROM service_state
 """
 
 
 async def update_account_fenced(conn: Connection, account_id: str, term: int) -> bool:
-    """Fence an account: every uncommitted posting decided on its current state will be refused.
+    """Fence an account, if it exists: every uncommitted posting decided on its current state will be refused.
 
     An abandoned statement may still be running on the server: this statement waits for it or precedes it. Return False
     if the term is over.
     """
-    return await conn.fetchval(UPDATE_ACCOUNT_FENCED, account_id, term) is not None
+    is_leading: bool = await conn.fetchval(UPDATE_ACCOUNT_FENCED, account_id, term)
+    return is_leading
 
 
 # Cash comes from sums over `orders` alone; `trader audit` compares them with the ledger.
