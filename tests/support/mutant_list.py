@@ -341,6 +341,32 @@ MUTANTS: Final = (
         [SEEN],
     ),
     Mutant(
+        "the removal of an account is certain without confirmation",
+        "a repeated one finds nothing to remove",
+        "exchange/accounts.py",
+        [
+            (
+                "            except Unavailable:\n                self.mark_missed(account_id)\n                raise\n",
+                "            except Unavailable:\n                raise\n",
+            )
+        ],
+        [pair("removal", "lost acknowledgement")],
+    ),
+    Mutant(
+        "an account in doubt always has rows",
+        "it has just been changed",
+        "exchange/accounts.py",
+        [("        if not rows:", "        if False:")],
+        [pair("removal", "lost acknowledgement")],
+    ),
+    Mutant(
+        "an open view is shown without a look at the term",
+        "it is in memory",
+        "agents/external.py",
+        [("                    await decision.record.require_term()", "                    pass")],
+        [pair("webhook", "webhook elsewhere")],
+    ),
+    Mutant(
         "a recovery begins at today's marks",
         "they are the last known ones",
         "exchange/tick_processor.py",
@@ -521,15 +547,14 @@ MUTANTS: Final = (
         "agents/recorder.py",
         [
             (
-                "        with suppress(AlreadyClosed):  # the last write",
-                "        if self.is_closed:\n"
-                "            self._events.publish(ConversationsChanged(at=self._ended_at(), model_id=self.model.id))\n"
-                "        with suppress(AlreadyClosed):  # the last write",
+                "        has_row = True\n",
+                "        has_row = True\n        if self.is_closed:\n"
+                "            self._events.publish(ConversationsChanged(at=self._ended_at(), model_id=self.model.id))\n",
             ),
             (
-                "            self._is_saved = True\n"
+                "        if self._is_saved and has_row:\n"
                 "            self._events.publish(ConversationsChanged(at=self._ended_at(), model_id=self.model.id))\n",
-                "            self._is_saved = True\n",
+                "        if self._is_saved and has_row:\n",
             ),
         ],
         [pair("invocation", "order")],

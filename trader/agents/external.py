@@ -207,6 +207,7 @@ class ExternalAgents:
             decision = self._open.get(model.id)
             if decision is not None:
                 if self._clock.now() <= decision.deadline:
+                    await decision.record.require_term()  # another leader may have executed an order on it
                     return decision
                 await self._expire(decision)
             return await self._begin(model, decisions_per_minute)

@@ -258,6 +258,11 @@ class ExternalRecorder(InvocationRecorder):
             at = datetime.fromisoformat(view.pending["at"])
             self._pending = StartedCall(self.call_count, request, decision, at)
 
+    async def require_term(self) -> None:
+        """:raises Unavailable: another process leads, or the database cannot answer now"""
+        async with self._database.connection() as conn:
+            await self._require_term(conn)
+
     async def before_order(self) -> None:
         await super().before_order()
         request = self.call.request

@@ -316,6 +316,13 @@ async def test_a_restart_keeps_the_view_and_the_first_answer(
     assert [finding.same for _, finding in reproduced.calls][::2] == [True, True]  # the interrupted one is in between
 
 
+async def test_a_leader_that_was_replaced_does_not_show_a_view_again(desk: Desk, key: str) -> None:
+    await desk.call("agent.getView", key)
+    async with desk.floor.database.connection() as conn:
+        await conn.execute("UPDATE service_state SET term = term + 1")
+    assert await desk.call("agent.getView", key, 503) == "SERVICE_UNAVAILABLE"
+
+
 async def test_an_agent_that_declares_another_model_is_another_entrant(desk: Desk, command: Command, key: str) -> None:
     floor = desk.floor
 
