@@ -30,7 +30,7 @@ MODELS = f"{BACKTEST} --models models.toml --from 2025-01-08T00:00:00Z --to"
 DIP = f"{BACKTEST} --strategy dip.py:Dip --param"
 MAKE = "trader candles make candles"
 THREE_DAYS = {MAKE: f"{MAKE} --days 3"}
-HALF_A_DAY = "--from 2025-01-02T12:00:00Z --to 2025-01-03T00:00:00Z"
+HOURS = "--from 2025-01-02T12:00:00Z --to 2025-01-02T16:00:00Z"
 TWO_HOURS = f"{BACKTEST} --models models.toml --from 2025-01-02T12:00:00Z --to 2025-01-02T14:00:00Z"
 """Soon after the beginning of a week of the market model, whose paths a replay draws up to where it starts."""
 
@@ -103,7 +103,7 @@ INSTEAD: dict[str, dict[str, str]] = {
     "docs/agents.md": {"python3 -m venv agent": AGENT},
     "docs/backtest.md": {
         **THREE_DAYS,
-        f"{BACKTEST} --variant": f"{BACKTEST} --variant Apex --variant Contrarian {HALF_A_DAY} --out run",
+        f"{BACKTEST} --variant": f"{BACKTEST} --variant Apex --variant Contrarian {HOURS} --out run",
         f"{MODELS} 2025-01-10T00:00:00Z --out": f"{TWO_HOURS} --out models",
         f"{MODELS} 2025-01-10T00:00:00Z \\": (
             f"{TWO_HOURS} --budget-usd 5 --mask symbols,dates,scale --no-database --out masked"
@@ -118,7 +118,7 @@ INSTEAD: dict[str, dict[str, str]] = {
     },
     "docs/strategies.md": {
         **THREE_DAYS,
-        f"{DIP} percent=1.5": f"{DIP} percent=1.5 {HALF_A_DAY} --out dip",
+        f"{DIP} percent=1.5": f"{DIP} percent=1.5 {HOURS} --out dip",
     },
 }
 """By document, the beginning of a command, and a shorter one, for a shorter period or without its downloads."""

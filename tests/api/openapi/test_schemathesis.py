@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.process import ServiceProcess, serving
+from support.run_profile import is_nightly
 
 pytestmark = pytest.mark.processes
 
@@ -45,7 +46,8 @@ def counted(report: str, pattern: str) -> int:
 async def test_schemathesis_finds_nothing(tmp_path: Path, dsn: str) -> None:
     async with serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0") as service:
         # An endless stream never ends its answer; the streams have separate tests.
-        report = await run(tmp_path, service, "--exclude-path-regex", "^/api/events", "--workers", "2")
+        examples = ("--max-examples", "12") if is_nightly() else ()
+        report = await run(tmp_path, service, "--exclude-path-regex", "^/api/events", "--workers", "2", *examples)
         _, document = await service.get("/api/openapi.json")
         operations = [
             path for path, item in document["paths"].items() if not path.startswith("/api/events") for _ in item
