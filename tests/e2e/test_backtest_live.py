@@ -285,8 +285,8 @@ def test_the_database_of_a_backtest_is_complete_and_a_service_shows_it(
 ) -> None:
     candles, run = open_folder / "candles of a walk", open_folder / "run"
     candles.mkdir()
-    write_walk(candles / "BTCUSDT-1m.csv", BEGIN, 1_800, price=90_000, seed=5)
-    write_walk(candles / "ETHUSDT-1m.csv", BEGIN, 1_800, price=2_200, seed=6)
+    write_walk(candles / "BTCUSDT-1m.csv", BEGIN, 1_320, price=90_000, seed=5)
+    write_walk(candles / "ETHUSDT-1m.csv", BEGIN, 1_320, price=2_200, seed=6)
     monkeypatch.setattr("trader.backtest.database.BATCH", 300)
     monkeypatch.delenv("DATABASE_URL", raising=False)
     if is_interrupted:
