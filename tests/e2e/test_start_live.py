@@ -295,7 +295,7 @@ async def test_positions_survive_a_kill_and_both_signals_end_the_service(tmp_pat
         assert not again.traceback()
 
 
-async def test_the_service_listens_after_reading_its_statistics(tmp_path: Path, dsn: str) -> None:
-    async with serving(tmp_path, DATABASE_URL=dsn) as service:
-        output = b"".join(service.log).decode()
+@pytest.mark.asyncio(loop_scope="session")
+async def test_the_service_listens_after_reading_its_statistics(service: ServiceProcess) -> None:
+    output = b"".join(service.log).decode()
     assert 0 < output.find("statistics of the current runs were read") < output.find("listening on")

@@ -171,9 +171,9 @@ async def test_every_models_workflow_is_streamed_step_by_step(tmp_path: Path, ds
         assert_shape(latest.json(), STATES["conversations"])
 
 
-async def test_a_stream_accepts_fifty_subscribers_and_rejects_the_next(tmp_path: Path, dsn: str) -> None:
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_stream_accepts_fifty_subscribers_and_rejects_the_next(service: ServiceProcess) -> None:
     async with AsyncExitStack() as stack:
-        service = await stack.enter_async_context(serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0"))
         http = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
         last = AsyncExitStack()
         for _ in range(CAPACITY - 1):
