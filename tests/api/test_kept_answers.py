@@ -15,6 +15,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from support.manual_clock import ManualClock
 from support.records import make_model
+from support.run_profile import is_nightly
 from support.scripted import START, ScriptedSource, make_settings, make_tick
 from support.served import AppClient, call, make_app
 from support.service_context import make_context
@@ -191,7 +192,7 @@ class Reader:
         await asyncio.wait([self._feed])
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(20 if is_nightly() else 2))
 async def test_a_reader_answers_as_its_leader_does(desk: PaperBench, seed: int) -> None:
     chance = random.Random(seed)
     await desk.see(chance)
@@ -219,7 +220,7 @@ async def test_a_reader_answers_as_its_leader_does(desk: PaperBench, seed: int) 
         await reader.close()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(20 if is_nightly() else 2))
 async def test_read_after_write_is_never_stale(desk: PaperBench, seed: int) -> None:
     chance = random.Random(seed)
     await desk.see(chance)
