@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 from random import Random
 
+import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,9 +28,10 @@ from support.market_fidelity import (
     sample,
     worst,
 )
+from support.searching_judge import measure_motion
 
 from trader.market.domain.markets import MARKETS
-from trader.market.sources.books import Grid, marks_of_candle
+from trader.market.sources.books import Grid, TrailingDay, marks_of_candle
 from trader.market.sources.files import FileRow, Minutes, find_files, read_market
 from trader.market.sources.minute_paths import MinutePaths
 
@@ -192,6 +194,18 @@ def test_no_rule_within_a_minute_earns_on_drawn_paths(drawn: dict[str, Paths]) -
 def test_no_rule_across_markets_earns_on_drawn_paths(drawn: dict[str, Paths]) -> None:
     rules = list(filter(is_inside, judge_cross_rules(drawn, 20)))
     assert abs(worst(rules).t) < 4.5
+
+
+@needs_real
+@pytest.mark.parametrize("symbol", ["ETH", "SOL"])
+def test_seconds_of_a_market_with_leaders_neither_trend_nor_turn(
+    recorded: dict[str, Minutes], drawn: dict[str, Paths], symbol: str
+) -> None:
+    paths, day = drawn[symbol][1440:], TrailingDay(float(MARKETS[symbol].tick), recorded[symbol])
+    usual_bp = numpy.array([day.usual_range(1440 + place) * 1e4 for place in range(len(paths))])
+    motion = measure_motion(paths, usual_bp)
+    assert motion.variance_ratio == pytest.approx(1, abs=0.2)
+    assert abs(motion.autocorrelation) < 0.02
 
 
 @needs_real

@@ -70,6 +70,8 @@ _NO_MOVE: Final = 1e-9
 _KNOTS: Final = np.array([*range(0, SECONDS, 5), SECONDS - 1])
 _ACROSS: Final = slice(None, None, 2)
 """Rules across two markets use a ten-second grid."""
+_SIZED: Final = 10.0
+"""How many times the payoffs of rules that hold as much as a past move count: they are smaller than the others'."""
 
 Places = NDArray[np.int64]
 HalfTickMarks = NDArray[np.int64]
@@ -276,7 +278,8 @@ class MinutePaths:
         own = ((at_knots - opened[..., None]) / reach[..., None]).astype(np.float32)
         led_by = (alone[..., _KNOTS] / reach).astype(np.float32)
         moves = _RULES.moves(own)
-        payoffs = np.concatenate([_RULES.earned(moves, moves), *_payoffs_across(own, led_by)], axis=-1)
+        across, sized = _payoffs_across(own, led_by), _payoffs_sized(levels, reach[..., None])
+        payoffs = np.concatenate([_RULES.earned(moves, moves), *across, sized], axis=-1)
         reaches = np.where(scores.max(axis=1, keepdims=True) > _UNFIT, reach / opened, 0)
         return Candidates(levels, bottoms, tops, payoffs, reaches[:, 0])
 
@@ -368,6 +371,19 @@ def _payoffs_across(own: Parts, led: Parts) -> list[Parts]:
     own, led = _RULES_ACROSS.moves(own[..., _ACROSS]), _RULES_ACROSS.moves(led[:, :, None, _ACROSS])
     across = [(led - own, own), (led, own), (own, led), (_COUNTER * own - led, led)]
     return [each for looked, held in across for each in _RULES_ACROSS.earned(looked, held)]
+
+
+def _payoffs_sized(levels: Floats, reach: Floats) -> Parts:
+    """Return the gains on paths of two rules that hold as much as a past move, from each second to the next.
+
+    One holds the move since the open. It earns half of the net move's square less the squares of the seconds' moves, so
+    without a gain their variance ratio is one (Lo and MacKinlay, 1988). The other holds the move of the last second.
+    """
+    moves = np.diff(levels, axis=-1) / reach
+    since_open = (moves.sum(axis=-1) ** 2 - (moves**2).sum(axis=-1)) / 2
+    of_last = (moves[..., 1:] * moves[..., :-1]).sum(axis=-1)
+    sized: Parts = (_SIZED * np.stack([since_open, of_last], axis=-1)).astype(np.float32)
+    return sized
 
 
 def _touches(bottoms: Floats, tops: Floats, end: Floats, candle: Floats) -> NDArray[np.bool_]:
