@@ -14,7 +14,6 @@ from shlex import quote
 from typing import Final, Self
 
 import msgspec
-from support.process import ALL_LOCAL
 from support.waiting import until
 
 from trader.database.pool import place
@@ -194,7 +193,6 @@ class Reader:
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         clean = {"PATH": path, "HOME": str(folder), "LANG": "C.UTF-8", "PORT": str(port), "LOG_FORMAT": "console"}
         clean["TRADER_URL"] = f"http://localhost:{port}"  # of docs/examples
-        clean |= ALL_LOCAL
         shell = await asyncio.create_subprocess_exec(
             "bash", cwd=folder, env={**clean, **environ}, limit=1 << 24,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 COMMAND = (sys.executable, "-P", "-m", "trader")
 _LISTENING = re.compile(rb"listening on (http://127\.0\.0\.1:\d+)")
 _READY_TIMEOUT_S = 240
-ALL_LOCAL = {"SSL_CERT_FILE": os.devnull}
+_ALL_LOCAL = {"SSL_CERT_FILE": os.devnull}
 """Importing aiohttp reads the machine's certificates, which takes 30 ms; services of tests call this machine only."""
 
 _PASSED_ON = ("PATH", "LANG", "LC_ALL", "TMPDIR", "OPENBLAS_NUM_THREADS")
@@ -53,7 +53,7 @@ class ServiceProcess:
             *command,
             *(arguments or ("--demo=fresh",)),
             cwd=folder,
-            env={**passed_on, **ALL_LOCAL, "HOME": str(folder), "PORT": "0", "LOG_FORMAT": "json", **environ},
+            env={**passed_on, **_ALL_LOCAL, "HOME": str(folder), "PORT": "0", "LOG_FORMAT": "json", **environ},
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
         )
@@ -146,7 +146,7 @@ async def run_command(folder: Path, *arguments: str, port: str = "0") -> tuple[i
     """Run a command of `trader` in this folder. Return its exit code and its JSON."""
     process = await asyncio.create_subprocess_exec(
         *COMMAND, *arguments, "--json",
-        cwd=folder, env={"PATH": os.environ["PATH"], **ALL_LOCAL, "HOME": str(folder), "PORT": port},
+        cwd=folder, env={"PATH": os.environ["PATH"], **_ALL_LOCAL, "HOME": str(folder), "PORT": port},
         stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     async with asyncio.timeout(240):
