@@ -65,7 +65,10 @@ async def browsing(folder: Path, *arguments: str) -> AsyncIterator[asyncio.subpr
 
 
 class Tab:
-    """One page in a browser, driven over its debugging protocol. `problems` holds the messages of its console."""
+    """One page in a browser, driven over its debugging protocol. `problems` holds the messages of its console.
+
+    It leaves out those about the health of the service: on a busy machine it may say for a moment that it is slow.
+    """
 
     def __init__(
         self, socket: aiohttp.ClientWebSocketResponse, http: aiohttp.ClientSession, browser: str, target: str
@@ -108,11 +111,15 @@ class Tab:
         while True:
             message = await self._socket.receive_json(timeout=_ANSWER_S)
             if message.get("method") in {"Log.entryAdded", "Runtime.exceptionThrown"}:
-                self.problems.append(message["params"])
+                self._note(message["params"])
             elif message.get("id") == self._number:
                 assert "result" in message, message
                 result: dict[str, Any] = message["result"]
                 return result
+
+    def _note(self, problem: dict[str, Any]) -> None:
+        if not problem.get("entry", {}).get("url", "").endswith("/health"):
+            self.problems.append(problem)
 
     async def event(self, method: str) -> dict[str, Any]:
         """Wait for an event of the protocol; earlier ones are discarded."""

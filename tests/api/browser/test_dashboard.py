@@ -231,10 +231,12 @@ async def test_evidence_is_in_words_and_a_new_service_shows_its_whole_run(tmp_pa
         pressed = """[...document.querySelectorAll('[aria-label="Window"] [aria-pressed=true]')]"""
         assert await tab.evaluate(f"{pressed}.map(one => one.innerText)") == ["Run"]
         asked = 'analytics.getEvidence {"window":"run","modelId":"apex-rules"}'
-        (entrant,) = await tab.evaluate(f"window.answers[{json.dumps(asked)}].entrants")
-        shown = await tab.evaluate("[...document.querySelectorAll('.differences li')].map(one => one.innerText)")
-        for difference, text in zip(entrant["differences"], shown, strict=True):
-            assert f"Not distinguishable yet: {difference['reason']}." in text
+        shows_reasons = f"""(() => {{
+            const shown = [...document.querySelectorAll('.differences li')].map(one => one.innerText)
+            const reasons = window.answers[{json.dumps(asked)}].entrants[0].differences.map(one => one.reason)
+            return shown.every((text, number) => text.includes(`Not distinguishable yet: ${{reasons[number]}}.`))
+        }})()"""
+        await until(lambda: tab.evaluate(shows_reasons), "the reasons of the last answer")
         await shows(tab, "Leverage by volatility")
         await visit(tab, service.url, "/#/models?window=nothing")
         await shows(tab, "No entrant can be called the best.")
@@ -375,8 +377,7 @@ async def test_axe_finds_nothing_serious(tmp_path: Path, dsn: str) -> None:
             for width, scheme in ((1440, "light"), (390, "dark"), *((1440, "dark"), (390, "light")) * is_nightly()):
                 await axe_finds_nothing(tab, service, trade_id, width, scheme)
             await until(lambda: tab.evaluate("/[0-9a-f]{64}/.test(document.body.innerText)"), "the head of the record")
-            others = [each for each in tab.problems if each.get("entry", {}).get("url") != f"{service.url}/health"]
-            assert others == [], "on a busy machine the service may say for a moment that it is slow"
+            assert tab.problems == []
 
 
 async def axe_finds_nothing(tab: Tab, service: ServiceProcess, trade_id: str, width: int, scheme: str) -> None:
