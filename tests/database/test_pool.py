@@ -435,8 +435,16 @@ async def test_a_failed_write_has_a_cause_is_counted_and_ends_only_after_a_clean
     assert database.trouble is None
 
 
-async def test_a_fault_lasts_from_the_first_failed_statement_to_a_clean_probe(dsn: str) -> None:
-    database, other = await Database.connect(dsn, command_timeout_s=0.3), await asyncpg.connect(dsn)
+async def connect_impatient(dsn: str, monkeypatch: pytest.MonkeyPatch) -> Database:
+    """Connect a database whose statements wait for a lock far more briefly than for an answer."""
+    monkeypatch.setattr(pool, "LOCK_TIMEOUT_SHARE", 0.1)
+    return await Database.connect(dsn, command_timeout_s=3)
+
+
+async def test_a_fault_lasts_from_the_first_failed_statement_to_a_clean_probe(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database, other = await connect_impatient(dsn, monkeypatch), await asyncpg.connect(dsn)
     try:
         began = datetime.now(UTC)
         async with other.transaction():
@@ -470,8 +478,8 @@ async def test_a_failed_read_takes_precedence_over_a_failed_write(database: Data
     assert database.trouble == "not reachable", "writes wait for their own probe"
 
 
-async def test_postings_and_the_probe_call_locked_tables_locked(dsn: str) -> None:
-    database, other = await Database.connect(dsn, command_timeout_s=0.3), await asyncpg.connect(dsn)
+async def test_postings_and_the_probe_call_locked_tables_locked(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    database, other = await connect_impatient(dsn, monkeypatch), await asyncpg.connect(dsn)
     try:
         async with other.transaction():
             await other.execute("LOCK TABLE fills, orders, runs")
