@@ -1,5 +1,6 @@
 """The invariants after every schedule: the books, the memory, the record, and the independent reference account."""
 
+import asyncio
 from datetime import datetime
 from decimal import Decimal
 from fractions import Fraction
@@ -53,6 +54,10 @@ async def problems_of_memory(arena: Arena) -> list[str]:
     """Accounts that differ from their rows in the memory of the process that leads, although they are not in doubt."""
     for name in (f"{Verb.FLATTEN} ", f"{Verb.HALT} ", "recovery of "):
         await ended(name)
+    for process in arena.processes.values():
+        for account_id in list(process.accounts.by_id):
+            if left := process.accounts.under_way(account_id):  # by a caller that was canceled
+                await asyncio.wait(left)
     async with arena.database.reading() as conn:
         rows = await select_accounts(conn)
     problems = []
