@@ -60,7 +60,7 @@ LOSING_MIN: Final = 4
 
 
 class Learned(NamedTuple):
-    """What the bot has learned about a market: its model, the expected gain beyond the spread that an entry needs
+    """What the bot knows about a market: its model, the smallest expected gain beyond the spread at which it enters
     (basis points), the figures of its calm book, its lot, and each recorded minute's usual range (basis points)."""
 
     model: lightgbm.Booster

@@ -315,7 +315,7 @@ async def test_funding_that_an_account_in_doubt_has_missed_is_of_the_mark_before
 
         with monkeypatch.context() as patch:
             patch.setattr(LedgerWriter, "write", fail)
-            await venue.see(STOPPED, after_s=5)  # its marks are those of the time after the boundary
+            await venue.see(STOPPED, after_s=5)  # the boundary has passed, and prices have moved
             if how == "kill":
                 for _ in range(3):
                     await venue.see(STOPPED, after_s=29)  # a checkpoint is due

@@ -143,8 +143,8 @@ def preset_rows(preset: str, path: Path | None) -> Mapping[str, SimulatedMarket]
 
 
 PATH_EDGE_BP: Final[Mapping[str, float]] = {"BTC": 1.6, "ETH": 3.0, "SOL": 3.4}
-"""What drawn paths give away at most: the gain of a trade within a minute beyond the spread, in basis points. A boosted
-model of `scripts/benchmark fidelity` earns no more in the mean of its best twentieth of moments, January 2025."""
+"""The most that drawn paths give away to a trade within a minute, beyond the spread, in basis points: the boosted
+model of `scripts/benchmark fidelity` earns less on average in its best twentieth of moments, January 2025."""
 
 
 def replayed_rows(preset: str, path: Path | None, taker_fee_bps: Decimal) -> Mapping[str, SimulatedMarket]:
