@@ -235,7 +235,7 @@ async def test_an_interrupt_at_any_moment_leaves_no_process(
     async with asyncio.timeout(90):
         await asyncio.sleep(random.random() * 3)  # while the server is created, starts, or the models trade
         process.send_signal(number)
-        assert await process.wait() in (0, 130, -number)
+        assert await process.wait() in (0, 130), "it ends by its own decision, not by the signal"
         await becomes(lambda: processes_in(open_folder), [])
 
 

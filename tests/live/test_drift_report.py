@@ -16,7 +16,7 @@ from support.records import START, add_model, add_trade, id_of
 from trader.database.pool import Database
 from trader.exchange.domain.matching import totals, walk
 from trader.exchange.domain.orders import OrderSide
-from trader.live.domain.drift import Drift, error_bps
+from trader.live.domain.drift import Drift
 from trader.live.sql.drift import insert_drift, select_drift_figures, select_uncompared
 from trader.market.domain.markets import MARKETS, SIMULATED_MARKETS, Tick
 from trader.market.sources.books import BookModel, Grid
@@ -135,7 +135,7 @@ async def test_recorded_books_are_compared_with_the_model(database: Database, ca
     tried = [(side, notional) for side in OrderSide for notional in (500, 5_000, 50_000)]
     for line, (side, notional) in zip(lines[at + 1 : at + 7], tried, strict=True):
         filled, paid = totals(walk(model, side, Decimal(notional) / 2000))
-        dearer = error_bps(side, Decimal(2000 + 2 * side.direction), paid / filled)
+        dearer = 10_000 * side.direction * (Decimal(2000 + 2 * side.direction) / (paid / filled) - 1)
         assert line[:2] == ["ETH", side.value]
         assert line[-5:] == ["6", *[f"{dearer:+.2f}"] * 2, f"{dearer:.2f}", f"{dearer:+.2f}"]
         assert 5 < dearer < 10, "the model is within a basis point or two of the mid, the recording is 10 away"

@@ -20,7 +20,6 @@ from trader.agents.domain.prompt import (
     CONTEXT_ROWS_MIN,
     GLOSSARY,
     INDICATOR_NAMES,
-    ROWS_ADDED_MAX,
     ROWS_MAX,
     ROWS_MIN,
     cadence_text,
@@ -208,7 +207,15 @@ def test_a_minute_later_only_the_end_of_the_prompt_differs(minutes: int) -> None
     for text in (before, after):
         for interval, least in (("5m", ROWS_MIN), ("1h", CONTEXT_ROWS_MIN)):
             rows = len(msgspec.json.decode(text)[interval]["candles"])
-            assert least <= rows < least + ROWS_ADDED_MAX
+            assert least <= rows < least + 4
+
+
+@pytest.mark.parametrize("interval", ["5m", "1h"])
+def test_the_first_candle_advances_with_every_fourth_close(interval: Interval) -> None:
+    """Until then, the table grows only at its end, so a provider's cache keeps the prompt up to the new row."""
+    views = [view_at(NOW + n * INTERVALS[interval]) for n in range(25)]
+    first = [msgspec.json.decode(view_text(view))[interval]["from"] for view in views]
+    assert sum(before != after for before, after in pairwise(first)) == 24 / 4
 
 
 @given(minutes=st.integers(0, 10_000), every=st.sampled_from([1, 5, 15, 60, 90, 240]))
@@ -218,9 +225,7 @@ def test_the_candles_reach_back_to_the_last_look_and_say_when_the_next_one_close
     data = msgspec.json.decode(view_text(replace(view_at(at), every_minutes=every, memory=Memory(looked_at=looked_at))))
     for interval in ("5m", "1h"):
         span, closes = INTERVALS[interval], data["candleCloses"][interval]
-        ends = [
-            datetime.fromisoformat(data[interval]["from"]) + n * span for n in range(1, 1 + ROWS_MAX + ROWS_ADDED_MAX)
-        ]
+        ends = [datetime.fromisoformat(data[interval]["from"]) + n * span for n in range(1, 1 + ROWS_MAX + 4)]
         ends = ends[: len(data[interval]["candles"])]
         new = [end for end in ends if looked_at < end <= at]
         assert closes["closed"] == len([1 for n in range(1, 241) if looked_at < floor_time(at, span) - (n - 1) * span])

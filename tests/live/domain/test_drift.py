@@ -3,7 +3,8 @@
 from decimal import Decimal
 from uuid import UUID
 
-from hypothesis import given
+import pytest
+from hypothesis import example, given
 from hypothesis import strategies as st
 from support.books import START, make_quote
 
@@ -55,15 +56,21 @@ def test_a_maker_fills_at_its_limit() -> None:
     st.sampled_from(OrderSide),
     st.lists(st.decimals(min_value="0.01", max_value="0.9", places=2), min_size=1, max_size=3),
 )
+@example(OrderSide.BUY, [D("0.9")] * 3)
 def test_fills_at_the_prices_of_the_book_have_no_error(side: OrderSide, quantities: list[Decimal]) -> None:
-    asked = simulate("a", [fill(side, str(q), "1", sequence=n) for n, q in enumerate(quantities)], QUOTE)
-    same = [
-        fill(side, str(q), str(pair.paper_price), sequence=n)
-        for n, (q, pair) in enumerate(zip(quantities, asked, strict=True))
-    ]
-    assert {drift.drift_bps for drift in simulate("a", same, QUOTE)} == {D(0)}
+    """The book has one unit at its best price and two units at the next: the prices are computed here, by hand."""
+    best, next_best = (D(101), D(102)) if side is OrderSide.BUY else (D(99), D(98))
+    fills, gone = [], D(0)
+    for number, quantity in enumerate(quantities):
+        at_best = min(quantity, max(1 - gone, D(0)))
+        price = (at_best * best + (quantity - at_best) * next_best) / quantity
+        fills.append(fill(side, str(quantity), str(price), sequence=number))
+        gone += quantity
+    assert [drift.drift_bps for drift in simulate("a", fills, QUOTE)] == [0] * len(fills)
 
 
 @given(st.decimals(min_value=1, max_value=10_000, places=2), st.decimals(min_value=1, max_value=10_000, places=2))
 def test_a_higher_price_is_worse_for_a_buyer_and_better_for_a_seller(venue: Decimal, paper: Decimal) -> None:
-    assert error_bps(OrderSide.BUY, venue, paper) == -error_bps(OrderSide.SELL, venue, paper)
+    expected = float(venue / paper - 1) * 10_000
+    assert float(error_bps(OrderSide.BUY, venue, paper)) == pytest.approx(expected, rel=1e-12, abs=1e-4)
+    assert float(error_bps(OrderSide.SELL, venue, paper)) == pytest.approx(-expected, rel=1e-12, abs=1e-4)
