@@ -20,7 +20,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import partial
 from itertools import chain
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 from uuid import UUID
 
 from msgspec.structs import replace
@@ -97,18 +97,18 @@ class OrderedJournal:
 
     def post(self, posting: Posting) -> None:
         """Forward or buffer a posting."""
-        self._write(posting.account.id, partial(self._journal.post, posting))
+        self._write(posting.account.id, self._journal.post, posting)
 
     def snapshot(self, snapshot: Snapshot) -> None:
         """Forward or buffer a snapshot."""
-        self._write(snapshot.account_id, partial(self._journal.snapshot, snapshot))
+        self._write(snapshot.account_id, self._journal.snapshot, snapshot)
 
-    def _write(self, account_id: str, write: Callable[[], None]) -> None:
+    def _write(self, account_id: str, write: Callable[[Any], None], written: Posting | Snapshot) -> None:
         held = self._held.get(account_id)
         if held is None:
-            write()
+            write(written)
         else:
-            held.append(write)
+            held.append(partial(write, written))
 
 
 class Engine:
@@ -310,8 +310,8 @@ class AccountSession:
         self.record: InvocationRecord
         self.viewed_at = now
         self._inputs: CallInputs | None = None
-        self.memory = Memory()
-        """The agent's memory of its last invocations, with times as the agent sees them."""
+        self.remember: Callable[[], Memory] = Memory
+        """Returns the agent's memory of its last invocations, with times as the agent sees them, for a full view."""
 
         self.looked_at: datetime | None = None
         """The time of the last invocation that an AI model or an external agent answered."""
@@ -383,7 +383,7 @@ class AccountSession:
             {symbol: self._since_look(each) for symbol, each in observed if each is not None},
             self.rules,
             stats=followed.stats(now),
-            memory=self.memory,
+            memory=self.remember(),
             every_minutes=followed.every_minutes,
             restriction=None,
         )

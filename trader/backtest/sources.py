@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -132,7 +133,7 @@ class WorkflowSource(DecisionSource):
         if followed.seen > epoch_second(now):
             followed.missed += 1
             return
-        session.memory = remember(self._kept_note, self._cycles, self._last_at)
+        session.remember = partial(remember, self._kept_note, self._cycles, self._last_at)
         session.looked_at = self._looked_at if self._model.is_ai else None
         record = InvocationRecord(self._model, self._seen(now))
         session.record = record
@@ -245,7 +246,7 @@ class RecordingStrategySource(DecisionSource):
     async def run(self, session: AccountSession) -> None:
         followed = session.followed
         followed.decisions += 1
-        session.memory = self._remembered()
+        session.remember = self._remembered
         decisions = self.decide(session.peek, session.look)
         if not decisions:
             self._cycles.appendleft(PastCycle(session.now(), None, ()))

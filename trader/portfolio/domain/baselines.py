@@ -72,10 +72,10 @@ class EquityMarks(msgspec.Struct, frozen=True):
         hour = at.replace(minute=0, second=0, microsecond=0)
         if self.hour is None or self.last is None:
             return EquityMarks(hour, equity, lowest=equity)
-        is_new_day = self.hour.date() < hour.date()
+        is_new_day = self.hour != hour and self.hour.date() < hour.date()
         lowest = equity if is_new_day or self.lowest is None else min(self.lowest, equity)
         if self.hour == hour:
-            return msgspec.structs.replace(self, last=equity, lowest=lowest)
+            return EquityMarks(hour, equity, self.earlier_peak, self.before_day, lowest)
         return EquityMarks(hour, equity, self.peak, self.last if is_new_day else self.before_day, lowest)
 
     @property

@@ -11,7 +11,7 @@ from uuid import UUID
 import msgspec
 
 from trader.core.money import ZERO, divide
-from trader.exchange.domain.account import Account, exposure, has_marks, unrealized
+from trader.exchange.domain.account import Account
 
 Window = Literal["24h", "7d", "30d"]
 WINDOWS: Final[Mapping[Window, timedelta]] = {
@@ -112,23 +112,27 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 def value_account(account: Account, marks: Mapping[str, Decimal], at: datetime) -> Snapshot | None:
     """Return the account's value at the marks; None if one of its markets has no price yet."""
-    if not has_marks(account, marks):
-        return None
-    gain = unrealized(account, marks)
+    gain = notional = ZERO
+    for position in account.positions.values():
+        mark = marks.get(position.symbol)
+        if mark is None:
+            return None
+        gain += position.unrealized(mark)
+        notional += position.notional(mark)
+    cash = account.cash
     return Snapshot(
         account_id=account.id,
         run_id=account.run.id,
-        net_portfolio=account.cash + gain,
-        cash=account.cash,
+        net_portfolio=cash + gain,
+        cash=cash,
         unrealized_pnl=gain,
         created_at=at,
-        leverage=leverage(account, marks, account.cash + gain),
+        leverage=_leverage(notional, cash + gain),
     )
 
 
-def leverage(account: Account, marks: Mapping[str, Decimal], worth: Decimal) -> float:
-    """Return the notional of the positions at the marks over the account's value; infinity if nothing is left."""
-    notional = exposure(account, marks)
+def _leverage(notional: Decimal, value: Decimal) -> float:
+    """Return the notional of an account's positions over its value; infinity if nothing is left."""
     if not notional:
         return 0.0
-    return float(notional / worth) if worth > 0 else math.inf
+    return float(notional / value) if value > 0 else math.inf
