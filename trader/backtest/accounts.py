@@ -205,7 +205,8 @@ class BacktestAccount(FollowedAccount):
 
     def note(self, snapshot: Snapshot) -> None:
         super().note(snapshot)
-        hour = snapshot.created_at.replace(minute=0, second=0, microsecond=0)
+        hour = self.equity.hour
+        assert hour is not None
         leverage = snapshot.leverage or 0.0
         if self.hours and self.hours[-1].hour == hour:
             leverage = max(leverage, self.hours.pop().leverage or 0.0)
