@@ -21,6 +21,7 @@ from trader.agents.record import InvocationRecord
 from trader.agents.variants import VARIANTS, limits_of
 from trader.core.clock import ceil_second, epoch_second
 from trader.core.money import ZERO, divide
+from trader.core.statistics import EquityPoint
 from trader.exchange.domain.account import Account
 from trader.exchange.domain.halts import Halt
 from trader.exchange.domain.ledger import Posting, unopened_account
@@ -189,6 +190,7 @@ class BacktestAccount(FollowedAccount):
         """The records of invocations that have ended since the last collection; None if they are not collected."""
 
         self._stats: tuple[RunHistory, ObservedStats] | None = None
+        self._complete_hours: list[EquityPoint] = []
 
     def resume(self, hours: list[HourlyValue], seen: datetime) -> None:
         """Go on with an account that has these hours and has seen every tick until a time."""
@@ -236,8 +238,9 @@ class BacktestAccount(FollowedAccount):
         """Return the statistics as of the history last read, with risk-adjusted figures."""
         history = self.history(now)
         if self._stats is None or self._stats[0] is not history:
-            capital, series = self.account.run.initial_capital, hourly_points(self.hours)
-            self._stats = history, with_risk_figures(history.stats, capital, series)
+            self._complete_hours += hourly_points(self.hours[len(self._complete_hours) : -1])
+            series = [*self._complete_hours, *hourly_points(self.hours[-1:])]
+            self._stats = history, with_risk_figures(history.stats, self.account.run.initial_capital, series)
         return self._stats[1]
 
 
