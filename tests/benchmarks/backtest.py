@@ -1,13 +1,13 @@
 """Speed of backtests, compared with backtesting.py on the same candles, and its growth with the data.
 
-    scripts/benchmark backtest [folder of kline files] [--nautilus PYTHON]
+    scripts/benchmark backtest [folder of kline files] [--nautilus PYTHON] [--vectorbt PYTHON]
 
 The sweep has 20 seeds on two cores and is compared with a single run, both in elapsed time.
 
 The scripted account enters at the crossings of two precomputed averages, with a stop and a target and without
 baselines; the reference does the same, once with precomputed averages and once with averages computed every minute. The
-reference has no margin calls, funding, depth, latency or guard. Given an interpreter with nautilus_trader, which needs
-other library versions than trader, nautilus_trader trades the same entries, too. All times are processor time, which
+reference has no margin calls, funding, depth, latency or guard. nautilus_trader and vectorbt, which need other library
+versions than trader, trade the same entries in the interpreters that are given. All times are processor time, which
 other processes disturb least, except for the command with its database, which is measured in elapsed time.
 """
 
@@ -53,6 +53,9 @@ from trader.market.sources.replay import ReplaySource
 from trader.settings.settings import Settings
 
 MARKETS = ("BTC", "ETH", "SOL")
+ELSEWHERE = {"nautilus": "nautilus_trader", "vectorbt": "vectorbt"}
+"""References in interpreters of their own, by option."""
+
 FAST, SLOW = 20, 100
 STOP, TARGET = 0.004, 0.008
 QUANTITY = 0.05
@@ -151,15 +154,15 @@ def reference_trades(minutes: Minutes, entries: dict[int, int], *, ahead: bool) 
     return timed(run), trades
 
 
-def nautilus_trades(python: Path, minutes: Minutes, entries: dict[int, int]) -> tuple[float, int]:
-    """Return the processor time of nautilus_trader and its number of trades."""
+def trades_elsewhere(program: str, python: Path, minutes: Minutes, entries: dict[int, int]) -> tuple[float, int]:
+    """Return the processor time of a reference that runs in an interpreter of its own, and its number of trades."""
     columns = {name: list(getattr(minutes, name)) for name in ("open", "high", "low", "close", "volume")}
     given = {
         "minutes": list(minutes.minute), **columns, "entries": entries,
         "stop": STOP, "target": TARGET, "quantity": QUANTITY,
     }  # fmt: skip
-    program = [python, Path(__file__).with_name("nautilus_reference.py")]
-    done = subprocess.run(program, input=json.dumps(given), stdout=subprocess.PIPE, text=True, check=True)
+    command = [python, Path(__file__).with_name(program)]
+    done = subprocess.run(command, input=json.dumps(given), stdout=subprocess.PIPE, text=True, check=True)
     result = json.loads(done.stdout)
     return result["seconds"], result["trades"]
 
@@ -262,7 +265,8 @@ def settings() -> Settings:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=Path, default=FOLDER)
-    parser.add_argument("--nautilus", type=Path, metavar="PYTHON", help="an interpreter that has nautilus_trader")
+    for name, package in ELSEWHERE.items():
+        parser.add_argument(f"--{name}", type=Path, metavar="PYTHON", help=f"an interpreter that has {package}")
     options = parser.parse_args()
     folder = options.folder
     figures = Figures()
@@ -275,11 +279,13 @@ def main() -> int:
     count = len(minutes)
     print(f"{count} minutes of BTC: {trades} trades, {ahead_trades} of the reference")
     figures.show("backtesting.py, averages of every minute", count / each_s, "/s")
-    if options.nautilus is None:
-        print("nautilus_trader is left out: --nautilus names the interpreter of an environment that has it")
-    else:
-        nautilus_s, nautilus_trade_count = nautilus_trades(options.nautilus, minutes, entries)
-        figures.show(f"nautilus_trader, averages ahead, {nautilus_trade_count} trades", count / nautilus_s, "/s")
+    for name, package in ELSEWHERE.items():
+        python = getattr(options, name)
+        if python is None:
+            print(f"{package} is left out: --{name} names the interpreter of an environment that has it")
+        else:
+            reference_s, reference_count = trades_elsewhere(f"{name}_reference.py", python, minutes, entries)
+            figures.show(f"{package}, averages ahead, {reference_count} trades", count / reference_s, "/s")
     figures.show(
         "scripted account, candles",
         (market.span.stop - market.span.start) / 60 / ours_s,
