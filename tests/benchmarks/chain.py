@@ -116,7 +116,6 @@ RESULT_ACCOUNTS = 100
 RESULT_ROWS = 24
 """Funding payments of each account, and hours of its equity."""
 
-INSERT_STATE = "INSERT INTO service_state (market_identity, trading_mode) VALUES ('benchmark', 'simulated')"
 INSERT_RESULTS = f"""
 WITH made AS (
     INSERT INTO accounts (id, sequence, created_at, changed_at)

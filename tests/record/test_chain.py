@@ -1,6 +1,6 @@
 """The chain: every manipulation of the record of finished invocations is found, with its position."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from uuid import UUID, uuid4
 
 import pytest
@@ -25,8 +25,6 @@ RECORDS = 6
 LINKS = INVOCATIONS + RECORDS
 
 NOBODY = UUID(int=0)
-
-Attack = Callable[[Connection], Awaitable[object]]
 
 
 @pytest.fixture

@@ -120,13 +120,6 @@ TRADE = {
 TOOL_CALL_TYPE = (
     "CREATE_POSITION", "CLOSE_POSITION", "UPDATE_EXIT_PLAN", "HOLDING", "FETCH_INDICATORS", "FETCH_ORDER_BOOK", "NOTE",
 )  # fmt: skip
-BUDGET = {
-    "usdPerDay?": number,
-    "spentTodayUsd": number,
-    "reservedUsd?": number,
-    "isEstimated?": True,
-    "state": ("open", "manage", "pause"),
-}
 INVOCATION = {
     "id": uuid,
     "modelId": text,

@@ -16,7 +16,6 @@ from aiohttp import WSCloseCode, web
 
 IDS: Final = {"ETH": 0, "BTC": 1, "SOL": 2}
 PRICES: Final = {"ETH": "3300.00", "BTC": "94000.0", "SOL": "200.000"}
-MINUTE_MS: Final = 60_000
 
 
 @dataclass

@@ -155,10 +155,6 @@ def monthly_returns(points: Sequence[EquityPoint], capital: float) -> dict[datet
     return returns
 
 
-def _returns_of(followed: ModelAccount | BaselineAccount) -> dict[datetime, float]:
-    return monthly_returns(_points(followed), _capital(followed))
-
-
 def _points(followed: ModelAccount | BaselineAccount) -> list[EquityPoint]:
     return hourly_points(followed.hours)
 

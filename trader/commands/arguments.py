@@ -1,27 +1,6 @@
 """Types of arguments that several commands share."""
 
 import argparse
-from typing import get_args
-
-import msgspec
-
-from trader.agents.domain.mask import MaskPart
-
-
-def mask_argument(text: str) -> frozenset[MaskPart]:
-    """Return the parts of a market that a mask hides."""
-    try:
-        return msgspec.convert(text.split(","), frozenset[MaskPart])
-    except msgspec.ValidationError:
-        allowed = ", ".join(get_args(MaskPart))
-        raise argparse.ArgumentTypeError(f"expected some of {allowed}, separated by commas, got {text!r}") from None
-
-
-def port_argument(text: str) -> int:
-    """Return a TCP port; 0 takes any free one."""
-    if not text.isdecimal() or not int(text) < 65_536:
-        raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, got {text!r}")
-    return int(text)
 
 
 def deadline_argument(text: str) -> int:

@@ -8,23 +8,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from trader.agents.models_file import add_keys_argument, variant_argument
 from trader.backtest.conditions import CAUSES, compare_conditions
 from trader.backtest.execution import DECISIONS, LEDGER, REPORT, RESULT, BacktestListener, Interrupts, execute
-from trader.backtest.models import CASSETTE
 from trader.backtest.result import capacity_line, model_lines
-from trader.backtest.spec import (
-    BacktestSpec,
-    Participants,
-    budget_of,
-    conditions_of,
-    every_of,
-    params_of,
-)
+from trader.backtest.spec import BacktestSpec, conditions_of, every_of, params_of
 from trader.backtest.sweep import SweepSpec, grid_of, is_grid, sweep
 from trader.backtest.sweep_result import METRICS
 from trader.backtest.trials import TRIALS, deflated_line
-from trader.commands.arguments import count_argument, deadline_argument, mask_argument, port_argument
+from trader.commands.arguments import count_argument
 from trader.commands.backtest_lines import conditions_lines, sweep_lines
 from trader.commands.command import (
     EXIT_DONE,
@@ -38,10 +29,10 @@ from trader.commands.command import (
     table,
 )
 from trader.commands.progress import Progress
+from trader.commands.simulation_options import add_condition_options, add_participant_options, participants_of
 from trader.core.errors import SettingsError
 from trader.seasons.page import RankedModel
-from trader.settings.dotenv import DEFAULT_FILE, add_env_file_option
-from trader.settings.presets import PRESETS
+from trader.settings.dotenv import DEFAULT_FILE
 
 _OTHERS: Final = (
     "json", "run", "folder", "env_file", "out", "no_database", "tables", "trials", "workers", "cluster", "reports",
@@ -53,27 +44,19 @@ _OTHERS: Final = (
 def _arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--data", type=Path, metavar="FOLDER", help="1-minute candles as Binance publishes them")
-    add("--variant", action="append", type=variant_argument, help="a rule agent; may be repeated; default: all")
-    add("--strategy", metavar="FILE:CLASS", help="a strategy of a Python file, such as sma.py:SmaCross")
-    add(
-        "--param",
-        action="append",
-        metavar="NAME=VALUE",
-        help="a parameter of the strategy, or a range such as window=10..50:10; may be repeated",
-    )
-    add("--market", action="append", metavar="SYMBOL", help="may be repeated; default: every market in the folder")
     add("--from", dest="start", metavar="TIME", help="ISO 8601 in UTC; default: a day after the first candle")
     add("--to", dest="end", metavar="TIME", help="default: the last candle")
     add("--markets-file", type=lambda text: Path(text).absolute(), metavar="FILE", help="figures of more markets")
     add("--capital", help="capital of each account; default: 10000")
-    add("--taker-fee", metavar="BPS", help="default: the preset's")
     add("--maker-fee", metavar="BPS", help="default: the preset's")
-    add("--latency", metavar="MS", help="delay of an order in milliseconds; default: the preset's")
-    add("--funding", metavar="RATE|FOLDER", help="hourly rate, or a folder of funding files; default: files in --data")
-    add("--preset", choices=list(PRESETS), help="the venue whose rules and fees apply")
     add("--cadence", metavar="EVERY", help="how often agents decide, such as 5m or 1h; default: every minute")
-    _add_models(add)
-    add_keys_argument(parser)
+    add_condition_options(parser)
+    add_participant_options(parser)
+    add("--thinking", choices=["on", "off"], help="whether time passes while an AI model thinks; default: on")
+    add("--models-from", metavar="PLACE", help="a cassette or database with models and decisions; no model is asked")
+    add(
+        "--run", dest="folder", type=Path, metavar="RUN", help="folder of a backtest whose decisions are executed again"
+    )
     add("--guard", action="append", metavar="NAME=NUMBER|none", help="another limit of the guard; none: no guard")
     add("--seed", help="seed of the price paths within minutes; default: 0")
     _add_sweep(add)
@@ -86,43 +69,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="file format of trades, fills, equity and decisions",
     )
     add("--no-database", action="store_true", help="write only the ledger as JSON lines, the result and the report")
-    add_env_file_option(parser)
     add("--json", action="store_true", help="print one JSON object")
-
-
-def _add_models(add: Callable[..., argparse.Action]) -> None:
-    """Add the options of AI models, and of decisions that are known."""
-    add("--models", type=Path, metavar="FILE", help="a models file: asks AI models, within --budget-usd")
-    add("--budget-usd", metavar="USD", help="maximum cost of asking; without it the command prints an estimate")
-    add(
-        "--cassette",
-        type=Path,
-        metavar="FOLDER",
-        help="where answers, and decisions of --strategy, are kept; default: in --out",
-    )
-    add("--thinking", choices=["on", "off"], help="whether time passes while an AI model thinks; default: on")
-    add(
-        "--agent",
-        action="append",
-        metavar="NAME:VARIANT[=URL]",
-        help="an agent of your own, which calls agent.* or is called at URL; may be repeated",
-    )
-    add("--deadline", type=deadline_argument, metavar="SECONDS", help="time for a decision of --agent; default: 120")
-    add("--listen", type=port_argument, metavar="PORT", help="where --agent finds agent.* and /mcp; default: 8081")
-    add("--models-from", metavar="PLACE", help="a cassette or database with models and decisions; no model is asked")
-    add(
-        "--run",
-        dest="folder",
-        type=Path,
-        metavar="RUN",
-        help="folder of a backtest whose decisions are executed again",
-    )
-    add(
-        "--mask",
-        type=mask_argument,
-        metavar="PARTS",
-        help="symbols,dates,scale: adds a copy of each model from which these are hidden",
-    )
 
 
 def _add_sweep(add: Callable[..., argparse.Action]) -> None:
@@ -173,23 +120,12 @@ def backtest(options: argparse.Namespace) -> int:
 
 def _spec_of(options: argparse.Namespace, params: Mapping[str, str]) -> BacktestSpec:
     """Return the spec that the options describe. Raises `SettingsError`."""
-    is_asking = options.models is not None or options.agent is not None
-    entrants = Participants(
-        variants=tuple(options.variant or ()),
-        strategy=options.strategy,
+    entrants = participants_of(
+        options,
         params=params,
         every=every_of(options.cadence),
-        models=options.models,
         models_from=options.models_from,
-        budget_usd=budget_of(options.budget_usd),
-        cassette=options.cassette or (options.out / CASSETTE if is_asking else None),
         keeps_decisions=options.cassette is not None,
-        agents=tuple(options.agent or ()),
-        deadline_s=options.deadline,
-        port=options.listen,
-        mask=options.mask or frozenset(),
-        env_file=options.env_file,
-        send_keys_to=tuple(options.send_keys_to),
     )
     return BacktestSpec(
         conditions=conditions_of(options.data, vars(options), options.guard or ()),

@@ -12,12 +12,11 @@ from typing import Any
 
 import msgspec
 
-from trader.agents.models_file import add_keys_argument, variant_argument
-from trader.backtest.models import CASSETTE
-from trader.backtest.spec import Participants, budget_of, conditions_of, params_of
-from trader.commands.arguments import count_argument, deadline_argument, mask_argument, port_argument
+from trader.backtest.spec import conditions_of, params_of
+from trader.commands.arguments import count_argument
 from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, command, print_result, show, table
 from trader.commands.progress import Progress
+from trader.commands.simulation_options import add_condition_options, add_participant_options, participants_of
 from trader.core.errors import SettingsError, StartError
 from trader.exam.check import check
 from trader.exam.domain.plan import EXAMS, POWER, in_moments, in_worlds, outlook
@@ -42,8 +41,6 @@ from trader.exam.report import (
 )
 from trader.exam.run import ExamEnd, run
 from trader.exam.sitting import EVERY
-from trader.settings.dotenv import add_env_file_option
-from trader.settings.presets import PRESETS
 
 STATES = 300
 """Default number of states: enough to separate shares of 0.5 and 0.3 in four of five exams."""
@@ -59,39 +56,19 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add("--edges", type=_edges_argument, default=tuple(Edge), metavar="NAMES", help=f"default: {','.join(Edge)}")
     add("--reversed", action="store_true", help="the opposite of every edge: a control, not an exam")
     add("--data", type=Path, metavar="FOLDER", help="moments of a recording instead of worlds")
-    add("--market", action="append", metavar="SYMBOL", help="a market of the recording; may be repeated; default: all")
     add("--from", dest="start", metavar="TIME", help="start of the moments; default: a day after the first candle")
     add("--to", dest="end", metavar="TIME", help="end of the last horizon; default: the last candle")
-    add("--funding", metavar="RATE|FOLDER", help="hourly rate, or a folder of funding files; default: files in --data")
     add("--horizon", choices=list(HORIZONS), default="4h", help="how long a decision is carried out; default: 4h")
-    add("--mask", type=mask_argument, metavar="PARTS", help="symbols,dates,scale: adds a masked copy of each model")
-    add("--variant", action="append", type=variant_argument, help="a rule agent; may be repeated; default: all")
-    add("--strategy", metavar="FILE:CLASS", help="a strategy of a Python file")
-    add("--param", action="append", metavar="NAME=VALUE", help="a parameter of the strategy; may be repeated")
-    add("--models", type=Path, metavar="FILE", help="a models file: asks AI models, within --budget-usd")
-    add("--budget-usd", metavar="USD", help="maximum cost of asking; without it the command prints an estimate")
-    add("--cassette", type=Path, metavar="FOLDER", help="where answers are saved and looked up; default: in --out")
     add("--concurrency", type=count_argument, default=4, metavar="N", help="states at once, for AI models; default: 4")
     add("--workers", type=count_argument, default=os.cpu_count() or 1, metavar="N", help="processes, for code")
     add(
         "--cluster", metavar="ADDRESS", help="a Dask scheduler whose workers decide, for code; they read the same files"
     )
     add("--compare", type=_pair_argument, metavar="A,B", help="end the exam once this pair has a verdict")
-    add("--agent", action="append", metavar="NAME:VARIANT[=URL]", help="an agent of your own; may be repeated")
-    add(
-        "--deadline",
-        type=deadline_argument,
-        metavar="SECONDS",
-        help="limit for a decision of --agent; default: 120",
-    )
-    add("--listen", type=port_argument, metavar="PORT", help="where --agent finds agent.* and /mcp; default: 8081")
     add("--samples", type=count_argument, default=1, metavar="K", help="decisions of a model in a state; default: 1")
     add("--secret", type=_secret_argument, metavar="TEXT", help="the secret of the worlds; default: a new one")
-    add("--taker-fee", metavar="BPS", help="default: the preset's")
-    add("--latency", metavar="MS", help="delay of an order in milliseconds; default: the preset's")
-    add("--preset", choices=list(PRESETS), help="the venue whose rules and fees apply")
-    add_keys_argument(parser)
-    add_env_file_option(parser)
+    add_condition_options(parser)
+    add_participant_options(parser)
     add("--json", action="store_true", help="print one JSON object")
 
 
@@ -149,25 +126,9 @@ def exam_run(options: argparse.Namespace) -> int:
 
 def _spec_of(options: argparse.Namespace) -> ExamSpec:
     """Return the exam that the options describe. Raises `SettingsError`."""
-    is_asking = options.models is not None or options.agent is not None
-    entrants = Participants(
-        variants=tuple(options.variant or ()),
-        strategy=options.strategy,
-        params=params_of(options.param),
-        every=EVERY,
-        models=options.models,
-        budget_usd=budget_of(options.budget_usd),
-        cassette=options.cassette or (options.out / CASSETTE if is_asking else None),
-        agents=tuple(options.agent or ()),
-        deadline_s=options.deadline,
-        port=options.listen,
-        mask=options.mask or frozenset(),
-        env_file=options.env_file,
-        send_keys_to=tuple(options.send_keys_to),
-    )
     return ExamSpec(
         conditions=conditions_of(options.data, vars(options)),
-        entrants=entrants,
+        entrants=participants_of(options, params=params_of(options.param), every=EVERY),
         out=options.out,
         states=options.states,
         horizon=options.horizon,

@@ -93,7 +93,7 @@ async def export(options: argparse.Namespace, target: TargetDatabase) -> Result:
         account_id = None if options.account is None else await known_account(conn, options.account)
         for each in tables:
             async for row in select_exported(conn, each.name, since, account_id):
-                each.add(*row)
+                each.add_row(dict(row))
     try:
         options.folder.mkdir(parents=True)
         for each in tables:

@@ -1,9 +1,7 @@
 """Bindings of models to accounts of the venue: each model keeps one account permanently."""
 
 from collections.abc import Mapping
-from datetime import datetime
 from decimal import Decimal
-from typing import NamedTuple
 
 from trader.agents.sql.models import select_models
 from trader.core.errors import StartError
@@ -11,14 +9,7 @@ from trader.core.money import ZERO, format_decimal
 from trader.exchange.domain.account import Account
 from trader.exchange.domain.ledger import unopened_account
 from trader.live.ledger import LiveContext
-from trader.live.sql import venue_orders as store
-
-
-class Binding(NamedTuple):
-    """The venue account bound to one of our accounts, and when the two last agreed."""
-
-    account_index: int
-    agreed_at: datetime
+from trader.live.sql.venue_orders import Binding, insert_venue_account, select_venue_accounts
 
 
 class Bindings:
@@ -42,7 +33,7 @@ class Bindings:
     async def known(self) -> dict[str, Binding]:
         """Return the bindings recorded by earlier starts."""
         async with self._context.database.connection() as conn:
-            return {account_id: Binding(*row) for account_id, row in (await store.select_venue_accounts(conn)).items()}
+            return await select_venue_accounts(conn)
 
     async def bind(self, account_id: str, index: int | None, known: Binding | None) -> Binding:
         """Return the binding of an account, opening one that is new here. `index` is None for an inactive model.
@@ -86,7 +77,7 @@ class Bindings:
         await context.accounts.open(account_id, self.unopened(account_id, report.balance).run)
         binding = Binding(index, context.clock.now())
         async with context.database.writing() as conn:
-            await store.insert_venue_account(conn, account_id, *binding)
+            await insert_venue_account(conn, account_id, binding)
         return binding
 
 

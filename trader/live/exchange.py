@@ -27,9 +27,10 @@ from trader.exchange.idempotent_orders import IdempotentOrders, order_id_of, pre
 from trader.exchange.protocol import ExchangeBase, not_trading, rules_of
 from trader.exchange.sql import accounts as store
 from trader.live.account import LiveAccount
-from trader.live.bindings import Binding, Bindings, refuse_shared
+from trader.live.bindings import Bindings, refuse_shared
 from trader.live.drift import DriftRecorder
 from trader.live.ledger import LiveContext
+from trader.live.sql.venue_orders import Binding
 from trader.live.venue import VenueAccounts
 from trader.market.domain.markets import Tick
 from trader.market.feed import MarketFeed

@@ -100,11 +100,20 @@ class Table:
         for (append, convert), value in zip(self._add, values, strict=True):
             append(convert(value))
 
+    def add_row(self, row: Mapping[str, Any]) -> None:
+        """Add a row by the names of the columns."""
+        self.add(*(row[column] for column in self._kinds))
+
     def rows(self) -> Iterator[tuple[Any, ...]]:
         """Yield the rows as Python values, times with their zone; None for missing values."""
         convert = [_OF_COLUMN[kind] for kind in self._kinds.values()]
         for cells in zip(*self._columns.values(), strict=True):
             yield tuple(each(cell) for each, cell in zip(convert, cells, strict=True))
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows as `rows` does, each by the names of the columns."""
+        for row in self.rows():
+            yield dict(zip(self._kinds, row, strict=True))
 
     def __len__(self) -> int:
         return len(next(iter(self._columns.values())))

@@ -180,59 +180,78 @@ class SeasonRows(NamedTuple):
 def rows_of(basis: Basis) -> SeasonRows:
     """Return the rows of a season in the form of a service's statistics."""
     tables, until, season = basis.tables, basis.until, basis.season
-    parts = {key: [PositionPart(*row) for row in rows] for key, rows in _grouped(tables["positions"]).items()}
+    parts = {key: [PositionPart(**row) for row in rows] for key, rows in _grouped(tables["positions"]).items()}
     hours, entrants = _grouped(tables["hours"]), _grouped(tables["entrants"])
     runs: dict[str, RunStatistics] = {}
     baselines: dict[str, RunStatistics] = {}
-    for account_id, run_id, is_baseline, number, capital, started_at, leverage, cost in tables["runs"].rows():
-        described = [_entrant(account_id, *row) for row in entrants.get(account_id, ())]
+    for row in tables["runs"].records():
+        account_id, cost = row["account"], row["cost_usd"]
+        described = [_entrant(account_id, **each) for each in entrants.get(account_id, ())]
         record = described[-1].record if described else EntrantRecord(0, None, None, 0, 0)
         totals = InvocationTotals(
             finished=sum(each.totals.finished for each in described),
             cost_usd=None if cost is None else Decimal(str(cost)),
         )
-        made_of = (account_id, UUID(run_id), Decimal(str(capital)), started_at, totals, record, int(number))
-        run = RunStatistics(CurrentRun(*made_of, season.number, until, leverage))
+        run = RunStatistics(
+            CurrentRun(
+                model_id=account_id,
+                run_id=UUID(row["run"]),
+                initial_capital=Decimal(str(row["capital"])),
+                started_at=row["started_at"],
+                totals=totals,
+                entrant=record,
+                number=int(row["number"]),
+                season=season.number,
+                until=until,
+                leverage=row["leverage"],
+            )
+        )
         run.set_entrants(described)
-        run.set_hours([_hour(account_id, *row) for row in hours.get(account_id, ())])
+        run.set_hours([_hour(account_id, **each) for each in hours.get(account_id, ())])
         run.add_trades(_trades(parts.get(account_id, ()), until))
         run.open = [
             OpenPosition(account_id, part.symbol, part.is_long, Decimal(str(part.entry_notional)), part.opened_at)
             for part in parts.get(account_id, ())
             if part.closed_at is None
         ]
-        (baselines if is_baseline else runs)[account_id] = run
+        (baselines if row["is_baseline"] else runs)[account_id] = run
     closes: dict[str, dict[datetime, float]] = {}
-    for symbol, hour, close in tables["closes"].rows():
-        closes.setdefault(symbol, {})[hour] = close
+    for row in tables["closes"].records():
+        closes.setdefault(row["symbol"], {})[row["hour"]] = row["close"]
     return SeasonRows(
-        models={row[0]: _model(*row) for row in tables["models"].rows()},
+        models={row["account"]: _model(row) for row in tables["models"].records()},
         runs=runs,
         baselines=baselines,
         accounts=_accounts(tables),
         parts=parts,
-        changes={key: [PlanChange(*row) for row in rows] for key, rows in _grouped(tables["plan_changes"]).items()},
+        changes={key: [PlanChange(**row) for row in rows] for key, rows in _grouped(tables["plan_changes"]).items()},
         closes=closes,
     )
 
 
 def _accounts(tables: Mapping[str, Table]) -> dict[str, AccountPast]:
     entrants = {
-        key: [PastEntrant(key, int(run_number), int(number), *row) for run_number, number, *row in rows]
+        key: [
+            PastEntrant(model_id=key, **row | {name: int(row[name]) for name in ("run_number", "number")})
+            for row in rows
+        ]
         for key, rows in _grouped(tables["past_entrants"]).items()
     }
     runs = {
-        key: [AccountRun(key, at, Decimal(str(first)), Decimal(str(last)), manual) for at, first, last, manual in rows]
+        key: [
+            AccountRun(account_id=key, **row | {name: Decimal(str(row[name])) for name in ("first", "last")})
+            for row in rows
+        ]
         for key, rows in _grouped(tables["past_runs"]).items()
     }
     return {key: AccountPast.of(rows, entrants.get(key, ())) for key, rows in runs.items()}
 
 
-def _grouped(table: Table) -> dict[str, list[tuple[Any, ...]]]:
-    """Return the rows of a table without their first column, grouped by it."""
-    groups: dict[str, list[tuple[Any, ...]]] = {}
-    for key, *row in table.rows():
-        groups.setdefault(key, []).append(tuple(row))
+def _grouped(table: Table) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows of a table by account, without its column."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in table.records():
+        groups.setdefault(row.pop("account"), []).append(row)
     return groups
 
 
@@ -276,27 +295,18 @@ def _trades(parts: Iterable[PositionPart], until: datetime) -> list[RunTrade]:
     return sorted(trades, key=lambda trade: (trade.closed_at, trade.id))
 
 
-def _model(
-    model_id: str,
-    name: str,
-    variant: str,
-    provider: str,
-    router_model: str,
-    owner: str | None,
-    replicate_of: str | None,
-    cutoff: str | None,
-    created_at: datetime | None,
-) -> Model:
+def _model(row: Mapping[str, Any]) -> Model:
+    cutoff = row["training_cutoff"]
     return Model(
-        id=model_id,
-        name=name,
-        variant=VariantId(variant),
-        provider=provider,
-        router_model_name=router_model,
-        created_at=created_at or datetime.min.replace(tzinfo=UTC),
+        id=row["account"],
+        name=row["name"],
+        variant=VariantId(row["variant"]),
+        provider=row["provider"],
+        router_model_name=row["router_model"],
+        created_at=row["created_at"] or datetime.min.replace(tzinfo=UTC),
         configuration=ModelConfiguration(
-            owner=owner,
-            replicate_of=replicate_of,
+            owner=row["owner"],
+            replicate_of=row["replicate_of"],
             training_cutoff=None if cutoff is None else date.fromisoformat(cutoff),
         ),
     )

@@ -241,7 +241,7 @@ class _Tables:
         self._add_past(model.id, runs)
         self._add_ledger(model.id, cut)
         for call in (call for each in decisions for call in each.calls):
-            self.tables["decisions"].add(*call[:-1])
+            self.tables["decisions"].add_row(call._asdict())
             if call.kind == "UPDATE_EXIT_PLAN" and call.status == "ok":
                 self.tables["plan_changes"].add(call.account, call.symbol, call.at)
 
@@ -315,7 +315,7 @@ class _Tables:
             if run.started_at >= self._until or (ended_at is not None and ended_at <= self._start):
                 continue
             past = self._account_run(model_id, run, is_over=ended_at is not None)
-            self.tables["past_runs"].add(*past)
+            self.tables["past_runs"].add_row({"account": model_id, **past._asdict()})
             for (began_at, row), next_began_at in zip(entrants, ends, strict=True):
                 over = [each for each in (ended_at, next_began_at) if each is not None and each < self._until]
                 first = max(run.started_at, began_at, self._start)
@@ -362,7 +362,7 @@ class _Tables:
         for part in position_parts(rows, self._record.extremes):
             if part.closed_at is None or part.closed_at >= self._start:
                 self._symbols.add(part.symbol)
-                self.tables["positions"].add(model_id, *part)
+                self.tables["positions"].add_row({"account": model_id, **part._asdict()})
 
 
 def position_parts(rows: Sequence[ResultRow], extremes: Mapping[str, tuple[float, float]]) -> list[PositionPart]:

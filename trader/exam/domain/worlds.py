@@ -62,9 +62,6 @@ class Edge(StrEnum):
     DRAIN = "drain"
 
 
-UNTOLD: Final = frozenset({Edge.LEAD_LAG, Edge.CARRY, Edge.DRAIN})
-"""The edges that no prompt and no rule agent names."""
-
 Kind = Literal["planted", "null", "reversed"]
 """What a world holds."""
 

@@ -2,34 +2,39 @@
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import msgspec
 
-from trader.database.pool import Connection
+from trader.database.pool import Connection, part_of_row
 from trader.exchange.domain.venue_orders import SentOrder
 from trader.exchange.sql.ledger_rows import venue_order_row
+
+
+class Binding(NamedTuple):
+    """The venue account bound to one of our accounts, and when the two last agreed."""
+
+    account_index: int
+    agreed_at: datetime
+
 
 INSERT_VENUE_ACCOUNT = """
 INSERT INTO venue_accounts (account_id, account_index, agreed_at) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING
 """
 
 
-async def insert_venue_account(conn: Connection, account_id: str, account_index: int, at: datetime) -> None:
+async def insert_venue_account(conn: Connection, account_id: str, binding: Binding) -> None:
     """Bind one of our accounts to a venue account; do nothing when either is already bound."""
-    await conn.execute(INSERT_VENUE_ACCOUNT, account_id, account_index, at)
+    await conn.execute(INSERT_VENUE_ACCOUNT, account_id, binding.account_index, binding.agreed_at)
 
 
 SELECT_VENUE_ACCOUNTS = "SELECT account_id, account_index, agreed_at FROM venue_accounts ORDER BY account_id"
 
 
-async def select_venue_accounts(conn: Connection) -> dict[str, tuple[int, datetime]]:
-    """Return, by account id, the venue account and the time of the last successful reconciliation."""
-    return {
-        record["account_id"]: (record["account_index"], record["agreed_at"])
-        for record in await conn.fetch(SELECT_VENUE_ACCOUNTS)
-    }
+async def select_venue_accounts(conn: Connection) -> dict[str, Binding]:
+    """Return the binding of each account that has one."""
+    return {row["account_id"]: part_of_row(row, Binding) for row in await conn.fetch(SELECT_VENUE_ACCOUNTS)}
 
 
 UPDATE_AGREED_AT = "UPDATE venue_accounts SET agreed_at = $2 WHERE account_id = $1"

@@ -11,32 +11,34 @@ from trader.database.pool import Connection
 _BATCH: Final = 10_000
 
 SELECT_EXPORTED_TRADES = """
-SELECT account_id, symbol, side, quantity, entry_notional / quantity, exit_notional / quantity,
-       CASE WHEN leveraged THEN entry_notional / margin END, gross_pnl, fees, funding, net_pnl, close_reason,
-       confidence, opened_at, closed_at
+SELECT account_id AS account, symbol, side, quantity, entry_notional / quantity AS entry_price,
+       exit_notional / quantity AS exit_price,
+       CASE WHEN leveraged THEN entry_notional / margin END AS leverage, gross_pnl, fees, funding, net_pnl,
+       close_reason, confidence, opened_at, closed_at
 FROM orders
 WHERE status = 'CLOSED' AND closed_at >= $1 AND ($2::text IS NULL OR account_id = $2)
 ORDER BY closed_at, id
 """
 
 SELECT_EXPORTED_FILLS = """
-SELECT created_at, account_id, symbol, side, quantity, price, fee + liquidation_fee, maker, cause
+SELECT created_at AS at, account_id AS account, symbol, side, quantity, price, fee + liquidation_fee AS fee, maker,
+       cause
 FROM fills
 WHERE created_at >= $1 AND ($2::text IS NULL OR account_id = $2)
 ORDER BY created_at, account_id, sequence
 """
 
 SELECT_EXPORTED_EQUITY = """
-SELECT created_at, account_id, net_portfolio, cash, unrealized_pnl
+SELECT created_at AS at, account_id AS account, net_portfolio AS equity, cash, unrealized_pnl AS unrealized
 FROM portfolio_snapshots
 WHERE created_at >= $1 AND ($2::text IS NULL OR account_id = $2)
 ORDER BY created_at, account_id
 """
 
 SELECT_EXPORTED_DECISIONS = """
-SELECT t.created_at, i.model_id, coalesce(t.metadata->'raw'->>'name', t.type),
-       t.metadata->'decisions'->0->>'symbol', t.status, r.result->>'rule',
-       coalesce(r.result->>'reason', r.result->>'error')
+SELECT t.created_at AS at, i.model_id AS account, coalesce(t.metadata->'raw'->>'name', t.type) AS tool,
+       t.metadata->'decisions'->0->>'symbol' AS symbol, t.status, r.result->>'rule' AS rule,
+       coalesce(r.result->>'reason', r.result->>'error') AS reason
 FROM tool_calls t JOIN invocations i ON i.id = t.invocation_id, LATERAL (SELECT t.metadata->'results'->0 AS result) r
 WHERE t.created_at >= $1 AND ($2::text IS NULL OR i.model_id = $2)
   AND t.type IN ('CREATE_POSITION', 'CLOSE_POSITION', 'UPDATE_EXIT_PLAN')
@@ -54,6 +56,6 @@ EXPORTED: Final[Mapping[str, str]] = {
 async def select_exported(
     conn: Connection, table: str, since: datetime, account_id: str | None
 ) -> AsyncIterator[asyncpg.Record]:
-    """Yield the rows of a table since a time, of all accounts or of one, in the order of its columns."""
+    """Yield the rows of a table since a time, of all accounts or of one, with the names of its columns."""
     async for row in conn.cursor(EXPORTED[table], since, account_id, prefetch=_BATCH):
         yield row

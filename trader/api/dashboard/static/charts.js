@@ -200,7 +200,7 @@ function fitted(ctx, name, rest) {
 }
 
 /** The letters of a name: the first of its first two words, else its first two. */
-export function lettersOf(name) {
+function lettersOf(name) {
   const [first = '', second] = name.match(/[\p{L}\p{N}]+/gu)?.map(word => [...word]) ?? []
   return (second ? first[0] + second[0] : [...first].slice(0, 2).join('')).toUpperCase()
 }

@@ -3,7 +3,7 @@
 const NONE = '–'
 const MINUS = '−'
 
-export const isFigure = value => typeof value === 'number' && Number.isFinite(value)
+const isFigure = value => typeof value === 'number' && Number.isFinite(value)
 
 const kept = new Map()
 /** @param {Intl.NumberFormatOptions['signDisplay']} signDisplay */

@@ -12,7 +12,7 @@ const HEALTH_MS = 15_000 // halts are read as soon as the stream reports one
 const SYSTEM_MS = 30_000
 export const useHealth = () => useReport('/health', HEALTH_MS)
 const useRecord = () => useReport(`/api/record?after=${Number.MAX_SAFE_INTEGER}`, 2 * SYSTEM_MS) // only the head
-export const useSystem = (everyMs = SYSTEM_MS) => useReport('/health/schedulers', everyMs)
+const useSystem = (everyMs = SYSTEM_MS) => useReport('/health/schedulers', everyMs)
 
 /** The end of the service's replay; null while it continues, and for other markets. */
 export function endOf(health) {

@@ -29,7 +29,7 @@ export function positionsOf(state, only) {
 }
 
 /** The distance to the stop, in percent of the price. */
-export function stopDistance(position) {
+function stopDistance(position) {
   const { stop } = position.exitPlan
   const mark = Number(position.currentPrice)
   if (stop == null || position.currentPrice == null) return null

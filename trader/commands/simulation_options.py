@@ -1,0 +1,100 @@
+"""Options that backtests and exams share: the participants that decide, and the conditions of their orders."""
+
+import argparse
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+
+from trader.agents.domain.mask import MaskPart
+from trader.agents.models_file import add_keys_argument, variant_argument
+from trader.backtest.models import CASSETTE
+from trader.backtest.spec import Participants, budget_of
+from trader.commands.arguments import deadline_argument
+from trader.settings.dotenv import add_env_file_option
+from trader.settings.presets import PRESETS
+
+
+def add_condition_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the recording's markets and of what orders cost there."""
+    add = parser.add_argument
+    add("--market", action="append", metavar="SYMBOL", help="a market of the folder; may be repeated; default: all")
+    add("--taker-fee", metavar="BPS", help="default: the preset's")
+    add("--latency", metavar="MS", help="delay of an order in milliseconds; default: the preset's")
+    add("--funding", metavar="RATE|FOLDER", help="hourly rate, or a folder of funding files; default: files in --data")
+    add("--preset", choices=list(PRESETS), help="the venue whose rules and fees apply")
+
+
+def add_participant_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that `participants_of` reads."""
+    add = parser.add_argument
+    add("--variant", action="append", type=variant_argument, help="a rule agent; may be repeated; default: all")
+    add("--strategy", metavar="FILE:CLASS", help="a strategy of a Python file, such as sma.py:SmaCross")
+    add(
+        "--param",
+        action="append",
+        metavar="NAME=VALUE",
+        help="a parameter of the strategy; in a backtest also a range such as window=10..50:10; may be repeated",
+    )
+    add("--models", type=Path, metavar="FILE", help="a models file: asks AI models, within --budget-usd")
+    add("--budget-usd", metavar="USD", help="maximum cost of asking; without it the command prints an estimate")
+    add(
+        "--cassette",
+        type=Path,
+        metavar="FOLDER",
+        help="where answers, and in a backtest decisions of --strategy, are kept; default: in --out",
+    )
+    add(
+        "--agent",
+        action="append",
+        metavar="NAME:VARIANT[=URL]",
+        help="an agent of your own, which calls agent.* or is called at URL; may be repeated",
+    )
+    add("--deadline", type=deadline_argument, metavar="SECONDS", help="time for a decision of --agent; default: 120")
+    add("--listen", type=_port_argument, metavar="PORT", help="where --agent finds agent.* and /mcp; default: 8081")
+    add(
+        "--mask",
+        type=_mask_argument,
+        metavar="PARTS",
+        help="symbols,dates,scale: adds a copy of each model from which these are hidden",
+    )
+    add_keys_argument(parser)
+    add_env_file_option(parser)
+
+
+def participants_of(options: argparse.Namespace, **others: Any) -> Participants:
+    """Return the participants that the options describe, with the `others` of their fields.
+
+    :raises SettingsError: the budget is not an amount
+    """
+    is_asking = options.models is not None or options.agent is not None
+    return Participants(
+        variants=tuple(options.variant or ()),
+        strategy=options.strategy,
+        models=options.models,
+        budget_usd=budget_of(options.budget_usd),
+        cassette=options.cassette or (options.out / CASSETTE if is_asking else None),
+        agents=tuple(options.agent or ()),
+        deadline_s=options.deadline,
+        port=options.listen,
+        mask=options.mask or frozenset(),
+        env_file=options.env_file,
+        send_keys_to=tuple(options.send_keys_to),
+        **others,
+    )
+
+
+def _mask_argument(text: str) -> frozenset[MaskPart]:
+    """Return the parts of a market that a mask hides."""
+    try:
+        return msgspec.convert(text.split(","), frozenset[MaskPart])
+    except msgspec.ValidationError:
+        allowed = ", ".join(get_args(MaskPart))
+        raise argparse.ArgumentTypeError(f"expected some of {allowed}, separated by commas, got {text!r}") from None
+
+
+def _port_argument(text: str) -> int:
+    """Return a TCP port; 0 takes any free one."""
+    if not text.isdecimal() or not int(text) < 65_536:
+        raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, got {text!r}")
+    return int(text)
