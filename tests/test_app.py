@@ -38,7 +38,7 @@ def heartbeat(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("part", [market_feed, operators, role, heartbeat])
-async def test_a_bug_in_what_has_no_end_ends_the_service_with_its_trace(
+async def test_a_bug_in_an_endless_task_ends_the_service_with_its_trace(
     dsn: str, monkeypatch: pytest.MonkeyPatch, part: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
     part(monkeypatch)

@@ -103,7 +103,7 @@ def test_every_error_code_is_in_the_table() -> None:
     assert listed == {(int(status), code) for status, code in known}
 
 
-def test_the_markets_are_those_of_the_exchange() -> None:
+def test_documented_markets_match_the_exchange() -> None:
     listed = [row for row in rows("docs/exchange.md", "## Orders") if len(row) == 6]
     assert listed == [
         [
@@ -140,7 +140,7 @@ def test_the_module_tree_shows_every_module() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_doors_are_those_of_the_tables_and_each_has_its_test() -> None:
+def test_documented_doors_match_the_tables_and_each_has_its_test() -> None:
     check = [sys.executable, str(ROOT / "scripts" / "make_doors.py"), "--check"]
     done = subprocess.run(check, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -150,7 +150,7 @@ def test_the_doors_are_those_of_the_tables_and_each_has_its_test() -> None:
         assert re.search(rf"^(async )?def {test}\(", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE), test
 
 
-def test_the_layers_are_those_that_import_linter_checks() -> None:
+def test_documented_layers_match_import_linter() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
         "contracts"
     ]

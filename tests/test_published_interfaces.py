@@ -30,7 +30,7 @@ BASES: Final = frozenset(
 """Documented classes of libraries that are made to be derived from."""
 
 NOT_INSTALLED = frozenset({"nautilus_trader.trading.strategy.Strategy"})
-"""Those of libraries that another interpreter has. What derives from them has no private names at all."""
+"""Documented classes of libraries that only another interpreter has; their subclasses may use no private names."""
 
 NAMED_TUPLE: Final = frozenset({"_asdict", "_fields", "_make", "_replace"})
 """The published names of `typing.NamedTuple` that begin with an underscore."""

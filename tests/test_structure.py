@@ -24,7 +24,7 @@ ARGUMENTS_MAX: Final = 6
 """Maximum arguments of a constructor besides `self`. Arguments passed together are one frozen struct."""
 
 LONG_CONSTRUCTORS: Final = {
-    "LiveExchange": "the parts of every exchange, and those of a venue",
+    "LiveExchange": "the parts of every exchange, and the parts of a venue",
     "ReplaySource": "a folder and its markets; the others are independent options with defaults",
 }
 """Classes with longer constructors, and why."""
@@ -60,7 +60,7 @@ def test_constructors_take_few_arguments() -> None:
     assert found.keys() == LONG_CONSTRUCTORS.keys(), found.keys() ^ LONG_CONSTRUCTORS.keys()
 
 
-def test_every_class_and_type_alias_has_a_name_of_its_own() -> None:
+def test_every_class_and_type_alias_has_a_unique_name() -> None:
     places = defaultdict(list)
     for module, tree in modules():
         for name in definitions(tree):

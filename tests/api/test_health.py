@@ -166,7 +166,7 @@ async def test_the_detailed_report(path: str) -> None:
         assert market == {"source": "synthetic", "lastUpdateAt": "2025-01-01T12:00:00.000Z", "stale": False}
 
 
-async def test_both_reports_have_the_same_alarms_and_those_of_the_leader() -> None:
+async def test_both_reports_have_the_same_alarms_including_the_leaders() -> None:
     service_parts = ServiceParts()
     own, leaders = (
         Alarm(AlarmCause("provider", "nim"), "key 1 is out of credit (402)"),

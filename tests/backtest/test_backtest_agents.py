@@ -358,7 +358,7 @@ def test_an_agent_behind_a_mask_receives_nothing_of_the_real_market(
 
 
 @pytest.mark.processes
-def test_an_agent_whose_backtest_was_killed_goes_on_where_it_was(data: Path, tmp_path: Path, agent: Agent) -> None:
+def test_an_agent_whose_backtest_was_killed_resumes_where_it_was(data: Path, tmp_path: Path, agent: Agent) -> None:
     def options(cassette: str) -> list[str]:
         serving = ["--agent", "scout:Apex", "--listen", str(agent.port), "--thinking", "off"]
         return [*serving, "--cassette", str(tmp_path / cassette)]
@@ -483,7 +483,7 @@ def test_wrong_agents_are_refused(
     assert not (tmp_path / "out").exists()
 
 
-async def test_an_agent_that_is_late_or_silent_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_late_or_silent_agent_gets_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agents, "IDLE_S", 0.01)
     monkeypatch.setattr(agents, "NEXT_VIEW_S", 0.01)
     model = msgspec.structs.replace(make_model("scout"), provider=EXTERNAL)

@@ -156,7 +156,7 @@ def test_the_examples_trade(data: Path, tmp_path: Path, model_url: str) -> None:
         assert result["strategy"]["params"] == dict(param.split("=", 1) for param in params)
 
 
-def test_the_decisions_of_a_strategy_are_kept_by_what_it_saw(
+def test_decisions_of_a_strategy_are_stored_under_the_view_they_answer(
     data: Path, tmp_path: Path, model_url: str, asked: list[bytes]
 ) -> None:
     def run(name: str, reference: str, cassette: str, *params: str) -> tuple[str, int]:

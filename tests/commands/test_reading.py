@@ -70,7 +70,7 @@ async def rows(database: Database) -> None:
         )
 
 
-async def test_trades_equal_those_of_the_interface(rows: None, call: Call) -> None:
+async def test_listed_trades_equal_the_answer_of_the_procedure(rows: None, call: Call) -> None:
     result = (await call("trades", "--json")).value
     assert [(trade["modelId"], trade["side"], trade["netPnl"]) for trade in result["trades"]] == [
         ("bob", "SHORT", 29), ("ada", "LONG", 9),

@@ -73,7 +73,7 @@ async def test_processes_that_start_at_once_on_a_new_database_share_one_secret_s
     assert later.identity == reader.identity == sources[0].identity
 
 
-async def test_each_database_has_a_seed_of_its_own(database: Database) -> None:
+async def test_each_database_has_its_own_seed(database: Database) -> None:
     first = seed_of(await seeded(database))
     async with database.connection() as conn:
         await conn.execute("DELETE FROM market_seed")

@@ -1,4 +1,4 @@
-"""The commands of exams: what is asked is asked once, within a budget, and a run that was interrupted goes on."""
+"""The commands of exams: each question is asked once, within a budget, and an interrupted run resumes."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -143,7 +143,7 @@ def test_models_are_asked_once_within_a_budget(
     assert all(float(answer["costUsd"]) > 0 and answer["tokens"] > 0 for answer in own)
 
 
-def test_budget_that_cannot_pay_one_state_is_refused_before_anybody_is_asked(
+def test_budget_that_cannot_pay_one_state_is_refused_before_any_model_is_asked(
     models: Path, provider: TradingProvider, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exam(tmp_path / "exam", "--models", str(models), "--budget-usd", "0.001") == 2
@@ -197,7 +197,7 @@ def test_folder_without_an_exam_is_left_alone(tmp_path: Path, capsys: pytest.Cap
     assert capsys.readouterr().err.count("has a damaged exam: Object missing required field") == 2
 
 
-def test_cost_is_estimated_before_anybody_is_asked(
+def test_cost_is_estimated_before_any_model_is_asked(
     models: Path, provider: TradingProvider, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exam(tmp_path / "exam", "--models", str(models), states=230) == 2
@@ -301,7 +301,7 @@ def test_nothing_forged_in_card_plan_or_decisions_passes_the_check(
     assert "are not the first ones of the plan" in capsys.readouterr().out
     (out / "sittings.jsonl").write_bytes(b"".join(written.splitlines(keepends=True)[1:]))
     assert main(["exam", "check", str(out)]) == 1
-    assert "the 3 lines from 1 on are not those of one state" in capsys.readouterr().err
+    assert "lines 1 to 3 do not belong to one state" in capsys.readouterr().err
 
 
 @pytest.mark.processes

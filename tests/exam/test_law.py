@@ -51,11 +51,11 @@ def simulated(law: Law, held: PlannedPosition, paths: int) -> tuple[float, float
 @given(side=sides, below=distances, above=distances, closes=minutes)
 def test_no_plan_earns_where_nothing_drifts(side: int, below: float, above: float, closes: int) -> None:
     value = law_of().value([PlannedPosition(0, side, 1.0, -below, above, closes)])
-    assert value == pytest.approx(-_FILL, rel=0.04)  # the cost of closing, at the price of then
+    assert value == pytest.approx(-_FILL, rel=0.04)  # the cost of closing, at the price by then
 
 
 @given(drift=st.floats(-0.02, 0.02), side=sides, closes=minutes)
-def test_a_far_plan_is_worth_what_no_plan_is(drift: float, side: int, closes: int) -> None:
+def test_a_distant_plan_is_worth_as_much_as_none(drift: float, side: int, closes: int) -> None:
     law = law_of(drift, funding=1e-4, growth=0.002)
     far = law.value([PlannedPosition(0, side, 1.0, -0.5, 0.5, closes)])
     assert far == pytest.approx(law.value([PlannedPosition(0, side, 1.0, minutes=closes)]), abs=3e-4)
@@ -76,7 +76,7 @@ def test_a_stop_costs_exposure_to_a_drift(drift: float, below: float) -> None:
         (law_of(-0.004, growth=0.003), PlannedPosition(0, 1, 1.0, -0.01, 0.02, 235)),
     ],
 )
-def test_value_of_a_plan_equals_that_of_simulated_seconds(law: Law, held: PlannedPosition) -> None:
+def test_value_of_a_plan_equals_a_simulation_by_seconds(law: Law, held: PlannedPosition) -> None:
     expected, error = simulated(law, held, 4000 if is_nightly() else 500)
     assert law.value([held]) == pytest.approx(expected, abs=3.5 * error)
 

@@ -45,7 +45,7 @@ async def room_of(data: Path, horizon: Horizon = "4h") -> RecordedRoom:
     return RecordedRoom(settings, source, ["15m", "1h"], horizon)
 
 
-def test_moments_are_drawn_from_every_stratum_before_anybody_is_asked(data: Path) -> None:
+def test_moments_are_drawn_from_every_stratum_before_any_entrant_is_asked(data: Path) -> None:
     room = asyncio.run(room_of(data))
     moments = room.draw("s", 12)
     assert room.draw("s", 12) == moments != room.draw("t", 12)
@@ -61,7 +61,7 @@ def test_moments_are_drawn_from_every_stratum_before_anybody_is_asked(data: Path
     assert days[1] - days[0] >= 86_400, "an outcome does not tell the next one"
 
 
-def test_outcome_is_what_became_of_the_decision_in_units_of_volatility(data: Path) -> None:
+def test_outcome_is_the_result_of_the_decision_in_units_of_volatility(data: Path) -> None:
     async def decided() -> None:
         room, seen = await room_of(data), list[str]()
         for number, moment in enumerate(room.draw("s", 6)):

@@ -15,7 +15,7 @@ def test_larger_differences_and_less_noise_need_fewer_states() -> None:
     assert fewer < usual < more
 
 
-def test_equals_are_told_apart_in_at_most_half_of_the_level() -> None:
+def test_equal_entrants_are_separated_in_at_most_half_of_the_level() -> None:
     seen = outlook(in_worlds(0.4, 0.4, 0.7), 3000)
     assert seen.most is seen.median is None
     assert seen.called <= 0.04

@@ -127,7 +127,7 @@ UNTOLD = {
     Edge.CARRY: ("funding rate", "fundingrate", "carry"),
     Edge.DRAIN: ("liquidity", "thin book"),
 }
-"""The edges that test what nobody has told an entrant, and the words that would tell it."""
+"""The edges that entrants have to discover, and the words that would give them away."""
 
 
 def test_untold_edges_are_in_no_prompt_and_no_rule_agent() -> None:

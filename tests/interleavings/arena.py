@@ -377,7 +377,7 @@ class Arena:
         return tick
 
     def set_clock(self, span: timedelta) -> None:
-        """Set the clock ahead or back; the market follows it, as a venue's times are those of the machine."""
+        """Set the clock ahead or back; the market follows, since a venue's times come from the machine's clock."""
         self.is_clock_set = True
         self.market_at += span
         self.clock.moment += span
@@ -396,14 +396,14 @@ class Arena:
             await upsert_model(conn, model)
 
     async def open_view(self) -> None:
-        """Have an external agent with an open view."""
+        """Create an external agent with an open view."""
         a = self.process("A")
         await self.add_model(AGENT, EXTERNAL)
         await a.models.reload()
         self.view_id = (await a.agents.external.view(a.models.by_id[AGENT], None)).id
 
     async def add_webhook(self) -> None:
-        """Have an external agent with a webhook, and with an open view, as after a restart."""
+        """Set up an external agent with a webhook, and with an open view, as after a restart."""
         a = self.process("A")
         await self.add_model(AGENT, EXTERNAL)
         async with self.database.connection() as conn:
@@ -422,7 +422,7 @@ class Arena:
         await external.decide(model, view_id, msgspec.structs.replace(DECIDED, client_order_id="decided elsewhere"))
 
     async def add_keys(self) -> None:
-        """Have two external agents with keys, and A serve them."""
+        """Set up two external agents with keys, whom A serves."""
         a = self.process("A")
         for agent in (AGENT, OTHER_AGENT):
             await self.add_model(agent, EXTERNAL)

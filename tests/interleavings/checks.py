@@ -212,7 +212,7 @@ async def _replayed(arena: Arena, conn: Connection, account_id: str) -> Referenc
                 reference.update(moment, _rate)
                 tick = next(ticks, None)
             if kind == "order":
-                # Two leaders close one position by one client order ID, each as much as it knows of.
+                # Two leaders close one position by one client order ID; each closes the quantity that it knows.
                 order = next(order for order in arena.asked[account_id, name] if order.quantity == quantity)
                 reference.place(order, _at(moment, at), _rate)
                 if reference.resting:

@@ -38,7 +38,7 @@ async def problems_of_neighbors(arena: Arena, leader: Process) -> list[str]:
 
 
 async def _uncounted_costs(arena: Arena, leader: Process) -> list[str]:
-    """Compare the costs of the day that the leader knows with those of the rows, unless one is still open."""
+    """Compare the leader's costs of the day with the rows, unless an invocation is still open."""
     now, models, known = arena.clock.now(), leader.models.by_id, leader.agents.budgets
     async with arena.database.reading() as conn:
         open_rows = await conn.fetchval("SELECT count(*) FROM invocations WHERE status = 'running'")

@@ -1,4 +1,4 @@
-"""What is outside of the processes: the agents' webhook, the sink of anchors, and the commands of seasons."""
+"""The surroundings of the processes: the agents' webhook, the sink of anchors, and the commands of seasons."""
 
 import asyncio
 from datetime import datetime, timedelta

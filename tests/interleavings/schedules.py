@@ -79,7 +79,7 @@ async def reset(s: Schedule) -> None:
 
 
 async def have_untraded(s: Schedule) -> None:
-    """Have an account that has never traded."""
+    """Set up an account that has never traded."""
     await run_as("A", s.arena.process("A").exchange.open_account("d"))
 
 
@@ -113,12 +113,12 @@ async def snapshot(s: Schedule) -> None:
 
 
 async def have_unrecorded(s: Schedule) -> None:
-    """Have a ledger that has grown since it was recorded."""
+    """Set up a ledger that has grown since it was recorded."""
     await run_as("A", s.arena.process("A").place("unrecorded", "0.02"))
 
 
 async def have_no_record(s: Schedule) -> None:
-    """Have a halt, and a chain without results, as before the first minute of a new database."""
+    """Set up a halt, and a chain without results, as before the first minute of a new database."""
     async with s.arena.database.transaction() as conn:
         await insert_halt(conn, Halt(account_id="b", cause=HaltCause.OPERATOR, reason="lunch", by="eve", at=START))
         await conn.execute("DELETE FROM chain_links; DELETE FROM chain_marks")
@@ -163,7 +163,7 @@ async def free_lock(s: Schedule) -> None:
 
 
 async def doubt(s: Schedule) -> None:
-    """Have a commit in doubt that the server executes later."""
+    """Set up a commit in doubt that the server executes later."""
     s.gaps.fault, s.gaps.fault_in = "late statement", "write_postings"
     with s.gaps.watching("A", -1, lambda: asyncio.sleep(0)):
         await asyncio.gather(run_as("A", s.arena.process("A").place("doubtful")), return_exceptions=True)
@@ -234,7 +234,7 @@ async def call_webhook(s: Schedule) -> None:
 
 
 async def have_unsent_anchor(s: Schedule) -> None:
-    """Have an anchor that the sink has not received, and a record after it."""
+    """Set up an anchor that the sink has not received, and a record after it."""
     a, s.arena.sink.is_down = s.arena.process("A"), True
     await run_as("A", a.anchors.update())
     s.arena.sink.is_down = False
@@ -247,7 +247,7 @@ async def anchor(s: Schedule) -> None:
 
 
 async def have_follower(s: Schedule) -> None:
-    """Have a follower that has read a record of the leader."""
+    """Set up a follower that has read a record of the leader."""
     await run_as("A", s.arena.process("A").relay_events())
     await run_as("C", follow(s))
 
@@ -263,7 +263,7 @@ async def open_season(s: Schedule) -> None:
 
 
 async def have_season(s: Schedule) -> None:
-    """Have a season of two hours, of which the first is over and recorded."""
+    """Create a season of two hours, the first of which is over and recorded."""
     async with s.arena.database.transaction() as conn:
         await add_season(conn, start=SEASON_END - 2 * HOUR, end=SEASON_END)
     s.arena.has_season = True
@@ -276,7 +276,7 @@ async def close_season(s: Schedule) -> None:
 
 
 async def have_slow_model(s: Schedule) -> None:
-    """Have a model that is still thinking when its next cycle is due."""
+    """Set up a model that is still thinking when its next cycle is due."""
 
     async def answer(turn: Turn) -> ModelAnswer:
         await s.thought.wait()

@@ -72,7 +72,7 @@ class LiveSchedule:
         await self.bench.synchronize()
 
     async def flatten(self) -> None:
-        """Halt the account and close its positions, as an operator does: one attempt, and what is left is reported."""
+        """Halt the account and close its positions, as an operator does: one attempt, and the rest is reported."""
         bench = self.bench
         limits = LossLimits(bench.database, bench.exchange, bench.halts, live_settings(bench.venue.url))
         self.operations = OperatorCommands(bench.database, bench.exchange, bench.halts, limits)
@@ -84,7 +84,7 @@ class LiveSchedule:
     # --- actors
 
     async def trade_elsewhere(self) -> None:
-        """Trade another account at the venue, of which a part is filled."""
+        """Trade another account at the venue; a part of the order is filled."""
         await self.fill_parts()
         await self.bench.buy("0.3", leverage=D(5), account_id="zen", client_order_id="elsewhere")
 

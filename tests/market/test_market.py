@@ -201,7 +201,7 @@ async def test_a_market_without_rules_is_refused() -> None:
             await feed.market.quote_after("DOGE", START)
 
 
-async def test_after_the_end_nobody_waits() -> None:
+async def test_nothing_waits_after_the_end() -> None:
     async with feeding(ManualClock(START), ends_at=after(2)) as feed:
         with pytest.raises(MarketUnavailable, match=r"ended at 2026-03-04T05:06:09\.000Z"):
             await feed.market.quote_after("BTC", after(2.2))

@@ -133,7 +133,7 @@ async def test_sinks_that_hang_fail_and_close_delay_nothing_and_are_retried_for_
         assert here.url not in caplog.text
 
 
-async def test_a_recovered_sink_gets_notices_in_order_and_only_the_end_of_what_is_over() -> None:
+async def test_a_recovered_sink_gets_notices_in_order_and_only_the_end_of_ended_alarms() -> None:
     now_s = 0.0
     async with sinks() as here, alarms_to(f"{here.url}/away", timer=lambda: now_s, retry_after_s=(0.01,)) as alarms:
         here.away = True
@@ -160,7 +160,7 @@ async def test_a_sink_that_refuses_a_notice_is_not_retried() -> None:
         assert alarms.outlets[0].outcomes["failed"] == 1
 
 
-async def test_each_kind_of_receiver_learns_what_fires_and_what_is_over() -> None:
+async def test_each_kind_of_receiver_learns_which_alarms_fire_and_which_have_ended() -> None:
     now_s = 0.0
     database = [Alarm(AlarmCause("database"), "the database does not answer", impact="7 orders were refused")]
     async with sinks() as here, alarms_to(f"{here.url}/json", *services(here), timer=lambda: now_s) as alarms:

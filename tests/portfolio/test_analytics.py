@@ -265,7 +265,7 @@ async def test_the_interval_covers_the_whole_hours_of_the_window(bench: Bench) -
     assert entries["idle"].evidence.reason == "3 completed trades; a statement about a model needs 10"
     day = {entry.model.id: entry.evidence for entry in await bench.board("24h")}
     assert day["long"].hours == 24
-    assert day["long"].reason == "4 completed trades; a statement about a model needs 10", "those of the window count"
+    assert day["long"].reason == "4 completed trades; a statement about a model needs 10", "the window's trades count"
 
 
 async def test_adjacent_models_get_a_verdict_or_the_smallest_visible_difference(bench: Bench) -> None:

@@ -58,9 +58,7 @@ async def test_an_hour_cannot_lose_more_than_its_bound(season: Database) -> None
         refused = await venue.buy("0.01", leverage=TEN)
         assert refused.status is OrderStatus.REJECTED
         assert refused.reason is not None
-        assert (
-            "is 3.24 % below 10000.00, that of the start of the hour; the bound of season 1 (Winter)" in refused.reason
-        )
+        assert "is 3.24 % below 10000.00 at the start of the hour; the bound of season 1 (Winter)" in refused.reason
         assert "on an hour's loss is 4 %, and its positions are closed from 3 % on" in refused.reason
         account = venue.exchange.accounts["a"]
         assert 10_000 - 400 < account.cash < 10_000 - 300, "at 3 %, with the fees and the spread of the close"

@@ -1,4 +1,4 @@
-"""The leaderboard ranks entrants with decisions, counts them from their configuration on, and merges replicates."""
+"""The leaderboard ranks entrants with decisions, each from the start of its configuration, and merges replicates."""
 
 import math
 from decimal import Decimal

@@ -143,7 +143,7 @@ async def test_replicates_share_one_rank_and_a_manual_order_excludes_an_account(
     assert row.replicates is not None
     assert row.replicates.model_ids == twins
     (nothing,) = (each for each in row.comparisons if each.reference == "holdNothing")
-    assert row.statement.estimate == nothing.window.estimate, "its own return is that of what is compared"
+    assert row.statement.estimate == nothing.window.estimate, "its own return covers the compared window"
     async with bench.database.connection() as conn:
         await _trade_by_hand(conn, "good", START + HOUR)
     why = "the account was traded by hand at 2026-03-04T01:00:00.000Z"

@@ -37,7 +37,7 @@ WHERE c.table_schema = 'public' AND t.table_type = 'BASE TABLE' AND c.data_type 
   AND c.column_name !~ '(^|_)id$|^(symbol|provider|configuration|quote_currency)$'
 ORDER BY 1, 2
 """
-"""Every column of text but those of the service itself, and names that only its own tables hold."""
+"""Every text column, except identifiers and the tables that only the service writes."""
 
 PAGES: Final = ("", "conversations", "models", "trades", "evidence", "system", "markets/BTC")
 
@@ -67,7 +67,7 @@ async def does_nothing(tab: Tab) -> None:
     assert not [problem for problem in tab.problems if "exceptionDetails" in problem], tab.problems
 
 
-async def test_no_text_that_anybody_writes_is_more_than_text(
+async def test_text_from_users_and_models_is_never_interpreted(
     tmp_path: Path, dsn: str, database: Database, call: Call
 ) -> None:
     chromium_program()

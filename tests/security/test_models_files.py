@@ -205,7 +205,7 @@ def test_a_key_goes_where_its_row_says_twice_and_the_operator_once(folder: Path)
 
 
 @pytest.mark.parametrize("host", ["lab.example", "LAB.example:8443", "lab.example:443", "api.lab.example:8443", ""])
-def test_a_key_host_other_than_that_of_the_address_is_refused(folder: Path, host: str) -> None:
+def test_a_key_host_that_differs_from_the_address_is_refused(folder: Path, host: str) -> None:
     assert "provider 1." in refusal(folder, LAB.replace('key_host = "lab.example:8443"', f'key_host = "{host}"'), host)
 
 

@@ -54,7 +54,7 @@ def confined(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.usefixtures("confined")
-def test_a_file_is_loaded_in_a_process_of_its_own_without_secrets(
+def test_a_file_is_loaded_in_its_own_process_without_secrets(
     open_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENROUTER_API_KEY", "sk-4c1d9b7e55aa")

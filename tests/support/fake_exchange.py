@@ -116,7 +116,7 @@ class Ledger:
 
 
 class FakeExchange(FakeVenue):
-    """A fake venue that also trades, with one key for all accounts. `orders` and the like are those of `ACCOUNT`."""
+    """A fake venue that also trades, with one key for all accounts. `orders` and the like belong to `ACCOUNT`."""
 
     def __init__(self, now: Callable[[], datetime] | None = None) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class FakeExchange(FakeVenue):
         self.ledgers[ACCOUNT] = Ledger(ACCOUNT)
         self.rejected: set[int] = set()
         self.send_faults: list[str] = []
-        """What happens to the transactions to come, one each; `ok` for nothing."""
+        """The faults of the next transactions, one each; `ok` for none."""
 
         self.read_faults: list[str] = []
         self.late: list[tuple[int, dict[str, Any]]] = []

@@ -106,7 +106,7 @@ class Gaps:
 
     def __init__(self, keeper: "Keeper") -> None:
         self.passed: list[str] = []
-        """What each gap was before or after."""
+        """The statement, commit or await that each gap precedes or follows."""
 
         self.acted: asyncio.Task[Any] | None = None
         self.fault: Fault | None = None

@@ -259,7 +259,7 @@ async def _carry_out(exchange: PaperExchange, database: Database, act: Act) -> N
 
 
 async def rows(database: Database) -> dict[str, list[str]]:
-    """Every row of the accounts as text, sorted. The number of a tick differs: it counts those of all leaders."""
+    """Every row of the accounts as text, sorted. Without numbers of ticks, which count across leaders."""
     async with database.connection() as conn:
         return {
             table: [

@@ -139,7 +139,7 @@ class Process(NamedTuple):
     sizes: tuple[float, float] = (0.4, 2.0)
     leverage: float = 1.0
     others: Noise | None = None
-    """What the market and the rule agents gain, when not the same."""
+    """The gains of the market and the rule agents, where they differ."""
 
     bound: float | None = None
     """The bound of an hour that the season enforces; models then do not follow the market."""
@@ -166,7 +166,7 @@ BEYOND: Final[dict[str, Process]] = {
     "gain of 500 % in 0.05 % of hours": Process(lotteries, (1.0, 1.0), 1.0, normal),
     "drift that turns every 30 days": Process(months),
 }
-"""What no sequence bounds: moves beyond the bounds of the bets, before they happen, and drift that turns late."""
+"""Seasons that no sequence bounds: moves beyond the bounds of the bets, and drift that turns late."""
 
 
 class NullSeason(NamedTuple):

@@ -238,7 +238,7 @@ def messages(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
             return 400, invalid("`max_tokens` must be greater than `thinking.budget_tokens`.")
     assert request.system[-1].cache_control is not None, "tools and system message end with a mark"
     marks = [block for turn in request.messages for block in turn.content if getattr(block, "cache_control", None)]
-    assert len(marks) <= 3, "with that of the system message at most four"
+    assert len(marks) <= 3, "and the system message may have a fourth"
     thought = {"type": "thinking", "thinking": "ETH looks calm", "signature": "EqQBCg-signature"}
     if len(request.messages) == 1:
         content = [

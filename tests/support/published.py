@@ -325,7 +325,7 @@ FORGED_FILES: Final[dict[str, Callable[[Path], None]]] = {
     "the seed": _in_record('\\"seed\\":\\"7\\"', '\\"seed\\":\\"8\\"'),
     "the end": _in_record('\\"until\\":\\"2026-03-11T22:00:00.000Z\\"', '\\"until\\":\\"2026-03-10T22:00:00.000Z\\"'),
 }  # fmt: skip
-"""What no anchor is needed for: whatever vouches for it, the record says otherwise."""
+"""Forgeries that the record itself contradicts, so that finding them needs no anchor."""
 
 FORGED_RECORDS: Final[dict[str, Callable[[Path], None]]] = {
     "the record is cut to its first link": lambda folder: write_lines(folder, lines_of(folder)[:1]),
@@ -342,7 +342,7 @@ FORGED_RECORDS: Final[dict[str, Callable[[Path], None]]] = {
     "two links are swapped": lambda folder: write_lines(folder, [*lines_of(folder)[1::-1], *lines_of(folder)[2:]]),
     "an empty record": lambda folder: write_lines(folder, []),
 }
-"""What a rebuilt record hides from everybody without an anchor."""
+"""Forgeries that a rebuilt record hides from everyone without an anchor."""
 
 
 def fuzz(folder: Path, original: Path, rng: random.Random) -> str:

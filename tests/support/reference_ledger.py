@@ -1,6 +1,6 @@
 """The figures of a ledger of fills: average-cost positions, completed trades and sums, from the first line on.
 
-Numbers are fractions; the only rounding is that of the books: a division is rounded half-even to 16 decimals.
+Numbers are fractions; the only rounding is the rounding of the books: divisions, half-even to 16 decimals.
 """
 
 from dataclasses import dataclass, field

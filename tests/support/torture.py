@@ -54,7 +54,7 @@ class Tally:
     unanswered: int = 0
     """Orders of the agent that a kill left without an answer."""
     answered_anew: int = 0
-    """Those of its orders that got another answer than before."""
+    """Orders of the agent whose repetition got a different answer."""
     memory_differs: int = 0
     audit_problems: list[str] = field(default_factory=list)
 

@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 class Environment(Protocol):
-    """Where the decisions of one account are executed: its markets, its guard, and its exchange."""
+    """The environment in which an account's decisions are executed: its markets, its guard, and its exchange."""
 
     @property
     def markets(self) -> Mapping[str, Market]: ...

@@ -131,7 +131,7 @@ class LargeAnswers:
 
 
 class DispatchContext(Protocol):
-    """What the dispatcher itself needs of the context that it passes to the procedures."""
+    """The part of the procedures' context that the dispatcher itself needs."""
 
     @property
     def settings(self) -> Settings: ...

@@ -152,7 +152,7 @@ def _since_ms(began_s: float) -> int:
 
 
 class _AgentProvider:
-    """An external agent as a provider. `environment` is that of its latest decision."""
+    """An external agent as a provider. `environment` belongs to its latest decision."""
 
     name = EXTERNAL
     is_remote = True

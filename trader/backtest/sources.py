@@ -230,7 +230,7 @@ class RecordingStrategySource(DecisionSource):
         self.failure: StrategyError | None = None
         self.answered_by = answered_by(model, strategy)
         self.kept: KeptDecisions | None = None
-        """Where its decisions are kept; None: it decides again in each run."""
+        """The store of its decisions; None: it decides again in each run."""
 
         self.draws = True
         """Whether to ask the strategy for its own series; only a report shows them."""

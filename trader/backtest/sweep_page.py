@@ -25,7 +25,7 @@ def sweep_page(name: str, value: Mapping[str, Any]) -> str:
 
 
 def trial_lines(value: Mapping[str, Any]) -> Iterator[str]:
-    """Yield sentences about what the best result is worth after so many trials."""
+    """Yield sentences about the significance of the best result, given the number of trials."""
     if value["bestSharpePerHour"] is not None:
         count, by_luck = value["trials"], value["expectedBestSharpePerHour"]
         line = f"{count} trials on these candles. Their best Sharpe ratio is {value['bestSharpePerHour']:+.3f} an hour"

@@ -204,7 +204,7 @@ def _alarm_troubles(alarms: Sequence[AlarmFiring], health: Health) -> Iterator[s
 
 
 def _halt_troubles(halts: Sequence[Halt] | None, health: Health) -> Iterator[str]:
-    """Yield the halts in force: those of the database or, if it cannot be read, those that the service reports."""
+    """Yield the halts in force, from the database or, if it cannot be read, from the service's report."""
     if halts is not None:
         yield from (f"halted: {halt} (since {moment(halt.at)}, by {halt.by})" for halt in halts)
     elif health.report is not None:

@@ -25,11 +25,11 @@ SITTINGS: Final = "sittings.jsonl"
 
 
 _NEW: Final = "exam.new"
-"""The plan while it is written."""
+"""Temporary name of the plan, until it is written completely."""
 
 
 class ExamState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a state of an exam holds: the edge of a world, or a moment of a recording."""
+    """A state of an exam: the edge of a world, or a moment of a recording."""
 
     number: int
     edge: Edge | None = None
@@ -38,9 +38,12 @@ class ExamState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ExamPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What an exam asks. `secret_digest` binds the states before anybody is asked; `recording` is the SHA-256 of the
-    candles and funding rates from which moments are drawn, and None in an exam in worlds. `strategies` are the classes
-    of code that decides with the first digits of its SHA-256, and `code` is the program that began the exam."""
+    """The plan of an exam.
+
+    `secret_digest` binds the states before any entrant is asked; `recording` is the SHA-256 of the candles and funding
+    rates from which moments are drawn, and None in an exam in worlds. `strategies` are the classes of code that
+    decides, with the first digits of its SHA-256, and `code` is the program that began the exam.
+    """
 
     secret_digest: str
     states: list[ExamState]
@@ -139,16 +142,16 @@ def read_states(folder: Path, plan: ExamPlan) -> list[list[Sitting]]:
         for decided in (each.answer.decided for each in sittings if each.answer.decided is not None):
             times = [decided.started_at, *(time for step in decided.steps for time in (step.at, step.viewed_at))]
             if any(time.tzinfo is None for time in times):
-                raise StartError(f"{file} holds a decision at a time without its zone: {decided}")
+                raise StartError(f"{file} holds a time without a time zone: {decided}")
             for call in (call for step in decided.steps for call in step.calls):
                 msgspec.convert(call.arguments, RECORDED_TOOLS[call.tool])
     except (OSError, msgspec.MsgspecError, KeyError) as error:
-        raise StartError(f"{file} holds what is no decision: {error}") from error
+        raise StartError(f"{file} holds an invalid decision: {error}") from error
     width = len(plan.entrants)
     states = [sittings[first : first + width] for first in range(0, len(sittings) - len(sittings) % width, width)]
     for place, state in enumerate(states):
         if [each.entrant for each in state] != plan.entrants or len({(each.state, each.sample) for each in state}) > 1:
-            raise StartError(f"{file}: the {width} lines from {place * width + 1} on are not those of one state")
+            raise StartError(f"{file}: lines {place * width + 1} to {place * width + width} do not belong to one state")
         number, sample = state[0].state, state[0].sample
         if not (0 <= number < len(plan.states) and 0 <= sample < plan.samples):
             raise StartError(f"{file}: state {number} with sample {sample} is not planned")

@@ -1,4 +1,4 @@
-"""What an exam opens: the room of its states, the entrants with what decides for them, and a new plan."""
+"""Opening of an exam: the room of its states, its entrants with their decision sources, and a new plan."""
 
 import secrets
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -54,7 +54,7 @@ _SPAN_FROM: Final = 1_767_225_600
 
 
 ExamRoom = WorldRoom | RecordedRoom
-"""Where entrants sit."""
+"""The markets and settings in which entrants decide."""
 
 
 class ExamSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +81,7 @@ class ExamSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Examined(NamedTuple):
-    """What sits in an exam: the room, the entrants, and the models behind them."""
+    """The parts of an open exam: the room, the entrants, and the models behind them."""
 
     room: ExamRoom
     entrants: list[Examinee]
@@ -135,7 +135,7 @@ def exam_environ(conditions: Conditions) -> dict[str, str]:
 
 
 async def recorded_room(plan: ExamPlan, data: Path | None, funding: str | None) -> RecordedRoom:
-    """Return the room of an exam on a recording, of which nobody but recorded decisions is asked.
+    """Return the room of an exam on a recording, for checking recorded decisions only.
 
     :raises SettingsError: the recording is missing, or is another one
     :raises StartError: it cannot be read
@@ -253,7 +253,7 @@ def draw_states(room: ExamRoom, secret: str, count: int, edges: Sequence[Edge], 
 
 
 def _contaminated(chosen: Chosen, first: int) -> Iterator[str]:
-    """Yield what forbids the models that may know the moments, of which the first is at this second."""
+    """Yield why each model that may know the moments is refused; the first moment is at this second."""
     for model, source in chosen.models:
         said = contamination(model.configuration.training_cutoff, moment_of(first))
         if model.is_ai and isinstance(source, AiSource) and source.mask is None and said != "after cut-off":

@@ -73,7 +73,7 @@ class RecordedPast:
 
 
 class RecordedRoom:
-    """Where entrants sit in front of a recording."""
+    """The room of an exam on a recording."""
 
     def __init__(
         self, settings: Settings, source: ReplaySource, intervals: Sequence[Interval], horizon: Horizon
@@ -175,7 +175,7 @@ class RecordedRoom:
         return np.array(recording.minutes.close[place - _DAY : place])
 
     async def sit(self, number: int, moment: RecordedMoment, entrants: Sequence[Examinee]) -> list[Sitting]:
-        """Let every entrant decide in a moment, and score what became of it. Raise like `decide_once`."""
+        """Let every entrant decide in a moment, and score the outcomes. Raise like `decide_once`."""
         begin = moment.at - (HELD_FOR * _MINUTE_S if moment.standing is not None else 0)
         past = RecordedPast(self._source, self._recordings, range(begin, moment.at + self._minutes * _MINUTE_S + 1))
         market = await BacktestMarket.open(past, self._intervals)

@@ -39,7 +39,7 @@ REPORT_FILE: Final = "report.html"
 
 
 class EntrantResult(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """What an entrant did in the states in which it has decided.
+    """The results of an entrant in the states in which it has decided.
 
     `share` and `shares` (by edge) are None where no oracle earned anything, `burnt_bp` without null worlds, `outcome`
     and `selection` in worlds, `agreement` with a single sample, and costs and tokens for code.
@@ -81,7 +81,7 @@ class ExamResult(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forb
 
 
 class CardDigests(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """The SHA-256 of what a result follows from, in hexadecimal; those of models by id, of prompts by variant."""
+    """SHA-256 digests of the inputs of a result, in hexadecimal: of models by id, of prompts by variant."""
 
     secret: str
     recording: str | None

@@ -25,7 +25,7 @@ _CHUNK: Final = 25
 
 
 class Listener(Protocol):
-    """Receives what people see of a run."""
+    """Receives the progress of a run, for display."""
 
     def say(self, line: str) -> None:
         """Receive a line, such as where external agents call."""
@@ -52,7 +52,7 @@ async def run(spec: ExamSpec, listener: Listener) -> ExamEnd:
     Without a plan in the folder, one is made.
 
     :raises StrategyError: a strategy failed
-    :raises SettingsError: other entrants or settings than those of the plan, or the folder has anything else
+    :raises SettingsError: entrants or settings differ from the plan, or the folder holds other files
     """
     spent, sample, ended = ZERO, 0, None
     if is_begun(spec.out):
@@ -126,11 +126,11 @@ async def _sample(spec: ExamSpec, examined: Examined, listener: Listener) -> Exa
 
 
 def _unlike(plan: ExamPlan, examined: Examined, environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield how entrants, settings and recording differ from those of the plan."""
+    """Yield how entrants, settings and recording differ from the plan."""
     if [each.model.id for each in examined.entrants] != plan.entrants:
         yield f"an exam of {', '.join(plan.entrants)}"
     elif [each.model for each in examined.entrants] != plan.models or examined.strategies != plan.strategies:
-        yield f"an exam of {', '.join(plan.entrants)} with another configuration or other code of theirs"
+        yield f"an exam of {', '.join(plan.entrants)} with another configuration or other code"
     if environ != plan.settings:
         yield "an exam with " + " ".join(f"{name}={text}" for name, text in sorted(plan.settings.items()))
     if examined.recording != plan.recording:

@@ -42,7 +42,7 @@ class _Card(msgspec.Struct):
 
 
 class ShownExam(NamedTuple):
-    """An exam with a card and a report. `name` is that of its folder."""
+    """An exam with a card and a report. `name` is the name of its folder."""
 
     name: str
     result: _Result

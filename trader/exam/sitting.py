@@ -41,7 +41,7 @@ from trader.portfolio.domain.histories import Snapshot
 from trader.settings.settings import Settings
 
 EVERY: Final = "4h"
-"""The cadence of entrants: states are at these hours, so that nobody decides while a standing position ages."""
+"""The cadence of entrants. States fall on these hours, so no entrant decides while a standing position ages."""
 
 _REACH_S: Final = 2
 """Seconds after an order's latency in which its book comes."""
@@ -54,18 +54,18 @@ _STANDING_LEVERAGE: Final = Decimal(2)
 _RECORDING: Final = (WorkflowSource, RecordingStrategySource, ReplayedDecisions)
 
 SourceOf = Callable[[Model, datetime], DecisionSource]
-"""Makes a new decision source of a model, which remembers nothing; the time is the end of the state."""
+"""Makes a new decision source, without memory, for a model; the time is the end of the state."""
 
 
 class Examinee(NamedTuple):
-    """Who decides: a model, and what decides for it in each state."""
+    """An entrant of an exam: a model, and the factory of its decision source in each state."""
 
     model: Model
     source_of: SourceOf
 
 
 class ExamAnswer(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """What an entrant decided and said in a state, the rules by which it was refused, and what the answers cost."""
+    """An entrant's decision and text in a state, the rules that refused it, and the cost of its answers."""
 
     decided: RecordedInvocation | None = None
     refused: tuple[str, ...] = ()
@@ -115,7 +115,7 @@ class DecidedAccount(NamedTuple):
 
     @property
     def answer(self) -> ExamAnswer:
-        """What was called and said, and what the answers cost."""
+        """The calls, the text, and the cost of the answers."""
         followed = self.followed
         source, records = followed.source, followed.finished or []
         recorded = source.recorded if isinstance(source, _RECORDING) else []
@@ -195,7 +195,7 @@ def _standing_order(standing: Standing, market: BacktestMarket, account: Account
 
 
 class WorldRoom:
-    """Where entrants sit: the markets and the settings that all worlds share.
+    """The room of an exam in worlds: the markets and settings that all worlds share.
 
     :raises SettingsError: orders take longer than worlds last
     """

@@ -132,7 +132,7 @@ class PairEvidence(NamedTuple):
 
 
 class _Field(NamedTuple):
-    """All entrants that are judged together at a moment: the current runs with their models, or those of a season."""
+    """All entrants judged together at a moment: the current runs with their models, or a season's."""
 
     until: datetime
     models: Mapping[str, Model]
@@ -229,7 +229,7 @@ class Evidence:
     async def report(
         self, window: RunWindow, variant: VariantId | None = None, model_id: str | None = None
     ) -> EvidenceReport:
-        """Return the evidence of all entrants, of those of a variant, or of one model.
+        """Return the evidence of all entrants, of one variant's, or of one model.
 
         All boards are corrected together as one family of all entrants, even if only some are shown.
         """
@@ -374,7 +374,7 @@ async def _judged_periods(
     rules: SeasonRules | None,
     accounts: Mapping[str, AccountPast],
 ) -> list[_Judged]:
-    """Return the entrants of the runs, without those of manually traded runs outside a season."""
+    """Return the entrants of the runs, except manually traded runs outside a season."""
     periods: list[_Judged] = []
     for key, run in runs.items():
         if rules is not None or run.run.entrant.manual_since is None:

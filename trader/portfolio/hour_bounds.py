@@ -34,7 +34,7 @@ CLOSED_AT: Final = Decimal("0.75")
 _CHECK_EVERY: Final = timedelta(seconds=1)
 _READ_EVERY: Final = timedelta(minutes=1)
 _LAST_SNAPSHOT: Final = timedelta(minutes=1)
-"""An hour's equity is that of its last snapshot, a minute before its end: so long before, the next hour begins."""
+"""An hour's equity is its last snapshot, a minute before its end; moves after it belong to the next hour."""
 
 _HOUR: Final = timedelta(hours=1)
 _BY: Final = "season"
@@ -125,7 +125,7 @@ class HourBounds:
             return None
         direction, kind = ("below", "loss") if moved < 0 else ("above", "gain")
         return (
-            f"equity {now:.2f} is {abs(moved):.2f} % {direction} {start:.2f}, that of the start of the hour; the bound "
+            f"equity {now:.2f} is {abs(moved):.2f} % {direction} {start:.2f} at the start of the hour; the bound "
             f"of {season.title} on an hour's {kind} is {format_decimal(most)} %, and its positions are closed from "
             f"{format_decimal(CLOSED_AT * most)} % on"
         )

@@ -288,7 +288,7 @@ class EntrantPeriod:
 
     @property
     def figures(self) -> Figures:
-        """The statistics of its trades and hours; for the only entrant of a run, those of the run."""
+        """The statistics of its trades and hours; the only entrant of a run shares the run's."""
         run, end = self.run, self.ended_at
         if end is None and self.started_at == run.run.started_at:
             return run.figures

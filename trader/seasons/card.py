@@ -118,7 +118,7 @@ def card_schema() -> dict[str, Any]:
 
 
 class Judged(NamedTuple):
-    """A season with its rows and its evidence, of which card and report are made."""
+    """A season with its rows and its evidence: the basis of card and report."""
 
     basis: Basis
     rows: SeasonRows

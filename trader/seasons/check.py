@@ -62,11 +62,11 @@ class _Closing(NamedTuple):
 
 
 class DerivedResult(NamedTuple):
-    """What the record in a folder says of its season, and what contradicts it.
+    """The season according to the record in a folder, and everything that contradicts it.
 
-    Without a `judged` season the record is not that of a result, or not what was anchored. `files` are the contents
-    that the folder's report, schema and tables must have. `links` is the length of the record, and `anchored` the last
-    position that an anchor covers (0: none).
+    Without a `judged` season the record does not belong to a result, or contradicts its anchors. `files` are the
+    contents that the folder's report, schema and tables must have. `links` is the length of the record, and `anchored`
+    the last position that an anchor covers (0: none).
     """
 
     judged: Judged | None

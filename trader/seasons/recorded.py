@@ -78,9 +78,9 @@ class SeasonRun(NamedTuple):
 
 
 class RecordReader:
-    """Reads the texts of the record, first to last, and keeps the rows of which seasons are made.
+    """Reads the texts of the record, first to last, and keeps the rows that make up seasons.
 
-    `position` and `digest` are those of the last link read, and `seen_until` is the latest market time of a decision or
+    `position` and `digest` identify the last link read, and `seen_until` is the latest market time of a decision or
     an equity. `late` are the records of seasons, by season and number, whose rules had begun before them.
     """
 

@@ -163,9 +163,10 @@ class UnknownNames(NamedTuple):
 
 
 def find_unknown(file: Iterable[str], environ: Iterable[str], variables: Iterable[str]) -> UnknownNames:
-    """Report names that are not settings: all such names in the file, and those in the environment that resemble one.
-    The environment also holds the variables of other programs, so a name there is a mistake only if it is meant for a
-    loss limit.
+    """Report names that are not settings: all of them in the file, and in the environment those similar to a setting.
+
+    The environment also holds other programs' variables, so a similar name there is only a warning, except for a loss
+    limit, whose misspelling is a mistake everywhere.
     """
     known = (*variables, *KEY_NAMES, *BASE_URL_NAMES)
     names = dict.fromkeys(environ, False) | dict.fromkeys(file, True)

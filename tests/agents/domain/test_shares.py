@@ -33,7 +33,7 @@ def test_no_model_may_use_more_than_is_left(left: Decimal, sharers: list[Sharer]
 def test_equal_models_are_never_apart_by_more_than_an_invocation(
     budget: Decimal, count: int, least: Decimal, data: st.DataObject
 ) -> None:
-    """Whoever asks first, each takes all that it may, and costs a part of it that nobody knows in advance."""
+    """In any order, each claims all that it may and then costs an unpredictable part of it."""
     used = [ZERO] * count
     most = least
     for _ in range(30):

@@ -231,7 +231,7 @@ SUBJECTS = dict(
         re.MULTILINE,
     )
 )
-"""What each row of the table says that the fault is about."""
+"""The subject of the fault, according to each row of the table."""
 
 SILENCED = {
     "key and model": {"same row", "same name"},

@@ -315,7 +315,7 @@ HOLD_TWICE: dict[str, tuple[dict[str, Any], Any]] = {
 
 
 @pytest.mark.parametrize("protocol", HOLD_TWICE)
-async def test_what_a_provider_would_refuse_is_mended_before_it_is_sent_back(protocol: str) -> None:
+async def test_calls_that_a_provider_would_refuse_are_repaired_before_they_are_sent_back(protocol: str) -> None:
     sent, document = HOLD_TWICE[protocol]
     async with client_of(protocol, orjson.dumps(sent)) as client:
         answer = await client.answer(TURN)
@@ -409,7 +409,7 @@ async def test_a_failed_answer_is_charged_what_it_reports(protocol: str) -> None
     assert sum(caught.value.unreported) > 0
 
 
-async def test_cache_writes_of_an_hour_are_told_apart() -> None:
+async def test_one_hour_cache_writes_are_counted_separately() -> None:
     usage = {
         "input_tokens": 100, "cache_read_input_tokens": 600, "cache_creation_input_tokens": 300, "output_tokens": 70,
         "cache_creation": {"ephemeral_5m_input_tokens": 100, "ephemeral_1h_input_tokens": 200},

@@ -152,7 +152,7 @@ def test_no_error_is_too_odd_to_be_read(status: int, content: bytes) -> None:
     assert len(words_of(content)) <= 300
 
 
-def test_the_words_of_an_error() -> None:
+def test_words_of_an_error_are_its_message_or_its_body() -> None:
     assert words_of(encoded({"error": {"code": "x", "message": "too\n many"}})) == "too many"
     assert words_of(encoded({"message": "plain"})) == "plain"
     assert words_of(b"<html>\n no") == "<html> no"

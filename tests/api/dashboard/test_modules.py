@@ -77,7 +77,7 @@ def test_the_page_reports_a_stalled_server_within_twenty_seconds_and_distinguish
     assert full.startswith("warn: The service answers but accepts no more live streams")
 
 
-def test_one_state_is_told_in_a_word_and_in_sentences(seen: dict[str, Any]) -> None:
+def test_one_state_is_described_in_a_word_and_in_sentences(seen: dict[str, Any]) -> None:
     assert seen["fine"] == [" live"]
     assert seen["starting"] == ["warn connecting"]
     assert seen["stale"][0] == "warn stale prices"

@@ -17,7 +17,7 @@ TIMEOUT_S = 300
 
 
 async def run(folder: Path, service: ServiceProcess, *arguments: str) -> str:
-    """Let it call the service, and return its report. Fails if it finds anything."""
+    """Run schemathesis against the service and return its report; fail on any finding."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(CONFIG), "run"),
         *(f"{service.url}/api/openapi.json", "--no-color", "--seed", "1", *arguments),

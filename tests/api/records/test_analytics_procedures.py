@@ -383,7 +383,7 @@ async def test_trades_are_totaled_by_group(call: Call) -> None:
     }.items():
         rows = (await call("analytics.getTradeTotals", by=by))["rows"]
         wanted = sorted(({**part, "key": key} for part, key in zip(parts, keys, strict=True)), key=itemgetter("key"))
-        assert rows == wanted, "those of models, not of accounts by hand"
+        assert rows == wanted, "only models, not accounts traded by hand"
     whole = {"trades": 2, "won": 1, "grossPnl": Decimal("10.5"), "netPnl": Decimal("8.75")}
     for by, key in {"week": "2026-03-02", "market": "BTC", "reason": "order"}.items():
         (row,) = (await call("analytics.getTradeTotals", by=by, modelId="ax", variant="Apex"))["rows"]

@@ -124,7 +124,7 @@ def near_depth(quote: Quote, bp: int) -> Decimal:
     return sum((level.quantity for level in quote.book.bids if level.price >= worst), Decimal(0))
 
 
-def test_books_resemble_those_of_a_liquid_market() -> None:
+def test_books_resemble_a_liquid_market() -> None:
     spreads, depths = [], []
     for hour in range(80):
         quote = source.tick(epoch_second(NOW) + hour * 3607).quotes["BTC"]

@@ -161,7 +161,7 @@ def definition_of(model: Model) -> ProviderDefinition | None:
 
 
 def answer_tokens_min(model: Model) -> int:
-    """Return the fewest tokens to which an answer may be limited: those of the smallest thinking budget come first."""
+    """Return the lowest token limit that an answer may have; it includes the smallest thinking budget."""
     definition = definition_of(model)
     fields = ({} if definition is None else definition.request, model.configuration.request)
     thinks = any(thinking_budget(each) is not None for each in fields)

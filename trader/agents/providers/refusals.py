@@ -96,7 +96,7 @@ def subject_of(status: int, content: bytes) -> About:
 
 
 def status_of(error: Any) -> int:
-    """Return the status of an error inside a 200: the one in its `code`, or that of a named limit; else 502."""
+    """Return the status of an error inside a 200: its `code` if that is one, 429 if it names a limit, else 502."""
     code, *names = [error.get(name) for name in ("code", "type", "status")] if isinstance(error, dict) else [None]
     if isinstance(code, int) and 400 <= code <= 599:
         return code

@@ -162,7 +162,7 @@ class Law:
 
 
 class Choice(NamedTuple):
-    """What the oracle holds after its decision, and the value of the decision as a fraction of equity."""
+    """The oracle's positions after its decision, and the value of the decision as a fraction of equity."""
 
     held: tuple[PlannedPosition, ...]
     value: float

@@ -63,7 +63,7 @@ class Edge(StrEnum):
 
 
 Kind = Literal["planted", "null", "reversed"]
-"""What a world holds."""
+"""Whether a world has its edge, none, or the opposite one."""
 
 
 class Pattern(NamedTuple):
@@ -148,7 +148,7 @@ class World(NamedTuple):
 
 
 class FillCosts(NamedTuple):
-    """What a fill costs in each market, as a fraction of its notional: the taker fee and half the usual spread."""
+    """The cost of a fill in each market, as a fraction of its notional: the taker fee and half the usual spread."""
 
     rows: Sequence[SimulatedMarket]
     taker: Sequence[float]
@@ -161,7 +161,7 @@ class FillCosts(NamedTuple):
 
 
 def seed_of(secret: str, number: int) -> int:
-    """Return the seed of a world; nobody finds it, or the secret, from the worlds."""
+    """Return the seed of a world; neither it nor the secret can be derived from the worlds."""
     return int.from_bytes(hashlib.sha256(f"{secret}:{number}".encode()).digest()[:16], "big")
 
 

@@ -91,7 +91,7 @@ async def select_runs(conn: Connection) -> list[AuditedRun]:
 # The chain has what a tool call reported, unlike the answer in `order_requests`. For a resting order it reported the
 # immediate fills. The average price was rounded.
 SELECT_MISTOLD = """
-SELECT told.id AS order_id, d.figure, d.by_row, d.by_ledger
+SELECT reported.id AS order_id, d.figure, d.by_row, d.by_ledger
 FROM (
     SELECT (r.result ->> 'orderId')::uuid AS id, r.result
     FROM tool_calls c
@@ -99,19 +99,19 @@ FROM (
         CASE jsonb_typeof(c.metadata -> 'results') WHEN 'array' THEN c.metadata -> 'results' END
     ) AS r (result)
     WHERE c.type IN ('CREATE_POSITION', 'CLOSE_POSITION') AND r.result ->> 'status' IN ('filled', 'partial', 'resting')
-) told
-LEFT JOIN order_requests q ON q.id = told.id
+) reported
+LEFT JOIN order_requests q ON q.id = reported.id
 LEFT JOIN LATERAL (
     SELECT sum(quantity) AS quantity, sum(quantity * price) AS notional, sum(fee + liquidation_fee) AS fees
     FROM (
-        SELECT * FROM fills WHERE request_id = told.id ORDER BY sequence
-        LIMIT CASE told.result ->> 'status' WHEN 'resting' THEN jsonb_array_length(q.answer -> 'fills') END
+        SELECT * FROM fills WHERE request_id = reported.id ORDER BY sequence
+        LIMIT CASE reported.result ->> 'status' WHEN 'resting' THEN jsonb_array_length(q.answer -> 'fills') END
     ) first
 ) f ON true
 CROSS JOIN LATERAL (VALUES
-    ('filled quantity', (told.result ->> 'filledQuantity')::numeric, coalesce(f.quantity, 0), 0),
-    ('fees', (told.result ->> 'fees')::numeric, coalesce(f.fees, 0), 0),
-    ('average price', (told.result ->> 'averagePrice')::numeric, f.notional / f.quantity, 1e-12)
+    ('filled quantity', (reported.result ->> 'filledQuantity')::numeric, coalesce(f.quantity, 0), 0),
+    ('fees', (reported.result ->> 'fees')::numeric, coalesce(f.fees, 0), 0),
+    ('average price', (reported.result ->> 'averagePrice')::numeric, f.notional / f.quantity, 1e-12)
 ) d (figure, by_row, by_ledger, tolerance)
 WHERE abs(coalesce(d.by_row, 0) - coalesce(d.by_ledger, 0)) > d.tolerance
 ORDER BY order_id, figure, by_row, by_ledger

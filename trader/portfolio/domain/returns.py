@@ -81,7 +81,7 @@ def holding_nothing(series: ReturnSeries) -> ReturnSeries:
 
 
 class Exposures:
-    """What an account held at each moment, as its trades prove: the entry notional of all its positions."""
+    """The entry notional of all positions of an account at each moment, as its trades prove."""
 
     def __init__(self, held: Iterable[tuple[float, datetime, datetime | None]]) -> None:
         """Take the entry notional of each part of a position, its opening, and its close (None: it is open)."""
@@ -164,7 +164,7 @@ def mean_series(series: Sequence[ReturnSeries]) -> ReturnSeries | None:
 
     Each starts with the same amount: the mean of their equity counts, so one that loses everything costs its share and
     no more. An account that starts or restarts later joins then, and does not hide the past of the others. Their joint
-    bounds are those of the most leveraged one, or those that their season enforces on all of them.
+    bounds are the most leveraged one's, or the bounds that their season enforces on all of them.
     """
     if not series:
         return None

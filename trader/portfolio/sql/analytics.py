@@ -93,7 +93,7 @@ async def select_current_runs(
 ) -> dict[str, CurrentRun]:
     """Return the run of every model whose account was open at a moment (None: now).
 
-    The invocations are those of a season, or of the whole run; everything else is of the whole run.
+    Invocations cover a season or the whole run; everything else covers the whole run.
     """
     return {
         row["model_id"]: CurrentRun(

@@ -37,7 +37,7 @@ function Market({ market }) {
       ${step(place < 0 ? trades.length - 1 : place - 1, '← Previous trade')}
       ${step(place < 0 ? 0 : place + 1, 'Next trade →')}
       <button class="button" disabled=${!trade} onClick=${() => setPicked('')}>All trades</button>
-      <span>${trade ? told(trade, place, trades.length) : count(trades.length, market.omitted)}</span>
+      <span>${trade ? describe(trade, place, trades.length) : count(trades.length, market.omitted)}</span>
     </div>
     ${series.length > 0 && html`<${SeriesValues} series=${series} values=${values} />`}
     <${CandleChart} label=${`Candles of ${market.symbol} with trades`} candles=${candles} markers=${markers}
@@ -49,7 +49,7 @@ function Market({ market }) {
 const count = (shown, omitted) =>
   `${number(shown, 0)} completed trades${omitted ? `; ${number(omitted, 0)} earlier ones are only in the tables` : ''}`
 
-const told = (trade, place, all) =>
+const describe = (trade, place, all) =>
   `${place + 1} of ${all}: ${trade.modelName}, ${trade.side.toLowerCase()}, closed by ${trade.closeReason}, net ${signed(trade.netPnl)}`
 
 render(
