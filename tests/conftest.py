@@ -12,7 +12,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Generator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -145,77 +145,94 @@ def _with_database(dsn: str, name: str, user: str | None = None) -> str:
     return parts._replace(netloc=netloc, path=f"/{name}").geturl()
 
 
-async def _administer(server_dsn: str, *commands: str) -> None:
-    conn = await asyncpg.connect(server_dsn)
-    try:
+class Administrator:
+    """A connection to the administrative database for all tests, in a loop of its own: opening one is not cheap."""
+
+    def __init__(self, dsn: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._conn = self._loop.run_until_complete(asyncpg.connect(dsn))
+
+    def execute(self, *commands: str) -> None:
         for command in commands:
-            await conn.execute(command)
-    finally:
-        await conn.close()
+            self._loop.run_until_complete(self._conn.execute(command))
+
+    def close(self) -> None:
+        self._loop.run_until_complete(self._conn.close())
+        self._loop.close()
 
 
 @pytest.fixture(scope="session")
-def template(server_dsn: str) -> Iterator[str]:
+def administrator(server_dsn: str) -> Iterator[Administrator]:
+    """The superuser who creates and drops the databases of tests."""
+    administrator = Administrator(server_dsn)
+    yield administrator
+    administrator.close()
+
+
+@pytest.fixture(scope="session")
+def template(server_dsn: str, administrator: Administrator) -> Iterator[str]:
     """The name of a database with the schema and nothing else."""
     name = f"trader_template_{os.getpid()}"
 
     async def make() -> None:
-        await _administer(server_dsn, f"DROP DATABASE IF EXISTS {name}", f"CREATE DATABASE {name}")
         database = await Database.connect(_with_database(server_dsn, name), size=1)
         await apply_schema(database)
         await database.close()
 
+    administrator.execute(f"DROP DATABASE IF EXISTS {name}", f"CREATE DATABASE {name}")
     asyncio.run(make())
     yield name
-    asyncio.run(_administer(server_dsn, f"DROP DATABASE {name} WITH (FORCE)"))
+    administrator.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture
-async def empty_dsn(server_dsn: str) -> AsyncIterator[str]:
+def empty_dsn(server_dsn: str, administrator: Administrator) -> Iterator[str]:
     """The connection string of a fresh database without any table, as its owner, who is not a superuser."""
     name = f"trader_empty_{os.getpid()}_{next(_numbers)}"
-    await _administer(server_dsn, CREATE_OWNER, f"CREATE DATABASE {name} TEMPLATE template0 OWNER {OWNER}")
+    administrator.execute(CREATE_OWNER, f"CREATE DATABASE {name} TEMPLATE template0 OWNER {OWNER}")
     yield _with_database(server_dsn, name, OWNER)
-    await _administer(server_dsn, f"DROP DATABASE {name} WITH (FORCE)")
+    administrator.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture
-async def empty_superuser_dsn(server_dsn: str, empty_dsn: str) -> str:
+def empty_superuser_dsn(server_dsn: str, empty_dsn: str) -> str:
     """The connection string of the database without any table, as a superuser."""
     return _with_database(server_dsn, urlsplit(empty_dsn).path.strip("/"))
 
 
-@asynccontextmanager
-async def _fresh_database(server_dsn: str, template: str) -> AsyncIterator[str]:
+@contextmanager
+def _fresh_database(server_dsn: str, template: str, administrator: Administrator) -> Iterator[str]:
     name = f"trader_test_{os.getpid()}_{next(_numbers)}"
-    await _administer(server_dsn, f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY FILE_COPY")
+    administrator.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY FILE_COPY")
     yield _with_database(server_dsn, name)
-    await _administer(server_dsn, f"DROP DATABASE {name} WITH (FORCE)")
+    administrator.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture
-async def dsn(server_dsn: str, template: str) -> AsyncIterator[str]:
+def dsn(server_dsn: str, template: str, administrator: Administrator) -> Iterator[str]:
     """The connection string of a fresh database with the schema."""
-    async with _fresh_database(server_dsn, template) as dsn:
+    with _fresh_database(server_dsn, template, administrator) as dsn:
         yield dsn
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def shared_dsn(server_dsn: str, template: str) -> AsyncIterator[str]:
+@pytest.fixture(scope="session")
+def shared_dsn(server_dsn: str, template: str, administrator: Administrator) -> Iterator[str]:
     """The connection string of a database that tests share, which each of them empties: one per worker."""
-    async with _fresh_database(server_dsn, template) as dsn:
+    with _fresh_database(server_dsn, template, administrator) as dsn:
+        yield dsn
+
+
+@pytest.fixture(scope="session")
+def service_dsn(server_dsn: str, template: str, administrator: Administrator) -> Iterator[str]:
+    """The connection string of the database of `service`."""
+    with _fresh_database(server_dsn, template, administrator) as dsn:
         yield dsn
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def service(
-    server_dsn: str, template: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[ServiceProcess]:
+async def service(service_dsn: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ServiceProcess]:
     """A service with four models, for tests that only read: one per worker, in the session's event loop."""
-    async with (
-        _fresh_database(server_dsn, template) as dsn,
-        serving(tmp_path_factory.mktemp("service"), DATABASE_URL=dsn) as service,
-    ):
+    async with serving(tmp_path_factory.mktemp("service"), DATABASE_URL=service_dsn) as service:
         yield service
 
 

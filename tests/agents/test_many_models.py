@@ -94,6 +94,7 @@ async def test_a_failing_model_stops_no_other(database: Database, number: int) -
         assert statuses == ["completed"] * (MODELS - number) + ["failed"] * number
 
 
+@pytest.mark.slow
 async def test_two_hundred_models_wait_for_two_connections(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Anyone else gives up after a twentieth of a second; every model gets a connection after all."""
     monkeypatch.setattr(pool, "ACQUIRE_TIMEOUT_S", 0.05)

@@ -138,6 +138,7 @@ async def test_a_models_prompt_replaces_the_variants_prompt_and_keeps_the_rules(
     assert "You are asked every minute." in texts["bob"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not FOLDER.is_dir(), reason=f"there are no recorded candles in {FOLDER}")
 async def test_prompts_fit_their_token_limit_and_repeat_the_previous_cycles_beginning(database: Database) -> None:
     """Uses recorded candles; `scripts/benchmark prompts` measures hours of them."""

@@ -220,6 +220,7 @@ async def test_a_reader_answers_as_its_leader_does(desk: PaperBench, seed: int) 
         await reader.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20 if is_nightly() else 2))
 async def test_read_after_write_is_never_stale(desk: PaperBench, seed: int) -> None:
     chance = random.Random(seed)

@@ -32,6 +32,8 @@ from trader.backtest.agents import CallingAgent, ServedView
 from trader.core.errors import ProviderError, SeasonOver, Unavailable, ViewExpired, ViewUnknown
 from trader.settings.settings import Settings
 
+pytestmark = pytest.mark.slow
+
 START = datetime(2025, 3, 1, tzinfo=UTC)
 KEY, SECRET = "tra_of-a-test", "whsec_dGVzdA=="
 PERIOD = ("--from", "2025-03-01T12:00:00Z", "--to", "2025-03-01T12:30:00Z", "--cadence", "5m", "--no-database")

@@ -16,6 +16,8 @@ from support.trading_provider import COST_USD, TradingProvider, call, opening, t
 
 from trader.__main__ import main
 
+pytestmark = pytest.mark.slow
+
 START = datetime(2025, 3, 1, tzinfo=UTC)
 KEY = "sk-test-000000000000000001"
 MODELS = """

@@ -70,6 +70,7 @@ def _in_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_class_gets_the_figures_of_the_command_as_typed_frames(data: Path, tmp_path: Path) -> None:
     result = trader.backtest(Buyer, data, params={"share": 0.5}, start=START, taker_fee=4, out="called")
     options = ("--strategy", f"{__file__}:Buyer", "--param", "share=0.5", "--from", START, "--taker-fee", "4")
@@ -152,6 +153,7 @@ def test_a_debugger_stops_the_clock_of_the_deadline(monkeypatch: pytest.MonkeyPa
     assert strategy.decide(None) == []  # type: ignore[arg-type]  # this one does not look
 
 
+@pytest.mark.slow
 def test_the_example_of_the_document_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     section = DOCUMENT.read_text(encoding="utf-8").partition("## From Python")[2]
     (code,) = re.findall(r"```python\n(.*?)```", section.partition("\n## ")[0], re.DOTALL)

@@ -24,7 +24,7 @@ from trader.portfolio.sql.baselines import select_baseline_states
 from trader.settings.settings import Settings
 
 START = datetime(2025, 3, 4, 20, tzinfo=UTC)
-MIDDLE, END = START + timedelta(hours=9), START + timedelta(hours=18)
+MIDDLE, END = START + timedelta(hours=6), START + timedelta(hours=12)
 CYCLE = timedelta(minutes=15)
 
 Fill = tuple[str, int, datetime, str, Decimal, Decimal]
@@ -74,6 +74,7 @@ async def traded_at_once(settings: Settings) -> tuple[Recorded, dict[str, Any]]:
     return recorded, {followed.baseline.id: followed.state.saved().account for followed in run.baselines}
 
 
+@pytest.mark.slow
 async def test_a_history_continued_has_the_rows_of_one_without_a_break(database: Database, settings: Settings) -> None:
     async with database.transaction() as conn:
         await open_models(conn, [rule_model(variant, START) for variant in VariantId], settings, START)
@@ -98,6 +99,7 @@ async def test_a_history_continued_has_the_rows_of_one_without_a_break(database:
     assert saved[BUY_AND_HOLD.id].positions
 
 
+@pytest.mark.slow
 async def test_the_calls_of_a_history_are_reproduced_to_the_last_digit(database: Database, settings: Settings) -> None:
     async with database.transaction() as conn:
         await open_models(conn, [rule_model(variant, START) for variant in VariantId], settings, START)

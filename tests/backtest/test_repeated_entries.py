@@ -77,6 +77,7 @@ class Entrant:
         }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not FOLDER.is_dir(), reason=f"there are no recorded candles in {FOLDER}")
 async def test_a_release_is_traded_once_by_an_entrant_that_counts_candles(tmp_path: Path) -> None:
     settings = Settings.load({"REPLAY_THINKING": "off"}, None, demo=True)

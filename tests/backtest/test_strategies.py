@@ -126,6 +126,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_part(tmp_path_factory.mktemp("recorded") / "candles", FOLDER, begin, end)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VariantId)
 def test_the_file_of_a_rule_agent_gives_the_ledger_of_its_variant(
     recorded: Path, tmp_path: Path, variant: VariantId
@@ -141,21 +142,23 @@ def test_the_file_of_a_rule_agent_gives_the_ledger_of_its_variant(
     assert built_in["strategy"] is None
 
 
+@pytest.mark.slow
 def test_the_examples_trade(data: Path, tmp_path: Path, model_url: str) -> None:
-    for reference, *params in (
-        ("sma_cross.py:SmaCross", "window=20", "fast=5"),
-        ("grid.py:Grid", "step=0.002"),
-        ("ask_model.py:AskModel", "model=some", f"base_url={model_url}"),
+    for reference, hour, *params in (
+        ("sma_cross.py:SmaCross", 4, "window=20", "fast=5"),
+        ("grid.py:Grid", 4, "step=0.002"),
+        ("ask_model.py:AskModel", 0, "model=some", f"base_url={model_url}"),
     ):
         options = [text for param in params for text in ("--param", param)]
         out = tmp_path / reference.partition(".")[0]
-        last_hours = ("--from", "2025-03-02T00:00:00Z")
+        last_hours = ("--from", f"2025-03-02T0{hour}:00:00Z")
         code, result = backtest(data, out, "--strategy", str(EXAMPLES / reference), *options, *last_hours)
         assert code == 0
         assert result["accounts"][0]["trades"] > 0, reference
         assert result["strategy"]["params"] == dict(param.split("=", 1) for param in params)
 
 
+@pytest.mark.slow
 def test_decisions_of_a_strategy_are_stored_under_the_view_they_answer(
     data: Path, tmp_path: Path, model_url: str, asked: list[bytes]
 ) -> None:
@@ -182,11 +185,12 @@ def test_decisions_of_a_strategy_are_stored_under_the_view_they_answer(
     assert run("resumed", grid, "cut", "step=0.002") == (whole, count - count // 2)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # of quantstats about pandas
 def test_the_notebook_draws_the_tear_sheet_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Executes its cells in order, like a notebook, without the packages of Jupyter."""
     write_walk(tmp_path / "BTCUSDT-1m-2025-03.csv", datetime(2025, 3, 1, tzinfo=UTC), 4 * 1440, price=90_000, seed=1)
-    options = ("--strategy", f"{EXAMPLES / 'sma_cross.py'}:SmaCross", "--param", "window=20", "--cadence", "15m")
+    options = ("--strategy", f"{EXAMPLES / 'sma_cross.py'}:SmaCross", "--param", "window=20", "--cadence", "30m")
     code, result = backtest(tmp_path, tmp_path / "run", *options)
     assert code == 0
     monkeypatch.chdir(tmp_path)
@@ -204,12 +208,13 @@ def test_the_notebook_draws_the_tear_sheet_of_a_run(tmp_path: Path, monkeypatch:
     assert "Sharpe" in (tmp_path / "tear_sheet.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_guard_judges_a_strategy_unless_it_is_off(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "buyer.py"
     file.write_text(BUYER)
-    options = ("--strategy", f"{file}:Buyer", "--param", "leverage=20", "--from", "2025-03-02T00:00:00Z")
+    options = ("--strategy", f"{file}:Buyer", "--param", "leverage=20", "--from", "2025-03-02T03:00:00Z")
     _, judged = backtest(data, tmp_path / "judged", *options)
     _, free = backtest(data, tmp_path / "free", *options, "--guard", "none")
     assert judged["accounts"][0]["equity"] == 10_000
@@ -285,6 +290,7 @@ def test_a_wrong_file_class_or_parameter_is_named_before_anything_runs(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("statement", "words"),
     [
@@ -321,6 +327,7 @@ def test_a_masked_strategy_peeks_at_masked_marks() -> None:
     assert MaskedPeek(peek, mask).mark("M01") == Decimal("90000.5") / 1024
 
 
+@pytest.mark.slow
 def test_rule_agents_decide_alike_behind_a_mask(data: Path, tmp_path: Path) -> None:
     options = ("--mask", "symbols,dates,scale", "--from", "2025-03-01T20:00:00Z", "--to", "2025-03-02T02:00:00Z")
     code, result = backtest(data, tmp_path / "run", *options)

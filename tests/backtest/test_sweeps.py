@@ -146,7 +146,7 @@ def test_a_sweep_resumes_where_it_stopped_and_names_failed_runs(
     (tmp_path / "flip.py").write_text(FLIPPER)
 
     def sweep(*more: str) -> tuple[int, dict[str, Any]]:
-        options = ("--data", "data", "--strategy", "flip.py:Flipper", "--out", "sweep", *more)
+        options = ("--data", "data", "--strategy", "flip.py:Flipper", "--cadence", "15m", "--out", "sweep", *more)
         code = main(["backtest", *options, "--from", "2025-03-01T23:00:00Z", "--json"])
         captured = capsys.readouterr()
         return code, orjson.loads(captured.out)
@@ -211,7 +211,8 @@ def test_a_cluster_that_loses_a_worker_walks_forward_to_the_same_results(
 
     def sweep(out: str, *more: str) -> dict[str, Any]:
         options = ("--data", "data", "--strategy", "flip.py:Flipper", "--param", "hours=2..4:2", "--out", out)
-        period = ("--from", "2025-03-01T23:00:00Z", "--walk-forward", "3h/2h", "--trials", f"{out}.jsonl")
+        period = ("--from", "2025-03-01T23:00:00Z", "--cadence", "15m", "--walk-forward", "3h/2h")
+        more = ("--trials", f"{out}.jsonl", *more)
         assert main(["backtest", *options, *period, *more, "--json"]) == 0
         value: dict[str, Any] = orjson.loads(capsys.readouterr().out)
         return value

@@ -390,6 +390,7 @@ async def test_a_history_is_written_once_and_continued(
     assert (await audit(database)).is_clean
 
 
+@pytest.mark.slow
 async def test_a_bulk_season_balances_and_has_the_rows_of_a_service(
     database: Database, dsn: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

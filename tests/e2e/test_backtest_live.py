@@ -50,13 +50,13 @@ KEYS = {
 Rows = dict[tuple[str, ...], dict[str, Any]]
 
 RECORDED = datetime(2025, 1, 14, 12, tzinfo=UTC)
-BEGIN = datetime(2025, 1, 15, tzinfo=UTC)
+BEGIN = datetime(2025, 1, 15, 1, 30, tzinfo=UTC)
 GAPS = {
-    "BTC": [(95, 99), (180, 225)],
-    "ETH": [(180, 225), (231, 232)],
-    "SOL": [(118, 121), (180, 225)],
+    "BTC": [(5, 9), (90, 135)],
+    "ETH": [(90, 135), (141, 142)],
+    "SOL": [(28, 31), (90, 135)],
 }
-"""Minutes of the day without candles, of one market or of all of them, an hour's funding within."""
+"""Minutes after the beginning without candles, of one market or of all of them, an hour's funding within."""
 
 
 def part_of_recording(candles: Path, folder: Path, minutes: int) -> Path:
@@ -64,7 +64,7 @@ def part_of_recording(candles: Path, folder: Path, minutes: int) -> Path:
     first = epoch_second(BEGIN) // 60
     gaps = {symbol: [range(first + a, first + b) for a, b in each] for symbol, each in GAPS.items()}
     write_part(folder, candles, RECORDED, BEGIN + timedelta(minutes=minutes), gaps)
-    midnight = epoch_second(BEGIN) * 1000
+    midnight = epoch_second(BEGIN.replace(hour=0, minute=0)) * 1000
     (folder / "ETHUSDT-fundingRate-2025-01.csv").write_text(
         f"calc_time,funding_interval_hours,last_funding_rate\n{midnight},8,0.00123\n{midnight + 28_800_000},8,-0.0004\n"
     )
@@ -189,7 +189,7 @@ async def test_a_backtest_has_the_rows_of_a_replay_in_lockstep(
     if is_nightly():
         folder, minutes = candles, 24 * 60
     else:
-        minutes = 4 * 60
+        minutes = 150
         folder = part_of_recording(candles, tmp_path / "candles", minutes)
     begin, end = iso(BEGIN), iso(BEGIN + timedelta(minutes=minutes))
     environ = {"SIM_LATENCY_MS": latency_ms, "LOG_LEVEL": "info"}

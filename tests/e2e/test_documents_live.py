@@ -1,4 +1,4 @@
-"""Every command of the documents, in order, in a fresh folder for each document."""
+"""Every command of the documents, in order, in a fresh folder for each document but some that share one."""
 
 import asyncio
 import re
@@ -17,6 +17,11 @@ pytestmark = pytest.mark.processes
 
 DOCUMENTS_WITH_COMMANDS = [document for document in DOCUMENTS if commands_of(document)]
 
+TOGETHER = ("docs/commands.md", "docs/record.md", "docs/api.md", "docs/exchange.md")
+"""Documents that need nothing but a new demo, and change little of it: one after the other, they share one."""
+
+FOLLOWED = [(document,) for document in DOCUMENTS_WITH_COMMANDS if document not in TOGETHER] + [TOGETHER]
+
 LIMIT_S = 240
 """The longest time for the commands of a document: one that takes minutes is an exception."""
 
@@ -30,8 +35,8 @@ MODELS = f"{BACKTEST} --models models.toml --from 2025-01-08T00:00:00Z --to"
 DIP = f"{BACKTEST} --strategy dip.py:Dip --param"
 MAKE = "trader candles make candles"
 THREE_DAYS = {MAKE: f"{MAKE} --days 3"}
-HOURS = "--from 2025-01-02T12:00:00Z --to 2025-01-02T16:00:00Z"
-TWO_HOURS = f"{BACKTEST} --models models.toml --from 2025-01-02T12:00:00Z --to 2025-01-02T14:00:00Z"
+HOURS = "--from 2025-01-02T12:00:00Z --to 2025-01-02T14:00:00Z"
+TWO_HOURS = f"{BACKTEST} --models models.toml {HOURS}"
 """Soon after the beginning of a week of the market model, whose paths a replay draws up to where it starts."""
 
 EXCEPTIONS: dict[str, dict[str, str]] = {
@@ -138,7 +143,7 @@ EXACT = ("trader season plan",)
 """The beginnings of commands whose output has the same figures in every run."""
 
 WITHOUT_THE_DEMO = {
-    f"docs/{name}.md" for name in ("backtest", "card", "live", "markets", "method", "runbooks", "strategies")
+    f"docs/{name}.md" for name in ("backtest", "card", "exam", "live", "markets", "method", "runbooks", "strategies")
 }
 """Documents that begin without a service."""
 
@@ -147,10 +152,11 @@ def exception_to(table: Mapping[str, Mapping[str, T]], document: str, text: str)
     return next((found for start, found in table.get(document, {}).items() if text.startswith(start)), None)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS_WITH_COMMANDS)
+@pytest.mark.parametrize("documents", FOLLOWED, ids=" ".join)
 async def test_the_commands_of_a_document_give_the_output_it_shows(
-    document: str, open_folder: Path, dsn: str, empty_dsn: str
+    documents: tuple[str, ...], open_folder: Path, dsn: str, empty_dsn: str
 ) -> None:
+    first, *others = documents
     places = {
         "postgresql://trader:…@localhost/trader": f"'{dsn}'",
         "postgresql://trader:…@127.0.0.1/trader": dsn,
@@ -159,22 +165,24 @@ async def test_the_commands_of_a_document_give_the_output_it_shows(
         '"$DATABASE_URL"': f'"{dsn}"',
         "/backups/": f"{open_folder}/backups/",
     }
-    prepare(document, open_folder)
+    prepare(first, open_folder)
     with trading_provider() as provider:
         async with fake_venue() as venue:
             settings = {"OPENROUTER_BASE_URL": provider.url, "VENUE_URL": venue.url}
             async with Reader.begin(open_folder, places, **settings) as reader:
-                problems = await problems_of(document, reader)
+                problems = await problems_of(first, to_follow(first), reader)
+                for other in others:
+                    problems += await problems_of(other, commands_of(other), reader)
     assert not problems, "\n\n".join(problems)
 
 
-async def problems_of(document: str, reader: Reader) -> list[str]:
+async def problems_of(document: str, commands: list[Command], reader: Reader) -> list[str]:
     """Follow the commands of a document for at most `LIMIT_S`; return how their effects differ from it."""
     problems = []
     text = ""
     try:
         async with asyncio.timeout(LIMIT_S):
-            for command in to_follow(document):
+            for command in commands:
                 text = command.text
                 if exception_to(EXCEPTIONS, document, text):
                     continue

@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 from support.kills import SIZES, Storm, acts_of_rows, carry_on, repeat, rows, settle, without_models, write_candles
 from support.process import ServiceProcess
+from support.run_profile import is_nightly
 from support.waiting import becomes
 
 from trader.database.pool import Database
@@ -80,7 +81,7 @@ class Bench:
         assert until > BEGIN + timedelta(seconds=10)
 
 
-@pytest.mark.parametrize("latency_ms", [0, 200])
+@pytest.mark.parametrize("latency_ms", [0, 200] if is_nightly() else [200])
 async def test_a_killed_replay_leaves_the_rows_of_an_unkilled_one(
     tmp_path: Path, dsn: str, database: Database, latency_ms: int
 ) -> None:
@@ -98,7 +99,7 @@ async def test_a_killed_replay_leaves_the_rows_of_an_unkilled_one(
 async def test_a_standby_continues_a_replay_where_its_leader_was_killed(
     tmp_path: Path, dsn: str, database: Database
 ) -> None:
-    bench = Bench(tmp_path, dsn, database, latency_ms=200)
+    bench = Bench(tmp_path, dsn, database, latency_ms=200 if is_nightly() else 0)
     await bench.prepare()
     async with aiohttp.ClientSession() as http:
         leader = await bench.start(http)

@@ -106,16 +106,16 @@ async def test_a_replay_in_lockstep_stands_still_without_a_leader(tmp_path: Path
     await write_candles(tmp_path / "candles", 7, datetime(2025, 6, 1, tzinfo=UTC), hours=72)
     shared = {"DATABASE_URL": dsn, "MARKET_SOURCE": f"replay:{tmp_path / 'candles'}", "REPLAY_SPEED": "0"}
     async with serving(tmp_path, **shared) as first:
-        await until_lived(database, 10)
+        await until_lived(database, 3)
         await end_lead(database)
         await until(lambda: b"term 2" in b"".join(first.log))
-        await until_lived(database, 10)
+        await until_lived(database, 3)
         async with serving(tmp_path, **shared) as second:
             assert await second.role() == "standby"
-            await until_lived(database, 10)
+            await until_lived(database, 3)
             await first.kill()
             await becomes(second.role, "leader", within_s=10)
-            await until_lived(database, 10)
+            await until_lived(database, 3)
             assert await second.stop() == 0
     async with database.connection() as conn:
         minutes = await lived_minutes(conn)

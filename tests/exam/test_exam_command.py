@@ -70,6 +70,7 @@ def provider(monkeypatch: pytest.MonkeyPatch) -> Iterator[TradingProvider]:
         yield provider
 
 
+@pytest.mark.slow
 def test_strategy_that_knows_an_edge_is_better_than_one_that_knows_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -122,6 +123,7 @@ def test_interrupted_exam_goes_on_where_it_was_cut_off(tmp_path: Path, capsys: p
     assert "compares no pair, which was fixed before it began" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_models_are_asked_once_within_a_budget(
     models: Path, provider: TradingProvider, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -255,6 +257,7 @@ def forged(value: Any, path: tuple[Any, ...], rng: Random) -> Any:
     return copy
 
 
+@pytest.mark.slow
 def test_nothing_forged_in_card_plan_or_decisions_passes_the_check(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

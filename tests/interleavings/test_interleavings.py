@@ -118,6 +118,7 @@ async def gaps_of(database: GapDatabase, operation: str, actor: str) -> list[str
     return GAPS[operation]
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.parametrize("pair", [" / ".join(pair) for pair in PAIRS])
 async def test_an_actor_in_a_gap_of_an_operation(

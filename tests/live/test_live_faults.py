@@ -32,6 +32,7 @@ STEPS_MAX = 10
 LOOKS_MAX = 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", range(BLOCKS))
 async def test_the_books_equal_the_venues_after_every_fault_schedule(database: Database, block: int) -> None:
     async with prepared(database) as bench:

@@ -6,6 +6,7 @@ from decimal import Decimal
 from pathlib import Path
 from random import Random
 
+import pytest
 from msgspec.structs import replace
 from support.kills import SIZES, Act, Timed, repeat, rows
 from support.records import START
@@ -67,6 +68,7 @@ async def relive(source: MarketSource, database: Database, acts: list[Timed]) ->
     return await rows(database)
 
 
+@pytest.mark.slow
 async def test_replaying_a_recording_leaves_the_ledger_of_the_live_session(tmp_path: Path, database: Database) -> None:
     live = Market13()
     acts, recorder = drawn_acts(live, seed=5), Recorder(tmp_path, live)

@@ -98,6 +98,7 @@ async def test_only_variants_with_a_model_have_a_rule_agent(bench: Bench) -> Non
     assert set(await bench.states()) == {HOLD_NOTHING.id, BUY_AND_HOLD.id, rule_agent(VariantId.APEX).id}
 
 
+@pytest.mark.slow
 async def test_rule_agents_trade_by_the_guard_and_the_rules_of_the_exchange(bench: Bench) -> None:
     await bench.minutes(240)
     states = {key: saved.state for key, saved in (await bench.states()).items() if saved.baseline.variant is not None}

@@ -96,6 +96,7 @@ ORDER BY hour
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 async def test_variant_histories_equal_the_raw_rows_at_any_time(database: Database, seed: int) -> None:
     shelf = Shelf(database, seed)

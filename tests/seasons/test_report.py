@@ -28,7 +28,18 @@ CLOSE_SOONER = "UPDATE orders SET closed_at = opened_at + interval '59 seconds' 
 async def test_a_season_is_rendered_and_unexplained_equity_named(
     database: Database, call: Call, tmp_path: Path
 ) -> None:
-    season = ["--demo", "--models", str(MODELS), "--language-models", "--history", "1", "--how", "bulk", "--cycle", "7"]
+    season = [
+        "--demo",
+        "--models",
+        f"{MODELS}",
+        "--language-models",
+        "--history",
+        "1",
+        "--how",
+        "bulk",
+        "--cycle",
+        "15",
+    ]
     seeded = await call("models", "seed", *season)
     assert seeded.code == 0, seeded.err
     made = await call("report", "--name", "<Season & one>")

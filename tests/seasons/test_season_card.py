@@ -161,6 +161,7 @@ async def test_a_result_is_complete_and_of_the_season(published: Published, call
         assert list(differences(other, card)), f"{path} can be left out"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vouched", [False, True], ids=["as it is", "with a card and a closing that vouch for it"])
 async def test_every_forged_file_contradicts_the_record(published: Published, vouched: bool) -> None:
     accepted = []
@@ -194,10 +195,11 @@ async def test_every_forged_record_contradicts_its_anchors(published: Published,
     assert "No anchor covers the record (--anchors)" in checked.out
 
 
+@pytest.mark.slow
 async def test_no_random_change_of_a_result_is_accepted(published: Published) -> None:
     """`scripts/benchmark forgeries` makes ten thousand."""
     derived, rng, accepted = await published.derive(), random.Random(5), []
-    for _ in range(300):
+    for _ in range(300 if is_nightly() else 100):
         folder = published.copy()
         what = fuzz(folder, published.folder, rng)
         if _is_same(folder, published.folder):
@@ -410,6 +412,7 @@ def _second_verifier() -> Any:
     return module
 
 
+@pytest.mark.slow
 async def test_the_documented_verifier_accepts_a_result_and_nothing_else(published: Published) -> None:
     verify = _second_verifier().verify
     lines = map(json.loads, published.anchors.read_text().splitlines())

@@ -16,7 +16,8 @@ class EditedCopy:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        shutil.copytree(ROOT / "trader", folder / "trader", ignore=shutil.ignore_patterns("__pycache__"))
+        # Bytecode included: only edited files are compiled again.
+        shutil.copytree(ROOT / "trader", folder / "trader")
         shutil.copy(ROOT / "schema.sql", folder)
 
     def insert(self, file: str, text: str, *, before: str) -> None:

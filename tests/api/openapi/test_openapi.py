@@ -54,6 +54,7 @@ def operations(document: Document) -> Iterator[tuple[str, Document]]:
             yield path, operation
 
 
+@pytest.mark.slow
 def test_the_document_is_valid(document: Document) -> None:
     assert [str(error) for error in OpenAPIV31SpecValidator(document).iter_errors()] == []
 

@@ -81,6 +81,7 @@ def random_order(random: Random, moment: Moment, capital: Decimal) -> Order:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flow", range(FLOWS))
 def test_random_orders_over_the_recorded_market(source: ReplaySource, flow: int) -> None:
     """The first flow trades the crash; the others trade an hour elsewhere in the recording."""
@@ -101,6 +102,7 @@ def test_random_orders_over_the_recorded_market(source: ReplaySource, flow: int)
     assert both.seen["funding"]
 
 
+@pytest.mark.slow
 def test_a_leveraged_long_is_liquidated_in_the_crash_at_the_books_prices(source: ReplaySource) -> None:
     """ETH at 10×: equity ends at zero or above, and an insurance row, if any, closes the books."""
     both: SideBySide | None = None

@@ -316,6 +316,7 @@ async def test_funding_uses_the_plain_rate(tmp_path: Path) -> None:
 # The real candles
 
 
+@pytest.mark.slow
 @needs_real
 async def test_the_recorded_month_is_complete_and_played_exactly() -> None:
     source = await opened(FOLDER, ("BTC", "ETH", "SOL"), speed=0)

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from support.null_seasons import HOUR, HOURLY, PROCESSES, START, disasters, looks, normal
+from support.run_profile import is_nightly
 
 from trader.core.intervals import Returns, estimate
 from trader.core.statistics import EquityPoint
@@ -115,6 +116,7 @@ def is_ever_called(returns: Returns, days: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("percent", [2, 0.5])
 def test_small_gains_with_a_rare_large_loss_are_not_judged_better_than_nothing(percent: float) -> None:
     """The confidence sequence alone judges 28 and 73 % of them better."""
@@ -123,8 +125,9 @@ def test_small_gains_with_a_rare_large_loss_are_not_judged_better_than_nothing(p
     assert called == 0
 
 
+@pytest.mark.slow
 def test_four_of_five_seasons_detect_the_smallest_visible_difference() -> None:
-    days, seasons = 90, 60
+    days, seasons = 90, 60 if is_nightly() else 30
     noise = normal(np.random.default_rng(3), seasons, 24 * days)
     visible = smallest_visible(estimate(noise[0])._replace(variance=HOURLY**2), HOURLY_MOVE_MAX, 0.05 / FAMILY)
     assert visible is not None

@@ -263,6 +263,7 @@ def test_a_newcomer_overturns_nothing() -> None:
     assert after.ranks["good"].first < after.ranks["bad"].first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("process", ["normal", "garch", "heavy-tailed"])
 def test_an_account_reset_after_every_loss_is_not_judged_better(process: str) -> None:
     """Without a weight for attempts, 5.5 to 6.8 % of such seasons end with a false verdict; with it, 1.4 to 1.8 %."""
@@ -282,7 +283,7 @@ def test_an_account_reset_after_every_loss_is_not_judged_better(process: str) ->
                 start, attempt = hour, attempt + 1
         return False
 
-    seasons = 1000 if is_nightly() else 25
+    seasons = 1000 if is_nightly() else 10
     wrong, unweighted = (
         sum(is_called_better(seed, is_weighted=weighted) for seed in range(seasons)) for weighted in (True, False)
     )

@@ -14,7 +14,7 @@ from support.run_profile import is_nightly
 
 from trader.portfolio.domain.board import judge_board
 
-SEASONS, MODELS, DAYS = (1000, 100, 90) if is_nightly() else (6, 12, 30)
+SEASONS, MODELS, DAYS = (1000, 100, 90) if is_nightly() else (3, 12, 30)
 
 
 @pytest.mark.parametrize("drift", [0, 0.0004, 0.001, 0.003])
@@ -31,6 +31,7 @@ def test_the_fast_board_has_the_smallest_p_value_of_the_services(drift: float, p
         assert (result.word == "not distinguishable yet") == (smallest.word == "not distinguishable yet")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("process", PROCESSES)
 def test_models_that_differ_only_by_luck_stay_indistinguishable_under_daily_looks(process: str) -> None:
     """In nightly runs the upper end of the share's 95 % interval is at most 5 %; with few seasons, the lower end."""
