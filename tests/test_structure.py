@@ -24,7 +24,6 @@ ARGUMENTS_MAX: Final = 6
 """Maximum arguments of a constructor besides `self`. Arguments passed together are one frozen struct."""
 
 LONG_CONSTRUCTORS: Final = {
-    "LiveExchange": "the parts of every exchange, and the parts of a venue",
     "ReplaySource": "a folder and its markets; the others are independent options with defaults",
 }
 """Classes with longer constructors, and why."""

@@ -23,6 +23,7 @@ from trader.exchange.ledger_writer import LedgerWriter
 from trader.live import template
 from trader.live.drift import DriftRecorder
 from trader.live.exchange import LiveExchange
+from trader.live.ledger import LiveContext
 from trader.live.lighter.account import LighterAccount, LighterAccounts
 from trader.live.lighter.orders import LighterOrders
 from trader.live.lighter.records import LighterRecords
@@ -54,11 +55,13 @@ async def traded(
         assert external.source is venue.source
         assert external.venue_accounts is not None
         events, market = EventBus(), MarketFeed(external.source, clock)
-        exchange = LiveExchange(
-            external.database, market, clock, events, settings, external.venue_accounts,
-            Accounts(external.database, LedgerWriter(external.database), events),
-            Halts(external.database, clock, events), DriftRecorder(external.database),
+        context = LiveContext(
+            database=external.database, market=market, clock=clock, settings=settings,
+            accounts=Accounts(external.database, LedgerWriter(external.database), events), events=events,
+            venue=external.venue_accounts, halts=Halts(external.database, clock, events),
+            drift=DriftRecorder(external.database),
         )  # fmt: skip
+        exchange = LiveExchange(context)
         await exchange.lead()
         tick = make_tick(clock.now(), PRICES, size="50")
         venue.source.script.append(tick)

@@ -23,6 +23,7 @@ from trader.exchange.halts import Halts
 from trader.exchange.ledger_writer import LedgerWriter
 from trader.live.drift import DriftRecorder
 from trader.live.exchange import LiveExchange
+from trader.live.ledger import LiveContext
 from trader.live.lighter.account import LighterAccounts
 from trader.live.lighter.orders import LighterOrders
 from trader.operations.loss_limits import LossLimits
@@ -588,11 +589,12 @@ async def test_a_standby_shows_the_leaders_trades_and_sends_nothing(bench: Bench
     await bench.buy("0.25", leverage=D(5), exit_plan=PLAN)
     accounts = LighterAccounts(live_settings(bench.venue.url), make_signer=PlainSigner)
     events = EventBus()
-    standby = LiveExchange(
-        bench.database, bench.market, bench.clock, events, live_settings(bench.venue.url), accounts,
-        Accounts(bench.database, LedgerWriter(bench.database), events),
-        Halts(bench.database, bench.clock, events), DriftRecorder(bench.database),
+    context = LiveContext(
+        database=bench.database, market=bench.market, clock=bench.clock, settings=live_settings(bench.venue.url),
+        accounts=Accounts(bench.database, LedgerWriter(bench.database), events), events=events, venue=accounts,
+        halts=Halts(bench.database, bench.clock, events), drift=DriftRecorder(bench.database),
     )  # fmt: skip
+    standby = LiveExchange(context)
     await standby.follow()
     assert standby.term is None
     assert standby.accounts["apex"].positions == bench.account().positions

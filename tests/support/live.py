@@ -33,6 +33,7 @@ from trader.exchange.ledger_writer import LedgerWriter
 from trader.exchange.sql.accounts import select_accounts
 from trader.live.drift import DriftRecorder
 from trader.live.exchange import LiveExchange
+from trader.live.ledger import LiveContext
 from trader.live.lighter.account import LighterAccounts
 from trader.live.lighter.api import LighterApi
 from trader.live.lighter.signer import OrderTerms, Signed
@@ -130,11 +131,12 @@ class Bench:
         self.halts = Halts(self.database, self.clock, self.bus)
         await self.halts.load()
         self.writer = LedgerWriter(self.database)
-        accounts = Accounts(self.database, self.writer, self.bus)
-        drift = DriftRecorder(self.database)
-        self.exchange = LiveExchange(
-            self.database, self.market, self.clock, self.bus, chosen, self.venue_accounts, accounts, self.halts, drift
-        )
+        context = LiveContext(
+            database=self.database, market=self.market, clock=self.clock, settings=chosen,
+            accounts=Accounts(self.database, self.writer, self.bus), events=self.bus, venue=self.venue_accounts,
+            halts=self.halts, drift=DriftRecorder(self.database),
+        )  # fmt: skip
+        self.exchange = LiveExchange(context)
         await self.exchange.lead()
 
     async def kill(self) -> None:

@@ -43,6 +43,7 @@ from trader.exchange.read_only import ReadOnlyExchange
 from trader.exchange.sql.accounts import select_lived_until
 from trader.live.drift import DriftRecorder
 from trader.live.exchange import LiveExchange
+from trader.live.ledger import LiveContext
 from trader.market.candles import Candles
 from trader.market.feed import MarketFeed
 from trader.market.followed import FollowedMarket
@@ -166,8 +167,11 @@ def _make_exchange(base: _Foundations) -> Exchange:
     venue = base.external.venue_accounts
     if venue is None:
         return PaperExchange(base.database, market, clock, settings, accounts, halts)
-    drift = DriftRecorder(base.database)
-    return LiveExchange(base.database, market, clock, base.events, settings, venue, accounts, halts, drift)
+    context = LiveContext(
+        database=base.database, market=market, clock=clock, settings=settings, accounts=accounts, events=base.events,
+        venue=venue, halts=halts, drift=DriftRecorder(base.database),
+    )  # fmt: skip
+    return LiveExchange(context)
 
 
 def _make_trading(base: _Foundations, exchange: Exchange) -> TradingParts:

@@ -15,9 +15,8 @@ from trader.live.sql.venue_orders import Binding, insert_venue_account, select_v
 class Bindings:
     """Maps models to venue accounts, and opens accounts that are new here."""
 
-    def __init__(self, context: LiveContext, quote_currency: str) -> None:
+    def __init__(self, context: LiveContext) -> None:
         self._context = context
-        self._quote_currency = quote_currency
 
     async def of_active_models(self) -> dict[str, int]:
         """Return the index of the venue account that each active model trades."""
@@ -54,7 +53,7 @@ class Bindings:
 
     def unopened(self, account_id: str, capital: Decimal = ZERO) -> Account:
         """Return an account that was never opened, with the run that it would have."""
-        return unopened_account(account_id, capital, self._quote_currency, self._context.clock.now())
+        return unopened_account(account_id, capital, self._context.settings.quote_currency, self._context.clock.now())
 
     async def _open(self, account_id: str, index: int) -> Binding:
         """Open an account with its present balance."""

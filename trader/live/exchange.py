@@ -12,29 +12,21 @@ from decimal import Decimal
 from typing import Final
 
 import aiojobs
-import msgspec
 
-from trader.core.clock import Clock, interval_elapsed
+from trader.core.clock import interval_elapsed
 from trader.core.errors import MarketDataError, Precondition, StartError, Unavailable
-from trader.core.events import Event, EventBus, MarketChecked
-from trader.core.money import ZERO, format_decimal
-from trader.database.pool import Database
-from trader.exchange.accounts import Accounts
+from trader.core.events import Event, MarketChecked
+from trader.core.money import format_decimal
 from trader.exchange.domain.account import Account
 from trader.exchange.domain.orders import ExitPlan, Order, OrderAnswer
-from trader.exchange.halts import Halts
 from trader.exchange.idempotent_orders import IdempotentOrders, order_id_of, present_answer, validate_order
-from trader.exchange.protocol import ExchangeBase, not_trading, rules_of
+from trader.exchange.protocol import ExchangeBase, not_trading
 from trader.exchange.sql import accounts as store
 from trader.live.account import LiveAccount
 from trader.live.bindings import Bindings, refuse_shared
-from trader.live.drift import DriftRecorder
 from trader.live.ledger import LiveContext
 from trader.live.sql.venue_orders import Binding
-from trader.live.venue import VenueAccounts
 from trader.market.domain.markets import Tick
-from trader.market.feed import MarketFeed
-from trader.settings.settings import Settings
 
 log = logging.getLogger("trader.live")
 
@@ -50,36 +42,20 @@ _CHECKPOINT_EVERY: Final = timedelta(minutes=1)
 class LiveExchange(ExchangeBase):
     """The exchange of live trading: every account at the venue."""
 
-    def __init__(
-        self,
-        database: Database,
-        market: MarketFeed,
-        clock: Clock,
-        events: EventBus,
-        settings: Settings,
-        venue: VenueAccounts,
-        accounts: Accounts,
-        halts: Halts,
-        drift: DriftRecorder,
-    ) -> None:
-        # The rates only estimate the cost of an order; the ledger books what the venue charged.
-        rules = msgspec.structs.replace(
-            rules_of(settings, market.markets), liquidation_rate=ZERO, book_recovery=timedelta(0)
-        )
-        super().__init__(market, settings, accounts, rules)
-        self._database = database
-        self._venue = venue
+    def __init__(self, context: LiveContext) -> None:
+        market, settings, venue = context.market, context.settings, context.venue
+        super().__init__(market, settings, context.accounts, context.rules)
         self._identity = store.DatabaseIdentity(market.identity, "live", venue.url, venue.default_index)
-        self._context = LiveContext(database, market, clock, accounts, rules, events, venue, halts, drift)
-        self._bindings = Bindings(self._context, settings.quote_currency)
-        self._idempotent = IdempotentOrders(database, accounts)
+        self._context = context
+        self._bindings = Bindings(context)
+        self._idempotent = IdempotentOrders(context.database, context.accounts)
         self._live_accounts: dict[str, LiveAccount] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._jobs: aiojobs.Scheduler | None = None
         self._opening = asyncio.Lock()
         self._checkpoint_due: datetime | None = None
         self._is_live = False
-        events.subscribe(self._on_event)
+        context.events.subscribe(self._on_event)
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -126,7 +102,7 @@ class LiveExchange(ExchangeBase):
     def suspend(self) -> None:
         """Stop sending and writing at once."""
         self._is_live = False
-        self._venue.halt()
+        self._context.venue.halt()
         self._accounts.end_term()
 
     async def resign(self) -> None:
@@ -140,7 +116,7 @@ class LiveExchange(ExchangeBase):
         if self._jobs is not None:
             await self._jobs.wait_and_close(FINISH_S)
             self._jobs = None
-        self._venue.halt()
+        self._context.venue.halt()
         await self._checkpoint()
         await self._accounts.resign()
         self._live_accounts.clear()
@@ -201,7 +177,7 @@ class LiveExchange(ExchangeBase):
         """Cancel a resting order at the venue; return one that no longer rests unchanged. Raise `NotFound`."""
         wanted = order_id_of(account_id, order_id)
         await self._running_jobs().shield(self.live_account(account_id).cancel(str(wanted)))
-        return await present_answer(self._database, account_id, wanted)
+        return await present_answer(self._context.database, account_id, wanted)
 
     async def set_exit_plan(self, account_id: str, symbol: str, plan: ExitPlan) -> str | None:
         """Replace a position's exit plan, at the venue first. Return None when set, else why the old one stays."""
@@ -282,7 +258,7 @@ class LiveExchange(ExchangeBase):
             log.warning("the time until which the market was followed is not recorded: %s", error)
 
     def _log_accounts(self) -> None:
-        log.warning("LIVE: orders go to %s", self._venue.url)
+        log.warning("LIVE: orders go to %s", self._context.venue.url)
         for account_id, live in self._live_accounts.items():
             account = self.accounts[account_id]
             log.warning(

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Final
 
 import msgspec
@@ -11,6 +12,7 @@ import msgspec
 from trader.core.clock import Clock, floor_time
 from trader.core.errors import TraderError, Unavailable
 from trader.core.events import EventBus
+from trader.core.money import ZERO
 from trader.database.pool import Connection, Database
 from trader.exchange.accounts import Accounts
 from trader.exchange.domain.account import Account, hours_crossed
@@ -18,12 +20,14 @@ from trader.exchange.domain.ledger import ExchangeRules, Posting, row_id
 from trader.exchange.domain.orders import Cause, Order
 from trader.exchange.domain.venue_orders import SentOrder, SentStatus, VenueFill, VenueOrder
 from trader.exchange.halts import Halts
+from trader.exchange.protocol import rules_of
 from trader.live.domain.ledger import book_payments
 from trader.live.domain.orders import VenueFunding, client_index_of
 from trader.live.drift import DriftRecorder
 from trader.live.sql import venue_orders as store
 from trader.live.venue import AccountRecords, VenueAccounts
 from trader.market.feed import MarketFeed
+from trader.settings.settings import Settings
 
 _SALTS_MAX: Final = 100
 _FUNDING_SHOWN_WITHIN: Final = timedelta(minutes=10)
@@ -39,12 +43,18 @@ class LiveContext:
     database: Database
     market: MarketFeed
     clock: Clock
+    settings: Settings
     accounts: Accounts
-    rules: ExchangeRules
     events: EventBus
     venue: VenueAccounts
     halts: Halts
     drift: DriftRecorder
+
+    @cached_property
+    def rules(self) -> ExchangeRules:
+        """The rules for orders. Their rates only estimate costs; the ledger books the venue's charges."""
+        rules = rules_of(self.settings, self.market.markets)
+        return msgspec.structs.replace(rules, liquidation_rate=ZERO, book_recovery=timedelta(0))
 
 
 class AccountLedger:

@@ -356,14 +356,16 @@ async def make_report(
     market = baselines.get(BUY_AND_HOLD.id)
     held = None if market is None else market.returns(until)
     return EvidenceReport(
-        until,
-        None if best is None else best.rpartition("#")[0],
-        shown,
-        contenders,
-        season,
-        await asyncio.to_thread(_resolution, series, contenders, NO_SEASON if rules is None else rules.board),
-        None if held is None else held.percent,
-        primary,
+        until=until,
+        best=None if best is None else best.rpartition("#")[0],
+        entrants=shown,
+        contenders=contenders,
+        season=season,
+        resolution=await asyncio.to_thread(
+            _resolution, series, contenders, NO_SEASON if rules is None else rules.board
+        ),
+        market_percent=None if held is None else held.percent,
+        primary=primary,
     )
 
 

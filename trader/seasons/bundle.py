@@ -268,7 +268,15 @@ def _entrant(
     declared: str | None,
 ) -> RunEntrant:
     said = None if declared is None else msgspec.json.decode(declared, type=dict[str, str])
-    record = EntrantRecord(int(number), fingerprint, began_at, int(decided), int(due), manual_since, said)
+    record = EntrantRecord(
+        number=int(number),
+        fingerprint=fingerprint,
+        began_at=began_at,
+        cycles_decided=int(decided),
+        cycles_due=int(due),
+        manual_since=manual_since,
+        declared=said,
+    )
     return RunEntrant(account_id, record, ended_at, None, InvocationTotals(finished=int(finished)))
 
 

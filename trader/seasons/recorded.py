@@ -448,14 +448,14 @@ def _call(model_id: str, call: Mapping[str, Any]) -> SeasonCall:
     metadata = call["metadata"]
     decision, result = (next(iter(metadata[name]), None) or {} for name in ("decisions", "results"))
     return SeasonCall(
-        datetime.fromisoformat(call["at"]),
-        model_id,
-        (metadata["raw"] or {}).get("name", call["type"]),
-        decision.get("symbol"),
-        call["status"],
-        result.get("rule"),
-        result.get("reason") or result.get("error"),
-        call["type"],
+        at=datetime.fromisoformat(call["at"]),
+        account=model_id,
+        tool=(metadata["raw"] or {}).get("name", call["type"]),
+        symbol=decision.get("symbol"),
+        status=call["status"],
+        rule=result.get("rule"),
+        reason=result.get("reason") or result.get("error"),
+        kind=call["type"],
     )
 
 

@@ -211,9 +211,9 @@ class _Drawing:
         day, place = divmod(number, _STATES_PER_DAY)  # no two at the same time, since decisions are named by it
         state = ((_FIRST_DAY + day) * 24 + 4 * (place + 1)) * 3600
         return World(
-            number, self._kind, edge, tuple(row.rules.symbol for row in self._costs.rows), market, self._side,
-            self._strength, state, recent, old, tuple(funding.tolist()),
-            -self._direction if edge is Edge.DRAIN else 0, law,
+            number=number, kind=self._kind, edge=edge, symbols=tuple(row.rules.symbol for row in self._costs.rows),
+            market=market, side=self._side, strength=self._strength, state=state, recent=recent, old=old,
+            funding=tuple(funding.tolist()), standing=-self._direction if edge is Edge.DRAIN else 0, law=law,
         )  # fmt: skip
 
     @property

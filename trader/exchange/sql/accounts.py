@@ -231,16 +231,13 @@ async def select_limit_order_status(conn: Connection, account_id: str, order_id:
 
 
 SELECT_FILLS_OF_REQUEST = """
-SELECT quantity, price, fee, maker, created_at FROM fills WHERE request_id = $1 ORDER BY sequence
+SELECT quantity, price, fee, maker, created_at AS at FROM fills WHERE request_id = $1 ORDER BY sequence
 """
 
 
 async def select_fills_of_request(conn: Connection, order_id: UUID) -> list[AnswerFill]:
     """Return the fills of a placed order by time."""
-    return [
-        AnswerFill(r["quantity"], r["price"], r["fee"], r["maker"], r["created_at"])
-        for r in await conn.fetch(SELECT_FILLS_OF_REQUEST, order_id)
-    ]
+    return [AnswerFill(**row) for row in await conn.fetch(SELECT_FILLS_OF_REQUEST, order_id)]
 
 
 # A trade is closed by the fills of one order; the fills on its closing side name the trade.

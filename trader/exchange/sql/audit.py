@@ -65,10 +65,7 @@ ORDER BY r.account_id, r.number, d.figure
 
 async def select_differences(conn: Connection) -> list[LedgerDifference]:
     """Return every figure of every run that differs; empty if the ledger balances."""
-    return [
-        LedgerDifference(r["account_id"], r["run_number"], r["figure"], r["by_orders"], r["by_ledger"])
-        for r in await conn.fetch(SELECT_DIFFERENCES)
-    ]
+    return [LedgerDifference(**row) for row in await conn.fetch(SELECT_DIFFERENCES)]
 
 
 class AuditedRun(NamedTuple):

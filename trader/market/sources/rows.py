@@ -74,20 +74,13 @@ class _Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         tick, lot, minimum, rate = map(_decimal, (self.tick, self.lot, self.min_notional, self.maintenance_rate))
         taker, maker = (None if fee is None else fee / 10_000 for fee in fees)
         funding = PLAIN_FUNDING_RATE if self.funding_rate is None else _decimal(self.funding_rate)
+        rules = Market(
+            symbol=self.symbol, tick=tick, lot=lot, min_notional=minimum, leverage_max=self.leverage_max,
+            maintenance_rate=rate, tiers=tiers, taker_rate=taker, maker_rate=maker,
+            funding_interval_h=self.funding_interval_h, funding_rate=funding,
+        )  # fmt: skip
         return SimulatedMarket(
-            Market(
-                self.symbol,
-                tick,
-                lot,
-                minimum,
-                self.leverage_max,
-                rate,
-                tiers,
-                taker,
-                maker,
-                self.funding_interval_h,
-                funding,
-            ),
+            rules,
             Character(self.level, self.beta, self.own_volatility, self.minute_volume),
             Calm(self.half_spread_bp, self.depth),
         )
