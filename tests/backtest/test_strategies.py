@@ -25,6 +25,7 @@ from trader.core.variant_id import VariantId
 from trader.portfolio import tables as results
 from trader.strategies import (
     CancelOrder,
+    ClosePosition,
     CreatePosition,
     Decision,
     GivenPosition,
@@ -299,7 +300,6 @@ def test_a_wrong_file_class_or_parameter_is_named_before_anything_runs(
         ("raise SystemExit(3)", "own.py:10: decide raised SystemExit: 3"),
         ("while True: pass", "own.py:10: decide took longer than its deadline_s of 0.2 s"),
         ("return ['buy']", "own.py:8: decide returned 'buy'; allowed are CreatePosition"),
-        ("return 5", "decide raised TypeError: 'int' object is not iterable"),
         ("price = -price", "own.py:8: decide returned a CreatePosition with Expected `float` > 0"),
         ("price *= 10**9", "own.py:8: decide returned a CreatePosition with Expected `float`"),
     ],
@@ -361,6 +361,18 @@ def decide(tmp_path: Path, body: str, view: View = RISING, attributes: str = "")
         f"class Buyer(Strategy):\n    {attributes or 'pass'}\n\n    def decide(self, view):\n{lines}\n",
     )
     return strategy.decide(view)
+
+
+@pytest.mark.parametrize(
+    "returned", ["5", "True", "'buy'", "{'symbol': 'BTC'}", "ClosePosition", "np.float64(0.5)", "[None]", "[['buy']]"]
+)
+def test_what_is_no_decision_is_named_with_what_is_allowed(tmp_path: Path, returned: str) -> None:
+    with pytest.raises(StrategyError, match=r"own.py:8: decide returned .*; allowed are CreatePosition, ClosePosition"):
+        decide(tmp_path, f"return {returned}")
+
+
+def test_one_decision_needs_no_list(tmp_path: Path) -> None:
+    assert decide(tmp_path, "return ClosePosition(symbol='BTC')") == [ClosePosition(symbol="BTC")]
 
 
 def test_scalars_of_numpy_and_times_of_pandas_are_numbers_and_times(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import sys
 import threading
 import traceback
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from decimal import Decimal
@@ -244,9 +244,10 @@ def _is_warm(view: View, candles: int) -> bool:
 
 
 def _taken(made: Any) -> list[Any]:
-    """Return decisions or values as a list; a strategy may also return None, a tuple or a generator."""
+    """Return decisions or values as a list; a strategy may also return None, one decision, a tuple or a generator."""
     taken: list[Any] = []
-    for each in () if made is None else made:
+    is_one = not isinstance(made, Iterable) or isinstance(made, str | bytes | Mapping)
+    for each in () if made is None else [made] if is_one else made:
         if len(taken) == DECISIONS_MAX:
             raise ValueError(f"more than {DECISIONS_MAX} of them in one cycle")
         taken.append(each)
