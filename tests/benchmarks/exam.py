@@ -3,13 +3,13 @@
   scripts/benchmark exam [--states 150] [--exams 200]
 
 Scripted entrants decide once in a pool of states, through view, guard and exchange; exams are drawn from the pool. Two
-entrants decide like the oracle in half and in three tenths of the states, and else not at all, so that their shares are
+entrants decide like the oracle in half and in three tenths of the states, and in no others, so that their shares are
 known. Two cheats that know the future decide in moments of a recording, with and without a mask: one finds its place by
 names, dates and prices, as a memory does, the other by the shape of the last returns, as code can.
 
 Exit code 1: a share is not the known one, fewer than 91 % of the intervals cover it (95 % less three deviations), more
-than 5 % of exams tell equals apart, fewer than 80 % separate 0.5 from 0.3 within 300 states, a mask does not blind the
-memory, or a decision takes more than 12 ms of one core.
+than 5 % of exams separate equal entrants, fewer than 80 % separate 0.5 from 0.3 within 300 states, a mask does not
+blind the memory, or a decision takes more than 12 ms of one core.
 """
 
 import argparse
@@ -88,7 +88,7 @@ def covered(decided: Sequence[Scored], known: float, exams: int, rng: np.random.
 
 
 def partly(oracle: Sequence[Scored], part: float, rng: np.random.Generator) -> list[Scored]:
-    """Return the decisions of somebody who decides like the oracle in a part of the states, and else not at all."""
+    """Return the decisions of somebody who decides like the oracle in a part of the states and in no others."""
     return [each if rng.random() < part else replace(each, score=0.0, value=0.0) for each in oracle]
 
 

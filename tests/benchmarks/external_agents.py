@@ -35,7 +35,8 @@ from trader.core.clock import SystemClock, floor_time
 from trader.core.variant_id import VariantId
 from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.database.pool import Database
-from trader.operations.domain.credentials import AGENT_MARK, issue
+from trader.operations.access import issue
+from trader.operations.domain.credentials import AGENT_MARK
 from trader.operations.sql.credentials import insert_credential
 
 VIEW_MS_MAX: Final = 50.0

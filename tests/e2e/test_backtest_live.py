@@ -314,4 +314,4 @@ def test_the_database_of_a_backtest_is_complete_and_a_service_shows_it(
     assert sorted((entry["modelId"], Decimal(str(entry["endValue"]))) for entry in shown) == equity
     assert [entry["rank"] for entry in shown] == [1, 2, 3, 4]
     after = asyncio.run(state_of(run))
-    assert after._replace(until=before.until) == before, "a service that shows it trades and records nothing"
+    assert after._replace(until=before.until) == before, "a service that shows a backtest neither trades nor records"

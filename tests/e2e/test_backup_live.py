@@ -33,7 +33,7 @@ async def trade(service: ServiceProcess) -> int:
     filled = 0
     try:
         while True:
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # the pace of a trader
             for side in ("buy", "sell"):
                 order = {"accountId": "me", "symbol": "ETH", "side": side, "quantity": 0.01}
                 filled += (await service.call("simulator.placeOrder", **order))["order"]["status"] == "filled"

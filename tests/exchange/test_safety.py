@@ -409,7 +409,7 @@ async def test_losing_the_database_in_the_middle_duplicates_nothing(dsn: str) ->
         for _ in range(5):  # the flatten continues meanwhile: each cut comes at another point of it
             await asyncio.sleep(0.01)
             proxy.stop()
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # long enough for some statements to fail
             proxy.pass_on()
         outcome = await retried(lambda: operated.outcome(command), Unavailable)
         assert outcome.left == ()

@@ -10,7 +10,8 @@ from support.waiting import until
 
 from trader.core.errors import TraderError, Unavailable
 from trader.database.pool import Database
-from trader.operations.domain.credentials import AGENT_MARK, issue
+from trader.operations.access import issue
+from trader.operations.domain.credentials import AGENT_MARK
 from trader.operations.sql.credentials import insert_credential
 
 if TYPE_CHECKING:

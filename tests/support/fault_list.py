@@ -291,7 +291,7 @@ async def flapping_database(bench: Bench) -> AsyncIterator[None]:
     async def flap() -> None:
         while True:
             bench.proxy.stop()
-            await asyncio.sleep(2)
+            await asyncio.sleep(2)  # the rhythm of the fault
             bench.proxy.pass_on()
             await asyncio.sleep(10)
 

@@ -40,7 +40,8 @@ from trader.core.variant_id import VariantId
 from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.database.pool import Database
 from trader.database.schema import open_database
-from trader.operations.domain.credentials import AGENT_MARK, Credential, digest_of, issue, prefix_of
+from trader.operations.access import issue
+from trader.operations.domain.credentials import AGENT_MARK, Credential, digest_of, prefix_of
 from trader.settings.dotenv import read_dotenv
 from trader.settings.providers import OTHER_KEY_NAME, PROVIDERS
 from trader.settings.settings import Settings

@@ -13,8 +13,7 @@ from trader.agents.providers.webhook import check_address, new_secret
 from trader.agents.sql.external import Webhook, delete_webhook, select_webhooks, upsert_webhook
 from trader.agents.sql.models import select_models, update_model_active, update_model_deadline
 from trader.agents.variants import limits_of
-from trader.commands.arguments import deadline_argument
-from trader.commands.command import Result, allowed, moment, table
+from trader.commands.command import Result, allowed, deadline_argument, moment, table
 from trader.commands.credentials import argument_of, id_argument, replace_secret, scopes_argument, shown_secret
 from trader.commands.database import TargetDatabase, database_command
 from trader.commands.models_seed import Opening, create_models
@@ -22,13 +21,13 @@ from trader.core.clock import SystemClock
 from trader.core.errors import StartError, WebhookError
 from trader.database.pool import Connection
 from trader.exchange.sql.halts import select_known_account
+from trader.operations.access import issue
 from trader.operations.domain.credentials import (
     AGENT_MARK,
     DECISIONS_PER_MINUTE,
     REQUESTS_PER_MINUTE,
     Credential,
     Scope,
-    issue,
 )
 from trader.operations.sql.credentials import (
     insert_credential,

@@ -15,7 +15,6 @@ from trader.backtest.spec import BacktestSpec, conditions_of, every_of, params_o
 from trader.backtest.sweep import SweepSpec, grid_of, is_grid, sweep
 from trader.backtest.sweep_result import METRICS
 from trader.backtest.trials import TRIALS, deflated_line
-from trader.commands.arguments import count_argument
 from trader.commands.backtest_lines import conditions_lines, sweep_lines
 from trader.commands.command import (
     EXIT_DONE,
@@ -23,6 +22,7 @@ from trader.commands.command import (
     EXIT_INTERRUPTED,
     Result,
     command,
+    count_argument,
     print_result,
     run_to_end,
     show,

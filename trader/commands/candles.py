@@ -10,8 +10,17 @@ from typing import Final, get_args
 
 import aiohttp
 
-from trader.commands.arguments import count_argument
-from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, allowed, command, print_result, run_to_end, show
+from trader.commands.command import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    Result,
+    allowed,
+    command,
+    count_argument,
+    print_result,
+    run_to_end,
+    show,
+)
 from trader.commands.progress import Progress
 from trader.core.errors import SettingsError, StartError
 from trader.market.domain.markets import canonical_symbol

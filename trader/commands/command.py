@@ -1,4 +1,4 @@
-"""Declaration of commands, their parser, and the printing of their results.
+"""Declaration of commands, their parser, types of arguments that several share, and the printing of results.
 
 Exit codes of every command: 0 success; 1 the command could not finish, found a problem, or cannot tell; 2 wrong
 arguments or settings; 130 interrupted.
@@ -223,6 +223,20 @@ def allowed(names: Iterable[str]) -> str:
     listed = list(names)
     more = f" and {len(listed) - 20} more" if len(listed) > 20 else ""
     return f"{', '.join(listed[:20])}{more}" if listed else "none"
+
+
+def deadline_argument(text: str) -> int:
+    """Return the seconds that a decision of an external agent may take."""
+    if not text.isdecimal() or not 5 <= int(text) <= 600:
+        raise argparse.ArgumentTypeError(f"expected whole seconds from 5 to 600, got {text!r}")
+    return int(text)
+
+
+def count_argument(text: str) -> int:
+    """Return a number from 1 to 10,000."""
+    if not text.isdecimal() or not 1 <= int(text) <= 10_000:
+        raise argparse.ArgumentTypeError(f"expected a number from 1 to 10000, got {text!r}")
+    return int(text)
 
 
 def run_to_end(work: Coroutine[Any, Any, T]) -> T:

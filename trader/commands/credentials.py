@@ -9,7 +9,8 @@ import msgspec
 from trader.agents.domain.models import ModelId
 from trader.core.clock import SystemClock
 from trader.database.pool import Connection
-from trader.operations.domain.credentials import SCOPES, Credential, Scope, reissue
+from trader.operations.access import reissue
+from trader.operations.domain.credentials import SCOPES, Credential, Scope
 from trader.operations.sql.credentials import insert_credential, update_credentials_revoked
 
 

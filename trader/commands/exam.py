@@ -13,8 +13,7 @@ from typing import Any
 import msgspec
 
 from trader.backtest.spec import conditions_of, params_of
-from trader.commands.arguments import count_argument
-from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, command, print_result, show, table
+from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, command, count_argument, print_result, show, table
 from trader.commands.progress import Progress
 from trader.commands.simulation_options import add_condition_options, add_participant_options, participants_of
 from trader.core.errors import SettingsError, StartError
@@ -60,9 +59,17 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add("--to", dest="end", metavar="TIME", help="end of the last horizon; default: the last candle")
     add("--horizon", choices=list(HORIZONS), default="4h", help="how long a decision is carried out; default: 4h")
     add("--concurrency", type=count_argument, default=4, metavar="N", help="states at once, for AI models; default: 4")
-    add("--workers", type=count_argument, default=os.cpu_count() or 1, metavar="N", help="processes, for code")
     add(
-        "--cluster", metavar="ADDRESS", help="a Dask scheduler whose workers decide, for code; they read the same files"
+        "--workers",
+        type=count_argument,
+        default=os.cpu_count() or 1,
+        metavar="N",
+        help="processes for entrants that are code",
+    )
+    add(
+        "--cluster",
+        metavar="ADDRESS",
+        help="a Dask scheduler whose workers run entrants that are code; they need the same files",
     )
     add("--compare", type=_pair_argument, metavar="A,B", help="end the exam once this pair has a verdict")
     add("--samples", type=count_argument, default=1, metavar="K", help="decisions of a model in a state; default: 1")

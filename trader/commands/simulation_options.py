@@ -10,7 +10,7 @@ from trader.agents.domain.mask import MaskPart
 from trader.agents.models_file import add_keys_argument, variant_argument
 from trader.backtest.models import CASSETTE
 from trader.backtest.spec import Participants, budget_of
-from trader.commands.arguments import deadline_argument
+from trader.commands.command import deadline_argument
 from trader.settings.dotenv import add_env_file_option
 from trader.settings.presets import PRESETS
 

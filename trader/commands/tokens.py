@@ -11,7 +11,8 @@ from trader.commands.database import TargetDatabase, database_command
 from trader.core.clock import SystemClock
 from trader.core.errors import StartError
 from trader.database.pool import Connection
-from trader.operations.domain.credentials import OPERATOR_MARK, Credential, Scope, issue
+from trader.operations.access import issue
+from trader.operations.domain.credentials import OPERATOR_MARK, Credential, Scope
 from trader.operations.sql.credentials import insert_credential, select_credentials, update_credentials_revoked
 
 _ONCE: Final = "This is the only time that the token is shown; the database keeps its digest."

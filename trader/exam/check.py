@@ -59,7 +59,7 @@ def card_differences(folder: Path, plan: ExamPlan, sittings: Sequence[Sitting]) 
     try:
         given = msgspec.json.decode(file.read_bytes(), type=ExamCard)
     except (OSError, msgspec.MsgspecError) as error:
-        return [f"{CARD_FILE} is no card of an exam: {error}"]
+        return [f"{CARD_FILE} is not the card of an exam: {error}"]
     expected = exam_card(plan, sittings)
     return [
         f"{CARD_FILE}: {name} does not follow from the decisions"

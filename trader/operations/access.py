@@ -1,13 +1,15 @@
-"""Access: who sends a request, by its bearer secret, and whether the caller is within its rate limit."""
+"""Access: issues secrets, tells who sends a request by its bearer secret, and enforces the caller's rate limit."""
 
 import asyncio
 import math
+import secrets
 import time
 from base64 import b64decode
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from datetime import datetime
 from typing import Final, NamedTuple
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from trader.core.clock import SystemClock
 from trader.core.errors import (
@@ -46,6 +48,44 @@ WRONG_WINDOW_S: Final = 60.0
 ADDRESSES_MAX: Final = 10_000
 
 READING: Final[tuple[Scope, ...]] = ("read",)
+
+
+def issue(
+    mark: str,
+    name: str,
+    at: datetime,
+    scopes: tuple[Scope, ...],
+    *,
+    account_id: str | None = None,
+    requests: int | None = None,
+    decisions: int | None = None,
+) -> tuple[str, Credential]:
+    """Return a new secret with 256 random bits and its credential, which is all that is stored."""
+    secret = mark + secrets.token_urlsafe(32)
+    return secret, Credential(
+        id=uuid4(),
+        name=name,
+        account_id=account_id,
+        scopes=scopes,
+        prefix=prefix_of(secret),
+        digest=digest_of(secret),
+        requests_per_minute=requests,
+        decisions_per_minute=decisions,
+        created_at=at,
+    )
+
+
+def reissue(credential: Credential, at: datetime) -> tuple[str, Credential]:
+    """Return a new secret for a credential's holder, with the same scopes and limits."""
+    return issue(
+        OPERATOR_MARK if credential.account_id is None else AGENT_MARK,
+        credential.name,
+        at,
+        credential.scopes,
+        account_id=credential.account_id,
+        requests=credential.requests_per_minute,
+        decisions=credential.decisions_per_minute,
+    )
 
 
 class Caller(NamedTuple):

@@ -51,7 +51,7 @@ log = logging.getLogger("trader.safety")
 POLL_S: Final = 0.5
 """Interval at which commands and halts are read, in real time."""
 
-_GOOD_FOR: Final = timedelta(minutes=10)
+_COMMAND_EXPIRY: Final = timedelta(minutes=10)
 """Age from which a person's command is no longer started: that late, it would be unexpected."""
 
 _COMMANDS_MAX: Final = 8
@@ -173,7 +173,7 @@ class OperatorCommands:
         :raises Unavailable: the database cannot answer now
         """
         async with self._database.connection() as conn:  # before the halts, which are written with their commands
-            commands = await store.select_open_commands(conn, _GOOD_FOR, _COMMANDS_MAX)
+            commands = await store.select_open_commands(conn, _COMMAND_EXPIRY, _COMMANDS_MAX)
         self._limits.reset(await self._halts.load())
         if not self._is_open or self._exchange.term is None:
             return

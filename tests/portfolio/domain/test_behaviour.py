@@ -66,11 +66,13 @@ def test_an_agent_that_never_traded_has_counts_and_no_shares() -> None:
 
 def test_time_in_the_market_counts_each_moment_once() -> None:
     both = conduct(part(0, 20), part(10, 30, symbol="ETH"), part(90, None), part(-5, 50, symbol="SOL"))
-    assert describe(both, {}).time_in_market_percent == 40, "30 hours, 10 of the open one, none of what it took over"
+    assert describe(both, {}).time_in_market_percent == 40, (
+        "30 hours, 10 of the open position, none of the one held before"
+    )
 
 
 def test_stances_are_the_times_in_which_the_sides_of_two_accounts_did_not_change() -> None:
-    """Parts of one position overlap; who flips changes sides at once; what was held before the time is not theirs."""
+    """Parts of one position overlap, a flip changes sides at once, and earlier positions do not count."""
     own = conduct(part(2, 6), part(2, 8), part(8, 9, is_long=False), part(-5, 90, symbol="SOL"))
     other = conduct(part(4, 10), part(95, None, symbol="ETH", is_long=False))
 

@@ -121,7 +121,7 @@ def _figure(values: Returns) -> MeanOfStates | None:
 
 
 def _of_states(scored: Iterable[Scored], name: Literal["score", "oracle", "value", "selection"]) -> Returns:
-    """Return a figure of each state; several samples count with their mean."""
+    """Return the figure of each state; several samples count as their mean."""
     states: dict[int, list[float]] = {}
     for each in scored:
         states.setdefault(each.state, []).append(getattr(each, name))

@@ -134,14 +134,14 @@ FROM commands WHERE finished_at IS NULL ORDER BY asked_at, id LIMIT $2
 """
 
 
-async def select_open_commands(conn: Connection, good_for: timedelta, limit: int) -> list[tuple[OperatorCommand, bool]]:
-    """Return the oldest unfinished commands, each with whether a person gave it longer than `good_for` ago.
+async def select_open_commands(conn: Connection, expiry: timedelta, limit: int) -> list[tuple[OperatorCommand, bool]]:
+    """Return the oldest unfinished commands, each with whether a person gave it longer than `expiry` ago.
 
     A loss limit's command does not expire.
     """
     return [
         (msgspec.convert(dict(row), OperatorCommand), row["expired"])
-        for row in await conn.fetch(SELECT_OPEN_COMMANDS, good_for, limit)
+        for row in await conn.fetch(SELECT_OPEN_COMMANDS, expiry, limit)
     ]
 
 

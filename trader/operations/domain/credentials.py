@@ -6,10 +6,9 @@ its first characters, by which people recognize it.
 
 import hashlib
 import hmac
-import secrets
 from datetime import datetime
 from typing import Final, Literal
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import msgspec
 
@@ -61,44 +60,6 @@ def digest_of(secret: str) -> bytes:
 def prefix_of(secret: str) -> str:
     """Return the first characters of a secret, as they are stored and shown."""
     return secret[:PREFIX_LENGTH]
-
-
-def issue(
-    mark: str,
-    name: str,
-    at: datetime,
-    scopes: tuple[Scope, ...],
-    *,
-    account_id: str | None = None,
-    requests: int | None = None,
-    decisions: int | None = None,
-) -> tuple[str, Credential]:
-    """Return a new secret with 256 random bits and its credential, which is all that is stored."""
-    secret = mark + secrets.token_urlsafe(32)
-    return secret, Credential(
-        id=uuid4(),
-        name=name,
-        account_id=account_id,
-        scopes=scopes,
-        prefix=prefix_of(secret),
-        digest=digest_of(secret),
-        requests_per_minute=requests,
-        decisions_per_minute=decisions,
-        created_at=at,
-    )
-
-
-def reissue(credential: Credential, at: datetime) -> tuple[str, Credential]:
-    """Return a new secret for a credential's holder, with the same scopes and limits."""
-    return issue(
-        OPERATOR_MARK if credential.account_id is None else AGENT_MARK,
-        credential.name,
-        at,
-        credential.scopes,
-        account_id=credential.account_id,
-        requests=credential.requests_per_minute,
-        decisions=credential.decisions_per_minute,
-    )
 
 
 def is_secret_of(credential: Credential, digest: bytes) -> bool:

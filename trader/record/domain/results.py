@@ -156,7 +156,7 @@ class ResultsChecker:
             yield from _differences(table, {name: (row, position) for name, row in before.items()}, after)
         for table in STATE_TABLES.keys() & recorded.keys():
             for row in recorded[table]:
-                if not self._is_settled(position, content["kind"], table, row):
+                if not self._is_settled(content["kind"], table, row):
                     yield from self._follow_state(position, table, row)
 
     def finish(self, present: ResultRows) -> Iterator[ChainFinding]:
@@ -191,7 +191,7 @@ class ResultsChecker:
             yield ChainFinding("changed", position, text)
         self._ends[span.account_id] = span.sequence_until, span.hour_until or span.hour_after
 
-    def _is_settled(self, position: int, kind: str, table: str, row: ResultRow) -> bool:
+    def _is_settled(self, kind: str, table: str, row: ResultRow) -> bool:
         """Return whether a row of the first record is merely older than its earlier record, which then prevails."""
         subject = row_name(table, row)
         if not self.has_begun:
