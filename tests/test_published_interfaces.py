@@ -177,6 +177,7 @@ def sources() -> Iterator[Path]:
                 yield path
 
 
+@pytest.mark.slow
 def test_only_published_interfaces_are_used() -> None:
     modules = [Module(path.read_text(encoding="utf-8"), str(path.relative_to(ROOT))) for path in sources()]
     assert len(modules) > 300

@@ -4,6 +4,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -39,9 +40,10 @@ def definitions(tree: ast.Module) -> Iterator[str]:
                 yield name
 
 
-def modules() -> Iterator[tuple[str, ast.Module]]:
-    for path in sorted((ROOT / "trader").rglob("*.py")):
-        yield str(path.relative_to(ROOT)), ast.parse(path.read_text(encoding="utf-8"))
+@cache
+def modules() -> list[tuple[str, ast.Module]]:
+    paths = sorted((ROOT / "trader").rglob("*.py"))
+    return [(str(path.relative_to(ROOT)), ast.parse(path.read_text(encoding="utf-8"))) for path in paths]
 
 
 def constructors(tree: ast.Module) -> Iterator[tuple[str, int]]:

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import special  # without scipy.stats, which takes a second of every worker
 from support.run_profile import is_nightly
 
 from trader.core import intervals as ours
-
-scipy_stats = pytest.importorskip("scipy.stats")
 
 Draw = Callable[[np.random.Generator, int], ours.Returns]
 
@@ -26,14 +25,14 @@ def near(value: Any) -> Any:
 
 @given(st.integers(1, 1_000), st.floats(1e-12, 0.49))
 def test_quantiles_match_scipy(freedom: int, tail: float) -> None:
-    quantile = float(scipy_stats.t.isf(tail, freedom))
+    quantile = -float(special.stdtrit(freedom, tail))
     assert ours.student_quantile(tail, freedom) == pytest.approx(quantile, rel=1e-8, abs=1e-9)
     assert ours.student_tail(quantile, freedom) == pytest.approx(tail, rel=1e-8)
 
 
 @given(st.floats(0, 30))
 def test_normal_tails_match_scipy(value: float) -> None:
-    assert ours.normal_tail(value) == pytest.approx(float(scipy_stats.norm.sf(value)), rel=1e-9)
+    assert ours.normal_tail(value) == pytest.approx(float(special.ndtr(-value)), rel=1e-9)
 
 
 def test_tails_of_extreme_values() -> None:
@@ -73,7 +72,7 @@ def test_the_long_run_variance_matches_its_formula(hours: int) -> None:
     variance = sum(value**2 for value in transforms) / freedom
     assert (estimate.hours, estimate.freedom) == (hours, freedom)
     assert (estimate.mean, estimate.variance) == (near(float(np.mean(returns))), near(variance))
-    half = float(scipy_stats.t.ppf(0.975, freedom)) * math.sqrt(variance / hours)
+    half = float(special.stdtrit(freedom, 0.975)) * math.sqrt(variance / hours)
     assert estimate.interval == pytest.approx((estimate.mean - half, estimate.mean + half), rel=1e-8)
 
 
@@ -83,8 +82,8 @@ def test_the_confidence_sequence_matches_its_formula() -> None:
     density = (-2 * math.log(0.05) + math.log(-2 * math.log(0.05) + 1)) / 336
     weight = 500 * density
     width = math.sqrt(2 * (weight + 1) / (500**2 * density) * math.log(math.sqrt(weight + 1) / 0.05))
-    tail = float(scipy_stats.norm.sf(width * math.sqrt(500)))
-    half = float(scipy_stats.t.isf(tail, estimate.freedom)) * estimate.error
+    tail = float(special.ndtr(-width * math.sqrt(500)))
+    half = -float(special.stdtrit(estimate.freedom, tail)) * estimate.error
     assert estimate.sequence == pytest.approx((estimate.mean - half, estimate.mean + half), rel=1e-8)
 
 

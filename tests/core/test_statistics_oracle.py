@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
 
+import numpy
 import pytest
 
 from trader.core.statistics import (
@@ -20,9 +21,6 @@ from trader.core.statistics import (
     sortino_ratio,
     trade_signal_to_noise,
 )
-
-empyrical = pytest.importorskip("empyrical")
-numpy = pytest.importorskip("numpy")
 
 START = datetime(2025, 1, 1, tzinfo=UTC)
 
@@ -41,21 +39,22 @@ def _walk(rng: Random, hours: int, *, drift: float = 0.0, memory: float = 0.0) -
     return points
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_ratios_agree_with_empyrical(seed: int) -> None:
-    rng = Random(seed)
-    series = _walk(rng, rng.randrange(300, 2200), drift=rng.uniform(-3e-4, 3e-4), memory=rng.uniform(0, 0.5))
-    closes = daily_closes(series, 10_000.0)
-    daily = numpy.array(daily_returns(closes))
-    assert sharpe_ratio(closes) == _close(empyrical.sharpe_ratio(daily, annualization=365))
-    assert sortino_ratio(closes) == _close(empyrical.sortino_ratio(daily, annualization=365))
-    values = numpy.array([point.value for point in series])
-    fall = empyrical.max_drawdown(values[1:] / values[:-1] - 1)
-    drawdown = max_drawdown([point.value for point in series])
-    assert drawdown is not None
-    assert drawdown.percent == _close(-100 * fall)
-    annual = empyrical.annual_return(daily, annualization=365)
-    assert calmar_ratio(closes, drawdown) == _close(annual / abs(fall))
+def test_ratios_agree_with_empyrical() -> None:
+    empyrical = pytest.importorskip("empyrical")  # in one worker alone: it brings pandas and scipy.stats
+    for seed in range(20):
+        rng = Random(seed)
+        series = _walk(rng, rng.randrange(300, 2200), drift=rng.uniform(-3e-4, 3e-4), memory=rng.uniform(0, 0.5))
+        closes = daily_closes(series, 10_000.0)
+        daily = numpy.array(daily_returns(closes))
+        assert sharpe_ratio(closes) == _close(empyrical.sharpe_ratio(daily, annualization=365)), seed
+        assert sortino_ratio(closes) == _close(empyrical.sortino_ratio(daily, annualization=365)), seed
+        values = numpy.array([point.value for point in series])
+        fall = empyrical.max_drawdown(values[1:] / values[:-1] - 1)
+        drawdown = max_drawdown([point.value for point in series])
+        assert drawdown is not None
+        assert drawdown.percent == _close(-100 * fall), seed
+        annual = empyrical.annual_return(daily, annualization=365)
+        assert calmar_ratio(closes, drawdown) == _close(annual / abs(fall)), seed
 
 
 @pytest.mark.parametrize("seed", range(20))

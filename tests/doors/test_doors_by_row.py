@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from support.edited_copy import EditedCopy
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def copy(tmp_path: Path) -> EditedCopy:

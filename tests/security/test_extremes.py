@@ -157,6 +157,7 @@ async def problems_of(client: Client, procedure: Procedure, headers: dict[str, s
 AGENT: Final = "agents add scout --variant Apex --decisions 9 --requests 60000 --scopes read,trade,operate --json"
 
 
+@pytest.mark.slow
 async def test_every_extreme_of_every_procedure_is_answered_or_refused_at_low_cost(
     database: Database, dsn: str, call: Call
 ) -> None:

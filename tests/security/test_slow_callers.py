@@ -15,6 +15,8 @@ from support.waiting import until
 from trader.api.connections import ConnectionLimits
 from trader.app import build_app
 
+pytestmark = pytest.mark.slow
+
 LIMITS: Final = ConnectionLimits(head_s=1, answer_s=1, idle_s=2)
 GETS_AT_ONCE: Final = 30
 """How many pages or files a caller asks for and does not read: the long ones are more than all buffers hold."""

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import beta
+from scipy.special import betaincinv
 
 from trader.core.intervals import SEQUENCE_HOURS_MIN, Estimate, cosine_transforms
 from trader.core.variant_id import VariantId
@@ -412,6 +412,6 @@ def _is_wrong(entrants: Sequence[JudgedEntrant], baselines: dict[str, ReturnSeri
 
 def share_interval(count: int, total: int) -> tuple[float, float]:
     """Return the 95 % Clopper-Pearson interval of a share."""
-    low = float(beta.ppf(0.025, count, total - count + 1)) if count else 0.0
-    high = float(beta.ppf(0.975, count + 1, total - count)) if count < total else 1.0
+    low = float(betaincinv(count, total - count + 1, 0.025)) if count else 0.0
+    high = float(betaincinv(count + 1, total - count, 0.975)) if count < total else 1.0
     return low, high

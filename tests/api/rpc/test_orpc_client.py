@@ -8,6 +8,8 @@ import pytest
 from support.orpc import installed_client, run_client
 from support.served import AppClient
 
+pytestmark = pytest.mark.processes
+
 ServiceFactory = Callable[..., Awaitable[AppClient]]
 Answers = list[dict[str, Any]]
 

@@ -24,6 +24,8 @@ from trader.database.embedded.server import LOG_BYTES_MAX, EmbeddedPostgres, kee
 from trader.database.pool import Database
 from trader.database.schema import apply_schema
 
+pytestmark = pytest.mark.processes
+
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="behaves differently for root")
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="the death signal exists only on Linux")
 
