@@ -197,7 +197,9 @@ def backup(folder: Path, dsn: str, **options: Any) -> subprocess.CompletedProces
 
 
 async def test_a_backup_without_room_leaves_no_file(filled: Database, dsn: str, tmp_path: Path) -> None:
-    ended = await asyncio.to_thread(backup, tmp_path, dsn, preexec_fn=limit_file_size)
+    # Python keeps half of a file of bytecode without noticing, and no later process could import the module.
+    environ = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    ended = await asyncio.to_thread(backup, tmp_path, dsn, preexec_fn=limit_file_size, env=environ)
     assert ended.returncode == 1
     assert "The database could not be dumped: pg_dump" in ended.stderr
     assert list(tmp_path.iterdir()) == []
