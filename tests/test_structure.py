@@ -10,17 +10,6 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
 
-SHARED_NAMES: Final = {
-    "Floats": "the same array type of NumPy, in two rooms of which neither may import the other",
-    "Schema": "a JSON Schema, which its maker writes and its readers may not",
-    "Invocation": "the record of one, and one that a backtest is executing",
-}
-"""Names with several definitions, and the reasons.
-
-Private names are excluded: nobody uses them outside their module.
-"""
-
-
 ARGUMENTS_MAX: Final = 6
 """Maximum arguments of a constructor besides `self`. Arguments passed together are one frozen struct."""
 
@@ -62,12 +51,10 @@ def test_constructors_take_few_arguments() -> None:
 
 
 def test_every_class_and_type_alias_has_a_unique_name() -> None:
+    """Except private ones, which nobody uses outside their module."""
     places = defaultdict(list)
     for module, tree in modules():
         for name in definitions(tree):
             if not name.startswith("_"):
                 places[name].append(module)
-    shared = {name: found for name, found in places.items() if len(found) > 1}
-    assert shared.keys() == SHARED_NAMES.keys(), {
-        name: shared.get(name) for name in shared.keys() ^ SHARED_NAMES.keys()
-    }
+    assert not {name: found for name, found in places.items() if len(found) > 1}

@@ -11,9 +11,8 @@ from typing import Any, Final
 
 from trader import __version__
 from trader.api import rpc
+from trader.api.json_schema import Schema
 from trader.api.routes import JSON
-
-Schema = Mapping[str, Any]
 
 _IDENTIFIER: Final = re.compile(r"^[A-Za-z_$][A-Za-z0-9_$]*$")
 _PLAIN: Final = {"string": "string", "number": "number", "integer": "number", "boolean": "boolean", "null": "null"}

@@ -108,7 +108,7 @@ class DecisionOutcome(NamedTuple):
     reason: str | None
 
 
-class Invocation:
+class DecisionCycle:
     """The decisions of an account at one time, while they are executed, with the record that a service would have.
 
     The record contains neither the view nor the inputs of calls.
@@ -169,7 +169,7 @@ class BacktestAccount(FollowedAccount):
         """The session that is suspended until the book it waits for arrives."""
 
         self.waiting: Waiting | None = None
-        self.invocation: Invocation | None = None
+        self.invocation: DecisionCycle | None = None
         self.decisions = 0
         """Number of decision cycles in which it was asked for decisions."""
 

@@ -16,8 +16,7 @@ from msgspec.structs import replace
 from trader.agents.conversation import InvocationLimits
 from trader.agents.domain.conversation import ToolRequest
 from trader.agents.domain.guard import STALE_DECISION
-from trader.agents.domain.invocations import Invocation as InvocationRow
-from trader.agents.domain.invocations import Step, ToolCall
+from trader.agents.domain.invocations import Invocation, Step, ToolCall
 from trader.agents.domain.mask import Mask
 from trader.agents.domain.memory import CYCLES_REMEMBERED, PastCall, PastCycle, note_of, remember
 from trader.agents.domain.messages import decision_json
@@ -29,7 +28,7 @@ from trader.agents.providers.providers import Provider
 from trader.agents.record import InvocationRecord
 from trader.agents.strategy_files import LoadedStrategy
 from trader.agents.workflow import Workflow
-from trader.backtest.accounts import BacktestAccount, DecisionSource, Invocation, ModelAccount
+from trader.backtest.accounts import BacktestAccount, DecisionCycle, DecisionSource, ModelAccount
 from trader.backtest.agents import CalledAgent, CallingAgent
 from trader.backtest.answers import KeptAnswers, KeptDecisions
 from trader.backtest.engine import AccountSession
@@ -251,7 +250,7 @@ class RecordingStrategySource(DecisionSource):
         if not decisions:
             self._cycles.appendleft(PastCycle(session.now(), None, ()))
             return
-        invocation = followed.invocation = Invocation(self._model, session.now(), decisions)
+        invocation = followed.invocation = DecisionCycle(self._model, session.now(), decisions)
         session.record = invocation.record
         for number, decision in enumerate(decisions, 1):
             await session.execute(number, decision)
@@ -334,7 +333,7 @@ class ReplayedDecisions(DecisionSource):
         followed.decisions += 1
         self.recorded.append(recorded)
         decisions = [call.decision for step in recorded.steps for call in step.calls]
-        invocation = followed.invocation = Invocation(self._model, recorded.started_at, decisions)
+        invocation = followed.invocation = DecisionCycle(self._model, recorded.started_at, decisions)
         session.record = invocation.record
         for step in recorded.steps:
             session.advance_to(step.at)
@@ -367,7 +366,7 @@ def read_decisions(file: Path) -> dict[str, list[RecordedInvocation]]:
 
 
 def recorded_invocation(
-    done: InvocationRow, steps: Sequence[Step], calls: Sequence[ToolCall], inverse: Mask | None = None
+    done: Invocation, steps: Sequence[Step], calls: Sequence[ToolCall], inverse: Mask | None = None
 ) -> RecordedInvocation:
     """Return the decisions of an invocation from its record; `inverse` removes the mask, if any."""
     recorded_steps, viewed_at, left = [], done.started_at, deque(calls)

@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 
 from trader.core.intervals import TRADES_MIN, ConfidenceInterval, influence_error
 
+Floats = NDArray[np.float64]
+
 DAYS_PER_YEAR = 365
 RETURNS_MIN = 10
 """Daily returns that a ratio needs: with fewer, the annual figure is noise (billions after two good days)."""

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class VariantId(StrEnum):
-    """A variant's ID; the database has the same enum."""
+    """The ID of a variant. Each start adds missing ones to the table `variants`."""
 
     APEX = "Apex"
     TRENDSURFER = "Trendsurfer"

@@ -15,7 +15,8 @@ import numpy as np
 from trader.backtest.market import BacktestMarket
 from trader.core.clock import moment_of
 from trader.core.errors import SettingsError
-from trader.exam.domain.law import HORIZON, Floats
+from trader.core.statistics import Floats
+from trader.exam.domain.law import HORIZON
 from trader.exam.minutes import PlainMinutes
 from trader.exam.sitting import DecidedAccount, Examinee, Sitting, Standing, decide_once
 from trader.exchange.domain.account import equity

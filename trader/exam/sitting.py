@@ -27,7 +27,8 @@ from trader.backtest.sources import (
 from trader.core.clock import epoch_second, moment_of
 from trader.core.errors import SettingsError
 from trader.core.money import floor_to, from_number
-from trader.exam.domain.law import HORIZON, Floats, PlannedPosition, credited
+from trader.core.statistics import Floats
+from trader.exam.domain.law import HORIZON, PlannedPosition, credited
 from trader.exam.domain.scores import Scored
 from trader.exam.domain.worlds import AFTER, FillCosts, World, standing_weight
 from trader.exam.source import WorldPast

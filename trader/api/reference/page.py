@@ -12,9 +12,9 @@ from typing import Any, Final
 import mistune
 
 from trader.api.dashboard.assets import FOLDER
+from trader.api.json_schema import Schema
 
 Document = Mapping[str, Any]
-Schema = Mapping[str, Any]
 
 _MARKDOWN: Final = mistune.create_markdown(escape=True, plugins=["table"])
 

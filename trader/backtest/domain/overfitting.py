@@ -11,14 +11,13 @@ from itertools import combinations
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+
+from trader.core.statistics import Floats
 
 _BLOCKS_MAX: Final = 16
 _BLOCK_HOURS_MIN: Final = 6
 _AT_ONCE: Final = 4_000_000
 """Sharpe ratios computed at once: 32 MB."""
-
-Floats = npt.NDArray[np.float64]
 
 
 class Overfitting(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from trader.core.statistics import Floats
 
 HORIZON: Final = 240
 """Minutes after which every position is closed."""

@@ -13,7 +13,8 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
-from trader.exam.domain.law import HORIZON, RISK_BUDGET, Floats, Law
+from trader.core.statistics import Floats
+from trader.exam.domain.law import HORIZON, RISK_BUDGET, Law
 from trader.market.domain.markets import SimulatedMarket
 
 RECENT: Final = 2880

@@ -25,9 +25,10 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from trader.core.statistics import Floats
 from trader.market.sources.books import Grid
 from trader.market.sources.files import Minutes
-from trader.market.sources.walks import CELLS, SECONDS, TOP, Floats, cells_of, walk_pool
+from trader.market.sources.walks import CELLS, SECONDS, TOP, cells_of, walk_pool
 
 LEADERS_MAX: Final = 2
 """The most leaders that a market moves with."""

@@ -16,6 +16,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from trader.core.statistics import Floats
+
 SECONDS: Final = 60
 MOVES: Final = SECONDS - 1
 """One from each second of a minute to the next."""
@@ -174,8 +176,6 @@ _RARE: Final = 1e-9
 """Less than the weight of any kind that is ever drawn."""
 _NET_MIN: Final = 1e-3
 """A walk that ends nearer to its start than this fraction of its family's mean range cannot be stretched."""
-
-Floats = NDArray[np.float64]
 
 
 class WalkPool:

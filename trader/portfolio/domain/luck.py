@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trader.core.intervals import LEVEL, TRADES_MIN, percent
+from trader.core.statistics import Floats
 from trader.market.domain.markets import Candle
 
 TRADERS: Final = 1_999
@@ -36,7 +37,6 @@ _CHUNK: Final = 1_000_000
 _RUIN: Final = 1e-12
 """The remaining equity of an account that lost everything, so that it has a logarithm."""
 
-Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 
