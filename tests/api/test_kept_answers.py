@@ -41,7 +41,7 @@ from trader.exchange.ledger_writer import LedgerWriter
 from trader.exchange.read_only import ReadOnlyExchange
 from trader.market.candles import Candles
 from trader.market.feed import MarketFeed
-from trader.market.followed import FollowedMarket
+from trader.market.followed_market import FollowedMarket
 from trader.operations.access import ANYBODY
 from trader.operations.alarms import Alarms
 from trader.portfolio.analytics import Analytics

@@ -26,7 +26,7 @@ from trader.database.relay import EVENTS_MAX, SLOTS, LeaderView, RelayedQuote, R
 from trader.exchange.sql.accounts import DatabaseIdentity, upsert_service_state
 from trader.market.domain.markets import MARKETS, Market
 from trader.market.feed import MarketFeed
-from trader.market.followed import FollowedMarket
+from trader.market.followed_market import FollowedMarket
 from trader.market.sources.synthetic import SyntheticSource
 from trader.portfolio.sql.snapshots import insert_snapshots
 

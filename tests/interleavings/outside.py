@@ -14,7 +14,7 @@ from trader.database.pool import Connection, Database
 from trader.portfolio import seasons
 from trader.portfolio.domain.seasons import SeasonResult
 from trader.record.domain.chain import Anchor
-from trader.seasons.recorded import RecordReader
+from trader.seasons.record_reader import RecordReader
 
 
 class AgentsWebhook:

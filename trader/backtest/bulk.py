@@ -27,9 +27,9 @@ from trader.agents.payloads import Payload
 from trader.agents.record import InvocationRecord
 from trader.agents.sql.models import select_models
 from trader.backtest.accounts import ModelAccount
-from trader.backtest.invented import WIDE_LIMITS, InventedDecisions
 from trader.backtest.market import BacktestMarket
 from trader.backtest.run import Backtest
+from trader.backtest.simulated_decisions import WIDE_LIMITS, InventedDecisions
 from trader.core.clock import floor_time, iso, moment_of
 from trader.core.errors import StartError
 from trader.core.money import ZERO

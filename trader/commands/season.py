@@ -39,7 +39,7 @@ from trader.portfolio.tables import Format, check_format
 from trader.seasons.bundle import CARD, RECORD, Basis, CardHead, digest_code, digest_files
 from trader.seasons.card import Card, is_decided, judge, make_card, write_files
 from trader.seasons.check import check_result
-from trader.seasons.recorded import RecordReader, season_tables
+from trader.seasons.record_reader import RecordReader, season_tables
 from trader.settings.settings import Settings
 from trader.settings.toml_lines import located
 

@@ -46,7 +46,7 @@ from trader.live.exchange import LiveExchange
 from trader.live.ledger import LiveContext
 from trader.market.candles import Candles
 from trader.market.feed import MarketFeed
-from trader.market.followed import FollowedMarket
+from trader.market.followed_market import FollowedMarket
 from trader.market.sources.source import MarketSource
 from trader.operations.alarms import Alarms
 from trader.operations.domain.alarms import Alarm, AlarmCause

@@ -1,6 +1,6 @@
 """Bundle of a season: the folder of a published result, and the rows behind its card as runs.
 
-Everything in it is made of the record (`trader.seasons.recorded`). Numbers are doubles and times whole milliseconds.
+Everything in it is made of the record (`trader.seasons.record_reader`). Numbers are doubles, times whole milliseconds.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from trader.portfolio.seasons import AccountPast
 from trader.portfolio.sql.analytics import AccountRun, CurrentRun, InvocationTotals, PastEntrant, RunEntrant
 from trader.portfolio.sql.snapshots import HourlyValue
 from trader.portfolio.tables import Format, Table
-from trader.seasons.recorded import TABLES
+from trader.seasons.record_reader import TABLES
 
 CARD: Final = "card.json"
 SCHEMA: Final = "card.schema.json"

@@ -37,7 +37,7 @@ from trader.seasons.bundle import (
     read_lines,
 )
 from trader.seasons.card import Judged, is_decided, judge, make_card, write_files
-from trader.seasons.recorded import RecordReader, season_tables
+from trader.seasons.record_reader import RecordReader, season_tables
 
 _TOLERANCE: Final = 1e-9
 """Figures from two machines may differ in their last digits."""

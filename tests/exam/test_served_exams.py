@@ -7,7 +7,7 @@ from aiohttp import web
 from pytest_aiohttp.plugin import AiohttpClient
 from support.scripted import make_settings
 
-from trader.exam.shown import routes
+from trader.exam.served_exams import routes
 
 CARD = '{"card": "trader-exam-1", "result": {"states": 20, "planned": 30, "entrants": [{"entrant": "<apex>"}]}}'
 
