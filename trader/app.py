@@ -114,7 +114,7 @@ async def _wait_for_stop(stopping: asyncio.Event, supervisor: Supervisor, alarms
     await stopping.wait()
     log.info("stopping")
     supervisor.notify(STOPPING)
-    alarms.add(Alarm(AlarmCause("stop"), "stops as asked by a signal"))  # sent while the rest of the service ends
+    alarms.add(Alarm(AlarmCause("stop"), "stopping on a signal"))  # sent while the rest of the service ends
 
 
 async def _keep_alive(supervisor: Supervisor, every_s: float) -> None:

@@ -239,7 +239,7 @@ async def test_each_event_reaches_its_streams() -> None:
 
 @pytest.mark.parametrize("is_relayed", [False, True])
 async def test_an_agents_steps_and_reasons_are_sent_as_they_come(is_relayed: bool) -> None:
-    """On the stream of the conversations, without loading them; a note to itself is no such part."""
+    """On the stream of the conversations, without loading them; a note to itself is not such a part."""
     parts = [{"kind": "step", "title": "plan", "text": "look at ETH"}, {"text": "it trends"}]
     run = {"modelId": "scout", "modelName": "Scout", "modelVariant": "Apex", "invocationId": "6f1b"}
     async with serving() as service, streaming(service, "conversations") as client:

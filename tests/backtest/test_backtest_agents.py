@@ -345,7 +345,7 @@ def test_an_agent_behind_a_mask_receives_nothing_of_the_real_market(
         prices = [float(price) for line in [*file][1:] for price in line.split(",")[1:5]]
 
     def real(answers: list[str]) -> list[float]:
-        """Return the figures that could be real prices; volumes have three digits, and ids are no figures."""
+        """Return the figures that could be real prices; volumes have three digits, and ids are left out."""
         figures = map(float, re.findall(r"(?<![\w.-])\d+(?:\.\d+)?(?![\w-])", "".join(answers)))
         return [figure for figure in figures if min(prices) <= figure <= max(prices) and figure % 100]
 

@@ -133,7 +133,7 @@ def test_a_failure_keeps_the_exception_of_the_strategy(data: Path) -> None:
     with pytest.raises(StrategyError, match=r"test_function.py:\d+: decide raised KeyError: '5m'") as caught:
         trader.backtest(Failing, data, start=START)
     assert isinstance(caught.value.__cause__, KeyError)
-    assert not Path("trials.jsonl").exists(), "a run that crashed is no trial"
+    assert not Path("trials.jsonl").exists(), "a run that crashed does not count as a trial"
 
 
 def test_a_debugger_stops_the_clock_of_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:

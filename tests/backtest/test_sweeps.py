@@ -168,7 +168,7 @@ def test_a_sweep_resumes_where_it_stopped_and_names_failed_runs(
     runs_of = {report.parent.name for report in (tmp_path / "sweep" / "runs").glob("*/report.html")}
     assert runs_of == {value["best"]} == {f"best,hours={value['parameters'][0]['params']['hours']},seed=0"}
     trials = [orjson.loads(line) for line in (tmp_path / "trials.jsonl").read_bytes().splitlines()]
-    assert {each["params"]["hours"] for each in trials} == {"2", "4"}, "a run that crashed is no trial"
+    assert {each["params"]["hours"] for each in trials} == {"2", "4"}, "a run that crashed does not count as a trial"
     assert value["trials"] == len({each["ledger"] for each in trials})
     # Complete runs are not repeated.
     kept = tmp_path / "sweep" / "runs" / "run,hours=4,seed=1" / "result.json"

@@ -98,8 +98,8 @@ ABUSES: Final = {
     "invented accounts": Abuse(20, invent_account),
     "streams that nobody reads": Abuse(50, leave_a_stream_unread),
     "wrong tokens": Abuse(20, sending(post("models.getModels", b"{}", b"Authorization: Bearer wrong"))),
-    "bytes that are no text": Abuse(20, sending(b"GET /\x1b]0;\xff HTTP/1.1\r\nHost: a\r\nExpect: \xff\r\n\r\n")),
-    "origins that are no text": Abuse(20, sending(post(PRICES, b"{}", b"Origin: http://\xff"))),
+    "bytes that are not text": Abuse(20, sending(b"GET /\x1b]0;\xff HTTP/1.1\r\nHost: a\r\nExpect: \xff\r\n\r\n")),
+    "origins that are not text": Abuse(20, sending(post(PRICES, b"{}", b"Origin: http://\xff"))),
     "two lengths": Abuse(20, sending(post(PRICES, b"{}", b"Transfer-Encoding: chunked"))),
     "statistics of every model": Abuse(20, sending(post("analytics.getModelStats", b'{"mode":"advanced"}'))),
 }

@@ -74,7 +74,7 @@ async def decide(room: WorldRoom, secret: str, count: int) -> tuple[Pool, float]
 
 
 def drawn(decided: Sequence[Scored], places: Sequence[int]) -> list[Scored]:
-    """Return an exam of these states of the pool, numbered anew."""
+    """Return an exam of these states of the pool, renumbered."""
     return [replace(decided[place], state=number) for number, place in enumerate(places)]
 
 
@@ -88,7 +88,7 @@ def covered(decided: Sequence[Scored], known: float, exams: int, rng: np.random.
 
 
 def partly(oracle: Sequence[Scored], part: float, rng: np.random.Generator) -> list[Scored]:
-    """Return the decisions of somebody who decides like the oracle in a part of the states and in no others."""
+    """Return the decisions of an entrant that decides like the oracle in a part of the states and in no others."""
     return [each if rng.random() < part else replace(each, score=0.0, value=0.0) for each in oracle]
 
 

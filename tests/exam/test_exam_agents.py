@@ -1,4 +1,4 @@
-"""External agents take an exam by their key: one view of each state, whose order is scored like anybody's."""
+"""External agents take an exam by their key: one view of each state, whose order is scored like any entrant's."""
 
 import json
 import socket

@@ -231,7 +231,7 @@ def test_check_finds_a_score_that_does_not_follow_from_its_decision(
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the path of every value within a JSON value that is no object and no array."""
+    """Yield the path of every value within a JSON value that is neither an object nor an array."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
     if inner is None:
         yield path
@@ -276,7 +276,7 @@ def test_nothing_forged_in_card_plan_or_decisions_passes_the_check(
     figures = exam_result(plan, decided).entrants
 
     def passes() -> bool:
-        """Return whether a forged exam passes, with a card that is made anew from it."""
+        """Return whether a forged exam passes with a new card made from it."""
         return main(["exam", "report", str(out)]) == main(["exam", "check", str(out)]) == 0
 
     def kept(file: str, content: Any, count: int, encode: Callable[[Any], bytes]) -> bytes:

@@ -24,12 +24,12 @@ Skill = Callable[[np.random.Generator], float]
 
 
 def right(chance: float) -> Skill:
-    """Return the skill of somebody who takes the oracle's side with this chance, and else the other."""
+    """Return the skill of an entrant that takes the oracle's side with this chance, and otherwise the other side."""
     return lambda rng: 1.0 if rng.random() < chance else -1.2
 
 
 def around(mean: float) -> Skill:
-    """Return the skill of somebody who earns this share, give or take a half."""
+    """Return the skill of an entrant that earns this share, give or take a half."""
     return lambda rng: mean + 0.5 * float(rng.standard_normal())
 
 

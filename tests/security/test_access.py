@@ -135,7 +135,7 @@ def test_this_machine_needs_no_token(host: str) -> None:
 async def test_http_1_0_with_a_transfer_encoding_ends_the_connection(service: Service) -> None:
     head = CALL.replace(b"HTTP/1.1", b"HTTP/1.0") + b"Connection: keep-alive\r\nTransfer-Encoding: chunked\r\n\r\n"
     answer = await service.send(head + b"2\r\n{}\r\n0\r\n\r\nGET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    assert answer.count(b"X-Request-Id: ") == 1, "what follows is no request of its own"
+    assert answer.count(b"X-Request-Id: ") == 1, "the rest is not a second request"
     assert b" 400 " in answer.partition(b"\r\n")[0]
 
 

@@ -1,4 +1,4 @@
-"""Slow callers on every route: heads that never end and answers that nobody reads are ended, and others are served."""
+"""Slow callers on every route: endless heads and unread answers are cut off, and other callers are served."""
 
 import asyncio
 import socket

@@ -56,7 +56,7 @@ class Storm:
     resting: dict[int, tuple[str, str]] = field(default_factory=dict)
     """Account and id of the orders that were left resting, by the number of the act."""
     seen_until: str = ""
-    """The last time of the market that anybody saw."""
+    """The latest market time seen by any observer."""
     lived_twice: list[tuple[str, str]] = field(default_factory=list)
     """Times of the market at a start that were not later than what had been seen before."""
 

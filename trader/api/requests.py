@@ -182,7 +182,7 @@ async def read_body(request: web.Request, wait_s: float) -> bytes:
                 waiting.grow(deadline, len(chunk))
     except TimeoutError:
         request[INFO].given_up = True
-        late = f"the body did not arrive within {wait_s:g} s, or too many others wait for the rest of theirs"
+        late = f"the body did not arrive within {wait_s:g} s, or too many other bodies are incomplete"
         raise BodyTimeout(late) from None
     except _BROKEN:
         request[INFO].given_up = True

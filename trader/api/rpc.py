@@ -169,7 +169,7 @@ class Dispatcher:
 
     async def _handle(self, target: Target, request: web.Request) -> web.StreamResponse:
         """Handle a call of a procedure, or a batch on its path."""
-        if batch.HEADER in request.headers or request.rel_url.raw_path not in self._targets:  # `%2E` is no dot here
+        if batch.HEADER in request.headers or request.rel_url.raw_path not in self._targets:  # `%2E` is not a dot here
             return await self._handle_other(request)
         info = request[INFO]
         info.changes = target.procedure.changes

@@ -470,7 +470,7 @@ class RunReader:
         return self.board(window, sort_by)
 
     async def latest_season(self) -> None:
-        """Return None: a backtest is no season."""
+        """Return None: a backtest is not a season."""
 
 
 class _Agents(NamedTuple):

@@ -60,7 +60,7 @@ LEDGER, DECISIONS, RESULT, REPORT = "ledger.jsonl", "decisions.jsonl", "result.j
 
 _STATEMENT_TIMEOUT_S: Final = 120.0
 _CRASHED: Final = ("strategy", "storage")
-"""The causes of an end after which a run is no trial."""
+"""The causes of an end after which a run does not count as a trial."""
 
 
 class BacktestListener:

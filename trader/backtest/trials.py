@@ -111,7 +111,7 @@ def figures_of_hours(returns: npt.NDArray[np.float64]) -> dict[str, Any]:
 def add_trials(file: Path, data: Path, run: Backtest, value: Mapping[str, Any], *, counts: bool) -> None:
     """Add a run on these candles to the ledger, and the figures of the hours to each account of its result.
 
-    A run that crashed does not count: it is no try of a strategy, and its accounts have no deflated figures. A model
+    A run that crashed does not count: it did not try a strategy, and its accounts have no deflated figures. A model
     and its masked copy are one trial, with the figures of the model.
 
     :raises StartError: the ledger cannot be read or written

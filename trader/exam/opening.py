@@ -40,7 +40,7 @@ from trader.settings.settings import Settings
 
 SYMBOLS: Final = ("BTC", "ETH", "SOL")
 _PLACE: Final = "MARKET_SOURCE"
-"""The setting that is no part of an exam: a recording is known by its digest, wherever it lies."""
+"""The setting that is not part of an exam: a recording is identified by its digest, not by its folder."""
 
 _STILL: Final = {"REPLAY_THINKING": "off"}
 _NOTHING: Final = Model(

@@ -185,7 +185,7 @@ class Reconciler:
         return abs(gap) > _ROUNDED and self._gap_tries <= _GAP_TRIES_MAX
 
     async def _book_foreign_trades(self, symbols: set[str], report: VenueReport) -> None:
-        """Book trades that no order of ours made, if the ledger then matches the venue's positions."""
+        """Book trades that none of our orders made, if the ledger then matches the venue's positions."""
         ledger, records, context = self._ledger, self._outbox.records, self._context
         since = max(ledger.account.run.started_at - _SKEW, self._agreed_at - _LATE)
         fills = [trade for trade in await records.fills_since(since) if trade.symbol in symbols]
@@ -196,7 +196,7 @@ class Reconciler:
             held[fill.symbol] = held.get(fill.symbol, ZERO) + fill.side.direction * fill.quantity
         if not foreign or any(held.get(symbol, ZERO) != report.positions.get(symbol, ZERO) for symbol in symbols):
             return
-        log.warning("%s: %d trades that no order of ours made are booked", ledger.account_id, len(foreign))
+        log.warning("%s: booked %d trades that none of our orders made", ledger.account_id, len(foreign))
         marks, rules, clock = context.market.marks, context.rules, context.clock
         await ledger.commit(lambda account: book_foreign_trades(account, foreign, payments, marks, rules, clock.now()))
 

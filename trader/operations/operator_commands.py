@@ -52,7 +52,7 @@ POLL_S: Final = 0.5
 """Interval at which commands and halts are read, in real time."""
 
 _COMMAND_EXPIRY: Final = timedelta(minutes=10)
-"""Age from which a person's command is no longer started: that late, it would be unexpected."""
+"""Age from which a person's command is no longer started, since nobody would expect it so late."""
 
 _COMMANDS_MAX: Final = 8
 _ACCOUNTS_MAX: Final = 32

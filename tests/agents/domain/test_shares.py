@@ -56,7 +56,7 @@ def test_a_model_that_wants_nothing_leaves_its_share_to_the_others() -> None:
     assert shares_of(Decimal(100), [small, small]).available("0", in_turn=True) == 50
 
 
-def test_who_has_cost_the_least_is_first() -> None:
+def test_the_model_that_has_cost_the_least_is_first() -> None:
     first, second = Sharer(Decimal(1), Decimal(60), Decimal(1_000)), Sharer(Decimal(2), Decimal(60), Decimal(1_000))
     shares = shares_of(Decimal(97), [first, second])
     assert shares.available("0", in_turn=True) == 60

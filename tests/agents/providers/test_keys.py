@@ -126,7 +126,7 @@ def test_a_model_that_a_key_refused_retries_after_its_own_cooldown(refusal: KeyR
     keys.accepted(key, MODEL)
     keys.cool_down(key, MODEL, refusal, "402")
     now += 600
-    assert keys.take(MODEL) is key, "after an answer it begins anew"
+    assert keys.take(MODEL) is key, "an answer resets it"
 
 
 @pytest.mark.parametrize("refusal", [OUT_OF_CREDIT, KEY_REFUSED])

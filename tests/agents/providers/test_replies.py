@@ -49,7 +49,7 @@ async def test_calls_are_sent_back_in_valid_form(fake: tuple[FakeServer, str], c
     assert [call["id"] for call in answer.message["tool_calls"]] == ids
     echoed = [call["function"]["name"] for call in answer.message["tool_calls"]]
     assert echoed == ["holding", "multi_tool_use_parallel", "_", "x" * 64, "holding", "_"]
-    assert answer.model == "lab/one", "what is no name is none"
+    assert answer.model == "lab/one", "an invalid name is None"
 
 
 async def test_a_truncated_or_refusing_answer_is_marked(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:

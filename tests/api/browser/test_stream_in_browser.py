@@ -117,7 +117,7 @@ class Scissors:
                 writer.write(data)
 
     async def _pass_some(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # Not within the head of the response: a browser takes a partial head for a complete one, which is no stream.
+        # Not within the head of the response: a browser takes a partial head for a complete one, which is not a stream.
         allowance = self._random.randrange(450, 1200)
         while data := await reader.read(allowance if self.cutting else 65536):
             writer.write(data)

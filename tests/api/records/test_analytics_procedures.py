@@ -368,7 +368,7 @@ async def test_a_season_is_named_with_every_board(call: Call, database: Database
     board = await call("analytics.getLeaderboard", details=True)
     evidence = await call("analytics.getEvidence")
     assert board["season"] == evidence["season"] == season
-    assert [row["modelId"] for row in (*board["entries"], *evidence["entrants"])] == ["ax", "ax"], "so is no entrant"
+    assert [row["modelId"] for row in (*board["entries"], *evidence["entrants"])] == ["ax", "ax"], "`so` is not listed"
     assert board["entries"][0]["details"]["offBoard"] == "it decided 50.0 % of its due cycles; a rank needs 95 %"
 
 

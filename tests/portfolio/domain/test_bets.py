@@ -90,7 +90,7 @@ def test_a_position_between_two_values_of_the_equity_counts() -> None:
 
 @pytest.mark.parametrize(("move", "word"), [(-0.5, "better"), (5.0, "worse")])
 def test_a_move_beyond_its_bound_withdraws_the_verdict(move: float, word: str) -> None:
-    """A loss of half at no leverage, or a lottery's gain of 500 %, which nobody may earn a verdict from."""
+    """A loss of half at no leverage, or a lottery's gain of 500 %, which must not lead to a verdict."""
     drift = 0.002 if word == "better" else -0.02
     values = np.random.default_rng(1).normal(drift, 0.002, 1000)
 

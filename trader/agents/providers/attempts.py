@@ -27,7 +27,7 @@ DURATION: Final = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(
 UNITS_S: Final = (3600.0, 60.0, 1.0, 0.001)
 
 UNIX_TIME_MIN: Final = 1e9
-"""A number of this size is no duration in seconds but a time."""
+"""A number of this size is a time, not a duration in seconds."""
 
 T = TypeVar("T")
 

@@ -168,7 +168,7 @@ ORDER BY m.id
 
 
 async def select_failing(conn: Connection, interrupted: str) -> dict[str, Failing]:
-    """Return the consecutive failures of the active models since their last success; `interrupted` is no failure."""
+    """Return the consecutive failures of the active models since their last success; `interrupted` is not a failure."""
     rows = await conn.fetch(SELECT_FAILING, interrupted)
     return {row["id"]: part_of_row(row, Failing) for row in rows}
 

@@ -1,4 +1,4 @@
-"""Booking of venue reports: the fills of an order, funding, and trades that no order of ours made.
+"""Booking of venue reports: the fills of an order, funding, and trades that none of our orders made.
 
 The venue decides quantities, prices and fees; these functions decide only how they are booked. Each takes the account
 under its lock and returns one `Posting` that writes the fills, the order's status and the answer to the caller
@@ -58,7 +58,7 @@ def book_foreign_trades(
     account: Account, fills: Sequence[VenueFill], payments: Sequence[VenueFunding], marks: Marks,
     rules: ExchangeRules, now: datetime,
 ) -> Posting:  # fmt: skip
-    """Book trades of the account that no order of ours made: liquidations or manual trades.
+    """Book trades of the account that none of our orders made: liquidations or manual trades.
 
     `payments` is the funding of the same period; payments on positions that these trades held are booked with them.
     """
