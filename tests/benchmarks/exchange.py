@@ -58,11 +58,11 @@ def measure_fills(figures: Figures) -> None:
 def _moment(number: int) -> Moment:
     mid, tick = Decimal("98000.5"), MARKETS["BTC"].tick
     bids, asks = ([(mid + sign * step * tick, "0.5") for step in range(1, 11)] for sign in (-1, 1))
-    return moment_of(make_quote("BTC", bids, asks, at=START + timedelta(milliseconds=number)))
+    return moment_of(make_quote("BTC", bids, asks, at=START + timedelta(minutes=number)))
 
 
 def place_orders(moments: list[Moment]) -> int:
-    """Buy and sell in turn, each on a new book. Return the number of fills."""
+    """Buy and sell in turn, each on a new book that has recovered. Return the number of fills."""
     account, fills = open_account(10_000_000, at=START), 0
     orders = [
         Order(account_id=account.id, symbol="BTC", side=side, quantity=Decimal("1.2"), leverage=Decimal(5))
