@@ -300,8 +300,11 @@ class ReferenceAccount:
         return len(self.ledger), orders, closing, self.liquidating
 
     def _fill_resting(self, moment: Moment, at: datetime) -> None:
-        for rest in sorted(self.resting, key=lambda r: (-r.sign * r.limit, r.created_at, r.number)):
-            if rest not in self.resting or not self._is_reached(rest, moment):
+        waiting = sorted(self.resting, key=lambda r: (-r.sign * r.limit, r.created_at, r.number))
+        for number in [rest.number for rest in waiting]:
+            # Looked up again, since a fill that is undone restores copies of all orders.
+            rest = next((rest for rest in self.resting if rest.number == number), None)
+            if rest is None or not self._is_reached(rest, moment):
                 continue
             book = moment.quotes[rest.symbol].book
             held = self.quantity(rest.symbol)

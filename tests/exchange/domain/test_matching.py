@@ -2,12 +2,13 @@
 
 from decimal import Decimal
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from support.books import START, depth, levels, seconds
 
+from trader.core.money import round_to
 from trader.exchange.domain.account import TAKEN_KEPT, Take, Taken
-from trader.exchange.domain.matching import Execution, missing, totals, walk
+from trader.exchange.domain.matching import Execution, gone_from, missing, totals, walk
 from trader.exchange.domain.orders import OrderSide
 from trader.market.domain.markets import Book
 
@@ -82,6 +83,23 @@ def test_missing_depth_shrinks_with_time_and_never_exceeds_the_taken_depth(
     assert taken.sell[-1].quantity <= before <= sum(quantity for _, quantity in taken_at)
     assert 0 <= missing(taken.sell, last + seconds(later / 1000), HALF_LIFE) <= before
     assert taken.buy == ()
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from((0, 1, 5_000, 10_000, 15_000, 99_999)) | st.integers(0, 100_000), quantities)),
+    st.sampled_from(("0.1", "0.01", "0.00001", "3", "100")),
+    st.integers(1, 1_000),
+)
+@example([(0, Decimal(3))], "0.1", 20)  # 1.5 lots, which floats take for 1.4999999999999998
+def test_lots_that_are_gone_are_rounded_from_the_exact_sum(
+    taken_ago: list[tuple[int, Decimal]], lot: str, parts: int
+) -> None:
+    """Depth is often gone by half a lot, after a half-life: rounding goes to even, on every machine."""
+    at, taken = START + seconds(200), Taken()
+    for ms, quantity in sorted(taken_ago, reverse=True):
+        taken = taken.plus(OrderSide.BUY, Take(at - seconds(ms / 1000), quantity / parts))
+    gone = gone_from(taken, OrderSide.BUY, at, HALF_LIFE, Decimal(lot))
+    assert gone == round_to(missing(taken.buy, at, HALF_LIFE), Decimal(lot))
 
 
 def test_takes_at_the_same_time_merge_and_old_ones_are_dropped() -> None:
