@@ -1,5 +1,6 @@
 """Walks over a book: never more than shown, never worse than the limit, nothing twice; and how depth recovers."""
 
+from datetime import timedelta
 from decimal import Decimal
 
 from hypothesis import example, given
@@ -100,6 +101,15 @@ def test_lots_that_are_gone_are_rounded_from_the_exact_sum(
         taken = taken.plus(OrderSide.BUY, Take(at - seconds(ms / 1000), quantity / parts))
     gone = gone_from(taken, OrderSide.BUY, at, HALF_LIFE, Decimal(lot))
     assert gone == round_to(missing(taken.buy, at, HALF_LIFE), Decimal(lot))
+
+
+@given(st.lists(st.tuples(st.sampled_from(OrderSide), st.integers(0, 40).map(lambda n: 2 * n), quantities)))
+def test_takes_of_rows_are_those_that_were_added_one_by_one(drawn: list[tuple[OrderSide, int, Decimal]]) -> None:
+    takes = [(side, Take(START + timedelta(minutes=minute), quantity)) for side, minute, quantity in drawn]
+    one_by_one = Taken()
+    for side, take in sorted(takes, key=lambda each: each[1].at):
+        one_by_one = one_by_one.plus(side, take)
+    assert Taken.of_all(takes) == one_by_one
 
 
 def test_takes_at_the_same_time_merge_and_old_ones_are_dropped() -> None:

@@ -5,6 +5,7 @@ the account has a position; a missing one raises `KeyError`, since a price is ne
 ones for cross-margined linear perpetuals; see docs/exchange.md.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -198,11 +199,25 @@ class Taken(msgspec.Struct, frozen=True):
 
     def plus(self, side: OrderSide, take: Take) -> "Taken":
         """Add the latest take, and drop takes that are too old to matter."""
-        kept = [earlier for earlier in self.of(side) if take.at - earlier.at < TAKEN_KEPT]
-        if kept and kept[-1].at == take.at:
-            take = take._replace(quantity=kept.pop().quantity + take.quantity)
-        takes = (*kept, take)
+        takes = self.of(side)
+        if takes and take.at - takes[0].at >= TAKEN_KEPT:
+            takes = tuple(earlier for earlier in takes if take.at - earlier.at < TAKEN_KEPT)
+        if takes and takes[-1].at == take.at:
+            takes, take = takes[:-1], take._replace(quantity=takes[-1].quantity + take.quantity)
+        takes = (*takes, take)
         return Taken(takes, self.sell) if side is OrderSide.BUY else Taken(self.buy, takes)
+
+    @classmethod
+    def of_all(cls, takes: Iterable[tuple[OrderSide, Take]]) -> "Taken":
+        """Return takes in any order as adding them one by one in order of time would: of many, in much less time."""
+        sums: dict[OrderSide, dict[datetime, Decimal]] = {side: {} for side in OrderSide}
+        for side, take in sorted(takes, key=lambda each: each[1].at):
+            sums[side][take.at] = sums[side].get(take.at, ZERO) + take.quantity
+        kept = {
+            side: tuple(Take(at, total) for at, total in of_side.items() if next(reversed(of_side)) - at < TAKEN_KEPT)
+            for side, of_side in sums.items()
+        }
+        return cls(kept[OrderSide.BUY], kept[OrderSide.SELL])
 
 
 def taken_with(taken: Mapping[str, Taken], fills: Iterable[Fill]) -> dict[str, Taken]:
@@ -216,13 +231,11 @@ def taken_with(taken: Mapping[str, Taken], fills: Iterable[Fill]) -> dict[str, T
 
 def all_taken(accounts: Collection["Account"]) -> dict[str, Taken]:
     """Return the takes of all accounts together, by market."""
-    taken: dict[str, Taken] = {}
-    for symbol in sorted({symbol for account in accounts for symbol in account.taken}):
-        for side in OrderSide:
-            takes = [take for account in accounts if symbol in account.taken for take in account.taken[symbol].of(side)]
-            for take in sorted(takes):
-                taken[symbol] = taken.get(symbol, Taken()).plus(side, take)
-    return taken
+    takes: defaultdict[str, list[tuple[OrderSide, Take]]] = defaultdict(list)
+    for account in accounts:
+        for symbol, taken in account.taken.items():
+            takes[symbol] += [(side, take) for side in OrderSide for take in taken.of(side)]
+    return {symbol: Taken.of_all(each) for symbol, each in takes.items()}
 
 
 class AppliedTick(NamedTuple):

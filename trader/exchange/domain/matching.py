@@ -43,9 +43,10 @@ def missing(takes: Iterable[Take], at: datetime, half_life: timedelta) -> Decima
 
 def _unrecovered(takes: Iterable[Take], at: datetime, half_life: timedelta) -> Iterator[tuple[Take, timedelta]]:
     """Yield the takes that are still missing at `at` in part, with their ages."""
+    recovered = _RECOVERED_AFTER * half_life
     for take in takes:
         age = at - take.at
-        if _NO_TIME <= age < _RECOVERED_AFTER * half_life:
+        if _NO_TIME <= age < recovered:
             yield take, age
 
 

@@ -180,11 +180,13 @@ async def select_accounts(conn: Connection, account_id: str | None = None) -> di
     resting: defaultdict[str, list[RestingOrder]] = defaultdict(list)
     for record in await conn.fetch(SELECT_RESTING, account_id):
         resting[record["account_id"]].append(_resting(record))
-    taken: defaultdict[str, dict[str, Taken]] = defaultdict(dict)
+    takes: defaultdict[tuple[str, str], list[tuple[OrderSide, Take]]] = defaultdict(list)
     for record in await conn.fetch(SELECT_TAKEN, account_id, TAKEN_KEPT):
-        of_account, symbol = taken[record["account_id"]], record["symbol"]
         take = Take(record["created_at"], record["quantity"])
-        of_account[symbol] = of_account.get(symbol, Taken()).plus(OrderSide(record["side"]), take)
+        takes[record["account_id"], record["symbol"]].append((OrderSide(record["side"]), take))
+    taken: defaultdict[str, dict[str, Taken]] = defaultdict(dict)
+    for (of_account, symbol), each in takes.items():
+        taken[of_account][symbol] = Taken.of_all(each)
     accounts = {}
     for record in await conn.fetch(SELECT_ACCOUNTS, account_id):
         key = record["id"]
