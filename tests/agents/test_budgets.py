@@ -168,6 +168,7 @@ async def test_the_models_of_an_owner_share_a_budget(floor: Floor) -> None:
     assert floor.provider.turns[-1].model.id == "eve"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("whose", "budget"), [("owner", 0.2), ("all", 0.2), ("owner", 3)])
 async def test_no_model_that_shares_a_budget_starves(database: Database, budget: float, whose: str) -> None:
     """Twenty models share a budget that their smallest reservations exceed, or one for many invocations of each."""

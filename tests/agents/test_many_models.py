@@ -39,6 +39,7 @@ async def slow_floor(database: Database, step_s: float, **settings: str) -> Asyn
         await providers.close()
 
 
+@pytest.mark.slow
 async def test_the_loop_is_never_held_for_long(database: Database) -> None:
     async with slow_floor(database, 0.3) as floor:
         gc.collect()
@@ -61,6 +62,7 @@ async def test_the_loop_is_never_held_for_long(database: Database) -> None:
     assert max(lag.cpu_ms) < HOLD_MS_MAX
 
 
+@pytest.mark.slow
 async def test_the_executor_keeps_its_interval_and_a_shutdown_is_prompt(database: Database) -> None:
     async with slow_floor(database, 30) as floor:
         await floor.see()
@@ -79,6 +81,7 @@ async def test_the_executor_keeps_its_interval_and_a_shutdown_is_prompt(database
         assert not floor.agents.running()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [7, 20])
 async def test_a_failing_model_stops_no_other(database: Database, number: int) -> None:
     async with slow_floor(database, 0.05) as floor:

@@ -79,6 +79,7 @@ async def test_a_strategy_trades_and_its_state_outlives_its_process(
         await provider.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("failure", "reason"),
     [

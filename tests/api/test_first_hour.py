@@ -96,6 +96,7 @@ async def test_a_venue_that_is_unreachable_from_the_start_is_unhealthy_within_a_
             assert response.status == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("public", "status", "left"), [("off", 503, 50), ("on", 200, 50)])
 async def test_another_address_takes_a_slot_only_on_a_public_service(
     dsn: str, public: str, status: int, left: int

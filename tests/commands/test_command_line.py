@@ -117,6 +117,7 @@ def test_a_shell_completes_every_command(shell: str, capsys: pytest.CaptureFixtu
     assert all(word in script for name in REGISTRY for word in name.split())
 
 
+@pytest.mark.processes
 def test_output_is_utf_8_in_any_locale() -> None:
     command = [sys.executable, "-P", "-m", "trader", "models", "tëst"]
     environ = {"PATH": os.environ["PATH"], "PYTHONIOENCODING": "ascii", "LC_ALL": "C"}

@@ -34,6 +34,7 @@ router_model = "rules/contrarian"
 """
 
 
+@pytest.mark.processes
 async def test_a_replica_reports_the_service_on_its_primary_and_stays_unchanged(
     open_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,6 +96,7 @@ def positions_in(source: str) -> list[int]:
     return sorted({node.lineno for each in functions for node in Rows(each).read_by_position()})
 
 
+@pytest.mark.slow
 def test_rows_are_read_by_name() -> None:
     found = [
         f"{path.relative_to(HOUSE.parent)}:{line}"

@@ -103,6 +103,7 @@ WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') AND NOT re
 """
 
 
+@pytest.mark.slow
 async def test_the_probe_notices_a_lock_on_every_table_that_a_statement_uses(dsn: str) -> None:
     database, other = await Database.connect(dsn, command_timeout_s=0.1), await asyncpg.connect(dsn)
     tables = [row["relname"] for row in await other.fetch(SELECT_TABLES)]

@@ -207,6 +207,7 @@ def test_cost_is_estimated_before_any_model_is_asked(
     assert not provider.requests
 
 
+@pytest.mark.slow
 def test_check_finds_a_score_that_does_not_follow_from_its_decision(
     models: Path, provider: TradingProvider, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

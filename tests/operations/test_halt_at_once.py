@@ -72,6 +72,7 @@ def operations_of(venue: Venue) -> OperatorCommands:
     return operations
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("table", ["halts", "commands", "chain_links"])
 async def test_a_halt_is_in_force_while_its_tables_are_locked_and_survives_a_kill(
     venue: Venue, dsn: str, tmp_path: Path, table: str

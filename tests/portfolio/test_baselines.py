@@ -129,6 +129,7 @@ async def test_a_restart_resumes_baselines_at_their_last_record(bench: Bench) ->
         assert saved.seen_until > before[key].seen_until
 
 
+@pytest.mark.slow
 async def test_the_service_catches_up_on_missed_updates(bench: Bench) -> None:
     await bench.minutes(2)
     await bench.clock.advance(timedelta(hours=3))

@@ -148,6 +148,7 @@ SELECT (SELECT count(*) FROM portfolio_snapshots) AS snapshots, (SELECT count(*)
 """
 
 
+@pytest.mark.slow
 async def test_a_year_of_rows_stays_as_large_as_its_retention(database: Database) -> None:
     account = make_account("busy")
     desk = PaperBench(database, FakeExchange(account), SNAPSHOT_RETENTION_DAYS="35")

@@ -105,6 +105,7 @@ async def test_an_interrupted_invocation_is_linked_at_the_next_start(database: D
         assert (report.links, list(report.findings)) == (1, []), "nothing is added to a closed invocation"
 
 
+@pytest.mark.slow
 async def test_concurrent_ends_make_one_chain(floor: Floor) -> None:
     names = [f"model-{number}" for number in range(20)]
     await floor.add(*names)

@@ -148,6 +148,7 @@ def test_a_report_runs_only_its_own_scripts() -> None:
     assert nonce not in document("A report", "<p>another text</p>", {"charts": []})
 
 
+@pytest.mark.processes
 async def test_a_browser_logs_in_with_the_token_as_a_password(dsn: str, tmp_path: Path) -> None:
     async with composed(dsn, MARKET_SOURCE="synthetic", READ_TOKEN=READ, API_TOKEN=TRADE) as (_, client):
         for number, (login, status) in enumerate(

@@ -146,6 +146,7 @@ def archive(server_dsn: str, template: str, tmp_path_factory: pytest.TempPathFac
     return file.read_bytes()
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_table_of_contents_is_read_as_tables_each_once_or_refused(

@@ -129,6 +129,7 @@ async def test_unfinished_bodies_share_a_budget_and_others_continue(patient: Ser
     assert patient.waiting_bytes == 0
 
 
+@pytest.mark.slow
 async def test_a_body_that_would_unpack_beyond_the_limit_is_not_unpacked() -> None:
     async with running(FAST) as service:
         packed = gzip.compress(b"{" + b" " * 200_000_000 + b"}", 9)

@@ -213,6 +213,7 @@ async def test_the_longest_idle_connection_makes_room_regardless_of_age() -> Non
         await service.until(lambda count: count == 8)
 
 
+@pytest.mark.slow
 async def test_two_thousand_idle_connections_change_nothing_for_others() -> None:
     async with running(ConnectionLimits()) as service:
         for number in range(2000):

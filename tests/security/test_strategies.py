@@ -74,6 +74,7 @@ def test_a_file_outside_of_the_folder_is_not_run(open_folder: Path, reference: s
     assert not marker.exists()
 
 
+@pytest.mark.slow
 def test_a_file_that_never_loads_is_ended(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strategy_process, "START_LIMIT_S", 2.0)
     assert "took longer than 2 s to load" in problems_of(open_folder, "time.sleep(3600)")

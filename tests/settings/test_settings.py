@@ -631,6 +631,7 @@ def fields_read(module: str) -> set[str]:
     return fields
 
 
+@pytest.mark.slow
 def test_every_setting_is_read_somewhere() -> None:
     definitions = {"settings.py", "setting_checks.py", "setting_forms.py"}
     modules = [path for path in (ROOT / "trader").rglob("*.py") if path.name not in definitions]

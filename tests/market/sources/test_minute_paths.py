@@ -66,6 +66,7 @@ def draw(row: FileRow, symbol: str = "BTC", *, seed: int = 7, leaders: Sequence[
     return MinutePaths(f"{seed}:{symbol}", GRIDS[symbol], recording(row), leading).draw(0)
 
 
+@pytest.mark.slow
 @settings(max_examples=5 * settings().max_examples)
 @given(candles(), st.sampled_from(SYMBOLS), st.lists(candles(), max_size=2))
 def test_a_path_meets_open_high_low_and_close_and_stays_within_them(
@@ -108,6 +109,7 @@ def test_a_path_is_a_function_of_seed_market_minute_and_leaders(leaders: list[Fi
     assert len({tuple(each) for each in [path, *later, *others]}) > 13
 
 
+@pytest.mark.processes
 def test_another_process_draws_the_same_paths() -> None:
     code = (
         "from trader.market.domain.markets import MARKETS\n"
@@ -144,6 +146,7 @@ def test_a_gap_of_its_leader_leaves_a_market_alone() -> None:
     assert [beside.draw(place) == alone.draw(place) for place in range(3)] == [False, True, False]
 
 
+@pytest.mark.slow
 def test_minutes_take_the_same_paths_in_any_order_regardless_of_later_minutes() -> None:
     random, week = Random(0), 7 * 1440
     rows, first = [], ROW.minute // week * week - 20
