@@ -60,8 +60,11 @@ LOSING_MIN: Final = 4
 
 
 class Learned(NamedTuple):
-    """What the bot knows about a market: its model, the smallest expected gain beyond the spread at which it enters
-    (basis points), the figures of its calm book, its lot, and each recorded minute's usual range (basis points)."""
+    """What the bot has learned about a market.
+
+    It enters at an expected gain of at least `least_bp` beyond the spread. `usual_bp` is the usual range of each
+    recorded minute. Both are in basis points.
+    """
 
     model: lightgbm.Booster
     least_bp: float

@@ -1,6 +1,6 @@
 """Scripted entries in vectorbt, for an interpreter that has it: reads them from standard input, prints figures.
 
-Input and output are those of `nautilus_reference`. The first run compiles, so the second is timed.
+Its input and output have the format of `nautilus_reference`. The second run is timed, since the first one compiles.
 """
 
 import json

@@ -232,7 +232,7 @@ class RecordingStrategySource(DecisionSource):
         """The store of its decisions; None: it decides again in each run."""
 
         self.draws = True
-        """Whether to ask the strategy for its own series; only a report shows them."""
+        """Whether to collect the strategy's own series, which only a report shows."""
 
         self.series = Table("series")
         """The values of its own series; empty for a masked copy and for a strategy whose decisions are kept."""

@@ -111,7 +111,7 @@ def _issues(annotation: Any, value: Any, path: tuple[str | int, ...]) -> Iterato
 
 
 def _leaf_issues(annotation: Any, schema: inspect.Type, value: Any, path: tuple[str | int, ...]) -> Iterator[Issue]:
-    """Yield at most one issue of a value that is not a struct: its own, or that of a list's first wrong item."""
+    """Yield at most one issue with a value that is not a struct; for a list, the issue with its first wrong item."""
     if _fits(annotation, value):
         return
     if isinstance(schema, inspect.ListType) and isinstance(value, list) and not _is_too_long(schema, value):

@@ -64,7 +64,7 @@ class Edge(StrEnum):
 
 
 Kind = Literal["planted", "null", "reversed"]
-"""Whether a world has its edge, none, or the opposite one."""
+"""Whether a world has its edge, no edge, or the opposite edge."""
 
 
 class Pattern(NamedTuple):
