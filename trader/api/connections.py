@@ -75,7 +75,9 @@ class _WithoutVersions:
         self._transport = transport
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
+        """Return another method of the transport, which is looked up once: aiohttp calls some for every request."""
+        self.__dict__[name] = method = getattr(self._transport, name)
+        return method
 
     def write(self, data: bytes) -> None:
         self._transport.write(_without_versions(data))
