@@ -59,9 +59,9 @@ def preset_table() -> str:
 def _steps(rule: Liquidation) -> str:
     """Describe how an exchange liquidates."""
     whole = "below 10 × the minimum" if rule.whole_up_to is None else f"up to {rule.whole_up_to:,}"
-    text = f"{format_decimal(100 * rule.part)} % of a position a step, all of one {whole}"
+    text = f"{format_decimal(100 * rule.part)} % of the position per step, all of it {whole}"
     if rule.cooldown_s:
-        text += f" and, for {rule.cooldown_s} s after a partial step, of any"
+        text += f" or within {rule.cooldown_s} s after a partial step"
     text += f"; until equity > {rule.until} × maintenance"
     if rule.backstop is not None:
         text += f"; below {rule.backstop:.4f} × maintenance a liquidator takes over everything"

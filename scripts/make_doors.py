@@ -69,7 +69,7 @@ DOORS: Final = (
     Door(
         "a venue preset",
         "a row: the rules of its markets, settings, and the sources of both",
-        "`trader/market/presets.toml`",
+        "`market/presets.toml`",
         _names(PRESETS),
         f"{ROWS}::test_a_preset_is_a_row_with_sources",
     ),
@@ -138,7 +138,7 @@ def document_with_table(document: str) -> str:
     _, end, after = rest.partition(END)
     if not start or not end:
         raise SystemExit(f"{DOCUMENT.name} has no {START} and {END}")
-    cells = [("to add", "is", "lives in", "today", "shown by"), ("---",) * 5]
+    cells = [("to add", "write", "in", "existing ones", "tested by"), ("---",) * 5]
     cells += [(door.name, door.what, door.where, door.today, f"`{door.test}`") for door in DOORS]
     table = "\n".join(f"| {' | '.join(row)} |" for row in cells)
     return f"{before}{START}\n{table}\n{END}{after}"

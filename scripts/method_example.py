@@ -134,7 +134,7 @@ def show_luck(trader: Trader, candles: Sequence[Candle]) -> None:
     assert not isinstance(luck, str), luck
     print(f"luck: {luck.trades} positions made {luck.return_percent:+.2f} %")
     print(f"  95 % of random traders with the same trades: {luck.low_percent:+.2f} to {luck.high_percent:+.2f} %")
-    print(f"  {luck.quantile_percent:.1f} % of them made less; a guesser makes as much with p {luck.p_value:.3f}")
+    print(f"  {luck.quantile_percent:.1f} % of them made less; p value of the result {luck.p_value:.3f}")
 
 
 def show_replicates(replicates: dict[str, ReturnSeries]) -> None:
@@ -217,7 +217,7 @@ def show(folder: Path) -> None:
     start, end = first.series.start, first.series.end
     print(f"period: {start:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} UTC")
     for cutoff in (date(2024, 10, 31), date(2025, 6, 30), None):
-        print(f"  a model with training cut-off {cutoff or 'not stated'}: {contamination(cutoff, start)}")
+        print(f"  a model with training cutoff {cutoff or 'not stated'}: {contamination(cutoff, start)}")
     show_interval("follower", state_return(first.series, len(first.trades)))
     show_verdicts(first, {"holding nothing": holding_nothing(first.series), "buy and hold": hold(hours)})
     show_luck(first, btc)

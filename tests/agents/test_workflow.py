@@ -326,7 +326,7 @@ async def test_the_first_cycle_waits_for_the_first_price(database: Database, mon
 async def test_unconfigured_provider(floor: Floor) -> None:
     await floor.add("eve", provider="mistral")
     (record,) = await floor.cycle()
-    assert record.invocation.failure_reason == "the provider 'mistral' is not configured; configured are: fake"
+    assert record.invocation.failure_reason == "the provider 'mistral' is not configured; configured: fake"
     assert floor.agents.warnings().summary == "1 active model(s) name a provider that is not configured: eve (mistral)"
     floor.provider.refused_fields = {"ada": ["top_p", "temperature"]}
     await floor.add("ada")

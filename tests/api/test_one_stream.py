@@ -197,7 +197,7 @@ def test_only_retained_events_can_be_resumed() -> None:
 async def test_a_bad_request_names_what_is_allowed() -> None:
     async with serving() as service:
         for query, said in (
-            ("?streams=positions,orders", "'orders' is not a stream; there are positions, trades, conversations"),
+            ("?streams=positions,orders", "'orders' is not a stream; expected one of positions, trades, conversations"),
             ("?streams=", "'' is not a stream"),
             ("?lastEventId=7", "'7' is not the id of a message, such as 5f0c77d1-42"),
         ):

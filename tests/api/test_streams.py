@@ -484,7 +484,7 @@ async def test_a_client_of_http_1_0_gets_plain_bytes_until_the_end() -> None:
 async def test_an_unknown_stream() -> None:
     async with serving() as service, streaming(service, "nothing") as client:
         assert client.status == 404
-        assert await client.json() == {"error": f"There is no such stream; there are {', '.join(STREAMS)}"}
+        assert await client.json() == {"error": f"There is no such stream; the streams are {', '.join(STREAMS)}"}
 
 
 @pytest.mark.parametrize("messages", [1, 20])

@@ -165,7 +165,7 @@ def test_missing_parts_are_named(
     asking = ("--models", str(models))
     assert backtest(data, out, *asking) == 2
     said = capsys.readouterr().err
-    assert "--budget-usd is missing" in said
+    assert "--budget-usd is required" in said
     assert "one: 7 decisions, 0.0 million tokens, 0.02 USD when the provider caches prompts and 0.02 USD" in said
     assert backtest(data, out, *asking, "--budget-usd", "0") == 2
     assert "--budget-usd is '0'; it must be an amount above 0" in capsys.readouterr().err

@@ -42,7 +42,7 @@ class Dashboards:
         self.failed = 0
 
     async def show(self, http: aiohttp.ClientSession, url: str, number: int) -> None:
-        """Run one dashboard until cancelled."""
+        """Run one dashboard until canceled."""
         reading = asyncio.create_task(self._read(http, url, number))
         try:
             async with http.get(f"{url}/api/events?patches=true", headers={"Accept-Encoding": "gzip"}) as response:

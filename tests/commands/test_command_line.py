@@ -72,7 +72,7 @@ def test_an_unknown_variant_is_refused_in_plain_words(capsys: pytest.CaptureFixt
     for command in (["models", "try"], ["backtest"], ["board"]):
         assert main([*command, "--variant", "ape"]) == 2
         assert (
-            "there is no variant 'ape'; there are Apex, Trendsurfer, Contrarian, Sovereign" in capsys.readouterr().err
+            "unknown variant 'ape'; expected one of Apex, Trendsurfer, Contrarian, Sovereign" in capsys.readouterr().err
         )
 
 

@@ -120,7 +120,7 @@ async def test_one_model_is_seeded_by_arguments(database: Database, dsn: str) ->
         (["--models", "2", "--capital", "500"], "--capital: only for one model, with --variant"),
         (["--history", "1", "--capital", "0"], "--capital: only for one model"),
         (["missing.toml", "--id", "ada", "--name", "Ada"], "--id, --name: only for one model"),
-        (["--variant", "Apex", "--provider", "acme", "--router-model", "m"], "no provider 'acme'"),
+        (["--variant", "Apex", "--provider", "acme", "--router-model", "m"], "unknown provider 'acme'"),
         (["--variant", "Apex", "--provider", "nim", "--router-model", "m", "--id", "a b"], "the model"),
         (["--variant", "Apex", "--provider", "nim", "--router-model", "m", "--capital", "nan"], "the model"),
         (["--variant", "Apex", "--provider", "nim", "--router-model", "m", "--request", '{"n": 2}'], "request.n: the"),
@@ -142,7 +142,7 @@ def test_errors_are_reported_and_nothing_is_changed(
         (("active = false", "active = 0"), ["line 15: model 2.active: expected true or false, got 0"]),
         (("2500.5", "-1"), ["line 8: model 1.initial_capital: expected a number above 0 up to 1e+09, got -1"]),
         (('id = "rules-c"', 'id = "deepseek-apex"'), ["line 11: model 2.id: 'deepseek-apex' is given twice"]),
-        (('"openrouter"', '"router"'), ["line 6: model 1.provider: there is no provider 'router'; there are openrou"]),
+        (('"openrouter"', '"router"'), ["line 6: model 1.provider: unknown provider 'router'; expected one of open"]),
         (("[[models]]", "[[models"), ["models.toml: ", "line 2"]),
         (("\nname", '\nnickname = "x"\nname'), ["line 4: model 1.nickname: unknown field; known are", "request"]),
         (("\nname", '\nlogo = "a\\u0000b"\nname'), ["line 4: model 1.logo: expected a line of 1 to 200 characters"]),
@@ -176,7 +176,7 @@ def test_errors_are_reported_and_nothing_is_changed(
         ),
         (
             ("\nname", '\nowner = "lab"\nname'),
-            ["line 4: model 1.owner: there is no owner 'lab' in [[owners]]; there are n"],
+            ["line 4: model 1.owner: unknown owner 'lab'; [[owners]] defines n"],
         ),
         (
             ("\nname", "\nowner_budget_usd_per_day = 1\nname"),

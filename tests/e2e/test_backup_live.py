@@ -29,7 +29,7 @@ async def call(folder: Path, *arguments: str) -> Any:
 
 
 async def trade(service: ServiceProcess) -> int:
-    """Trade until cancelled. Return how many orders were filled."""
+    """Trade until canceled. Return how many orders were filled."""
     filled = 0
     try:
         while True:

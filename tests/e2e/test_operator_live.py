@@ -85,7 +85,7 @@ async def test_a_halt_survives_a_kill_and_works_without_a_service(tmp_path: Path
         await service.kill()
     output = await call("flatten", "--yes")
     assert output.code == 1
-    assert "No service is running. At its next start the halt holds" in output.out
+    assert "No service is running. The next start applies the halt" in output.out
     assert "remains: me: LONG 0.02 BTC" in output.out
     assert "NOT closed: " in output.out
     async with serving(tmp_path, DATABASE_URL=dsn, **QUICKLY) as service:

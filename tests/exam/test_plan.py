@@ -50,6 +50,6 @@ def test_promise_that_cannot_be_kept_is_refused(capsys: pytest.CaptureFixture[st
         ("--states", "0"),
     ],
 )
-def test_what_is_no_figure_is_refused(options: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_number_is_refused(options: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["exam", "plan", *options]) == 2
     assert f"argument {options[0]}: expected" in capsys.readouterr().err

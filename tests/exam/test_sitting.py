@@ -85,7 +85,7 @@ def test_nothing_gets_nothing_and_noise_burns() -> None:
     assert sum(each.value for each in planted()["noise"]) < -0.0005 * len(planted()["noise"])
 
 
-def test_trend_traders_get_nothing_where_nothing_is_and_where_trends_are_reversed() -> None:
+def test_trend_traders_earn_nothing_in_null_worlds_or_reversed_ones() -> None:
     def make(world: World) -> list[Strategy]:
         return [TrendTrader(1), TrendTrader(-1), TrendTrader(1, 4.0), NoiseTrader(world.number)]
 

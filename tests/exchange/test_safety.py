@@ -192,7 +192,7 @@ async def test_halts_are_published_and_logged(operated: OperatedExchange, caplog
         [(None, HaltCause.OPERATOR)],
         [],
     ]
-    assert "halted, nothing may open: all accounts: operator: looks wrong (by someone)" in caplog.text
+    assert "halted, no position may be opened: all accounts: operator: looks wrong (by someone)" in caplog.text
     assert "no longer halted: all accounts" in caplog.text
 
 

@@ -297,7 +297,7 @@ async def test_a_checkpoint_does_not_pass_a_tick_that_an_account_in_doubt_has_mi
 
 
 @pytest.mark.parametrize("how", ["recovery", "kill"])
-async def test_funding_that_an_account_in_doubt_has_missed_is_of_the_mark_before_the_boundary(
+async def test_missed_funding_of_an_account_in_doubt_uses_the_mark_before_the_boundary(
     database: Database, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     source, clock = ScriptedSource(), ManualClock(START)

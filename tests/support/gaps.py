@@ -213,7 +213,7 @@ class Gaps:
 
     def _make_task(self, loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
         task = asyncio.Task(self._driven(work), loop=loop, **options)
-        task.add_done_callback(lambda _: work.close())  # the task was cancelled before its first step
+        task.add_done_callback(lambda _: work.close())  # the task was canceled before its first step
         return task
 
     async def _driven(self, work: Coroutine[Any, Any, Any]) -> Any:

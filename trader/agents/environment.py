@@ -100,7 +100,7 @@ class ServiceEnvironment:
         return self._exchange.account(self._account_id)
 
     async def halt(self, reason: str) -> None:
-        raise Precondition(f"a decision halts no account of a service; agent.halt and trader halt do ({reason})")
+        raise Precondition(f"a decision cannot halt an account of a service; use agent.halt or trader halt ({reason})")
 
     async def open_account(self) -> Account:
         return await self._exchange.open_account(self._account_id)

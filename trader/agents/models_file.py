@@ -172,7 +172,7 @@ def variant_argument(text: str) -> VariantId:
     for variant in VariantId:
         if text.lower() == variant.value.lower():
             return variant
-    raise argparse.ArgumentTypeError(f"there is no variant {text!r}; there are {', '.join(VariantId)}")
+    raise argparse.ArgumentTypeError(f"unknown variant {text!r}; expected one of {', '.join(VariantId)}")
 
 
 def request_fields(request: Any) -> Mapping[str, Any]:
@@ -199,7 +199,7 @@ def day_cost_of(entry: ModelEntry) -> str | None:
         cost += f", {low} USD when the provider caches prompts and {high} when it does not"
     return (
         f"{entry.id} has no `every`, so it decides {invocations} times a day, of which each takes about "
-        f'{PROMPT_TOKENS + ANSWER_TOKENS} tokens: {cost}. Usual is every = "3m" to "5m".'
+        f'{PROMPT_TOKENS + ANSWER_TOKENS} tokens: {cost}. Typical values are every = "3m" to "5m".'
     )
 
 
@@ -305,14 +305,14 @@ def _entry_issues(values: Any, whole: File) -> Iterator[Issue]:
         yield Issue(("params",), "only a strategy has parameters")
     providers = (*PROVIDERS, *(definition.name for definition in whole.providers), *CODE_PROVIDERS)
     if isinstance(provider, str) and provider not in providers:
-        yield Issue(("provider",), f"there is no provider {provider!r}; there are {', '.join(providers)}")
+        yield Issue(("provider",), f"unknown provider {provider!r}; expected one of {', '.join(providers)}")
 
 
 def _reference_issues(values: Mapping[str, Any], whole: File) -> Iterator[Issue]:
     """Yield an error for each undefined reference of a table: its owner, or the rate of its currency."""
     owner, owners = values.get("owner"), [owner.name for owner in whole.owners]
     if isinstance(owner, str) and owner not in owners:
-        yield Issue(("owner",), f"there is no owner {owner!r} in [[owners]]; there are {', '.join(owners) or 'none'}")
+        yield Issue(("owner",), f"unknown owner {owner!r}; [[owners]] defines {', '.join(owners) or 'none'}")
     if "owner_budget_usd_per_day" in values:
         yield Issue(("owner_budget_usd_per_day",), "set it as budget_usd_per_day of the owner in [[owners]]")
     if "declared" in values:

@@ -121,7 +121,7 @@ class LoadedStrategy(Strategy):
         """Return the decision with its fields validated, decimals and numpy's scalars as plain numbers."""
         place = self._place("decide")
         if not isinstance(decision, DECISION_TYPES):
-            raise StrategyError(f"{place}: decide returned {decision!r:.200}; allowed are {_NAMES}")
+            raise StrategyError(f"{place}: decide returned {decision!r:.200}; expected one of {_NAMES}")
         try:
             return msgspec.convert(_plain_fields(decision), type(decision))
         except (msgspec.ValidationError, TypeError) as error:
@@ -130,18 +130,18 @@ class LoadedStrategy(Strategy):
     def _drawn(self, made: Any, view: View) -> SeriesValue:
         place = self._place("series")
         if not isinstance(made, SeriesValue):
-            raise StrategyError(f"{place}: series returned {made!r:.200}; allowed is SeriesValue")
+            raise StrategyError(f"{place}: series returned {made!r:.200}; expected a SeriesValue")
         if made.symbol not in view.markets:
             markets = ", ".join(view.markets)
-            raise StrategyError(f"{place}: series returned the market {made.symbol!r:.50}; allowed are {markets}")
+            raise StrategyError(f"{place}: series returned the market {made.symbol!r:.50}; expected one of {markets}")
         if not isinstance(made.name, str) or not made.name.strip() or len(made.name) > SERIES_NAME_MAX:
-            allowed = f"allowed are 1 to {SERIES_NAME_MAX} characters"
-            raise StrategyError(f"{place}: series returned the name {made.name!r:.100}; {allowed}")
+            expected = f"expected 1 to {SERIES_NAME_MAX} characters"
+            raise StrategyError(f"{place}: series returned the name {made.name!r:.100}; {expected}")
         try:
             return made._replace(value=float(made.value), panel=bool(made.panel))
         except (TypeError, ValueError):
             given = f"the value {made.value!r:.100} of {made.name!r}"
-            raise StrategyError(f"{place}: series returned {given}; allowed are numbers") from None
+            raise StrategyError(f"{place}: series returned {given}; expected a number") from None
 
     def _last_line(self, error: BaseException) -> str | None:
         return _line_in(self.file, error)
@@ -221,7 +221,7 @@ def _plain(value: Any) -> Any:
         return value.item()
     if isinstance(value, datetime):  # such as a Timestamp of pandas
         return value.isoformat()
-    raise TypeError(f"{value!r:.100} is a {type(value).__name__}; allowed are numbers, texts and times")
+    raise TypeError(f"{value!r:.100} is a {type(value).__name__}; expected a number, string or time")
 
 
 def _plain_fields(value: Any) -> Any:
@@ -316,7 +316,7 @@ def _check_attributes(file: Path, inner: Strategy) -> None:
     try:
         inner.variant = VariantId(inner.variant)
     except ValueError:
-        problems.append(f"variant is {inner.variant!r}; there are {', '.join(VariantId)}")
+        problems.append(f"variant is {inner.variant!r}; expected one of {', '.join(VariantId)}")
     intervals: Sequence[Any] = inner.intervals
     if isinstance(intervals, str) or not intervals or any(interval not in INTERVALS for interval in intervals):
         problems.append(f"intervals is {intervals!r}; it must be a tuple of {', '.join(INTERVALS)}")

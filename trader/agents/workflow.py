@@ -125,7 +125,7 @@ class Workflow:
         provider = self._providers.get(self._model.provider)
         if provider is None:
             known = ", ".join(self._providers) or "none"
-            raise ProviderError(f"the provider {self._model.provider!r} is not configured; configured are: {known}")
+            raise ProviderError(f"the provider {self._model.provider!r} is not configured; configured: {known}")
         return provider
 
     async def _step(self, provider: Provider, number: int, answer_tokens_max: int) -> ModelAnswer:

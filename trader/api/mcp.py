@@ -143,7 +143,7 @@ class McpServer:
         target = self._targets.get(name) if isinstance(name, str) else None
         if target is None:
             raise _Failure(
-                INVALID_PARAMS, f"there is no tool {str(name)[:100]!r}; there are {', '.join(self._targets)}"
+                INVALID_PARAMS, f"unknown tool {str(name)[:100]!r}; expected one of {', '.join(self._targets)}"
             )
         body = msgspec.json.encode({} if arguments is None else arguments)
         answer = await self._dispatcher.call(target, body, request[INFO].caller, request[INFO].id)

@@ -249,7 +249,7 @@ def _chosen(request: web.Request) -> _Wanted:
     unknown = [name for name in streams if name not in ROUTES]
     if unknown:
         allowed = ", ".join(ROUTES)
-        raise InvalidInput(Issue(("streams",), f"{unknown[0][:40]!r} is not a stream; there are {allowed}"))
+        raise InvalidInput(Issue(("streams",), f"{unknown[0][:40]!r} is not a stream; expected one of {allowed}"))
     last_id = request.headers.get(hdrs.LAST_EVENT_ID) or request.query.get("lastEventId") or None
     if last_id is not None and ID_PATTERN.fullmatch(last_id) is None:
         raise InvalidInput(
@@ -262,7 +262,7 @@ def _chosen(request: web.Request) -> _Wanted:
 
 
 async def _refuse_name(_: web.Request) -> web.Response:
-    return refusal(404, f"There is no such stream; there are {', '.join(ROUTES)}")
+    return refusal(404, f"There is no such stream; the streams are {', '.join(ROUTES)}")
 
 
 async def _stream(choose: Choose, timing: Timing, request: web.Request) -> web.StreamResponse:

@@ -198,7 +198,7 @@ def _plain(params: Mapping[str, Any]) -> dict[str, Any]:
             {name: value.item() if isinstance(value, np.generic) else value for name, value in params.items()}
         )
     except TypeError as error:
-        raise SettingsError([f"params must be numbers, texts, flags, or lists of them: {error}"]) from None
+        raise SettingsError([f"params must be numbers, strings, booleans, or lists of these: {error}"]) from None
     return plain
 
 

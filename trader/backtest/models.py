@@ -394,8 +394,8 @@ def _without_key(models: Sequence[Model], settings: Settings) -> Iterator[str]:
 def _estimate(models: Sequence[Model], starts_at: datetime, ends_at: datetime, decisions: int | None) -> Iterator[str]:
     """Yield lines that estimate the tokens and cost of these models, at one answer per decision."""
     yield (
-        f"--budget-usd is missing: what asking AI models from {iso(starts_at)} to {iso(ends_at)} may cost. The figures "
-        "below are for one answer to each decision; an answer that asks for more takes another"
+        f"--budget-usd is required: the maximum cost of the AI models from {iso(starts_at)} to {iso(ends_at)}. The "
+        "estimates below assume one answer per decision; each further step of a decision adds an answer"
     )
     for model in models:
         count = decisions or (ends_at - starts_at) // model.configuration.cadence + 1

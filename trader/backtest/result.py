@@ -1,4 +1,4 @@
-"""Models in the result of a backtest: training cut-off, contamination, and the cost of their answers."""
+"""Models in the result of a backtest: training cutoff, contamination, and the cost of their answers."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -25,7 +25,7 @@ _WORDS: Mapping[str, str] = {
 
 
 def model_value(model: Model, starts_at: datetime) -> dict[str, Any]:
-    """Return the provider, training cut-off and contamination of a model; code has no contamination."""
+    """Return the provider, training cutoff and contamination of a model; code has no contamination."""
     cutoff = model.configuration.training_cutoff
     return {
         "provider": model.provider,
@@ -184,4 +184,4 @@ def model_lines(value: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _said(label: str) -> str:
-    return "training cut-off unknown" if label == "unknown" else label
+    return "training cutoff unknown" if label == "unknown" else label

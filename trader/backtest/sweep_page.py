@@ -1,4 +1,4 @@
-"""Page of a sweep: its parameters, a heat map of each two of them, and the probability of overfitting."""
+"""Page of a sweep: its parameters, a heat map of each pair of them, and the probability of overfitting."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape

@@ -46,7 +46,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add("--data", type=Path, metavar="FOLDER", help="1-minute candles as Binance publishes them")
     add("--from", dest="start", metavar="TIME", help="ISO 8601 in UTC; default: a day after the first candle")
     add("--to", dest="end", metavar="TIME", help="default: the last candle")
-    add("--markets-file", type=lambda text: Path(text).absolute(), metavar="FILE", help="figures of more markets")
+    add("--markets-file", type=lambda text: Path(text).absolute(), metavar="FILE", help="file defining more markets")
     add("--capital", help="capital of each account; default: 10000")
     add("--maker-fee", metavar="BPS", help="default: the preset's")
     add("--cadence", metavar="EVERY", help="how often agents decide, such as 5m or 1h; default: every minute")

@@ -78,7 +78,7 @@ def _make_arguments(parser: argparse.ArgumentParser) -> None:
     add("--days", type=count_argument, default=14, metavar="N", help="default: 14")
     add("--from", dest="start", type=_day, default="2025-01-01", metavar="DAY", help="in UTC; default: 2025-01-01")
     _add_markets(parser)
-    add("--markets-file", type=Path, metavar="FILE", help="file with the figures of further markets")
+    add("--markets-file", type=Path, metavar="FILE", help="file defining more markets")
     add("--seed", type=int, default=0, metavar="N", help="seed of the synthetic market; default: 0")
     add("--json", action="store_true", help="print one JSON object")
 

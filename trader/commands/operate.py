@@ -378,7 +378,7 @@ async def _describe_unserved(database: Database, command: OperatorCommand) -> tu
     async with database.connection() as conn:
         holdings = await store.select_exposures(conn, command.account_id)
     lines = [
-        "No service is running. At its next start the halt holds, and resting orders that could open are cancelled."
+        "No service is running. The next start applies the halt and cancels resting orders that could open positions."
     ]
     for exposure in holdings[:_LINES_MAX]:
         limit = "" if exposure.limit_price is None else f", resting at {format_decimal(exposure.limit_price)}"

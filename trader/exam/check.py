@@ -35,7 +35,7 @@ async def check(folder: Path, data: Path | None = None, funding: str | None = No
     if plan.recording is not None:
         room = await recorded_room(plan, data, funding)
     elif data is not None or funding is not None:
-        raise SettingsError([f"--data and --funding: {folder} is an exam in worlds, which follow from its secret"])
+        raise SettingsError([f"--data and --funding: not for {folder}, an exam in worlds generated from its secret"])
     else:
         room = world_room(plan.settings, ())
     drawn = draw_states(room, secret, len(plan.states), plan.edges, plan.kind)

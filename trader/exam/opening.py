@@ -260,7 +260,7 @@ def _contaminated(chosen: Chosen, first: int) -> Iterator[str]:
             yield (
                 f"{model.id}: the moments begin at {iso(moment_of(first))}, and its training_cutoff is "
                 f"{model.configuration.training_cutoff or 'not stated'}; --mask symbols,dates,scale hides them, or "
-                "give a recording from after the cut-off"
+                "give a recording from after the cutoff"
             )
 
 

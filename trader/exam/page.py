@@ -83,7 +83,7 @@ def _profile(entrant: EntrantResult, least: float, most: float) -> str:
 
 def _burnt(result: ExamResult) -> str:
     figures = _figures({each.entrant: each.burnt_bp for each in result.entrants}, 1)
-    return _section("Burnt where nothing pays", "Basis points of equity per state.", figures)
+    return _section("Burned where nothing pays", "Basis points of equity per state.", figures)
 
 
 def _outcomes(result: ExamResult) -> str:

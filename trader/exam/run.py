@@ -79,7 +79,7 @@ def _as_planned(spec: ExamSpec, plan: ExamPlan, secret: str) -> ExamSpec:
     :raises SettingsError: the spec asks for another comparison, or gives another secret
     """
     if spec.secret not in (None, secret):
-        raise SettingsError([f"--secret: {spec.out} has another one"])
+        raise SettingsError([f"--secret: {spec.out} was created with a different secret"])
     if spec.compare not in (None, plan.compared):
         pair = ",".join(plan.compared) if plan.compared else "no pair"
         raise SettingsError([f"--compare: {spec.out} compares {pair}, which was fixed before it began"])

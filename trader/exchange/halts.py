@@ -218,7 +218,7 @@ class Halts:
         if before.keys() == after.keys():
             return
         for key in after.keys() - before.keys():
-            log.warning("halted, nothing may open: %s (by %s)", after[key], after[key].by)
+            log.warning("halted, no position may be opened: %s (by %s)", after[key], after[key].by)
         for key in before.keys() - after.keys():
             log.warning("no longer halted: %s", before[key])
         self._events.publish(HaltsChanged(self._clock.now(), halts))

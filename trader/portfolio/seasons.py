@@ -73,12 +73,12 @@ async def open_season(conn: Connection, rules: SeasonRules) -> Season:
     at = await lock_seasons(conn)
     latest = await select_latest_season(conn)
     if latest is not None and latest.closed_at is None:
-        raise StartError(f"{latest.title} is open until it is closed; there is one season at a time.")
+        raise StartError(f"{latest.title} is still open; close it before you open another season.")
     seed, identity = await read_market_seed(conn), await select_identity(conn)
     assert identity is not None, "its seed was read"
     now = await market_now(conn, at)
     if rules.start <= now:
-        raise InvalidInput(Issue(("start",), f"{iso(rules.start)} is over already: the market is at {iso(now)}"))
+        raise InvalidInput(Issue(("start",), f"{iso(rules.start)} is in the past: the market is at {iso(now)}"))
     return await _add(
         conn,
         SeasonRecord(

@@ -76,7 +76,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         "Markets to follow and trade, separated by commas: BTC, ETH, SOL, BNB, XRP, DOGE, and any that the venue lists "
         "if it is the source. MARKET_SYMBOLS is the earlier name of this setting.")]
     markets_file: Annotated[Path | None, Variable(
-        "MARKETS_FILE", "", forms.FOLDER, "TOML file with the figures of further markets, one table each.",
+        "MARKETS_FILE", "", forms.FOLDER, "TOML file that defines additional markets, one table each.",
         shown_default="none")]
     replay_speed: Annotated[float, Variable(
         "REPLAY_SPEED", "1", forms.SPEED, "Replay speed as a multiple of real time; 0 is as fast as possible.")]
@@ -168,11 +168,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         "positions, or pause, as the models file says.", shown_default="off")]
     max_daily_loss_percent: Annotated[Decimal | None, Variable(
         "MAX_DAILY_LOSS_PERCENT", "", forms.PERCENT_OR_OFF,
-        "Loss within a UTC day that halts an account, in percent of the day's first equity, or `off`.",
+        "Loss within a UTC day that halts an account, in percent of the day's opening equity, or `off`.",
         live_default="10", shown_default="off; live 10")]
     max_drawdown_percent: Annotated[Decimal | None, Variable(
         "MAX_DRAWDOWN_PERCENT", "", forms.PERCENT_OR_OFF,
-        "Fall from the highest equity of its run that halts an account, in percent, or `off`.",
+        "Drawdown from the peak equity of its run that halts an account, in percent, or `off`.",
         live_default="25", shown_default="off; live 25")]
     max_total_daily_loss_percent: Annotated[Decimal | None, Variable(
         "MAX_TOTAL_DAILY_LOSS_PERCENT", "", forms.PERCENT_OR_OFF,
@@ -180,7 +180,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         live_default="10", shown_default="off; live 10")]
     max_total_drawdown_percent: Annotated[Decimal | None, Variable(
         "MAX_TOTAL_DRAWDOWN_PERCENT", "", forms.PERCENT_OR_OFF,
-        "Fall of all accounts together from their highest equity that halts all of them, in percent, or `off`.",
+        "Drawdown of all accounts together from their peak equity that halts all of them, in percent, or `off`.",
         live_default="20", shown_default="off; live 20")]
     flatten_on_limit: Annotated[str, Variable(
         "FLATTEN_ON_LIMIT", "off", forms.one_of("on", "off"),

@@ -433,7 +433,7 @@ ERROR = {
 }  # fmt: skip
 
 
-def test_no_odd_value_anywhere_in_an_error_is_more_than_a_refusal() -> None:
+def test_an_odd_value_anywhere_in_an_error_causes_at_most_a_refusal() -> None:
     for mutant in mutants({"error": ERROR, "choices": []}):
         content = msgspec.json.encode(mutant)
         for status in (400, 401, 402, 403, 422, 429):
@@ -444,7 +444,7 @@ def test_no_odd_value_anywhere_in_an_error_is_more_than_a_refusal() -> None:
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
-def test_no_odd_value_anywhere_in_an_answer_is_more_than_a_failure(way: Way) -> None:
+def test_an_odd_value_anywhere_in_an_answer_causes_at_most_a_failure(way: Way) -> None:
     wire, read_ones = PROTOCOLS[way.protocol], 0
     failed = {"status": "failed", "error": ERROR, "type": "error"}
     for mutant in [*mutants(GOOD[way.protocol]), *mutants(failed)]:

@@ -21,7 +21,7 @@ async def read(
     return await client.answer(TURN)
 
 
-async def test_several_calls_and_odd_ones(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+async def test_several_calls_are_read_even_malformed_ones(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
     calls = [
         {"id": "a", "type": "function", "function": {"name": "fetchIndicators", "arguments": '{"symbol": "BTC"'}},
         {"function": {"name": "holding", "arguments": {"reason": "as an object"}}},

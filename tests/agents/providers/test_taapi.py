@@ -196,7 +196,7 @@ async def test_failures_yield_no_values_and_lengthen_the_pause(
         asked = len(server.bodies)
         assert await fetched(taapi) is None
         assert len(server.bodies) == asked + 1
-        assert f"no indicators of BTC ({why}); asked again in {rest_s} s" in caplog.text
+        assert f"no indicators for BTC ({why}); next attempt in {rest_s} s" in caplog.text
         await clock.advance(timedelta(seconds=rest_s - 1))
         assert await fetched(taapi) is None
         assert len(server.bodies) == asked + 1, "it rests"

@@ -163,7 +163,7 @@ venues = st.builds(
 
 
 @given(ledgers, venues)
-def test_following_the_rules_ends_in_agreement_or_a_stop(ledger: LedgerReport, venue: VenueReport) -> None:
+def test_applying_the_rules_ends_in_agreement_or_blocked_openings(ledger: LedgerReport, venue: VenueReport) -> None:
     for _ in range(4):
         differences = found(ledger, venue)
         if not differences or stops(differences):

@@ -93,7 +93,7 @@ def test_entrants_are_models_with_the_capital_and_the_replicates_of_the_rules() 
     }
     assert said == {
         "the account of 'ada' has a capital of 500",
-        "there is no model 'bob'; there are ada, twin",
+        "unknown model 'bob'; expected one of ada, twin",
         "'twin' has 2 accounts of one configuration; replicates is 1",
     }
     of_two = replace(RULES, entrants=["twin"], replicates=2)
@@ -111,9 +111,9 @@ def test_entrants_are_models_with_the_capital_and_the_replicates_of_the_rules() 
     [
         ({}, START, "nothing is changed"),
         ({"start": RULES.start + HOUR}, RULES.start, "the season has begun"),
-        ({"start": START}, START, "is over already"),
-        ({"end": RULES.end - DAY}, RULES.end - HOUR, "is over already"),
-        ({"end": RULES.end + DAY}, RULES.end, "is over already"),
+        ({"start": START}, START, "is in the past"),
+        ({"end": RULES.end - DAY}, RULES.end - HOUR, "is in the past"),
+        ({"end": RULES.end + DAY}, RULES.end, "is in the past"),
     ],
 )
 def test_no_amendment_changes_the_past(changed: dict[str, Any], now: Any, what: str) -> None:
@@ -196,7 +196,7 @@ def test_a_primary_comparison_is_of_entrants() -> None:
             assert [issue.path for issue in entrant_issues(rules, models, capitals)] == wrong
     only = replace(RULES, entrants=["bob"], primary=PrimaryComparison(entrant="ada", against="bob", alpha=0.05))
     (issue,) = entrant_issues(only, models, capitals)
-    assert issue.message == "'ada' is not an entrant; there are bob"
+    assert issue.message == "'ada' is not an entrant; the entrants are bob"
 
 
 def test_the_entrants_of_a_season_that_has_begun_are_fixed() -> None:

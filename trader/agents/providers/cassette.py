@@ -159,6 +159,6 @@ def missing_text(folder: Path, turn: Turn, digest: str) -> str:
     """Return the error message for an answer missing from a cassette."""
     return (
         f"{folder} has no answer of {turn.model.id} at {iso(turn.view.at)}, step {turn.number}, to the request with "
-        f"the digest {digest}. Allowed is a backtest of the same candles, period, rules, limits and models as the "
-        "recorded one; with --models and --budget-usd the model is asked instead."
+        f"the digest {digest}. A replay needs the same candles, period, rules, limits and models as the recorded "
+        "backtest; use --models and --budget-usd to ask the model instead."
     )

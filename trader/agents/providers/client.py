@@ -302,7 +302,7 @@ class ProviderClient:
         left_out = self._left_out.setdefault((model.id, model.router_model_name), {})
         if field not in left_out:
             accepts = f"{model.router_model_name} does not accept {field}"
-            _log.warning("%s: %s; requests of %s leave it out for an hour", self.name, accepts, model.id)
+            _log.warning("%s: %s; requests for %s omit it for an hour", self.name, accepts, model.id)
         left_out[field] = self._timing.timer() + LEFT_OUT_S
 
     def _note_accepted(self, model: Model, fields: Collection[str]) -> None:

@@ -131,7 +131,7 @@ class Taapi:
             self._asked_at.pop(symbol, None)
             self._rests = self._clock.now(), self._next_rest
             _log.warning(
-                "taapi.io: no indicators of %s (%s); asked again in %.0f s at the earliest",
+                "taapi.io: no indicators for %s (%s); next attempt in %.0f s at the earliest",
                 symbol,
                 failure,
                 self._next_rest.total_seconds(),

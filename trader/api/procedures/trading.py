@@ -177,7 +177,7 @@ async def get_candles(context: Context, request: GetCandlesInput) -> GetCandlesO
     symbol = canonical_symbol(request.symbol)
     if symbol not in context.market.markets:
         traded = ", ".join(context.market.markets)
-        raise InvalidInput(Issue(("symbol",), f"{request.symbol!r} is not traded here; there are {traded}"))
+        raise InvalidInput(Issue(("symbol",), f"{request.symbol!r} is not traded here; the markets are {traded}"))
     written = {"to": request.to, "before": request.before}
     ends = [moment_of(text, field) for field, text in written.items() if text is not UNSET]
     end = min([*ends, context.clock.now()])

@@ -1,4 +1,4 @@
-"""Scores of an exam: the share of the oracle per edge, what was burnt in null worlds, and which of two entrants is
+"""Scores of an exam: the share of the oracle per edge, what was burned in null worlds, and which of two entrants is
 better.
 
 The test bets on the paired differences, so that an exam may be looked at after every state: Waudby-Smith and Ramdas,

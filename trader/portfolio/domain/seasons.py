@@ -386,7 +386,7 @@ def entrant_issues(rules: SeasonRules, models: Collection[Model], capitals: Mapp
         path: tuple[str | int, ...] = ("entrants",) if index is None else ("entrants", index)
         group = groups.get(name) or by_id.get(name)
         if group is None:
-            yield Issue(path, f"there is no model {name!r}; there are {known}")
+            yield Issue(path, f"unknown model {name!r}; expected one of {known}")
             continue
         if name in groups and len(group) != rules.replicates:
             accounts = "1 account" if len(group) == 1 else f"{len(group)} accounts"
@@ -401,11 +401,11 @@ def entrant_issues(rules: SeasonRules, models: Collection[Model], capitals: Mapp
 def _primary_issues(rules: SeasonRules, entrants: Collection[str]) -> Iterator[Issue]:
     if rules.primary is None:
         return
-    there_are = ", ".join(sorted(entrants)[:20])
+    known = ", ".join(sorted(entrants)[:20])
     for place, allowed in (("entrant", entrants), ("against", {*entrants, *_REFERENCES})):
         name = getattr(rules.primary, place)
         if name not in allowed:
-            yield Issue(("primary", place), f"{name!r} is not an entrant; there are {there_are}")
+            yield Issue(("primary", place), f"{name!r} is not an entrant; the entrants are {known}")
 
 
 def amendment_issues(before: SeasonRules, after: SeasonRules, now: datetime) -> Iterator[Issue]:
@@ -420,6 +420,6 @@ def amendment_issues(before: SeasonRules, after: SeasonRules, now: datetime) -> 
     if after.start != before.start and before.start <= now:
         yield Issue(("start",), f"the season has begun at {iso(before.start)}")
     if after.start != before.start and after.start <= now:
-        yield Issue(("start",), f"{iso(after.start)} is over already")
+        yield Issue(("start",), f"{iso(after.start)} is in the past")
     if after.end != before.end and min(before.end, after.end) <= now:
-        yield Issue(("end",), f"{iso(min(before.end, after.end))} is over already")
+        yield Issue(("end",), f"{iso(min(before.end, after.end))} is in the past")
