@@ -15,7 +15,7 @@ from support.chromium import chromium_program, open_tab
 
 from trader.__main__ import main
 from trader.backtest.report import lines_of, monthly_returns, time_held
-from trader.core.statistics import EquityPoint
+from trader.portfolio.sql.snapshots import HourlyValue
 from trader.portfolio.tables import Table, load_table
 
 START = datetime(2025, 3, 1, tzinfo=UTC)
@@ -30,11 +30,21 @@ def test_time_in_the_market_counts_no_minute_twice(spans: list[list[int]]) -> No
 
 
 def test_months_compound_to_the_whole_return_and_end_with_ruin() -> None:
-    values = {datetime(2025, 1, 5, 3, tzinfo=UTC): 110.0, datetime(2025, 1, 31, 23, tzinfo=UTC): 120.0}
-    values |= {datetime(2025, 2, 1, tzinfo=UTC): 90.0, datetime(2025, 3, 1, tzinfo=UTC): 0.0}
-    values |= {datetime(2025, 4, 1, tzinfo=UTC): 50.0}
-    months = monthly_returns([EquityPoint(hour, value, None) for hour, value in values.items()], 100.0)
-    assert {month.month: gain for month, gain in months.items()} == pytest.approx({1: 20.0, 2: -25.0, 3: -100.0})
+    values = {datetime(2025, 1, 5, 3, 59, tzinfo=UTC): 110, datetime(2025, 1, 31, 23, 59, tzinfo=UTC): 120}
+    values |= {datetime(2025, 2, 1, 0, 59, tzinfo=UTC): 90, datetime(2025, 3, 1, 0, 1, tzinfo=UTC): 0}
+    values |= {datetime(2025, 4, 1, 0, 1, tzinfo=UTC): 50}
+    assert months_of(values) == pytest.approx({1: 20.0, 2: -25.0, 3: -100.0})
+
+
+def test_the_value_at_the_end_of_a_month_is_of_that_month() -> None:
+    values = {datetime(2025, 1, 31, 23, 59, tzinfo=UTC): 120, datetime(2025, 2, 1, tzinfo=UTC): 130}
+    assert months_of(values) == pytest.approx({1: 30.0})
+
+
+def months_of(values: dict[datetime, int]) -> dict[int, float]:
+    """Return the monthly gains of an account that began with 100 and had these values, by the number of the month."""
+    hours = [HourlyValue("own", at.replace(minute=0), Decimal(value), at) for at, value in values.items()]
+    return {month.month: gain for month, gain in monthly_returns(hours, 100.0).items()}
 
 
 def test_a_line_has_the_last_value_within_each_candle() -> None:

@@ -205,7 +205,8 @@ def test_the_notebook_draws_the_tear_sheet_of_a_run(tmp_path: Path, monkeypatch:
     assert names["by_market"]["net_pnl"].sum() == pytest.approx(names["trades"]["net_pnl"].sum())
     assert set(names["equity"].columns) > {account["id"]}
     assert names["equity"][account["id"]].iloc[-1] == pytest.approx(account["equity"])
-    assert len(names["daily"]) == 3
+    assert [day.day for day in names["daily"].index] == [2, 3, 4]
+    assert 100 * ((1 + names["daily"]).prod() - 1) == pytest.approx(account["returnPercent"])
     assert "Sharpe" in (tmp_path / "tear_sheet.html").read_text(encoding="utf-8")
 
 

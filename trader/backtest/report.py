@@ -19,7 +19,7 @@ from trader.market.sources.replay import ReplaySource
 from trader.portfolio.domain.baselines import BUY_AND_HOLD, HOLD_NOTHING
 from trader.portfolio.evidence import EvidenceReport
 from trader.portfolio.run_statistics import RunStatistics
-from trader.portfolio.sql.snapshots import hourly_points
+from trader.portfolio.sql.snapshots import HourlyValue, hourly_points
 from trader.portfolio.tables import Table
 from trader.seasons.page import PageSection, RankedModel, ReferenceCurve, SeasonReport, percent_curve, signed
 from trader.settings.settings import Settings
@@ -133,7 +133,7 @@ def _months(ranked: _Ranked, held: Sequence[BaselineAccount]) -> str:
         *((standing.account.name, each) for standing, each in ranked),
         *((each.baseline.name, each) for each in held),
     ]
-    found = [(name, monthly_returns(_points(each), _capital(each))) for name, each in named]
+    found = [(name, monthly_returns(each.hours, _capital(each))) for name, each in named]
     months = sorted({month for _, returns in found for month in returns})
     rows = [
         (escape(name), *(signed(returns[month], " %") if month in returns else "–" for month in months))
@@ -142,11 +142,15 @@ def _months(ranked: _Ranked, held: Sequence[BaselineAccount]) -> str:
     return table(("account", *(f"{month:%b %Y}" for month in months)), rows)
 
 
-def monthly_returns(points: Sequence[EquityPoint], capital: float) -> dict[datetime, float]:
-    """Return the gain of each calendar month with a value, in percent, keyed by its start; none after ruin."""
+def monthly_returns(hours: Sequence[HourlyValue], capital: float) -> dict[datetime, float]:
+    """Return the gain of each calendar month with a value, in percent, keyed by its start; none after ruin.
+
+    A value at the very start of a month closes the month before it.
+    """
     ends: dict[datetime, float] = {}
-    for point in points:
-        ends[point.hour.replace(day=1, hour=0)] = point.value
+    for value in hours:
+        within = value.last_at - datetime.resolution
+        ends[within.replace(day=1, hour=0, minute=0, second=0, microsecond=0)] = float(value.last)
     returns: dict[datetime, float] = {}
     for month, end in ends.items():
         if capital > 0:
