@@ -14,9 +14,14 @@ from support.candles import write_walk
 from support.chromium import chromium_program, open_tab
 
 from trader.__main__ import main
+from trader.agents.variants import VARIANTS
 from trader.backtest.report import lines_of, monthly_returns, time_held
+from trader.core.variant_id import VariantId
+from trader.portfolio.domain.evidence import Statement
 from trader.portfolio.sql.snapshots import HourlyValue
 from trader.portfolio.tables import Table, load_table
+from trader.seasons.page import RankedModel, SeasonReport, page
+from trader.seasons.sql.report import AccountReport, TradeOutcome
 
 START = datetime(2025, 3, 1, tzinfo=UTC)
 CELLS = """[...document.querySelectorAll('section')].find(one => one.querySelector('h2')?.innerText === '{title}')
@@ -58,6 +63,52 @@ def test_a_line_has_the_last_value_within_each_candle() -> None:
         {"name": "z", "panel": True, "values": [None, 0.33333333, None, None]},
     ]
     assert lines_of(series, "SOL", times) == []
+
+
+def standing(account_id: str, variant: str, cost: Decimal | None = None) -> RankedModel:
+    """Return the place of an account without evidence."""
+    zero, end = Decimal(0), START + timedelta(days=2)
+    account = AccountReport(
+        model_id=account_id, name=account_id.title(), variant=variant, initial_capital=Decimal(10_000),
+        started_at=START, at=end, equity=Decimal(10_095), unrealized=zero, gross=Decimal(100), fees=Decimal(5),
+        liquidation_fees=zero, funding=zero, insurance=zero, model_cost=cost, invocations=70, trades=1,
+        within_minute=0,
+    )  # fmt: skip
+    return RankedModel(account, [(START, 0.0), (end, 0.95)], Statement(48, None, "too short"), 1.5)
+
+
+def words_of(kind: str, *standings: RankedModel, close_reason: str = "stop") -> str:
+    """Return the text of a report on accounts with one trade in each variant."""
+    variants = {each.account.variant for each in standings}
+    trades = [TradeOutcome(variant, "BTC", close_reason, 0.95, timedelta(hours=1)) for variant in sorted(variants)]
+    html = page(SeasonReport("own", standings, [], trades, kind=kind))
+    return re.sub(r"<[^>]+>+", "|", html[html.index("<main>") : html.index("</main>")])
+
+
+def test_the_report_of_a_backtest_names_accounts_and_nothing_that_only_a_service_has() -> None:
+    pair = standing("one", "Trendsurfer"), standing("two", "Trendsurfer")
+    words = words_of("Backtest", standing("dip", "Apex"), *pair)
+    apex, trendsurfer = VARIANTS[VariantId.APEX].label, VARIANTS[VariantId.TRENDSURFER].label
+    assert apex not in words
+    assert len(re.findall(r"\|Dip\|", words)) == 6, "legends of equity, drawdown and trades, and three tables"
+    assert f"{trendsurfer}, 2 accounts" in words
+    for absent in ("model", "operator"):
+        assert absent not in words.lower()
+
+
+def test_a_report_names_costs_of_models_and_operators_where_there_are_any() -> None:
+    words = words_of("Backtest", standing("gpt", "Apex", Decimal("1.25")), close_reason="operator")
+    assert "The cost of the language models is paid outside the accounts" in words
+    assert "|model cost, USD|" in words
+    assert "|1.25|" in words
+    assert "|by operator|" in words
+
+
+def test_the_report_of_a_season_names_models_and_variants() -> None:
+    words = words_of("Season report", standing("dip", "Apex"))
+    assert len(re.findall(rf"\|{re.escape(VARIANTS[VariantId.APEX].label)}\|", words)) == 5
+    for present in ("|models|", "|variant|", "|by operator|", "|model cost, USD|", "The cost of the language models"):
+        assert present in words
 
 
 DRAWING = """

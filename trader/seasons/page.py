@@ -8,7 +8,7 @@ from html import escape
 from statistics import median
 from typing import Any, NamedTuple
 
-from trader.agents.variants import VARIANTS, color_of
+from trader.agents.variants import VARIANTS, Variant, color_of
 from trader.api.dashboard.document import bar, document, interval, key, minus, scale, table
 from trader.api.schemas.evidence import GetEvidenceOutput
 from trader.core.money import ZERO
@@ -84,19 +84,36 @@ class SeasonReport(NamedTuple):
         """The accounts whose books do not explain the equity to the last digit."""
         return [account for account in self.accounts if account.explained != account.change]
 
+    @property
+    def is_backtest(self) -> bool:
+        return self.kind == "Backtest"
+
+    @property
+    def entrant(self) -> str:
+        """The word for what trades: in a backtest, mostly code."""
+        return "account" if self.is_backtest else "model"
+
+    @property
+    def has_model_costs(self) -> bool:
+        """Whether the cost of language models is shown; without any, a backtest does not mention it."""
+        return not self.is_backtest or any(account.model_cost is not None for account in self.accounts)
+
     def of_variant(self, variant: VariantId) -> list[RankedModel]:
         return [standing for standing in self.standings if standing.account.variant == variant]
 
+    def label(self, variant: Variant) -> str:
+        """Return the label of a variant: in a backtest, the name of its account if it has only one."""
+        standings = self.of_variant(variant.id)
+        return standings[0].account.name if self.is_backtest and len(standings) == 1 else variant.label
 
-EQUITY = "The equity of each variant in percent of the starting capital; of several models, their average."
+
+EQUITY = "The equity of each variant in percent of the starting capital; of several {}s, their average."
 DRAWDOWNS = "How far each equity above is below its peak so far."
 TRADES = "Net profit of completed trades in percent of their entry notional."
-COSTS = (
-    "From the capital at the start to the equity at the end, each part summed from the books. The cost of the language "
-    "models is paid outside the accounts and listed separately."
-)
+COSTS = "From the capital at the start to the equity at the end, each part summed from the books."
+MODEL_COSTS = " The cost of the language models is paid outside the accounts and listed separately."
 BOARD = (
-    "Best return first. The bar is the 95 % interval of the return. The verdict compares each model with the next one, "
+    "Best return first. The bar is the 95 % interval of the return. The verdict compares each {} with the next one, "
     "hour by hour; all verdicts together are wrong in at most 5 % of cases, however often one looks. In a replay of "
     "candles, trades held under a minute are on drawn prices."
 )
@@ -135,8 +152,8 @@ def page(season: SeasonReport) -> str:
             *season.sections,
             ("Drawdowns", DRAWDOWNS, _curves(season, "drawdown")),
             ("Trades", TRADES, _trades(season)),
-            ("Where the money went", COSTS, _costs(season)),
-            ("Leaderboard", BOARD, _leaderboard(season)),
+            ("Where the money went", COSTS + MODEL_COSTS * season.has_model_costs, _costs(season)),
+            ("Leaderboard", BOARD.format(season.entrant), _leaderboard(season)),
             *([] if season.evidence is None else [("Evidence", EVIDENCE, '<div class="panel" id="evidence"></div>')]),
         ]
     )
@@ -144,8 +161,8 @@ def page(season: SeasonReport) -> str:
 
 
 def _equity_words(season: SeasonReport) -> str:
-    own = EQUITY if len(season.standings) > 1 else "The equity in percent of the starting capital."
-    return own + (
+    one = "The equity in percent of the starting capital."
+    return (EQUITY.format(season.entrant) if len(season.standings) > 1 else one) + (
         f" Dashed: {escape(', '.join(each.name for each in season.references))}." if season.references else ""
     )
 
@@ -158,10 +175,10 @@ def _head(season: SeasonReport) -> str:
     capital = sum((account.initial_capital for account in accounts), ZERO)
     decisions = sum(account.invocations for account in accounts)
     tiles = (
-        ("models", f"{len(accounts):,}"),
+        (f"{season.entrant}s", f"{len(accounts):,}"),
         ("days", f"{(end - start) / timedelta(days=1):.1f}"),
         ("completed trades", f"{len(season.trades):,}"),
-        ("decisions" if season.kind == "Backtest" else "invocations", f"{decisions:,}"),
+        ("decisions" if season.is_backtest else "invocations", f"{decisions:,}"),
         ("return of all accounts", signed(100 * _sum(accounts, lambda account: account.change) / capital, " %")),
     )
     shown = "".join(f'<div class="tile"><span>{name}</span><b>{value}</b></div>' for name, value in tiles)
@@ -185,7 +202,7 @@ def _data(season: SeasonReport) -> dict[str, Any]:
     ]
     trades = [
         {
-            "name": variant.label,
+            "name": season.label(variant),
             "color": variant.color,
             "values": [round(float(trade.net_percent), 3) for trade in season.trades if trade.variant == variant.id],
         }
@@ -231,7 +248,7 @@ def _curves(season: SeasonReport, chart: str) -> str:
         standings = season.of_variant(variant.id)
         if len(standings) > 1:
             cards.append(
-                f'<div class="panel card"><h3>{escape(variant.label)}, {len(standings)} models</h3>'
+                f'<div class="panel card"><h3>{escape(variant.label)}, {len(standings)} {season.entrant}s</h3>'
                 f'<div class="chart" data-chart="{chart}" data-variant="{variant.id}"></div></div>'
             )
     whole = f'<div class="panel card">{_legend(season)}<div class="chart" data-chart="{chart}"></div></div>'
@@ -239,30 +256,38 @@ def _curves(season: SeasonReport, chart: str) -> str:
 
 
 def _trades(season: SeasonReport) -> str:
+    causes = {trade.close_reason for trade in season.trades}
+    groups = {
+        head: group
+        for head, group in CLOSE_REASONS.items()
+        if head != "by operator" or not season.is_backtest or causes.intersection(group)
+    }
     rows = []
     for variant in VARIANTS.values():
         trades = [trade for trade in season.trades if trade.variant == variant.id]
         nets, reasons = [trade.net_percent for trade in trades], [trade.close_reason for trade in trades]
         if trades:
             won = sum(net > 0 for net in nets)
-            closed = [sum(map(reasons.count, group)) for group in CLOSE_REASONS.values()]
+            closed = [sum(map(reasons.count, group)) for group in groups.values()]
             held = median(trade.held / timedelta(minutes=1) for trade in trades)
             brief = sum(trade.held < timedelta(minutes=1) for trade in trades)
             shares = [f"{100 * count / len(trades):.1f} %" for count in (won, brief, *closed)]
             rows.append(
-                (escape(variant.label), f"{len(trades):,}", shares[0], signed(median(nets), " %", 3),
+                (escape(season.label(variant)), f"{len(trades):,}", shares[0], signed(median(nets), " %", 3),
                  f"{held:.0f} min", *shares[1:])
             )  # fmt: skip
-    details = table(("variant", "trades", "won", "median net", "median held", "under 1 min", *CLOSE_REASONS), rows)
+    head = "account" if season.is_backtest else "variant"
+    details = table((head, "trades", "won", "median net", "median held", "under 1 min", *groups), rows)
     return f'<div class="panel card">{_legend(season)}<div class="chart" data-chart="trades"></div></div><br>{details}'
 
 
 def _costs(season: SeasonReport) -> str:
     groups = [
-        (variant.label, [each.account for each in season.of_variant(variant.id)]) for variant in VARIANTS.values()
+        (season.label(variant), [each.account for each in season.of_variant(variant.id)])
+        for variant in VARIANTS.values()
     ]
     rows = [
-        (escape(name), *(signed(_sum(accounts, part)) for _, part in PARTS), _model_cost(accounts))
+        (escape(name), *(signed(_sum(accounts, part)) for _, part in PARTS), *_model_cost(season, accounts))
         for name, accounts in (*groups, ("all", season.accounts))
         if accounts
     ]
@@ -273,7 +298,7 @@ def _costs(season: SeasonReport) -> str:
         [(name, bar(value, least, most), minus(f"{value:+,.0f}")) for name, value in sums],
         text_columns=2,
     )
-    details = table(("", *(name for name, _ in PARTS), "model cost, USD"), rows)
+    details = table(("", *(name for name, _ in PARTS), *_model_cost_heads(season)), rows)
     return f"{_verdict(season)}{chart}<br>{details}"
 
 
@@ -302,7 +327,7 @@ def _leaderboard(season: SeasonReport) -> str:
                 escape(account.name), _variant(account.variant), signed(value, " %"),
                 f'{bar}<br><span class="words unsure">{escape(why or "")}</span>', _against_next(standing.verdict),
                 f"{standing.drawdown:.1f} %", f"{account.within_minute:,} of {account.trades:,}",
-                signed(account.change), f"{account.equity:,.2f}", _model_cost([account]),
+                signed(account.change), f"{account.equity:,.2f}", *_model_cost(season, [account]),
             )
         )  # fmt: skip
     for model in season.unvalued:
@@ -311,8 +336,8 @@ def _leaderboard(season: SeasonReport) -> str:
         name = f'{escape(model.name)}<br><span class="unsure">{words}</span>'
         rows.append((name, _variant(model.variant), *[""] * 8))
     heads = (
-        "model", "variant", "return", "95 % interval, for one look", "against the next", "drawdown",
-        "trades under 1 min", "change", "equity", "model cost, USD",
+        season.entrant, "variant", "return", "95 % interval, for one look", "against the next", "drawdown",
+        "trades under 1 min", "change", "equity", *_model_cost_heads(season),
     )  # fmt: skip
     return table(heads, rows, text_columns=2)
 
@@ -327,7 +352,7 @@ def _against_next(verdict: Verdict | None) -> str:
 
 def _legend(season: SeasonReport) -> str:
     shown = [variant for variant in VARIANTS.values() if season.of_variant(variant.id)]
-    names = (f"<span>{key(variant.color)}{escape(variant.label)}</span>" for variant in shown)
+    names = (f"<span>{key(variant.color)}{escape(season.label(variant))}</span>" for variant in shown)
     return f'<div class="keys">{"".join(names)}</div>'
 
 
@@ -339,9 +364,13 @@ def _sum(accounts: Iterable[AccountReport], part: Callable[[AccountReport], Deci
     return sum(map(part, accounts), ZERO)
 
 
-def _model_cost(accounts: Sequence[AccountReport]) -> str:
+def _model_cost_heads(season: SeasonReport) -> list[str]:
+    return ["model cost, USD"] if season.has_model_costs else []
+
+
+def _model_cost(season: SeasonReport, accounts: Sequence[AccountReport]) -> list[str]:
     known = [account.model_cost for account in accounts if account.model_cost is not None]
-    return f"{sum(known, ZERO):,.2f}" if known else "–"
+    return [f"{sum(known, ZERO):,.2f}" if known else "–"] if season.has_model_costs else []
 
 
 def signed(value: float | Decimal, unit: str = "", digits: int = 2) -> str:

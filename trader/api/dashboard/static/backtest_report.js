@@ -31,8 +31,8 @@ function Market({ market }) {
     <div class="steps">
       ${
         models.size > 1 &&
-        html`<select aria-label="Model" onChange=${event => setModel(event.target.value)}>
-        <option value="">all models</option>${[...models].map(([id, name]) => html`<option value=${id}>${name}</option>`)}</select>`
+        html`<select aria-label="Account" onChange=${event => setModel(event.target.value)}>
+        <option value="">all accounts</option>${[...models].map(([id, name]) => html`<option value=${id}>${name}</option>`)}</select>`
       }
       ${step(place < 0 ? trades.length - 1 : place - 1, '← Previous trade')}
       ${step(place < 0 ? 0 : place + 1, 'Next trade →')}
