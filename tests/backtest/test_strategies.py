@@ -22,13 +22,16 @@ from trader.agents.strategy_files import LoadedStrategy, load_strategy
 from trader.backtest.masking import MaskedPeek
 from trader.core.errors import SettingsError, StrategyError
 from trader.core.variant_id import VariantId
+from trader.market.domain.indicators import indicators
 from trader.portfolio import tables as results
 from trader.strategies import (
     CancelOrder,
+    Candle,
     ClosePosition,
     CreatePosition,
     Decision,
     GivenPosition,
+    OrderType,
     PlaceOrder,
     PlannedExit,
     SeriesValue,
@@ -459,3 +462,59 @@ def test_a_view_for_a_unit_test_is_like_a_real_one() -> None:
     assert market.indicators["15m"] == market.indicator_history["15m"][-1]
     assert market.indicators["15m"].rsi == 100
     assert msgspec.json.decode(msgspec.json.encode(RISING), type=View) == RISING
+
+
+def test_a_view_for_a_unit_test_has_several_intervals_candles_with_volumes_and_resting_orders() -> None:
+    hour = datetime(2025, 1, 6, 11, tzinfo=UTC)
+    view = build_view(
+        {
+            "BTC": {
+                "1h": [Candle(hour, 91_000, 93_000, 90_000, 92_000, 7.5)],
+                "15m": np.linspace(90_000, 92_500, 400),
+            },
+            "ETH": [2_000, 2_100],
+        },
+        orders=[
+            PlaceOrder(symbol="ETH", side="sell", quantity=2, type=OrderType.LIMIT, limit_price=2_200),
+            PlaceOrder(symbol="BTC", side="buy", quantity=0.5, type=OrderType.LIMIT, limit_price=90_500.5),
+        ],
+    )
+    market = view.markets["BTC"]
+    assert market.price == 92_500, "of the finest interval"
+    assert (market.closes("1h").tolist(), market.volumes("1h").tolist()) == ([92_000], [7.5])
+    assert set(market.candles) == set(market.indicators) == {"1h", "15m"}
+    assert market.indicators["15m"] == indicators(market.candles["15m"][-300:])
+    assert [(order.symbol, order.limit_price, order.remaining) for order in view.orders] == [
+        ("ETH", 2_200, 2), ("BTC", Decimal("90500.5"), Decimal("0.5")),
+    ]  # fmt: skip
+    assert msgspec.json.decode(msgspec.json.encode(view), type=View) == view
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("{'FOO': [1]}", "closes has 'FOO'; allowed are BTC, ETH, "),
+        ("{'BTC': []}", "BTC 15m has no prices; it needs at least one close or Candle"),
+        ("{'BTC': 90_000}", "BTC 15m is 90000; it must be a sequence of closes or of Candles"),
+        ("{'BTC': [90_000, np.nan]}", "BTC 15m[1] is nan; it must be a finite number above 0"),
+        ("{'BTC': ['dear']}", "BTC 15m[0] is 'dear'; it must be a finite number above 0"),
+        ("{'BTC': [1]}, interval='7m'", "BTC has the interval '7m'; allowed are 1m, 5m, 15m, 1h, 4h"),
+        ("{'BTC': {}}", "BTC has no interval; it needs at least one of 1m, "),
+        ("{'BTC': [LATE]}", "BTC 15m[0] opens at 2025-01-06T12:00:00+00:00; candles of 15m ascend, "),
+        ("{'BTC': [LATE]}, at=LATE.open_time.replace(tzinfo=None)", "at is datetime.datetime(2025, 1, 6, 12, 0); it "),
+        ("{'BTC': [LATE._replace(low=0)]}, at=LATE.open_time.replace(hour=13)", "BTC 15m[0].low is 0; it must be "),
+        ("{'BTC': [LATE, 5]}, at=LATE.open_time.replace(hour=13)", "BTC 15m[1] is 5; it must be a Candle, "),
+        ("{'BTC': [1]}, held={'ETH': GivenPosition(Side.LONG, 1, 1)}", "held has 'ETH'; allowed are BTC"),
+        ("{'BTC': [1]}, held={'BTC': GivenPosition(Side.LONG, -1, 1)}", "the quantity held in BTC is -1; it must be "),
+        ("{'BTC': [1]}, capital=0", "capital is 0; it must be a finite number above 0"),
+        ("{}, orders=[PlaceOrder(symbol='ETH', side='buy', quantity=1)]", "orders has 'ETH'; allowed are none, "),
+        ("{'BTC': [1]}, orders=[PlaceOrder(symbol='BTC', side='buy', quantity=1)]", "allowed are limit orders, "),
+    ],
+)
+def test_wrong_arguments_of_a_view_for_a_unit_test_are_named(arguments: str, words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        eval(f"build_view({arguments})")  # the arguments above
+
+
+LATE = Candle(datetime(2025, 1, 6, 12, tzinfo=UTC), 1, 1, 1, 1, 1)
+"""A candle that opens at the time of a view."""
