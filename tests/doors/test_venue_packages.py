@@ -13,7 +13,7 @@ from support.memory_venue import MemoryAccount, MemoryVenue
 from support.scripted import START, make_tick
 
 from trader.composition.external import open_external
-from trader.core.errors import OrderUndecided
+from trader.core.errors import OrderUndecided, SettingsError
 from trader.core.events import EventBus
 from trader.database.pool import Database
 from trader.exchange.accounts import Accounts
@@ -32,6 +32,7 @@ from trader.live.venues import VENUES
 from trader.market.feed import MarketFeed
 from trader.portfolio.audit import audit
 from trader.settings.forms import one_of
+from trader.settings.presets import PRESET_VENUES
 from trader.settings.settings import VARIABLES
 
 D = Decimal
@@ -44,11 +45,16 @@ TEMPLATE: VenuePackage = template
 async def traded(
     database: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[tuple[LiveExchange, MemoryVenue]]:
-    """A live exchange at a venue added as one row of the table."""
+    """A live exchange at a venue added as one row of each table, with the figures of another."""
     clock = ManualClock(START)
     venue = MemoryVenue(clock, PRICES)
+    with pytest.raises(SettingsError, match="VENUE: expected one of lighter"):
+        live_settings("http://127.0.0.1:9", DATABASE_URL=dsn, VENUE="memory")
     monkeypatch.setitem(VENUES, "memory", venue)
-    settings = msgspec.structs.replace(live_settings("http://127.0.0.1:9", DATABASE_URL=dsn), venue="memory")
+    monkeypatch.setitem(VARIABLES, "venue", VARIABLES["venue"]._replace(form=one_of(*VENUES)))
+    monkeypatch.setitem(PRESET_VENUES, "memory", PRESET_VENUES["hyperliquid"])
+    settings = live_settings("http://127.0.0.1:9", DATABASE_URL=dsn, VENUE="memory")
+    assert settings.venue_preset == "hyperliquid"
     await add_model(database, "apex")
     async with AsyncExitStack() as stack:
         external = await open_external(settings, stack)

@@ -24,7 +24,14 @@ from trader.settings.dotenv import parse_dotenv, quoted, read_dotenv
 from trader.settings.forms import Secret
 from trader.settings.presets import PRESETS
 from trader.settings.providers import PROVIDERS
-from trader.settings.settings import VARIABLES, Settings, find_misspelled, find_risks, read_database_url
+from trader.settings.settings import (
+    VARIABLES,
+    Settings,
+    effective_texts,
+    find_misspelled,
+    find_risks,
+    read_database_url,
+)
 
 KEY = {"OPENAI_API_KEY": "sk-one"}
 ROOT = Path(__file__).parents[2]
@@ -73,6 +80,13 @@ def test_a_preset_supplies_figures_that_no_setting_gives() -> None:
     assert PRESETS.keys() == PRESET_MARKETS.keys()
     names = {variable.name for variable in VARIABLES.values()}
     assert all(figures.keys() <= names for figures in PRESETS.values())
+
+
+def test_with_the_venues_prices_the_figures_are_the_venues() -> None:
+    texts = effective_texts({"VENUE": "hyperliquid"}, {}, demo=False)
+    assert texts["VENUE_PRESET"] == ("hyperliquid", "MARKET_SOURCE")
+    assert texts["SIM_TAKER_FEE_BPS"] == ("4.5", "VENUE_PRESET=hyperliquid")
+    assert effective_texts({"VENUE": "hyperliquid"}, {}, demo=True)["VENUE_PRESET"].text == "default"
 
 
 def test_demo_needs_nothing() -> None:

@@ -13,8 +13,9 @@ class PresetVenue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A venue with known figures.
 
     `markets` have the fields of a `Market`. `presets` maps each VENUE_PRESET to the texts of the settings whose default
-    it changes; a venue with several fee tiers has several presets. `liquidation` has the rules of liquidation that
-    differ from the default's. `sources` say where the figures come from.
+    it changes; a venue with several fee tiers has several presets, and `MARKET_SOURCE=venue` uses VENUE's first one.
+    `liquidation` has the rules of liquidation that differ from the default's. `sources` say where the figures come
+    from.
     """
 
     markets: list[dict[str, Any]]

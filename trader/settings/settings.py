@@ -26,7 +26,7 @@ from trader.settings.checks import (
 )
 from trader.settings.dotenv import read_dotenv
 from trader.settings.forms import EffectiveText, Secret, Variable, parse_setting
-from trader.settings.presets import PRESETS
+from trader.settings.presets import PRESET_VENUES, PRESETS
 from trader.settings.providers import KEY_NAME, ProviderSettings, read_providers
 
 _BY_PRESET: Final = "from VENUE_PRESET"
@@ -105,7 +105,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         "VENUE_PRESET", "", forms.one_of(*PRESETS),
         "Venue whose figures the simulator uses: fees, latency, funding interval, margin tiers, tick, lot and minimum. "
         "A figure's own setting overrides it.",
-        shown_default="default; with MARKET_SOURCE=venue lighter-standard")]
+        shown_default="default; with MARKET_SOURCE=venue the first of VENUE")]
     taker_fee_bps: Annotated[Decimal, Variable(
         "SIM_TAKER_FEE_BPS", "5", forms.BASIS_POINTS, "Fee of taker fills, in basis points.",
         shown_default=_BY_PRESET)]
@@ -327,7 +327,8 @@ def effective_texts(environ: Mapping[str, str], file: Mapping[str, str], *, demo
     given = merged_texts(environ, file)
     is_live = given.get("TRADING_MODE") == "live"
     follows_venue = given.get("MARKET_SOURCE", "synthetic" if demo else "venue") == "venue"
-    preset = given.get("VENUE_PRESET", "lighter-standard" if follows_venue else "default")
+    venue = PRESET_VENUES.get(given.get("VENUE", VARIABLES["venue"].default)) if follows_venue else None
+    preset = given.get("VENUE_PRESET", "default" if venue is None else next(iter(venue.presets)))
     texts = {}
     for variable in VARIABLES.values():
         name, special = variable.name, variable.demo_default if demo else variable.live_default if is_live else None

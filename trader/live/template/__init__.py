@@ -5,7 +5,8 @@ venue. Then:
 
 1. add a row to `VENUES` in `live/venues.py`, and the name to the field `venue` in `settings/settings.py`;
 2. add a field there for each credential that `VENUE_API_KEY`, `VENUE_API_KEY_INDEX` and `VENUE_ACCOUNT_INDEX` do not
-   cover, and its figures to `market/presets.toml`;
+   cover; add its figures to `market/presets.toml`, in a table with the venue's name: `MARKET_SOURCE=venue` uses the
+   table's first preset;
 3. protect the package in `pyproject.toml` as `trader.live.lighter` is: only `live/venues.py` imports it;
 4. test it against a server that speaks its protocol and loses answers, as `tests/live/lighter` does.
 
