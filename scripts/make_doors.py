@@ -110,8 +110,8 @@ DOORS: Final = (
     ),
     Door(
         "a venue",
-        "a package that implements the protocol in `live/venue.py`, and its row; start from `live/template`",
-        "`live/<venue>`, `VENUES` in `live/venues.py`",
+        "a package that implements the protocol in `live/venue.py`, its row and its presets; copy `live/template`",
+        "`live/<venue>`, `VENUES` in `live/venues.py`, `trader/market/presets.toml`",
         _names(VENUES),
         "tests/doors/test_venue_packages.py::test_a_model_trades_at_a_venue_that_is_a_row_of_the_table",
     ),
@@ -125,7 +125,7 @@ DOORS: Final = (
     Door(
         "an anchor sink",
         "a class that implements `AnchorSink`, and the row of its scheme; `ANCHOR_URL` selects it",
-        "`SINKS` in `record/anchor_sinks.py`, `ANCHOR_ADDRESS` in `settings/forms.py`",
+        "`SINKS` in `record/anchor_sinks.py`, `ANCHOR_SCHEMES` in `settings/forms.py`",
         _names(ANCHOR_SINKS),
         f"{CLASSES}::test_a_sink_of_anchors_is_a_class_and_a_row",
     ),

@@ -28,7 +28,7 @@ from trader.record.anchor_sinks import SINKS as ANCHOR_SINKS
 from trader.record.anchor_sinks import make_sink
 from trader.record.anchors import Anchors
 from trader.record.domain.chain import Anchor
-from trader.settings.forms import Secret
+from trader.settings import forms
 from trader.settings.settings import Settings
 
 AT = datetime(2025, 1, 1, tzinfo=UTC)
@@ -117,9 +117,13 @@ class Notebook:
 
 async def test_a_sink_of_alarms_is_a_class_and_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     notebook: MakeSink = Notebook
+    address = {"NOTIFY_URL": "notebook+http://127.0.0.1:9/"}
+    with pytest.raises(SettingsError, match="NOTIFY_URL"):
+        Settings.load(address, None, demo=True)
     monkeypatch.setitem(ALARM_SINKS, "notebook", notebook)
+    monkeypatch.setattr(forms, "NOTIFY_FORMATS", tuple(ALARM_SINKS))
     monkeypatch.setattr(Notebook, "kept", [])
-    sinks = make_sinks([Secret("notebook+http://127.0.0.1:9/")], "here:1")
+    sinks = make_sinks(Settings.load(address, None, demo=True).notify_urls, "here:1")
     alarms = Alarms(sinks, now=lambda: AT)
     alarms.add(Alarm(AlarmCause("start"), "version 1"))
     await alarms.close()
@@ -141,8 +145,12 @@ class Notary:
 
 
 async def test_a_sink_of_anchors_is_a_class_and_a_row(floor: Floor, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = {"ANCHOR_URL": "notary://office"}
+    with pytest.raises(SettingsError, match="ANCHOR_URL"):
+        Settings.load(address, None, demo=True)
     monkeypatch.setitem(ANCHOR_SINKS, "notary", Notary)
-    sink = make_sink(Secret("notary://office"))
+    monkeypatch.setattr(forms, "ANCHOR_SCHEMES", tuple(ANCHOR_SINKS))
+    sink = make_sink(Settings.load(address, None, demo=True).anchor_url)
     assert isinstance(sink, Notary)
     await floor.add("ada")
     await floor.cycle()

@@ -179,12 +179,20 @@ def _is_database_host(text: str) -> bool:
     return match is not None and 0 < int(match.group(1) or 5432) < 65536
 
 
+ANCHOR_SCHEMES: Final = ("file", "http", "https")
+
+
 def _is_anchor_address(address: Secret) -> bool:
-    """Return whether this is a web address (its path and query may hold a secret) or the absolute path of a file."""
+    """Return whether this address has a sink.
+
+    The path and query of a web address may hold a secret; a file has an absolute path.
+    """
     parts = urlsplit(address.reveal())
+    if parts.scheme in DEFAULT_PORTS:
+        return "@" not in _split(address.reveal()).netloc
     if parts.scheme == "file":
         return not parts.netloc and len(parts.path) > 1 and not parts.query and not parts.fragment
-    return "@" not in _split(address.reveal()).netloc
+    return parts.scheme in ANCHOR_SCHEMES
 
 
 NOTIFY_FORMATS: Final = ("json", "ntfy", "slack", "telegram")
