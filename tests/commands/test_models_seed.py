@@ -394,6 +394,9 @@ async def test_a_history_is_written_once_and_continued(
 async def test_a_bulk_season_balances_and_has_the_rows_of_a_service(
     database: Database, dsn: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    async with database.connection() as conn:  # rows are written by the names of their columns
+        for table in ("portfolio_snapshots", "portfolio_hourly", "order_requests", "invocation_payloads"):
+            await conn.execute(f"ALTER TABLE {table} ADD COLUMN note text")
     arguments = ["--demo", "--models", "5", "--language-models", "--history", "1.5", "--how", "bulk"]
     assert _run(*arguments, "--cycle", "9", "--database-url", dsn) == 0
     report = await audit(database)

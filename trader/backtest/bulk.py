@@ -10,10 +10,12 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from datetime import datetime, timedelta
+from decimal import Decimal
 from functools import partial
 from itertools import chain, groupby
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
+from uuid import UUID
 
 import asyncpg
 import msgspec
@@ -46,7 +48,7 @@ from trader.exchange.sql.accounts import (
     upsert_service_state,
 )
 from trader.exchange.sql.ledger import write_postings
-from trader.exchange.sql.ledger_rows import request_row
+from trader.exchange.sql.ledger_rows import LedgerRow, request_row
 from trader.market.sources.synthetic import PastParts, SyntheticPast
 from trader.portfolio.domain.histories import Snapshot
 from trader.seasons.sql.report import SEASON_TIMEOUT_S, upsert_all_variant_hours
@@ -198,11 +200,13 @@ class BulkJournal:
         written = [snapshot for snapshot in self._snapshots if snapshot.created_at < until]
         self._snapshots = [snapshot for snapshot in self._snapshots if snapshot.created_at >= until]
         written.sort(key=attrgetter("created_at"))  # as a service would write them
-        await self._copy("portfolio_snapshots", map(msgspec.structs.astuple, written))
-        await self._copy("portfolio_hourly", _hours(written))
+        await self._copy_structs("portfolio_snapshots", Snapshot, written)
+        await self._copy_structs("portfolio_hourly", _Hour, _hours(written))
         await self._write_records()
         postings, self._postings = self._postings, {}
-        await self._copy("order_requests", _request_rows(chain.from_iterable(postings.values())))
+        requests = list(_request_rows(chain.from_iterable(postings.values())))
+        if requests:
+            await self._copy("order_requests", tuple(requests[0]), (tuple(row.values()) for row in requests))
         merged = [_merge(each) for each in postings.values()]
         if len(await write_postings(self._conn, merged, self._term)) < len(merged):
             raise StartError("An account was traded meanwhile; nothing of its past is written.")
@@ -220,25 +224,46 @@ class BulkJournal:
         await self._copy_structs(
             "tool_calls", ToolCall, (replace(call, metadata=_json(call.metadata)) for call in calls)
         )
-        await self._copy("invocation_payloads", filter(None, map(self._payload_row, records)))
+        await self._copy_structs("invocation_payloads", _StoredPayload, filter(None, map(self._payload, records)))
 
-    def _payload_row(self, record: InvocationRecord) -> tuple[Any, ...] | None:
+    def _payload(self, record: InvocationRecord) -> "_StoredPayload | None":
         """Return the row of an invocation's payload; None if it has none, or if the payload would have been deleted."""
         invocation, model = record.invocation, record.model
         if not model.is_ai or invocation.response is None or invocation.started_at < self._payloads_from:
             return None
         messages = [{"role": "user", "content": f"{model.name} at {iso(invocation.started_at)}"}]
         payload = Payload(messages=messages, answers=[invocation.response])
-        return record.id, zlib.compress(msgspec.json.encode(payload), 1), invocation.started_at
+        return _StoredPayload(record.id, zlib.compress(msgspec.json.encode(payload), 1), invocation.started_at)
 
     async def _copy_structs(self, table: str, kind: type[msgspec.Struct], structs: Iterable[msgspec.Struct]) -> None:
-        await self._copy(table, map(msgspec.structs.astuple, structs), kind.__struct_fields__)
+        await self._copy(table, kind.__struct_fields__, map(msgspec.structs.astuple, structs))
 
-    async def _copy(self, table: str, rows: Iterable[Any], columns: Sequence[str] | None = None) -> None:
+    async def _copy(self, table: str, columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None:
         await self._conn.copy_records_to_table(table, records=rows, columns=columns, timeout=SEASON_TIMEOUT_S)
 
 
-def _hours(snapshots: Iterable[Snapshot]) -> Iterator[tuple[Any, ...]]:
+class _Hour(msgspec.Struct):
+    """A row of `portfolio_hourly`."""
+
+    account_id: str
+    hour: datetime
+    run_id: UUID
+    total: Decimal
+    count: int
+    last: Decimal
+    last_at: datetime
+    leverage: float
+
+
+class _StoredPayload(msgspec.Struct):
+    """A row of `invocation_payloads`."""
+
+    invocation_id: UUID
+    payload: bytes
+    created_at: datetime
+
+
+def _hours(snapshots: Iterable[Snapshot]) -> Iterator[_Hour]:
     """Yield the `portfolio_hourly` rows of snapshots, which are ascending and complete hours."""
 
     def hour_of(snapshot: Snapshot) -> tuple[str, datetime]:
@@ -246,16 +271,23 @@ def _hours(snapshots: Iterable[Snapshot]) -> Iterator[tuple[Any, ...]]:
 
     for (account_id, hour), group in groupby(sorted(snapshots, key=hour_of), key=hour_of):
         members = list(group)
-        last, total = members[-1], sum((each.net_portfolio for each in members), ZERO)
-        leverage = max(each.leverage or 0.0 for each in members)
-        yield account_id, hour, last.run_id, total, len(members), last.net_portfolio, last.created_at, leverage
+        last = members[-1]
+        yield _Hour(
+            account_id=account_id,
+            hour=hour,
+            run_id=last.run_id,
+            total=sum((each.net_portfolio for each in members), ZERO),
+            count=len(members),
+            last=last.net_portfolio,
+            last_at=last.created_at,
+            leverage=max(each.leverage or 0.0 for each in members),
+        )
 
 
-def _request_rows(postings: Iterable[Posting]) -> Iterator[tuple[Any, ...]]:
+def _request_rows(postings: Iterable[Posting]) -> Iterator[LedgerRow]:
     for posting in postings:
         if posting.answer is not None:
-            row = request_row(posting, posting.answer)
-            yield tuple((row | {"answer": _json(posting.answer)}).values())
+            yield request_row(posting, posting.answer) | {"answer": _json(posting.answer)}
 
 
 def _merge(postings: Sequence[Posting]) -> Posting:

@@ -53,7 +53,7 @@ def run_rows(posting: Posting) -> list[LedgerRow]:
 
 
 def request_row(posting: Posting, answer: OrderAnswer) -> LedgerRow:
-    """Return the row of an answered order, with its columns in table order."""
+    """Return the row of an answered order."""
     return {
         "id": answer.id,
         "account_id": posting.account.id,
