@@ -58,3 +58,24 @@ def test_every_class_and_type_alias_has_a_unique_name() -> None:
             if not name.startswith("_"):
                 places[name].append(module)
     assert not {name: found for name, found in places.items() if len(found) > 1}
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
+    """Yield the modules that a module imports, or imports names from."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=aliases):
+                yield from (alias.name for alias in aliases)
+            case ast.ImportFrom(module=str(module), names=aliases):
+                yield from (f"{module}.{alias.name}" for alias in aliases)
+
+
+def test_a_domain_imports_only_domains_and_the_core() -> None:
+    allowed = re.compile(r"trader\.(core|[a-z_]+\.domain)\.|(?!trader\.)")
+    assert {
+        (module, name)
+        for module, tree in modules()
+        if "/domain/" in module
+        for name in imported(tree)
+        if allowed.match(name) is None
+    } == set()

@@ -23,8 +23,8 @@ from trader.portfolio.domain.baselines import (
     Baseline,
     baselines_beside,
     buy_every_market,
-    execute_of_rule_agent,
 )
+from trader.portfolio.followed_account import execute_of_rule_agent
 from trader.settings.settings import Settings
 
 

@@ -32,9 +32,8 @@ from trader.portfolio.domain.baselines import (
     BaselineState,
     baselines_beside,
     buy_every_market,
-    execute_of_rule_agent,
 )
-from trader.portfolio.followed_account import FollowedAccount
+from trader.portfolio.followed_account import FollowedAccount, execute_of_rule_agent
 from trader.portfolio.sql import baselines as store
 from trader.portfolio.sql.snapshots import insert_snapshots
 from trader.settings.settings import Settings

@@ -7,11 +7,18 @@ from datetime import datetime
 
 import msgspec
 
+from trader.agents.domain.guard import Approved, RiskContext
+from trader.agents.domain.messages import Outcome
 from trader.agents.domain.observation import RunHistory
+from trader.agents.domain.tools import Change
+from trader.agents.domain.view import VariantLimits
+from trader.agents.execute import RulesEnvironment, execute_change, run_at_once
 from trader.agents.sql.agent_view import select_equity_curve, select_lowest_equity
 from trader.database.pool import Connection
 from trader.exchange.domain.account import Account, Marks
-from trader.exchange.domain.ledger import Posting
+from trader.exchange.domain.ledger import ExchangeRules, Posting, RateOfHour
+from trader.exchange.domain.orders import Order
+from trader.exchange.domain.tick_rules import Moment
 from trader.portfolio.domain.baselines import TRADES_KEPT, BaselineState, EquityMarks
 from trader.portfolio.domain.histories import Snapshot, value_account
 from trader.portfolio.snapshots import is_due
@@ -66,3 +73,23 @@ class FollowedAccount:
             peak=self.equity.peak,
             day_opening=self.equity.before(now.date()),
         )
+
+
+def execute_of_rule_agent(
+    decision: Change,
+    context: RiskContext,
+    limits: VariantLimits,
+    moment: Moment,
+    rules: ExchangeRules,
+    rate_of_hour: RateOfHour,
+) -> tuple[Outcome, Posting | None]:
+    """Execute a decision of a baseline's rule agent on the account of the context.
+
+    Return its outcome and its change of the account, if any.
+    """
+
+    def order(approved: Approved) -> Order:
+        return Order(account_id=context.account.id, **msgspec.structs.asdict(approved))
+
+    environment = RulesEnvironment(context, limits, moment, rules, rate_of_hour, order)
+    return run_at_once(execute_change(decision, environment)), environment.posting

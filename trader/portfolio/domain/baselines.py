@@ -11,12 +11,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from trader.agents.domain.guard import Approved, RiskContext
-from trader.agents.domain.messages import Outcome
 from trader.agents.domain.observation import LastFill, TradingRecord, observe_trade
-from trader.agents.domain.tools import Change
-from trader.agents.domain.view import VariantLimits
-from trader.agents.execute import RulesEnvironment, execute_change, run_at_once
 from trader.core.money import ONE, ZERO, divide, floor_to
 from trader.core.variant_id import VariantId
 from trader.exchange.domain import rules as rules_of_exchange
@@ -121,26 +116,6 @@ class BaselineState(TradingRecord, frozen=True, kw_only=True):
             lost=self.lost - sum((net for net in nets if net < 0), ZERO),
             last_fills={**self.last_fills, **fills},
         )
-
-
-def execute_of_rule_agent(
-    decision: Change,
-    context: RiskContext,
-    limits: VariantLimits,
-    moment: Moment,
-    rules: ExchangeRules,
-    rate_of_hour: RateOfHour,
-) -> tuple[Outcome, Posting | None]:
-    """Execute a decision of a baseline's rule agent on the account of the context.
-
-    Return its outcome and its change of the account, if any.
-    """
-
-    def order(approved: Approved) -> Order:
-        return Order(account_id=context.account.id, **msgspec.structs.asdict(approved))
-
-    environment = RulesEnvironment(context, limits, moment, rules, rate_of_hour, order)
-    return run_at_once(execute_change(decision, environment)), environment.posting
 
 
 def buy_every_market(
