@@ -50,13 +50,13 @@ class PaperExchange(ExchangeBase):
         accounts: Accounts,
         halts: Halts,
     ) -> None:
-        super().__init__(market, settings, accounts, rules_of(settings, market.markets))
+        identity = store.DatabaseIdentity(market.identity, "simulated")
+        super().__init__(market, settings, accounts, rules_of(settings, market.markets), identity)
         self._database = database
         self._clock = clock
         accounts.shares_depth = settings.shared_depth == "on"
         self._halts = halts
         self._ticks = TickProcessor(accounts, market, clock, self._rules)
-        self._identity = store.DatabaseIdentity(market.identity, "simulated")
         self._orders = IdempotentOrders(database, accounts)
         self._opening = asyncio.Lock()
 
@@ -69,16 +69,6 @@ class PaperExchange(ExchangeBase):
             account holds a market that MARKETS leaves out
         """
         await self._ticks.lead(self._identity, self._settings.markets)
-
-    async def follow(self) -> None:
-        """Read what the leading process has changed since the last call.
-
-        :raises StartError: the database belongs to another market or trading mode
-        :raises Unavailable: the database cannot answer now
-        """
-        self._market.restore_marks(await self._accounts.follow(self._identity))
-        if not self._market.quotes():
-            await self._market.prime()
 
     def suspend(self) -> None:
         """Stop trading at once."""
@@ -162,7 +152,7 @@ class PaperExchange(ExchangeBase):
 
         self._refuse_unless_trading()
         if account_id not in self.accounts:
-            return f"there is no {symbol} position"
+            return rules_of_exchange.no_position(symbol)
         await self._decide(account_id, decide)
         return refusal
 

@@ -19,6 +19,7 @@ from trader.exchange.domain.ledger import ExchangeRules, LimitFills, Liquidation
 from trader.exchange.domain.orders import ExitPlan, Order, OrderAnswer
 from trader.exchange.domain.rules import book_met
 from trader.exchange.idempotent_orders import refusal_of_price
+from trader.exchange.sql.accounts import DatabaseIdentity
 from trader.market.domain.markets import Book, Market, Tick
 from trader.market.feed import MarketFeed
 from trader.settings.presets import PRESET_VENUES
@@ -184,11 +185,29 @@ class Exchange(Protocol):
 class ExchangeBase:
     """Base class of all exchanges: their rules, their accounts as of the last commit, and the market's marks."""
 
-    def __init__(self, market: MarketFeed, settings: Settings, accounts: Accounts, rules: ExchangeRules) -> None:
+    def __init__(
+        self,
+        market: MarketFeed,
+        settings: Settings,
+        accounts: Accounts,
+        rules: ExchangeRules,
+        identity: DatabaseIdentity,
+    ) -> None:
         self._market = market
         self._settings = settings
         self._accounts = accounts
         self._rules = rules
+        self._identity = identity
+
+    async def follow(self) -> None:
+        """Read what the leading process has changed since the last call.
+
+        :raises StartError: the database belongs to another market, mode, venue or account
+        :raises Unavailable: the database cannot answer now
+        """
+        self._market.restore_marks(await self._accounts.follow(self._identity))
+        if not self._market.quotes():
+            await self._market.prime()
 
     @property
     def markets(self) -> Mapping[str, Market]:

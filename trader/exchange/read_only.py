@@ -30,10 +30,9 @@ class ReadOnlyExchange(ExchangeBase):
         rules = rules_of(settings, market.markets)
         if self._is_live:
             rules = msgspec.structs.replace(rules, liquidation_rate=ZERO)
-        super().__init__(market, settings, accounts, rules)
+        super().__init__(market, settings, accounts, rules, DatabaseIdentity(market.identity, settings.trading_mode))
         self._clock = clock
         self._relay = relay
-        self._identity = DatabaseIdentity(market.identity, settings.trading_mode)
 
     async def lead(self) -> None:
         self._refuse()

@@ -19,9 +19,10 @@ from trader.core.events import Event, MarketChecked
 from trader.core.money import format_decimal
 from trader.exchange.domain.account import Account
 from trader.exchange.domain.orders import ExitPlan, Order, OrderAnswer
+from trader.exchange.domain.rules import no_position
 from trader.exchange.idempotent_orders import IdempotentOrders, order_id_of, present_answer, validate_order
 from trader.exchange.protocol import ExchangeBase, not_trading
-from trader.exchange.sql import accounts as store
+from trader.exchange.sql.accounts import DatabaseIdentity
 from trader.live.account import LiveAccount
 from trader.live.bindings import Bindings, refuse_shared
 from trader.live.ledger import LiveContext
@@ -44,8 +45,8 @@ class LiveExchange(ExchangeBase):
 
     def __init__(self, context: LiveContext) -> None:
         market, settings, venue = context.market, context.settings, context.venue
-        super().__init__(market, settings, context.accounts, context.rules)
-        self._identity = store.DatabaseIdentity(market.identity, "live", venue.url, venue.default_index)
+        identity = DatabaseIdentity(market.identity, "live", venue.url, venue.default_index)
+        super().__init__(market, settings, context.accounts, context.rules, identity)
         self._context = context
         self._bindings = Bindings(context)
         self._idempotent = IdempotentOrders(context.database, context.accounts)
@@ -88,16 +89,6 @@ class LiveExchange(ExchangeBase):
                 log.warning("%s: not compared with the venue yet: it takes too long", account.account_id)
         self._log_accounts()
         self._is_live = True
-
-    async def follow(self) -> None:
-        """Follow the process that trades: read its changes since the last call.
-
-        :raises StartError: the database belongs to another market, mode, venue or account
-        :raises Unavailable: the database cannot answer now
-        """
-        self._market.restore_marks(await self._accounts.follow(self._identity))
-        if not self._market.quotes():
-            await self._market.prime()
 
     def suspend(self) -> None:
         """Stop sending and writing at once."""
@@ -182,7 +173,7 @@ class LiveExchange(ExchangeBase):
     async def set_exit_plan(self, account_id: str, symbol: str, plan: ExitPlan) -> str | None:
         """Replace a position's exit plan, at the venue first. Return None when set, else why the old one stays."""
         if account_id not in self.accounts:
-            return f"there is no {symbol} position"
+            return no_position(symbol)
         return await self._running_jobs().shield(self.live_account(account_id).set_plan(symbol, plan))
 
     # --- accounts -----------------------------------------------------------------------------------------------------

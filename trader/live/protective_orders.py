@@ -74,7 +74,7 @@ class ProtectiveOrders:
         outbox, context = self._outbox, self._context
         position = self._ledger.account.positions.get(symbol)
         if position is None:
-            return f"there is no {symbol} position"
+            return rules_of_exchange.no_position(symbol)
         if symbol in outbox.unsettled:
             return f"an order of {symbol} is not decided yet; its exit plan cannot be changed until it is"
         now = context.clock.now()

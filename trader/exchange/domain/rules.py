@@ -168,11 +168,16 @@ def _only_reduces(account: Account, update: AccountUpdate, order: Order, quantit
 # --- exit plans and runs ----------------------------------------------------------------------------------------------
 
 
+def no_position(symbol: str) -> str:
+    """Return why the exit plan of a market without a position cannot be set."""
+    return f"there is no {symbol} position"
+
+
 def set_exit_plan(account: Account, symbol: str, plan: ExitPlan, moment: Moment, rules: ExchangeRules) -> Posting | str:
     """Replace the exit plan of a position, or return the reason for refusing it."""
     position = account.positions.get(symbol)
     if position is None:
-        return f"there is no {symbol} position"
+        return no_position(symbol)
     update = AccountUpdate(account, rules, moment.marks, moment.at)
     refusal = refusal_of_plan(plan, position.side, moment.marks[symbol], update.at)
     if refusal is not None:
