@@ -25,10 +25,9 @@ from trader.commands.command import (
     count_argument,
     print_result,
     run_to_end,
-    show,
     table,
 )
-from trader.commands.progress import Progress
+from trader.commands.progress import Progress, ProgressListener
 from trader.commands.simulation_options import add_condition_options, add_participant_options, participants_of
 from trader.core.errors import SettingsError
 from trader.seasons.page import RankedModel
@@ -175,26 +174,16 @@ def _sweep(options: argparse.Namespace) -> int:
     return print_result(Result(value, sweep_lines(value, spec), code), as_json=options.json)
 
 
-class _ProgressListener(BacktestListener):
-    """Shows lines on standard error, and the progress."""
-
-    def __init__(self) -> None:
-        self._progress: Progress | None = None
-
-    def say(self, line: str) -> None:
-        show(line, on_stderr=True)
+class _MarketTimeListener(ProgressListener, BacktestListener):
+    """Shows the market time that a backtest has reached."""
 
     def show(self, reached: datetime, starts_at: datetime, ends_at: datetime) -> None:
         self._progress = self._progress or Progress(starts_at, ends_at)
         self._progress.show(reached)
 
-    def end(self) -> None:
-        if self._progress is not None:
-            self._progress.end()
-
 
 def _run(options: argparse.Namespace, spec: BacktestSpec) -> int:
-    listener = _ProgressListener()
+    listener = _MarketTimeListener()
     try:
         finished = asyncio.run(execute(spec, listener, Interrupts()))
     finally:

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from trader.backtest.spec import conditions_of, params_of
-from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, command, count_argument, print_result, show, table
-from trader.commands.progress import Progress
+from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, command, count_argument, print_result, table
+from trader.commands.progress import Progress, ProgressListener
 from trader.commands.simulation_options import add_condition_options, add_participant_options, participants_of
 from trader.core.errors import SettingsError, StartError
 from trader.exam.check import check
@@ -150,27 +150,17 @@ def _spec_of(options: argparse.Namespace) -> ExamSpec:
     )
 
 
-class _Listener:
-    """Shows the progress of a run, its cost, and its messages."""
-
-    def __init__(self) -> None:
-        self._progress: Progress | None = None
-
-    def say(self, line: str) -> None:
-        show(line, on_stderr=True)
+class _StatesListener(ProgressListener):
+    """Shows the states that an exam has finished, and its cost."""
 
     def show(self, done: int, count: int, spent_usd: Decimal) -> None:
         unit = f"states, {spent_usd:.2f} of about {spent_usd * count / done:.2f} USD" if spent_usd else "states"
         self._progress = self._progress or Progress(0, count, unit)
         self._progress.show(done, unit)
 
-    def end(self) -> None:
-        if self._progress is not None:
-            self._progress.end()
-
 
 async def _run(spec: ExamSpec) -> ExamEnd:
-    listener = _Listener()
+    listener = _StatesListener()
     try:
         return await run(spec, listener)
     finally:

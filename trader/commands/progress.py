@@ -48,5 +48,19 @@ class Progress:
             sys.stderr.flush()
 
 
+class ProgressListener:
+    """Shows the lines of a long command on standard error, and its progress as its subclass measures it."""
+
+    def __init__(self) -> None:
+        self._progress: Progress | None = None
+
+    def say(self, line: str) -> None:
+        show(line, on_stderr=True)
+
+    def end(self) -> None:
+        if self._progress is not None:
+            self._progress.end()
+
+
 def _left(part: float, seconds: float) -> str:
     return f"{timedelta(seconds=round(seconds / part - seconds))} left" if part > 0 else "begins"
