@@ -83,14 +83,14 @@ class _Candles(msgspec.Struct):
     code: int = _OK
 
 
-class _Order(msgspec.Struct):
+class _BookOrder(msgspec.Struct):
     price: Decimal
     remaining_base_amount: Decimal
 
 
-class _Orders(msgspec.Struct):
-    asks: list[_Order] | None = None
-    bids: list[_Order] | None = None
+class _BookOrders(msgspec.Struct):
+    asks: list[_BookOrder] | None = None
+    bids: list[_BookOrder] | None = None
     code: int = _OK
 
 
@@ -156,7 +156,7 @@ class LighterApi:
     async def book(self, market_id: int) -> BookChange:
         """Return the levels of the best 250 resting orders of each side."""
         parameters: dict[str, str | int] = {"market_id": market_id, "limit": ORDERS_PER_CALL}
-        orders = await self.get("/api/v1/orderBookOrders", parameters, _ORDERS)
+        orders = await self.get("/api/v1/orderBookOrders", parameters, _BOOK_ORDERS)
         return BookChange(nonce=0, asks=_levels(orders.asks or ()), bids=_levels(orders.bids or ()))
 
     async def candles(self, market_id: int, interval: Interval, start: datetime, end: datetime) -> list[Candle]:
@@ -262,7 +262,7 @@ def _market(symbol: str, detail: _Detail) -> Market:
     )
 
 
-def _levels(orders: Iterable[_Order]) -> list[LevelChange]:
+def _levels(orders: Iterable[_BookOrder]) -> list[LevelChange]:
     sizes: dict[Decimal, Decimal] = {}
     for order in orders:
         sizes[order.price] = sizes.get(order.price, Decimal(0)) + order.remaining_base_amount
@@ -307,6 +307,6 @@ def _excerpt(body: bytes) -> str:
 
 
 _DETAILS: Final = msgspec.json.Decoder(_Details)
-_ORDERS: Final = msgspec.json.Decoder(_Orders)
+_BOOK_ORDERS: Final = msgspec.json.Decoder(_BookOrders)
 _CANDLES: Final = msgspec.json.Decoder(_Candles)
 _FUNDINGS: Final = msgspec.json.Decoder(_Fundings)

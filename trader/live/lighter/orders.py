@@ -32,7 +32,7 @@ _RESENDS_MAX: Final = 3
 _NOT_FINAL: Final = ("in-progress", "pending", "open")
 
 
-class _Order(msgspec.Struct):
+class _OrderState(msgspec.Struct):
     order_index: int
     client_order_index: int
     market_index: int
@@ -40,12 +40,12 @@ class _Order(msgspec.Struct):
     status: str
 
 
-class _Orders(msgspec.Struct):
-    orders: list[_Order] | None = None
+class _OrderStates(msgspec.Struct):
+    orders: list[_OrderState] | None = None
     code: int = 200
 
 
-_ORDERS: Final = msgspec.json.Decoder(_Orders)
+_ORDER_STATES: Final = msgspec.json.Decoder(_OrderStates)
 
 
 class LighterOrders:
@@ -151,7 +151,7 @@ class LighterOrders:
             "client_order_indexes": ",".join(map(str, client_indexes)),
         }
         token = self._signer.authorization()
-        answer = await self._api.get("/api/v1/accountOrders", parameters, _ORDERS, authorization=token)
+        answer = await self._api.get("/api/v1/accountOrders", parameters, _ORDER_STATES, authorization=token)
         return {
             order.client_order_index: self._state(order)
             for order in answer.orders or ()
@@ -241,7 +241,7 @@ class LighterOrders:
             trigger_ticks=0 if order.trigger is None else _whole(order.trigger, market.tick),
         )
 
-    def _state(self, order: _Order) -> VenueOrderState:
+    def _state(self, order: _OrderState) -> VenueOrderState:
         return VenueOrderState(
             client_index=order.client_order_index,
             venue_index=order.order_index,

@@ -30,14 +30,14 @@ _SECONDS_MAX: Final = 100_000_000_000
 """Timestamps above this are in milliseconds: the venue uses both seconds and milliseconds."""
 
 
-class _Order(msgspec.Struct):
+class _StandingOrder(msgspec.Struct):
     client_order_index: int
     type: str
     trigger_price: Decimal = ZERO
 
 
-class _Orders(msgspec.Struct):
-    orders: list[_Order] | None = None
+class _StandingOrders(msgspec.Struct):
+    orders: list[_StandingOrder] | None = None
     code: int = 200
 
 
@@ -100,7 +100,7 @@ class _Limits(msgspec.Struct):
     code: int = 200
 
 
-_ORDERS: Final = msgspec.json.Decoder(_Orders)
+_STANDING_ORDERS: Final = msgspec.json.Decoder(_StandingOrders)
 _ACCOUNTS: Final = msgspec.json.Decoder(_Accounts)
 _TRADES: Final = msgspec.json.Decoder(_Trades)
 _FUNDINGS: Final = msgspec.json.Decoder(_Fundings)
@@ -197,10 +197,10 @@ class LighterRecords:
             raise MarketDataError(f"the venue shows {len(answer.accounts)} accounts instead of one")
         return answer.accounts[0]
 
-    async def _standing(self, market_id: int) -> list[_Order]:
+    async def _standing(self, market_id: int) -> list[_StandingOrder]:
         parameters: dict[str, str | int] = {"account_index": self._signer.account_index, "market_id": market_id}
         token = self._signer.authorization()
-        answer = await self._api.get("/api/v1/accountActiveOrders", parameters, _ORDERS, authorization=token)
+        answer = await self._api.get("/api/v1/accountActiveOrders", parameters, _STANDING_ORDERS, authorization=token)
         return answer.orders or []
 
     def _positions(self, account: _Account) -> dict[str, tuple[Decimal, Decimal]]:
