@@ -150,6 +150,12 @@ def test_documented_doors_match_the_tables_and_each_has_its_test() -> None:
         assert re.search(rf"^(async )?def {test}\(", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE), test
 
 
+def test_the_list_of_dependencies_is_complete() -> None:
+    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    listed = [row[0] for row in rows("CONTRIBUTING.md", "### A dependency")]
+    assert listed == [re.split("[<>=; ]", dependency)[0] for dependency in dependencies]
+
+
 def test_documented_layers_match_import_linter() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
         "contracts"

@@ -60,6 +60,20 @@ def test_every_class_and_type_alias_has_a_unique_name() -> None:
     assert not {name: found for name, found in places.items() if len(found) > 1}
 
 
+VERBS: Final = re.compile("(select|insert|update|delete|upsert|lock)_")
+
+
+def test_functions_that_run_sql_are_named_for_their_verb() -> None:
+    found = {
+        node.name
+        for module, tree in modules()
+        if "/sql/" in module
+        for node in tree.body
+        if isinstance(node, ast.AsyncFunctionDef) and not node.name.startswith("_") and not VERBS.match(node.name)
+    }
+    assert found == {"write_postings", "analyze"}
+
+
 def imported(tree: ast.Module) -> Iterator[str]:
     """Yield the modules that a module imports, or imports names from."""
     for node in ast.walk(tree):
