@@ -19,7 +19,7 @@ from trader.api.schemas.common import ENCODER
 from trader.core.clock import LockstepClock, SystemClock
 from trader.core.errors import Unavailable
 from trader.core.events import EventBus, MarketChecked, WorkflowProgress
-from trader.database.leadership import select_changes, update_term
+from trader.database.leadership import update_term
 from trader.database.partitions import ensure_partitions
 from trader.database.pool import Connection, Database
 from trader.database.relay import EVENTS_MAX, SLOTS, LeaderView, RelayedQuote, RelayReader, RelayWriter, upsert_relay
@@ -28,6 +28,7 @@ from trader.market.domain.markets import MARKETS, Market
 from trader.market.feed import MarketFeed
 from trader.market.followed_market import FollowedMarket
 from trader.market.sources.synthetic import SyntheticSource
+from trader.portfolio.sql.analytics import select_changes
 from trader.portfolio.sql.snapshots import insert_snapshots
 
 D = Decimal

@@ -184,8 +184,8 @@ MUTANTS: Final = (
         "exchange/accounts.py",
         [
             (
-                "            await leadership_store.lock_accounts(conn)",
-                "            # await leadership_store.lock_accounts(conn)",
+                "            await store.lock_accounts(conn)",
+                "            # await store.lock_accounts(conn)",
             )
         ],
         [pair("take over", "order"), pair("take over", "order elsewhere"), pair("order", "second leader")],

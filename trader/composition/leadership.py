@@ -18,9 +18,7 @@ from trader.core.errors import Unavailable
 from trader.core.events import ConversationsChanged, EventBus, LeadershipChanged, MarketChecked, PricesChanged
 from trader.core.schedulers import PRICE_TRACKER_EVERY, Schedulers
 from trader.database.leadership import (
-    Changes,
     LeaderLock,
-    select_changes,
     select_leader_schedulers,
     update_heartbeat,
 )
@@ -34,6 +32,7 @@ from trader.operations.loss_limits import LossLimits
 from trader.operations.operator_commands import OperatorCommands
 from trader.portfolio.baselines import Baselines
 from trader.portfolio.hour_bounds import HourBounds
+from trader.portfolio.sql.analytics import Changes, select_changes
 
 log = logging.getLogger("trader")
 

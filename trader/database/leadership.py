@@ -7,9 +7,7 @@ The lock lives on a separate connection, so it ends with the process, however th
 import asyncio
 import logging
 from contextlib import suppress
-from datetime import datetime
-from decimal import Decimal
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import asyncpg
 
@@ -105,17 +103,6 @@ class LeaderLock:
                 await connection.close(timeout=_CHECK_TIMEOUT_S)
 
 
-LOCK_ACCOUNTS = "LOCK TABLE accounts IN SHARE ROW EXCLUSIVE MODE"
-
-
-async def lock_accounts(conn: Connection) -> None:
-    """Wait for postings in progress, and block others until the transaction ends.
-
-    Every posting updates its account first. A posting that waits here sees the new leader's term and is refused.
-    """
-    await conn.execute(LOCK_ACCOUNTS)
-
-
 UPDATE_TERM = "UPDATE service_state SET term = term + 1 RETURNING term"
 
 
@@ -150,40 +137,3 @@ async def select_leader_schedulers(conn: Connection) -> dict[str, bool] | None:
     """Return which schedulers run on the leader; None if its last heartbeat is older than half a minute."""
     schedulers: dict[str, bool] | None = await conn.fetchval(SELECT_LEADER_SCHEDULERS)
     return schedulers
-
-
-SELECT_VERSIONS = "SELECT id, sequence, changed_at FROM accounts ORDER BY id"
-
-
-async def select_account_versions(conn: Connection) -> dict[str, tuple[int, datetime]]:
-    """Return the sequence number and change time of every account, a pair that differs after every change.
-
-    An account that was removed and opened again may have the same sequence number.
-    """
-    return {row["id"]: (row["sequence"], row["changed_at"]) for row in await conn.fetch(SELECT_VERSIONS)}
-
-
-# Snapshots of a past hour no longer change.
-SELECT_CHANGES = """
-SELECT (SELECT (count(*), sum(sequence), max(changed_at))::text FROM accounts) AS postings,
-       (SELECT coalesce(max(position), 0) FROM chain_links) AS invocations,
-       (SELECT (max(hour), sum(count))::text FROM portfolio_hourly
-        WHERE hour = (SELECT max(hour) FROM portfolio_hourly)) AS snapshots,
-       (SELECT sum(hashtextextended(m::text, 0)) FROM models m) AS models
-"""
-
-
-class Changes(NamedTuple):
-    """Change markers of tables: each value differs after every change to the table's rows."""
-
-    postings: str
-    invocations: int
-    snapshots: str | None
-    models: Decimal | None
-
-
-async def select_changes(conn: Connection) -> Changes:
-    """Return the change markers with which a standby reads only changes."""
-    record = await conn.fetchrow(SELECT_CHANGES)
-    assert record is not None
-    return Changes(**record)

@@ -20,7 +20,7 @@ import msgspec
 from trader.core.clock import iso
 from trader.core.errors import DatabaseUnavailable, InternalError, LedgerViolated, StartError, Unavailable
 from trader.core.events import EventBus, PositionsChanged, PostingRefused
-from trader.database import leadership as leadership_store
+from trader.database.leadership import update_term
 from trader.database.pool import Connection, Database
 from trader.exchange.domain.account import Account, AppliedTick, Run, Taken, all_taken, taken_with
 from trader.exchange.domain.ledger import Posting
@@ -125,7 +125,7 @@ class Accounts:
             account holds a market that is not among the followed `symbols`
         """
         async with self._database.transaction() as conn:
-            await leadership_store.lock_accounts(conn)  # an earlier leader may still post, unaware that it was replaced
+            await store.lock_accounts(conn)  # an earlier leader may still post, unaware that it was replaced
             state = await store.upsert_service_state(conn, identity)
             _refuse_foreign(state.identity, identity)
             if differences := await audit_store.select_differences(conn):
@@ -140,7 +140,7 @@ class Accounts:
             self._taken = all_taken(accounts.values())
             self.version += 1
             marks = await store.select_last_marks(conn)
-            self._term = await leadership_store.update_term(conn)
+            self._term = await update_term(conn)
         self._in_doubt.clear()
         self._catch_up = catch_up
         self.processed, self.marks = processed, marks
@@ -164,7 +164,7 @@ class Accounts:
             known_identity = await store.select_identity(conn)
             if known_identity is not None:  # otherwise the leader is about to begin
                 _refuse_foreign(known_identity, identity)
-            versions = await leadership_store.select_account_versions(conn)
+            versions = await store.select_account_versions(conn)
             self._forget(self._accounts.keys() - versions.keys())
             known = {account.id: (account.sequence, account.changed_at) for account in self._accounts.values()}
             changed = tuple(account_id for account_id, version in versions.items() if known.get(account_id) != version)

@@ -22,7 +22,6 @@ import numpy as np
 from trader.agents.domain.entrants import EntrantRecord
 from trader.core import statistics
 from trader.core.statistics import EquityPoint
-from trader.database.leadership import Changes, select_changes
 from trader.database.pool import Connection, Database
 from trader.exchange.sql import trades as trades_store
 from trader.exchange.sql.trades import OpenPosition, RunTrade
@@ -40,7 +39,7 @@ from trader.portfolio.figures import (
 )
 from trader.portfolio.sql import analytics as analytics_store
 from trader.portfolio.sql import snapshots as portfolio_store
-from trader.portfolio.sql.analytics import AccountRun, CurrentRun, RunEntrant, Worth
+from trader.portfolio.sql.analytics import AccountRun, Changes, CurrentRun, RunEntrant, Worth, select_changes
 from trader.portfolio.sql.baselines import select_baselines
 from trader.portfolio.sql.snapshots import HourlyValue
 

@@ -437,3 +437,25 @@ ORDER BY symbol
 async def select_last_marks(conn: Connection) -> dict[str, Decimal]:
     """Return the last recorded mark of each market."""
     return {record["symbol"]: record["mark"] for record in await conn.fetch(SELECT_LAST_MARKS)}
+
+
+LOCK_ACCOUNTS = "LOCK TABLE accounts IN SHARE ROW EXCLUSIVE MODE"
+
+
+async def lock_accounts(conn: Connection) -> None:
+    """Wait for postings in progress, and block others until the transaction ends.
+
+    Every posting updates its account first. A posting that waits here sees the new leader's term and is refused.
+    """
+    await conn.execute(LOCK_ACCOUNTS)
+
+
+SELECT_VERSIONS = "SELECT id, sequence, changed_at FROM accounts ORDER BY id"
+
+
+async def select_account_versions(conn: Connection) -> dict[str, tuple[int, datetime]]:
+    """Return the sequence number and change time of every account, a pair that differs after every change.
+
+    An account that was removed and opened again may have the same sequence number.
+    """
+    return {row["id"]: (row["sequence"], row["changed_at"]) for row in await conn.fetch(SELECT_VERSIONS)}

@@ -1,4 +1,4 @@
-"""SQL of analytics: the current runs of the models, their failed invocations, and their comparisons with luck."""
+"""SQL of analytics: current runs, their failed invocations, comparisons with luck, and what has changed in tables."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -419,3 +419,29 @@ async def upsert_luck(conn: Connection, comparison: StoredLuck) -> None:
         luck.median_percent,
         luck.high_percent,
     )
+
+
+# Snapshots of a past hour no longer change.
+SELECT_CHANGES = """
+SELECT (SELECT (count(*), sum(sequence), max(changed_at))::text FROM accounts) AS postings,
+       (SELECT coalesce(max(position), 0) FROM chain_links) AS invocations,
+       (SELECT (max(hour), sum(count))::text FROM portfolio_hourly
+        WHERE hour = (SELECT max(hour) FROM portfolio_hourly)) AS snapshots,
+       (SELECT sum(hashtextextended(m::text, 0)) FROM models m) AS models
+"""
+
+
+class Changes(NamedTuple):
+    """Change markers of tables: each value differs after every change to the table's rows."""
+
+    postings: str
+    invocations: int
+    snapshots: str | None
+    models: Decimal | None
+
+
+async def select_changes(conn: Connection) -> Changes:
+    """Return the change markers with which a standby reads only changes."""
+    record = await conn.fetchrow(SELECT_CHANGES)
+    assert record is not None
+    return Changes(**record)
