@@ -9,7 +9,7 @@ from support.trading_floor import Floor, open_floor
 from trader.agents.domain.models import ModelConfiguration
 from trader.agents.invocations import FinishedInvocation
 from trader.agents.models_file import read_models
-from trader.agents.providers.strategy_process import StrategyProvider
+from trader.agents.providers.strategy_process import StrategyProvider, check_strategy
 from trader.agents.recorder import StoredStates
 from trader.core.errors import SettingsError
 from trader.database.pool import Database, Page
@@ -122,3 +122,13 @@ def test_the_models_file_accepts_a_strategy_next_to_it_and_names_its_mistakes(tm
     assert "Own has no parameter 'size'; it has symbol" in str(raised.value)
     assert "only an AI model has it, not strategy" in str(raised.value)
     assert os.fspath(tmp_path) in str(raised.value)
+
+
+def test_a_service_refuses_a_history_longer_than_it_keeps(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(OWN.replace("deadline_s", "history = 1000\n    deadline_s"))
+    assert check_strategy(f"{file}:Own", {"symbol": "BTC"}) == []
+    file.write_text(OWN.replace("deadline_s", "history = 1001\n    deadline_s"))
+    assert check_strategy(f"{file}:Own", {"symbol": "BTC"}) == [
+        f"{file}: Own.history is 1001; a service shows at most 1000 closed candles of each interval"
+    ]

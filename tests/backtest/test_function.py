@@ -5,11 +5,13 @@ import re
 import subprocess
 import sys
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from operator import methodcaller
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
+import numpy as np
 import orjson
 import pandas as pd
 import pytest
@@ -17,6 +19,7 @@ from support.candles import write_walk
 
 import trader
 from trader.__main__ import main
+from trader.agents.domain.mask import Mask
 from trader.agents.strategy_files import load_strategy
 from trader.core.errors import SettingsError, StartError, StrategyError
 from trader.strategies import ClosePosition, CreatePosition, Decision, Side, Strategy, View
@@ -49,11 +52,13 @@ class Failing(Strategy):
 
 class Looking(Strategy):
     intervals = ("1m",)
-    history = 1_000
-    seen: ClassVar[list[int]] = []
+    seen: ClassVar[list[View]] = []
+
+    def __init__(self, history: int) -> None:
+        self.history = history
 
     def decide(self, view: View) -> list[Decision]:
-        self.seen.append(len(view.markets["BTC"].candles["1m"]))
+        self.seen.append(view)
         return []
 
 
@@ -175,6 +180,30 @@ def test_importing_the_package_imports_nothing_else() -> None:
     assert said.strip() == "[]"
 
 
-def test_a_strategy_sees_its_whole_history_from_its_first_decision(data: Path) -> None:
-    trader.backtest(Looking, data, start=START, end="2025-03-02T02:05:00Z")
-    assert Looking.seen == [1_000] * len(Looking.seen) != []
+@pytest.mark.parametrize(("history", "first"), [(1_000, 1_000), (1_500, 1_500), (10**12, 26 * 60)])
+def test_a_strategy_sees_its_whole_history_from_its_first_decision(data: Path, history: int, first: int) -> None:
+    views = looked(data, history)
+    counts = [len(view.markets["BTC"].candles["1m"]) for view in views]
+    assert counts == [min(history, first + minute) for minute in range(5)]
+
+
+def looked(data: Path, history: int) -> list[View]:
+    """Return the views of five minutes."""
+    Looking.seen.clear()
+    trader.backtest(Looking, data, params={"history": history}, start=START, end="2025-03-02T02:05:00Z")
+    return Looking.seen[:5]
+
+
+def test_arrays_of_candles_are_parts_of_the_recording_that_no_strategy_changes(data: Path) -> None:
+    views = looked(data, 500)
+    for view in views:
+        market = view.markets["BTC"]
+        arrays = [read("1m") for read in (market.opens, market.highs, market.lows, market.closes, market.volumes)]
+        assert [tuple(row) for row in zip(*arrays, strict=True)] == [candle[1:] for candle in market.candles["1m"]]
+        assert not any(array.flags.writeable for array in arrays)
+        assert msgspec.json.decode(msgspec.json.encode(view), type=View) == view
+    early, late = (view.markets["BTC"].closes("1m") for view in (views[0], views[1]))
+    assert np.shares_memory(early, late)
+    assert early[1:].tolist() == late[:-1].tolist()
+    masked = Mask({"BTC": "M1"}, {"BTC": 1}, timedelta(0)).apply(views[0])
+    assert masked.markets["M1"].closes("1m").tolist() == (2 * early).tolist()

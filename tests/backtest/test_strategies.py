@@ -420,7 +420,7 @@ def test_it_decides_only_once_it_is_warm(tmp_path: Path) -> None:
     body, attributes = "yield ClosePosition(symbol='BTC')", "warm_up = 60"
     assert decide(tmp_path, body, attributes=attributes)
     assert not decide(tmp_path, body, build_view({"BTC": [90_000.0] * 59}), attributes)
-    for wrong in ("history = 0", "history = 1001", "warm_up = -1", "warm_up = 301"):
+    for wrong in ("history = 0", "history = 1.5", "warm_up = -1", "warm_up = 301"):
         with pytest.raises(SettingsError, match="must be a whole number of candles"):
             decide(tmp_path, body, attributes=wrong)
 

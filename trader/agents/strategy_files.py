@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar, cast
 import msgspec
 import numpy as np
 
-from trader.agents.domain.strategy import HISTORY_MAX, Peek, SeriesValue, Strategy
+from trader.agents.domain.strategy import Peek, SeriesValue, Strategy
 from trader.agents.domain.tools import (
     CancelOrder,
     ClosePosition,
@@ -320,8 +320,8 @@ def _check_attributes(file: Path, inner: Strategy) -> None:
     intervals: Sequence[Any] = inner.intervals
     if isinstance(intervals, str) or not intervals or any(interval not in INTERVALS for interval in intervals):
         problems.append(f"intervals is {intervals!r}; it must be a tuple of {', '.join(INTERVALS)}")
-    if not isinstance(inner.history, int) or not 1 <= inner.history <= HISTORY_MAX:
-        problems.append(f"history is {inner.history!r}; it must be a whole number of candles from 1 to {HISTORY_MAX}")
+    if not isinstance(inner.history, int) or inner.history < 1:
+        problems.append(f"history is {inner.history!r}; it must be a whole number of candles, at least 1")
     elif not isinstance(inner.warm_up, int) or not 0 <= inner.warm_up <= inner.history:
         problems.append(
             f"warm_up is {inner.warm_up!r}; it must be a whole number of candles from 0 to history, {inner.history}"

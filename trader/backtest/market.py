@@ -13,11 +13,12 @@ from functools import cached_property, lru_cache, partial
 from typing import Final, Protocol, TypeVar
 
 import msgspec
+import numpy as np
 
 from trader.agents.domain.observation import book_imbalance, known_funding, opened_a_day_ago
-from trader.agents.domain.view import HISTORY_CANDLES, SERIES_SHOWN, ObservedMarket, Shown
+from trader.agents.domain.view import HISTORY_CANDLES, SERIES_SHOWN, Column, ObservedMarket, RecordedCandles, Shown
 from trader.agents.observer import SESSION_INTERVAL
-from trader.core.clock import epoch_second, floor_time, moment_of
+from trader.core.clock import EPOCH, epoch_second, floor_time, moment_of
 from trader.exchange.domain.account import Marks
 from trader.exchange.domain.tick_rules import Moment, PriceRange, PriceRanges
 from trader.market.domain.indicators import Indicators, indicators, indicators_of_windows
@@ -142,6 +143,14 @@ class _Series:
         kept = (HISTORY_CANDLES - 1) * span
         self._first = [bisect_left(self._opened, opened - kept) for opened in self._opened]
         self._of_short_windows: dict[int, Indicators] = {}
+        self._shown: dict[int, tuple[tuple[int, int], RecordedCandles]] = {}
+
+    @cached_property
+    def _columns(self) -> Column:
+        """The figures of the candles, one row for each, read-only."""
+        columns = np.array([candle[1:] for candle in self._candles], np.float64).reshape(-1, 5).T.copy()
+        columns.flags.writeable = False
+        return columns
 
     @cached_property
     def _of_whole_windows(self) -> Sequence[Indicators]:
@@ -178,11 +187,29 @@ class _Series:
         """Whether this candle is the last one before now, without a gap in between."""
         return self._opened[place] + self._span == floor_time(now, self._span)
 
-    def closed(self, now: datetime, count: int = HISTORY_CANDLES) -> Sequence[Candle]:
-        """Return the closed candles of the last `count` intervals, ascending."""
+    def closed(self, now: datetime) -> Sequence[Candle]:
+        """Return the closed candles that are used for indicators, ascending."""
+        first, stop = self._places(now, HISTORY_CANDLES)
+        return self._candles[first:stop]
+
+    def shown(self, now: datetime, count: int) -> RecordedCandles:
+        """Return the closed candles of the last `count` intervals with their columns, made once until one closes."""
+        first, stop = places = self._places(now, count)
+        known = self._shown.get(count)
+        if known is None or known[0] != places:
+            candles = RecordedCandles(self._candles[first:stop])
+            candles.columns = self._columns[:, first:stop]
+            known = self._shown[count] = places, candles
+        return known[1]
+
+    def _places(self, now: datetime, count: int) -> tuple[int, int]:
         end = floor_time(now, self._span)
-        first = bisect_left(self._opened, end - count * self._span)
-        return self._candles[first : bisect_left(self._opened, end)]
+        return bisect_left(self._opened, _earlier(end, count, self._span)), bisect_left(self._opened, end)
+
+
+def _earlier(at: datetime, count: int, span: timedelta) -> datetime:
+    """Return the time `count` spans earlier, or the earliest one that no candle precedes."""
+    return at - min(count, (at - EPOCH) // span) * span
 
 
 class BacktestMarket:
@@ -228,7 +255,7 @@ class BacktestMarket:
         candles = {}
         for interval in {*intervals, SESSION_INTERVAL} if intervals else ():
             # Indicators at earlier candles are computed from still earlier ones.
-            since = start - (max(history, HISTORY_CANDLES) + SERIES_SHOWN) * INTERVALS[interval]
+            since = _earlier(start, max(history, HISTORY_CANDLES) + SERIES_SHOWN, INTERVALS[interval])
             for symbol in source.markets:
                 candles[symbol, interval] = await source.candles(symbol, interval, since, end)
         return cls(source, candles)
@@ -370,8 +397,7 @@ class BacktestMarket:
                 funding_history=known_funding(partial(self.known_funding_rate, symbol), now),
                 open_interest=None,
                 candles={
-                    interval: tuple(self.closed_candles(symbol, interval, now, shown.candles))
-                    for interval in shown.intervals
+                    interval: self._series[symbol, interval].shown(now, shown.candles) for interval in shown.intervals
                 },
                 indicators={interval: values[-1] for interval, values in computed.items()},
                 indicator_history=computed,
@@ -379,11 +405,9 @@ class BacktestMarket:
             )
         return self._observed[key]
 
-    def closed_candles(
-        self, symbol: str, interval: Interval, now: datetime, count: int = HISTORY_CANDLES
-    ) -> Sequence[Candle]:
-        """Return the closed candles of the last `count` intervals: by default, those used for indicators."""
-        return self._series[symbol, interval].closed(now, count)
+    def closed_candles(self, symbol: str, interval: Interval, now: datetime) -> Sequence[Candle]:
+        """Return the closed candles that are used for indicators."""
+        return self._series[symbol, interval].closed(now)
 
     def _find_opened_a_day_ago(self, symbol: str, hour: datetime) -> float | None:
         return opened_a_day_ago(self.closed_candles(symbol, SESSION_INTERVAL, hour), hour)

@@ -13,7 +13,7 @@ from trader.market.domain.indicators import Indicators
 from trader.market.domain.markets import Interval, Market
 
 HISTORY_MAX: Final = 1000
-"""The most closed candles of an interval that a view can show: as many as a service keeps."""
+"""The most closed candles of an interval in a view of a service: as many as it keeps. A backtest has all of them."""
 
 
 class Peek(Protocol):
@@ -66,7 +66,7 @@ class Strategy:
     """The intervals of the candles and indicators in its view."""
 
     history: int = HISTORY_CANDLES
-    """The number of last closed candles of each interval in its view, at most `HISTORY_MAX`."""
+    """The number of last closed candles of each interval in its view; in a service at most `HISTORY_MAX`."""
 
     warm_up: int = 0
     """It is asked for decisions only once every market in its view has this many closed candles of each interval."""

@@ -31,7 +31,14 @@ SERIES_SHOWN: Final = 5
 
 
 Column = npt.NDArray[np.float64]
-"""One figure of successive candles, as numpy, pandas and TA-Lib take it."""
+"""One figure of successive candles, as numpy, pandas and TA-Lib take it; read-only."""
+
+
+class RecordedCandles(tuple[Candle, ...]):
+    """Successive candles of a recording, with arrays of their figures, so that no view builds them again."""
+
+    columns: Column | None = None
+    """A row for each of opens, highs, lows, closes and volumes; a masked copy has None."""
 
 
 class Shown(NamedTuple):
@@ -265,7 +272,13 @@ class ObservedMarket(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         return self._column(interval, 5)
 
     def _column(self, interval: Interval, place: int) -> Column:
-        return np.fromiter(map(itemgetter(place), self.candles[interval]), np.float64, len(self.candles[interval]))
+        candles = self.candles[interval]
+        if isinstance(candles, RecordedCandles) and candles.columns is not None:
+            row: Column = candles.columns[place - 1]
+            return row
+        column = np.fromiter(map(itemgetter(place), candles), np.float64, len(candles))
+        column.flags.writeable = False  # as in a backtest, where strategies are written
+        return column
 
     @classmethod
     def of(

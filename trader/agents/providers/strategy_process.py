@@ -25,9 +25,10 @@ import msgspec
 
 from trader.agents.domain.conversation import ModelAnswer, ToolRequest, Turn
 from trader.agents.domain.models import Model
+from trader.agents.domain.strategy import HISTORY_MAX
 from trader.agents.domain.tools import Decision, Holding, request_of
 from trader.agents.domain.view import Shown, VariantLimits, View
-from trader.agents.strategy_files import load_strategy
+from trader.agents.strategy_files import LoadedStrategy, load_strategy
 from trader.agents.variants import VARIANTS
 from trader.core.errors import ProviderError, SettingsError, StrategyError
 from trader.core.files import is_secret_name
@@ -296,6 +297,15 @@ def decided_by(decisions: Sequence[Decision], state: Any) -> Decided:
     return Decided(calls, "; ".join(reasons) or None, state)
 
 
+def _loaded(begin: Begin) -> LoadedStrategy:
+    """Return the strategy. Raise `SettingsError`, also if a service cannot show its history."""
+    strategy = load_strategy(begin.reference, begin.params)
+    if strategy.history > HISTORY_MAX:
+        named = f"{strategy.file}: {strategy.class_name}.history is {strategy.history}"
+        raise SettingsError([f"{named}; a service shows at most {HISTORY_MAX} closed candles of each interval"])
+    return strategy
+
+
 def _end_all(*_: object) -> None:
     """End this process and all that the strategy started."""
     os.killpg(0, signal.SIGKILL)
@@ -313,7 +323,7 @@ def main() -> None:
     signal.signal(signal.SIGALRM, _end_all)
     signal.alarm(round(START_LIMIT_S))  # while it loads, it does not see the end of the service
     try:
-        strategy = load_strategy(begin.reference, begin.params)
+        strategy = _loaded(begin)
         strategy.limits = begin.limits
         if begin.state is not None:
             strategy.load(begin.state)
