@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from operator import methodcaller
 from pathlib import Path
@@ -21,6 +22,7 @@ import trader
 from trader.__main__ import main
 from trader.agents.domain.mask import Mask
 from trader.agents.strategy_files import load_strategy
+from trader.backtest.spec import conditions_of
 from trader.core.errors import SettingsError, StartError, StrategyError
 from trader.strategies import ClosePosition, CreatePosition, Decision, Side, Strategy, View
 
@@ -108,6 +110,25 @@ async def test_it_runs_beside_the_event_loop_of_a_notebook(data: Path) -> None:
     assert [each["id"] for each in result.value["accounts"]] == ["apex-rules"]
     assert result.folder is None
     assert list(Path().iterdir()) == [Path("trials.jsonl")], "it leaves nothing but its trial"
+
+
+@pytest.fixture
+def _in_new_york(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as changed:
+        changed.setenv("TZ", "America/New_York")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("_in_new_york")
+def test_times_without_a_zone_are_utc_wherever_the_machine_is() -> None:
+    expected = datetime(2025, 3, 2, 5, tzinfo=UTC)
+    for start in (
+        "2025-03-02T05:00:00", expected.replace(tzinfo=None), pd.Timestamp("2025-03-02T05:00:00"), expected,
+        pd.Timestamp(expected).tz_convert("Asia/Tokyo"),
+    ):  # fmt: skip
+        assert conditions_of(None, {"start": start}).start == expected
 
 
 def test_errors_are_exceptions_with_the_words_of_the_command(

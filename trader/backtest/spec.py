@@ -1,7 +1,7 @@
 """Specs: what a backtest runs on. The command, the function `trader.backtest`, sweeps and exams make them."""
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
@@ -169,7 +169,10 @@ def conditions_of(data: Path | None, given: Mapping[str, Any], guard: Sequence[s
 
 
 def _text_of(value: Any) -> str:
-    return iso(value) if isinstance(value, datetime) else str(value)
+    """Return the text of a setting's value; a time without a zone is UTC, as it is in texts."""
+    if isinstance(value, datetime):
+        return iso(value.replace(tzinfo=UTC) if value.tzinfo is None else value)
+    return str(value)
 
 
 def environ_of(conditions: Conditions) -> dict[str, str]:
