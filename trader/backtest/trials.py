@@ -6,7 +6,7 @@ import math
 import os
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from statistics import mean
 from typing import Any, Final, NamedTuple
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from trader.backtest.domain.deflation import Deflated, deflate, hourly_sharpe, spread_within
 from trader.backtest.models import is_masked
 from trader.backtest.run import Backtest
-from trader.core.clock import SystemClock
+from trader.core.clock import SystemClock, ceil_time, floor_time
 from trader.core.errors import SettingsError, StartError
 from trader.core.statistics import max_drawdown
 from trader.market.sources.files import find_files
@@ -81,12 +81,32 @@ def hourly_returns(run: Backtest) -> dict[str, npt.NDArray[np.float64]]:
     """Return the hourly simple returns of each account, the first one relative to its initial capital."""
     returns = {}
     for followed in run.accounts:
-        values = [float(followed.account.run.initial_capital), *(float(each.last) for each in followed.hours)]
+        capital, last = float(followed.account.run.initial_capital), [float(each.last) for each in followed.hours]
+        values = whole_hours([capital, *last], run.starts_at, run.reached + timedelta(seconds=1))
         with np.errstate(divide="ignore", invalid="ignore"):  # an account with no equity left
             returns[followed.account.id] = np.diff(values) / np.array(values[:-1])
     return returns
 
 
+def whole_hours(values: Sequence[float], start: datetime, end: datetime) -> list[float]:
+    """Return the value at the start and the last values of the hours of the clock, one for each whole hour of the run.
+
+    A part of an hour is no hour: where the run begins or ends within one, the shorter part is joined with the hour
+    beside it. The value just after a run that ends on the hour is such a part, too. A run has at least one hour.
+    """
+    kept = list(values)
+    first, last = ceil_time(start, _HOUR) - start or _HOUR, end - floor_time(end, _HOUR)
+    for _ in range(len(kept) - 1 - max(1, (end - start) // _HOUR)):
+        if last <= first:
+            del kept[-2]
+            last = _HOUR
+        else:
+            del kept[1]
+            first = _HOUR
+    return kept
+
+
+_HOUR: Final = timedelta(hours=1)
 _HOURS_PER_YEAR: Final = 365 * 24
 
 
