@@ -3,9 +3,11 @@
 import csv
 import re
 from datetime import UTC, datetime
+from math import inf
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 from distributed import LocalCluster
@@ -15,8 +17,10 @@ from trader.__main__ import main
 from trader.backtest import cluster as backtest_cluster
 from trader.backtest.sweep import folds_of, grid_of
 from trader.backtest.sweep_page import sweep_page
-from trader.backtest.sweep_result import METRICS, Done, SweepPeriod, SweepRun, ranked
+from trader.backtest.sweep_result import METRICS, Done, SweepPeriod, SweepRun, ranked, read_run, sweep_value
+from trader.backtest.trials import KnownTrials, figures_of_hours
 from trader.core.errors import SettingsError
+from trader.core.wire import encode
 
 START, END = datetime(2025, 3, 1, tzinfo=UTC), datetime(2025, 3, 11, tzinfo=UTC)
 
@@ -72,17 +76,43 @@ def test_walk_forward_periods_never_overlap_their_selection_periods() -> None:
         folds_of("a week", START, END)
 
 
-def test_parameters_rank_by_the_mean_of_a_metric_over_their_seeds_and_those_without_it_come_last() -> None:
+def test_parameters_rank_by_the_mean_of_a_metric_over_their_seeds_and_those_that_lack_one_come_last() -> None:
     def done(window: str, seed: int, sharpe: float | None, fall: float, failure: str | None = None) -> Done:
         figures = {"sharpePerHour": sharpe, "maxDrawdownPercent": fall}
         return Done(SweepRun({"window": window}, seed, SweepPeriod(START, END), "run"), figures, None, failure)
 
     runs = [
         done("10", 0, None, 1.0), done("20", 0, 0.1, 9.0), done("20", 1, 0.3, 5.0), done("30", 0, 0.25, 8.0),
-        done("30", 1, None, 4.0), done("40", 0, None, 0.0, "it crashed"),
+        done("30", 1, None, 4.0), done("40", 0, None, 0.0, "it crashed"), done("50", 0, inf, 9.5),
+        done("50", 1, 0.1, 9.5),
     ]  # fmt: skip
     orders = {name: [params["window"] for params, _ in ranked(runs, METRICS[name])] for name in ("sharpe", "drawdown")}
-    assert orders == {"sharpe": ["30", "20", "10"], "drawdown": ["10", "30", "20"]}
+    assert orders == {"sharpe": ["50", "20", "10", "30"], "drawdown": ["10", "30", "20", "50"]}
+
+
+def test_a_gain_without_risk_is_the_best_though_json_has_no_infinity(tmp_path: Path) -> None:
+    hours = {"never-loses": [0.0, 0.001] * 12, "loses": [-0.001, 0.01] * 12, "idle": [0.0] * 24}
+
+    def done(name: str) -> Done:
+        run = SweepRun({"kind": name}, 0, SweepPeriod(None, None), "run")
+        figures: dict[str, Any] = {each.figure: 1.0 for each in METRICS.values()}
+        account = {**figures, "provider": "strategy", "funding": 0.0, "decisions": 1, "equity": 10_000.0}
+        account |= figures_of_hours(np.array(hours[name]))
+        folder = tmp_path / name
+        folder.mkdir()
+        value = {"complete": True, "from": "2025-03-01", "to": "2025-03-02", "accounts": [account]}
+        (folder / "result.json").write_bytes(encode(value))
+        read = read_run(run, folder)
+        assert read is not None
+        return read
+
+    runs = [done(name) for name in ("idle", "loses", "never-loses")]
+    assert orjson.loads((tmp_path / "never-loses" / "result.json").read_bytes())["accounts"][0]["calmar"] is None
+    for by in ("sortino", "calmar"):
+        value = sweep_value(runs, by, KnownTrials.of([]))
+        assert [row["params"]["kind"] for row in value["parameters"]] == ["never-loses", "loses", "idle"]
+        assert orjson.loads(encode(value))["parameters"][0]["metric"] is None
+        assert "∞" in sweep_page("swept", value)
 
 
 def test_the_page_of_a_sweep_has_a_heat_map_of_each_two_parameters_that_vary() -> None:
@@ -101,6 +131,9 @@ def test_the_page_of_a_sweep_has_a_heat_map_of_each_two_parameters_that_vary() -
     assert cells == ["window ↓ risk →", "0.1", "0.2", "9", "−0.5", "", "20", "+1.5", "+0.5"]
     shades = re.findall(r"var\(--accent\) (\d+)%", heat)
     assert [int(shade) for shade in shades] == [0, 45, 22]
+    rows[0]["metric"] = inf
+    [heat] = re.findall(r"<h2>window and risk</h2>.*?</section>", sweep_page("swept", value))
+    assert re.findall(r"var\(--accent\) (\d+)%[^>]*>([^<]*)", heat) == [("0", "−0.5"), ("45", "∞"), ("45", "+0.5")]
 
 
 @pytest.mark.parametrize("more", [("--walk-forward", "3h/2h"), ("--seeds", "2")])

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from itertools import combinations
+from math import isfinite
 from statistics import mean
 from typing import Any, Final
 
@@ -58,12 +59,13 @@ def _maps(rows: Sequence[Mapping[str, Any]], by: str) -> Iterator[str]:
 
 
 def _map(down: str, across: str, means: Mapping[tuple[str, str], float]) -> str:
-    least, most = min(means.values(), default=0.0), max(means.values(), default=0.0)
+    finite = [value for value in means.values() if isfinite(value)]
+    least, most = min(finite, default=0.0), max(finite, default=0.0)
 
     def cell(value: float | None) -> str:
         if value is None:
             return "<td></td>"
-        share = _SHADE_MAX * (value - least) / ((most - least) or 1.0)
+        share = _SHADE_MAX * min(1.0, (value - least) / ((most - least) or 1.0))
         return (
             f'<td style="background:color-mix(in srgb,var(--accent) {share:.0f}%,var(--panel))" title="{value}">'
             f"{minus(_figure(value))}</td>"
@@ -109,4 +111,6 @@ def _table(rows: Sequence[Mapping[str, Any]], by: str) -> str:
 
 def _figure(value: float) -> str:
     """Format with four digits at most."""
+    if not isfinite(value):
+        return "∞"
     return f"{value:+.4g}" if abs(value) < 1_000 else f"{value:+,.0f}"

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from trader.backtest.domain.deflation import HOURS_MIN, expected_best
 from trader.backtest.domain.overfitting import overfitting
-from trader.backtest.trials import KnownTrials
+from trader.backtest.trials import KnownTrials, figures_of_hours
 from trader.core.clock import iso
 
 
@@ -63,9 +63,9 @@ class Metric(NamedTuple):
     hours_min: int = 0
 
     def of(self, done: Sequence[Done]) -> float | None:
-        """Return the mean over runs that have the figure."""
+        """Return the mean over runs; None unless each has the figure: a mean of the others would hide a ruined one."""
         values = [value for each in done if (value := each.figures.get(self.figure)) is not None]
-        return mean(values) if values else None
+        return mean(values) if values and len(values) == len(done) else None
 
 
 METRICS: Final[Mapping[str, Metric]] = {
@@ -94,11 +94,14 @@ def read_run(run: SweepRun, folder: Path) -> Done | None:
     if value["complete"] is not True:
         return None
     own = [account for account in value["accounts"] if account["provider"] == "strategy"] or value["accounts"]
+    hours = [np.array(account["hourlyReturns"], dtype=np.float64) for account in own]
+    # JSON has no infinity, which is the ratio of a gain without risk.
+    own = [account | figures_of_hours(each) for account, each in zip(own, hours, strict=True)]
     figures = {}
     for name in _FIGURES:
         values = [account[name] for account in own]
         figures[name] = None if None in values else mean(values)
-    returns = np.mean([np.array(account["hourlyReturns"], dtype=np.float64) for account in own], axis=0)
+    returns = np.mean(hours, axis=0)
     return Done(run, figures, returns)
 
 

@@ -20,7 +20,7 @@ from trader.backtest.models import is_masked
 from trader.backtest.run import Backtest
 from trader.core.clock import SystemClock, ceil_time, floor_time
 from trader.core.errors import SettingsError, StartError
-from trader.core.statistics import max_drawdown
+from trader.core.statistics import max_drawdown, over_risk
 from trader.market.sources.files import find_files
 
 TRIALS: Final = "trials.jsonl"
@@ -113,18 +113,18 @@ _HOURS_PER_YEAR: Final = 365 * 24
 def figures_of_hours(returns: npt.NDArray[np.float64]) -> dict[str, Any]:
     """Return the Sharpe, Sortino and Calmar ratios of hourly simple returns, and the returns.
 
-    Ratios are None below 24 hours and where their divisor is 0. They are per hour; Calmar is the return of a year,
-    compounded from these hours, over the maximal drawdown.
+    Ratios are None below 24 hours, without variation and after ruin; a gain without a losing hour or without a fall is
+    infinite, which JSON has as null. They are per hour; Calmar is the return of a year, compounded from these hours,
+    over the maximal drawdown.
     """
     sharpe, sortino, calmar = hourly_sharpe(returns), None, None
     if sharpe is not None:
-        downside = math.sqrt(float(np.mean(np.minimum(returns, 0.0) ** 2)))
-        sortino = float(np.mean(returns)) / downside if downside > 0 else None
+        sortino = over_risk(float(np.mean(returns)), math.sqrt(float(np.mean(np.minimum(returns, 0.0) ** 2))))
         equity = np.cumprod(np.concatenate([[1.0], 1 + returns]))
         fall = max_drawdown(equity)
-        if fall is not None and fall.percent > 0 and equity[-1] > 0:
+        if fall is not None and equity[-1] > 0:
             year = math.expm1(min(700.0, math.log(equity[-1]) * _HOURS_PER_YEAR / len(returns)))
-            calmar = 100 * year / fall.percent
+            calmar = over_risk(100 * year, fall.percent)
     return {"sharpePerHour": sharpe, "sortinoPerHour": sortino, "calmar": calmar, "hourlyReturns": returns.tolist()}
 
 

@@ -93,7 +93,7 @@ def summary(values: Sequence[float]) -> Summary:
     return Summary(mean(values), float(median(values)), max(values))
 
 
-def _over(value: float, risk: float) -> float | None:
+def over_risk(value: float, risk: float) -> float | None:
     """Return `value / risk`. Without risk, a gain is unbounded and anything else has no value."""
     if risk > 0:
         return value / risk
@@ -143,7 +143,7 @@ def sharpe_ratio(closes: Sequence[float]) -> float | None:
     average, spread = mean(returns), deviation(returns)
     if average is None or spread is None:
         return None
-    ratio = _over(average, spread)
+    ratio = over_risk(average, spread)
     return None if ratio is None else ratio * math.sqrt(DAYS_PER_YEAR)
 
 
@@ -170,7 +170,7 @@ def sortino_ratio(closes: Sequence[float]) -> float | None:
     if average is None:
         return None
     downside = math.sqrt(math.fsum(min(value, 0.0) ** 2 for value in returns) / len(returns))
-    ratio = _over(average, downside)
+    ratio = over_risk(average, downside)
     return None if ratio is None else ratio * math.sqrt(DAYS_PER_YEAR)
 
 
@@ -184,10 +184,10 @@ def calmar_ratio(closes: Sequence[float], drawdown: Drawdown | None) -> float | 
         return None
     growth = closes[-1] / closes[0]
     if growth <= 0:
-        return _over(-1.0, drawdown.percent / 100)
+        return over_risk(-1.0, drawdown.percent / 100)
     exponent = math.log(growth) * DAYS_PER_YEAR / (len(closes) - 1)
     annualised = math.expm1(exponent) if exponent < 700 else math.inf
-    return _over(annualised, drawdown.percent / 100)
+    return over_risk(annualised, drawdown.percent / 100)
 
 
 def max_drawdown(values: Sequence[float] | NDArray[np.float64]) -> Drawdown | None:
@@ -229,7 +229,7 @@ def profit_factor(pnls: Sequence[float]) -> float | None:
     """Return Σ wins / |Σ losses|."""
     won = math.fsum(pnl for pnl in pnls if pnl > 0)
     lost = -math.fsum(pnl for pnl in pnls if pnl < 0)
-    return _over(won, lost)
+    return over_risk(won, lost)
 
 
 def win_rate_interval(wins: int, count: int) -> ConfidenceInterval | None:
@@ -264,7 +264,7 @@ def profit_factor_interval(pnls: Sequence[float]) -> ConfidenceInterval | None:
 def average_r_multiple(pnls: Sequence[float]) -> float | None:
     """Return mean win / |mean loss|; None without a win or without a loss, since no trades have no mean."""
     won, lost = average_win(pnls), average_loss(pnls)
-    return None if won is None or lost is None else _over(won, lost)
+    return None if won is None or lost is None else over_risk(won, lost)
 
 
 def total(pnls: Sequence[float]) -> float | None:
@@ -274,13 +274,13 @@ def total(pnls: Sequence[float]) -> float | None:
 
 def recovery_factor(total_pnl: float | None, drawdown: Drawdown | None) -> float | None:
     """Return total net pnl / max drawdown in money."""
-    return None if drawdown is None or total_pnl is None else _over(total_pnl, drawdown.money)
+    return None if drawdown is None or total_pnl is None else over_risk(total_pnl, drawdown.money)
 
 
 def trade_signal_to_noise(pnls: Sequence[float]) -> float | None:
     """Return mean / standard deviation (ddof 1) of the net pnl per trade."""
     average, spread = mean(pnls), deviation(pnls)
-    return None if average is None or spread is None else _over(average, spread)
+    return None if average is None or spread is None else over_risk(average, spread)
 
 
 def decision_quality(decisions: Sequence[tuple[float, float]]) -> float | None:
