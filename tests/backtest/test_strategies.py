@@ -425,6 +425,25 @@ def test_it_decides_only_once_it_is_warm(tmp_path: Path) -> None:
             decide(tmp_path, body, attributes=wrong)
 
 
+def test_a_warm_up_that_never_ends_is_refused_before_anything_is_made(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "class Late:\n    intervals, warm_up = ('15m', '1h'), {}\n\n    def decide(self, view):\n        pass\n"
+    places = ("--data", str(data), "--out", str(tmp_path / "run"), "--no-database")
+    options = (*places, "--strategy", f"{tmp_path / 'late.py'}:Late")
+    (tmp_path / "late.py").write_text(text.format(30))
+    assert main(["backtest", *options, "--to", "2025-03-02T05:30:00Z"]) == 2
+    said = capsys.readouterr().err
+    for symbol in ("BTC", "ETH"):
+        assert f"Late.warm_up is 30, so it would never decide: {symbol} has 29 closed candles of 1h at the end" in said
+    assert "it must be at most 29" in said
+    assert " of 15m" not in said
+    assert not list(tmp_path.glob("run*"))
+    assert not list(tmp_path.glob("*.jsonl"))
+    (tmp_path / "late.py").write_text(text.format(29))
+    assert main(["backtest", *options, "--from", "2025-03-02T05:00:00Z", "--to", "2025-03-02T05:30:00Z"]) == 0
+
+
 @pytest.mark.parametrize(
     ("value", "words"),
     [

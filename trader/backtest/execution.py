@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import itertools
 import shutil
 import signal
 import threading
@@ -17,6 +18,7 @@ import msgspec
 
 from trader import __version__
 from trader.agents.domain.view import HISTORY_CANDLES
+from trader.agents.strategy_files import LoadedStrategy
 from trader.agents.variants import VARIANTS
 from trader.backtest.answers import AskingEnded
 from trader.backtest.conditions import kept_options
@@ -41,7 +43,7 @@ from trader.backtest.sources import AiSource, DecisionLines, RecordingStrategySo
 from trader.backtest.spec import BacktestSpec, Conditions, environ_of, open_source
 from trader.backtest.statistics import board, judge
 from trader.backtest.trials import add_trials, check_trials
-from trader.core.clock import iso
+from trader.core.clock import iso, moment_of
 from trader.core.errors import SettingsError, StartError, StrategyError
 from trader.core.wire import encode
 from trader.database.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres, database_name
@@ -186,6 +188,7 @@ async def _execute(
             for line in chosen.agent_lines:
                 listener.say(line)
             market = await opener.market(source, chosen)
+            _check_warm_up(chosen, market)
             out.mkdir(parents=True, exist_ok=False)
             unbegun = files.enter_context(ExitStack())
             unbegun.callback(shutil.rmtree, out)
@@ -285,6 +288,26 @@ def _history(chosen: Chosen) -> int:
     """Return the most candles that a strategy reads at once."""
     sources = [source for _, source in chosen.models if isinstance(source, RecordingStrategySource)]
     return max((source.strategy.shown.candles for source in sources), default=HISTORY_CANDLES)
+
+
+def _check_warm_up(chosen: Chosen, market: BacktestMarket) -> None:
+    """Check that strategies decide at all: that their warm-up ends within the data. Raises `SettingsError`."""
+    end = moment_of(market.span.stop - 1)
+    problems: dict[str, None] = {}  # a masked copy has the problems of its model
+    for _, source in chosen.models:
+        if not isinstance(source, RecordingStrategySource) or not isinstance(source.strategy, LoadedStrategy):
+            continue
+        strategy = source.strategy
+        for symbol, interval in itertools.product(market.markets, strategy.intervals):
+            closed = market.count_closed(symbol, interval, end)
+            if closed < strategy.warm_up:
+                problems[
+                    f"{strategy.file}: {strategy.class_name}.warm_up is {strategy.warm_up}, so it would never decide: "
+                    f"{symbol} has {closed} closed candles of {interval} at the end, {iso(end)}; it must be at most "
+                    f"{closed}, or the data longer"
+                ] = None
+    if problems:
+        raise SettingsError(list(problems))
 
 
 def _write_settings(spec: BacktestSpec, environ: Mapping[str, str], starts_at: datetime, reached: datetime) -> None:

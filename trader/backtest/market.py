@@ -409,6 +409,11 @@ class BacktestMarket:
         """Return the closed candles that are used for indicators."""
         return self._series[symbol, interval].closed(now)
 
+    def count_closed(self, symbol: str, interval: Interval, now: datetime) -> int:
+        """Return the number of all closed candles that an agent may have seen by now."""
+        last = self._series[symbol, interval].last(now)
+        return 0 if last is None else last + 1
+
     def _find_opened_a_day_ago(self, symbol: str, hour: datetime) -> float | None:
         return opened_a_day_ago(self.closed_candles(symbol, SESSION_INTERVAL, hour), hour)
 
