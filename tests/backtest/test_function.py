@@ -142,12 +142,21 @@ def test_errors_are_exceptions_with_the_words_of_the_command(
         (SettingsError, {"cadence": "soon"}, ("--cadence", "soon")),
         (StartError, {"end": "2031-01-01"}, ("--to", "2031-01-01")),
         (StartError, {"markets": ["ETH"]}, ("--market", "ETH")),
+        (StartError, {"markets": "FOO"}, ("--market", "FOO")),
     ):
         with pytest.raises(kind) as caught:
             trader.backtest(Buyer, data, **options)
         assert main(["backtest", "--data", str(data), "--strategy", f"{__file__}:Buyer", *arguments]) != 0
         said = capsys.readouterr().err
         assert all(line.strip() in said for line in str(caught.value).splitlines()), said
+    with pytest.raises(
+        StartError, match=r"--market names FOO, whose figures are unknown; --preset and --markets-file define BTC, "
+    ):
+        trader.backtest(Buyer, data, markets="FOO")
+    with pytest.raises(StartError, match="set --market to the markets to trade"):
+        trader.backtest(Buyer, data, markets="ETH")
+    with pytest.raises(StartError, match=r"^--markets-file /nowhere: "):
+        trader.backtest(Buyer, data, markets_file="/nowhere")
     with pytest.raises(SettingsError, match="has no parameter 'size'; it has share"):
         trader.backtest(Buyer, data, params={"size": 1})
     with pytest.raises(SettingsError, match="has no method decide"):

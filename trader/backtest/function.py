@@ -125,7 +125,7 @@ def backtest(
     data: str | Path,
     *,
     params: Mapping[str, Any] | None = None,
-    markets: Sequence[str] = (),
+    markets: str | Sequence[str] = (),
     start: datetime | str | None = None,
     end: datetime | str | None = None,
     cadence: str | None = None,
@@ -145,10 +145,10 @@ def backtest(
     """Backtest a strategy on a folder of 1-minute candles, by the rules of the command `trader backtest`.
 
     `strategy` is a class with `decide(view)`, FILE:CLASS, or the name of a variant, whose rule agent trades. The other
-    arguments are the command's options: fees are in basis points, `latency` in milliseconds, `funding` is an hourly
-    rate or a folder, times without a zone are UTC. `guard` maps names of limits to numbers, or is "none". With `out`,
-    the files of the command are written into that new folder, without a database. The run counts in the ledger
-    `trials`, by default trials.jsonl next to `out` or in the working folder.
+    arguments are the command's options: `markets` is one or several, fees are in basis points, `latency` in
+    milliseconds, `funding` is an hourly rate or a folder, times without a zone are UTC. `guard` maps names of limits to
+    numbers, or is "none". With `out`, the files of the command are written into that new folder, without a database.
+    The run counts in the ledger `trials`, by default trials.jsonl next to `out` or in the working folder.
 
     It also works where an event loop is running, as in a notebook; there the strategy runs in another thread, without
     its deadline.
@@ -159,8 +159,9 @@ def backtest(
     """
     limits = [guard] if isinstance(guard, str) else [f"{name}={int(limit)}" for name, limit in (guard or {}).items()]
     given = {
-        "market": markets, "start": start, "end": end, "capital": capital, "taker_fee": taker_fee,
-        "maker_fee": maker_fee, "latency": latency, "funding": funding, "preset": preset, "seed": seed,
+        "market": (markets,) if isinstance(markets, str) else markets, "start": start, "end": end, "capital": capital,
+        "taker_fee": taker_fee, "maker_fee": maker_fee, "latency": latency, "funding": funding,
+        "preset": preset, "seed": seed,
         "markets_file": None if markets_file is None else Path(markets_file).absolute(),
     }  # fmt: skip
     variants = [variant for variant in VariantId if variant == strategy]

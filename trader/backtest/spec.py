@@ -1,6 +1,8 @@
 """Specs: what a backtest runs on. The command, the function `trader.backtest`, sweeps and exams make them."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -14,7 +16,7 @@ from trader.agents.domain.mask import MaskPart
 from trader.agents.domain.models import ModelConfiguration
 from trader.agents.domain.view import VariantLimits
 from trader.core.clock import iso
-from trader.core.errors import SettingsError, StartError
+from trader.core.errors import MarketDataError, SettingsError, StartError
 from trader.core.variant_id import VariantId
 from trader.market.sources.files import find_files
 from trader.market.sources.recorder import find_recording
@@ -186,8 +188,9 @@ def environ_of(conditions: Conditions) -> dict[str, str]:
                 f"{data} REPLAY_SPEED=0 trader serve --demo"
             ]
         )
-    markets = preset_rows(conditions.preset or "default", conditions.markets_file)
-    symbols = conditions.market or [symbol for symbol in find_files(data) if symbol in markets]
+    with _in_options():
+        markets = preset_rows(conditions.preset or "default", conditions.markets_file)
+        symbols = conditions.market or [symbol for symbol in find_files(data) if symbol in markets]
     fixed = {"SIM_SEED": "0", "MARKET_SOURCE": f"replay:{data}", "MARKETS": ",".join(sorted(symbols))}
     return fixed | settings_given(conditions)
 
@@ -200,29 +203,25 @@ def settings_given(conditions: Conditions) -> dict[str, str]:
 
 def settings_of(environ: Mapping[str, str]) -> Settings:
     """Return the settings of a backtest. Raise `SettingsError`, with the names of the command's options."""
-    try:
+    with _in_options():
         return Settings.load(environ, None, demo=True)
-    except SettingsError as error:
-        raise SettingsError([_in_options(problem) for problem in error.problems]) from None
 
 
 async def open_source(conditions: Conditions, environ: Mapping[str, str]) -> tuple[Settings, ReplaySource]:
     """Return the settings and the open market source of a backtest. Raise `SettingsError` or `StartError`."""
     settings = settings_of(environ)
-    source = ReplaySource(
-        conditions.recording,
-        settings.markets,
-        rows=replayed_rows(settings.venue_preset, settings.markets_file, settings.taker_fee_bps),
-        seed=settings.seed,
-        start=settings.replay_start,
-        end=settings.replay_end,
-        funding_place=conditions.funding_folder,
-        plain_rate=conditions.funding_rate,
-    )
-    try:
+    with _in_options():
+        source = ReplaySource(
+            conditions.recording,
+            settings.markets,
+            rows=replayed_rows(settings.venue_preset, settings.markets_file, settings.taker_fee_bps),
+            seed=settings.seed,
+            start=settings.replay_start,
+            end=settings.replay_end,
+            funding_place=conditions.funding_folder,
+            plain_rate=conditions.funding_rate,
+        )
         await source.open()
-    except StartError as error:
-        raise StartError(_in_options(str(error))) from error
     return settings, source
 
 
@@ -230,11 +229,26 @@ def _flag(name: str) -> str:
     return {"start": "from", "end": "to"}.get(name, name.replace("_", "-"))
 
 
-def _in_options(problem: str) -> str:
-    """Return an error with the names of options instead of settings."""
-    for name, field in _SETTINGS.items():
-        problem = problem.replace(VARIABLES[field].name, f"--{_flag(name)}")
-    return problem
+_OPTIONS: Final[Mapping[str, str]] = {
+    "MARKETS": "--market",
+    **{VARIABLES[field].name: f"--{_flag(name)}" for name, field in _SETTINGS.items()},
+}
+"""The options of the command by the variables of their settings."""
+
+
+@contextmanager
+def _in_options() -> Iterator[None]:
+    """Raise errors with the names of options instead of settings, and wrong data as a `StartError`."""
+
+    def named(problem: str) -> str:
+        return re.sub(rf"\b({'|'.join(_OPTIONS)})\b", lambda found: _OPTIONS[found[0]], problem)
+
+    try:
+        yield
+    except SettingsError as error:
+        raise SettingsError([named(problem) for problem in error.problems]) from None
+    except (StartError, MarketDataError) as error:
+        raise StartError(named(str(error))) from error
 
 
 def _funding(value: Any) -> tuple[Decimal | None, Path | None]:
