@@ -164,6 +164,36 @@ def test_errors_are_exceptions_with_the_words_of_the_command(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "kind", "words"),
+    [
+        ({"strategy": Buyer()}, SettingsError, "strategy is <.*; it must be a class with decide.view., FILE:CLASS, or"),
+        ({"strategy": len}, SettingsError, "strategy is <built-in function len>; it must be a class"),
+        ({"data": "nope"}, StartError, "nope: No such file or directory"),
+        ({"data": None}, SettingsError, "data is None; it must be a folder or file of candles"),
+        ({"params": [1]}, SettingsError, r"params is \[1\]; it must be a mapping of names to values"),
+        ({"markets": 5}, SettingsError, "markets is 5; it must be a symbol, or a sequence of them"),
+        ({"guard": ["leverage-max"]}, SettingsError, "guard is .*; it must be a mapping of names of limits to numbers"),
+        ({"guard": {"leverage-max": "abc"}}, SettingsError, "--guard is 'leverage-max=abc'; it must be .* whole"),
+        ({"guard": {"leverage-max": 2.7}}, SettingsError, "--guard is 'leverage-max=2.7'; it must be .* whole"),
+        ({"tables": "xml", "out": "run"}, SettingsError, "--tables is 'xml'; it must be one of csv, parquet"),
+    ],
+)
+def test_an_argument_of_the_wrong_kind_is_named_before_anything_is_made(
+    data: Path, arguments: dict[str, Any], kind: type[Exception], words: str
+) -> None:
+    with pytest.raises(kind, match=words):
+        trader.backtest(**({"strategy": Buyer, "data": data} | arguments))
+    assert not list(Path().iterdir())
+
+
+def test_limits_of_the_guard_are_numbers_and_flags_of_python_and_numpy(data: Path) -> None:
+    guard: dict[str, Any] = {"leverage-max": np.int64(1), "stop-required": False, "reversal-cycles": 2}
+    result = trader.backtest(Buyer, data, start=START, end="2025-03-02T02:05:00Z", guard=guard)
+    assert set(result.decisions["rule"]) == {"leverage"}
+    assert result.value["options"]["guard"] == {"leverage_max": 1, "stop_required": False, "reversal_cycles": 2}
+
+
 def test_a_failure_keeps_the_exception_of_the_strategy(data: Path) -> None:
     with pytest.raises(StrategyError, match=r"test_function.py:\d+: decide raised KeyError: '5m'") as caught:
         trader.backtest(Failing, data, start=START)

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from datetime import datetime
 from decimal import Decimal
 from html import escape
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -122,7 +123,7 @@ def _points(x: Any, y: Any) -> str:
 
 def backtest(
     strategy: type[Any] | str,
-    data: str | Path,
+    data: str | PathLike[str],
     *,
     params: Mapping[str, Any] | None = None,
     markets: str | Sequence[str] = (),
@@ -157,7 +158,8 @@ def backtest(
     :raises StartError: the candles cannot be read, or the files cannot be written
     :raises StrategyError: the strategy failed; the cause is its own exception
     """
-    limits = [guard] if isinstance(guard, str) else [f"{name}={int(limit)}" for name, limit in (guard or {}).items()]
+    _check_kinds(strategy, data, params, markets, guard)
+    limits = [guard] if isinstance(guard, str) else [f"{name}={_digits(each)}" for name, each in (guard or {}).items()]
     given = {
         "market": (markets,) if isinstance(markets, str) else markets, "start": start, "end": end, "capital": capital,
         "taker_fee": taker_fee, "maker_fee": maker_fee, "latency": latency, "funding": funding,
@@ -190,6 +192,28 @@ def backtest(
     if finished.end.cause is not None:
         raise StartError(finished.end.reason)
     return BacktestResult(msgspec.json.decode(encode(finished.value)), finished, None if out is None else place)
+
+
+def _check_kinds(strategy: object, data: object, params: object, markets: object, guard: object) -> None:
+    """Check the kinds of arguments that have no text by which the command checks them. Raises `SettingsError`."""
+    problems = [
+        f"{name} is {given!r:.100}; it must be {expected}"
+        for name, given, kinds, expected in (
+            ("strategy", strategy, type | str, "a class with decide(view), FILE:CLASS, or the name of a variant"),
+            ("data", data, str | PathLike, "a folder or file of candles"),
+            ("params", params, Mapping | None, "a mapping of names to values"),
+            ("markets", markets, str | Sequence | None, "a symbol, or a sequence of them"),
+            ("guard", guard, str | Mapping | None, 'a mapping of names of limits to numbers, or "none"'),
+        )
+        if not isinstance(given, kinds)
+    ]
+    if problems:
+        raise SettingsError(problems)
+
+
+def _digits(limit: object) -> str:
+    """Return a limit of the guard as the command takes it."""
+    return str(int(limit)) if isinstance(limit, bool | np.bool_) else str(limit)
 
 
 def _plain(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -281,7 +281,8 @@ def guard_of(texts: Sequence[str] | None) -> dict[str, int]:
             limits[field] = value == "1"
         else:
             known = ", ".join(name.replace("_", "-") for name in kinds)
-            raise SettingsError([f"--guard is {text!r}; it must be none, or NAME=NUMBER with one of the names {known}"])
+            form = "none, or NAME=NUMBER, a whole number, with one of the names"
+            raise SettingsError([f"--guard is {text!r}; it must be {form} {known}"])
     return limits
 
 

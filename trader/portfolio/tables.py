@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -180,6 +180,8 @@ def empty() -> Results:
 
 def check_format(form: Format) -> None:
     """Check that files of this format can be written. Raises `SettingsError`."""
+    if form not in get_args(Format):
+        raise SettingsError([f"--tables is {form!r}; it must be one of {', '.join(get_args(Format))}"])
     if form == "parquet":
         extra("pyarrow.parquet")
 
