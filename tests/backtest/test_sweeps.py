@@ -19,6 +19,7 @@ from trader.backtest.sweep import folds_of, grid_of
 from trader.backtest.sweep_page import sweep_page
 from trader.backtest.sweep_result import METRICS, Done, SweepPeriod, SweepRun, ranked, read_run, sweep_value
 from trader.backtest.trials import KnownTrials, figures_of_hours
+from trader.core.clock import iso
 from trader.core.errors import SettingsError
 from trader.core.wire import encode
 
@@ -100,7 +101,7 @@ def test_a_gain_without_risk_is_the_best_though_json_has_no_infinity(tmp_path: P
         account |= figures_of_hours(np.array(hours[name]))
         folder = tmp_path / name
         folder.mkdir()
-        value = {"complete": True, "from": "2025-03-01", "to": "2025-03-02", "accounts": [account]}
+        value = {"complete": True, "from": iso(START), "to": iso(END), "accounts": [account]}
         (folder / "result.json").write_bytes(encode(value))
         read = read_run(run, folder)
         assert read is not None
@@ -113,6 +114,23 @@ def test_a_gain_without_risk_is_the_best_though_json_has_no_infinity(tmp_path: P
         assert [row["params"]["kind"] for row in value["parameters"]] == ["never-loses", "loses", "idle"]
         assert orjson.loads(encode(value))["parameters"][0]["metric"] is None
         assert "∞" in sweep_page("swept", value)
+
+
+@pytest.mark.processes
+def test_a_sweep_without_a_period_states_the_one_that_its_runs_traded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "data").mkdir()
+    write_walk(tmp_path / "data" / "BTCUSDT-1m-2025-03.csv", START, 120, price=90_000, seed=1)
+    (tmp_path / "idle.py").write_text("class Idle:\n    def decide(self, view):\n        pass\n")
+    out = tmp_path / "sweep"
+    options = ("--data", str(tmp_path / "data"), "--strategy", f"{tmp_path / 'idle.py'}:Idle", "--out", str(out))
+    assert main(["backtest", *options, "--seeds", "2", "--workers", "1", "--json"]) == 0
+    value = orjson.loads(capsys.readouterr().out)
+    with (out / "sweep.csv").open(encoding="utf-8", newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    traded = ("2025-03-01T00:00:00.000Z", "2025-03-01T01:59:59.000Z")
+    assert [(row["from"], row["to"]) for row in (*value["runs"], *rows)] == [traded] * 4
 
 
 def test_the_page_of_a_sweep_has_a_heat_map_of_each_two_parameters_that_vary() -> None:

@@ -46,13 +46,21 @@ class SweepRun(NamedTuple):
 class Done(NamedTuple):
     """A finished run: the figures of its account by their names in `result.json`, or why it failed.
 
-    `returns` are the hourly returns. With several accounts, both are means over them.
+    `returns` are the hourly returns. With several accounts, both are means over them. `traded` is the period that was
+    traded, in texts.
     """
 
     run: SweepRun
     figures: Mapping[str, float | None] = {}
     returns: npt.NDArray[np.float64] | None = None
     failure: str | None = None
+    traded: tuple[str, str] | None = None
+
+    @property
+    def period(self) -> tuple[str | None, str | None]:
+        """The period that was traded; of a failed run, what was asked for."""
+        start, end = (None if each is None else iso(each) for each in self.run.period)
+        return self.traded or (start, end)
 
 
 class Metric(NamedTuple):
@@ -102,7 +110,7 @@ def read_run(run: SweepRun, folder: Path) -> Done | None:
         values = [account[name] for account in own]
         figures[name] = None if None in values else mean(values)
     returns = np.mean(hours, axis=0)
-    return Done(run, figures, returns)
+    return Done(run, figures, returns, traded=(value["from"], value["to"]))
 
 
 def ranked(done: Sequence[Done], metric: Metric) -> list[tuple[Mapping[str, str], list[Done]]]:
@@ -127,7 +135,7 @@ def sweep_value(done: Sequence[Done], by: str, known: KnownTrials) -> dict[str, 
         "by": by,
         "runs": [
             {"name": each.run.name, "params": each.run.params, "seed": each.run.seed, "role": each.run.role,
-             "from": _text_of(each.run.period.start), "to": _text_of(each.run.period.end),
+             "from": each.period[0], "to": each.period[1],
              "returnPercent": each.figures.get("returnPercent"), "failure": each.failure}
             for each in done
         ],
@@ -169,14 +177,9 @@ def write_csv(file: Path, done: Sequence[Done]) -> None:
         writer = csv.writer(lines)
         writer.writerow(["run", "role", "seed", "from", "to", *names, *map(_snake, _FIGURES), "failure"])
         for each in done:
-            period = (_text_of(each.run.period.start), _text_of(each.run.period.end))
             values = (*(each.run.params.get(name) for name in names), *(each.figures.get(name) for name in _FIGURES))
-            writer.writerow([each.run.name, each.run.role, each.run.seed, *period, *values, each.failure])
+            writer.writerow([each.run.name, each.run.role, each.run.seed, *each.period, *values, each.failure])
 
 
 def _snake(name: str) -> str:
     return re.sub(r"(?=[A-Z])", "_", name).lower()
-
-
-def _text_of(moment: datetime | None) -> str | None:
-    return None if moment is None else iso(moment)
