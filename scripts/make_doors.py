@@ -99,7 +99,7 @@ DOORS: Final = (
         "a class with `decide(view)`",
         "any Python file",
         "[strategies.md](strategies.md)",
-        "tests/backtest/test_strategies.py::test_a_plain_class_gets_the_defaults_and_its_state_is_saved_and_loaded",
+        "tests/backtest/test_strategies.py::test_the_guard_judges_a_strategy_unless_it_is_off",
     ),
     Door(
         "an agent",

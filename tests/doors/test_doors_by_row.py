@@ -68,10 +68,24 @@ def test_a_procedure_is_a_decorated_function_and_its_structs(copy: EditedCopy) -
             return GreetOutput(text=f"hello {request.name}")
         '''),
     )
-    shown = copy.shows(DOCUMENT + 'print(json.dumps([list(document["paths"]), contract]))')
+    call = """
+import asyncio
+from types import SimpleNamespace
+from trader.api.envelope import BodyStyle
+from trader.api.rpc import Dispatcher, Target
+from trader.operations.access import ANYBODY
+
+dispatcher = Dispatcher(REGISTRY, SimpleNamespace(settings=Settings.load({}, None, demo=True)))
+target = Target(dispatcher.procedures["greetings.greet"], BodyStyle.PLAIN)
+answer = asyncio.run(dispatcher.call(target, b'{"name": "Ada"}', ANYBODY, "1"))
+"""
+    shown = copy.shows(
+        DOCUMENT + call + 'print(json.dumps([list(document["paths"]), contract, json.loads(answer.body)]))'
+    )
     assert isinstance(shown, list)
     assert "/api/rpc/greetings.greet" in shown[0]
     assert "GreetOutput" in shown[1]
+    assert shown[2] == {"text": "hello Ada"}
 
 
 def test_a_stream_is_a_row(copy: EditedCopy) -> None:
@@ -180,7 +194,34 @@ VARIANT = """    Variant(
 """
 
 
-def test_a_variant_is_one_definition_for_its_id(copy: EditedCopy) -> None:
+STORED = """
+import asyncio
+import os
+from datetime import UTC, datetime
+from trader.agents.domain.models import Model
+from trader.agents.sql.models import select_models, upsert_model
+from trader.core.variant_id import VariantId
+from trader.database.pool import Database
+from trader.database.schema import apply_schema
+
+async def stored():
+    database = await Database.connect(os.environ["DOOR_DSN"])
+    await apply_schema(database)
+    ada = Model(
+        id="ada", name="Ada", variant=VariantId.CAUTIOUS, provider="rules", router_model_name="rules/cautious",
+        created_at=datetime(2025, 1, 1, tzinfo=UTC),
+    )
+    async with database.transaction() as conn:
+        await upsert_model(conn, ada)
+        models = await select_models(conn)
+    await database.close()
+    return [model.variant for model in models]
+
+print(json.dumps(asyncio.run(stored())))
+"""
+
+
+def test_a_variant_is_one_definition_for_its_id(copy: EditedCopy, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     copy.insert("core/variant_id.py", '    CAUTIOUS = "Cautious"\n', before='    SOVEREIGN = "Sovereign"\n')
     assert "every variant must be defined once" in copy.fails("import trader.agents.variants")
     copy.insert("agents/variants.py", VARIANT, before="    Variant(\n        id=VariantId.SOVEREIGN,")
@@ -192,3 +233,5 @@ def test_a_variant_is_one_definition_for_its_id(copy: EditedCopy) -> None:
     assert isinstance(shown, list)
     assert shown[0] == ["Apex", "Trendsurfer", "Contrarian", "Cautious", "Sovereign"]
     assert sorted(shown[1]) == sorted(shown[0])
+    monkeypatch.setenv("DOOR_DSN", dsn)  # a database of this version, to which a start adds the ID
+    assert copy.shows(STORED) == ["Cautious"]
