@@ -94,14 +94,14 @@ class _BookOrders(msgspec.Struct):
     code: int = _OK
 
 
-class _Funding(msgspec.Struct):
+class _FundingRate(msgspec.Struct):
     timestamp: int
     rate: Decimal
     direction: str
 
 
-class _Fundings(msgspec.Struct):
-    fundings: list[_Funding] | None = None
+class _FundingRates(msgspec.Struct):
+    fundings: list[_FundingRate] | None = None
     code: int = _OK
 
 
@@ -191,7 +191,7 @@ class LighterApi:
                 "end_timestamp": epoch_second(stop),
                 "count_back": FUNDINGS_PER_CALL,
             }
-            answer = await self.get("/api/v1/fundings", parameters, _FUNDINGS)
+            answer = await self.get("/api/v1/fundings", parameters, _FUNDING_RATES)
             for row in answer.fundings or ():
                 rates[moment_of(row.timestamp // 3600 * 3600)] = _signed_rate(row)
             start = stop + _HOUR
@@ -282,7 +282,7 @@ def _candle(row: _Candle) -> Candle | None:
         return None
 
 
-def _signed_rate(row: _Funding) -> Decimal:
+def _signed_rate(row: _FundingRate) -> Decimal:
     sign = {"long": 1, "short": -1}.get(row.direction)
     if sign is None or not row.rate.is_finite():
         raise MarketDataError(f"/api/v1/fundings: cannot be decoded: {row}")
@@ -309,4 +309,4 @@ def _excerpt(body: bytes) -> str:
 _DETAILS: Final = msgspec.json.Decoder(_Details)
 _BOOK_ORDERS: Final = msgspec.json.Decoder(_BookOrders)
 _CANDLES: Final = msgspec.json.Decoder(_Candles)
-_FUNDINGS: Final = msgspec.json.Decoder(_Fundings)
+_FUNDING_RATES: Final = msgspec.json.Decoder(_FundingRates)

@@ -80,7 +80,7 @@ class _Trades(msgspec.Struct):
     code: int = 200
 
 
-class _Funding(msgspec.Struct):
+class _FundingPayment(msgspec.Struct):
     timestamp: int
     market_id: int
     change: Decimal
@@ -88,8 +88,8 @@ class _Funding(msgspec.Struct):
     position_size: Decimal
 
 
-class _Fundings(msgspec.Struct):
-    rows: list[_Funding] | None = msgspec.field(default=None, name="position_fundings")
+class _FundingPayments(msgspec.Struct):
+    rows: list[_FundingPayment] | None = msgspec.field(default=None, name="position_fundings")
     next_cursor: str | None = None
     code: int = 200
 
@@ -103,7 +103,7 @@ class _Limits(msgspec.Struct):
 _STANDING_ORDERS: Final = msgspec.json.Decoder(_StandingOrders)
 _ACCOUNTS: Final = msgspec.json.Decoder(_Accounts)
 _TRADES: Final = msgspec.json.Decoder(_Trades)
-_FUNDINGS: Final = msgspec.json.Decoder(_Fundings)
+_FUNDING_PAYMENTS: Final = msgspec.json.Decoder(_FundingPayments)
 _LIMITS: Final = msgspec.json.Decoder(_Limits)
 
 
@@ -160,7 +160,7 @@ class LighterRecords:
     async def fundings_since(self, since: datetime) -> list[VenueFunding]:
         """Return the payments since `since` in the followed markets, latest first."""
         parameters: dict[str, str | int] = {"side": "all", "start_timestamp": epoch_second(since)}
-        rows = [row async for row in self._rows("/api/v1/positionFunding", parameters, _FUNDINGS, since)]
+        rows = [row async for row in self._rows("/api/v1/positionFunding", parameters, _FUNDING_PAYMENTS, since)]
         payments = [self._funding(row) for row in rows if row.market_id in self._symbols]
         return [payment for payment in payments if payment.boundary >= since]
 
@@ -241,7 +241,7 @@ class LighterRecords:
             at=_moment(trade.timestamp),
         )
 
-    def _funding(self, row: _Funding) -> VenueFunding:
+    def _funding(self, row: _FundingPayment) -> VenueFunding:
         if not all(amount.is_finite() for amount in (row.change, row.rate, row.position_size)):
             raise MarketDataError(f"/api/v1/positionFunding: cannot be decoded: {row}")
         return VenueFunding(
