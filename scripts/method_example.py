@@ -31,7 +31,7 @@ from trader.core.intervals import ConfidenceInterval, percent_interval
 from trader.market.domain.markets import MARKETS, Candle
 from trader.market.sources.files import find_files, read_market
 from trader.portfolio.domain.evidence import Statement, compare, judge_family, state_return
-from trader.portfolio.domain.luck import ComparedPeriod, Costs, OwnTrade, Prices, try_luck
+from trader.portfolio.domain.luck import ComparedPeriod, Costs, MarketPrices, OwnTrade, try_luck
 from trader.portfolio.domain.returns import ReturnSeries, holding_nothing, split_variance
 from trader.record.domain.chain import NO_PAYLOAD, Anchor, ChainChecker, ChainLink, link_digest
 
@@ -126,7 +126,7 @@ def show_verdicts(trader: Trader, references: dict[str, ReturnSeries]) -> None:
 
 def show_luck(trader: Trader, candles: Sequence[Candle]) -> None:
     """Print the results of random traders with the same trades."""
-    prices = {"BTC": Prices(candles, HOUR, [0.0] * len(candles))}
+    prices = {"BTC": MarketPrices(candles, HOUR, [0.0] * len(candles))}
     costs = {"BTC": Costs(FEE, float(MARKETS["BTC"].maintenance_rate), 0.01, MARKETS["BTC"].leverage_max)}
     values = trader.series.values
     period = ComparedPeriod(math.exp(float(values.sum())), len(values))

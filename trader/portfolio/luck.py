@@ -23,8 +23,8 @@ from trader.portfolio.domain.luck import (
     ComparedPeriod,
     Costs,
     Luck,
+    MarketPrices,
     OwnTrade,
-    Prices,
     traders_for,
     try_luck,
 )
@@ -171,7 +171,7 @@ class RandomTraders:
         self._market = market
         self._seed = settings.seed or 0
         self._rules = rules_of(settings, market.markets)
-        self._prices: dict[tuple[str, Interval, datetime, datetime], Prices] = {}
+        self._prices: dict[tuple[str, Interval, datetime, datetime], MarketPrices] = {}
 
     async def compare(self, request: LuckRequest, traders: int) -> Luck | str:
         """Return the comparison of an entrant with luck, or why there is none."""
@@ -196,14 +196,14 @@ class RandomTraders:
         seed, step = int.from_bytes(blake2b(key.encode(), digest_size=8).digest()), INTERVALS[interval]
         return await asyncio.to_thread(lambda: try_luck(own, request.period, prices, costs, step, seed, traders))
 
-    async def _load(self, symbol: str, interval: Interval, start: datetime, end: datetime) -> Prices:
+    async def _load(self, symbol: str, interval: Interval, start: datetime, end: datetime) -> MarketPrices:
         """Return the prices of a period; most entrants in an hour share them."""
         key = (symbol, interval, start, end)
         if key not in self._prices:
             candles = await self._market.past_candles(symbol, interval, start, end)
             hours, step = (end - start) // _HOUR, INTERVALS[interval]
             funding = [float(self._market.funding_rate(symbol, start + n * _HOUR)) for n in range(1, hours + 1)]
-            made = await asyncio.to_thread(lambda: Prices(filled(candles, start, end, step), step, funding))
+            made = await asyncio.to_thread(lambda: MarketPrices(filled(candles, start, end, step), step, funding))
             while len(self._prices) >= PRICES_MAX:
                 del self._prices[next(iter(self._prices))]
             self._prices[key] = made

@@ -20,8 +20,8 @@ from trader.portfolio.domain.luck import (
     Costs,
     Drawn,
     MarketArrays,
+    MarketPrices,
     OwnTrade,
-    Prices,
     draw,
     final_equities,
     traders_for,
@@ -48,8 +48,8 @@ def walk(seed: int, count: int, volatility: float = 0.002) -> list[Candle]:
     ]
 
 
-def prices(candles: list[Candle]) -> Prices:
-    return Prices(candles, STEP, [RATE] * (len(candles) // 12 + 1))
+def prices(candles: list[Candle]) -> MarketPrices:
+    return MarketPrices(candles, STEP, [RATE] * (len(candles) // 12 + 1))
 
 
 def gain_of(own: list[OwnTrade], drawn: Drawn, candles: list[Candle]) -> float:
@@ -116,13 +116,13 @@ def test_a_trade_beyond_its_margin_is_liquidated() -> None:
     assert gain_of([trade(1.0, 299)], drawn, falling) == pytest.approx(-0.15, abs=0.01)
 
 
-def ramp(slope: float) -> Prices:
+def ramp(slope: float) -> MarketPrices:
     opens = [2000.0 * (1 + slope * number / 300) for number in range(301)]
     candles = [
         Candle(START + number * STEP, entry, max(entry, after), min(entry, after), after, 1.0)
         for number, (entry, after) in enumerate(pairwise(opens))
     ]
-    return Prices(candles, STEP, [0.0] * 26)
+    return MarketPrices(candles, STEP, [0.0] * 26)
 
 
 def hold(size: float) -> tuple[list[OwnTrade], Drawn]:

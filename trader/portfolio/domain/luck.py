@@ -61,7 +61,7 @@ class Costs(NamedTuple):
     leverage_max: float
 
 
-class Prices:
+class MarketPrices:
     """The candles of one market, without gaps, starting at a whole hour; and the funding rate of each hour."""
 
     def __init__(self, candles: Sequence[Candle], step: timedelta, funding: Sequence[float]) -> None:
@@ -113,7 +113,7 @@ class ComparedPeriod(NamedTuple):
 def try_luck(
     trades: Sequence[OwnTrade],
     period: ComparedPeriod,
-    prices: Mapping[str, Prices],
+    prices: Mapping[str, MarketPrices],
     costs: Mapping[str, Costs],
     step: timedelta,
     seed: int,
@@ -178,7 +178,7 @@ def draw(trades: Sequence[OwnTrade], candles: int, step: timedelta, traders: int
 class MarketArrays:
     """The candles and terms of several markets side by side: markets × candles."""
 
-    def __init__(self, prices: Sequence[Prices], costs: Sequence[Costs]) -> None:
+    def __init__(self, prices: Sequence[MarketPrices], costs: Sequence[Costs]) -> None:
         self.count = min(market.count for market in prices)
         self.open = np.stack([market.open[: self.count] for market in prices])
         self.low = np.stack([market.low[: self.count] for market in prices])
