@@ -187,6 +187,14 @@ def test_an_argument_of_the_wrong_kind_is_named_before_anything_is_made(
     assert not list(Path().iterdir())
 
 
+@pytest.mark.parametrize("several", ["0.5,1", "0.5..1:0.1", [0.5, 1], (0.5, 1)])
+def test_several_values_of_a_parameter_are_refused_with_the_way_to_try_them(data: Path, several: object) -> None:
+    with pytest.raises(SettingsError, match=r"share of Buyer is .*: Expected `float`, got .*; a run has one value of"):
+        trader.backtest(Buyer, data, params={"share": several})
+    with pytest.raises(SettingsError, match=r"Expected `float`, got `str`$"):
+        trader.backtest(Buyer, data, params={"share": "half"})
+
+
 def test_limits_of_the_guard_are_numbers_and_flags_of_python_and_numpy(data: Path) -> None:
     guard: dict[str, Any] = {"leverage-max": np.int64(1), "stop-required": False, "reversal-cycles": 2}
     result = trader.backtest(Buyer, data, start=START, end="2025-03-02T02:05:00Z", guard=guard)

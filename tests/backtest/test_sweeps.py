@@ -154,7 +154,7 @@ def test_the_page_of_a_sweep_has_a_heat_map_of_each_two_parameters_that_vary() -
     assert re.findall(r"var\(--accent\) (\d+)%[^>]*>([^<]*)", heat) == [("0", "−0.5"), ("45", "∞"), ("45", "+0.5")]
 
 
-@pytest.mark.parametrize("more", [("--walk-forward", "3h/2h"), ("--seeds", "2")])
+@pytest.mark.parametrize("more", [("--walk-forward", "3h/2h"), ("--seeds", "2"), ()])
 def test_a_list_of_values_in_one_parameter_is_refused_before_anything_is_made(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...]
 ) -> None:
@@ -171,7 +171,7 @@ def test_a_list_of_values_in_one_parameter_is_refused_before_anything_is_made(
     assert main(["backtest", "--data", str(tmp_path), *options, *more]) == 2
     said = capsys.readouterr().err
     assert "the parameter hours of Flipper is '2,4'" in said
-    assert "--param hours=2,4: give each value in a --param of its own, or a range" in said
+    assert "a run has one value of each; a sweep of the command has several: each in a --param of its own, or " in said
     assert not (tmp_path / "sweep").exists()
 
 

@@ -10,7 +10,7 @@ import sys
 import threading
 import traceback
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from decimal import Decimal
@@ -40,6 +40,11 @@ DECISIONS_MAX: Final = 100
 """Maximum decisions, or values of series, of one cycle; more are an error."""
 
 SERIES_NAME_MAX: Final = 40
+
+_ONE_VALUE: Final = (
+    "a run has one value of each; a sweep of the command has several: each in a --param of its own, or as a range such "
+    "as 10..50:10"
+)
 
 DECISION_TYPES: Final = (CreatePosition, ClosePosition, UpdateExitPlan, PlaceOrder, CancelOrder, Holding)
 _NAMES: Final = ", ".join(each.__name__ for each in DECISION_TYPES)
@@ -297,7 +302,8 @@ def _made(file: Path, chosen: type[Strategy], params: Mapping[str, Any]) -> Stra
         try:
             values[name] = msgspec.convert(value.item() if isinstance(value, np.generic) else value, kind, strict=False)
         except (msgspec.ValidationError, TypeError) as error:
-            problems.append(f"{file}: the parameter {name} of {chosen.__name__} is {value!r}: {error}")
+            problem = f"{file}: the parameter {name} of {chosen.__name__} is {value!r}: {error}"
+            problems.append(f"{problem}; {_ONE_VALUE}" if _are_several(value) else problem)
     for name, parameter in signature.items():
         if parameter.default is parameter.empty and name not in params:
             problems.append(f"{file}: {chosen.__name__} needs the parameter {name}")
@@ -308,6 +314,11 @@ def _made(file: Path, chosen: type[Strategy], params: Mapping[str, Any]) -> Stra
     except (Exception, SystemExit) as error:  # the code of a user may raise anything
         place = _line_in(file, error) or str(file)
         raise SettingsError([f"{place}: {chosen.__name__}() raised {type(error).__name__}: {error}"]) from error
+
+
+def _are_several(value: Any) -> bool:
+    """Return whether a value seems to be meant as several: a list, or a text with commas or the dots of a range."""
+    return "," in value or ".." in value if isinstance(value, str) else isinstance(value, Collection)
 
 
 def _check_attributes(file: Path, inner: Strategy) -> None:
