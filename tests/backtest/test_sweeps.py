@@ -71,8 +71,11 @@ def test_walk_forward_periods_never_overlap_their_selection_periods() -> None:
         assert attempt.start is not None
         assert choose.end < attempt.start
     assert [attempt.start for _, attempt in folds[1:]] == [attempt.end for _, attempt in folds[:-1]]
-    with pytest.raises(SettingsError, match="one fold needs 360 hours"):
-        folds_of("14d/1d", START, END)
+    assert len(folds_of("9d/1d", START, END)) == 1
+    part = "of which the first part is above 1; from --from, 2025-03-01T00.*, to --to, 2025-03-11T00.*, there are 240.0"
+    for text, hours in (("14d/1d", 360), ("1h/1h", 2)):
+        with pytest.raises(SettingsError, match=f"one fold needs {hours} hours, {part}"):
+            folds_of(text, START, END)
     with pytest.raises(SettingsError, match="it must be CHOOSE/TRY in hours or days"):
         folds_of("a week", START, END)
 
@@ -173,6 +176,20 @@ def test_a_list_of_values_in_one_parameter_is_refused_before_anything_is_made(
     assert "the parameter hours of Flipper is '2,4'" in said
     assert "a run has one value of each; a sweep of the command has several: each in a --param of its own, or " in said
     assert not (tmp_path / "sweep").exists()
+
+
+@pytest.mark.parametrize(("spans", "is_enough"), [("8h/2h", True), ("9h/2h", False)])
+def test_a_fold_may_be_as_long_as_the_time_that_is_traded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], spans: str, *, is_enough: bool
+) -> None:
+    write_walk(tmp_path / "BTCUSDT-1m-2025-03.csv", START, 4 * 1_440, price=90_000, seed=1)
+    (tmp_path / "sweep").mkdir()  # which refuses the sweep only after its folds
+    options = ("--data", str(tmp_path), "--out", str(tmp_path / "sweep"), "--to", "2025-03-02T09:59:59Z")
+    assert main(["backtest", *options, "--walk-forward", spans]) == (1 if is_enough else 2)
+    words = "exists and holds no sweep" if is_enough else (
+        "from --from, 2025-03-02T00:00:00.000Z, to --to, 2025-03-02T10:00:00.000Z, there are 10.0"
+    )  # fmt: skip
+    assert words in capsys.readouterr().err
 
 
 def test_a_ratio_is_refused_for_runs_of_less_than_a_day_before_anything_is_made(

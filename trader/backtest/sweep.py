@@ -114,23 +114,26 @@ def _range(text: str, value: str) -> list[str]:
 def folds_of(text: str, start: datetime, end: datetime) -> list[tuple[SweepPeriod, SweepPeriod]]:
     """Return the periods of a walk-forward: each period on which parameters are chosen, with the one that follows it.
 
-    :raises SettingsError: the text is not like 7d/1d, or the data are shorter than one fold
+    The data are traded from `start` to `end`, which is exclusive.
+
+    :raises SettingsError: the text is not like 7d/1d, or the time is shorter than one fold
     """
     spans = _SPAN.fullmatch(text)
     if spans is None:
         raise SettingsError([f"--walk-forward is {text!r}; it must be CHOOSE/TRY in hours or days, such as 7d/1d"])
     unit = {"h": timedelta(hours=1), "d": timedelta(days=1)}
     choose, attempt = int(spans[1]) * unit[spans[2]], int(spans[3]) * unit[spans[4]]
+    if choose <= PURGED or start + choose + attempt > end:
+        raise SettingsError(
+            [f"--walk-forward {text}: one fold needs {(choose + attempt) / HOUR:g} hours, of which the first part is "
+             f"above {PURGED / HOUR:g}; from --from, {iso(start)}, to --to, {iso(end)}, there are "
+             f"{(end - start) / HOUR:.1f}"]
+        )  # fmt: skip
     folds = []
     while start + choose + attempt <= end:
         tried = start + choose
         folds.append((SweepPeriod(start, tried - PURGED), SweepPeriod(tried, tried + attempt)))
         start += attempt
-    if not folds or choose <= PURGED:
-        raise SettingsError(
-            [f"--walk-forward {text}: one fold needs {(choose + attempt) / HOUR:g} hours, of which the first part is "
-             f"above {PURGED / HOUR:g}; the data have {iso(start)} to {iso(end)}, which is {(end - start) / HOUR:.1f}"]
-        )  # fmt: skip
     return folds
 
 
@@ -141,12 +144,12 @@ async def sweep(spec: SweepSpec, show: ShowRuns) -> dict[str, Any]:
     check_format(base.tables)
     _check_params(base.entrants.strategy, spec.grid)
     _, source = await open_source(conditions, environ_of(conditions))
-    span = moment_of(source.span.start), moment_of(source.span.stop - 1)
-    folds = folds_of(spec.walk_forward, *span) if spec.walk_forward else []
+    start, last = moment_of(source.span.start), moment_of(source.span.stop - 1)
+    folds = folds_of(spec.walk_forward, start, last + timedelta(seconds=1)) if spec.walk_forward else []
     count = len(spec.grid) * spec.seeds * max(1, len(folds)) + (len(folds) * spec.seeds or 1)
     if count > RUNS_MAX:
         raise SettingsError([f"these are {count} runs; a sweep has at most {RUNS_MAX}"])
-    _check_metric(spec.by, folds[0][0] if folds else SweepPeriod(span[0], span[1]))
+    _check_metric(spec.by, folds[0][0] if folds else SweepPeriod(start, last))
     async with AsyncExitStack() as stack:
         cluster = None
         if spec.cluster is not None:
