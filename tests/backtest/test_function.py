@@ -104,6 +104,18 @@ def test_a_class_gets_the_figures_of_the_command_as_typed_frames(data: Path, tmp
     assert f"{result.accounts.loc['buyer', 'equity']:,.2f}" in html
 
 
+def test_the_drawdown_is_of_hours_and_the_report_says_so(data: Path) -> None:
+    result = trader.backtest(Buyer, data, start=START, end="2025-03-02T05:59:59Z", out="run")
+    minutes = result.equity.query("account == 'buyer'").set_index("at")["equity"]
+    falls = [
+        100 * (1 - series / series.cummax().clip(lower=10_000)).max()
+        for series in (minutes, minutes.resample("h").last().dropna())
+    ]
+    assert result.accounts.loc["buyer", "max_drawdown_percent"] == pytest.approx(falls[1])
+    assert falls[0] > 1.01 * falls[1]
+    assert "Drawdowns are of the last equity of each hour" in Path("run/report.html").read_text(encoding="utf-8")
+
+
 async def test_it_runs_beside_the_event_loop_of_a_notebook(data: Path) -> None:
     asyncio.get_running_loop()
     result = trader.backtest("Apex", data, start="2025-03-02T05:30:00", cadence="15m")

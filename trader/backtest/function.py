@@ -82,7 +82,10 @@ class BacktestResult:
 
     @property
     def accounts(self) -> "pd.DataFrame":
-        """The figures of each account and baseline; baselines have no trades of their own."""
+        """The figures of each account and baseline; baselines have no trades of their own.
+
+        `max_drawdown_percent` is of the last equity of each hour; `equity`, by minute, may show a larger fall.
+        """
         rows = [*self.value["accounts"], *self.value["baselines"]]
         columns = {name: np.array([float(row.get(figure, "nan")) for row in rows]) for name, figure in _FIGURES.items()}
         frame: pd.DataFrame = extra("pandas").DataFrame(columns, index=[row["id"] for row in rows])

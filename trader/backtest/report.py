@@ -34,7 +34,7 @@ SCRIPT: Final = "backtest_report.js"
 
 FIGURES = (
     "Sharpe, Sortino and Calmar ratios are annual, from daily closes, and need ten days. In the market: the share of "
-    "the time with a position."
+    "the time with a position. Drawdowns are of the last equity of each hour; within hours they may have been larger."
 )
 MONTHS = "The return of each calendar month in UTC, from the equity at its end; the first and the last may be partial."
 CANDLES = "Entries and exits at the prices of their fills. Select a mark, or step through the trades, to see one."

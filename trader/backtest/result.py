@@ -36,7 +36,7 @@ def model_value(model: Model, starts_at: datetime) -> dict[str, Any]:
 
 
 def account_value(standing: RankedModel, model: Model, starts_at: datetime) -> dict[str, Any]:
-    """Return the figures of an account."""
+    """Return the figures of an account; its drawdown is of the last equity of each hour."""
     return {
         "id": standing.account.model_id,
         "variant": standing.account.variant,
