@@ -279,7 +279,7 @@ def test_a_cluster_that_loses_a_worker_walks_forward_to_the_same_results(
 
     def sweep(out: str, *more: str) -> dict[str, Any]:
         options = ("--data", "data", "--strategy", "flip.py:Flipper", "--param", "hours=2..4:2", "--out", out)
-        period = ("--from", "2025-03-01T23:00:00Z", "--cadence", "15m", "--walk-forward", "3h/2h")
+        period = ("--from", "2025-03-01T23:00:00Z", "--cadence", "15m", "--walk-forward", "4h/2h")
         more = ("--trials", f"{out}.jsonl", *more)
         assert main(["backtest", *options, *period, *more, "--json"]) == 0
         value: dict[str, Any] = orjson.loads(capsys.readouterr().out)
