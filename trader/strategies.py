@@ -14,6 +14,7 @@ from trader.agents.domain.tools import (
 )
 from trader.agents.domain.view import (
     ObservedAccount,
+    ObservedFill,
     ObservedMarket,
     ObservedOrder,
     ObservedPosition,
@@ -21,13 +22,13 @@ from trader.agents.domain.view import (
     View,
 )
 from trader.core.variant_id import VariantId
-from trader.exchange.domain.orders import ExitPlan, OrderType, Side
+from trader.exchange.domain.orders import Cause, ExitPlan, OrderType, Side
 from trader.market.domain.indicators import Indicators
 from trader.market.domain.markets import Candle, Interval
 
 __all__ = [
-    "CancelOrder", "Candle", "ClosePosition", "CreatePosition", "Decision", "ExitPlan", "GivenPosition", "Holding",
-    "Indicators", "Interval", "ObservedAccount", "ObservedMarket", "ObservedOrder", "ObservedPosition", "OrderType",
-    "Peek", "PlaceOrder", "PlannedExit", "SeriesValue", "Side", "Strategy", "UpdateExitPlan", "VariantId",
-    "VariantLimits", "View", "build_view",
+    "CancelOrder", "Candle", "Cause", "ClosePosition", "CreatePosition", "Decision", "ExitPlan", "GivenPosition",
+    "Holding", "Indicators", "Interval", "ObservedAccount", "ObservedFill", "ObservedMarket", "ObservedOrder",
+    "ObservedPosition", "OrderType", "Peek", "PlaceOrder", "PlannedExit", "SeriesValue", "Side", "Strategy",
+    "UpdateExitPlan", "VariantId", "VariantLimits", "View", "build_view",
 ]  # fmt: skip

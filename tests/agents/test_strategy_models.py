@@ -79,6 +79,35 @@ async def test_a_strategy_trades_and_its_state_outlives_its_process(
         await provider.close()
 
 
+NOTING = """
+from trader.strategies import CreatePosition, Holding, Side
+
+class Noting:
+    told = ()
+
+    def on_fill(self, fill):
+        self.told = (*self.told, f"{fill.side} {fill.quantity.normalize()} {fill.symbol} by {fill.cause}")
+
+    def decide(self, view):
+        yield Holding(reason="; ".join(self.told) or "nothing")
+        if not view.positions:
+            yield CreatePosition(symbol="BTC", side=Side.LONG, quantity=0.1, leverage=2,
+                                 stop=view.markets["BTC"].price / 2, invalidation="none", confidence=50)
+"""
+
+
+async def test_a_new_process_is_told_of_the_fills_since_the_last_cycle(database: Database, tmp_path: Path) -> None:
+    file, provider = tmp_path / "noting.py", StrategyProvider(StoredStates(database))
+    file.write_text(NOTING)
+    async with open_floor(database, provider=provider) as floor:
+        await floor.add("noting", provider="strategy", router_model=f"{file}:Noting")
+        heard = []
+        for _ in range(3):
+            heard.append((await cycle(floor)).invocation.response)
+            await provider.close()
+        assert heard == ["nothing", "buy 0.1 BTC by order", "nothing"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("failure", "reason"),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -400,6 +401,53 @@ def test_scalars_of_numpy_and_times_of_pandas_are_numbers_and_times(tmp_path: Pa
             "return [CreatePosition(symbol='BTC', side=Side.LONG, quantity=np.ones(2), leverage=1, stop=1,\n"
             "    invalidation='none', confidence=1)]",
         )
+
+
+NOTING = """
+import json
+from pathlib import Path
+
+from trader.strategies import Cause, CreatePosition, Side, Strategy
+
+class Noting(Strategy):
+    def __init__(self, file: str):
+        self.file, self.told, self.entries = Path(file), [], 0
+
+    def on_fill(self, fill):
+        self.told.append([fill.sequence, fill.cause, fill.symbol, str(fill.quantity), str(fill.price), str(fill.fee)])
+
+    def may_act(self, peek):
+        if "BTC" in peek.markets:
+            self.file.write_text(json.dumps(self.told))
+        return self.entries < 2 and (not self.told or self.told[-1][1] != Cause.ORDER)
+
+    def decide(self, view):
+        assert [fill.sequence for fill in view.fills] == [sequence for sequence, *_ in self.told]
+        self.entries += 1
+        symbol = next(iter(view.markets))
+        assert {fill.symbol for fill in view.fills} <= {symbol}
+        price = view.markets[symbol].price
+        yield CreatePosition(symbol=symbol, side=Side.LONG, quantity=view.account.equity / price, leverage=2,
+                             stop=price * 999 / 1000, target=price * 1001 / 1000, invalidation="none", confidence=50)
+"""
+
+
+@pytest.mark.parametrize("mask", [(), ("--mask", "symbols,scale,dates")])
+def test_a_strategy_is_told_of_each_fill_before_it_is_asked(data: Path, tmp_path: Path, mask: tuple[str, ...]) -> None:
+    """Of its own orders and of its stop or target, even while `may_act` says no."""
+    file, told, out = tmp_path / "noting.py", tmp_path / "told", tmp_path / "out"
+    file.write_text(NOTING)
+    code, result = backtest(
+        data, out, "--strategy", f"{file}:Noting", "--param", f"file={told}", "--market", "BTC", *mask
+    )
+    assert (code, result["ended"]) == (0, None)
+    heard = [(symbol, *map(float, figures), cause) for _, cause, symbol, *figures in orjson.loads(told.read_bytes())]
+    fills = list(results.load(out).fills.rows())
+    own = [(symbol, quantity, price, fee, cause) for _, account, symbol, _, quantity, price, fee, _, cause in fills
+           if account == "noting"]  # fmt: skip
+    assert heard == own
+    assert [is_order for is_order, _ in groupby(cause == "order" for *_, cause in heard)] == [True, False] * 2
+    assert bool(mask) == ("noting:masked" in {account for _, account, *_ in fills})
 
 
 def test_a_strategy_may_place_and_cancel_limit_orders(tmp_path: Path) -> None:

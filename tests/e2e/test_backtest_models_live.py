@@ -160,12 +160,16 @@ class Watcher(Strategy):
     history = 310
 
     def __init__(self):
-        self.seen = {}
+        self.seen, self.told = {}, []
+
+    def on_fill(self, fill):
+        self.told.append(fill.sequence)
 
     def decide(self, view):
         shown = msgspec.to_builtins(view, builtin_types=(Decimal,))
         fields = {name: value for name, value in shown.items() if name != "markets"}
         fields |= {f"account {name}": value for name, value in fields.pop("account").items()}
+        fields["told"] = self.told
         for symbol, market in shown["markets"].items():
             fields |= {f"{symbol} {name}": value for name, value in market.items()}
         self.seen[shown["at"]] = {name: digest(value) for name, value in fields.items()}
@@ -259,7 +263,7 @@ def test_a_strategy_sees_the_same_as_in_a_service_in_every_field(data: Path, dsn
             (price, quantity) for *_, quantity, price, _, _, _ in fills
         ]
         assert {cause for *_, cause in fills} >= {"limit", "order"}
-        return live, seen
+        return live["state"], seen["state"]
 
     live, seen = asyncio.run(both())
     assert len(live) > 30
@@ -273,6 +277,8 @@ def test_a_strategy_sees_the_same_as_in_a_service_in_every_field(data: Path, dsn
     assert changing >= {
         "positions",
         "orders",
+        "fills",
+        "told",
         "trades",
         "memory",
         "stats",

@@ -11,6 +11,8 @@ from functools import partial
 from operator import attrgetter
 from typing import Final
 
+from msgspec.structs import replace
+
 from trader.agents.domain.call_inputs import CallInputs
 from trader.agents.domain.guard import RiskContext
 from trader.agents.domain.memory import remember
@@ -27,6 +29,7 @@ from trader.agents.domain.view import HISTORY_CANDLES, Memory, ObservedMarket, S
 from trader.agents.providers.taapi import Taapi
 from trader.agents.recorder import CallRecorder
 from trader.agents.sql.agent_view import (
+    select_last_fills,
     select_lowest_equity,
     select_memory,
     select_run_past,
@@ -86,7 +89,13 @@ class Observer:
         context = await self.risk_context(account_id, now)
         looked_at = memory.looked_at if model.is_ai else None  # code has no use for the price at that time
         every_minutes = model.configuration.cadence // MINUTE
-        return await self.view_of(context, history, shown, memory, every_minutes, looked_at)
+        view = await self.view_of(context, history, shown, memory, every_minutes, looked_at)
+        if not shown.fills:
+            return view
+        async with self._database.connection() as conn:
+            fills = await select_last_fills(conn, account_id, history.run_id, shown.fills)
+        # Later ones are of orders that the view does not show yet.
+        return replace(view, fills=tuple(fill for fill in fills if fill.sequence <= context.account.sequence))
 
     async def view_of(
         self,

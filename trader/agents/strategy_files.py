@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from datetime import datetime
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, Final, TypeVar, cast
@@ -21,7 +22,7 @@ from typing import Any, Final, TypeVar, cast
 import msgspec
 import numpy as np
 
-from trader.agents.domain.strategy import Peek, SeriesValue, Strategy
+from trader.agents.domain.strategy import FILLS_MAX, Peek, SeriesValue, Strategy
 from trader.agents.domain.tools import (
     CancelOrder,
     ClosePosition,
@@ -31,7 +32,7 @@ from trader.agents.domain.tools import (
     PlaceOrder,
     UpdateExitPlan,
 )
-from trader.agents.domain.view import Shown, View
+from trader.agents.domain.view import ObservedFill, Shown, View
 from trader.core.errors import SettingsError, StrategyError
 from trader.core.variant_id import VariantId
 from trader.market.domain.markets import INTERVALS
@@ -74,13 +75,17 @@ class LoadedStrategy(Strategy):
         self.history, self.warm_up = inner.history, inner.warm_up
         self._looks_first = type(inner).may_act is not Strategy.may_act
         self._draws = type(inner).series is not Strategy.series
+        self._notes_fills = type(inner).on_fill is not Strategy.on_fill
+        self._noted = 0
+        """The sequence of the last fill that it was told of."""
 
     @property
     def shown(self) -> Shown:
-        return Shown(tuple(self.intervals), self.history)
+        return Shown(tuple(self.intervals), self.history, fills=FILLS_MAX if self._notes_fills else 0)
 
     def decide(self, view: View) -> list[Decision]:
         """Return the validated decisions of one cycle; none during the warm-up. Raise `StrategyError`."""
+        self._note_fills(view.fills)
         if self.warm_up and not _is_warm(view, self.warm_up):
             return []
         self._inner.limits = self.limits
@@ -97,19 +102,35 @@ class LoadedStrategy(Strategy):
         drawn = [self._drawn(each, view) for each in self._call("series", lambda: _taken(self._inner.series(view)))]
         return [each for each in drawn if math.isfinite(each.value)]
 
+    def _note_fills(self, fills: Sequence[ObservedFill]) -> None:
+        for fill in fills:
+            if fill.sequence > self._noted:
+                self._noted = fill.sequence
+                self._call("on_fill", partial(self._inner.on_fill, fill))
+
     def may_act(self, peek: Peek) -> bool:
+        self._note_fills(peek.fills)
         return not self._looks_first or bool(self._call("may_act", lambda: self._inner.may_act(peek)))
 
     def save(self) -> Any:
-        """Return the state of the strategy. Raise `StrategyError`, also for a state that is not JSON."""
+        """Return the state of the strategy, for one with `on_fill` with the last fill that it was told of.
+
+        :raises StrategyError: it failed, or its state is not JSON
+        """
         state = self._call("save", self._inner.save)
+        if self._notes_fills:
+            state = {"lastFill": self._noted, "state": state}
         try:
             return msgspec.json.decode(msgspec.json.encode(state, enc_hook=_plain))
         except (msgspec.MsgspecError, TypeError, ValueError) as error:
             raise StrategyError(f"{self._place('save')}: the state must be JSON values: {error}") from None
 
     def load(self, state: Any) -> None:
-        self._call("load", lambda: self._inner.load(state))
+        """Restore what `save` returned, perhaps before `on_fill` was added to the file, or removed from it."""
+        if isinstance(state, dict) and state.keys() == {"lastFill", "state"}:
+            self._noted, state = state["lastFill"], state["state"]
+        if state is not None:
+            self._call("load", lambda: self._inner.load(state))
 
     def _call(self, method: str, work: Callable[[], T]) -> T:
         try:

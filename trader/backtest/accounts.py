@@ -12,10 +12,10 @@ from trader.agents.domain.conversation import ModelAnswer
 from trader.agents.domain.invocations import ToolCallStatus
 from trader.agents.domain.messages import EXCHANGE, HELD, Outcome
 from trader.agents.domain.models import CYCLE, Model
-from trader.agents.domain.observation import RunHistory, with_risk_figures
+from trader.agents.domain.observation import RunHistory, observe_fill, with_risk_figures
 from trader.agents.domain.strategy import Strategy
 from trader.agents.domain.tools import TOOL_NAMES, Change, Decision, Holding, request_of
-from trader.agents.domain.view import ObservedStats, Shown, VariantLimits
+from trader.agents.domain.view import ObservedFill, ObservedStats, Shown, VariantLimits
 from trader.agents.observer import TRADES_SHOWN
 from trader.agents.record import InvocationRecord
 from trader.agents.variants import VARIANTS, limits_of
@@ -182,6 +182,9 @@ class BacktestAccount(FollowedAccount):
         self.orders: dict[UUID, OrderAnswer] | None = {} if source.keeps_orders else None
         """The current answers of its orders, if they are kept."""
 
+        self.fills: tuple[ObservedFill, ...] = ()
+        """Its last fills, oldest first, as many as its view shows."""
+
         self.halt: Halt | None = None
         """The halt that its agent asked for, which nobody lifts."""
 
@@ -204,6 +207,8 @@ class BacktestAccount(FollowedAccount):
         super().apply(posting)
         if self.orders is not None:
             _note_orders(self.orders, posting)
+        if self.shown.fills and posting.fills:
+            self.fills = (*self.fills, *map(observe_fill, posting.fills))[-self.shown.fills :]
 
     def note(self, snapshot: Snapshot) -> None:
         super().note(snapshot)

@@ -371,7 +371,7 @@ class AccountSession:
     def peek(self) -> "MarketPeek":
         """The current account and markets, without the cost of a full view."""
         engine, second = self._engine, min(epoch_second(self._now), self._engine.last)
-        return MarketPeek(engine.market, self.followed.account, second, self._now)
+        return MarketPeek(engine.market, self.followed, second, self._now)
 
     def look(self) -> View:
         """Return the view of the account's agent."""
@@ -386,6 +386,7 @@ class AccountSession:
             memory=self.remember(),
             every_minutes=followed.every_minutes,
             restriction=None,
+            fills=followed.fills,
         )
 
     async def view(self, _shown: Shown) -> View:
@@ -560,12 +561,13 @@ def _resumed() -> Generator[None, None, None]:
 class MarketPeek:
     """The `Peek` at one second."""
 
-    __slots__ = ("_market", "_second", "account", "now")
+    __slots__ = ("_market", "_second", "account", "fills", "now")
 
-    def __init__(self, market: BacktestMarket, account: Account, second: int, now: datetime) -> None:
+    def __init__(self, market: BacktestMarket, followed: BacktestAccount, second: int, now: datetime) -> None:
         self._market = market
         self._second = second
-        self.account = account
+        self.account = followed.account
+        self.fills = followed.fills
         self.now = now
 
     @property

@@ -1,6 +1,6 @@
 """Masked agents in a backtest: they see and name masked markets, while books and records have the real ones."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from decimal import Decimal
@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from trader.agents.domain.guard import Approved, RiskContext
 from trader.agents.domain.mask import Mask
 from trader.agents.domain.strategy import Peek
-from trader.agents.domain.view import Memory, Shown, VariantLimits, View
+from trader.agents.domain.view import Memory, ObservedFill, Shown, VariantLimits, View
 from trader.backtest.engine import AccountSession
 from trader.exchange.domain.account import Account
 from trader.exchange.domain.orders import ExitPlan, OrderAnswer
@@ -43,6 +43,10 @@ class MaskedPeek:
     @property
     def symbols(self) -> Collection[str]:
         return [self._mask.names[symbol] for symbol in self._peek.symbols]
+
+    @property
+    def fills(self) -> Sequence[ObservedFill]:
+        return self._mask.apply(self._peek.fills)
 
     def indicators(self, symbol: str, interval: Interval) -> Indicators:
         real = self._real[symbol]

@@ -14,6 +14,7 @@ from trader.agents.domain.view import (
     LastAction,
     Memory,
     ObservedAccount,
+    ObservedFill,
     ObservedMarket,
     ObservedOrder,
     ObservedPosition,
@@ -26,7 +27,7 @@ from trader.core.money import ZERO, divide
 from trader.core.statistics import EquityPoint, daily_closes, max_drawdown, sharpe_ratio
 from trader.exchange.domain.account import Account, Marks, Trade, equity, exposure, liquidation_price, reserved
 from trader.exchange.domain.ledger import ExchangeRules
-from trader.exchange.domain.orders import Side
+from trader.exchange.domain.orders import Fill, Side
 from trader.market.domain.markets import Book, Candle, Market
 
 FUNDING_HOURS_SHOWN: Final = 8
@@ -99,6 +100,22 @@ def observe_orders(account: Account) -> tuple[ObservedOrder, ...]:
 def observe_trade(trade: Trade) -> ObservedTrade:
     """Return a completed trade as its agent sees it."""
     return msgspec.convert(trade, ObservedTrade, from_attributes=True)
+
+
+def observe_fill(fill: Fill) -> ObservedFill:
+    """Return a fill as its agent sees it."""
+    return ObservedFill(
+        sequence=fill.sequence,
+        at=fill.at,
+        symbol=fill.symbol,
+        side=fill.side,
+        quantity=fill.quantity,
+        price=fill.price,
+        fee=fill.fee + fill.liquidation_fee,
+        maker=fill.maker,
+        cause=fill.cause,
+        order_id=fill.request_id,
+    )
 
 
 class LastFill(NamedTuple):
@@ -243,6 +260,7 @@ class RunHistory(msgspec.Struct, frozen=True, kw_only=True):
         memory: Memory,
         every_minutes: int,
         restriction: str | None,
+        fills: tuple[ObservedFill, ...] = (),
     ) -> View:
         """Return the view of the context's account in these markets. Services and backtests assemble views only here,
         and every field has its value from here or from `ObservedMarket.of`, so no view lacks a field of the other."""
@@ -254,6 +272,7 @@ class RunHistory(msgspec.Struct, frozen=True, kw_only=True):
             stats=stats,
             markets={symbol: self._with_last_action(market, context) for symbol, market in markets.items()},
             orders=observe_orders(context.account),
+            fills=fills,
             memory=memory,
             every_minutes=every_minutes,
             restriction=restriction,

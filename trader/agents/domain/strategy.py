@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Any, Final, NamedTuple, Protocol
 
 from trader.agents.domain.tools import Decision
-from trader.agents.domain.view import HISTORY_CANDLES, Shown, VariantLimits, View
+from trader.agents.domain.view import HISTORY_CANDLES, ObservedFill, Shown, VariantLimits, View
 from trader.core.variant_id import VariantId
 from trader.exchange.domain.account import Account
 from trader.market.domain.indicators import Indicators
@@ -14,6 +14,10 @@ from trader.market.domain.markets import Interval, Market
 
 HISTORY_MAX: Final = 1000
 """The most closed candles of an interval in a view of a service: as many as it keeps. A backtest has all of them."""
+
+
+FILLS_MAX: Final = 200
+"""The most fills between two cycles that a strategy is told of."""
 
 
 class Peek(Protocol):
@@ -31,6 +35,11 @@ class Peek(Protocol):
     @property
     def symbols(self) -> Collection[str]:
         """The markets that have a price."""
+        ...
+
+    @property
+    def fills(self) -> Sequence[ObservedFill]:
+        """The last fills of the account, oldest first, for a strategy with `on_fill`; otherwise empty."""
         ...
 
     def indicators(self, symbol: str, interval: Interval) -> Indicators: ...
@@ -85,6 +94,10 @@ class Strategy:
     def decide(self, view: View) -> Iterable[Decision] | None:
         """Return the decisions of one cycle, to be executed in this order; None or an empty iterable: do nothing."""
         raise NotImplementedError
+
+    def on_fill(self, fill: ObservedFill) -> None:
+        """Take note of a fill of the account, of any cause. Each since the last cycle is reported, oldest first, before
+        `may_act` and `decide`; of more than `FILLS_MAX`, the last ones."""
 
     def series(self, view: View) -> Iterable[SeriesValue] | None:
         """Return values to draw beside the trades in the report of a backtest, which asks after each decision."""

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from trader.exchange.domain.orders import ExitPlan, OrderSide, Side
+from trader.exchange.domain.orders import Cause, ExitPlan, OrderSide, Side
 from trader.market.domain.indicators import Indicators
 from trader.market.domain.markets import Candle, Interval, Market, Quote
 
@@ -43,11 +43,12 @@ class RecordedCandles(tuple[Candle, ...]):
 
 class Shown(NamedTuple):
     """What a view shows of each market: for each of the intervals the last closed candles, as many as `candles`, and
-    the indicators at the last `series` of them."""
+    the indicators at the last `series` of them. Of the account's last fills it shows as many as `fills`."""
 
     intervals: tuple[Interval, ...]
     candles: int = CANDLES_SHOWN
     series: int = SERIES_SHOWN
+    fills: int = 0
 
 
 class VariantLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,6 +174,22 @@ class ObservedOrder(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     limit_price: Decimal
     reduce_only: bool
     created_at: datetime
+
+
+class ObservedFill(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A fill of the account. `sequence` ascends; `order_id` is the order's in `View.orders`, None if the exchange acted
+    by itself, as for a stop. `fee` is positive."""
+
+    sequence: int
+    at: datetime
+    symbol: str
+    side: OrderSide
+    quantity: Decimal
+    price: Decimal
+    fee: Decimal
+    maker: bool
+    cause: Cause
+    order_id: UUID | None
 
 
 class PastDecision(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -336,8 +353,9 @@ def change_percent(price: Decimal, before: float | None) -> float | None:
 class View(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Everything on which an agent bases its decisions, at one moment.
 
-    `trades` are newest first, `positions` and `orders` oldest first. The agent is asked every
-    `every_minutes`. `restriction` says why it may only reduce positions now; None if there is no restriction.
+    `trades` are newest first, `positions`, `orders` and `fills` oldest first; only strategies with `on_fill` see
+    `fills`. The agent is asked every `every_minutes`. `restriction` says why it may only reduce positions now; None if
+    there is no restriction.
     """
 
     at: datetime
@@ -347,6 +365,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     stats: ObservedStats
     markets: Mapping[str, ObservedMarket]
     orders: tuple[ObservedOrder, ...] = ()
+    fills: tuple[ObservedFill, ...] = ()
     memory: Memory = Memory()
     every_minutes: int = 1
     restriction: str | None = None

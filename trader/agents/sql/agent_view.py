@@ -9,9 +9,10 @@ from uuid import UUID
 
 from trader.agents.domain.memory import CYCLES_REMEMBERED, DECISION_TYPES, LINE_MAX, PastCall, PastCycle
 from trader.agents.domain.observation import LastFill, TradingRecord, observe_trade
+from trader.agents.domain.view import ObservedFill
 from trader.database.pool import Connection, part_of_row
 from trader.exchange.domain.account import Trade
-from trader.exchange.domain.orders import OrderSide, Side
+from trader.exchange.domain.orders import Cause, OrderSide, Side
 from trader.exchange.sql.trades import trade_of_row
 
 
@@ -99,6 +100,24 @@ async def select_run_past(
 
 def _last_fill(*, symbol: str, side: str, fill_side: str, at: str) -> LastFill:
     return LastFill(Side(side), OrderSide(fill_side).opens is not Side(side), datetime.fromisoformat(at))
+
+
+SELECT_LAST_FILLS = """
+SELECT sequence, created_at AS at, symbol, side, quantity, price, fee + liquidation_fee AS fee, maker, cause,
+       request_id AS order_id
+FROM fills
+WHERE account_id = $1 AND run_id = $2
+ORDER BY sequence DESC
+LIMIT $3
+"""
+
+
+async def select_last_fills(conn: Connection, account_id: str, run_id: UUID, count: int) -> tuple[ObservedFill, ...]:
+    """Return the last fills of a run, oldest first."""
+    rows = await conn.fetch(SELECT_LAST_FILLS, account_id, run_id, count)
+    return tuple(
+        ObservedFill(**{**row, "side": OrderSide(row["side"]), "cause": Cause(row["cause"])}) for row in reversed(rows)
+    )
 
 
 # Every row repeats the note and the time of the last cycle, so that one round trip reads all.
