@@ -15,10 +15,10 @@ from trader.agents.variants import VARIANTS
 from trader.api import rpc, streams
 from trader.api.openapi import EXAMPLES
 from trader.api.registry import REGISTRY, load_procedures
+from trader.composition.service import jobs
 from trader.core.clock import SystemClock
 from trader.core.events import EventBus
 from trader.core.money import format_decimal
-from trader.core.schedulers import jobs
 from trader.market.domain.markets import MARKETS
 from trader.market.sources.synthetic import SyntheticSource
 from trader.settings.providers import PROVIDERS

@@ -30,9 +30,10 @@ from trader.agents.providers.providers import make_providers
 from trader.agents.schedule import InvocationScheduler
 from trader.agents.services import AgentServices, KnownModels
 from trader.agents.sql.models import upsert_model
+from trader.composition.service import jobs
 from trader.core.clock import SystemClock
 from trader.core.events import EventBus
-from trader.core.schedulers import Schedulers, jobs
+from trader.core.schedulers import Schedulers
 from trader.core.variant_id import VariantId
 from trader.database.embedded.server import EmbeddedPostgres
 from trader.database.partitions import ensure_partitions

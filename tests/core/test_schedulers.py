@@ -14,8 +14,7 @@ from support.waiting import turns
 from trader.core import schedulers
 from trader.core.clock import EPOCH, Clock, ScaledClock, SystemClock
 from trader.core.errors import Unavailable
-from trader.core.events import Event, EventBus, MarketChecked
-from trader.core.schedulers import Job, JobStatus, Schedulers, describe_error, jobs, next_due
+from trader.core.schedulers import Job, JobStatus, Schedulers, describe_error, next_due
 
 START = datetime(2025, 1, 1, 12, 0, 17, 300_000, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -235,34 +234,6 @@ async def test_scaled_time_paces_the_schedule() -> None:
         await done.wait()
     await owner.close()
     assert all(later - earlier > timedelta(0) for earlier, later in pairwise(run.started))
-
-
-async def test_the_three_jobs_run_in_order() -> None:
-    clock = ManualClock(START)
-    seen: list[tuple[str, datetime]] = []
-    events = EventBus()
-
-    def listener(event: Event) -> None:
-        assert isinstance(event, MarketChecked)
-        seen.append(("checked", event.at))
-
-    async def start_batch(now: datetime) -> None:
-        await asyncio.sleep(0.001)  # real work takes time; the clock waits for it
-        seen.append(("batch", now))
-
-    async def take_snapshots(now: datetime) -> None:
-        seen.append(("snapshots", now))
-
-    events.subscribe(listener)
-    status = await run_for(timedelta(seconds=103), clock, *jobs(events, start_batch, take_snapshots))
-    assert list(status) == ["priceTracker", "tradeExecutor", "portfolioSnapshot"]
-    assert [s.interval_ms for s in status.values()] == [10_000, 60_000, 60_000]
-    first = START + timedelta(milliseconds=1)
-    assert seen[:3] == [("checked", START), ("batch", first), ("snapshots", first + timedelta(milliseconds=1))]
-    assert [when for name, when in seen if name == "batch"] == [first, at(12, 1), at(12, 2)]
-    assert [when for name, when in seen if name == "checked"] == [
-        START, *(at(12, 0, 20) + timedelta(seconds=10 * n) for n in range(11))
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

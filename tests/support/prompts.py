@@ -17,8 +17,9 @@ from trader.agents.schedule import InvocationScheduler
 from trader.agents.services import AgentServices, KnownModels
 from trader.agents.sql.models import upsert_model
 from trader.agents.variants import VARIANTS
+from trader.composition.service import jobs
 from trader.core.events import EventBus
-from trader.core.schedulers import Schedulers, jobs
+from trader.core.schedulers import Schedulers
 from trader.core.variant_id import VariantId
 from trader.database.partitions import ensure_partitions
 from trader.database.pool import Database

@@ -16,7 +16,7 @@ from trader.api.context import Context
 from trader.core.clock import LockstepClock, ScaledClock, interval_elapsed
 from trader.core.errors import Unavailable
 from trader.core.events import ConversationsChanged, EventBus, LeadershipChanged, MarketChecked, PricesChanged
-from trader.core.schedulers import PRICE_TRACKER_EVERY, Schedulers
+from trader.core.schedulers import Schedulers
 from trader.database.leadership import (
     LeaderLock,
     select_leader_schedulers,
@@ -35,6 +35,9 @@ from trader.portfolio.hour_bounds import HourBounds
 from trader.portfolio.sql.analytics import Changes, select_changes
 
 log = logging.getLogger("trader")
+
+PRICE_TRACKER_EVERY: Final = timedelta(seconds=10)
+"""How often live values are published, by the leader's price tracker and by each follower."""
 
 HEARTBEAT_S: Final = 5.0
 """Real seconds between the leader's heartbeats."""

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 
 import msgspec
@@ -25,10 +25,10 @@ from trader.api.schemas.agents import ViewOutput
 from trader.api.schemas.common import ENCODER
 from trader.api.stream_table import state_loaders
 from trader.composition.external import ExternalSystems, halts_file, make_recorder
-from trader.composition.leadership import Coordination, Leadership, TradingParts
+from trader.composition.leadership import PRICE_TRACKER_EVERY, Coordination, Leadership, TradingParts
 from trader.core.clock import Clock, iso
-from trader.core.events import EventBus
-from trader.core.schedulers import Schedulers, jobs
+from trader.core.events import EventBus, MarketChecked
+from trader.core.schedulers import Job, JobFunction, Schedulers
 from trader.database.leadership import SILENCE_S, LeaderLock
 from trader.database.partitions import ensure_partitions
 from trader.database.pool import Database
@@ -311,3 +311,16 @@ def _make_schedulers(
             await record_results(database, term, now)
 
     return Schedulers(jobs(events, start_batch, take_snapshots), context.clock)
+
+
+def jobs(events: EventBus, start_batch: JobFunction, take_snapshots: JobFunction) -> tuple[Job, ...]:
+    """Return the three jobs of the service, in the order in which they run when they are due at the same time."""
+
+    async def check_market(now: datetime) -> None:
+        events.publish(MarketChecked(at=now))
+
+    return (
+        Job("priceTracker", PRICE_TRACKER_EVERY, check_market),
+        Job("tradeExecutor", timedelta(seconds=60), start_batch),
+        Job("portfolioSnapshot", timedelta(seconds=60), take_snapshots),
+    )

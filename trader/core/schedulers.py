@@ -1,6 +1,6 @@
-"""Schedulers: the jobs that the service runs at intervals, each in its own long-lived task.
+"""Schedulers: jobs that run at intervals, each in its own long-lived task.
 
-A job runs once when the service starts, and then at multiples of its interval since the epoch: a one-minute job runs
+A job runs once at the start, and then at multiples of its interval since the epoch: a one-minute job runs
 on the full minute. Runs of one job never overlap: times that pass during a run are skipped and counted. A failed run is
 logged and counted, and the schedule continues.
 """
@@ -15,11 +15,8 @@ from datetime import datetime, timedelta
 
 from trader.core.clock import Clock, LockstepClock, floor_time
 from trader.core.errors import TraderError
-from trader.core.events import EventBus, MarketChecked
 
 log = logging.getLogger(__name__)
-
-PRICE_TRACKER_EVERY = timedelta(seconds=10)
 
 RUN_INTERVALS_MAX = 10
 """A run that takes this many of its intervals in real time is canceled."""
@@ -171,16 +168,3 @@ class Schedulers:
         # Check both: after the clock is set back, a run in progress started now, but the last one ended later than now.
         known = (at for at in (status.last_started_at, status.last_finished_at) if at is not None)
         return any(abs(now - at) <= span for at in known)
-
-
-def jobs(events: EventBus, start_batch: JobFunction, take_snapshots: JobFunction) -> tuple[Job, ...]:
-    """Return the three jobs of the service, in the order in which they run when they are due at the same time."""
-
-    async def check_market(now: datetime) -> None:
-        events.publish(MarketChecked(at=now))
-
-    return (
-        Job("priceTracker", PRICE_TRACKER_EVERY, check_market),
-        Job("tradeExecutor", timedelta(seconds=60), start_batch),
-        Job("portfolioSnapshot", timedelta(seconds=60), take_snapshots),
-    )
