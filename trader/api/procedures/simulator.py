@@ -84,7 +84,7 @@ async def get_completed_trades(context: Context, request: GetCompletedTradesInpu
     rows = await context.portfolio.trades(account_id=or_none(request.model_id), page=page)
     cut = cut_page(rows, page, attrgetter("closed_at"))
     completed = [CompletedTrade.of(trade) for trade in cut.rows]
-    stats = CompletedStats.of(completed)
+    stats = CompletedStats.of(cut.rows)
     return GetCompletedTradesOutput(trades=completed, stats=stats, next_before=cut.next_before, next_skip=cut.next_skip)
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from datetime import timedelta
 from decimal import Decimal
-from statistics import median
 from typing import Annotated, Final, Literal
 from uuid import UUID
 
@@ -24,13 +23,13 @@ from trader.api.schemas.common import (
 )
 from trader.api.schemas.paging import IsoTime, PageInput, PageOutput, Skip
 from trader.api.schemas.positions import ExitPlanView, shown
-from trader.core.money import ZERO, divide
 from trader.exchange.domain.account import Trade
 from trader.exchange.domain.orders import Cause, OrderSide, Side
 from trader.exchange.sql.trades import ModelTrade, TradeFilter, WholeTrade
 from trader.market.candles import Extremes
 from trader.market.domain.markets import canonical_symbol
-from trader.portfolio.domain import behaviour
+from trader.portfolio.behaviour import excursion_of
+from trader.portfolio.figures import exact_figures_of
 
 Limit = Annotated[int, Meta(ge=1, le=500)]
 
@@ -144,18 +143,12 @@ class Excursion(Wire, kw_only=True):
 
     @classmethod
     def of(cls, whole: WholeTrade, extremes: Extremes | None) -> "Excursion":
-        trade = whole.trade
-        prices = [float(fill.price) for fill in whole.fills] or [float(trade.entry_price)]
-        if extremes is not None:
-            prices += [extremes.low, extremes.high]
-        entry = float(trade.entry_price)
-        moves = behaviour.PriceExcursion.of(entry, prices, is_long=trade.is_long)
-        return cls(
-            lowest=min(prices),
-            highest=max(prices),
-            adverse_percent=round(100 * moves.adverse / entry, 4),
-            favourable_percent=round(100 * moves.favourable / entry, 4),
-            interval=UNSET if extremes is None else "1m" if extremes.span == timedelta(minutes=1) else "1h",
+        moves = excursion_of(whole, extremes)
+        return cls.from_attributes(
+            moves,
+            adverse_percent=round(moves.adverse_percent, 4),
+            favourable_percent=round(moves.favourable_percent, 4),
+            interval=None if extremes is None else "1m" if extremes.span == timedelta(minutes=1) else "1h",
         )
 
 
@@ -258,21 +251,12 @@ class CompletedStats(Wire, kw_only=True):
     confidence_values: list[Decimal]
 
     @classmethod
-    def of(cls, trades: Sequence[CompletedTrade]) -> "CompletedStats":
-        realized = [trade.realized_pnl for trade in trades]
-        leverages = [trade.leverage for trade in trades if trade.leverage is not None]
-        confidences = [trade.confidence for trade in trades if trade.confidence is not None]
-        return cls(
-            trade_count=len(trades),
-            total_realized=trimmed(sum(realized, ZERO)),
-            expectancy=_mean(realized),
-            average_leverage=_mean(leverages),
-            median_leverage=_median(leverages),
-            max_leverage=max(leverages, default=None),
-            leverage_values=leverages,
-            average_confidence=_mean(confidences),
-            median_confidence=_median(confidences),
-            confidence_values=confidences,
+    def of(cls, trades: Sequence[ModelTrade]) -> "CompletedStats":
+        figures = exact_figures_of(trades)
+        return cls.from_attributes(
+            figures,
+            leverage_values=[trimmed(value) for value in figures.leverage_values],
+            confidence_values=[trimmed(value) for value in figures.confidence_values],
         )
 
 
@@ -290,11 +274,3 @@ def hours_and_minutes(span: timedelta) -> str:
     """Return a duration as `26h 05m`; hours are not capped, seconds are omitted."""
     hours, minutes = divmod(int(span.total_seconds()) // 60, 60)
     return f"{hours}h {minutes:02d}m"
-
-
-def _mean(values: Sequence[Decimal]) -> Decimal | None:
-    return trimmed(divide(sum(values, ZERO), Decimal(len(values)))) if values else None
-
-
-def _median(values: Sequence[Decimal]) -> Decimal | None:
-    return trimmed(median(values)) if values else None
