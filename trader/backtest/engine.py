@@ -30,7 +30,7 @@ from trader.agents.domain.guard import Approved, RiskContext
 from trader.agents.domain.models import CYCLE
 from trader.agents.domain.observation import opened_at
 from trader.agents.domain.tools import Change, Decision, HaltTrading, request_of
-from trader.agents.domain.view import Memory, ObservedMarket, Shown, VariantLimits, View, change_percent
+from trader.agents.domain.view import Memory, ObservedMarket, Shown, VariantLimits, View
 from trader.agents.execute import execute_change, resting_order
 from trader.agents.observer import LOOK_INTERVAL, SESSION_INTERVAL
 from trader.agents.record import InvocationRecord, StartedCall
@@ -38,6 +38,7 @@ from trader.backtest.accounts import FIRST_CYCLE, FIRST_SNAPSHOT, BacktestAccoun
 from trader.backtest.market import BacktestMarket
 from trader.backtest.touches import TouchFinder
 from trader.core.clock import ceil_second, epoch_second, iso, moment_of
+from trader.core.statistics import change_percent
 from trader.exchange.domain import rules as rules_of_exchange
 from trader.exchange.domain.account import Account, Marks
 from trader.exchange.domain.halts import Halt, HaltCause, may_open, refusal_to_open

@@ -10,6 +10,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
+from decimal import Decimal
 from itertools import pairwise
 from operator import attrgetter
 from statistics import median
@@ -108,6 +109,11 @@ def percent(part: float, whole: float) -> float | None:
 def return_percent(start: float, end: float) -> float | None:
     """Return the gain from `start` to `end`, in percent of `start`."""
     return 100 * (end - start) / start if start > 0 else None
+
+
+def change_percent(price: Decimal, before: float | None) -> float | None:
+    """Return the change from an earlier price in percent, with four decimal places; None if that price is unknown."""
+    return round(100 * (float(price) / before - 1), 4) if before else None
 
 
 # Figures of the equity series

@@ -3,7 +3,7 @@ import { mock } from 'node:test'
 import { readFileSync } from 'node:fs'
 
 const PING_MS = 15_000
-const { folder, patches } = JSON.parse(readFileSync(0, 'utf8'))
+const { folder, patches, positions, trades } = JSON.parse(readFileSync(0, 'utf8'))
 Object.assign(globalThis, {
   matchMedia: () => ({ matches: false, addEventListener() {} }),
   addEventListener() {},
@@ -19,6 +19,9 @@ const { csvOf } = await import(`${folder}/csv.js`)
 const { connect } = await import(`${folder}/store.js`)
 const { statusOf } = await import(`${folder}/system.js`)
 const { scaleOf } = await import(`${folder}/components.js`)
+const { entryNotionalOf, gainPercentAt, marginOf, multipleOfRisk, percentOfNotional, stopDistance } = await import(
+  `${folder}/trade_figures.js`
+)
 
 const sources = []
 globalThis.EventSource = class {
@@ -87,5 +90,11 @@ console.log(JSON.stringify({
       { key: 'c', title: 'Interval', by: row => row.low, csv: row => ({ Low: row.low, High: row.high }) }],
     [{ name: 'GPT-5 "mini"', low: -1.25, high: 0.5 }, { name: '=1+1', low: null, high: undefined }]),
   figures: [-1.5, -0.001, 0.001, 2, null].flatMap(value => [number(value), signedPercent(value)]),
+  positions: positions.map(one => [
+    entryNotionalOf(one), marginOf(one), percentOfNotional(one, one.unrealizedPnl), stopDistance(one),
+  ]),
+  trades: trades.map(one => [
+    entryNotionalOf(one), percentOfNotional(one, one.netPnl), gainPercentAt(one, one.exitPrice), multipleOfRisk(one),
+  ]),
   down: textOf('refused', { error: 'it does not answer' }),
 }))

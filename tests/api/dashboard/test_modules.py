@@ -7,14 +7,23 @@ import itertools
 import json
 import shutil
 import subprocess
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from support.records import HOUR, START, id_of, make_account, make_position
 
 from trader.api.dashboard import assets
+from trader.api.schemas.common import ENCODER
+from trader.api.schemas.positions import positions_of
+from trader.api.schemas.trades import trade_details_of
 from trader.api.state_broadcast import encode_keyed, encode_patch
+from trader.exchange.domain.account import Position, Trade
+from trader.exchange.domain.orders import Cause, ExitPlan, Side
+from trader.exchange.sql.trades import WholeTrade
+from trader.market.domain.markets import MARKETS
 
 SCRIPT = Path(__file__).with_name("modules.mjs")
 PING_S, SILENT_S, REFUSED_S = 15, 19, 6
@@ -41,18 +50,78 @@ CHANGES = [
 ]
 
 
+MARK = Decimal(51_000)
+
+
+def held(side: Side, stop: int | None = None, leverage: int | None = None) -> Position:
+    position = make_position(quantity="0.3", entry="50000")
+    return msgspec.structs.replace(
+        position,
+        side=side,
+        margin=position.entry_notional / (leverage or 1),
+        leveraged=leverage is not None,
+        exit_plan=ExitPlan(stop=None if stop is None else Decimal(stop)),
+    )
+
+
+def closed(position: Position, exit_price: str) -> Trade:
+    exit_notional = position.quantity * Decimal(exit_price)
+    return Trade(
+        **msgspec.structs.asdict(position) | {"fees": Decimal("9.75"), "funding": Decimal("-1.5")},
+        account_id="ax",
+        run_id=id_of("run", "ax", 1),
+        parent_id=None,
+        exit_notional=exit_notional,
+        gross_pnl=(exit_notional - position.entry_notional) * position.side.direction,
+        liquidation_fees=Decimal(0),
+        close_reason=Cause.ORDER,
+        closed_at=START + HOUR,
+    )
+
+
+POSITIONS = [held(Side.LONG, 49_000, 3), held(Side.LONG, 50_500), held(Side.SHORT, 51_500, 7), held(Side.SHORT)]
+"""With a stop on either side of the entry or without one, with a leverage and without one."""
+
+TRADES = [closed(position, price) for position in POSITIONS for price in ("48888.5", "51234.5")]
+
+
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Any]:
     if shutil.which("node") is None:
         pytest.skip("node is not installed")
     keyed = [[encode_keyed(msgspec.json.encode(state)) for state in change] for change in CHANGES]
     patches = [[msgspec.json.decode(text) for text in (old, encode_patch(old, new))] for old, new in keyed]
-    request = json.dumps({"folder": str(Path(assets.__file__).with_name("static")), "patches": patches})
+    request = json.dumps({"folder": str(Path(assets.__file__).with_name("static")), "patches": patches, **traded()})
     command = ["node", "--experimental-default-type=module", "--no-warnings", str(SCRIPT)]
     done = subprocess.run(command, input=request, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     return result
+
+
+def traded() -> dict[str, Any]:
+    """Return the positions and trades as the page receives them."""
+    accounts = [make_account("ax", positions={position.symbol: position}) for position in POSITIONS]
+    positions = positions_of(accounts, {"BTC": MARK}, MARKETS, {})
+    trades = [trade_details_of(WholeTrade("ax", trade, [], None, None), None, None) for trade in TRADES]
+    shown: dict[str, Any] = json.loads(ENCODER.encode({"positions": positions, "trades": trades}))
+    return shown
+
+
+def test_the_figures_of_the_page_are_those_of_the_books(seen: dict[str, Any]) -> None:
+    for position, (notional, margin, gain, to_stop) in zip(POSITIONS, seen["positions"], strict=True):
+        assert notional == pytest.approx(float(position.entry_notional))
+        assert margin == pytest.approx(float(position.margin))
+        assert gain == pytest.approx(float(100 * position.unrealized(MARK) / position.entry_notional))
+        stop = position.exit_plan.stop
+        lost = None if stop is None else position.unrealized(MARK) - position.unrealized(stop)
+        assert to_stop == (None if lost is None else pytest.approx(float(100 * lost / position.notional(MARK))))
+    for trade, (notional, gain, move, multiple) in zip(TRADES, seen["trades"], strict=True):
+        assert notional == pytest.approx(float(trade.entry_notional))
+        assert gain == pytest.approx(float(100 * trade.net_pnl / trade.entry_notional))
+        assert move == pytest.approx(float(100 * trade.gross_pnl / trade.entry_notional))
+        assert multiple == (None if trade.risk is None else pytest.approx(float(trade.gross_pnl / trade.risk)))
+    assert {trade.risk is None for trade in TRADES} == {True, False}
 
 
 def test_the_page_applies_the_patches_of_the_service(seen: dict[str, Any]) -> None:

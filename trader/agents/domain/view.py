@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from trader.core.statistics import change_percent
 from trader.exchange.domain.orders import Cause, ExitPlan, OrderSide, Side
 from trader.market.domain.indicators import Indicators
 from trader.market.domain.markets import Candle, Interval, Market, Quote
@@ -343,11 +344,6 @@ class ObservedMarket(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
             indicator_history=indicator_history,
             supplementary=supplementary,
         )
-
-
-def change_percent(price: Decimal, before: float | None) -> float | None:
-    """Return the change from an earlier price; None if that is unknown."""
-    return round(100 * (float(price) / before - 1), 4) if before else None
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

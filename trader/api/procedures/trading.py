@@ -2,7 +2,6 @@
 
 import asyncio
 from datetime import datetime, timedelta
-from decimal import Decimal
 from operator import attrgetter
 from typing import Final
 
@@ -84,14 +83,14 @@ async def get_crypto_prices(context: Context, request: GetCryptoPricesInput) -> 
     )
 
 
-async def _day_before(context: Context, symbol: str) -> Decimal | None:
+async def _day_before(context: Context, symbol: str) -> float | None:
     """Return the price 24 hours before the last full hour; None if the source does not respond soon."""
     try:
         async with asyncio.timeout(CANDLES_WAIT_S):
             candles = await context.market.candles(symbol, "1h", 24)
     except (MarketUnavailable, TimeoutError):
         return None
-    return Decimal(str(candles[0].open)) if len(candles) == 24 else None
+    return candles[0].open if len(candles) == 24 else None
 
 
 @procedure("trading.getTrades", token=trades_token)

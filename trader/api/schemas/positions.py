@@ -30,6 +30,7 @@ from trader.api.schemas.common import (
 )
 from trader.api.schemas.paging import IsoTime
 from trader.core.money import ceil_to, floor_to
+from trader.core.statistics import change_percent
 from trader.exchange.domain.account import Account, Marks, Position, liquidation_price
 from trader.exchange.domain.orders import Side
 from trader.market.domain.markets import Candle, Market, Quote
@@ -157,8 +158,9 @@ def _age(position: Position) -> tuple[datetime, str]:
     return position.opened_at, str(position.id)
 
 
-def price_of(quote: Quote, now: datetime, trouble: str | None, day_before: Decimal | None) -> CryptoPrice:
+def price_of(quote: Quote, now: datetime, trouble: str | None, day_before: float | None) -> CryptoPrice:
     """Return the wire record of a market's price. `trouble` is why orders at this price are refused, if they are."""
+    changed = change_percent(quote.mark, day_before)
     message: str | UnsetType = UNSET if trouble is None else f"cannot be traded now: {trouble}"
     if quote.is_stale(now):
         age_s = int((now - quote.at).total_seconds())
@@ -168,7 +170,7 @@ def price_of(quote: Quote, now: datetime, trouble: str | None, day_before: Decim
         symbol=quote.symbol,
         price=trimmed(quote.mark),
         timestamp=iso(quote.at),
-        change_24h_percent=round(float(100 * (quote.mark / day_before - 1)), 4) if day_before else UNSET,
+        change_24h_percent=UNSET if changed is None else changed,
         message=message,
     )
 

@@ -8,6 +8,7 @@ import { moment, number, percent, price, quantity, signed, signedPercent, span, 
 import { html, useMemo } from './lib.js'
 import { serviceNow, useModels } from './models.js'
 import { useRunning } from './store.js'
+import { entryNotionalOf, gainPercentAt, multipleOfRisk, percentOfNotional } from './trade_figures.js'
 
 const AROUND = 0.4
 const AROUND_BARS = 20
@@ -57,7 +58,7 @@ function Details({ entry, trade }) {
   )
   const color = known.colorOf(trade.modelId, trade.modelVariant)
   const held = (trade.closedAt ? Date.parse(trade.closedAt) : serviceNow()) - Date.parse(trade.openedAt)
-  const gain = isOpen ? null : (100 * trade.netPnl) / (trade.quantity * trade.entryPrice)
+  const gain = percentOfNotional(trade, trade.netPnl)
   return html`
     <div class="title"><${Key} color=${color} /><h1><a
       href=${`#/models/${encodeURIComponent(trade.modelId)}`}><bdi>${trade.modelName}</bdi></a>: <a
@@ -81,7 +82,7 @@ function Details({ entry, trade }) {
         note=${`funding ${signed(trade.funding)}`} />`
       }
       <${Tile} label="Quantity" value=${quantity(trade.quantity)}
-        note=${`notional ${number(trade.quantity * trade.entryPrice)}, margin ${number(trade.margin)}`} />
+        note=${`notional ${number(entryNotionalOf(trade))}, margin ${number(trade.margin)}`} />
       <${Tile} label="Largest unrealized gain (MFE)" value=${percent(trade.excursion.favourablePercent)}
         note=${`at ${price(trade.side === 'LONG' ? trade.excursion.highest : trade.excursion.lowest)}`} />
       <${Tile} label="Largest unrealized loss (MAE)" value=${percent(trade.excursion.adversePercent)}
@@ -107,10 +108,7 @@ function Details({ entry, trade }) {
 /** The last exit plan compared with the outcome; R is the profit in multiples of the loss at the stop. */
 function Plan({ trade }) {
   const { stop, target, invalidation, invalidationPrice, timeExit } = trade.exitPlan
-  const sign = trade.side === 'LONG' ? 1 : -1
-  const away = level =>
-    level == null ? 'not set' : `${price(level)} (${signedPercent(100 * sign * (level / trade.entryPrice - 1))})`
-  const risk = stop == null ? null : sign * (trade.entryPrice - stop)
+  const away = level => (level == null ? 'not set' : `${price(level)} (${signedPercent(gainPercentAt(trade, level))})`)
   const rows = [
     ['Entry', price(trade.entryPrice)],
     ['Stop', away(stop)],
@@ -124,7 +122,7 @@ function Plan({ trade }) {
     ['Time limit', timeExit ? moment(timeExit) : 'not set'],
     ['Confidence', trade.confidence == null ? '–' : percent(trade.confidence, 0)],
     ['Outcome', trade.exitPrice == null ? 'still open' : `${away(trade.exitPrice)} by ${trade.closeReason}`],
-    ['R', risk > 0 && trade.exitPrice != null ? number((sign * (trade.exitPrice - trade.entryPrice)) / risk) : '–'],
+    ['R', number(multipleOfRisk(trade))],
   ]
   return html`<${Panel} title="Plan and outcome"><${Facts} rows=${rows} /></${Panel}>`
 }

@@ -19,6 +19,7 @@ import { number, percent, price, quantity, signedPercent, span, times, tone, who
 import { html, useEffect, useMemo, useState } from './lib.js'
 import { useModels } from './models.js'
 import { merged, useLive } from './store.js'
+import { marginOf, percentOfNotional, stopDistance } from './trade_figures.js'
 
 const PAGE = 200
 const EXPORT_MAX = 50_000
@@ -28,16 +29,8 @@ export function positionsOf(state, only) {
   return (state.positions ?? []).flatMap(one => one.positions).filter(one => !only || only(one))
 }
 
-/** The distance to the stop, in percent of the price. */
-function stopDistance(position) {
-  const { stop } = position.exitPlan
-  const mark = Number(position.currentPrice)
-  if (stop == null || position.currentPrice == null) return null
-  return (100 * (position.side === 'LONG' ? mark - stop : stop - mark)) / mark
-}
-
 const numeric = value => (value == null ? null : Number(value))
-const share = one => (one.unrealizedPnl == null ? null : (100 * one.unrealizedPnl) / (one.quantity * one.entryPrice))
+const share = one => percentOfNotional(one, one.unrealizedPnl)
 
 const VARIANT_COLUMN = {
   key: 'variant',
@@ -139,10 +132,7 @@ function Exposure({ state }) {
       const of = side =>
         entry.positions.reduce((sum, position) => sum + (position.side === side ? Number(position.notional) : 0), 0)
       const [long, short] = [of('LONG'), of('SHORT')]
-      const margin = entry.positions.reduce(
-        (sum, position) => sum + (position.quantity * position.entryPrice) / (position.leverage ?? 1),
-        0,
-      )
+      const margin = entry.positions.reduce((sum, position) => sum + marginOf(position), 0)
       return {
         ...entry,
         long,
