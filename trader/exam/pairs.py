@@ -17,11 +17,11 @@ from trader.core.clock import moment_of
 from trader.core.errors import SettingsError
 from trader.core.statistics import Floats
 from trader.exam.domain.law import HORIZON
-from trader.exam.minutes import PlainMinutes
 from trader.exam.sitting import DecidedAccount, Examinee, Sitting, Standing, decide_once
 from trader.exchange.domain.account import equity
 from trader.market.domain.markets import Candle, Interval, Market
 from trader.market.sources.files import Minutes
+from trader.market.sources.recorded_minutes import PlainMinutes
 from trader.market.sources.replay import ReplaySource
 from trader.settings.settings import Settings
 

@@ -6,10 +6,10 @@ from decimal import Decimal
 
 from trader.core.clock import epoch_second, moment_of
 from trader.exam.domain.worlds import HELD_FOR, OLD_STEP, RECENT, Bars, World
-from trader.exam.minutes import PlainMinutes
 from trader.market.domain.markets import INTERVALS, Candle, Interval, Market, SimulatedMarket
 from trader.market.sources.books import Grid
 from trader.market.sources.files import FileRow, Minutes
+from trader.market.sources.recorded_minutes import PlainMinutes
 
 _MINUTE_S = 60
 _QUOTED = 240

@@ -24,6 +24,7 @@ from trader.live.lighter.source import VenueSource
 from trader.market.domain.markets import MARKETS, PLAIN_FUNDING_RATE, Candle, Interval, Quote, Tick
 from trader.market.sources.books import Grid
 from trader.market.sources.files import FileRow
+from trader.market.sources.recorded_minutes import PlainMinutes
 from trader.market.sources.replay import ReplaySource
 from trader.market.sources.rows import PATH_EDGE_BP, preset_rows
 from trader.market.sources.source import MarketSource
@@ -211,6 +212,19 @@ async def test_a_gap_has_no_ticks(tmp_path: Path) -> None:
     assert [candle.open_time for candle in await source.candles("BTC", "1m", START, START + 200 * MINUTE)] == [
         START + minute * MINUTE for minute in (0, 1, 100, 101)
     ]
+
+
+async def test_where_the_price_stands_still_plain_minutes_have_the_books_of_the_replay(tmp_path: Path) -> None:
+    minute = int(START.timestamp()) // 60
+    still = [FileRow(minute + n, 95000.0, 95000.0, 95000.0, 95000.0, 5.0 + n) for n in (0, 1, 2, 50, 51)]
+    source = await opened(write(tmp_path, still))
+    recording = source.recordings["BTC"]
+    plain = PlainMinutes(source.rows["BTC"], recording.minutes)
+    opening = recording.grid.nearest(95000.0)
+    for second in (60 * row.minute + within for row in still for within in (0, 30)):
+        plainly, drawn = plain.quote(second, opening), recording.quote(second, opening)
+        assert (plainly.at, plainly.mark, plainly.book) == (drawn.at, drawn.mark, drawn.book)
+    assert (plain.corners(minute + 3), plain.minute(minute + 3), plain.marks(minute + 3)) == (None, None, ())
 
 
 async def test_a_market_in_a_gap_is_missing_from_the_tick(tmp_path: Path) -> None:

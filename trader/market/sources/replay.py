@@ -22,13 +22,13 @@ from trader.market.domain.markets import (
     Candle,
     Interval,
     Market,
-    Quote,
     SimulatedMarket,
     Tick,
 )
-from trader.market.sources.books import CLOSE_S, BookModel, CandlePath, Grid, HalfTickCandle, TrailingDay
+from trader.market.sources.books import CLOSE_S
 from trader.market.sources.files import Minutes, find_files, find_funding_files, read_funding, read_market
 from trader.market.sources.minute_paths import LEADERS_MAX, MinutePaths
+from trader.market.sources.recorded_minutes import RecordedMinutes
 from trader.market.sources.rows import chosen_rows
 from trader.market.sources.source import Seed
 
@@ -255,7 +255,7 @@ async def play(clock: Clock, ticks: AsyncIterator[Tick], ends_at: datetime) -> A
     await asyncio.Event().wait()
 
 
-class Recording:
+class Recording(RecordedMinutes):
     """The candles of one market, indexed by minute. Its paths are drawn from `seed`, along with those of its leaders.
 
     Set the seed before the first path is drawn.
@@ -264,10 +264,7 @@ class Recording:
     seed: int
 
     def __init__(self, row: SimulatedMarket, minutes: Minutes, leaders: Sequence["Recording"]) -> None:
-        self.minutes = minutes
-        self.grid = Grid(row.rules)
-        self._model = BookModel(self.grid, row.calm)
-        self._trailing_day = TrailingDay(float(row.rules.tick), minutes)
+        super().__init__(row, minutes)
         self._leaders = leaders
 
     @cached_property
@@ -280,44 +277,8 @@ class Recording:
         """Draw the paths on which this minute's path depends."""
         self.paths.draw(min(bisect_left(self.minutes.minute, minute), len(self.minutes) - 1))
 
-    def minute(self, minute: int) -> CandlePath | None:
-        """Return the minute's path; None within a gap."""
-        place = self._place(minute)
-        return None if place is None else self._path(place, self.paths.draw(place))
-
-    def corners(self, minute: int) -> HalfTickCandle | None:
-        """Return the minute's low, high, open and close in half ticks; None within a gap."""
-        place = self._place(minute)
-        return None if place is None else self.grid.corners(self.minutes[place])
-
-    def marks(self, minute: int) -> Sequence[int]:
-        """Return the marks of the minute's seconds in half ticks; none within a gap."""
-        place = self._place(minute)
-        return () if place is None else self.paths.draw(place)
-
-    def quote(self, second: int, opened: int) -> Quote:
-        """Return the quote at a second that has a tick. The first of a minute needs only the mark, `opened`."""
-        minute, second_of_minute = divmod(second, 60)
-        place = self._place(minute)
-        assert place is not None, "there is a tick at this second"
-        path = self._path(place, self.paths.draw(place) if second_of_minute else [opened])
-        return path.quote(second_of_minute, moment_of(second))
-
-    def _place(self, minute: int) -> int | None:
-        """Return the minute's index among the recorded ones; None within a gap."""
-        place = bisect_left(self.minutes.minute, minute)
-        return place if place < len(self.minutes) and self.minutes.minute[place] == minute else None
-
-    def _path(self, place: int, marks: Sequence[int]) -> CandlePath:
-        minutes = self.minutes.minute
-        follows = place > 0 and minutes[place - 1] == minutes[place] - 1
-        return CandlePath(
-            self._model,
-            marks,
-            before=self.paths.draw(place - 1) if follows else (),
-            usual_range=self._trailing_day.usual_range(place),
-            busyness=self._trailing_day.busyness(place) if follows else 1.0,
-        )
+    def marks_at(self, place: int) -> Sequence[int]:
+        return self.paths.draw(place)
 
     def next_minute(self, minute: int) -> int | None:
         place = bisect_left(self.minutes.minute, minute)
