@@ -219,6 +219,7 @@ class Process:
             models=self.models,
             invocations=InvocationReader(database, self.models, self.agents.warnings),
             agents=self.agents,
+            desk=self.agents.external,
             candles=Candles(database, self.market, settings),
             operations=self.operations,
         )

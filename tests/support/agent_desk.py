@@ -8,6 +8,7 @@ from support.manual_clock import ManualClock
 from support.served import AppClient
 from support.trading_floor import Floor
 
+from trader.agents.external import ExternalAgents
 from trader.agents.invocations import InvocationReader
 from trader.agents.schedule import InvocationScheduler
 from trader.agents.services import KnownModels
@@ -47,6 +48,7 @@ class AgentContext:
     models: KnownModels
     invocations: InvocationReader
     agents: InvocationScheduler
+    desk: ExternalAgents
     analytics: Analytics | None
 
 

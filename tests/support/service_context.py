@@ -29,6 +29,7 @@ def make_context(services: AgentServices, leader: RelayReader | None = None) -> 
         models=services.models,
         invocations=InvocationReader(database, services.models, agents.warnings),
         agents=agents,
+        desk=agents.external,
         candles=Candles(database, market, settings),
         operations=make_operations(database, exchange, clock, settings),
     )

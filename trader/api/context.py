@@ -7,6 +7,7 @@ from typing import Final, Literal, Protocol
 
 from aiohttp import web
 
+from trader.agents.external import ExternalAgents
 from trader.agents.invocations import InvocationReader
 from trader.agents.providers.providers import Provider
 from trader.agents.schedule import InvocationScheduler
@@ -41,6 +42,7 @@ class Context:
     models: KnownModels
     invocations: InvocationReader
     agents: InvocationScheduler
+    desk: ExternalAgents
     candles: Candles
     operations: OperatorCommands
 

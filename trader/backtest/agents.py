@@ -473,16 +473,12 @@ class RunReader:
         """Return None: a backtest is not a season."""
 
 
-class _Agents(NamedTuple):
-    external: BacktestDesk
-
-
 @dataclass(frozen=True, slots=True)
 class BacktestContext:
     """The context of the procedures that a backtest serves."""
 
     settings: Settings
-    agents: _Agents
+    desk: BacktestDesk
     invocations: RunReader
     analytics: RunReader
 
@@ -491,7 +487,7 @@ def agent_app(reader: RunReader, keys: Sequence[Credential], settings: Settings)
     """Return the application that serves the procedures of `agent`, and MCP, to the holders of these keys."""
     load_procedures()
     served = REGISTRY.part(name for name in REGISTRY.procedures if name.startswith("agent."))
-    context = BacktestContext(settings, _Agents(BacktestDesk(reader.agents)), reader, reader)
+    context = BacktestContext(settings, BacktestDesk(reader.agents), reader, reader)
     app = web.Application()
     app[ACCESS] = Access(None, None, keys=keys)
     app[DISPATCHER] = Dispatcher(served, context)

@@ -221,6 +221,7 @@ def _make_context(
         models=models,
         invocations=InvocationReader(database, models, warnings),
         agents=agents,
+        desk=agents.external,
         candles=Candles(database, market, settings),
         operations=operations,
     )
@@ -290,9 +291,7 @@ def leader_view(context: Context, alarms: Alarms) -> LeaderView:
 
 def _make_webhooks(context: Context, database: Database) -> Webhooks:
     client = WebhookClient(loopback=context.settings.webhook_loopback == "on")
-    return Webhooks(
-        database, context.agents.external, client, context.clock, lambda opened: ENCODER.encode(ViewOutput.of(opened))
-    )
+    return Webhooks(database, context.desk, client, context.clock, lambda opened: ENCODER.encode(ViewOutput.of(opened)))
 
 
 def _make_schedulers(

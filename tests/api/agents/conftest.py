@@ -46,7 +46,8 @@ async def desk(floor: Floor, aiohttp_client: AiohttpClient) -> Desk:
     await floor.agents.start()
     analytics = Analytics(floor.database, floor.exchange, floor.clock, CurrentRuns(floor.database))
     floor_parts = floor.settings, floor.clock, floor.market, floor.exchange
-    context: Any = AgentContext(*floor_parts, floor.models, floor.invocations, floor.agents, analytics)
+    agents = floor.agents, floor.agents.external
+    context: Any = AgentContext(*floor_parts, floor.models, floor.invocations, *agents, analytics)
     mcp = McpServer(make_dispatcher(context), body_wait_s=10).routes()
     pages = openapi.routes(floor.settings)
     return Desk(floor, await aiohttp_client(make_app(mcp, pages, context=context, database=floor.database)))

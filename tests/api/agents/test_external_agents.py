@@ -450,7 +450,8 @@ async def test_manual_orders_can_be_refused(database: Database, aiohttp_client: 
         await floor.add("ada")
         await floor.agents.start()
         floor_parts = floor.settings, floor.clock, floor.market, floor.exchange
-        context: Any = AgentContext(*floor_parts, floor.models, floor.invocations, floor.agents, None)
+        agents = floor.agents, floor.agents.external
+        context: Any = AgentContext(*floor_parts, floor.models, floor.invocations, *agents, None)
         desk = Desk(floor, await aiohttp_client(make_app(context=context, database=database)))
         order: dict[str, Any] = {"symbol": "BTC", "side": "buy", "quantity": 0.01}
         assert await desk.call("simulator.placeOrder", None, 403, accountId="ada", **order) == "MANUAL_ORDERS_OFF"

@@ -69,11 +69,6 @@ def _tool(name: str, scope: Scope) -> Callable[[H], H]:
     return declare
 
 
-class _Agents(Protocol):
-    @property
-    def external(self) -> AgentDesk: ...
-
-
 class _Invocations(Protocol):
     async def finished(self, model_id: str, *, page: Page, with_answers: bool) -> list[FinishedInvocation]: ...
 
@@ -91,7 +86,7 @@ class AgentContext(Protocol):
     def settings(self) -> Settings: ...
 
     @property
-    def agents(self) -> _Agents: ...
+    def desk(self) -> AgentDesk: ...
 
     @property
     def invocations(self) -> _Invocations: ...
@@ -124,7 +119,7 @@ async def declare(context: AgentContext, request: AgentDeclareInput, key: Creden
     """
     model = await _agent_of(context, request, key)
     declared = Declared(version=request.version, prompt_digest=request.prompt_digest)
-    return _whoami(context, await context.agents.external.declare(model, request.model, declared), key)
+    return _whoami(context, await context.desk.declare(model, request.model, declared), key)
 
 
 @procedure("agent.getView", paper_only=True, scope="trade")
@@ -136,7 +131,7 @@ async def get_view(context: AgentContext, request: AgentInput, key: Credential) 
     :raises TooManyRequests: the key has used up its decisions of this minute.
     """
     model = await _agent_of(context, request, key)
-    return ViewOutput.of(await context.agents.external.view(model, key.decisions_per_minute))
+    return ViewOutput.of(await context.desk.view(model, key.decisions_per_minute))
 
 
 @_tool("getCandles", "read")
@@ -154,7 +149,7 @@ async def get_order_book(context: AgentContext, request: AgentBookInput, key: Cr
 @procedure("agent.getAccount", paper_only=True, scope="read")
 async def get_account(context: AgentContext, request: AgentInput, key: Credential) -> AccountOutput:
     """Show the agent's account: its equity, margin, positions with exit plans, and open orders."""
-    account, marks, markets, is_open = context.agents.external.account(await _agent_of(context, request, key))
+    account, marks, markets, is_open = context.desk.account(await _agent_of(context, request, key))
     return AccountOutput(account=AccountView.of(account, marks, markets, is_open=is_open))
 
 
@@ -176,7 +171,7 @@ async def cancel_order(context: AgentContext, request: AgentCancelInput, key: Cr
     :raises NotFound: the account has no such order.
     """
     model = await _agent_of(context, request, key)
-    return OrderOutput(order=OrderView.of(await context.agents.external.cancel_order(model, request.order_id)))
+    return OrderOutput(order=OrderView.of(await context.desk.cancel_order(model, request.order_id)))
 
 
 @_tool("closePosition", "trade")
@@ -219,14 +214,14 @@ async def note(context: AgentContext, request: AgentNoteInput, key: Credential) 
 async def halt(context: AgentContext, request: AgentOperateInput, key: Credential) -> OperateOutput:
     """Halt the account: cancel resting orders that could open, and open nothing until an operator lifts the halt."""
     model = await _agent_of(context, request, key)
-    return OperateOutput.of(await context.agents.external.operate(model, Verb.HALT, request.reason))
+    return OperateOutput.of(await context.desk.operate(model, Verb.HALT, request.reason))
 
 
 @procedure("agent.flatten", paper_only=True, scope="operate")
 async def flatten(context: AgentContext, request: AgentOperateInput, key: Credential) -> OperateOutput:
     """Halt the account, cancel every resting order, and close every position at market."""
     model = await _agent_of(context, request, key)
-    return OperateOutput.of(await context.agents.external.operate(model, Verb.FLATTEN, request.reason))
+    return OperateOutput.of(await context.desk.operate(model, Verb.FLATTEN, request.reason))
 
 
 @procedure("agent.getHistory", paper_only=True, scope="read")
@@ -248,14 +243,14 @@ async def get_board(context: AgentContext, request: AgentBoardInput, key: Creden
 
 
 def _whoami(context: AgentContext, model: Model, key: Credential) -> WhoAmIOutput:
-    return WhoAmIOutput.of(model, context.agents.external.deadline_s(model), key)
+    return WhoAmIOutput.of(model, context.desk.deadline_s(model), key)
 
 
 async def _decide(context: AgentContext, request: _Decides, tool: type[Decision], key: Credential) -> DecisionOutput:
     """Execute a call on behalf of the key's agent."""
     model = await _agent_of(context, request, key)
     decision = msgspec.convert(request, tool, from_attributes=True)
-    return DecisionOutput.of(await context.agents.external.decide(model, request.view_id, decision))
+    return DecisionOutput.of(await context.desk.decide(model, request.view_id, decision))
 
 
 async def _read(
@@ -263,7 +258,7 @@ async def _read(
 ) -> MarketOutput:
     model = await _agent_of(context, request, key)
     decision = msgspec.convert(request, tool, from_attributes=True)
-    return msgspec.convert(await context.agents.external.read(model, decision), MarketOutput)
+    return msgspec.convert(await context.desk.read(model, decision), MarketOutput)
 
 
 async def _agent_of(context: AgentContext, request: _NamesAccount, key: Credential) -> Model:
@@ -274,4 +269,4 @@ async def _agent_of(context: AgentContext, request: _NamesAccount, key: Credenti
     assert key.account_id is not None, "the dispatcher lets only keys of agents through"
     if request.account_id not in (None, key.account_id):
         raise ForeignAccount(f"this key speaks for the account {key.account_id} and not for {request.account_id}")
-    return await context.agents.external.agent(key.account_id)
+    return await context.desk.agent(key.account_id)
