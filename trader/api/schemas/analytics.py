@@ -19,7 +19,7 @@ from trader.api.schemas.common import (
     VariantId,
     Wire,
 )
-from trader.api.schemas.models import DeclaredView
+from trader.api.schemas.models import DeclaredView, entrant_fields
 from trader.api.schemas.paging import PageInput, PageOutput
 from trader.api.schemas.seasons import SeasonView
 from trader.api.schemas.trades import TradeFilterInput
@@ -175,14 +175,11 @@ class LeaderboardDetails(Wire, kw_only=True):
             entry,
             ci95_reason=entry.evidence.reason,
             verdict=None if sort_by == "maxDrawdown" else neighbours,
-            entrant=entry.record.number,
+            **entrant_fields(entry.record),
             run_number=entry.attempt,
-            fingerprint=entry.record.fingerprint,
-            coverage=entry.record.coverage_percent,
             training_cutoff=day(training_cutoff),
             contamination=contamination(training_cutoff, entry.since),
             owner=entry.model.configuration.owner,
-            declared=DeclaredView.of_entrant(entry.record),
             replicates=None if entry.replicates is None else ReplicatesRow.of(entry.replicates),
         )
 

@@ -6,7 +6,7 @@ from typing import Final
 from trader.agents.domain.models import Contamination, contamination
 from trader.api.schemas.analytics import IntervalPercent, Percent, Replicates, day
 from trader.api.schemas.common import UNSET, Input, Timestamp, UnsetType, VariantFilter, VariantId, Wire, iso
-from trader.api.schemas.models import DeclaredView
+from trader.api.schemas.models import DeclaredView, entrant_fields
 from trader.api.schemas.seasons import SeasonView
 from trader.portfolio.domain.behaviour import HeldSide
 from trader.portfolio.domain.board import Comparison, PrimaryComparison, Reference
@@ -312,10 +312,8 @@ class EntrantRow(Wire, kw_only=True):
             model_id=entrant.model.id,
             model_name=entrant.model.name,
             variant=entrant.model.variant,
-            entrant=entrant.record.number,
+            **entrant_fields(entrant.record),
             run_number=entrant.attempt,
-            fingerprint=entrant.record.fingerprint,
-            coverage=entrant.record.coverage_percent,
             training_cutoff=day(entrant.model.configuration.training_cutoff),
             contamination=contamination(entrant.model.configuration.training_cutoff, entrant.started_at),
             ranked=entrant.record.is_ranked,
@@ -329,7 +327,6 @@ class EntrantRow(Wire, kw_only=True):
             rank_before=UNSET if before is None else None if before.rank is None else Rank.from_attributes(before.rank),
             account=AccountOverRuns.of(entrant.account),
             owner=entrant.model.configuration.owner,
-            declared=DeclaredView.of_entrant(entrant.record),
             differences=[
                 Difference.of(each, None if before is None else before.verdicts.get(each.reference))
                 for each in entrant.comparisons

@@ -19,9 +19,8 @@ from trader.api.schemas.common import (
     VariantFilter,
     VariantId,
     Wire,
-    iso,
 )
-from trader.api.schemas.models import DeclaredView
+from trader.api.schemas.models import DeclaredView, entrant_fields
 from trader.portfolio.analytics import EntrantStats, ModelStats, RunInfo
 from trader.portfolio.run_statistics import EntrantPeriod
 
@@ -219,7 +218,8 @@ class EntrantOverall(OverallFigures, kw_only=True):
 
     @classmethod
     def of(cls, entrant: EntrantStats) -> "EntrantOverall":
-        return cls(**_overall(entrant.stats), **_entrant(entrant))
+        fields = _overall(entrant.stats) | entrant_fields(entrant.record)
+        return cls.from_attributes(entrant, **fields, ranked=entrant.record.is_ranked)
 
 
 class EntrantAdvanced(AdvancedFigures, kw_only=True):
@@ -235,19 +235,8 @@ class EntrantAdvanced(AdvancedFigures, kw_only=True):
 
     @classmethod
     def of(cls, entrant: EntrantStats) -> "EntrantAdvanced":
-        return cls(**_advanced(entrant.stats), **_entrant(entrant))
-
-
-def _entrant(entrant: EntrantStats) -> dict[str, Any]:
-    return {
-        "entrant": entrant.record.number,
-        "fingerprint": entrant.record.fingerprint,
-        "started_at": iso(entrant.started_at),
-        "ended_at": None if entrant.ended_at is None else iso(entrant.ended_at),
-        "coverage": entrant.record.coverage_percent,
-        "ranked": entrant.record.is_ranked,
-        "declared": DeclaredView.of_entrant(entrant.record),
-    }
+        fields = _advanced(entrant.stats) | entrant_fields(entrant.record)
+        return cls.from_attributes(entrant, **fields, ranked=entrant.record.is_ranked)
 
 
 class OverallStats(OverallFigures, kw_only=True):
@@ -304,14 +293,11 @@ class EntrantInfo(Wire, kw_only=True):
         record = period.entrant.record
         return cls.from_attributes(
             period,
+            **entrant_fields(record),
             model_id=model.id,
-            entrant=record.number,
-            fingerprint=record.fingerprint,
             invocations=period.entrant.totals.finished,
             trades=period.trades_count,
-            coverage=record.coverage_percent,
             ranked=record.is_ranked,
-            declared=DeclaredView.of_entrant(record),
         )
 
 

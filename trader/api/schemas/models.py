@@ -45,10 +45,15 @@ class DeclaredView(Wire, kw_only=True):
         declared = model.configuration.declared
         return UNSET if declared is None else cls.from_attributes(declared, model=model.router_model_name)
 
-    @classmethod
-    def of_entrant(cls, record: EntrantRecord) -> "DeclaredView | UnsetType":
-        """Return the agent's declaration as this entrant."""
-        return UNSET if record.declared is None else msgspec.convert(record.declared, cls)
+
+def entrant_fields(record: EntrantRecord) -> dict[str, Any]:
+    """Return the fields that every record of an entrant has. `coverage` is in percent."""
+    return {
+        "entrant": record.number,
+        "fingerprint": record.fingerprint,
+        "coverage": record.coverage_percent,
+        "declared": UNSET if record.declared is None else msgspec.convert(record.declared, DeclaredView),
+    }
 
 
 class ModelView(Wire, kw_only=True):
