@@ -8,10 +8,11 @@ from uuid import UUID
 
 import msgspec
 import pytest
-from support.records import make_model
+from support.records import FILL, make_model
 
 from trader.api.schemas.analytics import IntervalPercent, Replicates, ReplicatesRow
 from trader.api.schemas.common import ENCODER, UNSET, UnsetType, Wire
+from trader.api.schemas.trades import TradeFillView
 from trader.core.intervals import ConfidenceInterval
 from trader.portfolio.domain.returns import ReplicateNoise
 from trader.portfolio.leaderboard import ReplicatesEntry
@@ -51,6 +52,14 @@ def test_ids_and_times_become_text_numbers_lose_zeros_and_none_may_be_absence() 
 def test_explicit_values_override_the_attributes_of_the_source() -> None:
     figures = Figures.from_attributes(source(leverage=Decimal("5.0")), label="given", note=UNSET)
     assert (figures.label, figures.leverage, figures.note) == ("given", Decimal(5), UNSET)
+
+
+def test_the_fee_of_a_trades_fill_includes_the_liquidation_fee() -> None:
+    fill = msgspec.structs.replace(FILL, fee=Decimal("4.25"), liquidation_fee=Decimal("450.75"))
+    assert msgspec.json.decode(ENCODER.encode(TradeFillView.of(fill))) == {
+        "side": "buy", "quantity": 1, "price": 50_000, "fee": 455, "maker": False, "cause": "order",
+        "timestamp": "2026-03-04T00:00:00.000Z",
+    }  # fmt: skip
 
 
 def test_given_times_become_text_and_given_decimals_are_sent_as_they_are() -> None:

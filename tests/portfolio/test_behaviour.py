@@ -4,18 +4,14 @@ from decimal import Decimal
 
 import msgspec
 import pytest
-from support.records import MINUTE, START, make_position
+from support.records import FILL, MINUTE, make_position
 
-from trader.exchange.domain.orders import Cause, OrderSide, Side
-from trader.exchange.sql.trades import TradeFill, WholeTrade
+from trader.exchange.domain.orders import Side
+from trader.exchange.sql.trades import WholeTrade
 from trader.market.candles import Extremes
 from trader.portfolio.behaviour import TradeExcursion, excursion_of
 
 CANDLES = Extremes(95.0, 108.0, MINUTE)
-
-
-def fill_at(price: int) -> TradeFill:
-    return TradeFill(OrderSide.BUY, Decimal(1), Decimal(price), Decimal(0), False, Cause.ORDER, START)
 
 
 @pytest.mark.parametrize(
@@ -31,5 +27,7 @@ def test_the_excursion_of_a_trade_counts_its_fills_and_candles_in_percent_of_the
     side: Side, prices: tuple[int, ...], extremes: Extremes | None, expected: TradeExcursion
 ) -> None:
     position = msgspec.structs.replace(make_position(entry="100"), side=side)
-    whole = WholeTrade("ax", position, [fill_at(price) for price in prices], None, None)
+    whole = WholeTrade(
+        "ax", position, [msgspec.structs.replace(FILL, price=Decimal(price)) for price in prices], None, None
+    )
     assert excursion_of(whole, extremes) == expected

@@ -16,7 +16,7 @@ from trader.core.variant_id import VariantId
 from trader.database.partitions import ensure_partitions
 from trader.database.pool import Connection
 from trader.exchange.domain.account import Account, Position, Run
-from trader.exchange.domain.orders import Side
+from trader.exchange.domain.orders import Cause, Fill, OrderSide, Side
 from trader.market.domain.markets import Market
 from trader.portfolio.domain.histories import Snapshot
 from trader.portfolio.sql.snapshots import insert_snapshots
@@ -26,6 +26,10 @@ START = datetime(2026, 3, 4, 0, 0, tzinfo=UTC)
 
 HOUR = timedelta(hours=1)
 MINUTE = timedelta(minutes=1)
+FILL = Fill(
+    sequence=1, order_id=UUID(int=1), request_id=None, symbol="BTC", side=OrderSide.BUY, quantity=Decimal(1),
+    price=Decimal(50_000), fee=Decimal(0), liquidation_fee=Decimal(0), maker=False, cause=Cause.ORDER, at=START,
+)  # fmt: skip
 _IDS = UUID("00000000-0000-0000-0000-0000000000aa")
 
 

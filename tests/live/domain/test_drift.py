@@ -1,14 +1,15 @@
 """Drift: fills of the venue, simulated on the book at which their order was sent."""
 
 from decimal import Decimal
-from uuid import UUID
 
+import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from support.books import START, make_quote
+from support.books import make_quote
+from support.records import FILL
 
-from trader.exchange.domain.orders import Cause, Fill, OrderSide
+from trader.exchange.domain.orders import Fill, OrderSide
 from trader.live.domain.drift import error_bps, simulate
 
 D = Decimal
@@ -16,10 +17,9 @@ QUOTE = make_quote("BTC", [(99, 1), (98, 2)], [(101, 1), (102, 2)])
 
 
 def fill(side: OrderSide, quantity: str, price: str, *, sequence: int = 1, maker: bool = False) -> Fill:
-    return Fill(
-        sequence=sequence, order_id=UUID(int=1), request_id=None, symbol="BTC", side=side, quantity=D(quantity),
-        price=D(price), fee=D(0), liquidation_fee=D(0), maker=maker, cause=Cause.ORDER, at=START,
-    )  # fmt: skip
+    return msgspec.structs.replace(
+        FILL, sequence=sequence, side=side, quantity=D(quantity), price=D(price), maker=maker
+    )
 
 
 def test_a_fill_walks_the_book_and_a_positive_error_is_more_expensive() -> None:

@@ -24,7 +24,7 @@ from trader.api.schemas.common import (
 from trader.api.schemas.paging import IsoTime, PageInput, PageOutput, Skip
 from trader.api.schemas.positions import ExitPlanView, shown
 from trader.exchange.domain.account import Trade
-from trader.exchange.domain.orders import Cause, OrderSide, Side
+from trader.exchange.domain.orders import Cause, Fill, OrderSide, Side
 from trader.exchange.sql.trades import ModelTrade, TradeFilter, WholeTrade
 from trader.market.candles import Extremes
 from trader.market.domain.markets import canonical_symbol
@@ -127,6 +127,10 @@ class TradeFillView(Wire, kw_only=True):
     cause: Cause
     timestamp: Timestamp
 
+    @classmethod
+    def of(cls, fill: Fill) -> "TradeFillView":
+        return cls.from_attributes(fill, fee=trimmed(fill.fee + fill.liquidation_fee), timestamp=fill.at)
+
 
 class Excursion(Wire, kw_only=True):
     """Price excursions while a trade was open, from the candles entirely within it and from its own prices.
@@ -205,7 +209,7 @@ def trade_details_of(whole: WholeTrade, model: Model | None, extremes: Extremes 
         next_id=next_id,
         leverage=shown(trade.given_leverage),
         exit_plan=ExitPlanView.from_attributes(trade.exit_plan),
-        fills=[TradeFillView.from_attributes(fill, timestamp=fill.created_at) for fill in fills],
+        fills=[TradeFillView.of(fill) for fill in fills],
         excursion=Excursion.of(whole, extremes),
         **({} if is_closed else dict.fromkeys(_CLOSING)),
     )

@@ -12,7 +12,7 @@ import msgspec
 from trader.core.variant_id import VariantId
 from trader.database.pool import Connection, Page, part_of_row
 from trader.exchange.domain.account import Position, Trade
-from trader.exchange.domain.orders import Cause, ExitPlan, OrderSide, Side
+from trader.exchange.domain.orders import Cause, ExitPlan, Fill, Side
 
 T = TypeVar("T", bound=Position)
 
@@ -86,18 +86,6 @@ async def select_account_trades(
     return [trade_of_row(row, ModelTrade) for row in rows]
 
 
-class TradeFill(msgspec.Struct, frozen=True):
-    """A fill of a trade. `fee` includes the liquidation fee."""
-
-    side: OrderSide
-    quantity: Decimal
-    price: Decimal
-    fee: Decimal
-    maker: bool
-    cause: Cause
-    created_at: datetime
-
-
 class WholeTrade(NamedTuple):
     """A position or a completed trade with its account and its fills, ascending.
 
@@ -106,7 +94,7 @@ class WholeTrade(NamedTuple):
 
     account_id: str
     trade: Position | Trade
-    fills: Sequence[TradeFill]
+    fills: Sequence[Fill]
     previous_id: UUID | None
     next_id: UUID | None
 
@@ -118,8 +106,7 @@ WHERE id = coalesce((SELECT order_id FROM fills WHERE request_id = $1 ORDER BY s
 
 # A closed part has its own exits, and the entries of the position to which it belonged.
 SELECT_TRADE_FILLS = """
-SELECT side, quantity, price, fee + liquidation_fee AS fee, maker, cause, created_at
-FROM fills
+SELECT *, created_at AS at FROM fills
 WHERE account_id = $1 AND created_at >= $4 AND created_at <= coalesce($5::timestamptz, 'infinity')
   AND (order_id = $2 OR order_id = $3 AND side = $6)
 ORDER BY sequence
@@ -154,7 +141,7 @@ async def select_trade(conn: Connection, trade_id: UUID) -> WholeTrade | None:
     return WholeTrade(
         account_id=row["account_id"],
         trade=trade_of_row(row, Trade if row["status"] == "CLOSED" else Position),
-        fills=[msgspec.convert({**fill}, TradeFill) for fill in fills],
+        fills=[msgspec.convert({**fill}, Fill) for fill in fills],
         **neighbors,
     )
 
