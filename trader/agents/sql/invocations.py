@@ -11,7 +11,7 @@ import msgspec
 from trader.agents.domain.invocations import Failing, Invocation, Step, ToolCall
 from trader.core.variant_id import VariantId
 from trader.database.pool import Connection, Page, part_of_row
-from trader.exchange.domain.orders import Cause, Fill, OrderAnswer, OrderSide
+from trader.exchange.domain.orders import Fill, OrderAnswer
 from trader.record.sql.chain import LOCK_CHAIN
 
 INSERT_INVOCATION = """
@@ -409,8 +409,7 @@ ORDER BY sequence
 
 async def select_fills(conn: Connection, account_id: str, sequences: Sequence[int]) -> list[Fill]:
     """Return the fills of an account with these sequence numbers."""
-    rows = [dict(row) for row in await conn.fetch(SELECT_FILLS, account_id, sequences)]
-    return [Fill(**{**row, "side": OrderSide(row["side"]), "cause": Cause(row["cause"])}) for row in rows]
+    return [msgspec.convert({**row}, Fill) for row in await conn.fetch(SELECT_FILLS, account_id, sequences)]
 
 
 SELECT_INVOCATIONS_WITHIN = """

@@ -15,6 +15,7 @@ import msgspec
 
 from trader.core.money import ZERO, format_decimal, share
 from trader.exchange.domain.orders import Cause, Fill, FundingPayment, InsurancePayment, OrderSide
+from trader.exchange.domain.venue_orders import VenueFill
 
 LedgerEntry = Fill | FundingPayment | InsurancePayment
 
@@ -148,19 +149,11 @@ def compare(rows: Iterable[OrderFigures], recomputed: Iterable[OrderFigures]) ->
 # --- the venue's trades -----------------------------------------------------------------------------------------------
 
 
-class VenueTrade(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of the venue's trades. `request_id` and `cause` come from its order; None if it has none."""
+class VenueTrade(VenueFill, frozen=True, kw_only=True):
+    """A recorded trade of the venue. `request_id` and `cause` come from its order; None if it has none."""
 
-    trade_id: int
     request_id: UUID | None
     cause: Cause | None
-    kind: str
-    symbol: str
-    side: OrderSide
-    quantity: Decimal
-    price: Decimal
-    fee_rate: Decimal
-    maker: bool
 
 
 class VenueMismatch(msgspec.Struct, frozen=True):

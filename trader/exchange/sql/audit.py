@@ -8,7 +8,7 @@ import msgspec
 
 from trader.database.pool import SCAN_TIMEOUT_S, Connection
 from trader.exchange.domain.audit import LedgerEntry, Mismatch, OrderFigures, VenueMismatch, VenueTrade
-from trader.exchange.domain.orders import Cause, Fill, FundingPayment, InsurancePayment, OrderSide
+from trader.exchange.domain.orders import Fill, FundingPayment, InsurancePayment
 
 
 class LedgerDifference(msgspec.Struct, frozen=True):
@@ -156,10 +156,7 @@ SELECT sequence, order_id, amount, created_at AS at FROM insurance_payments WHER
 
 async def select_entries(conn: Connection, run_id: UUID) -> list[LedgerEntry]:
     """Return the ledger of a run, ordered by `sequence`."""
-    fills = [
-        Fill(**{**record, "side": OrderSide(record["side"]), "cause": Cause(record["cause"])})
-        for record in await conn.fetch(SELECT_FILLS, run_id)
-    ]
+    fills = [msgspec.convert({**record}, Fill) for record in await conn.fetch(SELECT_FILLS, run_id)]
     funding = [FundingPayment(**record) for record in await conn.fetch(SELECT_FUNDING, run_id)]
     insurance = [InsurancePayment(**record) for record in await conn.fetch(SELECT_INSURANCE, run_id)]
     return sorted([*fills, *funding, *insurance], key=lambda entry: entry.sequence)
@@ -205,7 +202,7 @@ async def select_is_live(conn: Connection) -> bool:
 
 
 SELECT_TRADES_OF_RUN = """
-SELECT t.trade_id, o.request_id, o.cause, t.kind, t.symbol, t.side, t.quantity, t.price, t.fee_rate, t.maker
+SELECT t.*, t.traded_at AS at, o.request_id, o.cause
 FROM venue_trades t
 LEFT JOIN venue_orders o ON o.account_id = t.account_id AND o.client_index = t.client_index
 WHERE t.run_id = $1
@@ -215,16 +212,7 @@ ORDER BY t.trade_id
 
 async def select_trades_of_run(conn: Connection, run_id: UUID) -> list[VenueTrade]:
     """Return the venue's trades recorded in a run, each with the request and the cause of its order."""
-    return [
-        VenueTrade(
-            **{
-                **record,
-                "side": OrderSide(record["side"]),
-                "cause": None if record["cause"] is None else Cause(record["cause"]),
-            }
-        )
-        for record in await conn.fetch(SELECT_TRADES_OF_RUN, run_id)
-    ]
+    return [msgspec.convert({**record}, VenueTrade) for record in await conn.fetch(SELECT_TRADES_OF_RUN, run_id)]
 
 
 # An order's filled quantity at the venue is the sum of its recorded trades.
