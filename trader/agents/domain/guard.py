@@ -28,7 +28,7 @@ from trader.core.clock import input_time, iso
 from trader.core.money import ONE, ZERO, divide, format_decimal, from_number
 from trader.exchange.domain.account import Account, Marks, equity, openings
 from trader.exchange.domain.order_validation import MisplacedPrice, PastTime, check_plan
-from trader.exchange.domain.orders import CLOSING_SIDE, ExitPlan, Order, OrderSide, OrderType, Side
+from trader.exchange.domain.orders import CLOSING_SIDE, ExitPlan, Order, OrderContents, OrderSide, OrderType, Side
 from trader.market.domain.markets import STALE_AFTER, untimely
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -57,37 +57,20 @@ class GuardRefusal(NamedTuple):
     reason: str
 
 
-class Approved(msgspec.Struct, frozen=True, kw_only=True):
+class Approved(OrderContents, frozen=True, kw_only=True, gc=False):
     """An order that complies with every rule: a market order unless it has a limit price.
 
-    `leverage` None means 1. Without a `client_order_id` the order gets one derived from its call.
+    Without a `client_order_id` the order gets one derived from its call.
     """
-
-    symbol: str
-    side: OrderSide
-    quantity: Decimal
-    leverage: Decimal | None = None
-    reduce_only: bool = False
-    exit_plan: ExitPlan | None = None
-    confidence: Decimal | None = None
-    limit_price: Decimal | None = None
-    client_order_id: str | None = None
 
     def order(self, account_id: str, invocation_id: UUID, number: int) -> Order:
         """Return the order of call `number` of an invocation."""
+        own = {"client_order_id": self.client_order_id or client_order_id(invocation_id, number)}
         return Order(
             account_id=account_id,
-            symbol=self.symbol,
-            side=self.side,
-            quantity=self.quantity,
-            leverage=self.leverage,
-            reduce_only=self.reduce_only,
-            exit_plan=self.exit_plan,
-            confidence=self.confidence,
             type=OrderType.MARKET if self.limit_price is None else OrderType.LIMIT,
-            limit_price=self.limit_price,
-            client_order_id=self.client_order_id or client_order_id(invocation_id, number),
             invocation_id=invocation_id,
+            **msgspec.structs.asdict(self) | own,
         )
 
 

@@ -79,25 +79,32 @@ class ExitPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     time_exit: datetime | None = None
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """An order as a caller places it.
+class OrderContents(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What an order asks for, whoever places it.
 
-    A `leverage` of None means 1; `limit_price` is for limit orders only; `confidence` is in percent. `invocation_id` is
-    the model invocation that placed it; `cause` distinguishes an operator's order from one of the account itself.
-    `manual` marks an order that a person placed on a model's account.
+    A `leverage` of None means 1; `limit_price` is for limit orders only; `confidence` is in percent.
     """
 
-    account_id: str
     symbol: str
     side: OrderSide
     quantity: Decimal
-    type: OrderType = OrderType.MARKET
     limit_price: Decimal | None = None
     leverage: Decimal | None = None
     reduce_only: bool = False
     exit_plan: ExitPlan | None = None
     confidence: Decimal | None = None
     client_order_id: str | None = None
+
+
+class Order(OrderContents, frozen=True, kw_only=True, gc=False):
+    """An order as a caller places it.
+
+    `invocation_id` is the model invocation that placed it; `cause` distinguishes an operator's order from one of the
+    account itself. `manual` marks an order that a person placed on a model's account.
+    """
+
+    account_id: str
+    type: OrderType = OrderType.MARKET
     invocation_id: UUID | None = None
     cause: Cause = Cause.ORDER
     manual: bool = False
