@@ -1,18 +1,25 @@
 """Strategy files as models of the service: decisions, states across restarts, and processes that fail or hang."""
 
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 import pytest
 from support.trading_floor import Floor, open_floor
 
 from trader.agents.domain.models import ModelConfiguration
+from trader.agents.domain.view import ObservedFill
 from trader.agents.invocations import FinishedInvocation
 from trader.agents.models_file import read_models
 from trader.agents.providers.strategy_process import StrategyProvider, check_strategy
 from trader.agents.recorder import StoredStates
+from trader.agents.strategy_files import load_strategy
 from trader.core.errors import SettingsError
+from trader.core.money import ONE, ZERO
 from trader.database.pool import Database, Page
+from trader.exchange.domain.orders import Cause, OrderSide
+from trader.strategies import build_view
 
 OWN = """
 import os, time
@@ -106,6 +113,29 @@ async def test_a_new_process_is_told_of_the_fills_since_the_last_cycle(database:
             heard.append((await cycle(floor)).invocation.response)
             await provider.close()
         assert heard == ["nothing", "buy 0.1 BTC by order", "nothing"]
+
+
+def test_a_strategy_that_gains_or_loses_on_fill_keeps_its_state_and_hears_no_old_fills(tmp_path: Path) -> None:
+    fills = (ObservedFill(
+        sequence=7, at=datetime(2025, 1, 6, tzinfo=UTC), symbol="BTC", side=OrderSide.BUY, quantity=ONE, price=ONE,
+        fee=ZERO, maker=False, cause=Cause.STOP, order_id=None,
+    ),)  # fmt: skip
+    source = "class Own:\n told = None\n def decide(self, view): pass\n"
+    source += " def save(self): return self.told\n def load(self, state): self.told = state\n"
+    plain, noting = tmp_path / "plain.py", tmp_path / "noting.py"
+    plain.write_text(source)
+    noting.write_text(source + " def on_fill(self, fill): self.told = fill.sequence\n")
+    view = msgspec.structs.replace(build_view({"BTC": [1, 2]}), fills=fills)
+
+    with_hook = load_strategy(f"{noting}:Own", {})
+    with_hook.load(3)
+    with_hook.decide(view)
+    assert with_hook.save() == {"lastFill": 7, "state": 3}
+    with_hook.decide(msgspec.structs.replace(view, fills=(*fills, msgspec.structs.replace(fills[0], sequence=9))))
+    assert with_hook.save() == {"lastFill": 9, "state": 9}
+    without = load_strategy(f"{plain}:Own", {})
+    without.load(with_hook.save())
+    assert without.save() == 9
 
 
 @pytest.mark.slow

@@ -71,6 +71,7 @@ def build_view(
     """
     if at.tzinfo is None:
         raise ValueError(f"at is {at!r}; it needs a time zone, such as UTC")
+    at = at.astimezone(UTC)
     _check_keys("closes has", closes, MARKETS)
     candles = {symbol: _series(symbol, given, interval, at) for symbol, given in closes.items()}
     quotes = {

@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from datetime import datetime
 from decimal import Decimal
-from functools import partial
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, Final, TypeVar, cast
@@ -76,8 +75,8 @@ class LoadedStrategy(Strategy):
         self._looks_first = type(inner).may_act is not Strategy.may_act
         self._draws = type(inner).series is not Strategy.series
         self._notes_fills = type(inner).on_fill is not Strategy.on_fill
-        self._noted = 0
-        """The sequence of the last fill that it was told of."""
+        self._noted: int | None = None
+        """The sequence of the last fill that it was told of; None before its first cycle."""
 
     @property
     def shown(self) -> Shown:
@@ -103,13 +102,20 @@ class LoadedStrategy(Strategy):
         return [each for each in drawn if math.isfinite(each.value)]
 
     def _note_fills(self, fills: Sequence[ObservedFill]) -> None:
-        for fill in fills:
-            if fill.sequence > self._noted:
-                self._noted = fill.sequence
-                self._call("on_fill", partial(self._inner.on_fill, fill))
+        if self._noted is None:  # what came before its first cycle is no news
+            self._noted = fills[-1].sequence if fills else 0
+        new = [fill for fill in fills if fill.sequence > self._noted]
+
+        def tell() -> None:
+            for fill in new:
+                self._inner.on_fill(fill)
+
+        if new:
+            self._noted = new[-1].sequence
+            self._call("on_fill", tell)
 
     def may_act(self, peek: Peek) -> bool:
-        self._note_fills(peek.fills)
+        self._note_fills(peek.fills_since(self._noted or 0))
         return not self._looks_first or bool(self._call("may_act", lambda: self._inner.may_act(peek)))
 
     def save(self) -> Any:

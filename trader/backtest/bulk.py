@@ -206,7 +206,8 @@ class BulkJournal:
         postings, self._postings = self._postings, {}
         requests = list(_request_rows(chain.from_iterable(postings.values())))
         if requests:
-            await self._copy("order_requests", tuple(requests[0]), (tuple(row.values()) for row in requests))
+            columns = tuple(requests[0])
+            await self._copy("order_requests", columns, (tuple(row[name] for name in columns) for row in requests))
         merged = [_merge(each) for each in postings.values()]
         if len(await write_postings(self._conn, merged, self._term)) < len(merged):
             raise StartError("An account was traded meanwhile; nothing of its past is written.")

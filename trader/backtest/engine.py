@@ -30,7 +30,7 @@ from trader.agents.domain.guard import Approved, RiskContext
 from trader.agents.domain.models import CYCLE
 from trader.agents.domain.observation import opened_at
 from trader.agents.domain.tools import Change, Decision, HaltTrading, request_of
-from trader.agents.domain.view import Memory, ObservedMarket, Shown, VariantLimits, View
+from trader.agents.domain.view import Memory, ObservedFill, ObservedMarket, Shown, VariantLimits, View
 from trader.agents.execute import execute_change, resting_order
 from trader.agents.observer import LOOK_INTERVAL, SESSION_INTERVAL
 from trader.agents.record import InvocationRecord, StartedCall
@@ -562,13 +562,13 @@ def _resumed() -> Generator[None, None, None]:
 class MarketPeek:
     """The `Peek` at one second."""
 
-    __slots__ = ("_market", "_second", "account", "fills", "now")
+    __slots__ = ("_fills", "_market", "_second", "account", "now")
 
     def __init__(self, market: BacktestMarket, followed: BacktestAccount, second: int, now: datetime) -> None:
         self._market = market
         self._second = second
         self.account = followed.account
-        self.fills = followed.fills
+        self._fills = followed.fills
         self.now = now
 
     @property
@@ -584,6 +584,9 @@ class MarketPeek:
 
     def mark(self, symbol: str) -> Decimal:
         return self._market.moment(self._second).marks[symbol]
+
+    def fills_since(self, sequence: int) -> Sequence[ObservedFill]:
+        return [fill for fill in self._fills if fill.sequence > sequence]
 
 
 def run_together(market: BacktestMarket, engines: Sequence[Engine]) -> Iterator[int]:

@@ -11,7 +11,7 @@ from decimal import Decimal
 from html import escape
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import msgspec
 import numpy as np
@@ -210,13 +210,16 @@ def _check_kinds(strategy: object, data: object, params: object, markets: object
         )
         if not isinstance(given, kinds)
     ]
+    if isinstance(markets, Sequence) and not all(isinstance(symbol, str) for symbol in markets):
+        problems.append(f"markets is {markets!r:.100}; it must be a symbol, or a sequence of them")
     if problems:
         raise SettingsError(problems)
 
 
 def _digits(limit: object) -> str:
     """Return a limit of the guard as the command takes it."""
-    return str(int(limit)) if isinstance(limit, bool | np.bool_) else str(limit)
+    is_whole = isinstance(limit, bool | np.bool_) or (isinstance(limit, float) and limit.is_integer())
+    return str(int(cast("float", limit))) if is_whole else str(limit)
 
 
 def _plain(params: Mapping[str, Any]) -> dict[str, Any]:

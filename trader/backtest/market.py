@@ -147,10 +147,8 @@ class _Series:
 
     @cached_property
     def _columns(self) -> Column:
-        """The figures of the candles, one row for each, read-only."""
-        columns = np.array([candle[1:] for candle in self._candles], np.float64).reshape(-1, 5).T.copy()
-        columns.flags.writeable = False
-        return columns
+        """The figures of the candles, one row for each."""
+        return np.array([candle[1:] for candle in self._candles], np.float64).reshape(-1, 5).T.copy()
 
     @cached_property
     def _of_whole_windows(self) -> Sequence[Indicators]:
@@ -198,13 +196,18 @@ class _Series:
         known = self._shown.get(count)
         if known is None or known[0] != places:
             candles = RecordedCandles(self._candles[first:stop])
-            candles.columns = self._columns[:, first:stop]
+            candles.columns = self._columns[:, first:stop].copy()  # a slice would lead to what follows
+            candles.columns.flags.writeable = False
             known = self._shown[count] = places, candles
         return known[1]
 
+    def count(self, now: datetime) -> int:
+        """Return the number of candles that have closed by now."""
+        return bisect_left(self._opened, floor_time(now, self._span))
+
     def _places(self, now: datetime, count: int) -> tuple[int, int]:
         end = floor_time(now, self._span)
-        return bisect_left(self._opened, _earlier(end, count, self._span)), bisect_left(self._opened, end)
+        return bisect_left(self._opened, _earlier(end, count, self._span)), self.count(now)
 
 
 def _earlier(at: datetime, count: int, span: timedelta) -> datetime:
@@ -410,9 +413,8 @@ class BacktestMarket:
         return self._series[symbol, interval].closed(now)
 
     def count_closed(self, symbol: str, interval: Interval, now: datetime) -> int:
-        """Return the number of all closed candles that an agent may have seen by now."""
-        last = self._series[symbol, interval].last(now)
-        return 0 if last is None else last + 1
+        """Return the number of all candles that have closed by now."""
+        return self._series[symbol, interval].count(now)
 
     def _find_opened_a_day_ago(self, symbol: str, hour: datetime) -> float | None:
         return opened_a_day_ago(self.closed_candles(symbol, SESSION_INTERVAL, hour), hour)

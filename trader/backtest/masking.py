@@ -44,10 +44,6 @@ class MaskedPeek:
     def symbols(self) -> Collection[str]:
         return [self._mask.names[symbol] for symbol in self._peek.symbols]
 
-    @property
-    def fills(self) -> Sequence[ObservedFill]:
-        return self._mask.apply(self._peek.fills)
-
     def indicators(self, symbol: str, interval: Interval) -> Indicators:
         real = self._real[symbol]
         return self._mask.apply(self._peek.indicators(real, interval), real)
@@ -55,6 +51,9 @@ class MaskedPeek:
     def mark(self, symbol: str) -> Decimal:
         real = self._real[symbol]
         return self._mask.price(real, self._peek.mark(real))
+
+    def fills_since(self, sequence: int) -> Sequence[ObservedFill]:
+        return self._mask.apply(self._peek.fills_since(sequence))
 
 
 class MaskedSession:

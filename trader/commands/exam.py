@@ -315,7 +315,7 @@ def _lines(result: ExamResult) -> Iterator[str]:
     if is_recorded:
         yield from table(("entrant", "states", "outcome", "beyond the market"), outcome_rows(result))
     else:
-        yield from table(("entrant", *Edge, "share", "burnt"), share_rows(result))
+        yield from table(("entrant", *Edge, "share", "burned"), share_rows(result))
     yield from comparison_lines(result.comparisons, is_recorded=is_recorded)
     for entrant in result.entrants:
         if entrant.cost_usd_per_state is not None:

@@ -37,9 +37,8 @@ class Peek(Protocol):
         """The markets that have a price."""
         ...
 
-    @property
-    def fills(self) -> Sequence[ObservedFill]:
-        """The last fills of the account, oldest first, for a strategy with `on_fill`; otherwise empty."""
+    def fills_since(self, sequence: int) -> Sequence[ObservedFill]:
+        """Return the last fills of the account after this one, oldest first; none for a strategy without `on_fill`."""
         ...
 
     def indicators(self, symbol: str, interval: Interval) -> Indicators: ...
