@@ -64,8 +64,8 @@ def build_view(
     Each market has the closes of one interval, or a mapping of several intervals to theirs. A candle opens at the close
     before it and has a volume of 1, unless candles are given in place of closes. The market's price is the last close
     of its finest interval, on its grid of half ticks. `orders` are limit orders that rest, oldest first. The account's
-    figures follow from its capital and from the positions that it `held`; indicators, the rules of the markets and fees
-    are those of a real view.
+    figures follow from its capital and from the positions that it `held`. Indicators, market rules and fees are the
+    same as in a real view.
 
     :raises ValueError: a market, an interval, a price, a time or another figure is not allowed
     """

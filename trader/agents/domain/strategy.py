@@ -17,7 +17,7 @@ HISTORY_MAX: Final = 1000
 
 
 FILLS_MAX: Final = 200
-"""The most fills between two cycles that a strategy is told of."""
+"""Maximum number of fills that are reported to a strategy in one cycle."""
 
 
 class Peek(Protocol):

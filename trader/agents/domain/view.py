@@ -179,7 +179,7 @@ class ObservedOrder(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 class ObservedFill(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """A fill of the account. `sequence` ascends; `order_id` is the order's in `View.orders`, None if the exchange acted
-    by itself, as for a stop. `fee` includes that of a liquidation; it is never negative."""
+    on its own, as for a stop. `fee` is never negative, and includes the liquidation fee."""
 
     sequence: int
     at: datetime
