@@ -94,7 +94,7 @@ class RequestLog:
         latencies.sum_s += duration_s
         level = logging.INFO if status >= 400 or duration_s > SLOW_S or changes else logging.DEBUG
         if log.isEnabledFor(level):
-            duration_ms = round(duration_s * 1000, 1)
+            duration_ms = round(duration_s * 1000, 2)  # the shortest take less than a tenth
             fields = {"procedure": name, "status": status, "duration_ms": duration_ms, "request_id": request_id}
             log.log(level, "answered", extra=fields)
 
